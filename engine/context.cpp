@@ -1,0 +1,49 @@
+#include "engine/context.hpp"
+
+#include "engine/error.hpp"
+#include "engine/step.hpp"
+
+namespace stepgraph {
+
+Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, std::size_t element_bytes) const {
+  const GraphData& data = step_->graph().data();
+  std::size_t seen      = 0;
+  for (std::uint32_t k = data.nodes[node().id].access_begin; k < data.access_end(node().id); ++k) {
+    const AccessRecord& access = data.accesses[k];
+    if (access.mode() != mode || seen++ != i) continue;
+    const BufferSpec& buffer = data.buffers[access.buffer()];
+    const Region region      = data.region(access);
+    const auto element       = static_cast<std::int64_t>(element_bytes);
+    if (buffer.token) throw Error(ErrorKind::config, str(to_string(mode), "(", i, ") is a token, which has no memory"));
+    if (element_bytes != 1 && buffer.type != DType::u8 && element_bytes != size_bytes(buffer.type)) {
+      throw Error(ErrorKind::config, str("buffer '", buffer.name, "' holds ", buffer.type, ", but ", to_string(mode),
+                                         "(", i, ") asks for elements of ", element_bytes, " bytes"));
+    }
+    if (region.offset % element != 0 || region.length % element != 0 || region.stride % element != 0) {
+      throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
+                                         buffer.name, "' are not whole elements of ", element_bytes, " bytes"));
+    }
+    return {step_->memory().bytes({access.buffer()}).data() + region.offset, region.length, region.stride,
+            region.count};
+  }
+  throw Error(ErrorKind::config,
+              str(to_string(mode), "(", i, "): the node declares ", seen, " such access", seen == 1 ? "" : "es"));
+}
+
+Rows<std::byte> Context::range(AccessMode mode, std::size_t i, std::size_t element_bytes) const {
+  const Rows<std::byte> rows = strided(mode, i, element_bytes);
+  if (rows.count == 1) return rows;
+  throw Error(ErrorKind::config,
+              str(to_string(mode), "(", i, ") is strided, ", rows.count, " rows (use ", to_string(mode), "_rows)"));
+}
+
+void Context::parallel_for(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) const {
+  step_->parallel_for(node(), num_tiles, tile);
+}
+
+Node Context::node() const noexcept { return {task_->node}; }
+bool Context::stopping() const noexcept { return step_->stopping(); }
+void Context::waiting_for(std::string_view what) const { step_->waiting_for(what); }
+Rank Context::rank() const { return step_->graph().rank(node()); }
+
+}  // namespace stepgraph

@@ -1,0 +1,90 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "engine/graph.hpp"
+
+namespace stepgraph {
+
+class Step;         // engine/step.hpp
+struct TaskRecord;  // engine/step.hpp
+
+// Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
+template <class T>
+struct Rows {
+  T* data;
+  std::int64_t length;
+  std::int64_t stride;
+  std::int64_t count;
+  [[nodiscard]] std::span<T> operator[](std::int64_t row) const {
+    return {data + row * stride, static_cast<std::size_t>(length)};
+  }
+};
+
+// What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
+// on a buffer's number and cannot name what was not declared. Valid during the call; cheap to copy.
+class Context {
+ public:
+  Context(Step& step, const TaskRecord& task) : step_(&step), task_(&task) {}
+
+  // The i-th entry of `reads`, `writes` or `accumulates`: one range of bytes...
+  template <class T = std::byte>
+  [[nodiscard]] std::span<const T> read(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::read, i, sizeof(T));
+    return {reinterpret_cast<const T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  template <class T = std::byte>
+  [[nodiscard]] std::span<T> write(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::write, i, sizeof(T));
+    return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  template <class T = std::byte>
+  [[nodiscard]] std::span<T> accumulate(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::accumulate, i, sizeof(T));
+    return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  // ... or, for a strided access, its rows.
+  template <class T>
+  [[nodiscard]] Rows<const T> read_rows(std::size_t i = 0) const {
+    return rows<const T>(AccessMode::read, i);
+  }
+  template <class T>
+  [[nodiscard]] Rows<T> write_rows(std::size_t i = 0) const {
+    return rows<T>(AccessMode::write, i);
+  }
+  template <class T>
+  [[nodiscard]] Rows<T> accumulate_rows(std::size_t i = 0) const {
+    return rows<T>(AccessMode::accumulate, i);
+  }
+
+  // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
+  // the first tile's exception. The node must have been declared `parallel`; a part always is.
+  void parallel_for(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) const;
+
+  // True once the step has failed, was cancelled or ran out of time: a long body should return.
+  [[nodiscard]] bool stopping() const noexcept;
+
+  // What a body that blocks is waiting for: printed when the step runs out of time. Copied; forgotten when it returns.
+  void waiting_for(std::string_view what) const;
+
+  [[nodiscard]] Node node() const noexcept;
+  [[nodiscard]] Rank rank() const;
+
+ private:
+  [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, std::size_t element_bytes) const;
+  [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, std::size_t element_bytes) const;
+  template <class T>
+  [[nodiscard]] Rows<T> rows(AccessMode mode, std::size_t i) const {
+    const Rows<std::byte> bytes = strided(mode, i, sizeof(T));
+    constexpr auto element      = static_cast<std::int64_t>(sizeof(T));
+    return {reinterpret_cast<T*>(bytes.data), bytes.length / element, bytes.stride / element, bytes.count};
+  }
+
+  Step* step_;
+  const TaskRecord* task_;
+};
+
+}  // namespace stepgraph

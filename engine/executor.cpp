@@ -1,0 +1,241 @@
+#include "engine/executor.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <taskflow/taskflow.hpp>
+#include <thread>
+
+#include "engine/error.hpp"
+#include "engine/lowering.hpp"
+#include "engine/step.hpp"
+#include "engine/tsan.hpp"
+
+namespace stepgraph {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Makes each Taskflow worker one of the pool's workers.
+class WorkerNaming : public tf::WorkerInterface {
+ public:
+  explicit WorkerNaming(Pool& pool) : pool_(pool) {}
+  void scheduler_prologue(tf::Worker& worker) override {
+    this_worker = &pool_.workers[worker.id()];
+    tsan::enter_scheduler();
+  }
+  void scheduler_epilogue(tf::Worker&, std::exception_ptr) override { tsan::leave_scheduler(); }
+
+ private:
+  Pool& pool_;
+};
+
+}  // namespace
+
+struct Program::Impl {
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, Lowering lowering)
+      : num_waiting_lanes(lowering.num_waiting_lanes),
+        waiting_lanes(std::move(lowering.waiting_lanes)),
+        step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
+             std::move(lowering.waits)) {
+    for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
+      computes_inside = graph.parallel({node}) || graph.has_part({node});
+    }
+    std::vector<tf::Task> tasks(lowering.leader.size());
+    for (const std::uint32_t node : lowering.task_nodes) {
+      // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
+      tasks[node] = taskflow.emplace(
+          [invoke = graph.body({node}).invoke(), task = &step.task(node)] { Step::run(invoke, *task); });
+    }
+    for (const std::uint32_t node : lowering.task_nodes) {
+      for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i) {
+        tasks[lowering.preds[i]].precede(tasks[node]);
+        ++num_task_edges;
+      }
+    }
+    if constexpr (tsan::enabled) {
+      step.task_preds.resize(lowering.leader.size());
+      for (const std::uint32_t node : lowering.task_nodes) {
+        step.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
+                                     lowering.preds.begin() + lowering.pred_begin[node + 1]);
+      }
+    }
+  }
+
+  std::size_t num_waiting_lanes;
+  std::string waiting_lanes;
+  bool computes_inside       = false;  // some body may call parallel_for
+  std::size_t num_task_edges = 0;
+  std::atomic<bool> busy{false};
+  Step step;
+  tf::Taskflow taskflow;
+};
+
+Program::Program(const Graph& graph, World& world) : Program(graph, world, std::make_shared<Memory>(graph)) {}
+
+Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
+  memory->check_fits(graph);
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, world));
+}
+
+Memory& Program::memory() const noexcept { return impl_->step.memory(); }
+const std::shared_ptr<Memory>& Program::shared_memory() const noexcept { return impl_->step.shared_memory(); }
+std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
+std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
+std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
+
+struct Run::Impl {
+  Impl(std::shared_ptr<Program::Impl> what, const ExecutorOptions& chosen) : program(std::move(what)), options(chosen) {
+    if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
+  }
+
+  void stop(const std::string& why) { program->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true); }
+
+  // Stops the step if its time is over.
+  void notice_timeout() {
+    if (deadline && Clock::now() >= *deadline)
+      stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
+  }
+
+  // Whether it has ended; if so, nothing holds the program any more.
+  bool ended() {
+    {
+      const std::lock_guard lock(state.mutex);
+      if (!state.finished) return false;
+    }
+    return wait();
+  }
+
+  // Waits for the end, or for the drain time-out after a stop. True: nothing of the step runs any more.
+  // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
+  // and the next step would start on another, colder core. A stop is rare and is looked for now and then.
+  bool wait() {
+    constexpr std::chrono::milliseconds glance{20};
+    std::optional<Clock::time_point> drain_until;
+    for (;;) {
+      Clock::time_point until = Clock::now() + glance;
+      if (deadline && !drain_until) until = std::min(until, *deadline);
+      if (future.wait_until(until) == std::future_status::ready) break;
+      notice_timeout();
+      if (!state.stopping.load()) continue;
+      if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
+      if (Clock::now() >= *drain_until) return false;
+    }
+    tsan::acquire(program->step.finished());
+    program->busy.store(false);
+    return true;
+  }
+
+  std::shared_ptr<Program::Impl> program;
+  ExecutorOptions options;
+  std::optional<Clock::time_point> deadline;
+  tf::Future<void> future;
+  RunState state;
+  std::atomic<bool> gotten{false};
+};
+
+struct Executor::Impl {
+  explicit Impl(const ExecutorOptions& chosen, int num_workers)
+      : options(chosen),
+        pool(options.threads, num_workers),
+        workers(static_cast<std::size_t>(num_workers), tf::make_worker_interface<WorkerNaming>(pool)) {}
+
+  ExecutorOptions options;
+  Pool pool;
+  std::mutex mutex;                    // guards `current`
+  std::shared_ptr<Run::Impl> current;  // the last step; kept while its bodies may run
+  tf::Executor workers;                // last: its threads end before what they use
+};
+
+Run::Run(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Run::~Run() {
+  if (impl_ && !impl_->gotten.load()) impl_->wait();
+}
+
+void Run::get() {
+  if (!impl_ || impl_->gotten.exchange(true)) {
+    throw Error(ErrorKind::config, "run: get() was called before, or the run was moved away");
+  }
+  const bool drained = impl_->wait();
+  std::optional<Error> error;
+  {
+    const std::lock_guard lock(impl_->state.mutex);
+    error = impl_->state.error;
+  }
+  if (!drained) {
+    throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
+                                   " ms later these still run: ", impl_->program->step.running()));
+  }
+  if (error) throw *error;
+}
+
+void Run::cancel(std::string_view why) {
+  if (impl_) impl_->stop(str("step: ", why));
+}
+
+bool Run::done() {
+  if (!impl_) return true;
+  impl_->notice_timeout();
+  const std::lock_guard lock(impl_->state.mutex);
+  return impl_->state.finished;
+}
+
+Executor::Executor(ExecutorOptions options) {
+  const auto check = [](int value, const char* what) {
+    if (value >= 0 && value <= 4096) return;
+    throw Error(ErrorKind::config, str("executor: ", what, " = ", value, " (0 to 4096)"));
+  };
+  check(options.threads, "threads");
+  check(options.waiting_lanes, "waiting_lanes");
+  if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  impl_ = std::make_shared<Impl>(options, options.threads + options.waiting_lanes);
+}
+
+Executor::~Executor() {
+  const std::shared_ptr<Run::Impl> last = impl_->current;
+  if (!last) return;
+  last->stop("step: its executor was destroyed");  // nothing, if it has ended
+  if (last->wait()) return;
+  // A body that never returns: get() has named it. Joining its thread would hang the caller, so the pool stays behind.
+  [[maybe_unused]] auto* left_behind = new std::shared_ptr<Impl>(impl_);
+}
+
+int Executor::threads() const noexcept { return impl_->options.threads; }
+int Executor::waiting_lanes() const noexcept { return impl_->options.waiting_lanes; }
+
+Run Executor::start(const Program& program) {
+  const std::shared_ptr<Program::Impl>& what = program.impl_;
+  const ExecutorOptions& options             = impl_->options;
+  if (what->num_waiting_lanes > static_cast<std::size_t>(options.waiting_lanes)) {
+    throw Error(ErrorKind::config,
+                str("executor: the program has ", what->num_waiting_lanes, " lanes that wait (", what->waiting_lanes,
+                    "), but the pool has ", options.waiting_lanes, " workers for them (set waiting_lanes to at least ",
+                    what->num_waiting_lanes, ")"));
+  }
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->current && !impl_->current->ended()) {
+    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->program->step.running(),
+                                       "); one executor runs one step at a time"));
+  }
+  if (what->busy.exchange(true)) {
+    throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
+  }
+  auto run       = std::make_shared<Run::Impl>(what, options);
+  impl_->current = run;
+  try {
+    what->step.begin(impl_->pool, run->state, options.waiting_lanes > 0 || what->computes_inside);
+    // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
+    run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
+      const std::lock_guard state_lock(state->mutex);
+      state->finished = true;
+    });
+  } catch (...) {
+    what->busy.store(false);
+    impl_->current.reset();
+    throw;
+  }
+  return Run(run);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,87 @@
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "engine/graph.hpp"
+#include "engine/memory.hpp"
+#include "engine/world.hpp"
+
+namespace stepgraph {
+
+// A graph lowered to a Taskflow for one world: one task per node; matched parts whose ranks live in this process are
+// one task together. Lower once, run as often as you like. Shares the graph's storage and the memory; the world must
+// outlive it. Cheap to copy; copies are the same program.
+class Program {
+ public:
+  Program(const Graph& graph, World& world);  // on zeroed memory of its own
+  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory);
+
+  [[nodiscard]] Memory& memory() const noexcept;
+  [[nodiscard]] const std::shared_ptr<Memory>& shared_memory() const noexcept;
+  [[nodiscard]] std::size_t num_tasks() const noexcept;
+  [[nodiscard]] std::size_t num_task_edges() const noexcept;
+  [[nodiscard]] std::size_t num_waiting_lanes() const noexcept;
+
+ private:
+  friend class Executor;
+  friend class Run;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+struct ExecutorOptions {
+  // Bodies that compute at one moment, those inside parallel kernels included. 0: as many as the machine has cores.
+  int threads = 0;
+  // Workers beyond those: one for each lane on which the world waits.
+  int waiting_lanes = 0;
+  // How long a step may take; 0: as long as it wants.
+  std::chrono::milliseconds step_timeout{0};
+  // How long a stopped step may take to let go of the bodies that still run.
+  std::chrono::milliseconds drain_timeout{5000};
+};
+
+// A step under way. get() waits for it and throws what stopped it: one Error that names node, rank, lane and cause. A
+// body that outlasts the drain time-out is named in the error and left behind; it must not outlive what it refers to.
+// A Run that is dropped without get() waits too, and its error is lost.
+class Run {
+ public:
+  Run(Run&&) noexcept            = default;
+  Run& operator=(Run&&) noexcept = default;
+  ~Run();
+
+  void get();
+  void cancel(std::string_view why = "cancelled");  // from any thread; get() then throws
+  [[nodiscard]] bool done();                        // never blocks; notices a time-out too
+
+ private:
+  friend class Executor;
+  struct Impl;
+  explicit Run(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+// Threads that run programs: a tf::Executor for nodes, one TBB arena for what is parallel inside them. One step at a
+// time.
+class Executor {
+ public:
+  explicit Executor(ExecutorOptions options = {});
+  ~Executor();
+  Executor(const Executor&)            = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  [[nodiscard]] Run start(const Program& program);
+  void run(const Program& program) { start(program).get(); }
+  void run(const Graph& graph, World& world) { run(Program(graph, world)); }
+
+  [[nodiscard]] int threads() const noexcept;
+  [[nodiscard]] int waiting_lanes() const noexcept;
+
+ private:
+  friend class Run;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace stepgraph

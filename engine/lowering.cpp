@@ -1,0 +1,275 @@
+#include "engine/lowering.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "engine/edges.hpp"
+#include "engine/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Which parts meet: equal keys. Messages are counted per sender and receiver, other operations per member.
+struct PartKey {
+  std::uint32_t group;
+  std::int32_t from, to;  // -1 unless a message
+  std::uint32_t turn;     // the k-th
+  int member;             // position in the group; for a message 0 for the sender, 1 for the receiver
+  std::uint32_t part;
+  [[nodiscard]] auto meets() const { return std::tuple(group, from, to, turn); }
+};
+
+int position(const GroupSpec& group, std::int32_t rank) {
+  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
+}
+
+class Lowerer {
+ public:
+  Lowerer(const Graph& graph, const World& world) : graph_(graph), data_(graph.data()), world_(world) {}
+
+  Lowering lower() {
+    check_world();
+    find_waiting_lanes();
+    out_.leader.resize(data_.nodes.size());
+    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
+      out_.leader[node] = world_.is_local(Rank{data_.nodes[node].rank}) ? node : no_node;
+    }
+    if (data_.parts.empty()) {
+      lower_edges_unmatched();
+    } else {
+      match_parts();
+      order_issues();
+      lower_edges();
+      check_acyclic();
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void check_world() const {
+    if (graph_.num_ranks() == world_.num_ranks()) return;
+    throw Error(ErrorKind::config,
+                str("program: the graph is for ", graph_.num_ranks(), " ranks, the world has ", world_.num_ranks()));
+  }
+
+  void find_waiting_lanes() {
+    for (std::size_t lane = 0; lane < data_.lane_sizes.size(); ++lane) {
+      const Rank rank{static_cast<int>(lane / num_lane_kinds)};
+      const auto kind = static_cast<LaneKind>(lane % num_lane_kinds);
+      if (data_.lane_sizes[lane] == 0 || !world_.is_local(rank) || !world_.waits(kind)) continue;
+      ++out_.num_waiting_lanes;
+      if (out_.num_waiting_lanes <= 8)
+        out_.waiting_lanes += str(out_.waiting_lanes.empty() ? "" : ", ", "rank ", rank, " ", kind);
+      if (out_.num_waiting_lanes == 9) out_.waiting_lanes += ", ...";
+    }
+    if (out_.num_waiting_lanes == 0) return;
+    out_.waits.resize(data_.nodes.size());
+    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
+      const NodeRecord& record = data_.nodes[node];
+      out_.waits[node]         = record.lane >= 0 && world_.waits(static_cast<LaneKind>(record.lane));
+      if (record.lane < 0 && record.part >= 0) {
+        throw Error(ErrorKind::config, str("program: part '", data_.name(node), "' of rank ", record.rank,
+                                           " has no lane, and this world's lanes wait (give it one: a part that waits "
+                                           "without a lane would hold up computation)"));
+      }
+    }
+  }
+
+  void match_parts() {
+    std::vector<std::uint32_t> order;
+    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
+      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
+    }
+    const auto rank_of = [&](std::uint32_t part) { return data_.nodes[data_.parts[part].node].rank; };
+    // Each member's parts of each group, in issue order.
+    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      const PartRecord &p = data_.parts[a], &q = data_.parts[b];
+      return std::tuple(p.group, rank_of(a), p.issue) < std::tuple(q.group, rank_of(b), q.issue);
+    });
+    std::vector<PartKey> keys;
+    std::vector<std::uint32_t> sent(static_cast<std::size_t>(data_.num_ranks)), received(sent);
+    for (std::size_t i = 0; i < order.size();) {
+      const PartRecord& first = data_.parts[order[i]];
+      const std::int32_t rank = rank_of(order[i]);
+      const GroupSpec& group  = data_.groups[first.group];
+      const int member        = position(group, rank);
+      std::uint32_t turn      = 0;
+      for (const Rank r : group.ranks)
+        sent[static_cast<std::size_t>(index(r))] = received[static_cast<std::size_t>(index(r))] = 0;
+      for (; i < order.size() && data_.parts[order[i]].group == first.group && rank_of(order[i]) == rank; ++i) {
+        const PartRecord& part = data_.parts[order[i]];
+        const auto peer        = static_cast<std::size_t>(std::max(index(part.peer), 0));
+        if (part.op == PartOp::send) {
+          keys.push_back({part.group, rank, index(part.peer), sent[peer]++, 0, order[i]});
+        } else if (part.op == PartOp::recv) {
+          keys.push_back({part.group, index(part.peer), rank, received[peer]++, 1, order[i]});
+        } else {
+          keys.push_back({part.group, -1, -1, turn++, member, order[i]});
+        }
+      }
+    }
+    std::sort(keys.begin(), keys.end(), [](const PartKey& a, const PartKey& b) {
+      return std::tuple(a.meets(), a.member) < std::tuple(b.meets(), b.member);
+    });
+
+    out_.match_of_node.assign(data_.nodes.size(), 0);
+    for (std::size_t i = 0; i < keys.size();) {
+      Match match;
+      const std::size_t begin = i;
+      for (; i < keys.size() && keys[i].meets() == keys[begin].meets(); ++i) {
+        const std::uint32_t node = data_.parts[keys[i].part].node;
+        const Rank rank{data_.nodes[node].rank};
+        match.parts.push_back({{node}, rank, position(data_.groups[keys[i].group], index(rank)), {}, {}});
+      }
+      check_match(match);
+      std::uint32_t leader = no_node;
+      for (const LocalPart& part : match.parts) leader = std::min(leader, part.node.id);
+      for (const LocalPart& part : match.parts) {
+        out_.leader[part.node.id]        = leader;
+        out_.match_of_node[part.node.id] = static_cast<std::uint32_t>(out_.matches.size());
+      }
+      out_.matches.push_back(std::move(match));
+    }
+  }
+
+  // Who should be there is there, and does the same thing; `verify` says more.
+  void check_match(const Match& match) const {
+    const Node first           = match.parts.front().node;
+    const Graph::PartView what = graph_.part(first);
+    const GroupSpec& group     = graph_.spec(what.group);
+    std::size_t expected       = 0;
+    if (point_to_point(what.op)) {
+      expected = 1 + (world_.is_local(what.peer) ? 1 : 0);
+    } else {
+      for (const Rank rank : group.ranks) expected += world_.is_local(rank) ? 1 : 0;
+    }
+    if (match.parts.size() != expected) {
+      throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
+                                        group.name, "') meets ", match.parts.size() - 1, " other parts instead of ",
+                                        expected - 1, " (verify names who is missing)"));
+    }
+    for (const LocalPart& part : match.parts) {
+      const Graph::PartView other = graph_.part(part.node);
+      const bool same             = other.op == what.op || (point_to_point(other.op) && point_to_point(what.op));
+      if (!same || other.type != what.type || other.root != what.root || other.reduction != what.reduction) {
+        throw Error(ErrorKind::graph,
+                    str("program: ", graph_.describe(first), " and ", graph_.describe(part.node), " meet on group '",
+                        group.name, "' but do not do the same (verify says how they differ)"));
+      }
+    }
+  }
+
+  // Edges that the world's network needs beyond the graph's: the order in which a rank starts its communications.
+  void order_issues() {
+    const IssueOrder wanted = world_.issue_order();
+    if (wanted == IssueOrder::any) return;
+    std::vector<std::uint32_t> order;
+    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
+      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
+    }
+    const auto queue = [&](std::uint32_t part) {
+      const PartRecord& record = data_.parts[part];
+      return std::tuple(data_.nodes[record.node].rank, wanted == IssueOrder::per_communicator ? record.group : 0);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::tuple(queue(a), data_.parts[a].issue) < std::tuple(queue(b), data_.parts[b].issue);
+    });
+    // A queue's parts form batches that share an issue position; each part follows the whole batch before its own.
+    std::size_t before = 0, batch = 0;
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (queue(order[i]) != queue(order[i - 1])) {
+        before = batch = i;
+        continue;
+      }
+      if (data_.parts[order[i]].issue != data_.parts[order[i - 1]].issue) {
+        before = batch;
+        batch  = i;
+      }
+      for (std::size_t k = before; k < batch; ++k)
+        issue_edges_.emplace_back(data_.parts[order[i]].node, data_.parts[order[k]].node);
+    }
+    std::sort(issue_edges_.begin(), issue_edges_.end());
+  }
+
+  // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
+  void lower_edges_unmatched() {
+    const Edges& edges = graph_.edges();
+    out_.task_nodes.reserve(out_.leader.size());
+    for (const std::uint32_t node : out_.leader) {
+      if (node != no_node) out_.task_nodes.push_back(node);
+    }
+    out_.pred_begin = edges.pred_begin;
+    out_.preds      = edges.preds;  // never of another rank
+  }
+
+  void lower_edges() {
+    const Edges& edges   = graph_.edges();
+    const auto num_nodes = static_cast<std::uint32_t>(data_.nodes.size());
+    std::vector<std::uint32_t> seen(num_nodes, no_node);
+    out_.pred_begin.reserve(num_nodes + 1);
+    out_.pred_begin.push_back(0);
+    for (std::uint32_t node = 0; node < num_nodes; ++node) {
+      if (out_.leader[node] == node) {
+        out_.task_nodes.push_back(node);
+        const auto follow = [&](std::uint32_t before) {
+          const std::uint32_t leader = out_.leader[before];
+          if (seen[leader] == node) return;
+          seen[leader] = node;
+          out_.preds.push_back(leader);
+        };
+        const auto follow_all = [&](std::uint32_t member) {
+          for (const std::uint32_t before : edges.before({member})) follow(before);
+          auto extra = std::lower_bound(issue_edges_.begin(), issue_edges_.end(), std::pair(member, std::uint32_t{0}));
+          for (; extra != issue_edges_.end() && extra->first == member; ++extra) follow(extra->second);
+        };
+        if (data_.nodes[node].part >= 0) {
+          for (const LocalPart& part : out_.matches[out_.match_of_node[node]].parts) follow_all(part.node.id);
+        } else {
+          follow_all(node);
+        }
+      }
+      out_.pred_begin.push_back(static_cast<std::uint32_t>(out_.preds.size()));
+    }
+  }
+
+  void check_acyclic() const {
+    std::vector<std::uint32_t> waiting(data_.nodes.size(), 0), succ_begin(data_.nodes.size() + 1, 0),
+        succs(out_.preds.size());
+    for (const std::uint32_t before : out_.preds) ++succ_begin[before + 1];
+    for (std::size_t i = 0; i < data_.nodes.size(); ++i) succ_begin[i + 1] += succ_begin[i];
+    std::vector<std::uint32_t> next(succ_begin.begin(), succ_begin.end() - 1), ready;
+    for (const std::uint32_t node : out_.task_nodes) {
+      waiting[node] = out_.pred_begin[node + 1] - out_.pred_begin[node];
+      if (waiting[node] == 0) ready.push_back(node);
+      for (std::uint32_t i = out_.pred_begin[node]; i < out_.pred_begin[node + 1]; ++i)
+        succs[next[out_.preds[i]]++] = node;
+    }
+    std::size_t num_done = 0;
+    while (!ready.empty()) {
+      const std::uint32_t node = ready.back();
+      ready.pop_back();
+      ++num_done;
+      for (std::uint32_t i = succ_begin[node]; i < succ_begin[node + 1]; ++i) {
+        if (--waiting[succs[i]] == 0) ready.push_back(succs[i]);
+      }
+    }
+    if (num_done == out_.task_nodes.size()) return;
+    const auto stuck =
+        std::find_if(out_.task_nodes.begin(), out_.task_nodes.end(), [&](std::uint32_t n) { return waiting[n] > 0; });
+    throw Error(ErrorKind::graph,
+                str("program: ", out_.task_nodes.size() - num_done, " tasks wait for each other in a circle, ",
+                    graph_.describe(Node{*stuck}), " among them (verify prints the cycle)"));
+  }
+
+  const Graph& graph_;
+  const GraphData& data_;
+  const World& world_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> issue_edges_;  // (node, node before it), sorted
+  Lowering out_;
+};
+
+}  // namespace
+
+Lowering lower(const Graph& graph, const World& world) { return Lowerer(graph, world).lower(); }
+
+}  // namespace stepgraph

@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/step.hpp"
+#include "engine/world.hpp"
+
+namespace stepgraph {
+
+// A graph as the tasks of one process: internal to engine/, and still without Taskflow.
+struct Lowering {
+  std::vector<Match> matches;
+  std::vector<std::uint32_t> match_of_node;  // empty when there are no parts
+  std::vector<std::uint32_t> leader;         // the node whose task a node runs in; no_node: on another process's rank
+  std::vector<std::uint32_t> task_nodes;     // the leaders, ascending
+  std::vector<std::uint32_t> pred_begin;     // by node, for leaders: predecessors, as leaders
+  std::vector<std::uint32_t> preds;
+  std::vector<bool> waits;  // by node; empty when no lane waits
+  std::size_t num_waiting_lanes = 0;
+  std::string waiting_lanes;  // their names
+};
+
+// Throws Error(graph) when parts do not match or the tasks would wait for each other in a circle.
+[[nodiscard]] Lowering lower(const Graph& graph, const World& world);
+
+}  // namespace stepgraph

@@ -1,0 +1,254 @@
+#include "engine/step.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/tsan.hpp"
+
+namespace stepgraph {
+namespace {
+
+// A kernel's tiles, handed out one by one. Owned by everybody who may still look at it: a helper that comes late finds
+// no tile left and touches nothing else.
+struct Tiles {
+  explicit Tiles(std::int64_t num_tiles, const std::function<void(std::int64_t)>& body)
+      : count(num_tiles), tile(body) {}
+
+  const std::int64_t count;
+  const std::function<void(std::int64_t)>& tile;  // in the caller's frame: valid while `helpers` > 0 or tiles are left
+  std::atomic<std::int64_t> next{0};
+  std::atomic<int> helpers{0};
+  std::mutex mutex;   // guards `error`
+  std::string error;  // of the first tile that failed
+  std::optional<ErrorKind> error_kind;
+
+  // Runs tiles until none is left or `enough()`.
+  template <class Enough>
+  void work(const Enough& enough) {
+    try {
+      for (std::int64_t i; !enough() && (i = next.fetch_add(1)) < count;) tile(i);
+    } catch (const Error& e) {
+      fail(e.what(), e.kind());
+    } catch (const std::exception& e) {
+      fail(e.what(), ErrorKind::run);
+    } catch (...) {
+      fail("unknown exception", ErrorKind::run);
+    }
+  }
+  void fail(const char* what, ErrorKind kind) {
+    next.store(count);
+    const std::lock_guard lock(mutex);
+    if (error_kind) return;
+    error      = what;
+    error_kind = kind;
+  }
+};
+
+// Holds a licence to compute while it lives.
+class SlotGuard {
+ public:
+  SlotGuard(Slots& slots, int preferred) : slots_(slots), slot_(slots.acquire(preferred)) {}
+  ~SlotGuard() { slots_.release(slot_); }
+  SlotGuard(const SlotGuard&)            = delete;
+  SlotGuard& operator=(const SlotGuard&) = delete;
+
+ private:
+  Slots& slots_;
+  int slot_;
+};
+
+}  // namespace
+
+constinit thread_local Worker* this_worker = nullptr;
+
+void Worker::forget_waiting() {
+  said_waiting = false;
+  const std::lock_guard lock(mutex);
+  waiting_for.clear();
+}
+
+Pool::Pool(int threads, int num_workers)
+    : num_threads(threads), slots(threads), arena(threads), workers(static_cast<std::size_t>(num_workers)) {
+  for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
+}
+
+Step::Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+           std::vector<std::uint32_t> match_of_node, std::vector<bool> waits)
+    : graph_(std::move(graph)),
+      world_(world),
+      memory_(std::move(memory)),
+      data_(graph_.data()),
+      matches_(std::move(matches)),
+      match_of_node_(std::move(match_of_node)),
+      waits_(std::move(waits)),
+      done_(tsan::enabled ? data_.nodes.size() : 0) {
+  tasks_.reserve(data_.nodes.size());
+  for (std::uint32_t node = 0; node < data_.nodes.size(); ++node)
+    tasks_.push_back({data_.bodies[node].closure(), node});
+  for (Match& match : matches_) bind(match);
+}
+
+// Finds the memory of a match's accesses.
+void Step::bind(Match& match) {
+  const auto gather = [&](std::uint32_t node, auto&& wanted) {
+    const std::size_t before = match.pieces.size();
+    for (std::uint32_t i = data_.nodes[node].access_begin; i < data_.access_end(node); ++i) {
+      const AccessRecord& access = data_.accesses[i];
+      if (!wanted(access.mode()) || data_.buffers[access.buffer()].token) continue;
+      Region region         = data_.region(access);
+      std::byte* const data = memory_->bytes({access.buffer()}).data() + std::exchange(region.offset, 0);
+      match.pieces.push_back({data, region});
+    }
+    return match.pieces.size() - before;
+  };
+  std::vector<std::size_t> sizes;
+  for (const LocalPart& part : match.parts) {
+    sizes.push_back(gather(part.node.id, [](AccessMode mode) { return reads(mode); }));
+    sizes.push_back(gather(part.node.id, [](AccessMode mode) { return writes(mode); }));
+  }
+  std::span<const Piece> left(match.pieces);
+  for (std::size_t i = 0; i < match.parts.size(); ++i) {
+    match.parts[i].in  = left.first(sizes[2 * i]);
+    match.parts[i].out = left.subspan(sizes[2 * i], sizes[2 * i + 1]);
+    left               = left.subspan(sizes[2 * i] + sizes[2 * i + 1]);
+  }
+}
+
+void Step::begin(Pool& pool, RunState& run, bool count_bodies) {
+  pool_         = &pool;
+  run_          = &run;
+  count_bodies_ = count_bodies;
+  for (Worker& worker : pool.workers) worker.step = this;
+  world_.begin_step();
+  tsan::release(&started_);
+}
+
+[[gnu::always_inline]] inline void Step::execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  worker.current.store(&task, std::memory_order_relaxed);
+  try {
+    if (invoke) {
+      invoke(&task.closure, Context(*this, task));
+    } else {
+      communicate(task);
+    }
+  } catch (const Error& e) {
+    fail(task.node, e.kind() == ErrorKind::config ? ErrorKind::run : e.kind(), e.what());
+  } catch (const std::exception& e) {
+    fail(task.node, ErrorKind::run, e.what());
+  } catch (...) {
+    fail(task.node, ErrorKind::run, "unknown exception");
+  }
+  worker.current.store(nullptr, std::memory_order_relaxed);
+  if (worker.said_waiting) [[unlikely]]
+    worker.forget_waiting();
+}
+
+void Step::communicate(const TaskRecord& task) {
+  if (data_.nodes[task.node].part < 0) return;  // a node without a body
+  const Match& match         = matches_[match_of_node_[task.node]];
+  const Graph::PartView what = graph_.part(match.parts.front().node);
+  world_.communicate(Context(*this, task), {what, graph_.spec(what.group), match.parts});
+}
+
+void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
+  Worker& worker = *this_worker;
+  Step& step     = *worker.step;
+  if (step.stopping()) return;
+  tsan::leave_scheduler();
+  tsan::acquire(&step.started_);
+  if constexpr (tsan::enabled) {
+    for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
+  }
+  if (!step.count_bodies_) [[likely]] {
+    step.execute(invoke, task, worker);
+  } else {
+    step.run_counted(invoke, task, worker);
+  }
+  if constexpr (tsan::enabled) tsan::release(&step.done_[task.node]);
+  tsan::release(&step.finished_);
+  tsan::enter_scheduler();
+}
+
+// Where more threads than may compute at once could be at work: with a licence, unless the node waits.
+void Step::run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  if (!waits_.empty() && waits_[task.node]) return execute(invoke, task, worker);
+  const SlotGuard slot(pool_->slots, worker.index);
+  if (!stopping()) execute(invoke, task, worker);  // it may have waited long for its licence
+}
+
+void Step::fail(std::uint32_t node, ErrorKind kind, const char* cause) {
+  stop(*run_, Error(kind, str(graph_.describe(Node{node}), ": ", cause)), /*name_running=*/false);
+}
+
+void Step::stop(RunState& run, const Error& why, bool name_running) {
+  std::string reason;
+  {
+    const std::lock_guard lock(run.mutex);
+    if (run.finished || run.error) return;
+    const std::string names = name_running ? running() : std::string();
+    reason                  = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
+    run.error               = Error(why.kind(), reason);
+    run.stopping.store(true);
+  }
+  world_.abort(reason);
+}
+
+std::string Step::running() const {
+  std::string names;
+  if (!pool_) return names;
+  for (Worker& worker : pool_->workers) {
+    const TaskRecord* const task = worker.current.load(std::memory_order_relaxed);
+    if (!task) continue;
+    const std::uint32_t node = task->node;
+    if (!names.empty()) names += "; ";
+    names += graph_.describe(Node{node});
+    const std::lock_guard lock(worker.mutex);
+    if (!worker.waiting_for.empty()) {
+      names += str(", waiting for ", worker.waiting_for);
+    } else if (data_.nodes[node].part >= 0) {
+      const Graph::PartView part = graph_.part({node});
+      names += str(", waiting for ", to_string(part.op), " '", part.message, "' on group '",
+                   graph_.spec(part.group).name, "'");
+      if (point_to_point(part.op)) names += str(" with rank ", part.peer);
+    }
+  }
+  return names;
+}
+
+void Step::waiting_for(std::string_view what) {
+  Worker& worker = *this_worker;
+  const std::lock_guard lock(worker.mutex);
+  worker.waiting_for  = what;
+  worker.said_waiting = true;
+}
+
+void Step::parallel_for(Node node, std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) {
+  const NodeRecord& record = data_.nodes[node.id];
+  if (!record.parallel && record.part < 0) {
+    throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");
+  }
+  const auto tiles   = std::make_shared<Tiles>(num_tiles, tile);
+  const auto helpers = std::min<std::int64_t>(num_tiles, pool_->num_threads) - 1;
+  Pool& pool         = *pool_;
+  for (std::int64_t i = 0; i < helpers; ++i) {
+    pool.arena.enqueue([tiles, &pool, i] {
+      const int slot = pool.slots.try_acquire(static_cast<int>(i) + 1);
+      if (slot < 0) return;
+      tiles->helpers.fetch_add(1);
+      tiles->work([&] { return pool.slots.contended(); });
+      if (tiles->helpers.fetch_sub(1) == 1) tiles->helpers.notify_all();
+      pool.slots.release(slot);
+    });
+  }
+  {
+    // A body on a waiting lane holds no licence; it needs one while it computes.
+    const Worker* worker = this_worker;  // null on a thread of the arena: a kernel inside a kernel
+    std::optional<SlotGuard> slot;
+    if (worker && !waits_.empty() && waits_[node.id]) slot.emplace(pool.slots, worker->index);
+    tiles->work([] { return false; });
+  }
+  for (int left; (left = tiles->helpers.load()) > 0;) tiles->helpers.wait(left);
+  if (tiles->error_kind) throw Error(*tiles->error_kind, tiles->error);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,122 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/arena.hpp"
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/graph_data.hpp"
+#include "engine/memory.hpp"
+#include "engine/slots.hpp"
+#include "engine/world.hpp"
+
+// How a node runs, once Taskflow has decided that it may: internal to engine/. Knows no Taskflow, so that
+// ThreadSanitizer can watch it (engine/tsan.hpp).
+namespace stepgraph {
+
+class Step;
+
+// One task of a lowered graph: a node, or the node that leads a match.
+struct TaskRecord {
+  void* closure;  // the body's
+  std::uint32_t node;
+};
+
+// One thread of an executor's pool, and what it is doing.
+struct alignas(64) Worker {
+  std::atomic<const TaskRecord*> current{nullptr};
+  Step* step        = nullptr;  // the one its pool runs
+  int index         = 0;
+  bool said_waiting = false;  // its own thread's
+  std::mutex mutex;           // guards `waiting_for`
+  std::string waiting_for;    // what the current node said it waits for
+  void forget_waiting();
+};
+
+// What a pool lends to the step it runs.
+struct Pool {
+  explicit Pool(int num_threads, int num_workers);
+  int num_threads;
+  Slots slots;
+  Arena arena;
+  std::vector<Worker> workers;
+};
+
+// Matched parts that run as one task: by member; for a message the sender, then the receiver.
+struct Match {
+  std::vector<LocalPart> parts;
+  std::vector<Piece> pieces;  // what the parts' spans point at
+};
+
+// One run of a step: how it ends.
+struct RunState {
+  std::atomic<bool> stopping{false};  // no new body starts
+  std::mutex mutex;                   // guards the rest
+  bool finished = false;              // nothing of it runs any more
+  std::optional<Error> error;         // why it stops
+};
+
+// A program's state while it runs and between runs. run() and what bodies call happen on pool
+// threads.
+class Step {
+ public:
+  Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+       std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
+
+  // Readies it for a run on `pool`; `count_bodies`: more threads than may compute at once could be at work.
+  void begin(Pool& pool, RunState& run, bool count_bodies);
+
+  // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
+  // Nothing once the step is stopping.
+  static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
+  [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
+
+  // Stops a run; the first reason is kept. With `name_running` it gets the names of what runs at this moment.
+  void stop(RunState& run, const Error& why, bool name_running);
+  [[nodiscard]] bool stopping() const noexcept { return run_->stopping.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::string running() const;  // names of the nodes that run now and what they wait for; may be empty
+
+  [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
+  [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
+  [[nodiscard]] const std::shared_ptr<Memory>& shared_memory() const noexcept { return memory_; }
+  void parallel_for(Node node, std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile);
+  void waiting_for(std::string_view what);
+
+  // Only used when ThreadSanitizer watches: who runs before whom, by task.
+  std::vector<std::vector<std::uint32_t>> task_preds;  // by leading node
+  [[nodiscard]] const void* finished() const noexcept { return &finished_; }
+
+ private:
+  void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void fail(std::uint32_t node, ErrorKind kind, const char* cause);
+  void bind(Match& match);
+  void communicate(const TaskRecord& task);
+
+  Graph graph_;
+  World& world_;
+  std::shared_ptr<Memory> memory_;
+  const GraphData& data_;
+  std::vector<TaskRecord> tasks_;  // by node
+  std::vector<Match> matches_;
+  std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
+  std::vector<bool> waits_;                   // by node; empty when no lane waits
+
+  RunState* run_     = nullptr;
+  Pool* pool_        = nullptr;
+  bool count_bodies_ = false;
+  std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
+  char started_ = 0, finished_ = 0;
+};
+
+// The worker that this thread is; set once by the executor's threads, null on others. Read for every node, hence no
+// function around it and the cheapest access the linker has.
+extern constinit thread_local Worker* this_worker __attribute__((tls_model("initial-exec")));
+
+}  // namespace stepgraph

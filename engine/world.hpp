@@ -1,0 +1,64 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "engine/graph.hpp"
+
+namespace stepgraph {
+
+// Memory of one access of a part: `region.count` ranges of `region.length` bytes, `region.stride` apart, from `data`
+// on.
+struct Piece {
+  std::byte* data;
+  Region region;  // its offset is already in `data`
+};
+
+// One member's share of a communication. Tokens aside, `in` are the node's reads and accumulates and `out` its writes
+// and accumulates, in the order they were declared; empty ones are kept.
+struct LocalPart {
+  Node node;
+  Rank rank;
+  int member;  // position in the group
+  std::span<const Piece> in;
+  std::span<const Piece> out;
+};
+
+// Matched parts: all those whose ranks live in this process.
+struct Exchange {
+  Graph::PartView what;  // the first local member's
+  const GroupSpec& group;
+  std::span<const LocalPart> parts;  // by member; for a message: the sender, then the receiver
+};
+
+// What a network needs of the order in which a process starts its communications.
+enum class IssueOrder : std::uint8_t {
+  any,               // nothing beyond the graph's edges: ranks share a process
+  per_communicator,  // each group's operations one after another (MPI, Gloo)
+  per_rank,          // all of a rank's operations one after another (NCCL)
+};
+
+// Where ranks live and how a communication is executed: the seam to the outside. Implementations are in backends/; a
+// user can write another. Must outlive the programs that use it.
+class World {
+ public:
+  virtual ~World() = default;
+
+  [[nodiscard]] virtual int num_ranks() const          = 0;
+  [[nodiscard]] virtual bool is_local(Rank) const      = 0;
+  [[nodiscard]] virtual bool waits(LaneKind) const     = 0;  // nodes on such a lane block their thread
+  [[nodiscard]] virtual IssueOrder issue_order() const = 0;
+
+  // A step begins; what an earlier step left behind (an abort, a message nobody took) must not touch it.
+  virtual void begin_step() {}
+
+  // Executes the local members' share of one communication; throws Error(backend). Called by a node's task: `context`
+  // is that of the first local part, for parallel_for and stopping().
+  virtual void communicate(const Context& context, const Exchange& exchange) = 0;
+
+  // The step has failed here: wake whoever waits and tell the peers. Called from any thread, at most once a step.
+  virtual void abort(std::string_view why) noexcept = 0;
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,169 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <numeric>
+
+#include "backends/loopback/world.hpp"
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+#include "ops/collectives.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+// One collective over all ranks, in its own graph; member r's element i starts as 100 * r + i.
+struct Trial {
+  explicit Trial(int num_ranks) : ranks(num_ranks), graph(num_ranks), world(num_ranks) {
+    std::vector<sg::Rank> members;
+    for (int rank = 0; rank < ranks; ++rank) members.push_back(sg::Rank{rank});
+    group = graph.group({.name = "all", .ranks = members});
+  }
+  std::vector<sg::Buffer> buffers(int elements, const char* name) {
+    std::vector<sg::Buffer> made;
+    for (int rank = 0; rank < ranks; ++rank) {
+      made.push_back(graph.buffer({.name       = name,
+                                   .rank       = sg::Rank{rank},
+                                   .size_bytes = 4 * elements,
+                                   .type       = sg::DType::f32,
+                                   .lifetime   = sg::Lifetime::persistent}));
+    }
+    return made;
+  }
+  static std::function<sg::Access(sg::Rank)> whole(const std::vector<sg::Buffer>& list) {
+    return [&list](sg::Rank rank) { return sg::Access(list[static_cast<std::size_t>(sg::index(rank))]); };
+  }
+  std::vector<std::vector<float>> run(const std::vector<sg::Buffer>& in, const std::vector<sg::Buffer>& out) {
+    sg::verify(graph);
+    sg::Executor executor({.threads = 2});
+    const sg::Program program(graph, world);
+    CHECK(program.num_tasks() == 1);  // matched parts are one task
+    for (std::size_t rank = 0; rank < in.size(); ++rank) {
+      const auto values = program.memory().span<float>(in[rank]);
+      std::iota(values.begin(), values.end(), 100.0f * static_cast<float>(rank));
+    }
+    executor.run(program);
+    std::vector<std::vector<float>> results;
+    for (const sg::Buffer buffer : out) {
+      const auto values = program.memory().span<float>(buffer);
+      results.emplace_back(values.begin(), values.end());
+    }
+    return results;
+  }
+
+  int ranks;
+  sg::Graph graph;
+  sg::Group group;
+  sg::LoopbackWorld world;
+};
+
+float element(int rank, int i) { return static_cast<float>(100 * rank + i); }
+
+}  // namespace
+
+TEST_CASE("all_reduce leaves every member the reduction, in place or not", "[backends][loopback]") {
+  const int ranks     = GENERATE(1, 2, 5);
+  const int elements  = GENERATE(1, 7, 50'000);  // one tile, and several
+  const bool in_place = GENERATE(true, false);
+  CAPTURE(ranks, elements, in_place);
+  Trial trial(ranks);
+  const auto in = trial.buffers(elements, "in"), out = in_place ? in : trial.buffers(elements, "out");
+  sg::all_reduce(
+      trial.graph,
+      {.name = "sum", .group = trial.group, .in = Trial::whole(in), .out = in_place ? nullptr : Trial::whole(out)});
+  for (const auto& result : trial.run(in, out)) {
+    for (int i = 0; i < elements; ++i) {
+      float expected = 0;
+      for (int rank = 0; rank < ranks; ++rank) expected += element(rank, i);
+      if (result[static_cast<std::size_t>(i)] != expected) FAIL("element " << i);
+    }
+  }
+}
+
+TEST_CASE("reductions are what they are called", "[backends][loopback]") {
+  const auto [reduction, expected] =
+      GENERATE(std::pair{sg::Reduction::sum, 306.0f}, std::pair{sg::Reduction::average, 102.0f},
+               std::pair{sg::Reduction::min, 2.0f}, std::pair{sg::Reduction::max, 202.0f},
+               std::pair{sg::Reduction::product, 2.0f * 102.0f * 202.0f});
+  CAPTURE(sg::to_string(reduction));
+  Trial trial(3);
+  const auto in = trial.buffers(4, "in");
+  sg::all_reduce(trial.graph, {.name = "r", .group = trial.group, .in = Trial::whole(in), .reduction = reduction});
+  CHECK(trial.run(in, in)[2][2] == expected);
+}
+
+TEST_CASE("all_gather, reduce_scatter and broadcast move what they should", "[backends][loopback]") {
+  const int ranks    = GENERATE(1, 2, 3);
+  const int elements = GENERATE(2, 30'000);
+  CAPTURE(ranks, elements);
+  {
+    Trial trial(ranks);
+    const auto in = trial.buffers(elements, "in"), out = trial.buffers(elements * ranks, "out");
+    sg::all_gather(trial.graph, {.name = "g", .group = trial.group, .in = Trial::whole(in), .out = Trial::whole(out)});
+    for (const auto& result : trial.run(in, out)) {
+      for (int i = 0; i < elements * ranks; ++i) {
+        if (result[static_cast<std::size_t>(i)] != element(i / elements, i % elements))
+          FAIL("all_gather element " << i);
+      }
+    }
+  }
+  {
+    Trial trial(ranks);
+    const auto in = trial.buffers(elements * ranks, "in"), out = trial.buffers(elements, "out");
+    sg::reduce_scatter(trial.graph,
+                       {.name = "s", .group = trial.group, .in = Trial::whole(in), .out = Trial::whole(out)});
+    const auto results = trial.run(in, out);
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (int i = 0; i < elements; ++i) {
+        float expected = 0;
+        for (int member = 0; member < ranks; ++member) expected += element(member, rank * elements + i);
+        if (results[static_cast<std::size_t>(rank)][static_cast<std::size_t>(i)] != expected)
+          FAIL("reduce_scatter element " << i);
+      }
+    }
+  }
+  {
+    Trial trial(ranks);
+    const auto in = trial.buffers(elements, "in"), out = trial.buffers(elements, "out");
+    sg::broadcast(trial.graph, {.name  = "b",
+                                .group = trial.group,
+                                .in    = Trial::whole(in),
+                                .out   = Trial::whole(out),
+                                .root  = sg::Rank{ranks - 1}});
+    for (const auto& result : trial.run(in, out)) {
+      for (int i = 0; i < elements; ++i) {
+        if (result[static_cast<std::size_t>(i)] != element(ranks - 1, i)) FAIL("broadcast element " << i);
+      }
+    }
+  }
+}
+
+TEST_CASE("strided parts are laid end to end", "[backends][loopback]") {
+  Trial trial(2);
+  const auto in = trial.buffers(6, "in"), out = trial.buffers(4, "out");
+  sg::send_recv(trial.graph, {.name  = "columns",
+                              .group = trial.group,
+                              .from  = sg::Rank{0},
+                              .to    = sg::Rank{1},
+                              .in    = [&] { return in[0].strided(4, 8, 12, 2); },  // elements 1, 2 and 4, 5
+                              .out   = [&] { return sg::Access(out[1]); }});
+  CHECK(trial.run(in, out)[1] == std::vector<float>{1, 2, 4, 5});
+}
+
+TEST_CASE("a reduction of a type that loopback cannot add is refused by name", "[backends][loopback][refuses]") {
+  sg::Graph graph(1);
+  const sg::Group group = graph.group({.name = "g", .ranks = {sg::Rank{0}}});
+  const sg::Buffer x =
+      graph.buffer({.name = "x", .size_bytes = 4, .type = sg::DType::bf16, .lifetime = sg::Lifetime::persistent});
+  sg::all_reduce(graph,
+                 {.name = "r", .group = group, .type = sg::DType::bf16, .in = [x](sg::Rank) { return sg::Access(x); }});
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 1});
+  CHECK_THROWS_MATCHES(
+      executor.run(graph, world), sg::Error,
+      Catch::Matchers::MessageMatches(Catch::Matchers::ContainsSubstring("reductions of bf16 are not supported")));
+}

@@ -1,0 +1,27 @@
+// Two nodes that nothing orders write the same variable behind the graph's back, or, given `declared`, say so: then the
+// graph orders them. Under ThreadSanitizer the first must be reported and the second must not.
+#include <cstdio>
+#include <cstring>
+
+#include "backends/loopback/world.hpp"
+#include "engine/executor.hpp"
+
+namespace sg = stepgraph;
+
+int main(int argc, char** argv) {
+  const bool declared = argc > 1 && std::strcmp(argv[1], "declared") == 0;
+  long shared         = 0;
+  sg::Graph graph;
+  const sg::Buffer token = graph.token(sg::Rank{0});
+  for (int i = 0; i < 64; ++i) {
+    sg::NodeSpec node{.name = "racy", .rank = sg::Rank{0}};
+    if (declared) node.accumulates = {token};
+    graph.add(node, [&shared] { ++shared; });
+  }
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2});
+  const sg::Program program(graph, world);
+  for (int i = 0; i < 20; ++i) executor.run(program);
+  std::printf("%s\n", declared && shared != 64 * 20 ? "wrong" : "done");
+  return 0;
+}

@@ -1,0 +1,107 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/edges.hpp"
+#include "engine/graph.hpp"
+
+namespace stepgraph::testing {
+
+// Draws that are the same on every platform, unlike the standard distributions.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  [[nodiscard]] std::uint64_t below(std::uint64_t limit) { return engine_() % limit; }
+  [[nodiscard]] std::int64_t between(std::int64_t low, std::int64_t high) {  // both included
+    return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low + 1)));
+  }
+  [[nodiscard]] bool chance(int percent) { return between(1, 100) <= percent; }
+  template <class T>
+  [[nodiscard]] const T& pick(const std::vector<T>& from) {
+    return from[below(from.size())];
+  }
+  template <class T>
+  void shuffle(std::vector<T>& items) {
+    for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+struct RandomGraphOptions {
+  int max_ranks            = 4;
+  int min_nodes            = 4;  // in all; communication may overshoot a drawn size by two nodes
+  int max_nodes            = 7;
+  int max_buffers_per_rank = 3;
+
+  [[nodiscard]] static RandomGraphOptions small() { return {}; }  // small enough for the oracle
+  [[nodiscard]] static RandomGraphOptions medium() {
+    return {.min_nodes = 20, .max_nodes = 300, .max_buffers_per_rank = 6};
+  }
+};
+
+// A sound graph: it never reads step memory that nothing wrote, its parts match, and the issue positions of all ranks
+// are projections of one global order (not always the order of adding). Ranks, lanes, persistent and step buffers,
+// tokens, whole, contiguous and strided accesses, empty nodes, all kinds of parts, alone and issued together.
+[[nodiscard]] Graph random_graph(std::uint64_t seed, const RandomGraphOptions& options = {});
+
+// One change to a graph or to its order.
+enum class Mutation {
+  // Edges inside one run.
+  remove_edge,
+  redirect_edge,
+  add_forward_edge,
+  add_backward_edge,
+  // Edges from one run to the next.
+  remove_loop_edge,
+  redirect_loop_edge,
+  add_loop_edge,
+  // Which bytes a node touches; of parts, how many they send or receive.
+  shift_access,
+  resize_access,
+  stride_access,
+  resize_part,
+  // What else a node or a buffer declares.
+  change_mode,
+  change_buffer,
+  change_lifetime,
+  change_lane,
+  // Parts.
+  change_op,
+  change_type,
+  change_root,
+  change_message,
+  change_peer,
+  change_reduction,
+  change_group,
+  swap_issue,
+  change_issue,
+  unpart,  // becomes a plain node
+  drop_part,
+  reorder_parts,
+};
+inline constexpr std::size_t num_mutations = static_cast<std::size_t>(Mutation::reorder_parts) + 1;
+[[nodiscard]] std::string_view to_string(Mutation mutation) noexcept;
+
+struct Mutant {
+  Graph graph;
+  Edges edges;
+};
+
+// The graph with one random change, under its old edges (derived anew only where nodes changed their numbers).
+// None: there is nothing to change in this way, or the draw changed nothing. Throws the graph's Error(config) when it
+// refuses the change.
+[[nodiscard]] std::optional<Mutant> mutate(const Graph& graph, const Edges& edges, Mutation mutation, Random& random);
+
+// The same order with some edges added that it implies already, so that losing one may be harmless.
+[[nodiscard]] Edges with_implied_edges(const Graph& graph, const Edges& edges, Random& random);
+
+// Everything there is to know about a small graph, for the message of a failing test.
+[[nodiscard]] std::string dump(const Graph& graph, const Edges& edges);
+
+}  // namespace stepgraph::testing

@@ -1,0 +1,64 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/process.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+sg::testing::Outcome run_stepgraph(const std::string& arguments) {
+  return sg::testing::run_command(std::string(STEPGRAPH_COMMAND) + " " + arguments);
+}
+
+}  // namespace
+
+TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
+  for (const char* path : {"", "bench ", "bench overhead "}) {
+    CAPTURE(path);
+    const auto help = run_stepgraph(std::string(path) + "--help");
+    CHECK(help.exit_code == 0);
+    CHECK_THAT(help.out, ContainsSubstring("Example: stepgraph"));
+  }
+  const auto version = run_stepgraph("--version");
+  CHECK(version.exit_code == 0);
+  CHECK_THAT(version.out, ContainsSubstring("stepgraph 0.") && ContainsSubstring("CUDA"));
+}
+
+TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][refuses]") {
+  for (const auto& [arguments, why] :
+       {std::pair{"", "subcommand is required"}, std::pair{"brench", "brench"}, std::pair{"bench overheat", "overheat"},
+        std::pair{"bench overhead --threads 0", "--threads"}, std::pair{"bench overhead --nodes many", "--nodes"},
+        std::pair{"bench overhead --fast", "--fast"}}) {
+    CAPTURE(arguments);
+    const auto outcome = run_stepgraph(arguments);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph") && ContainsSubstring(why) && ContainsSubstring("--help"));
+  }
+}
+
+TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing else", "[tools][bench]") {
+  const auto outcome = run_stepgraph("bench overhead --dry-run --json");
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  int runs = 0, builds = 0;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.at("type") == "run") {
+      ++runs;
+      for (const char* field : {"nodes", "ns_per_node", "raw_taskflow_ns_per_node", "ratio"})
+        CHECK(json.at(field).is_number());
+      CHECK(json.at("graph").is_string());
+    } else if (json.at("type") == "build") {
+      ++builds;
+      for (const char* field : {"nodes", "ns_per_node"}) CHECK(json.at(field).is_number());
+    }
+  }
+  CHECK(runs == 4);
+  CHECK(builds == 3);
+}

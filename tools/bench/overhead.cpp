@@ -1,0 +1,216 @@
+#include "tools/bench/overhead.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <taskflow/taskflow.hpp>
+
+#include "backends/loopback/world.hpp"
+#include "engine/edges.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "graphs/shapes.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+double nanoseconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
+}
+
+void raw_taskflow(const Shape& shape, tf::Taskflow& taskflow) {
+  std::vector<tf::Task> tasks(shape.num_nodes);
+  for (tf::Task& task : tasks) task = taskflow.emplace([] {});
+  for (const auto& [before, after] : shape.edges) tasks[before].precede(tasks[after]);
+}
+
+// Taskflow prepares every node on the calling thread. A run is half as fast again when its worker happens to share a
+// core, and so a cache, with the caller, and the kernel keeps whatever placement a process began with. A sample
+// therefore is several runs, with the caller on each core in turn: both sides meet the same mixture.
+class MovingThread {
+ public:
+  MovingThread() { sched_getaffinity(0, sizeof allowed_, &allowed_); }
+  ~MovingThread() { sched_setaffinity(0, sizeof allowed_, &allowed_); }
+  MovingThread(const MovingThread&)            = delete;
+  MovingThread& operator=(const MovingThread&) = delete;
+
+  void move(int turn) const {
+    int skip = turn % std::max(1, CPU_COUNT(&allowed_));
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &allowed_) || skip-- > 0) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      sched_setaffinity(0, sizeof one, &one);
+      return;
+    }
+  }
+
+ private:
+  cpu_set_t allowed_{};
+};
+
+// The graph must be the shape: an edge too few would be a fast wrong answer.
+void check_edges(const Shape& shape, const Graph& graph, const Program& program) {
+  const Edges& edges = graph.edges();
+  auto edge          = shape.edges.begin();
+  bool same          = edges.preds.size() == shape.edges.size() && program.num_task_edges() == shape.edges.size() &&
+              program.num_tasks() == shape.num_nodes;
+  for (std::uint32_t node = 0; node < shape.num_nodes && same; ++node) {
+    for (const std::uint32_t before : edges.before({node})) same &= edge->first == before && (edge++)->second == node;
+  }
+  if (!same)
+    throw Error(ErrorKind::run,
+                str("bench overhead: the graph built for '", shape.name, "' does not have the shape's edges"));
+}
+
+void check_bodies(const Shape& shape, Executor& executor, LoopbackWorld& world) {
+  std::atomic<std::uint32_t> ran{0};
+  Graph graph;
+  auto edge = shape.edges.begin();
+  for (std::uint32_t node = 0; node < shape.num_nodes; ++node) {
+    NodeSpec spec{.writes = {graph.token(Rank{0})}};
+    for (; edge != shape.edges.end() && edge->second == node; ++edge) spec.reads.push_back(Buffer{edge->first});
+    graph.add(spec, [&ran] { ran.fetch_add(1, std::memory_order_relaxed); });
+  }
+  executor.run(graph, world);
+  if (ran != shape.num_nodes) {
+    throw Error(ErrorKind::run,
+                str("bench overhead: ", ran.load(), " of ", shape.num_nodes, " bodies of '", shape.name, "' ran"));
+  }
+}
+
+void bench_run(const Shape& shape, const OverheadOptions& options) {
+  LoopbackWorld world(1);
+  Executor executor({.threads = options.threads});
+  check_bodies(shape, executor, world);
+  const Graph graph = token_graph(shape);
+  const Program program(graph, world);
+  check_edges(shape, graph, program);
+
+  tf::Taskflow taskflow;
+  raw_taskflow(shape, taskflow);
+  tf::Executor raw_executor(static_cast<std::size_t>(options.threads));
+  const int warm_ups = options.dry_run ? 0 : 3, pairs = options.dry_run ? 1 : options.pairs;
+  std::vector<double> ours, raw, ratios;
+  const int runs = options.dry_run ? 1 : 8;
+  MovingThread caller;
+  const auto sample = [&](const std::function<void()>& run) {
+    double total = 0;
+    for (int k = 0; k < runs; ++k) {
+      caller.move(k);
+      total += nanoseconds(run);
+    }
+    return total;
+  };
+  const auto time_ours = [&] { return sample([&] { executor.run(program); }); };
+  const auto time_raw  = [&] { return sample([&] { raw_executor.run(taskflow).wait(); }); };
+  for (int i = -warm_ups; i < pairs; ++i) {
+    // Alternating, and each side first in every other pair.
+    double a = 0, b = 0;
+    if (i % 2 == 0) a = time_ours();
+    b = time_raw();
+    if (i % 2 != 0) a = time_ours();
+    if (i < 0) continue;
+    ours.push_back(a / runs / shape.num_nodes);
+    raw.push_back(b / runs / shape.num_nodes);
+    ratios.push_back(a / b);
+  }
+  const double ratio = quantile(ours, 0.5) / quantile(raw, 0.5);
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "run"},
+                                {"graph", shape.name},
+                                {"nodes", shape.num_nodes},
+                                {"edges", shape.edges.size()},
+                                {"threads", options.threads},
+                                {"pairs", pairs},
+                                {"ns_per_node", quantile(ours, 0.5)},
+                                {"ns_per_node_p95", quantile(ours, 0.95)},
+                                {"raw_taskflow_ns_per_node", quantile(raw, 0.5)},
+                                {"raw_taskflow_ns_per_node_p95", quantile(raw, 0.95)},
+                                {"ratio", ratio},
+                                {"ratio_of_pairs", quantile(ratios, 0.5)}}
+                     .dump()
+              << std::endl;
+  } else {
+    std::cout << std::left << std::setw(10) << shape.name << std::right << std::setw(9) << shape.num_nodes
+              << std::setw(9) << shape.edges.size() << std::fixed << std::setprecision(1) << std::setw(14)
+              << quantile(ours, 0.5) << std::setw(12) << quantile(ours, 0.95) << std::setw(19) << quantile(raw, 0.5)
+              << std::setprecision(3) << std::setw(9) << ratio << std::endl;
+  }
+}
+
+// Random DAGs with two edges per node: what a graph costs before it runs.
+void bench_build(std::uint32_t nodes, const OverheadOptions& options) {
+  const Shape shape = random_dag(nodes, 2 * nodes, 1);
+  const int repeats = options.dry_run ? 1 : nodes >= 1'000'000 ? 3 : nodes >= 100'000 ? 7 : 21;
+  LoopbackWorld world(1);
+  std::vector<double> total, build, derive, lower, raw;
+  for (int i = 0; i < repeats; ++i) {
+    std::optional<Graph> graph;
+    std::optional<Program> program;
+    tf::Taskflow taskflow;
+    build.push_back(nanoseconds([&] { graph = token_graph(shape); }) / nodes);
+    derive.push_back(nanoseconds([&] { (void)graph->edges(); }) / nodes);
+    lower.push_back(nanoseconds([&] { program.emplace(*graph, world); }) / nodes);
+    total.push_back(build.back() + derive.back() + lower.back());
+    if (i == 0) check_edges(shape, *graph, *program);
+    program.reset();
+    graph.reset();
+    raw.push_back(nanoseconds([&] { raw_taskflow(shape, taskflow); }) / nodes);
+  }
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "build"},
+                                {"nodes", nodes},
+                                {"edges", shape.edges.size()},
+                                {"repeats", repeats},
+                                {"ns_per_node", quantile(total, 0.5)},
+                                {"add_ns_per_node", quantile(build, 0.5)},
+                                {"derive_ns_per_node", quantile(derive, 0.5)},
+                                {"lower_ns_per_node", quantile(lower, 0.5)},
+                                {"raw_taskflow_ns_per_node", quantile(raw, 0.5)}}
+                     .dump()
+              << std::endl;
+  } else {
+    std::cout << std::setw(9) << nodes << std::fixed << std::setprecision(0) << std::setw(13) << quantile(total, 0.5)
+              << std::setw(8) << quantile(build, 0.5) << std::setw(8) << quantile(derive, 0.5) << std::setw(8)
+              << quantile(lower, 0.5) << std::setw(19) << quantile(raw, 0.5) << std::endl;
+  }
+}
+
+}  // namespace
+
+void overhead(const OverheadOptions& options) {
+  const std::uint32_t nodes = options.dry_run ? std::min(options.nodes, 1'000u) : options.nodes;
+  const auto side           = static_cast<std::uint32_t>(std::lround(std::sqrt(static_cast<double>(nodes))));
+  if (!options.json) {
+    std::cout
+        << "Running empty nodes, " << options.threads << " threads, median of " << (options.dry_run ? 1 : options.pairs)
+        << " alternating pairs\ngraph         nodes    edges  ours ns/node      p95 ns  Taskflow ns/node    ratio\n";
+  }
+  for (const Shape& shape : {chain(nodes), wide(nodes), wavefront(side), random_dag(nodes, 2 * nodes, 1)})
+    bench_run(shape, options);
+  if (!options.json) {
+    std::cout << "\nBuilding a random graph, two edges per node, ns per node\n    nodes        total     add  derive   "
+                 "lower   Taskflow alone\n";
+  }
+  for (const std::uint32_t size : options.build_nodes)
+    bench_build(options.dry_run ? std::min(size, 1'000u) : size, options);
+}
+
+}  // namespace stepgraph::bench

@@ -1,0 +1,9 @@
+#pragma once
+#include <CLI/CLI.hpp>
+
+// Each adds a subcommand; its callback does the work and throws stepgraph::Error.
+namespace stepgraph::cli {
+
+void add_bench(CLI::App& app);
+
+}  // namespace stepgraph::cli
