@@ -1,5 +1,6 @@
 #include "engine/arena.hpp"
 
+#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
@@ -8,9 +9,16 @@
 #include "engine/tsan.hpp"
 
 namespace stepgraph {
+namespace {
+
+// One slot is nobody's: callers never enter the arena, they only leave work there. TBB has no more workers than the
+// machine has cores, and says so on stderr when asked for more.
+int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
+
+}  // namespace
 
 struct Arena::Impl {
-  explicit Impl(int threads) : arena(std::max(threads, 2), /*reserved_for_masters=*/0) {}
+  explicit Impl(int threads) : arena(arena_size(threads), /*reserved_for_masters=*/1) {}
   tbb::task_arena arena;
   std::atomic<int> under_way{0};  // enqueued and not yet done
 };
@@ -28,12 +36,14 @@ void Arena::enqueue(std::function<void()> work) {
   Impl& impl      = *impl_;
   impl.under_way.fetch_add(1);
   tsan::release(job);
+  tsan::enter_scheduler();
   impl.arena.enqueue([job, &impl] {
     tsan::acquire(job);
     (*job)();
     delete job;
     if (impl.under_way.fetch_sub(1) == 1) impl.under_way.notify_all();
   });
+  tsan::leave_scheduler();
 }
 
 }  // namespace stepgraph

@@ -193,12 +193,16 @@ Executor::Executor(ExecutorOptions options) {
 }
 
 Executor::~Executor() {
-  const std::shared_ptr<Run::Impl> last = impl_->current;
+  std::shared_ptr<Run::Impl> last = impl_->current;
   if (!last) return;
   last->stop("step: its executor was destroyed");  // nothing, if it has ended
   if (last->wait()) return;
-  // A body that never returns: get() has named it. Joining its thread would hang the caller, so the pool stays behind.
-  [[maybe_unused]] auto* left_behind = new std::shared_ptr<Impl>(impl_);
+  // A body that does not return: get() has named it. Joining its thread would hang the caller, so somebody else waits.
+  std::thread([pool = std::move(impl_), last]() mutable {
+    last->future.wait();
+    last.reset();
+    pool.reset();
+  }).detach();
 }
 
 int Executor::threads() const noexcept { return impl_->options.threads; }

@@ -118,9 +118,11 @@ void Step::begin(Pool& pool, RunState& run, bool count_bodies) {
   pool_         = &pool;
   run_          = &run;
   count_bodies_ = count_bodies;
-  for (Worker& worker : pool.workers) worker.step = this;
   world_.begin_step();
-  tsan::release(&started_);
+  for (Worker& worker : pool.workers) {
+    worker.step = this;
+    tsan::release(&worker);
+  }
 }
 
 [[gnu::always_inline]] inline void Step::execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
@@ -152,10 +154,10 @@ void Step::communicate(const TaskRecord& task) {
 
 void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   Worker& worker = *this_worker;
-  Step& step     = *worker.step;
-  if (step.stopping()) return;
-  tsan::leave_scheduler();
-  tsan::acquire(&step.started_);
+  const tsan::OutsideScheduler outside;
+  tsan::acquire(&worker);  // what came before the run
+  Step& step = *worker.step;
+  if (step.stopping()) return tsan::release(&step.finished_);
   if constexpr (tsan::enabled) {
     for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
   }
@@ -166,7 +168,6 @@ void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   }
   if constexpr (tsan::enabled) tsan::release(&step.done_[task.node]);
   tsan::release(&step.finished_);
-  tsan::enter_scheduler();
 }
 
 // Where more threads than may compute at once could be at work: with a licence, unless the node waits.

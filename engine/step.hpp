@@ -112,7 +112,7 @@ class Step {
   Pool* pool_        = nullptr;
   bool count_bodies_ = false;
   std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
-  char started_ = 0, finished_ = 0;
+  char finished_ = 0;
 };
 
 // The worker that this thread is; set once by the executor's threads, null on others. Read for every node, hence no

@@ -9,6 +9,10 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void AnnotateIgnoreSyncBegin(const char* file, int line);
 void AnnotateIgnoreSyncEnd(const char* file, int line);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
 
@@ -18,9 +22,18 @@ namespace stepgraph::tsan {
 inline constexpr bool enabled = true;
 inline void acquire(const void* address) { __tsan_acquire(const_cast<void*>(address)); }
 inline void release(const void* address) { __tsan_release(const_cast<void*>(address)); }
-// The locks of a scheduler order threads by chance; between these two calls they count for nothing.
-inline void enter_scheduler() { AnnotateIgnoreSyncBegin(__FILE__, __LINE__); }
-inline void leave_scheduler() { AnnotateIgnoreSyncEnd(__FILE__, __LINE__); }
+// The locks of a scheduler order threads by chance, and its memory passes between threads in ways that are not seen:
+// between these two calls neither counts.
+inline void enter_scheduler() {
+  AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+inline void leave_scheduler() {
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+}
 #else
 inline constexpr bool enabled = false;
 inline void acquire(const void*) {}
@@ -28,5 +41,14 @@ inline void release(const void*) {}
 inline void enter_scheduler() {}
 inline void leave_scheduler() {}
 #endif
+
+// Leaves the scheduler while it lives.
+class OutsideScheduler {
+ public:
+  OutsideScheduler() { leave_scheduler(); }
+  ~OutsideScheduler() { enter_scheduler(); }
+  OutsideScheduler(const OutsideScheduler&)            = delete;
+  OutsideScheduler& operator=(const OutsideScheduler&) = delete;
+};
 
 }  // namespace stepgraph::tsan

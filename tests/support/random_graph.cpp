@@ -88,7 +88,9 @@ class Builder {
     std::int64_t size;
     bool needs_writing;  // before it is read
     bool token;
-    Bytes written = 0;
+    bool habitual              = false;  // touched only as in `habits`; else now and then
+    std::vector<Region> habits = {};
+    Bytes written              = 0;
   };
 
   // One rank alone has nobody to talk to: less often than the rest.
@@ -112,12 +114,28 @@ class Builder {
                                                  .size_bytes = size,
                                                  .type       = pick(random_, all_types),
                                                  .lifetime   = lifetime});
-        memory_of(Rank{rank}).push_back({buffer, size, lifetime == Lifetime::step, false});
+        Memory memory{buffer, size, lifetime == Lifetime::step, false};
+        give_habits(memory);
+        memory_of(Rank{rank}).push_back(std::move(memory));
       }
       if (!random_.chance(40)) continue;
       const Buffer token = graph_.token(Rank{rank}, str("t", graph_.num_buffers()));
       memory_of(Rank{rank}).push_back({token, 1, false, true});
     }
+  }
+
+  // Real graphs touch a buffer as a whole, or by the same few pieces over and over.
+  void give_habits(Memory& memory) {
+    memory.habitual = random_.chance(60);
+    if (memory.habitual && random_.chance(50)) {
+      memory.habits.push_back({.length = memory.size});
+      return;
+    }
+    for (std::int64_t n = random_.between(1, 3); n > 0; --n) {
+      const Region region = free_region(memory.size);
+      if (region.num_bytes() > 0) memory.habits.push_back(region);
+    }
+    memory.habitual = memory.habitual && !memory.habits.empty();
   }
 
   void make_groups() {
@@ -139,8 +157,13 @@ class Builder {
     return node;
   }
 
+  Region any_region(const Memory& memory) {
+    if (!memory.habits.empty() && (memory.habitual || random_.chance(50))) return random_.pick(memory.habits);
+    return free_region(memory.size);
+  }
+
   // Some bytes of a buffer: all, a range, or a strided set.
-  Region any_region(std::int64_t size) {
+  Region free_region(std::int64_t size) {
     if (size == 1 || random_.chance(25)) return {.length = size};
     if (random_.chance(3)) return {.offset = random_.between(0, size), .length = 0};
     if (random_.chance(50)) {
@@ -154,7 +177,13 @@ class Builder {
   }
 
   // A region of exactly `length` bytes, where one fits.
-  std::optional<Region> region_of(std::int64_t size, std::int64_t length) {
+  std::optional<Region> region_of(const Memory& memory, std::int64_t length) {
+    if (!memory.habits.empty() && (memory.habitual || random_.chance(50))) {
+      const Region& region = random_.pick(memory.habits);
+      if (region.num_bytes() == length) return region;
+      if (memory.habitual) return std::nullopt;
+    }
+    const std::int64_t size = memory.size;
     if (length > size) return std::nullopt;
     const std::int64_t count = random_.between(1, 4);
     if (count > 1 && length % count == 0 && random_.chance(60)) {
@@ -182,10 +211,12 @@ class Builder {
 
   void plan_compute() {
     Planned node = blank(str("n", planned_.size()), any_rank());
-    for (std::int64_t i = random_.between(0, 3); i > 0; --i) {
+    for (std::int64_t i = random_.between(options_.min_accesses, 3); i > 0; --i) {
       const Memory& memory = random_.pick(memory_of(node.rank));
-      const Region region  = any_region(memory.size);
-      auto mode            = static_cast<AccessMode>(random_.below(3));
+      const Region region  = any_region(memory);
+      auto mode            = random_.chance(50)   ? AccessMode::read
+                             : random_.chance(70) ? AccessMode::write
+                                                  : AccessMode::accumulate;
       if (!allowed(memory, mode, bytes_of(region))) mode = AccessMode::write;
       use(node, memory, mode, region);
     }
@@ -198,7 +229,7 @@ class Builder {
     for (int attempt = 0; attempt < 8; ++attempt) {
       const Memory& memory = random_.pick(memory_of(node.rank));
       if (memory.token) continue;
-      const auto region = region_of(memory.size, length);
+      const auto region = region_of(memory, length);
       if (!region || !allowed(memory, mode, bytes_of(*region))) continue;
       use(node, memory, mode, *region);
       return true;
@@ -233,6 +264,16 @@ class Builder {
     return node;
   }
 
+  // How many bytes a part is about: a few elements, or what some buffer of the rank is used to.
+  std::int64_t any_length(Rank rank, std::int64_t unit, std::int64_t most) {
+    const Memory& memory = random_.pick(memory_of(rank));
+    if (!memory.habits.empty() && random_.chance(50)) {
+      const std::int64_t length = random_.pick(memory.habits).num_bytes();
+      if (length % unit == 0) return length;
+    }
+    return unit * random_.between(0, most);
+  }
+
   // The parts of one collective or of one send and its receive; empty when the draw does not fit.
   std::vector<Planned> plan_operation() {
     const Group group             = random_.pick(groups_);
@@ -248,7 +289,7 @@ class Builder {
     if (ranks.size() > 1 && random_.chance(35)) {
       std::vector<Rank> ends = ranks;
       random_.shuffle(ends);
-      const std::int64_t length = unit * random_.between(0, 3);
+      const std::int64_t length = any_length(ends[0], unit, 3);
       part.op = PartOp::send, part.peer = ends[1];
       parts.push_back(part_of(name + " send", ends[0], part));
       if (!use_pieces(parts.back(), AccessMode::read, length)) return {};
@@ -261,7 +302,7 @@ class Builder {
     part.op   = pick(random_, all_collectives);
     part.root = part.op == PartOp::broadcast ? random_.pick(ranks) : Rank{-1};
     std::vector<std::int64_t> share;
-    for (std::size_t i = 0; i < ranks.size(); ++i) share.push_back(unit * random_.between(0, 2));
+    for (const Rank rank : ranks) share.push_back(any_length(rank, unit, 2));
     const std::int64_t sum = std::accumulate(share.begin(), share.end(), std::int64_t{0});
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       parts.push_back(part_of(str(name, " ", to_string(part.op)), ranks[i], part));

@@ -38,8 +38,13 @@ struct RandomGraphOptions {
   int min_nodes            = 4;  // in all; communication may overshoot a drawn size by two nodes
   int max_nodes            = 7;
   int max_buffers_per_rank = 3;
+  int min_accesses         = 0;  // of a node that is no part
 
-  [[nodiscard]] static RandomGraphOptions small() { return {}; }  // small enough for the oracle
+  // Small enough for the oracle: many ranks with little on each, or much traffic on one buffer.
+  [[nodiscard]] static RandomGraphOptions small() { return {}; }
+  [[nodiscard]] static RandomGraphOptions dense() {
+    return {.max_ranks = 2, .min_nodes = 6, .max_nodes = 8, .max_buffers_per_rank = 1, .min_accesses = 1};
+  }
   [[nodiscard]] static RandomGraphOptions medium() {
     return {.min_nodes = 20, .max_nodes = 300, .max_buffers_per_rank = 6};
   }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "engine/tsan.hpp"
 #include "tests/support/process.hpp"
 
 namespace sg = stepgraph;
@@ -42,6 +43,7 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
 }
 
 TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing else", "[tools][bench]") {
+  if (sg::tsan::enabled) SKIP("plain Taskflow, the baseline, is not annotated for ThreadSanitizer");
   const auto outcome = run_stepgraph("bench overhead --dry-run --json");
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());
