@@ -6,18 +6,22 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <taskflow/taskflow.hpp>
+#include <thread>
 
 #include "backends/loopback/world.hpp"
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/verify.hpp"
 #include "graphs/shapes.hpp"
+#include "graphs/sharded_step.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -114,6 +118,7 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
     double total = 0;
     for (int k = 0; k < runs; ++k) {
       caller.move(k);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
       total += nanoseconds(run);
     }
     return total;
@@ -193,6 +198,43 @@ void bench_build(std::uint32_t nodes, const OverheadOptions& options) {
   }
 }
 
+// A line of /proc/self/status, in bytes.
+std::int64_t process_bytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+void bench_verify(const std::string& name, const Graph& graph, const OverheadOptions& options) {
+  (void)graph.edges();
+  std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark starts again from here
+  std::vector<Finding> findings;
+  const double time       = nanoseconds([&] { findings = find_flaws(graph, graph.edges()); });
+  const std::int64_t peak = process_bytes("VmHWM");  // of the whole process, the graph and its edges included
+  if (!findings.empty())
+    throw Error(ErrorKind::run,
+                str("bench overhead: the verifier found fault with '", name, "': ", findings[0].message));
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "verify"},
+                                {"graph", name},
+                                {"nodes", graph.num_nodes()},
+                                {"ranks", graph.num_ranks()},
+                                {"edges", graph.edges().preds.size()},
+                                {"seconds", time / 1e9},
+                                {"ns_per_node", time / graph.num_nodes()},
+                                {"peak_bytes", peak}}
+                     .dump()
+              << std::endl;
+  } else {
+    std::cout << std::left << std::setw(10) << name << std::right << std::setw(9) << graph.num_nodes() << std::setw(9)
+              << graph.edges().preds.size() << std::setw(7) << graph.num_ranks() << std::fixed << std::setprecision(2)
+              << std::setw(11) << time / 1e9 << std::setprecision(0) << std::setw(10) << time / graph.num_nodes()
+              << std::setw(12) << static_cast<double>(peak) / (1 << 20) << std::endl;
+  }
+}
+
 }  // namespace
 
 void overhead(const OverheadOptions& options) {
@@ -209,8 +251,18 @@ void overhead(const OverheadOptions& options) {
     std::cout << "\nBuilding a random graph, two edges per node, ns per node\n    nodes        total     add  derive   "
                  "lower   Taskflow alone\n";
   }
-  for (const std::uint32_t size : options.build_nodes)
+  for (const std::uint32_t size : options.build_nodes) {
     bench_build(options.dry_run ? std::min(size, 1'000u) : size, options);
+  }
+
+  if (!options.json) {
+    std::cout << "\nVerifying\ngraph         nodes    edges  ranks    seconds   ns/node    peak MiB\n";
+  }
+  const std::uint32_t largest = *std::max_element(options.build_nodes.begin(), options.build_nodes.end());
+  const std::uint32_t size    = options.dry_run ? std::min(largest, 1'000u) : largest;
+  bench_verify("random", token_graph(random_dag(size, 2 * size, 1)), options);
+  const int layers = std::max(1, static_cast<int>(size / (6 * 64)));  // six nodes per layer and rank
+  bench_verify("sharded", sharded_step({.ranks = 64, .layers = layers, .width = 8, .batch = 1}).graph, options);
 }
 
 }  // namespace stepgraph::bench
