@@ -41,7 +41,7 @@ void Context::parallel_for(std::int64_t num_tiles, const std::function<void(std:
   step_->parallel_for(node(), num_tiles, tile);
 }
 
-Node Context::node() const noexcept { return {task_->node}; }
+Node Context::node() const noexcept { return {task_.load(std::memory_order_relaxed)->node}; }
 bool Context::stopping() const noexcept { return step_->stopping(); }
 void Context::waiting_for(std::string_view what) const { step_->waiting_for(what); }
 Rank Context::rank() const { return step_->graph().rank(node()); }

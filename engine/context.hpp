@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,10 +26,12 @@ struct Rows {
 };
 
 // What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
-// on a buffer's number and cannot name what was not declared. Valid during the call; cheap to copy.
+// on a buffer's number and cannot name what was not declared. Valid during the call.
 class Context {
  public:
-  Context(Step& step, const TaskRecord& task) : step_(&step), task_(&task) {}
+  Context()                          = default;
+  Context(const Context&)            = delete;
+  Context& operator=(const Context&) = delete;
 
   // The i-th entry of `reads`, `writes` or `accumulates`: one range of bytes...
   template <class T = std::byte>
@@ -83,8 +86,10 @@ class Context {
     return {reinterpret_cast<T*>(bytes.data), bytes.length / element, bytes.stride / element, bytes.count};
   }
 
-  Step* step_;
-  const TaskRecord* task_;
+  // Each worker has one, for whatever it runs: entering a node is one store, which also tells who runs what.
+  friend class Step;
+  Step* step_ = nullptr;
+  std::atomic<const TaskRecord*> task_{nullptr};
 };
 
 }  // namespace stepgraph

@@ -120,49 +120,66 @@ void Step::begin(Pool& pool, RunState& run, bool count_bodies) {
   count_bodies_ = count_bodies;
   world_.begin_step();
   for (Worker& worker : pool.workers) {
-    worker.step = this;
+    worker.context.step_ = this;
     tsan::release(&worker);
   }
 }
 
+// Little is done around a body and nothing is kept across it: the cost of a node is mostly memory that is written.
 [[gnu::always_inline]] inline void Step::execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
-  worker.current.store(&task, std::memory_order_relaxed);
+  worker.context.task_.store(&task, std::memory_order_relaxed);
   try {
     if (invoke) {
-      invoke(&task.closure, Context(*this, task));
+      invoke(&task.closure, worker.context);
     } else {
-      communicate(task);
+      worker.context.step_->communicate(worker.context);
     }
-  } catch (const Error& e) {
-    fail(task.node, e.kind() == ErrorKind::config ? ErrorKind::run : e.kind(), e.what());
-  } catch (const std::exception& e) {
-    fail(task.node, ErrorKind::run, e.what());
   } catch (...) {
-    fail(task.node, ErrorKind::run, "unknown exception");
+    fail_current();
   }
-  worker.current.store(nullptr, std::memory_order_relaxed);
-  if (worker.said_waiting) [[unlikely]]
-    worker.forget_waiting();
+  Worker& same = *this_worker;
+  same.context.task_.store(nullptr, std::memory_order_relaxed);
+  if (same.said_waiting) [[unlikely]]
+    same.forget_waiting();
 }
 
-void Step::communicate(const TaskRecord& task) {
-  if (data_.nodes[task.node].part < 0) return;  // a node without a body
-  const Match& match         = matches_[match_of_node_[task.node]];
+// Called while an exception of this worker's node is handled.
+void Step::fail_current() noexcept {
+  const Context& context = this_worker->context;
+  const auto fail        = [&](ErrorKind kind, const char* cause) {
+    Step& step = *context.step_;
+    step.stop(*step.run_, Error(kind, str(step.graph_.describe(context.node()), ": ", cause)), /*name_running=*/false);
+  };
+  try {
+    throw;
+  } catch (const Error& e) {
+    fail(e.kind() == ErrorKind::config ? ErrorKind::run : e.kind(), e.what());
+  } catch (const std::exception& e) {
+    fail(ErrorKind::run, e.what());
+  } catch (...) {
+    fail(ErrorKind::run, "unknown exception");
+  }
+}
+
+void Step::communicate(const Context& context) {
+  const std::uint32_t node = context.node().id;
+  if (data_.nodes[node].part < 0) return;  // a node without a body
+  const Match& match         = matches_[match_of_node_[node]];
   const Graph::PartView what = graph_.part(match.parts.front().node);
-  world_.communicate(Context(*this, task), {what, graph_.spec(what.group), match.parts});
+  world_.communicate(context, {what, graph_.spec(what.group), match.parts});
 }
 
 void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   Worker& worker = *this_worker;
   const tsan::OutsideScheduler outside;
   tsan::acquire(&worker);  // what came before the run
-  Step& step = *worker.step;
+  Step& step = *worker.context.step_;
   if (step.stopping()) return tsan::release(&step.finished_);
   if constexpr (tsan::enabled) {
     for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
   }
   if (!step.count_bodies_) [[likely]] {
-    step.execute(invoke, task, worker);
+    execute(invoke, task, worker);
   } else {
     step.run_counted(invoke, task, worker);
   }
@@ -175,10 +192,6 @@ void Step::run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& work
   if (!waits_.empty() && waits_[task.node]) return execute(invoke, task, worker);
   const SlotGuard slot(pool_->slots, worker.index);
   if (!stopping()) execute(invoke, task, worker);  // it may have waited long for its licence
-}
-
-void Step::fail(std::uint32_t node, ErrorKind kind, const char* cause) {
-  stop(*run_, Error(kind, str(graph_.describe(Node{node}), ": ", cause)), /*name_running=*/false);
 }
 
 void Step::stop(RunState& run, const Error& why, bool name_running) {
@@ -198,7 +211,7 @@ std::string Step::running() const {
   std::string names;
   if (!pool_) return names;
   for (Worker& worker : pool_->workers) {
-    const TaskRecord* const task = worker.current.load(std::memory_order_relaxed);
+    const TaskRecord* const task = worker.context.task_.load(std::memory_order_relaxed);
     if (!task) continue;
     const std::uint32_t node = task->node;
     if (!names.empty()) names += "; ";

@@ -30,8 +30,7 @@ struct TaskRecord {
 
 // One thread of an executor's pool, and what it is doing.
 struct alignas(64) Worker {
-  std::atomic<const TaskRecord*> current{nullptr};
-  Step* step        = nullptr;  // the one its pool runs
+  Context context;  // what it runs, and in which step
   int index         = 0;
   bool said_waiting = false;  // its own thread's
   std::mutex mutex;           // guards `waiting_for`
@@ -93,11 +92,11 @@ class Step {
   [[nodiscard]] const void* finished() const noexcept { return &finished_; }
 
  private:
-  void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  static void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  static void fail_current() noexcept;
   void run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
-  void fail(std::uint32_t node, ErrorKind kind, const char* cause);
   void bind(Match& match);
-  void communicate(const TaskRecord& task);
+  void communicate(const Context& context);
 
   Graph graph_;
   World& world_;
