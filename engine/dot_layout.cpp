@@ -202,7 +202,7 @@ class Placer {
       if (boxes_[i].lane >= 0) continue;
       const int place = piled[{boxes_[i].cluster, column}]++;
       cells_[i].column += place / pile_height_;
-      cells_[i].row = place % pile_height_;  // within its cluster, for now
+      cells_[i].row = place % pile_height_;  // within its cluster at first
     }
   }
 

@@ -108,7 +108,7 @@ struct Run::Impl {
 
   // Waits for the end, or for the drain time-out after a stop. True: nothing of the step runs any more.
   // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
-  // and the next step would start on another, colder core. A stop is rare and is looked for now and then.
+  // and the next step would start on another, colder core. A stop is rare: it is looked for every so often.
   bool wait() {
     constexpr std::chrono::milliseconds glance{20};
     std::optional<Clock::time_point> drain_until;

@@ -82,11 +82,11 @@ void Order::count_lanes() {
     if (lane_[node] < 0) continue;
     const auto lane = static_cast<std::size_t>(lane_[node]);
     if (clock[lane] != position_[node]) {
+      const std::string after = clock[lane] == 0 ? "no other node of it" : str("number ", clock[lane] - 1);
       findings_.add(Flaw::broken_lane, str(graph_.describe(Node{node}), " is number ", position_[node],
-                                           " on its lane, but its edges put it after number ",
-                                           static_cast<std::int64_t>(clock[lane]) - 1));
+                                           " on its lane, but its edges put it after ", after));
     }
-    clock[lane] = position_[node] + 1;
+    clock[lane] = std::max(clock[lane], position_[node] + 1);
   }
 }
 

@@ -63,7 +63,7 @@ class EntrySet {
 
  private:
   Map& class_of(const Region& region) {
-    return classes_[std::bit_width(static_cast<std::uint64_t>(region.end() - region.begin()))];
+    return classes_[static_cast<int>(std::bit_width(static_cast<std::uint64_t>(region.end() - region.begin())))];
   }
 
   std::map<int, Map> classes_;  // by bits of the span
