@@ -16,7 +16,9 @@ Access Buffer::strided(std::int64_t offset_bytes, std::int64_t length_bytes, std
 }
 
 std::string to_string(const Region& region) {
-  const std::string first = str("[", region.offset, ", ", region.offset + region.length, ")");
+  std::int64_t end = 0;  // of a region that is being refused, it may not fit
+  if (__builtin_add_overflow(region.offset, region.length, &end)) end = std::numeric_limits<std::int64_t>::max();
+  const std::string first = str("[", region.offset, ", ", end, ")");
   return region.contiguous() ? first : str(region.count, " x ", first, " every ", region.stride);
 }
 

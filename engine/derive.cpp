@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cassert>
 
 #include "engine/atoms.hpp"
 #include "engine/edges.hpp"
@@ -23,12 +22,12 @@ struct Reader {
 };
 
 // Keeps those candidate predecessors that the others do not imply through a lane: `a` goes when some other candidate
-// has already seen position `pos(a)` of a's lane. `clock_of(i)` is the clock of candidate i.
+// has already seen a's position on its lane.
 class Pruner {
  public:
   explicit Pruner(const GraphData& data) : data_(data) {}
 
-  // Candidates [0, num_direct) may be dropped; those after them (the rest of `clocks`) only imply others.
+  // `clocks` begins with those of the candidates, in their order; the rest only imply candidates.
   void prune(std::vector<std::uint32_t>& candidates, const std::vector<const LaneClock*>& clocks) {
     best_.fill(0);
     second_.fill(0);

@@ -18,8 +18,8 @@
 #include <string_view>
 
 #include "engine/dot_groups.hpp"
-#include "engine/error.hpp"
 #include "engine/dot_layout.hpp"
+#include "engine/error.hpp"
 
 extern char** environ;
 

@@ -79,13 +79,13 @@ Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memor
 }
 
 Memory& Program::memory() const noexcept { return impl_->step.memory(); }
-const std::shared_ptr<Memory>& Program::shared_memory() const noexcept { return impl_->step.shared_memory(); }
 std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
 std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
 std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
 
 struct Run::Impl {
-  Impl(std::shared_ptr<Program::Impl> what, const ExecutorOptions& chosen) : program(std::move(what)), options(chosen) {
+  Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, const ExecutorOptions& chosen)
+      : program(std::move(what)), pool(std::move(on)), options(chosen) {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
@@ -122,26 +122,28 @@ struct Run::Impl {
       if (Clock::now() >= *drain_until) return false;
     }
     tsan::acquire(program->step.finished());
-    program->busy.store(false);
+    if (!released.exchange(true)) program->busy.store(false);
     return true;
   }
 
   std::shared_ptr<Program::Impl> program;
+  std::shared_ptr<Pool> pool;  // whose workers say what they run
   ExecutorOptions options;
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
   RunState state;
   std::atomic<bool> gotten{false};
+  std::atomic<bool> released{false};  // the program may run again
 };
 
 struct Executor::Impl {
   explicit Impl(const ExecutorOptions& chosen, int num_workers)
       : options(chosen),
-        pool(options.threads, num_workers),
-        workers(static_cast<std::size_t>(num_workers), tf::make_worker_interface<WorkerNaming>(pool)) {}
+        pool(std::make_shared<Pool>(options.threads, num_workers)),
+        workers(static_cast<std::size_t>(num_workers), tf::make_worker_interface<WorkerNaming>(*pool)) {}
 
   ExecutorOptions options;
-  Pool pool;
+  std::shared_ptr<Pool> pool;
   std::mutex mutex;                    // guards `current`
   std::shared_ptr<Run::Impl> current;  // the last step; kept while its bodies may run
   tf::Executor workers;                // last: its threads end before what they use
@@ -149,8 +151,19 @@ struct Executor::Impl {
 
 Run::Run(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Run::~Run() {
+Run::~Run() { drop(); }
+
+Run& Run::operator=(Run&& other) noexcept {
+  if (this != &other) {
+    drop();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+void Run::drop() noexcept {
   if (impl_ && !impl_->gotten.load()) impl_->wait();
+  impl_.reset();
 }
 
 void Run::get() {
@@ -177,8 +190,7 @@ void Run::cancel(std::string_view why) {
 bool Run::done() {
   if (!impl_) return true;
   impl_->notice_timeout();
-  const std::lock_guard lock(impl_->state.mutex);
-  return impl_->state.finished;
+  return impl_->ended();
 }
 
 Executor::Executor(ExecutorOptions options) {
@@ -188,6 +200,10 @@ Executor::Executor(ExecutorOptions options) {
   };
   check(options.threads, "threads");
   check(options.waiting_lanes, "waiting_lanes");
+  if (options.step_timeout.count() < 0 || options.drain_timeout.count() < 0) {
+    throw Error(ErrorKind::config, str("executor: time-outs of ", options.step_timeout.count(), " and ",
+                                       options.drain_timeout.count(), " ms (not negative)"));
+  }
   if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   impl_ = std::make_shared<Impl>(options, options.threads + options.waiting_lanes);
 }
@@ -225,10 +241,10 @@ Run Executor::start(const Program& program) {
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
   }
-  auto run       = std::make_shared<Run::Impl>(what, options);
+  auto run       = std::make_shared<Run::Impl>(what, impl_->pool, options);
   impl_->current = run;
   try {
-    what->step.begin(impl_->pool, run->state, options.waiting_lanes > 0 || what->computes_inside);
+    what->step.begin(*impl_->pool, run->state, options.waiting_lanes > 0 || what->computes_inside);
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
     run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);

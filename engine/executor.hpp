@@ -19,7 +19,6 @@ class Program {
   Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory);
 
   [[nodiscard]] Memory& memory() const noexcept;
-  [[nodiscard]] const std::shared_ptr<Memory>& shared_memory() const noexcept;
   [[nodiscard]] std::size_t num_tasks() const noexcept;
   [[nodiscard]] std::size_t num_task_edges() const noexcept;
   [[nodiscard]] std::size_t num_waiting_lanes() const noexcept;
@@ -36,7 +35,7 @@ struct ExecutorOptions {
   int threads = 0;
   // Workers beyond those: one for each lane on which the world waits.
   int waiting_lanes = 0;
-  // How long a step may take; 0: as long as it wants.
+  // How long a step may take; 0: as long as it wants. Looked at by whoever waits: get() or done().
   std::chrono::milliseconds step_timeout{0};
   // How long a stopped step may take to let go of the bodies that still run.
   std::chrono::milliseconds drain_timeout{5000};
@@ -47,8 +46,8 @@ struct ExecutorOptions {
 // A Run that is dropped without get() waits too, and its error is lost.
 class Run {
  public:
-  Run(Run&&) noexcept            = default;
-  Run& operator=(Run&&) noexcept = default;
+  Run(Run&&) noexcept = default;
+  Run& operator=(Run&& other) noexcept;
   ~Run();
 
   void get();
@@ -59,6 +58,7 @@ class Run {
   friend class Executor;
   struct Impl;
   explicit Run(std::shared_ptr<Impl> impl);
+  void drop() noexcept;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -37,6 +37,12 @@ Region normal_form(const Access& access, const BufferSpec& buffer, std::string_v
   return region;
 }
 
+// A handle that was never set, or one of another graph.
+std::string not_of_this_graph(const char* what, std::uint32_t id, std::size_t count) {
+  if (id == ~std::uint32_t{0}) return str("graph: this ", what, " was never made (graph.", what, "(...) makes one)");
+  return str("graph: ", what, " #", id, " is not of this graph (", count, " ", what, "s)");
+}
+
 bool contains(const std::vector<Rank>& ranks, Rank rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
@@ -155,7 +161,7 @@ Rank Graph::rank_of(const NodeSpec& spec) const {
   for (const AccessList* list : {&spec.reads, &spec.writes, &spec.accumulates}) {
     for (const Access& access : list->view()) {
       if (access.buffer.id >= data_->buffers.size()) {
-        refuse(str("graph: node '", spec.name, "': buffer #", access.buffer.id, " is not of this graph"));
+        refuse(str("node '", spec.name, "': ", not_of_this_graph("buffer", access.buffer.id, data_->buffers.size())));
       }
       const BufferSpec& buffer = data_->buffers[access.buffer.id];
       agree(rank, buffer.rank, [&] { return str("buffer '", buffer.name, "'"); });
@@ -171,7 +177,7 @@ Rank Graph::rank_of(const NodeSpec& spec) const {
 void Graph::check_part(const NodeSpec& spec, Rank rank) const {
   const PartSpec& part = *spec.part;
   const auto bad       = [&](const std::string& why) { refuse(str("graph: part '", spec.name, "': ", why)); };
-  if (part.group.id >= data_->groups.size()) bad(str("group #", part.group.id, " is not of this graph"));
+  if (part.group.id >= data_->groups.size()) bad(not_of_this_graph("group", part.group.id, data_->groups.size()));
   const GroupSpec& group = data_->groups[part.group.id];
   if (!contains(group.ranks, rank)) bad(str("rank ", rank, " is not in group '", group.name, "'"));
   if (point_to_point(part.op)) {
@@ -179,9 +185,18 @@ void Graph::check_part(const NodeSpec& spec, Rank rank) const {
     if (part.peer == rank) bad(str("rank ", rank, " cannot ", to_string(part.op), " to itself"));
   }
   if (part.op == PartOp::broadcast && !contains(group.ranks, part.root)) {
-    bad(str("root ", part.root, " is not in group '", group.name, "'"));
+    bad(str("root ", part.root, " is not in group '", group.name, "' (set .root to the rank that sends)"));
   }
-  if (part.issue < -1) bad(str("issue position ", part.issue, " (from 0, or -1 for the next)"));
+  for (const AccessList* list : {&spec.reads, &spec.writes, &spec.accumulates}) {
+    for (const Access& access : list->view()) {
+      const BufferSpec& buffer = data_->buffers[access.buffer.id];
+      if (buffer.token || buffer.type == DType::u8 || buffer.type == part.type) continue;
+      bad(str("its type is ", part.type, ", but buffer '", buffer.name, "' holds ", buffer.type,
+              " (equal, or a buffer of plain bytes: u8)"));
+    }
+  }
+  if (part.issue < -1 || part.issue > (1 << 30))
+    bad(str("issue position ", part.issue, " (0 to 2^30, or -1 for the next)"));
 }
 
 Node Graph::add(const NodeSpec& spec, Body body) {
@@ -298,35 +313,42 @@ std::uint32_t Graph::num_nodes() const noexcept { return static_cast<std::uint32
 std::uint32_t Graph::num_buffers() const noexcept { return static_cast<std::uint32_t>(data_->buffers.size()); }
 std::uint32_t Graph::num_groups() const noexcept { return static_cast<std::uint32_t>(data_->groups.size()); }
 
-std::string_view Graph::name(Node node) const { return data_->name(node.id); }
-Rank Graph::rank(Node node) const { return Rank{data_->nodes[node.id].rank}; }
-std::optional<Lane> Graph::lane(Node node) const {
-  const NodeRecord& record = data_->nodes[node.id];
-  if (record.lane < 0) return std::nullopt;
-  return Lane{Rank{record.rank}, static_cast<LaneKind>(record.lane)};
+const NodeRecord& Graph::record(Node node) const {
+  if (node.id >= data_->nodes.size())
+    refuse(str("graph: node #", node.id, " is not of this graph (", data_->nodes.size(), " nodes)"));
+  return data_->nodes[node.id];
 }
-std::uint32_t Graph::lane_position(Node node) const { return data_->nodes[node.id].lane_position; }
+
+std::string_view Graph::name(Node node) const { return (void)record(node), data_->name(node.id); }
+Rank Graph::rank(Node node) const { return Rank{record(node).rank}; }
+std::optional<Lane> Graph::lane(Node node) const {
+  const NodeRecord& of = record(node);
+  if (of.lane < 0) return std::nullopt;
+  return Lane{Rank{of.rank}, static_cast<LaneKind>(of.lane)};
+}
+std::uint32_t Graph::lane_position(Node node) const { return record(node).lane_position; }
 std::uint32_t Graph::lane_size(Lane lane) const {
+  if (index(lane.rank) < 0 || index(lane.rank) >= data_->num_ranks)
+    refuse(str("graph: rank ", lane.rank, " is not in the world (0 to ", data_->num_ranks - 1, ")"));
   return data_
       ->lane_sizes[static_cast<std::size_t>(index(lane.rank)) * num_lane_kinds + static_cast<std::size_t>(lane.kind)];
 }
-NodeKind Graph::kind(Node node) const { return data_->nodes[node.id].kind; }
-std::string_view Graph::op(Node node) const { return data_->strings[data_->nodes[node.id].op]; }
-bool Graph::parallel(Node node) const { return data_->nodes[node.id].parallel; }
-const Cost& Graph::cost(Node node) const { return data_->nodes[node.id].cost; }
+NodeKind Graph::kind(Node node) const { return record(node).kind; }
+std::string_view Graph::op(Node node) const { return data_->strings[record(node).op]; }
+bool Graph::parallel(Node node) const { return record(node).parallel; }
+const Cost& Graph::cost(Node node) const { return record(node).cost; }
 Labels Graph::labels(Node node) const {
-  const NodeRecord& record = data_->nodes[node.id];
-  return {record.stage, record.microbatch, record.layer, std::string(data_->strings[record.phase])};
+  const NodeRecord& of = record(node);
+  return {of.stage, of.microbatch, of.layer, std::string(data_->strings[of.phase])};
 }
-std::size_t Graph::num_accesses(Node node) const {
-  return data_->access_end(node.id) - data_->nodes[node.id].access_begin;
-}
+std::size_t Graph::num_accesses(Node node) const { return data_->access_end(node.id) - record(node).access_begin; }
 Graph::AccessView Graph::access(Node node, std::size_t i) const {
   const AccessRecord& record = data_->accesses[data_->nodes[node.id].access_begin + i];
   return {{record.buffer()}, record.mode(), data_->region(record)};
 }
-bool Graph::has_part(Node node) const { return data_->nodes[node.id].part >= 0; }
+bool Graph::has_part(Node node) const { return record(node).part >= 0; }
 Graph::PartView Graph::part(Node node) const {
+  if (!has_part(node)) refuse(str("graph: ", describe(node), " is not a part"));
   const PartRecord& record = data_->parts[static_cast<std::size_t>(data_->nodes[node.id].part)];
   return {.group         = {record.group},
           .op            = record.op,
@@ -339,9 +361,15 @@ Graph::PartView Graph::part(Node node) const {
           .bytes_read    = record.bytes_read,
           .bytes_written = record.bytes_written};
 }
-const Body& Graph::body(Node node) const { return data_->bodies[node.id]; }
-const BufferSpec& Graph::spec(Buffer buffer) const { return data_->buffers[buffer.id]; }
-const GroupSpec& Graph::spec(Group group) const { return data_->groups[group.id]; }
+const Body& Graph::body(Node node) const { return (void)record(node), data_->bodies[node.id]; }
+const BufferSpec& Graph::spec(Buffer buffer) const {
+  if (buffer.id >= data_->buffers.size()) refuse(not_of_this_graph("buffer", buffer.id, data_->buffers.size()));
+  return data_->buffers[buffer.id];
+}
+const GroupSpec& Graph::spec(Group group) const {
+  if (group.id >= data_->groups.size()) refuse(not_of_this_graph("group", group.id, data_->groups.size()));
+  return data_->groups[group.id];
+}
 
 NodeSpec Graph::spec(Node node) const {
   NodeSpec spec{.name     = std::string(name(node)),
@@ -379,7 +407,7 @@ std::string Graph::describe(Node node) const {
 }
 
 std::string Graph::describe(Buffer buffer) const {
-  const BufferSpec& spec = data_->buffers[buffer.id];
+  const BufferSpec& spec = this->spec(buffer);
   const char* what       = spec.token ? "token" : "buffer";
   return spec.name.empty() ? str(what, " #", buffer.id) : str(what, " '", spec.name, "'");
 }

@@ -17,6 +17,7 @@ namespace stepgraph {
 class Graph;
 struct Edges;      // engine/edges.hpp
 struct GraphData;  // engine/graph_data.hpp
+struct NodeRecord;
 
 struct BufferSpec {
   std::string name        = {};
@@ -151,6 +152,7 @@ class Graph {
 
  private:
   GraphData& mutate();
+  [[nodiscard]] const NodeRecord& record(Node node) const;  // checked
   template <class What>
   void check_rank(Rank rank, const What& what) const;  // `what()` names who asks, when it is refused
   void check_part(const NodeSpec& spec, Rank rank) const;

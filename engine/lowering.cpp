@@ -143,6 +143,12 @@ class Lowerer {
     } else {
       for (const Rank rank : group.ranks) expected += world_.is_local(rank) ? 1 : 0;
     }
+    if (match.parts.size() != expected && graph_.only_rank()) {
+      throw Error(ErrorKind::config,
+                  str("program: the graph holds rank ", *graph_.only_rank(), " only, but the other members of group '",
+                      group.name,
+                      "' live in this world too (run the whole graph here, or the slice where its rank lives alone)"));
+    }
     if (match.parts.size() != expected) {
       throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
                                         group.name, "') meets ", match.parts.size() - 1, " other parts instead of ",
@@ -151,7 +157,9 @@ class Lowerer {
     for (const LocalPart& part : match.parts) {
       const Graph::PartView other = graph_.part(part.node);
       const bool same             = other.op == what.op || (point_to_point(other.op) && point_to_point(what.op));
-      if (!same || other.type != what.type || other.root != what.root || other.reduction != what.reduction) {
+      const bool reduces          = what.op == PartOp::all_reduce || what.op == PartOp::reduce_scatter;
+      if (!same || other.type != what.type || (what.op == PartOp::broadcast && other.root != what.root) ||
+          (reduces && other.reduction != what.reduction)) {
         throw Error(ErrorKind::graph,
                     str("program: ", graph_.describe(first), " and ", graph_.describe(part.node), " meet on group '",
                         group.name, "' but do not do the same (verify says how they differ)"));

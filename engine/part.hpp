@@ -11,7 +11,7 @@ namespace stepgraph {
 // The ranks of a communicator, in their order. A communicator is a queue: each member's operations on it run one
 // after another, whatever lanes they are on.
 struct Group {
-  std::uint32_t id = ~std::uint32_t{0};  // of no graph
+  std::uint32_t id                                   = ~std::uint32_t{0};  // of no graph
   friend bool operator==(const Group&, const Group&) = default;
 };
 

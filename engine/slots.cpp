@@ -8,7 +8,7 @@ int Slots::try_acquire(int preferred) noexcept {
   for (int i = 0; i < count_; ++i) {
     const int slot           = (preferred + i) % count_;
     std::atomic<bool>& taken = slots_[static_cast<std::size_t>(slot)].taken;
-    if (!taken.load(std::memory_order_relaxed) && !taken.exchange(true)) return slot;
+    if (!taken.load() && !taken.exchange(true)) return slot;
   }
   return -1;
 }

@@ -47,13 +47,19 @@ struct Tiles {
 // Holds a licence to compute while it lives.
 class SlotGuard {
  public:
-  SlotGuard(Slots& slots, int preferred) : slots_(slots), slot_(slots.acquire(preferred)) {}
-  ~SlotGuard() { slots_.release(slot_); }
+  SlotGuard(Slots& slots, Worker& worker) : slots_(slots), worker_(worker), slot_(slots.acquire(worker.index)) {
+    worker_.has_slot = true;
+  }
+  ~SlotGuard() {
+    worker_.has_slot = false;
+    slots_.release(slot_);
+  }
   SlotGuard(const SlotGuard&)            = delete;
   SlotGuard& operator=(const SlotGuard&) = delete;
 
  private:
   Slots& slots_;
+  Worker& worker_;
   int slot_;
 };
 
@@ -190,20 +196,18 @@ void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
 // Where more threads than may compute at once could be at work: with a licence, unless the node waits.
 void Step::run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   if (!waits_.empty() && waits_[task.node]) return execute(invoke, task, worker);
-  const SlotGuard slot(pool_->slots, worker.index);
+  const SlotGuard slot(pool_->slots, worker);
   if (!stopping()) execute(invoke, task, worker);  // it may have waited long for its licence
 }
 
 void Step::stop(RunState& run, const Error& why, bool name_running) {
-  std::string reason;
-  {
-    const std::lock_guard lock(run.mutex);
-    if (run.finished || run.error) return;
-    const std::string names = name_running ? running() : std::string();
-    reason                  = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
-    run.error               = Error(why.kind(), reason);
-    run.stopping.store(true);
-  }
+  // The world hears of it under the lock: a run ends by taking it, so this abort cannot reach the next step.
+  const std::lock_guard lock(run.mutex);
+  if (run.finished || run.error) return;
+  const std::string names  = name_running ? running() : std::string();
+  const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
+  run.error                = Error(why.kind(), reason);
+  run.stopping.store(true);
   world_.abort(reason);
 }
 
@@ -230,6 +234,7 @@ std::string Step::running() const {
 }
 
 void Step::waiting_for(std::string_view what) {
+  if (!this_worker) return;  // a tile on a thread of the arena: its caller's worker speaks for the node
   Worker& worker = *this_worker;
   const std::lock_guard lock(worker.mutex);
   worker.waiting_for  = what;
@@ -256,9 +261,8 @@ void Step::parallel_for(Node node, std::int64_t num_tiles, const std::function<v
   }
   {
     // A body on a waiting lane holds no licence; it needs one while it computes.
-    const Worker* worker = this_worker;  // null on a thread of the arena: a kernel inside a kernel
-    std::optional<SlotGuard> slot;
-    if (worker && !waits_.empty() && waits_[node.id]) slot.emplace(pool.slots, worker->index);
+    std::optional<SlotGuard> slot;  // not on a thread of the arena, nor in a kernel inside a kernel: those have one
+    if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
     tiles->work([] { return false; });
   }
   for (int left; (left = tiles->helpers.load()) > 0;) tiles->helpers.wait(left);

@@ -33,6 +33,7 @@ struct alignas(64) Worker {
   Context context;  // what it runs, and in which step
   int index         = 0;
   bool said_waiting = false;  // its own thread's
+  bool has_slot     = false;  // its own thread's: it may compute
   std::mutex mutex;           // guards `waiting_for`
   std::string waiting_for;    // what the current node said it waits for
   void forget_waiting();
@@ -83,7 +84,6 @@ class Step {
 
   [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
   [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
-  [[nodiscard]] const std::shared_ptr<Memory>& shared_memory() const noexcept { return memory_; }
   void parallel_for(Node node, std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile);
   void waiting_for(std::string_view what);
 

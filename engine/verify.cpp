@@ -53,6 +53,8 @@ std::string_view to_string(Flaw flaw) noexcept {
 }
 
 std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
+  if (options.max_findings == 0)
+    throw Error(ErrorKind::config, "verify: max_findings = 0 would find nothing (at least 1)");
   check_edges_fit(graph, edges);
   verifier::Findings findings(options.max_findings);
   check_workers(graph, options, findings);

@@ -16,7 +16,6 @@ class Findings {
     if (!full()) list_.push_back({flaw, std::move(message)});
   }
   [[nodiscard]] bool full() const noexcept { return list_.size() >= limit_; }
-  [[nodiscard]] bool empty() const noexcept { return list_.empty(); }
   [[nodiscard]] std::vector<Finding> take() { return std::move(list_); }
 
  private:

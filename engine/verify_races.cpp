@@ -2,7 +2,6 @@
 #include <bit>
 #include <map>
 #include <memory>
-#include <unordered_map>
 
 #include "engine/error.hpp"
 #include "engine/verify_internal.hpp"
@@ -204,10 +203,19 @@ class RaceChecker {
 
   void write(Instance node, const Graph::AccessView& access, Mixed& buffer) {
     for (EntrySet* set : {&buffer.reads, &buffer.writes}) {
+      std::vector<Entry> left;  // what a write leaves of an entry that it covers in part
       set->for_overlapping(access.region, [&](const Entry& entry, Range bytes) {
         require(entry.instance, node, access, bytes, set == &buffer.writes);
-        return covers(access.region, entry.region);
+        if (covers(access.region, entry.region)) return true;
+        if (!access.region.contiguous() || !entry.region.contiguous()) return false;
+        const auto keep = [&](std::int64_t begin, std::int64_t end) {
+          if (begin < end) left.push_back({{.offset = begin, .length = end - begin}, entry.instance});
+        };
+        keep(entry.region.begin(), access.region.begin());
+        keep(access.region.end(), entry.region.end());
+        return true;
       });
+      for (const Entry& entry : left) set->insert(entry);
     }
     buffer.writes.insert({access.region, node});
     if (!node.second) buffer.written.add(access.region);

@@ -57,7 +57,8 @@ class World {
   // is that of the first local part, for parallel_for and stopping().
   virtual void communicate(const Context& context, const Exchange& exchange) = 0;
 
-  // The step has failed here: wake whoever waits and tell the peers. Called from any thread, at most once a step.
+  // The step has failed here: wake whoever waits and tell the peers. Called from any thread, at most once a step,
+  // before the step ends; must not wait for a node.
   virtual void abort(std::string_view why) noexcept = 0;
 };
 

@@ -73,7 +73,7 @@ class Builder {
       for (int rank = 0; rank < spec_.ranks; ++rank) forward(rank, layer);
     }
     for (int rank = 0; rank < spec_.ranks; ++rank) loss(rank);
-    all_reduce(graph(), {.name      = "loss",
+    all_reduce(graph(), {.name      = "loss over ranks",
                          .group     = loss_group_,
                          .lane      = LaneKind::tp,
                          .in        = [&](Rank rank) { return at(step_.loss, rank); },
@@ -149,7 +149,7 @@ class Builder {
   void gather(int layer, const std::string& phase) {
     ++num_gathers_;
     const auto nodes =
-        all_gather(graph(), {.name  = str("all_gather layer", layer),
+        all_gather(graph(), {.name  = str("all_gather ", phase == "forward" ? "F" : "B", " layer", layer),
                              .group = weights_group_,
                              .lane  = LaneKind::gather,
                              .in  = [&](Rank rank) { return at(step_.shards, rank)[static_cast<std::size_t>(layer)]; },

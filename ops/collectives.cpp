@@ -11,20 +11,27 @@ std::int64_t num_bytes(const Graph& graph, const Access& access) {
   return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
 }
 
+// The type of the elements a part moves: as given, else that of the buffers it touches.
+DType element_type(const Graph& graph, const NodeSpec& node, std::optional<DType> given) {
+  if (given) return *given;
+  for (const AccessList* list : {&node.reads, &node.accumulates, &node.writes}) {
+    for (const Access& access : list->view()) return graph.spec(access.buffer).type;
+  }
+  return DType::u8;
+}
+
 std::vector<Node> add_parts(Graph& graph, const Collective& spec, PartOp op) {
   std::vector<Node> nodes;
   for (const Rank rank : graph.spec(spec.group).ranks) {
     if (!is_here(graph, rank)) continue;
-    NodeSpec node{.name   = spec.name,
-                  .lane   = graph.lane(rank, spec.lane),
-                  .part   = PartSpec{.group     = spec.group,
-                                     .op        = op,
-                                     .reduction = spec.reduction,
-                                     .type      = spec.type,
-                                     .root      = spec.root,
-                                     .message   = spec.name},
-                  .op     = std::string(to_string(op)),
-                  .labels = spec.labels};
+    NodeSpec node{
+        .name = spec.name,
+        .lane = graph.lane(rank, spec.lane),
+        .part =
+            PartSpec{
+                .group = spec.group, .op = op, .reduction = spec.reduction, .root = spec.root, .message = spec.name},
+        .op     = std::string(to_string(op)),
+        .labels = spec.labels};
     const bool reads = spec.in && (op != PartOp::broadcast || rank == spec.root);
     if (reads && !spec.out) {
       node.accumulates.push_back(spec.in(rank));
@@ -35,6 +42,7 @@ std::vector<Node> add_parts(Graph& graph, const Collective& spec, PartOp op) {
     for (const AccessList* list : {&node.reads, &node.accumulates}) {
       for (const Access& access : list->view()) node.cost.bytes_sent += static_cast<double>(num_bytes(graph, access));
     }
+    node.part->type = element_type(graph, node, spec.type);
     nodes.push_back(graph.add(node));
   }
   return nodes;
@@ -77,15 +85,14 @@ std::vector<Node> send_recv(Graph& graph, const Message& message) {
     const bool sends = op == PartOp::send;
     const Rank rank  = sends ? message.from : message.to;
     if (!is_here(graph, rank)) continue;
-    NodeSpec node{.name   = message.name,
-                  .lane   = graph.lane(rank, sends ? message.send_lane : message.recv_lane),
-                  .part   = PartSpec{.group   = message.group,
-                                     .op      = op,
-                                     .type    = message.type,
-                                     .peer    = sends ? message.to : message.from,
-                                     .message = message.name},
-                  .op     = std::string(to_string(op)),
-                  .labels = message.labels};
+    NodeSpec node{
+        .name = message.name,
+        .lane = graph.lane(rank, sends ? message.send_lane : message.recv_lane),
+        .part =
+            PartSpec{
+                .group = message.group, .op = op, .peer = sends ? message.to : message.from, .message = message.name},
+        .op     = std::string(to_string(op)),
+        .labels = message.labels};
     if (sends) {
       const Access in = message.in();
       node.reads.push_back(in);
@@ -93,6 +100,7 @@ std::vector<Node> send_recv(Graph& graph, const Message& message) {
     } else {
       node.writes.push_back(message.out());
     }
+    node.part->type = element_type(graph, node, message.type);
     nodes.push_back(graph.add(node));
   }
   return nodes;

@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ struct Collective {
   std::string name                = {};  // also the message id
   Group group                     = {};
   LaneKind lane                   = LaneKind::reduce;
-  DType type                      = DType::f32;
+  std::optional<DType> type       = {};  // of the elements; none: the buffers'
   std::function<Access(Rank)> in  = {};
   std::function<Access(Rank)> out = {};  // none: in place, where that makes sense
   Reduction reduction             = Reduction::sum;
@@ -35,7 +36,7 @@ struct Message {
   Rank to                     = {};
   LaneKind send_lane          = LaneKind::pp_send;
   LaneKind recv_lane          = LaneKind::pp_recv;
-  DType type                  = DType::f32;
+  std::optional<DType> type   = {};  // of the elements; none: the buffers'
   std::function<Access()> in  = {};  // the sender's bytes
   std::function<Access()> out = {};  // the receiver's
   Labels labels               = {};

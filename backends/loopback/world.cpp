@@ -52,6 +52,16 @@ void copy_to(std::span<const Piece> pieces, std::int64_t begin, std::span<const 
   });
 }
 
+// Integers wrap around, as they do elsewhere: no overflow is undefined.
+template <class T, class Op>
+T wrap(T a, T b, Op op) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(op(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)));
+  } else {
+    return op(a, b);
+  }
+}
+
 template <class T>
 void reduce_into(std::span<std::byte> total, std::span<const std::byte> next, Reduction reduction) {
   const auto fold = [&](auto op) {
@@ -66,13 +76,13 @@ void reduce_into(std::span<std::byte> total, std::span<const std::byte> next, Re
   switch (reduction) {
     case Reduction::sum:
     case Reduction::average:
-      return fold([](T a, T b) { return static_cast<T>(a + b); });
+      return fold([](T a, T b) { return wrap<T>(a, b, [](auto x, auto y) { return x + y; }); });
     case Reduction::min:
       return fold([](T a, T b) { return std::min(a, b); });
     case Reduction::max:
       return fold([](T a, T b) { return std::max(a, b); });
     case Reduction::product:
-      return fold([](T a, T b) { return static_cast<T>(a * b); });
+      return fold([](T a, T b) { return wrap<T>(a, b, [](auto x, auto y) { return x * y; }); });
   }
 }
 
@@ -81,7 +91,11 @@ void divide(std::span<std::byte> total, int count) {
   for (std::size_t i = 0; i < total.size(); i += sizeof(T)) {
     T a;
     std::memcpy(&a, total.data() + i, sizeof(T));
-    a = static_cast<T>(a / static_cast<T>(count));
+    if constexpr (std::is_integral_v<T>) {
+      a = static_cast<T>(static_cast<std::int64_t>(a) / count);
+    } else {
+      a /= static_cast<T>(count);
+    }
     std::memcpy(total.data() + i, &a, sizeof(T));
   }
 }
@@ -210,7 +224,7 @@ void check_sizes(const Exchange& exchange) {
         break;
       case PartOp::send:
       case PartOp::recv:
-        fits = all_in == all_out && num_bytes(exchange.parts[0].in) == all_in;
+        fits = num_bytes(exchange.parts[0].in) == num_bytes(exchange.parts[1].out);
         break;
       case PartOp::broadcast:
         fits = out * n == all_out && (part.rank != exchange.what.root || in == out);

@@ -8,7 +8,7 @@
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 
-TEST_CASE("a machine without a CUDA device says so as a backend error", "[backends][cuda]") {
+TEST_CASE("CUDA devices are listed, or their absence is a backend error", "[backends][cuda]") {
   try {
     const auto devices = sg::cuda_devices();
     for (const auto& device : devices) CHECK(device.memory_bytes > 0);

@@ -167,3 +167,55 @@ TEST_CASE("a reduction of a type that loopback cannot add is refused by name", "
       executor.run(graph, world), sg::Error,
       Catch::Matchers::MessageMatches(Catch::Matchers::ContainsSubstring("reductions of bf16 are not supported")));
 }
+
+TEST_CASE("integers are averaged as integers, whatever the number of ranks", "[backends][loopback]") {
+  constexpr int ranks = 256;
+  sg::Graph graph(ranks);
+  std::vector<sg::Rank> members;
+  std::vector<sg::Buffer> x;
+  for (int rank = 0; rank < ranks; ++rank) {
+    members.push_back(sg::Rank{rank});
+    x.push_back(graph.buffer({.name       = "x",
+                              .rank       = sg::Rank{rank},
+                              .size_bytes = 8,
+                              .type       = sg::DType::i32,
+                              .lifetime   = sg::Lifetime::persistent}));
+  }
+  const sg::Group all = graph.group({.name = "all", .ranks = members});
+  sg::all_reduce(graph, {.name = "mean", .group = all, .in = Trial::whole(x), .reduction = sg::Reduction::average});
+  sg::LoopbackWorld world(ranks);
+  sg::Executor executor({.threads = 2});
+  const sg::Program program(graph, world);
+  for (const sg::Buffer buffer : x) program.memory().span<std::int32_t>(buffer)[1] = -7;
+  executor.run(program);
+  CHECK(program.memory().span<std::int32_t>(x[3])[1] == -7);
+}
+
+TEST_CASE("a part whose type is not its buffer's is refused; a collective takes it from the buffer",
+          "[backends][loopback][refuses]") {
+  sg::Graph graph(1);
+  const sg::Group group = graph.group({.name = "g", .ranks = {sg::Rank{0}}});
+  const sg::Buffer x =
+      graph.buffer({.name = "x", .size_bytes = 8, .type = sg::DType::f64, .lifetime = sg::Lifetime::persistent});
+  CHECK_THROWS_MATCHES(
+      graph.add({.name = "r", .accumulates = {x}, .part = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce}}),
+      sg::Error,
+      Catch::Matchers::MessageMatches(Catch::Matchers::ContainsSubstring("its type is f32, but buffer 'x' holds f64")));
+  const auto nodes =
+      sg::all_reduce(graph, {.name = "r", .group = group, .in = [x](sg::Rank) { return sg::Access(x); }});
+  CHECK(graph.part(nodes[0]).type == sg::DType::f64);
+  CHECK_THROWS_AS(sg::all_reduce(graph, {.name = "no group", .in = [x](sg::Rank) { return sg::Access(x); }}),
+                  sg::Error);
+}
+
+TEST_CASE("a receiver may add other bytes to its declaration; the message is what it writes", "[backends][loopback]") {
+  Trial trial(2);
+  const auto in = trial.buffers(4, "in"), out = trial.buffers(4, "out");
+  trial.graph.add({.name  = "m",
+                   .reads = {in[0]},
+                   .part  = sg::PartSpec{.group = trial.group, .op = sg::PartOp::send, .peer = sg::Rank{1}}});
+  trial.graph.add({.name        = "m",
+                   .accumulates = {out[1]},
+                   .part        = sg::PartSpec{.group = trial.group, .op = sg::PartOp::recv, .peer = sg::Rank{0}}});
+  CHECK(trial.run(in, out)[1] == std::vector<float>{0, 1, 2, 3});
+}

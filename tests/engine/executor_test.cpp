@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "backends/loopback/world.hpp"
@@ -443,4 +444,154 @@ TEST_CASE("an empty graph runs", "[engine][executor]") {
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
   CHECK_NOTHROW(executor.run(sg::Graph(), world));
+}
+
+TEST_CASE("an old run of a program does not free it for a second run at the same time", "[engine][executor][refuses]") {
+  std::atomic<bool> go{true};
+  sg::Graph graph, other;
+  graph.add({.name = "held"}, [&] {
+    while (!go) std::this_thread::yield();
+  });
+  other.add({.name = "n"}, [] {});
+  sg::LoopbackWorld world(1);
+  sg::Executor one({.threads = 1}), two({.threads = 1});
+  const sg::Program program(graph, world), quick(other, world);
+  one.run(program);
+  go          = false;
+  sg::Run run = two.start(program);
+  one.run(quick);
+  const std::string error = error_of([&] { one.run(program); });
+  go                      = true;
+  run.get();
+  CHECK_THAT(error, ContainsSubstring("under way on another executor"));
+}
+
+TEST_CASE("a run can be asked after its executor is gone, and is waited for when another takes its place",
+          "[engine][executor]") {
+  std::atomic<int> started{0}, ended{0};
+  sg::Graph graph;
+  graph.add({.name = "slow"}, [&](const sg::Context& c) {
+    ++started;
+    for (int i = 0; i < 20 && !c.stopping(); ++i) std::this_thread::sleep_for(1ms);
+    ++ended;
+  });
+  sg::LoopbackWorld world(1);
+  std::optional<sg::Run> run;
+  {
+    sg::Executor executor({.threads = 1});
+    run.emplace(executor.start(sg::Program(graph, world)));
+    while (started < 1) std::this_thread::yield();
+  }
+  CHECK(ended == 1);
+  CHECK_THAT(error_of([&] { run->get(); }), ContainsSubstring("its executor was destroyed"));
+
+  sg::Executor executor({.threads = 1}), another({.threads = 1});
+  const sg::Program program(graph, world), second(graph, world);
+  sg::Run first = executor.start(program);
+  first         = another.start(second);
+  CHECK(ended >= 2);
+  CHECK_NOTHROW(executor.run(program));
+  first.get();
+}
+
+TEST_CASE("a program is free again once its run is done", "[engine][executor]") {
+  sg::Graph graph;
+  graph.add({.name = "n"}, [] {});
+  sg::LoopbackWorld world(1);
+  sg::Executor one({.threads = 1}), two({.threads = 1});
+  const sg::Program program(graph, world);
+  sg::Run run = one.start(program);
+  while (!run.done()) std::this_thread::yield();
+  CHECK_NOTHROW(two.run(program));
+  CHECK_NOTHROW(run.get());
+}
+
+TEST_CASE("a world is told of a failure before the step ends, never in the next", "[engine][executor][cancel]") {
+  sg::Graph graph(2);
+  graph.add({.name = "long", .rank = r0}, [](const sg::Context& c) {
+    while (!c.stopping()) std::this_thread::yield();
+  });
+  WaitingWorld world(2, r0);
+  sg::Executor executor({.threads = 1});
+  const sg::Program program(graph, world);
+  for (int i = 1; i <= 50; ++i) {
+    sg::Run run = executor.start(program);
+    std::thread canceller([&] { run.cancel(); });
+    CHECK_THROWS_AS(run.get(), sg::Error);
+    CHECK(world.aborts() == i);  // heard by the time get() returns
+    canceller.join();
+  }
+}
+
+TEST_CASE("kernels inside kernels work on a waiting lane with one thread", "[engine][executor][threads]") {
+  sg::Graph graph;
+  std::atomic<int> tiles{0};
+  graph.add({.name = "host", .lane = graph.lane(r0, sg::LaneKind::host), .parallel = true}, [&](const sg::Context& c) {
+    c.parallel_for(2, [&](std::int64_t) { c.parallel_for(2, [&](std::int64_t) { ++tiles; }); });
+  });
+  WaitingWorld world(1);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 10s});
+  executor.run(graph, world);
+  CHECK(tiles == 4);
+}
+
+TEST_CASE("a tile may say what it waits for on any thread", "[engine][executor][threads]") {
+  sg::Graph graph;
+  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    c.parallel_for(64, [&](std::int64_t) {
+      c.waiting_for("nothing much");
+      std::this_thread::sleep_for(100us);
+    });
+  });
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2});
+  CHECK_NOTHROW(executor.run(graph, world));
+}
+
+TEST_CASE("time-outs must not be negative", "[engine][executor][refuses]") {
+  CHECK_THAT(error_of([] { sg::Executor({.step_timeout = -5ms}); }), ContainsSubstring("not negative"));
+}
+
+TEST_CASE("a slice with parts is refused where its peers live too", "[engine][executor][refuses]") {
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+  for (int rank = 0; rank < 2; ++rank)
+    graph.add({.name = "sync", .part = sg::PartSpec{.group = pair}, .rank = sg::Rank{rank}});
+  sg::LoopbackWorld world(2);
+  CHECK_THAT(error_of([&] { sg::Program(sg::slice(graph, r0), world); }),
+             ContainsSubstring("the graph holds rank 0 only"));
+}
+
+TEST_CASE("a world's issue order becomes edges between parts", "[engine][executor][parts]") {
+  // Two communications of one rank on different lanes and groups, with nothing else between them.
+  class OrderedWorld final : public sg::World {
+   public:
+    explicit OrderedWorld(sg::IssueOrder order) : order_(order) {}
+    [[nodiscard]] int num_ranks() const override { return 2; }
+    [[nodiscard]] bool is_local(sg::Rank rank) const override { return rank == r0; }
+    [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
+    [[nodiscard]] sg::IssueOrder issue_order() const override { return order_; }
+    void communicate(const sg::Context&, const sg::Exchange&) override {}
+    void abort(std::string_view) noexcept override {}
+
+   private:
+    sg::IssueOrder order_;
+  };
+  const auto num_edges = [](sg::IssueOrder order, bool one_group, int second_issue) {
+    sg::Graph graph(2);
+    const sg::Group a = graph.group({.name = "a", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+    const sg::Group b = one_group ? a : graph.group({.name = "b", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+    graph.add(
+        {.name = "first", .lane = graph.lane(r0, sg::LaneKind::gather), .part = sg::PartSpec{.group = a, .issue = 0}});
+    graph.add({.name = "second",
+               .lane = graph.lane(r0, sg::LaneKind::reduce),
+               .part = sg::PartSpec{.group = b, .issue = second_issue}});
+    OrderedWorld world(order);
+    return sg::Program(graph, world).num_task_edges();
+  };
+  CHECK(num_edges(sg::IssueOrder::any, true, 1) == 0);
+  CHECK(num_edges(sg::IssueOrder::per_communicator, true, 1) == 1);
+  CHECK(num_edges(sg::IssueOrder::per_communicator, false, 1) == 0);
+  CHECK(num_edges(sg::IssueOrder::per_rank, false, 1) == 1);
+  CHECK(num_edges(sg::IssueOrder::per_rank, false, 0) == 0);  // issued together
 }

@@ -257,3 +257,18 @@ TEST_CASE("verify is silent on the sharded step and not on one with a slot too f
   CHECK(first_message(step.graph, without(step.graph.edges(), step.forwards[0][0], step.gathers[0][2]), sg::Flaw::race)
             .find("weight slot 0") != std::string::npos);
 }
+
+TEST_CASE("verify with room for no finding is refused", "[engine][verify][refuses]") {
+  CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), sg::Graph().edges(), {.max_findings = 0}), sg::Error);
+}
+
+TEST_CASE("what a partial write leaves of an earlier access is still checked", "[engine][verify]") {
+  sg::Graph graph;
+  const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 8});
+  const sg::Node whole = graph.add({.name = "whole", .writes = {x}});
+  graph.add({.name = "left", .writes = {x.range(0, 4)}});
+  const sg::Node right = graph.add({.name = "right", .reads = {x.range(4, 4)}});
+  CHECK(sg::find_flaws(graph, graph.edges()).empty());
+  CHECK_THAT(first_message(graph, without(graph.edges(), whole, right), sg::Flaw::race),
+             ContainsSubstring("bytes [4, 8) of buffer 'x'"));
+}

@@ -109,7 +109,7 @@ class Builder {
         const Buffer buffer     = graph_.buffer({.name       = str("b", graph_.num_buffers()),
                                                  .rank       = Rank{rank},
                                                  .size_bytes = size,
-                                                 .type       = pick(random_, all_types),
+                                                 .type       = DType::u8,  // plain bytes: parts of any type may use them
                                                  .lifetime   = lifetime});
         Memory memory{buffer, size, lifetime == Lifetime::step, false};
         give_habits(memory);

@@ -9,7 +9,10 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOUR
 add_library(stepgraph_warnings INTERFACE)
 add_library(stepgraph::warnings ALIAS stepgraph_warnings)
 target_compile_options(stepgraph_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror -Wno-error=deprecated-declarations>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor>)
+if(PROJECT_IS_TOP_LEVEL)  # another project's compiler may know warnings that ours does not
+  target_compile_options(stepgraph_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror -Wno-error=deprecated-declarations>)
+endif()
 
 # Build type Sanitize: fast enough to run everyday, line numbers in reports, and a third of the time to compile.
 set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
@@ -38,6 +41,7 @@ function(stepgraph_library folder)
   add_library(stepgraph::${folder} ALIAS ${target})
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE $<BUILD_INTERFACE:stepgraph::warnings> ${arg_PRIVATE_LINK})
+  target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON POSITION_INDEPENDENT_CODE ON)
 endfunction()
 

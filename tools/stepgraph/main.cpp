@@ -50,6 +50,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
   const std::vector<std::string> unknown = last->remaining();
   if (error.get_name() != "RequiredError" || unknown.empty()) return error.what();
+  if (unknown.front().rfind('-', 0) == 0) return sg::str("unknown option '", unknown.front(), "'");
   std::string known;
   for (const CLI::App* sub : last->get_subcommands([](const CLI::App*) { return true; }))
     known += (known.empty() ? "" : ", ") + sub->get_name();
