@@ -5,7 +5,7 @@
 
 namespace stepgraph {
 
-Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, std::size_t element_bytes) const {
+Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element) const {
   const GraphData& data = step_->graph().data();
   std::size_t seen      = 0;
   for (std::uint32_t k = data.nodes[node().id].access_begin; k < data.access_end(node().id); ++k) {
@@ -13,15 +13,19 @@ Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, std::size_t ele
     if (access.mode() != mode || seen++ != i) continue;
     const BufferSpec& buffer = data.buffers[access.buffer()];
     const Region region      = data.region(access);
-    const auto element       = static_cast<std::int64_t>(element_bytes);
+    const auto size          = static_cast<std::int64_t>(element.size_bytes);
     if (buffer.token) throw Error(ErrorKind::config, str(to_string(mode), "(", i, ") is a token, which has no memory"));
-    if (element_bytes != 1 && buffer.type != DType::u8 && element_bytes != size_bytes(buffer.type)) {
-      throw Error(ErrorKind::config, str("buffer '", buffer.name, "' holds ", buffer.type, ", but ", to_string(mode),
-                                         "(", i, ") asks for elements of ", element_bytes, " bytes"));
+    // Bytes read as anything, and anything as bytes.
+    const bool fits = size == 1 || buffer.type == DType::u8 ||
+                      (element.type ? *element.type == buffer.type : element.size_bytes == size_bytes(buffer.type));
+    if (!fits) {
+      throw Error(ErrorKind::config,
+                  str("buffer '", buffer.name, "' holds ", buffer.type, ", but ", to_string(mode), "(", i,
+                      ") asks for ", element.type ? str(*element.type) : str("elements of ", size, " bytes")));
     }
-    if (region.offset % element != 0 || region.length % element != 0 || region.stride % element != 0) {
+    if (region.offset % size != 0 || region.length % size != 0 || region.stride % size != 0) {
       throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
-                                         buffer.name, "' are not whole elements of ", element_bytes, " bytes"));
+                                         buffer.name, "' are not whole elements of ", size, " bytes"));
     }
     return {step_->memory().bytes({access.buffer()}).data() + region.offset, region.length, region.stride,
             region.count};
@@ -30,8 +34,8 @@ Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, std::size_t ele
               str(to_string(mode), "(", i, "): the node declares ", seen, " such access", seen == 1 ? "" : "es"));
 }
 
-Rows<std::byte> Context::range(AccessMode mode, std::size_t i, std::size_t element_bytes) const {
-  const Rows<std::byte> rows = strided(mode, i, element_bytes);
+Rows<std::byte> Context::range(AccessMode mode, std::size_t i, Element element) const {
+  const Rows<std::byte> rows = strided(mode, i, element);
   if (rows.count == 1) return rows;
   throw Error(ErrorKind::config,
               str(to_string(mode), "(", i, ") is strided, ", rows.count, " rows (use ", to_string(mode), "_rows)"));

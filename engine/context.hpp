@@ -36,17 +36,17 @@ class Context {
   // The i-th entry of `reads`, `writes` or `accumulates`: one range of bytes...
   template <class T = std::byte>
   [[nodiscard]] std::span<const T> read(std::size_t i = 0) const {
-    const Rows<std::byte> rows = range(AccessMode::read, i, sizeof(T));
+    const Rows<std::byte> rows = range(AccessMode::read, i, {sizeof(T), dtype_of<T>()});
     return {reinterpret_cast<const T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
   }
   template <class T = std::byte>
   [[nodiscard]] std::span<T> write(std::size_t i = 0) const {
-    const Rows<std::byte> rows = range(AccessMode::write, i, sizeof(T));
+    const Rows<std::byte> rows = range(AccessMode::write, i, {sizeof(T), dtype_of<T>()});
     return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
   }
   template <class T = std::byte>
   [[nodiscard]] std::span<T> accumulate(std::size_t i = 0) const {
-    const Rows<std::byte> rows = range(AccessMode::accumulate, i, sizeof(T));
+    const Rows<std::byte> rows = range(AccessMode::accumulate, i, {sizeof(T), dtype_of<T>()});
     return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
   }
   // ... or, for a strided access, its rows.
@@ -77,11 +77,15 @@ class Context {
   [[nodiscard]] Rank rank() const;
 
  private:
-  [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, std::size_t element_bytes) const;
-  [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, std::size_t element_bytes) const;
+  struct Element {
+    std::size_t size_bytes;
+    std::optional<DType> type;  // none: the caller's own
+  };
+  [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, Element element) const;
+  [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, Element element) const;
   template <class T>
   [[nodiscard]] Rows<T> rows(AccessMode mode, std::size_t i) const {
-    const Rows<std::byte> bytes = strided(mode, i, sizeof(T));
+    const Rows<std::byte> bytes = strided(mode, i, {sizeof(T), dtype_of<std::remove_const_t<T>>()});
     constexpr auto element      = static_cast<std::int64_t>(sizeof(T));
     return {reinterpret_cast<T*>(bytes.data), bytes.length / element, bytes.stride / element, bytes.count};
   }

@@ -21,6 +21,10 @@ class Memory {
   template <class T>
   [[nodiscard]] std::span<T> span(Buffer buffer) const {
     const std::span<std::byte> raw = bytes(buffer);
+    if (raw.size() % sizeof(T) != 0) {
+      throw Error(ErrorKind::config, str("memory: buffer #", buffer.id, " of ", raw.size(),
+                                         " bytes is not whole elements of ", sizeof(T)));
+    }
     return {reinterpret_cast<T*>(raw.data()), raw.size() / sizeof(T)};
   }
 

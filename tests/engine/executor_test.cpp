@@ -179,6 +179,8 @@ TEST_CASE("a body can touch only what its node declared, and only as that", "[en
   CHECK_THAT(error([](const sg::Context& c) { (void)c.accumulate<float>(); }),
              ContainsSubstring("declares 0 such accesses"));
   CHECK_THAT(error([](const sg::Context& c) { (void)c.read<double>(0); }), ContainsSubstring("holds f32"));
+  CHECK_THAT(error([](const sg::Context& c) { (void)c.read<std::int32_t>(0); }),
+             ContainsSubstring("holds f32, but read(0) asks for i32"));
   CHECK_THAT(error([](const sg::Context& c) { (void)c.read<float>(1); }), ContainsSubstring("use read_rows"));
   CHECK_THAT(error([](const sg::Context& c) { (void)c.read<float>(2); }), ContainsSubstring("not whole elements"));
   CHECK_THAT(error([](const sg::Context& c) { (void)c.write(0); }), ContainsSubstring("is a token"));
