@@ -23,11 +23,14 @@ if(STEPGRAPH_SANITIZE)
   add_link_options(-fsanitize=${STEPGRAPH_SANITIZE})
 endif()
 
-# For programs around the libraries: command-line parsing and test macros take minutes to compile with the
-# undefined-behaviour checks, and what they call has them.
+# For programs around the libraries.
 function(stepgraph_program target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE stepgraph::warnings)
+endfunction()
+
+# Command-line parsing takes minutes to compile with the undefined-behaviour checks, and what it calls has them.
+function(stepgraph_hide_from_ubsan target)
   if(STEPGRAPH_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()
