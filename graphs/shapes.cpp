@@ -49,7 +49,7 @@ Shape random_dag(std::uint32_t num_nodes, std::uint32_t num_edges, std::uint64_t
   return shape;
 }
 
-Graph token_graph(const Shape& shape) {
+Graph token_graph(const Shape& shape, const Body& body) {
   Graph graph;
   auto edge = shape.edges.begin();
   NodeSpec spec{.rank = Rank{0}};
@@ -57,7 +57,7 @@ Graph token_graph(const Shape& shape) {
     spec.reads  = {};
     spec.writes = {graph.token(Rank{0})};  // the node-th buffer
     for (; edge != shape.edges.end() && edge->second == node; ++edge) spec.reads.push_back(Buffer{edge->first});
-    graph.add(spec, [] {});
+    graph.add(spec, body);
   }
   return graph;
 }

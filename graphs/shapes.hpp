@@ -20,8 +20,8 @@ struct Shape {
 [[nodiscard]] Shape wavefront(std::uint32_t side);  // side x side, each after its upper and left neighbours
 [[nodiscard]] Shape random_dag(std::uint32_t num_nodes, std::uint32_t num_edges, std::uint64_t seed);
 
-// The shape as a graph of empty laneless nodes on one rank: each node writes a token that its successors read, so the
-// edges derived are the shape's.
-[[nodiscard]] Graph token_graph(const Shape& shape);
+// The shape as a graph of laneless nodes on one rank, all with one body: each node writes a token that its successors
+// read, so the edges derived are the shape's.
+[[nodiscard]] Graph token_graph(const Shape& shape, const Body& body = Body([] {}));
 
 }  // namespace stepgraph

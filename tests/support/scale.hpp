@@ -10,8 +10,8 @@ inline int scale() {
   return text ? std::max(1, std::atoi(text)) : 1;
 }
 
-// How many of `count` cases to try, and how many of `count` hits to expect then: small samples scatter more.
+// How many of `count` cases to try, and how many of `count` hits to expect then.
 inline int cases(int count) { return std::max(1, count / scale()); }
-inline int at_least(int count) { return scale() == 1 ? count : count / (2 * scale()); }
+inline int at_least(int count) { return count / scale(); }
 
 }  // namespace stepgraph::testing

@@ -85,13 +85,7 @@ void check_edges(const Shape& shape, const Graph& graph, const Program& program)
 
 void check_bodies(const Shape& shape, Executor& executor, LoopbackWorld& world) {
   std::atomic<std::uint32_t> ran{0};
-  Graph graph;
-  auto edge = shape.edges.begin();
-  for (std::uint32_t node = 0; node < shape.num_nodes; ++node) {
-    NodeSpec spec{.writes = {graph.token(Rank{0})}};
-    for (; edge != shape.edges.end() && edge->second == node; ++edge) spec.reads.push_back(Buffer{edge->first});
-    graph.add(spec, [&ran] { ran.fetch_add(1, std::memory_order_relaxed); });
-  }
+  const Graph graph = token_graph(shape, Body([&ran] { ran.fetch_add(1, std::memory_order_relaxed); }));
   executor.run(graph, world);
   if (ran != shape.num_nodes) {
     throw Error(ErrorKind::run,
