@@ -5,19 +5,10 @@
 
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
+#include "engine/matching.hpp"
 
 namespace stepgraph {
 namespace {
-
-// Which parts meet: equal keys. Messages are counted per sender and receiver, other operations per member.
-struct PartKey {
-  std::uint32_t group;
-  std::int32_t from, to;  // -1 unless a message
-  std::uint32_t turn;     // the k-th
-  int member;             // position in the group; for a message 0 for the sender, 1 for the receiver
-  std::uint32_t part;
-  [[nodiscard]] auto meets() const { return std::tuple(group, from, to, turn); }
-};
 
 int position(const GroupSpec& group, std::int32_t rank) {
   return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
@@ -76,57 +67,20 @@ class Lowerer {
   }
 
   void match_parts() {
-    std::vector<std::uint32_t> order;
-    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
-      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
-    }
-    const auto rank_of = [&](std::uint32_t part) { return data_.nodes[data_.parts[part].node].rank; };
-    // Each member's parts of each group, in issue order.
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-      const PartRecord &p = data_.parts[a], &q = data_.parts[b];
-      return std::tuple(p.group, rank_of(a), p.issue) < std::tuple(q.group, rank_of(b), q.issue);
-    });
-    std::vector<PartKey> keys;
-    std::vector<std::uint32_t> sent(static_cast<std::size_t>(data_.num_ranks)), received(sent);
-    for (std::size_t i = 0; i < order.size();) {
-      const PartRecord& first = data_.parts[order[i]];
-      const std::int32_t rank = rank_of(order[i]);
-      const GroupSpec& group  = data_.groups[first.group];
-      const int member        = position(group, rank);
-      std::uint32_t turn      = 0;
-      for (const Rank r : group.ranks)
-        sent[static_cast<std::size_t>(index(r))] = received[static_cast<std::size_t>(index(r))] = 0;
-      for (; i < order.size() && data_.parts[order[i]].group == first.group && rank_of(order[i]) == rank; ++i) {
-        const PartRecord& part = data_.parts[order[i]];
-        const auto peer        = static_cast<std::size_t>(std::max(index(part.peer), 0));
-        if (part.op == PartOp::send) {
-          keys.push_back({part.group, rank, index(part.peer), sent[peer]++, 0, order[i]});
-        } else if (part.op == PartOp::recv) {
-          keys.push_back({part.group, index(part.peer), rank, received[peer]++, 1, order[i]});
-        } else {
-          keys.push_back({part.group, -1, -1, turn++, member, order[i]});
-        }
-      }
-    }
-    std::sort(keys.begin(), keys.end(), [](const PartKey& a, const PartKey& b) {
-      return std::tuple(a.meets(), a.member) < std::tuple(b.meets(), b.member);
-    });
-
+    const Matching matching = stepgraph::match_parts(graph_, [&](Rank rank) { return world_.is_local(rank); });
     out_.match_of_node.assign(data_.nodes.size(), 0);
-    for (std::size_t i = 0; i < keys.size();) {
+    for (std::size_t i = 0; i < matching.size(); ++i) {
       Match match;
-      const std::size_t begin = i;
-      for (; i < keys.size() && keys[i].meets() == keys[begin].meets(); ++i) {
-        const std::uint32_t node = data_.parts[keys[i].part].node;
-        const Rank rank{data_.nodes[node].rank};
-        match.parts.push_back({{node}, rank, position(data_.groups[keys[i].group], index(rank)), {}, {}});
+      std::uint32_t leader = no_node;
+      for (const std::uint32_t node : matching.meeting(i)) {
+        const Rank rank = graph_.rank({node});
+        match.parts.push_back({{node}, rank, position(graph_.spec(graph_.part({node}).group), index(rank)), {}, {}});
+        leader = std::min(leader, node);
       }
       check_match(match);
-      std::uint32_t leader = no_node;
-      for (const LocalPart& part : match.parts) leader = std::min(leader, part.node.id);
-      for (const LocalPart& part : match.parts) {
-        out_.leader[part.node.id]        = leader;
-        out_.match_of_node[part.node.id] = static_cast<std::uint32_t>(out_.matches.size());
+      for (const std::uint32_t node : matching.meeting(i)) {
+        out_.leader[node]        = leader;
+        out_.match_of_node[node] = static_cast<std::uint32_t>(i);
       }
       out_.matches.push_back(std::move(match));
     }
