@@ -1,0 +1,205 @@
+#include "engine/simulate_traffic.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/graph_data.hpp"
+
+namespace stepgraph::simulator {
+namespace {
+
+// What the members declare, those elsewhere filled in.
+class Declared {
+ public:
+  Declared(const Graph& graph, std::span<const std::uint32_t> parts) {
+    const GraphData& data = graph.data();
+    first_                = &data.parts[static_cast<std::size_t>(data.nodes[parts.front()].part)];
+    const Rank first_rank = Rank{data.nodes[parts.front()].rank};
+    if (first_->op == PartOp::send) {
+      members = {first_rank, first_->peer};
+    } else if (first_->op == PartOp::recv) {
+      members = {first_->peer, first_rank};
+    } else {
+      members = data.groups[first_->group].ranks;
+    }
+    parts_.assign(members.size(), nullptr);
+    std::size_t at = 0;  // parts come in the order of members
+    for (const std::uint32_t node : parts) {
+      while (at < members.size() && index(members[at]) != data.nodes[node].rank) ++at;
+      if (at < members.size()) parts_[at] = &data.parts[static_cast<std::size_t>(data.nodes[node].part)];
+    }
+  }
+
+  [[nodiscard]] PartOp op() const { return first_->op; }
+  [[nodiscard]] std::size_t member(Rank rank) const {
+    return static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
+  }
+  [[nodiscard]] std::size_t root() const { return member(first_->root); }
+
+  // The largest of what any part reads or writes: the whole of an operation whose members hold shards of it.
+  [[nodiscard]] double whole() const {
+    double most = 0;
+    for (const PartRecord* part : parts_) {
+      if (part)
+        most = std::max({most, static_cast<double>(part->bytes_read), static_cast<double>(part->bytes_written)});
+    }
+    return most;
+  }
+  // A member's bytes, by what its part says; of members elsewhere, an equal share of what the whole leaves for them.
+  template <class Bytes>
+  [[nodiscard]] std::vector<double> shards(const Bytes& bytes) const {
+    double known     = 0;
+    std::size_t here = 0;
+    for (const PartRecord* part : parts_) {
+      if (!part) continue;
+      known += static_cast<double>(bytes(*part));
+      ++here;
+    }
+    const std::size_t elsewhere = members.size() - here;
+    const double share          = elsewhere ? std::max(0.0, whole() - known) / static_cast<double>(elsewhere) : 0;
+    std::vector<double> out;
+    for (const PartRecord* part : parts_) out.push_back(part ? static_cast<double>(bytes(*part)) : share);
+    return out;
+  }
+
+  std::vector<Rank> members;
+
+ private:
+  std::vector<const PartRecord*> parts_;  // by member; null: elsewhere
+  const PartRecord* first_ = nullptr;
+};
+
+}  // namespace
+
+Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
+  const Declared declared(graph, parts);
+  const std::size_t num_members = declared.members.size();
+  const auto n                  = static_cast<double>(num_members);
+  const auto everyone           = [&](double value) { return std::vector<double>(num_members, value); };
+  const auto only               = [&](std::size_t member, double value) {
+    std::vector<double> out(num_members);
+    if (member < num_members) out[member] = value;
+    return out;
+  };
+  Traffic out;
+  out.rounds   = 1;
+  out.messages = n - 1;
+  switch (declared.op()) {
+    case PartOp::all_reduce:  // everyone's share of each member to that member, and the sums back
+      out.sends    = everyone(2 * declared.whole() / n);
+      out.takes    = everyone(1);
+      out.rounds   = 2;
+      out.messages = 2 * (n - 1);
+      break;
+    case PartOp::all_gather:
+      out.sends = declared.shards([](const PartRecord& part) { return part.bytes_read; });
+      out.takes = everyone(1);
+      break;
+    case PartOp::reduce_scatter:
+      out.sends = everyone(1);
+      out.takes = declared.shards([](const PartRecord& part) { return part.bytes_written; });
+      break;
+    case PartOp::broadcast:
+      out.sends = only(declared.root(), declared.whole());
+      out.takes = everyone(1);
+      break;
+    case PartOp::barrier:
+      out.sends = out.takes = everyone(0);
+      out.rounds            = 2;
+      out.messages          = 2 * (n - 1);
+      break;
+    case PartOp::send:
+    case PartOp::recv:
+      out.sends = only(0, declared.whole());
+      out.takes = only(1, 1);
+      break;
+  }
+  if (num_members < 2) out.rounds = out.messages = 0;
+  out.members = declared.members;
+  return out;
+}
+
+Network::Network(const Machine& machine, std::uint32_t first_resource)
+    : tree_(machine.network()), first_resource_(first_resource), below_(tree_.size()) {}
+
+void Network::touch(std::span<const Rank> members) {
+  for (const Rank rank : members) {
+    for (std::int32_t at = index(rank); at >= 0; at = tree_[static_cast<std::size_t>(at)].above) {
+      Below& below = below_[static_cast<std::size_t>(at)];
+      if (below.touched) break;
+      below.touched = true;
+      touched_.push_back(at);
+    }
+  }
+  const auto depth = [&](std::int32_t at) { return tree_[static_cast<std::size_t>(at)].depth; };
+  std::sort(touched_.begin(), touched_.end(),
+            [&](std::int32_t a, std::int32_t b) { return std::pair(-depth(a), a) < std::pair(-depth(b), b); });
+}
+
+void Network::forget() {
+  for (const std::int32_t at : touched_) below_[static_cast<std::size_t>(at)] = {};
+  touched_.clear();
+}
+
+double Network::largest_latency(std::span<const Rank> members) {
+  touch(members);
+  for (const Rank rank : members) {
+    Below& leaf     = below_[static_cast<std::size_t>(index(rank))];
+    leaf.latency_up = leaf.latency_down = 0;
+  }
+  // A route turns at the one vertex where its two ends come up from different sides.
+  double largest = 0;
+  for (const std::int32_t at : touched_) {
+    const Machine::Vertex& vertex = tree_[static_cast<std::size_t>(at)];
+    if (vertex.above < 0) continue;
+    const Below& below = below_[static_cast<std::size_t>(at)];
+    Below& above       = below_[static_cast<std::size_t>(vertex.above)];
+    const double up = below.latency_up + vertex.up.latency_s, down = below.latency_down + vertex.down.latency_s;
+    if (above.latency_up >= 0) largest = std::max({largest, up + above.latency_down, above.latency_up + down});
+    above.latency_up   = std::max(above.latency_up, up);
+    above.latency_down = std::max(above.latency_down, down);
+  }
+  forget();
+  return largest;
+}
+
+void Network::add_demands(const Traffic& traffic, std::vector<Demand>& out) {
+  touch(traffic.members);
+  double sends = 0, takes = 0;
+  for (std::size_t i = 0; i < traffic.members.size(); ++i) {
+    Below& leaf         = below_[static_cast<std::size_t>(index(traffic.members[i]))];
+    sends += leaf.sends = traffic.sends[i];
+    takes += leaf.takes = traffic.takes[i];
+    leaf.num_members    = 1;
+  }
+  // A pair loads the links from each of its ends up to where their ways meet.
+  for (const Traffic::Pair& pair : traffic.pairs) {
+    auto from = static_cast<std::size_t>(index(traffic.members[pair.from]));
+    auto to   = static_cast<std::size_t>(index(traffic.members[pair.to]));
+    while (from != to) {
+      const bool from_is_lower = tree_[from].depth >= tree_[to].depth;
+      std::size_t& lower       = from_is_lower ? from : to;
+      (from_is_lower ? below_[lower].paired_up : below_[lower].paired_down) += pair.bytes;
+      lower = static_cast<std::size_t>(tree_[lower].above);
+    }
+  }
+  for (const std::int32_t at : touched_) {
+    const Machine::Vertex& vertex = tree_[static_cast<std::size_t>(at)];
+    if (vertex.above < 0) continue;
+    const Below& below = below_[static_cast<std::size_t>(at)];
+    Below& above       = below_[static_cast<std::size_t>(vertex.above)];
+    above.sends += below.sends;
+    above.takes += below.takes;
+    above.num_members += below.num_members;
+    if (below.num_members == traffic.members.size()) break;  // nothing leaves: the differences below are rounding alone
+    const auto add = [&](const Link& link, std::uint32_t offset, double bytes) {
+      if (bytes > 0 && std::isfinite(link.bytes_per_s))
+        out.push_back({first_resource_ + 2 * static_cast<std::uint32_t>(at) + offset, bytes});
+    };
+    add(vertex.up, 0, below.sends * (takes - below.takes) + below.paired_up);
+    add(vertex.down, 1, (sends - below.sends) * below.takes + below.paired_down);
+  }
+  forget();
+}
+
+}  // namespace stepgraph::simulator
