@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <ostream>
 #include <sstream>
@@ -20,6 +19,8 @@
 #include "engine/dot_groups.hpp"
 #include "engine/dot_layout.hpp"
 #include "engine/error.hpp"
+#include "engine/replacement.hpp"
+#include "engine/text.hpp"
 
 extern char** environ;
 
@@ -50,28 +51,6 @@ Paint paint(Shade shade) {
 }
 
 // --- text ---------------------------------------------------------------------------------------------------------
-
-// The length of the UTF-8 letter at `i` that XML allows, else 0.
-std::size_t letter_length(std::string_view text, std::size_t i) {
-  const auto byte          = [&](std::size_t k) { return static_cast<unsigned char>(text[k]); };
-  const unsigned lead      = byte(i);
-  const std::size_t length = lead < 0x80   ? 1
-                             : lead < 0xC2 ? 0
-                             : lead < 0xE0 ? 2
-                             : lead < 0xF0 ? 3
-                             : lead < 0xF5 ? 4
-                                           : 0;
-  if (length == 0 || i + length > text.size()) return 0;
-  std::uint32_t code = length == 1 ? lead : lead & (0x7Fu >> length);
-  for (std::size_t k = 1; k < length; ++k) {
-    if ((byte(i + k) & 0xC0) != 0x80) return 0;
-    code = code << 6 | (byte(i + k) & 0x3Fu);
-  }
-  static constexpr std::uint32_t smallest[] = {0, 0x20, 0x80, 0x800, 0x10000};
-  const bool allowed = code >= smallest[length] && code != 0x7F && (code < 0xD800 || code > 0xDFFF) && code != 0xFFFE &&
-                       code != 0xFFFF && code <= 0x10FFFF;
-  return allowed ? length : 0;
-}
 
 // Quoted text and HTML-like labels alike take entities; what no XML file may hold is replaced.
 std::string escape(std::string_view text) {
@@ -359,42 +338,6 @@ class Writer {
 
 namespace {
 
-namespace fs = std::filesystem;
-
-// A file that takes the place of `path` when it is whole, and else leaves nothing behind.
-class Replacement {
- public:
-  explicit Replacement(const std::string& path) : path_(resolved(path)), part_(str(path_, ".part", ::getpid())) {}
-  Replacement(const Replacement&)            = delete;
-  Replacement& operator=(const Replacement&) = delete;
-  ~Replacement() {
-    std::error_code ignored;
-    fs::remove(part_, ignored);
-  }
-  [[nodiscard]] const std::string& part() const noexcept { return part_; }
-  void commit() const {
-    std::error_code error;
-    fs::rename(part_, path_, error);
-    if (error) throw Error(ErrorKind::backend, str("dot: cannot write '", path_, "': ", error.message()));
-  }
-
- private:
-  // A link stays a link: what it leads to is replaced.
-  static std::string resolved(const std::string& path) {
-    std::error_code error;
-    const fs::path target = fs::weakly_canonical(path, error);
-    return error ? path : target.string();
-  }
-  std::string path_, part_;
-};
-
-void write_file(const Graph& graph, const std::string& file, const std::string& named, const DotOptions& options) {
-  std::ofstream out(file, std::ios::binary);
-  if (out) write_dot(graph, out, options);
-  out.close();
-  if (!out) throw Error(ErrorKind::backend, str("dot: cannot write '", named, "': ", std::strerror(errno)));
-}
-
 // Runs `dot`; what it says goes to the file `says`.
 int run_dot(const std::string& from, const std::string& to, const std::string& says) {
   std::string arguments[] = {"dot", "-Tsvg", "-o", to, from};
@@ -438,19 +381,12 @@ void write_dot(const Graph& graph, std::ostream& out, const DotOptions& options)
 }
 
 void write_dot(const Graph& graph, const std::string& path, const DotOptions& options) {
-  std::error_code ignored;
-  if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {  // a pipe or /dev/stdout
-    write_file(graph, path, path, options);
-    return;
-  }
-  const Replacement whole(path);
-  write_file(graph, whole.part(), path, options);
-  whole.commit();
+  write_whole("dot", path, [&](std::ostream& out) { write_dot(graph, out, options); });
 }
 
 void write_svg(const Graph& graph, const std::string& path, const DotOptions& options) {
-  const Replacement svg(path), dot(path + ".dot"), says(path + ".log");
-  write_file(graph, dot.part(), path, options);
+  const Replacement svg("svg", path), dot("svg", path + ".dot"), says("svg", path + ".log");
+  write_file("dot", dot.part(), path, [&](std::ostream& out) { write_dot(graph, out, options); });
   if (const int status = run_dot(dot.part(), svg.part(), says.part()); status != 0) {
     std::ostringstream said;
     said << std::ifstream(says.part()).rdbuf();

@@ -10,6 +10,7 @@
 
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
+#include "engine/text.hpp"
 
 namespace stepgraph::drawing {
 namespace {
@@ -233,22 +234,6 @@ Grouping coarsen(const GraphData& data, const std::vector<std::uint32_t>& nodes,
 }
 
 // --- what a box says ---------------------------------------------------------------------------------------------
-
-std::string scaled(double value, double base, const char* const* units, std::size_t num_units) {
-  std::size_t unit = 0;
-  while (unit + 1 < num_units && value >= base) value /= base, ++unit;
-  char text[48];
-  std::snprintf(text, sizeof text, unit > 0 && value < 9.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
-  return text;
-}
-std::string bytes_text(double bytes) {
-  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  return scaled(bytes, 1024, units, std::size(units));
-}
-std::string flops_text(double flops) {
-  static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
-  return scaled(flops, 1000, units, std::size(units));
-}
 
 std::size_t num_letters(std::string_view text) {  // of UTF-8: bytes that do not continue a letter
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

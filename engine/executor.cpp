@@ -8,6 +8,7 @@
 
 #include "engine/error.hpp"
 #include "engine/lowering.hpp"
+#include "engine/recording.hpp"
 #include "engine/step.hpp"
 #include "engine/tsan.hpp"
 
@@ -53,8 +54,11 @@ struct Program::Impl {
         ++num_task_edges;
       }
     }
+    if (lowering.task_nodes.size() < lowering.leader.size()) {
+      leaders = std::make_shared<const std::vector<std::uint32_t>>(std::move(lowering.leader));
+    }
     if constexpr (tsan::enabled) {
-      step.task_preds.resize(lowering.leader.size());
+      step.task_preds.resize(graph.num_nodes());
       for (const std::uint32_t node : lowering.task_nodes) {
         step.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
                                      lowering.preds.begin() + lowering.pred_begin[node + 1]);
@@ -67,6 +71,7 @@ struct Program::Impl {
   bool computes_inside       = false;  // some body may call parallel_for
   std::size_t num_task_edges = 0;
   std::atomic<bool> busy{false};
+  std::shared_ptr<const std::vector<std::uint32_t>> leaders;  // for recordings; null: every node has its own task
   Step step;
   tf::Taskflow taskflow;
 };
@@ -84,8 +89,9 @@ std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_ed
 std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
 
 struct Run::Impl {
-  Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, const ExecutorOptions& chosen)
-      : program(std::move(what)), pool(std::move(on)), options(chosen) {
+  Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,
+       const ExecutorOptions& chosen)
+      : program(std::move(what)), pool(std::move(on)), recording(std::move(writes_to)), options(chosen) {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
@@ -122,12 +128,16 @@ struct Run::Impl {
       if (Clock::now() >= *drain_until) return false;
     }
     tsan::acquire(program->step.finished());
-    if (!released.exchange(true)) program->busy.store(false);
+    if (!released.exchange(true)) {
+      if (recording) recording->end();
+      program->busy.store(false);
+    }
     return true;
   }
 
   std::shared_ptr<Program::Impl> program;
-  std::shared_ptr<Pool> pool;  // whose workers say what they run
+  std::shared_ptr<Pool> pool;            // whose workers say what they run
+  std::shared_ptr<Recording> recording;  // null: nobody wants to know
   ExecutorOptions options;
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
@@ -224,7 +234,7 @@ Executor::~Executor() {
 int Executor::threads() const noexcept { return impl_->options.threads; }
 int Executor::waiting_lanes() const noexcept { return impl_->options.waiting_lanes; }
 
-Run Executor::start(const Program& program) {
+Run Executor::start(const Program& program, Recorder* recorder) {
   const std::shared_ptr<Program::Impl>& what = program.impl_;
   const ExecutorOptions& options             = impl_->options;
   if (what->num_waiting_lanes > static_cast<std::size_t>(options.waiting_lanes)) {
@@ -241,21 +251,29 @@ Run Executor::start(const Program& program) {
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
   }
-  auto run       = std::make_shared<Run::Impl>(what, impl_->pool, options);
-  impl_->current = run;
+  Recording* const recording = recorder ? recorder->recording_.get() : nullptr;
+  bool recorded              = false;
   try {
-    what->step.begin(*impl_->pool, run->state, options.waiting_lanes > 0 || what->computes_inside);
+    auto run       = std::make_shared<Run::Impl>(what, impl_->pool, recorder ? recorder->recording_ : nullptr, options);
+    impl_->current = run;
+    if (recording) {
+      recorded = recording->begin(impl_->pool->workers.size(), what->step.graph().num_nodes(), what->leaders);
+      if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
+    }
+    what->step.begin(*impl_->pool, run->state,
+                     {.count_bodies = options.waiting_lanes > 0 || what->computes_inside, .recording = recording});
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
     run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
       state->finished = true;
     });
+    return Run(run);
   } catch (...) {
+    if (recorded) recording->abandon();
     what->busy.store(false);
     impl_->current.reset();
     throw;
   }
-  return Run(run);
 }
 
 }  // namespace stepgraph

@@ -6,6 +6,7 @@
 
 #include "engine/graph.hpp"
 #include "engine/memory.hpp"
+#include "engine/recorder.hpp"
 #include "engine/world.hpp"
 
 namespace stepgraph {
@@ -71,9 +72,10 @@ class Executor {
   Executor(const Executor&)            = delete;
   Executor& operator=(const Executor&) = delete;
 
-  [[nodiscard]] Run start(const Program& program);
-  void run(const Program& program) { start(program).get(); }
-  void run(const Graph& graph, World& world) { run(Program(graph, world)); }
+  // With a recorder, the step's times are there when it has ended: engine/recorder.hpp.
+  [[nodiscard]] Run start(const Program& program, Recorder* recorder = nullptr);
+  void run(const Program& program, Recorder* recorder = nullptr) { start(program, recorder).get(); }
+  void run(const Graph& graph, World& world, Recorder* recorder = nullptr) { run(Program(graph, world), recorder); }
 
   [[nodiscard]] int threads() const noexcept;
   [[nodiscard]] int waiting_lanes() const noexcept;

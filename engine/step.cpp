@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/recording.hpp"
 #include "engine/tsan.hpp"
 
 namespace stepgraph {
@@ -120,10 +121,11 @@ void Step::bind(Match& match) {
   }
 }
 
-void Step::begin(Pool& pool, RunState& run, bool count_bodies) {
-  pool_         = &pool;
-  run_          = &run;
-  count_bodies_ = count_bodies;
+void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
+  pool_  = &pool;
+  run_   = &run;
+  needs_ = needs;
+  needy_ = needs.count_bodies || needs.recording;
   world_.begin_step();
   for (Worker& worker : pool.workers) {
     worker.context.step_ = this;
@@ -184,20 +186,27 @@ void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   if constexpr (tsan::enabled) {
     for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
   }
-  if (!step.count_bodies_) [[likely]] {
+  if (!step.needy_) [[likely]] {
     execute(invoke, task, worker);
   } else {
-    step.run_counted(invoke, task, worker);
+    step.run_needy(invoke, task, worker);
   }
   if constexpr (tsan::enabled) tsan::release(&step.done_[task.node]);
   tsan::release(&step.finished_);
 }
 
-// Where more threads than may compute at once could be at work: with a licence, unless the node waits.
-void Step::run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
-  if (!waits_.empty() && waits_[task.node]) return execute(invoke, task, worker);
-  const SlotGuard slot(pool_->slots, worker);
-  if (!stopping()) execute(invoke, task, worker);  // it may have waited long for its licence
+// Where more threads than may compute at once could be at work: with a licence, unless the node waits. Waiting for the
+// licence is no time of the node's.
+void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  std::optional<SlotGuard> slot;
+  if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
+    slot.emplace(pool_->slots, worker);
+    if (stopping()) return;  // it may have waited long for its licence
+  }
+  if (!needs_.recording) return execute(invoke, task, worker);
+  const std::uint64_t begin = read_ticks_in_order();
+  execute(invoke, task, worker);
+  needs_.recording->add(worker.index, task.node, begin, read_ticks());
 }
 
 void Step::stop(RunState& run, const Error& why, bool name_running) {

@@ -20,6 +20,7 @@
 // ThreadSanitizer can watch it (engine/tsan.hpp).
 namespace stepgraph {
 
+class Recording;  // engine/recording.hpp
 class Step;
 
 // One task of a lowered graph: a node, or the node that leads a match.
@@ -62,6 +63,12 @@ struct RunState {
   std::optional<Error> error;         // why it stops
 };
 
+// What a run needs beside its bodies being run.
+struct StepNeeds {
+  bool count_bodies    = false;    // more threads than may compute at once could be at work
+  Recording* recording = nullptr;  // where times go, if anywhere
+};
+
 // A program's state while it runs and between runs. run() and what bodies call happen on pool
 // threads.
 class Step {
@@ -69,8 +76,7 @@ class Step {
   Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
        std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
 
-  // Readies it for a run on `pool`; `count_bodies`: more threads than may compute at once could be at work.
-  void begin(Pool& pool, RunState& run, bool count_bodies);
+  void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
 
   // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
   // Nothing once the step is stopping.
@@ -94,7 +100,7 @@ class Step {
  private:
   static void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   static void fail_current() noexcept;
-  void run_counted(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void bind(Match& match);
   void communicate(const Context& context);
 
@@ -107,10 +113,11 @@ class Step {
   std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
   std::vector<bool> waits_;                   // by node; empty when no lane waits
 
-  RunState* run_     = nullptr;
-  Pool* pool_        = nullptr;
-  bool count_bodies_ = false;
-  std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
+  RunState* run_   = nullptr;
+  Pool* pool_      = nullptr;
+  StepNeeds needs_ = {};
+  bool needy_      = false;  // there are any
+  std::vector<char> done_;   // addresses for ThreadSanitizer, one per node
   char finished_ = 0;
 };
 

@@ -47,7 +47,7 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
   const auto outcome = run_stepgraph("bench overhead --dry-run --json");
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());
-  int runs = 0, builds = 0;
+  int runs = 0, records = 0, builds = 0;
   std::istringstream lines(outcome.out);
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line);
@@ -56,11 +56,16 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
       for (const char* field : {"nodes", "ns_per_node", "raw_taskflow_ns_per_node", "ratio"})
         CHECK(json.at(field).is_number());
       CHECK(json.at("graph").is_string());
+    } else if (json.at("type") == "record") {
+      ++records;
+      for (const char* field : {"nodes", "ns_per_node", "unrecorded_ns_per_node", "extra_ns_per_node"})
+        CHECK(json.at(field).is_number());
     } else if (json.at("type") == "build") {
       ++builds;
       for (const char* field : {"nodes", "ns_per_node"}) CHECK(json.at(field).is_number());
     }
   }
   CHECK(runs == 4);
+  CHECK(records == 4);
   CHECK(builds == 3);
 }

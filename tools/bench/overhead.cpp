@@ -19,6 +19,7 @@
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/recorder.hpp"
 #include "engine/verify.hpp"
 #include "graphs/shapes.hpp"
 #include "graphs/sharded_step.hpp"
@@ -93,6 +94,37 @@ void check_bodies(const Shape& shape, Executor& executor, LoopbackWorld& world) 
   }
 }
 
+// Two things that are timed in turn, each first in every other pair: what they took, in nanoseconds per node.
+struct Pairs {
+  std::vector<double> first, second;
+};
+Pairs alternate(const std::function<void()>& first, const std::function<void()>& second, std::uint32_t nodes,
+                const OverheadOptions& options) {
+  const int warm_ups = options.dry_run ? 0 : 3, pairs = options.dry_run ? 1 : options.pairs;
+  const int runs = options.dry_run ? 1 : 8;
+  MovingThread caller;
+  const auto sample = [&](const std::function<void()>& run) {
+    double total = 0;
+    for (int k = 0; k < runs; ++k) {
+      caller.move(k);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      total += nanoseconds(run);
+    }
+    return total / runs / nodes;
+  };
+  Pairs out;
+  for (int i = -warm_ups; i < pairs; ++i) {
+    double a = 0, b = 0;
+    if (i % 2 == 0) a = sample(first);
+    b = sample(second);
+    if (i % 2 != 0) a = sample(first);
+    if (i < 0) continue;
+    out.first.push_back(a);
+    out.second.push_back(b);
+  }
+  return out;
+}
+
 void bench_run(const Shape& shape, const OverheadOptions& options) {
   LoopbackWorld world(1);
   Executor executor({.threads = options.threads});
@@ -104,32 +136,10 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
   tf::Taskflow taskflow;
   raw_taskflow(shape, taskflow);
   tf::Executor raw_executor(static_cast<std::size_t>(options.threads));
-  const int warm_ups = options.dry_run ? 0 : 3, pairs = options.dry_run ? 1 : options.pairs;
-  std::vector<double> ours, raw, ratios;
-  const int runs = options.dry_run ? 1 : 8;
-  MovingThread caller;
-  const auto sample = [&](const std::function<void()>& run) {
-    double total = 0;
-    for (int k = 0; k < runs; ++k) {
-      caller.move(k);
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-      total += nanoseconds(run);
-    }
-    return total;
-  };
-  const auto time_ours = [&] { return sample([&] { executor.run(program); }); };
-  const auto time_raw  = [&] { return sample([&] { raw_executor.run(taskflow).wait(); }); };
-  for (int i = -warm_ups; i < pairs; ++i) {
-    // Alternating, and each side first in every other pair.
-    double a = 0, b = 0;
-    if (i % 2 == 0) a = time_ours();
-    b = time_raw();
-    if (i % 2 != 0) a = time_ours();
-    if (i < 0) continue;
-    ours.push_back(a / runs / shape.num_nodes);
-    raw.push_back(b / runs / shape.num_nodes);
-    ratios.push_back(a / b);
-  }
+  const auto [ours, raw] =
+      alternate([&] { executor.run(program); }, [&] { raw_executor.run(taskflow).wait(); }, shape.num_nodes, options);
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / raw[i]);
   const double ratio = quantile(ours, 0.5) / quantile(raw, 0.5);
   if (options.json) {
     std::cout << nlohmann::json{{"type", "run"},
@@ -137,7 +147,7 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
                                 {"nodes", shape.num_nodes},
                                 {"edges", shape.edges.size()},
                                 {"threads", options.threads},
-                                {"pairs", pairs},
+                                {"pairs", ours.size()},
                                 {"ns_per_node", quantile(ours, 0.5)},
                                 {"ns_per_node_p95", quantile(ours, 0.95)},
                                 {"raw_taskflow_ns_per_node", quantile(raw, 0.5)},
@@ -151,6 +161,41 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
               << std::setw(9) << shape.edges.size() << std::fixed << std::setprecision(1) << std::setw(14)
               << quantile(ours, 0.5) << std::setw(12) << quantile(ours, 0.95) << std::setw(19) << quantile(raw, 0.5)
               << std::setprecision(3) << std::setw(9) << ratio << std::endl;
+  }
+}
+
+// What measuring a step adds to it.
+void bench_record(const Shape& shape, const OverheadOptions& options) {
+  LoopbackWorld world(1);
+  Executor executor({.threads = options.threads});
+  const Program program(token_graph(shape), world);
+  Recorder recorder;
+  const auto [with, without] =
+      alternate([&] { executor.run(program, &recorder); }, [&] { executor.run(program); }, shape.num_nodes, options);
+  const Timeline timeline = recorder.timeline();
+  for (const auto& [before, after] : shape.edges) {
+    if (!timeline.nodes[before].ran() || timeline.nodes[after].begin_s < timeline.nodes[before].end_s) {
+      throw Error(ErrorKind::run, str("bench overhead: in '", shape.name, "' node ", after,
+                                      " was recorded to begin before node ", before, " had ended"));
+    }
+  }
+  std::vector<double> extra;
+  for (std::size_t i = 0; i < with.size(); ++i) extra.push_back(with[i] - without[i]);
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "record"},
+                                {"graph", shape.name},
+                                {"nodes", shape.num_nodes},
+                                {"threads", options.threads},
+                                {"pairs", with.size()},
+                                {"ns_per_node", quantile(with, 0.5)},
+                                {"unrecorded_ns_per_node", quantile(without, 0.5)},
+                                {"extra_ns_per_node", quantile(extra, 0.5)}}
+                     .dump()
+              << std::endl;
+  } else {
+    std::cout << std::left << std::setw(10) << shape.name << std::right << std::setw(9) << shape.num_nodes << std::fixed
+              << std::setprecision(1) << std::setw(18) << quantile(with, 0.5) << std::setw(16) << quantile(without, 0.5)
+              << std::setw(15) << quantile(extra, 0.5) << std::endl;
   }
 }
 
@@ -239,8 +284,13 @@ void overhead(const OverheadOptions& options) {
         << "Running empty nodes, " << options.threads << " threads, median of " << (options.dry_run ? 1 : options.pairs)
         << " alternating pairs\ngraph         nodes    edges  ours ns/node      p95 ns  Taskflow ns/node    ratio\n";
   }
-  for (const Shape& shape : {chain(nodes), wide(nodes), wavefront(side), random_dag(nodes, 2 * nodes, 1)})
-    bench_run(shape, options);
+  const std::vector<Shape> shapes = {chain(nodes), wide(nodes), wavefront(side), random_dag(nodes, 2 * nodes, 1)};
+  for (const Shape& shape : shapes) bench_run(shape, options);
+  if (!options.json) {
+    std::cout << "\nRecording the times of empty nodes\ngraph         nodes  recorded ns/node  without ns/node  extra "
+                 "ns/node\n";
+  }
+  for (const Shape& shape : shapes) bench_record(shape, options);
   if (!options.json) {
     std::cout << "\nBuilding a random graph, two edges per node, ns per node\n    nodes        total     add  derive   "
                  "lower   Taskflow alone\n";

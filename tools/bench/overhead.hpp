@@ -13,8 +13,9 @@ struct OverheadOptions {
   bool json                              = false;
 };
 
-// Runs empty graphs of four shapes on an Executor and as plain Taskflow, alternating, and builds graphs of several
-// sizes. Every run is checked: each body must have run once. Results on stdout.
+// Runs empty graphs of four shapes on an Executor and as plain Taskflow, alternating; with and without a
+// recorder, alternating; and builds graphs of several sizes. Every run is checked: each body must have run once, and
+// recorded times must respect the edges. Results on stdout.
 void overhead(const OverheadOptions& options);
 
 }  // namespace stepgraph::bench

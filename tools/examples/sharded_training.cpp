@@ -14,6 +14,9 @@
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/recorder.hpp"
+#include "engine/summary.hpp"
+#include "engine/trace.hpp"
 #include "engine/verify.hpp"
 #include "graphs/sharded_step.hpp"
 
@@ -58,11 +61,12 @@ class ProgressBar {
 };
 
 struct Pictures {
-  std::string svg = {}, all_ranks_svg = {}, dot = {};  // empty: not drawn
+  std::string svg = {}, all_ranks_svg = {}, dot = {}, trace = {};  // empty: not drawn
 };
 
+const std::string title = "One training step, weights sharded over all ranks";
+
 void draw(const sg::Graph& graph, const Pictures& pictures) {
-  const std::string title = "One training step, weights sharded over all ranks";
   if (!pictures.svg.empty()) sg::write_svg(graph, pictures.svg, {.rank = sg::Rank{0}, .title = title + ": rank 0"});
   if (!pictures.all_ranks_svg.empty()) sg::write_svg(graph, pictures.all_ranks_svg, {.title = title});
   if (!pictures.dot.empty()) sg::write_dot(graph, pictures.dot, {.title = title});
@@ -92,14 +96,21 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
   const ProgressBar bar(steps);
   const auto started = std::chrono::steady_clock::now();
   float first        = 0;
+  sg::Recorder recorder;
   for (int i = 1; i <= steps; ++i) {
-    executor.run(program);
+    executor.run(program, i == steps ? &recorder : nullptr);
     if (i == 1) first = loss();
     bar.show(i, static_cast<double>(loss()));
   }
   std::cout << "trained   " << steps << " steps of " << program.num_tasks() << " tasks on " << executor.threads()
             << " threads in " << seconds_since(started) << " s: loss " << std::setprecision(6) << first << " -> "
             << loss() << "\n";
+  const sg::Timeline timeline = recorder.timeline();
+  std::cout << "\nthe last step, measured:\n" << sg::summarize(step.graph, step.graph.edges(), timeline) << std::flush;
+  if (!pictures.trace.empty()) {
+    sg::write_trace(step.graph, step.graph.edges(), timeline, pictures.trace,
+                    {.title = title + ": the last step, measured"});
+  }
   if (steps >= 200 && !(loss() < 0.5f * first))
     throw sg::Error(sg::ErrorKind::run, "the loss did not fall to half of what it was");
 }
@@ -119,6 +130,7 @@ int main(int argc, char** argv) {
   app.add_option("--svg", pictures.svg, "Draw the step's graph, one rank of it, to this file");
   app.add_option("--all-ranks-svg", pictures.all_ranks_svg, "Draw all ranks to this file");
   app.add_option("--dot", pictures.dot, "Write the whole graph in DOT to this file");
+  app.add_option("--trace", pictures.trace, "Write the times of the last step, for ui.perfetto.dev, to this file");
   app.footer("Example: sharded_training --steps 100 --svg step.svg");
   try {
     app.parse(argc, argv);

@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+
+namespace stepgraph {
+
+// JSON as a stream of text: internal to engine/. The caller says what comes when; this knows commas and escapes, and
+// keeps no more than a few pages back.
+class JsonText {
+ public:
+  explicit JsonText(std::ostream& out) : out_(out) {}
+  JsonText(const JsonText&)            = delete;
+  JsonText& operator=(const JsonText&) = delete;
+
+  void open(char bracket) {
+    text_ += bracket;
+    first_ = true;
+  }
+  void close(char bracket) {
+    text_ += bracket;
+    first_ = false;
+  }
+  void next();                      // a new element of a list: on a line of its own
+  void key(std::string_view name);  // names are ours: they need no escapes
+  void value(std::string_view text);
+  void value(std::int64_t number);
+  void value(double number);           // finite
+  void microseconds(std::int64_t ns);  // with three decimals
+  template <class T>
+  void field(std::string_view name, const T& what) {
+    key(name);
+    value(what);
+  }
+  void flush();  // writes what was kept back
+
+ private:
+  std::ostream& out_;
+  std::string text_;
+  bool first_ = true;  // nothing before it in its bracket
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,100 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/timeline.hpp"
+
+// What a step writes down while it runs: internal to engine/.
+namespace stepgraph {
+
+// The processor's own counter: its unit is whatever it is, the same on all cores. A reading is a tenth of what
+// steady_clock takes.
+#if defined(__aarch64__)
+inline std::uint64_t read_ticks() noexcept {
+  std::uint64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+  return ticks;
+}
+// Not before everything above it is done: processors read the counter ahead of time, so a node could seem to begin
+// before the node it waited for had ended. An end needs no such care, since nobody hears of it before it was read.
+inline std::uint64_t read_ticks_in_order() noexcept {
+  std::uint64_t ticks;
+  asm volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+  return ticks;
+}
+#elif defined(__x86_64__)
+inline std::uint64_t read_ticks() noexcept { return __builtin_ia32_rdtsc(); }
+inline std::uint64_t read_ticks_in_order() noexcept {
+  __builtin_ia32_lfence();
+  return __builtin_ia32_rdtsc();
+}
+#else
+inline std::uint64_t read_ticks() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+inline std::uint64_t read_ticks_in_order() noexcept { return read_ticks(); }
+#endif
+
+// Every worker appends to chunks of its own, so nobody waits and nothing is shared; chunks are kept from run to run.
+// begin() and end() are called around a step by its executor, add() by the workers in between.
+class Recording {
+ public:
+  // Takes the recorder for a step; false: it has one. `leaders`: the node whose task a node runs in, or no_node; null:
+  // each its own.
+  [[nodiscard]] bool begin(std::size_t num_workers, std::size_t num_nodes,
+                           std::shared_ptr<const std::vector<std::uint32_t>> leaders);
+  void end() noexcept;      // the step has ended
+  void abandon() noexcept;  // it never began
+
+  [[gnu::always_inline]] void add(int worker, std::uint32_t node, std::uint64_t begin, std::uint64_t end) noexcept {
+    Log& log = logs_[static_cast<std::size_t>(worker)];
+    if (log.next == log.end_of_chunk && !log.grow()) [[unlikely]]
+      return;
+    *log.next++ = {begin, end, node};
+  }
+
+  [[nodiscard]] Timeline timeline() const;
+
+ private:
+  static constexpr std::size_t chunk_size = 4096;
+
+  struct Event {
+    std::uint64_t begin, end;  // in ticks
+    std::uint32_t node;
+  };
+  struct alignas(64) Log {
+    Event* next         = nullptr;
+    Event* end_of_chunk = nullptr;
+    std::size_t used    = 0;  // chunks
+    bool overflowed     = false;
+    std::vector<std::unique_ptr<Event[]>> chunks;
+    bool grow() noexcept;  // false: there is no memory
+    void clear() noexcept;
+    template <class Visit>
+    void for_each(const Visit& visit) const;
+  };
+  // One moment, on both clocks.
+  struct Moment {
+    std::uint64_t ticks = 0;
+    std::chrono::steady_clock::time_point time;
+    static Moment now() noexcept;
+  };
+
+  [[nodiscard]] Moment ruler_end() const;
+
+  std::atomic<bool> busy_{false};
+  bool recorded_ = false;
+  std::vector<Log> logs_;  // by worker
+  std::size_t num_nodes_ = 0;
+  std::shared_ptr<const std::vector<std::uint32_t>> leaders_;
+  Moment began_;
+  mutable std::mutex mutex_;  // guards `ended_` between runs
+  mutable Moment ended_;      // or somewhat later: both clocks are compared from `began_` to here
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,16 @@
+#pragma once
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+// Words for people, shared by what draws and what prints: internal to engine/.
+namespace stepgraph {
+
+// The length of the UTF-8 letter at `i` that XML allows, else 0.
+[[nodiscard]] std::size_t letter_length(std::string_view text, std::size_t i);
+
+[[nodiscard]] std::string bytes_text(double bytes);      // "1.5 MiB"
+[[nodiscard]] std::string flops_text(double flops);      // "12 GFLOP"
+[[nodiscard]] std::string seconds_text(double seconds);  // "1.25 ms"
+
+}  // namespace stepgraph
