@@ -27,8 +27,7 @@ Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element
       throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
                                          buffer.name, "' are not whole elements of ", size, " bytes"));
     }
-    return {step_->memory().bytes({access.buffer()}).data() + region.offset, region.length, region.stride,
-            region.count};
+    return {step_->memory().data({access.buffer()}) + region.offset, region.length, region.stride, region.count};
   }
   throw Error(ErrorKind::config,
               str(to_string(mode), "(", i, "): the node declares ", seen, " such access", seen == 1 ? "" : "es"));

@@ -80,7 +80,21 @@ Program::Program(const Graph& graph, World& world) : Program(graph, world, std::
 
 Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
   memory->check_fits(graph);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, world));
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, graph.edges(), world));
+}
+
+Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
+    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan)) {}
+
+Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory) {
+  if (plan.offsets.size() != graph.num_buffers() ||
+      plan.edges.pred_begin.size() != std::size_t{graph.num_nodes()} + 1) {
+    throw Error(ErrorKind::config, str("program: the plan is of another graph (", plan.offsets.size(), " buffers and ",
+                                       plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
+                                       graph.num_nodes(), ")"));
+  }
+  memory->check_fits(graph, &plan);
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, plan.edges, world));
 }
 
 Memory& Program::memory() const noexcept { return impl_->step.memory(); }

@@ -18,6 +18,9 @@ class Program {
  public:
   Program(const Graph& graph, World& world);  // on zeroed memory of its own
   Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory);
+  // In the plan's arenas, ordered by its edges.
+  Program(const Graph& graph, World& world, const MemoryPlan& plan);
+  Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory);
 
   [[nodiscard]] Memory& memory() const noexcept;
   [[nodiscard]] std::size_t num_tasks() const noexcept;

@@ -16,7 +16,8 @@ int position(const GroupSpec& group, std::int32_t rank) {
 
 class Lowerer {
  public:
-  Lowerer(const Graph& graph, const World& world) : graph_(graph), data_(graph.data()), world_(world) {}
+  Lowerer(const Graph& graph, const Edges& edges, const World& world)
+      : graph_(graph), edges_(edges), data_(graph.data()), world_(world) {}
 
   Lowering lower() {
     check_world();
@@ -27,6 +28,7 @@ class Lowerer {
     }
     if (data_.parts.empty()) {
       lower_edges_unmatched();
+      if (&edges_ != &graph_.edges()) check_acyclic();  // the graph's own follow the order of adding
     } else {
       match_parts();
       order_issues();
@@ -155,17 +157,15 @@ class Lowerer {
 
   // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
   void lower_edges_unmatched() {
-    const Edges& edges = graph_.edges();
     out_.task_nodes.reserve(out_.leader.size());
     for (const std::uint32_t node : out_.leader) {
       if (node != no_node) out_.task_nodes.push_back(node);
     }
-    out_.pred_begin = edges.pred_begin;
-    out_.preds      = edges.preds;  // never of another rank
+    out_.pred_begin = edges_.pred_begin;
+    out_.preds      = edges_.preds;  // never of another rank
   }
 
   void lower_edges() {
-    const Edges& edges   = graph_.edges();
     const auto num_nodes = static_cast<std::uint32_t>(data_.nodes.size());
     std::vector<std::uint32_t> seen(num_nodes, no_node);
     out_.pred_begin.reserve(num_nodes + 1);
@@ -180,7 +180,7 @@ class Lowerer {
           out_.preds.push_back(leader);
         };
         const auto follow_all = [&](std::uint32_t member) {
-          for (const std::uint32_t before : edges.before({member})) follow(before);
+          for (const std::uint32_t before : edges_.before({member})) follow(before);
           auto extra = std::lower_bound(issue_edges_.begin(), issue_edges_.end(), std::pair(member, std::uint32_t{0}));
           for (; extra != issue_edges_.end() && extra->first == member; ++extra) follow(extra->second);
         };
@@ -224,6 +224,7 @@ class Lowerer {
   }
 
   const Graph& graph_;
+  const Edges& edges_;
   const GraphData& data_;
   const World& world_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> issue_edges_;  // (node, node before it), sorted
@@ -232,6 +233,8 @@ class Lowerer {
 
 }  // namespace
 
-Lowering lower(const Graph& graph, const World& world) { return Lowerer(graph, world).lower(); }
+Lowering lower(const Graph& graph, const Edges& edges, const World& world) {
+  return Lowerer(graph, edges, world).lower();
+}
 
 }  // namespace stepgraph

@@ -22,6 +22,7 @@ struct Lowering {
 };
 
 // Throws Error(graph) when parts do not match or the tasks would wait for each other in a circle.
-[[nodiscard]] Lowering lower(const Graph& graph, const World& world);
+// `edges`: the graph's own, or a memory plan's.
+[[nodiscard]] Lowering lower(const Graph& graph, const Edges& edges, const World& world);
 
 }  // namespace stepgraph

@@ -1,46 +1,108 @@
 #include "engine/memory.hpp"
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 namespace stepgraph {
 namespace {
 
-constexpr std::int64_t alignment = 64;  // a cache line: neighbours do not share one
+std::int64_t aligned(std::int64_t size) {
+  return (size + MemoryPlan::alignment - 1) / MemoryPlan::alignment * MemoryPlan::alignment;
+}
 
-std::int64_t aligned(std::int64_t size) { return (size + alignment - 1) / alignment * alignment; }
+// Offsets and arenas in which nothing is shared.
+MemoryPlan apart(const Graph& graph) {
+  MemoryPlan plan;
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+    const BufferSpec& buffer = graph.spec(Buffer{i});
+    plan.offsets.push_back(MemoryPlan::nowhere);
+    if (buffer.token) continue;
+    auto arena = std::find_if(plan.arenas.begin(), plan.arenas.end(),
+                              [&](const ArenaPlan& of) { return of.rank == buffer.rank && of.space == buffer.space; });
+    if (arena == plan.arenas.end()) arena = plan.arenas.insert(arena, {.rank = buffer.rank, .space = buffer.space});
+    plan.offsets.back() = std::exchange(arena->size_bytes, arena->size_bytes + aligned(buffer.size_bytes));
+  }
+  return plan;
+}
 
-std::int64_t bytes_needed(const BufferSpec& spec) { return spec.token ? 0 : spec.size_bytes; }
+// A pattern that no data repeats by accident over more than a few bytes.
+std::byte pattern(std::int64_t at) {
+  const auto mixed = static_cast<std::uint64_t>(at + 1) * 0x9e3779b97f4a7c15u;
+  return static_cast<std::byte>(mixed >> 56 | 1);
+}
 
 }  // namespace
 
-void Memory::Free::operator()(std::byte* block) const noexcept { std::free(block); }
+void Memory::Free::operator()(std::byte* block) const noexcept {
+  if (mapped > 0) {
+    munmap(block, mapped);
+  } else {
+    std::free(block);
+  }
+}
 
-Memory::Memory(const Graph& graph) : arena_sizes_(static_cast<std::size_t>(graph.num_ranks()), 0) {
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    if (spec.space == Space::disk) {
-      throw Error(ErrorKind::config, str("memory: ", graph.describe(Buffer{i}), " of rank ", spec.rank,
-                                         " lives on disk, which this memory cannot hold (use space device or pinned)"));
-    }
-    arena_sizes_[static_cast<std::size_t>(index(spec.rank))] += aligned(bytes_needed(spec));
+// Zeroed. Large ones come from the kernel: untouched pages cost nothing, and all of them go back.
+Memory::Block Memory::allocate(std::size_t size) {
+  constexpr std::size_t large = 1 << 20;
+  if (size < large) return Block(static_cast<std::byte*>(std::calloc(size, 1)), Free{0});
+  void* const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return Block(pages == MAP_FAILED ? nullptr : static_cast<std::byte*>(pages), Free{size});
+}
+
+Memory::Memory(const Graph& graph) : Memory(graph, apart(graph)) {}
+
+Memory::Memory(const Graph& graph, const MemoryPlan& plan) {
+  if (plan.offsets.size() != graph.num_buffers()) {
+    throw Error(ErrorKind::config, str("memory: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
+                                       graph.num_buffers(), " (plan the graph that runs)"));
   }
-  std::vector<std::byte*> next;
-  for (std::size_t rank = 0; rank < arena_sizes_.size(); ++rank) {
-    const auto size = static_cast<std::size_t>(arena_sizes_[rank]) + alignment;
-    arenas_.emplace_back(static_cast<std::byte*>(std::calloc(size, 1)));  // zero pages: untouched bytes cost nothing
-    if (!arenas_.back()) {
-      throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", rank));
+  for (const ArenaPlan& arena : plan.arenas) {
+    if (arena.space == Space::disk && arena.size_bytes > 0) {
+      throw Error(ErrorKind::config,
+                  str("memory: rank ", arena.rank,
+                      " has buffers on disk, which this memory cannot hold (use space device or pinned)"));
     }
-    const auto address = reinterpret_cast<std::uintptr_t>(arenas_.back().get());
-    next.push_back(arenas_.back().get() + (alignment - address % alignment) % alignment);
+    const auto size = static_cast<std::size_t>(arena.size_bytes + MemoryPlan::alignment);
+    Block block     = allocate(size);
+    if (!block) throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", arena.rank));
+    const auto address     = reinterpret_cast<std::intptr_t>(block.get());
+    std::byte* const begin = block.get() + (aligned(address) - address);
+    arenas_.push_back({arena.rank, arena.space, arena.size_bytes, arena.persistent_bytes, std::move(block), begin});
   }
+  // Who shares: whoever begins before somebody lower has ended, or whose neighbour begins before its own end.
+  std::vector<std::uint32_t> order;
   places_.reserve(graph.num_buffers());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    std::byte*& place      = next[static_cast<std::size_t>(index(spec.rank))];
-    places_.push_back({place, bytes_needed(spec)});
-    place += aligned(bytes_needed(spec));
+    const BufferSpec& buffer  = graph.spec(Buffer{i});
+    const std::int64_t offset = plan.offsets[i];
+    places_.push_back({nullptr, offset, buffer.token || offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes, false});
+    if (buffer.token || offset == MemoryPlan::nowhere) continue;
+    const Arena* const arena = find(buffer.rank, buffer.space);
+    if (!arena || offset < 0 || offset + buffer.size_bytes > arena->size_bytes) {
+      throw Error(ErrorKind::config, str("memory: the plan puts ", graph.describe(Buffer{i}), " of rank ", buffer.rank,
+                                         " at ", offset, ", outside its arena"));
+    }
+    places_[i].data = arena->begin + offset;
+    if (buffer.size_bytes > 0) order.push_back(i);
   }
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return places_[a].data < places_[b].data; });
+  const std::byte* end = nullptr;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Place& place                  = places_[order[i]];
+    const std::byte* const behind = place.data + place.size_bytes;
+    place.shared                  = place.data < end || (i + 1 < order.size() && places_[order[i + 1]].data < behind);
+    end                           = std::max(end, behind);
+  }
+}
+
+const Memory::Arena* Memory::find(Rank rank, Space space) const {
+  for (const Arena& arena : arenas_) {
+    if (arena.rank == rank && arena.space == space) return &arena;
+  }
+  return nullptr;
 }
 
 std::span<std::byte> Memory::bytes(Buffer buffer) const {
@@ -48,21 +110,64 @@ std::span<std::byte> Memory::bytes(Buffer buffer) const {
     throw Error(ErrorKind::config,
                 str("memory: buffer #", buffer.id, " is not of this graph (", places_.size(), " buffers)"));
   }
-  return {places_[buffer.id].data, static_cast<std::size_t>(places_[buffer.id].size_bytes)};
+  const Place& place = places_[buffer.id];
+  if (place.shared) {
+    throw Error(ErrorKind::config, str("memory: buffer #", buffer.id,
+                                       " shares its bytes with others in this plan, so they mean "
+                                       "nothing outside a run (declare it persistent)"));
+  }
+  return {place.data, static_cast<std::size_t>(place.size_bytes)};
 }
 
-std::int64_t Memory::size_bytes(Rank rank) const { return arena_sizes_.at(static_cast<std::size_t>(index(rank))); }
+std::span<std::byte> Memory::arena(Rank rank, Space space) const {
+  const Arena* const arena = find(rank, space);
+  if (!arena) return {};
+  return {arena->begin, static_cast<std::size_t>(arena->size_bytes)};
+}
 
-void Memory::check_fits(const Graph& graph) const {
+std::int64_t Memory::size_bytes(Rank rank) const {
+  std::int64_t total = 0;
+  for (const Arena& arena : arenas_) total += arena.rank == rank ? arena.size_bytes : 0;
+  return total;
+}
+
+void Memory::poison() {
+  for (const Arena& arena : arenas_) {
+    for (std::int64_t i = arena.persistent_bytes; i < arena.size_bytes; ++i) arena.begin[i] = pattern(i);
+  }
+}
+
+std::int64_t Memory::used_bytes(Rank rank, Space space) const {
+  const Arena* const arena = find(rank, space);
+  if (!arena) return 0;
+  std::int64_t end = arena->size_bytes;
+  while (end > arena->persistent_bytes && arena->begin[end - 1] == pattern(end - 1)) --end;
+  return end;
+}
+
+void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
   if (graph.num_buffers() != places_.size()) {
     throw Error(ErrorKind::config, str("memory: made for ", places_.size(), " buffers, but the graph has ",
                                        graph.num_buffers(), " (the same buffers in the same order)"));
   }
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const std::int64_t wanted = bytes_needed(graph.spec(Buffer{i}));
-    if (wanted != places_[i].size_bytes) {
+    const BufferSpec& buffer  = graph.spec(Buffer{i});
+    const Place& place        = places_[i];
+    const std::int64_t wanted = buffer.token || place.offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes;
+    if (wanted != place.size_bytes) {
       throw Error(ErrorKind::config, str("memory: ", graph.describe(Buffer{i}), " has ", wanted, " bytes, but ",
-                                         places_[i].size_bytes, " were set aside for buffer #", i));
+                                         place.size_bytes, " were set aside for buffer #", i));
+    }
+    if (plan && plan->offsets[i] != place.offset) {
+      throw Error(ErrorKind::config,
+                  str("memory: the plan puts ", graph.describe(Buffer{i}), " at ", plan->offsets[i],
+                      ", this memory has it at ", place.offset, " (make the memory from the plan that runs)"));
+    }
+    if (!plan && (place.shared || (place.offset == MemoryPlan::nowhere && !buffer.token))) {
+      throw Error(ErrorKind::config,
+                  str("memory: ", graph.describe(Buffer{i}),
+                      " has no bytes of its own in this memory, which was made from a plan (give the "
+                      "program that plan: its reuse edges keep tenants apart)"));
     }
   }
 }

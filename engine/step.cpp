@@ -103,7 +103,7 @@ void Step::bind(Match& match) {
       const AccessRecord& access = data_.accesses[i];
       if (!wanted(access.mode()) || data_.buffers[access.buffer()].token) continue;
       Region region         = data_.region(access);
-      std::byte* const data = memory_->bytes({access.buffer()}).data() + std::exchange(region.offset, 0);
+      std::byte* const data = memory_->data({access.buffer()}) + std::exchange(region.offset, 0);
       match.pieces.push_back({data, region});
     }
     return match.pieces.size() - before;

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "engine/error.hpp"
+#include "engine/memory_plan.hpp"
 #include "engine/verify_internal.hpp"
 #include "engine/world.hpp"
 
@@ -46,26 +47,28 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
 }  // namespace
 
 std::string_view to_string(Flaw flaw) noexcept {
-  constexpr std::array<std::string_view, 8> names{
-      "race",     "broken lane",    "mismatched parts",     "unmatched part",
-      "deadlock", "unwritten read", "race around the loop", "too few workers"};
+  constexpr std::array<std::string_view, 9> names{
+      "race",           "broken lane",          "mismatched parts", "unmatched part", "deadlock",
+      "unwritten read", "race around the loop", "too few workers",  "bad place"};
   return names[static_cast<std::size_t>(flaw)];
 }
 
-std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
+namespace {
+
+std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const MemoryPlan* plan,
+                                const VerifyOptions& options) {
   if (options.max_findings == 0)
     throw Error(ErrorKind::config, "verify: max_findings = 0 would find nothing (at least 1)");
   check_edges_fit(graph, edges);
   verifier::Findings findings(options.max_findings);
   check_workers(graph, options, findings);
-  const bool acyclic = verifier::check_ranks(graph, edges, findings);
+  const bool acyclic = verifier::check_ranks(graph, edges, plan, findings);
   const bool matched = verifier::check_parts(graph, findings);
   if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
   return findings.take();
 }
 
-void verify(const Graph& graph, const VerifyOptions& options) {
-  const std::vector<Finding> findings = find_flaws(graph, graph.edges(), options);
+void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& options) {
   if (findings.empty()) return;
   std::string message = str("verify: ", findings.size(),
                             findings.size() >= options.max_findings ? " or more flaws"
@@ -73,6 +76,28 @@ void verify(const Graph& graph, const VerifyOptions& options) {
                                                                     : " flaws");
   for (const Finding& finding : findings) message += str("\n  ", to_string(finding.flaw), ": ", finding.message);
   throw Error(ErrorKind::graph, message);
+}
+
+}  // namespace
+
+std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
+  return find_flaws(graph, edges, nullptr, options);
+}
+
+std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
+  if (plan.offsets.size() != graph.num_buffers()) {
+    throw Error(ErrorKind::config, str("verify: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
+                                       graph.num_buffers(), " (plan the graph that runs)"));
+  }
+  return find_flaws(graph, plan.edges, &plan, options);
+}
+
+void verify(const Graph& graph, const VerifyOptions& options) {
+  throw_if_any(find_flaws(graph, graph.edges(), options), options);
+}
+
+void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
+  throw_if_any(find_flaws(graph, plan, options), options);
 }
 
 }  // namespace stepgraph

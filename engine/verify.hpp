@@ -9,6 +9,7 @@
 
 namespace stepgraph {
 
+struct MemoryPlan;  // engine/memory_plan.hpp
 class World;
 
 // What can be wrong with a step.
@@ -21,6 +22,7 @@ enum class Flaw {
   unwritten_read,   // a read of step memory that nothing wrote
   loop_race,        // the graph followed by itself: two conflicting accesses that nothing orders
   too_few_workers,  // more lanes that wait than workers to wait on them
+  bad_place,        // a memory plan that puts a buffer outside its arena, or on bytes of a persistent one
 };
 [[nodiscard]] std::string_view to_string(Flaw flaw) noexcept;
 
@@ -40,7 +42,14 @@ struct VerifyOptions {
 [[nodiscard]] std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges,
                                               const VerifyOptions& options = {});
 
+// The same for a graph that runs in the arenas of a memory plan, ordered by the plan's edges. Bytes that several
+// buffers share must pass from one to the next: whatever touches the old tenant comes before whatever touches the new
+// one, in a run and from one run to the next. What breaks that is a race.
+[[nodiscard]] std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan,
+                                              const VerifyOptions& options = {});
+
 // Throws Error(graph) that lists the flaws; silent when there are none.
 void verify(const Graph& graph, const VerifyOptions& options = {});
+void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options = {});
 
 }  // namespace stepgraph

@@ -25,7 +25,8 @@ class Findings {
 
 // Inside each rank: lanes are chains, conflicting accesses are ordered, nothing reads what nobody wrote, in one run of
 // the graph and in a second run that follows it. False: the edges of a rank form a cycle, and nothing else was checked.
-bool check_ranks(const Graph& graph, const Edges& edges, Findings& findings);
+// Given a plan, the same for tenants of its arenas.
+bool check_ranks(const Graph& graph, const Edges& edges, const MemoryPlan* plan, Findings& findings);
 
 // Across ranks: parts meet and agree. False: some do not.
 bool check_parts(const Graph& graph, Findings& findings);

@@ -115,6 +115,12 @@ void Order::count_lanes_again() {
   }
 }
 
+std::vector<std::uint32_t> Order::places() const {
+  std::vector<std::uint32_t> out(graph_.num_nodes());
+  for (std::uint32_t i = 0; i < out.size(); ++i) out[sorted_.empty() ? i : sorted_[i]] = i;
+  return out;
+}
+
 void Order::ask_about(Instance node) {
   asked_ = node;
   ++question_;

@@ -21,6 +21,9 @@ class Order {
 
   [[nodiscard]] bool acyclic() const noexcept { return acyclic_; }
 
+  // A place for each node in some order that the edges allow.
+  [[nodiscard]] std::vector<std::uint32_t> places() const;
+
   // Readies the questions about one node: `follows(a)` asks whether `a` has ended before it starts.
   void ask_about(Instance node);
   [[nodiscard]] bool follows(Instance a);

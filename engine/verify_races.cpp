@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine/error.hpp"
+#include "engine/verify_arenas.hpp"
 #include "engine/verify_internal.hpp"
 #include "engine/verify_order.hpp"
 #include "engine/verify_regions.hpp"
@@ -231,10 +232,11 @@ class RaceChecker {
 
 }  // namespace
 
-bool check_ranks(const Graph& graph, const Edges& edges, Findings& findings) {
+bool check_ranks(const Graph& graph, const Edges& edges, const MemoryPlan* plan, Findings& findings) {
   Order order(graph, edges, findings);
   if (!order.acyclic()) return false;
   RaceChecker(graph, order, findings).check();
+  if (plan) check_arenas(graph, *plan, order, findings);
   return true;
 }
 
