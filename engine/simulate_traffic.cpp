@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/graph_data.hpp"
+#include "engine/shards.hpp"
 
 namespace stepgraph::simulator {
 namespace {
@@ -62,6 +63,28 @@ class Declared {
     return out;
   }
 
+  // Slice by slice; a member elsewhere is taken to give all others equal ones.
+  void exchange(const Graph& graph, std::vector<Traffic::Pair>& pairs) const {
+    const double even = whole() / static_cast<double>(members.size());
+    for (std::size_t from = 0; from < members.size(); ++from) {
+      const auto slices = parts_[from] ? shard_sizes(graph, {parts_[from]->node}, Side::in) : std::nullopt;
+      for (std::size_t to = 0; to < members.size(); ++to) {
+        if (to != from) pairs.push_back({from, to, slices ? static_cast<double>((*slices)[to]) : even});
+      }
+    }
+  }
+
+  // Each message once, whichever of its ends is here.
+  void permute(std::vector<Traffic::Pair>& pairs) const {
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (!parts_[i]) continue;
+      const std::size_t to = member(parts_[i]->peer), from = member(parts_[i]->source);
+      if (to < members.size()) pairs.push_back({i, to, static_cast<double>(parts_[i]->bytes_read)});
+      if (from < members.size() && !parts_[from])
+        pairs.push_back({from, i, static_cast<double>(parts_[i]->bytes_written)});
+    }
+  }
+
   std::vector<Rank> members;
 
  private:
@@ -103,6 +126,28 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
       out.sends = only(declared.root(), declared.whole());
       out.takes = everyone(1);
       break;
+    case PartOp::reduce:
+      out.sends = everyone(declared.whole());
+      out.takes = only(declared.root(), 1);
+      break;
+    case PartOp::gather:
+      out.sends = declared.shards([](const PartRecord& part) { return part.bytes_read; });
+      out.takes = only(declared.root(), 1);
+      break;
+    case PartOp::scatter:
+      out.sends = only(declared.root(), 1);
+      out.takes = declared.shards([](const PartRecord& part) { return part.bytes_written; });
+      break;
+    case PartOp::all_to_all:
+      declared.exchange(graph, out.pairs);
+      out.sends = out.takes = everyone(0);
+      break;
+    case PartOp::permute:
+      declared.permute(out.pairs);
+      out.sends = out.takes = everyone(0);
+      out.messages          = out.pairs.empty() ? 0 : 1;
+      out.rounds            = out.messages;
+      break;
     case PartOp::barrier:
       out.sends = out.takes = everyone(0);
       out.rounds            = 2;
@@ -139,6 +184,24 @@ void Network::touch(std::span<const Rank> members) {
 void Network::forget() {
   for (const std::int32_t at : touched_) below_[static_cast<std::size_t>(at)] = {};
   touched_.clear();
+}
+
+double Network::largest_latency(const Traffic& traffic) {
+  if (traffic.pairs.empty()) return largest_latency(traffic.members);
+  double largest = 0;
+  for (const Traffic::Pair& pair : traffic.pairs) {
+    double latency = 0;
+    auto from      = static_cast<std::size_t>(index(traffic.members[pair.from]));
+    auto to        = static_cast<std::size_t>(index(traffic.members[pair.to]));
+    while (from != to) {
+      const bool from_is_lower = tree_[from].depth >= tree_[to].depth;
+      std::size_t& lower       = from_is_lower ? from : to;
+      latency += from_is_lower ? tree_[lower].up.latency_s : tree_[lower].down.latency_s;
+      lower = static_cast<std::size_t>(tree_[lower].above);
+    }
+    largest = std::max(largest, latency);
+  }
+  return largest;
 }
 
 double Network::largest_latency(std::span<const Rank> members) {

@@ -40,10 +40,12 @@ class Network {
 
   // Adds what the traffic demands of each link of finite bandwidth, by resource. O(members * depth).
   void add_demands(const Traffic& traffic, std::vector<Demand>& out);
-  // The largest latency of a route between two members.
-  [[nodiscard]] double largest_latency(std::span<const Rank> members);
+  // The largest latency of a route that the traffic takes.
+  [[nodiscard]] double largest_latency(const Traffic& traffic);
 
  private:
+  [[nodiscard]] double largest_latency(std::span<const Rank> members);  // between any two
+
   struct Below {  // of the members below a vertex
     double sends = 0, takes = 0;
     double paired_up = 0, paired_down = 0;      // bytes of pairs over the vertex's links

@@ -47,9 +47,9 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
 }  // namespace
 
 std::string_view to_string(Flaw flaw) noexcept {
-  constexpr std::array<std::string_view, 9> names{
-      "race",           "broken lane",          "mismatched parts", "unmatched part", "deadlock",
-      "unwritten read", "race around the loop", "too few workers",  "bad place"};
+  constexpr std::array<std::string_view, 10> names{
+      "race",     "broken lane",    "mismatched parts",     "unmatched part",  "input overlaps output",
+      "deadlock", "unwritten read", "race around the loop", "too few workers", "bad place"};
   return names[static_cast<std::size_t>(flaw)];
 }
 
@@ -64,6 +64,7 @@ std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const Me
   check_workers(graph, options, findings);
   const bool acyclic = verifier::check_ranks(graph, edges, plan, findings);
   const bool matched = verifier::check_parts(graph, findings);
+  verifier::check_overlaps(graph, findings);
   if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
   return findings.take();
 }

@@ -1,9 +1,47 @@
 #include <memory>
 
+#include "tools/bench/collectives.hpp"
 #include "tools/bench/overhead.hpp"
 #include "tools/stepgraph/commands.hpp"
 
 namespace stepgraph::cli {
+namespace {
+
+void add_collectives(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "collectives",
+      "Speed of collectives on loopback, beside memcpy: the bytes copied per second by as many threads, from one half "
+      "of a memory of ranks x bytes to the other, in the same run");
+  auto options = std::make_shared<bench::CollectivesOptions>();
+  command->add_option("--ranks", options->ranks, "Numbers of ranks")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(2, 512));
+  command->add_option("--ops", options->ops, "Which collectives")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::IsMember(bench::known_collectives()));
+  command->add_option("--algorithms", options->algorithms, "How they are done")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::IsMember(bench::known_algorithms()));
+  command->add_option("--sizes", options->sizes, "Bytes of one rank's buffer: the side that holds everything")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{4}, std::int64_t{1} << 32));
+  command->add_option("--threads", options->threads, "Workers, for both sides")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--runs", options->runs, "Runs of each chain; the median counts")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_flag("--dry-run", options->dry_run, "One small iteration of everything: a smoke test, not a figure");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph bench collectives --ranks 2,4,8 --json");
+  command->callback([options] { bench::collectives(*options); });
+}
+
+}  // namespace
 
 void add_bench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure, beside a baseline taken in the same run");
@@ -29,6 +67,7 @@ void add_bench(CLI::App& app) {
   overhead->add_flag("--json", options->json, "Print JSON lines and nothing else");
   overhead->footer("Example: stepgraph bench overhead --pairs 21 --json");
   overhead->callback([options] { bench::overhead(*options); });
+  add_collectives(*bench);
 }
 
 }  // namespace stepgraph::cli

@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/graph.hpp"
+
+// The collectives that `stepgraph bench collectives` times: how each is added to a graph, and what it leaves.
+namespace stepgraph::bench {
+
+// A chain of one collective on one buffer per rank (a permutation: two, in turn). Values are small integers in floats,
+// and every step of a chain changes them by integers or powers of two, so that what it leaves is known to the bit.
+struct Chain {
+  int num_ranks;
+  std::int64_t elements;  // of a rank's buffer; divisible by num_ranks
+  int length;             // operations
+
+  [[nodiscard]] std::int64_t shard() const { return elements / num_ranks; }
+};
+
+struct CollectiveCase {
+  std::string name;
+  double (*bus_factor)(double n);    // busbw / algbw, as nccl-tests has it
+  int (*max_length)(int num_ranks);  // longest chain whose values stay exact
+  void (*add)(Graph& graph, Group group, const std::vector<Buffer>& x,
+              const std::vector<Buffer>& y);                         // x to y, or in x
+  double (*expected)(const Chain& chain, int rank, std::int64_t i);  // before start_scale
+  bool alternates = false;                                           // between x and y
+  bool doubles    = false;  // values grow by a factor of num_ranks at each step
+};
+
+[[nodiscard]] const std::vector<CollectiveCase>& collective_cases();
+
+// What a buffer starts from: an integer from 1 to 64, times start_scale.
+[[nodiscard]] inline int start_value(int rank, std::int64_t i) {
+  return static_cast<int>((i * 7 + rank * 13) & 63) + 1;
+}
+[[nodiscard]] double start_scale(const CollectiveCase& what, int num_ranks);
+
+}  // namespace stepgraph::bench

@@ -1,0 +1,261 @@
+#include "tools/bench/collectives.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+#include "tools/bench/collective_cases.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+// How a collective is done: a pass over the graph. It keeps the graph's buffers, in their order, and may add others.
+struct Algorithm {
+  std::string name;
+  std::function<Graph(const Graph&)> expand;
+};
+const std::vector<Algorithm>& algorithms() {
+  static const std::vector<Algorithm> all{{"direct", [](const Graph& graph) { return graph; }}};
+  return all;
+}
+
+template <class Known>
+const typename Known::value_type& find(const Known& known, const std::string& name, const char* what) {
+  std::string names;
+  for (const auto& one : known) {
+    if (one.name == name) return one;
+    names += (names.empty() ? "" : ", ") + one.name;
+  }
+  throw Error(ErrorKind::config, str("bench collectives: unknown ", what, " '", name, "' (known: ", names, ")"));
+}
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
+}
+
+// One collective as `sets` chains, one after another, each on buffers of its own.
+class Trial {
+ public:
+  Trial(const CollectiveCase& what, const Algorithm& algorithm, Chain chain, int sets, Executor& executor)
+      : what_(what),
+        chain_(chain),
+        executor_(executor),
+        world_(chain.num_ranks),
+        sets_(static_cast<std::size_t>(sets)) {
+    Graph graph(chain.num_ranks);
+    std::vector<Rank> ranks;
+    for (int rank = 0; rank < chain.num_ranks; ++rank) ranks.push_back(Rank{rank});
+    const Group group = graph.group({.name = "all", .ranks = ranks});
+    for (Set& set : sets_) {
+      for (const Rank rank : ranks) {
+        set.x.push_back(buffer(graph, rank));
+        if (what.alternates) set.y.push_back(buffer(graph, rank));
+      }
+    }
+    for (const Set& set : sets_) {
+      for (int k = 0; k < chain.length; ++k) {
+        const bool back = what.alternates && k % 2 == 1;
+        what.add(graph, group, back ? set.y : set.x, back ? set.x : set.y);
+      }
+    }
+    const Graph expanded = algorithm.expand(graph);
+    verify(expanded);
+    program_ = std::make_unique<Program>(expanded, world_);
+  }
+
+  [[nodiscard]] int num_operations() const { return chain_.length * static_cast<int>(sets_.size()); }
+
+  // Fills the buffers, runs, and checks what they hold: seconds for one operation.
+  double run() {
+    const double scale = start_scale(what_, chain_.num_ranks);
+    for (const Set& set : sets_) {
+      for (int rank = 0; rank < chain_.num_ranks; ++rank) {
+        const auto values = program_->memory().span<float>(set.x[static_cast<std::size_t>(rank)]);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          values[i] = static_cast<float>(start_value(rank, static_cast<std::int64_t>(i)) * scale);
+      }
+    }
+    const double time = seconds([&] { executor_.run(*program_); }) / num_operations();
+    const bool in_y   = what_.alternates && chain_.length % 2 == 1;
+    for (const Set& set : sets_) {
+      for (int rank = 0; rank < chain_.num_ranks; ++rank) check((in_y ? set.y : set.x), rank, scale);
+    }
+    return time;
+  }
+
+ private:
+  struct Set {
+    std::vector<Buffer> x, y;
+  };
+
+  Buffer buffer(Graph& graph, Rank rank) const {
+    return graph.buffer({.name       = "x",
+                         .rank       = rank,
+                         .size_bytes = 4 * chain_.elements,
+                         .type       = DType::f32,
+                         .lifetime   = Lifetime::persistent});
+  }
+
+  void check(const std::vector<Buffer>& buffers, int rank, double scale) const {
+    const auto values = program_->memory().span<float>(buffers[static_cast<std::size_t>(rank)]);
+    // Start values repeat every 64 elements, and shards are the only other borders: most elements are like a neighbour.
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double expected = what_.expected(chain_, rank, static_cast<std::int64_t>(i)) * scale;
+      if (values[i] == static_cast<float>(expected)) continue;
+      throw Error(ErrorKind::run,
+                  str("bench collectives: ", what_.name, " on ", chain_.num_ranks, " ranks, ", 4 * chain_.elements,
+                      " bytes: rank ", rank, " holds ", values[i], " as element ", i, " (", expected, ")"));
+    }
+  }
+
+  const CollectiveCase& what_;
+  Chain chain_;
+  Executor& executor_;
+  LoopbackWorld world_;
+  std::vector<Set> sets_;
+  std::unique_ptr<Program> program_;
+};
+
+// A copy from one half of `total_bytes` of memory to the other, by threads that each have a part of it.
+class Memcpy {
+ public:
+  Memcpy(std::int64_t total_bytes, int threads)
+      : share_(static_cast<std::size_t>(std::max<std::int64_t>(total_bytes / 2 / threads, 64))),
+        threads_(threads),
+        from_(share_ * static_cast<std::size_t>(threads), 1),
+        to_(from_.size(), 2) {}
+
+  // Bytes copied per second by all threads together, `repeats` times in a row.
+  double run(int repeats) {
+    std::atomic<int> ready{0};
+    std::atomic<bool> go{false};
+    std::vector<std::thread> pool;
+    for (int i = 0; i < threads_; ++i) {
+      pool.emplace_back([&, i] {
+        const std::size_t at = share_ * static_cast<std::size_t>(i);
+        ready.fetch_add(1);
+        while (!go.load(std::memory_order_acquire)) std::this_thread::yield();
+        for (int k = 0; k < repeats; ++k) {
+          std::memcpy(to_.data() + at, from_.data() + at, share_);
+          asm volatile("" ::: "memory");  // each copy counts
+        }
+      });
+    }
+    while (ready.load() < threads_) std::this_thread::yield();
+    const double time = seconds([&] {
+      go.store(true, std::memory_order_release);
+      for (std::thread& thread : pool) thread.join();
+    });
+    if (to_ != from_) throw Error(ErrorKind::run, "bench collectives: memcpy did not copy");
+    return static_cast<double>(from_.size()) * repeats / time;
+  }
+
+ private:
+  std::size_t share_;
+  int threads_;
+  std::vector<char> from_, to_;
+};
+
+void bench(const CollectiveCase& what, const Algorithm& algorithm, int ranks, std::int64_t size,
+           const CollectivesOptions& options, Executor& executor) {
+  const std::int64_t elements = std::max<std::int64_t>(size / 4 / ranks, 1) * ranks;
+  const std::int64_t bytes = 4 * elements, total = bytes * ranks;
+  // Long enough that starting a run does not count; large messages need no more than a few.
+  const int wanted =
+      options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{64} << 20) / total, 4, 1000));
+  const int length = std::min(wanted, what.max_length(ranks));
+  const int sets   = bytes <= (16 << 10) ? (wanted + length - 1) / length : 1;
+  Trial trial(what, algorithm, {ranks, elements, length}, sets, executor);
+  Memcpy copy(total, options.threads);
+
+  const int runs = options.dry_run ? 1 : options.runs;
+  std::vector<double> times, copies;
+  for (int i = options.dry_run ? 0 : -1; i < runs; ++i) {
+    const double time = trial.run(), rate = copy.run(trial.num_operations());
+    if (i < 0) continue;
+    times.push_back(time);
+    copies.push_back(rate / 1e9);
+  }
+  const double time = quantile(times, 0.5), algbw = static_cast<double>(bytes) / time / 1e9;
+  const double busbw = algbw * what.bus_factor(ranks);
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "collective"},
+                                {"op", what.name},
+                                {"algorithm", algorithm.name},
+                                {"ranks", ranks},
+                                {"bytes", bytes},
+                                {"threads", options.threads},
+                                {"operations", trial.num_operations()},
+                                {"runs", runs},
+                                {"us", time * 1e6},
+                                {"us_p95", quantile(times, 0.95) * 1e6},
+                                {"algbw_GBps", algbw},
+                                {"busbw_GBps", busbw},
+                                {"memcpy_GBps", quantile(copies, 0.5)}}
+                     .dump()
+              << std::endl;
+  } else {
+    std::cout << std::left << std::setw(16) << what.name << std::setw(14) << algorithm.name << std::right
+              << std::setw(5) << ranks << std::setw(11) << bytes << std::fixed << std::setprecision(2) << std::setw(13)
+              << time * 1e6 << std::setw(13) << quantile(times, 0.95) * 1e6 << std::setw(13) << algbw << std::setw(13)
+              << busbw << std::setw(14) << quantile(copies, 0.5) << std::endl;
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> known_collectives() {
+  std::vector<std::string> names;
+  for (const CollectiveCase& what : collective_cases()) names.push_back(what.name);
+  return names;
+}
+
+std::vector<std::string> known_algorithms() {
+  std::vector<std::string> names;
+  for (const Algorithm& algorithm : algorithms()) names.push_back(algorithm.name);
+  return names;
+}
+
+void collectives(const CollectivesOptions& options) {
+  for (const std::string& name : options.ops) (void)find(collective_cases(), name, "op");
+  for (const std::string& name : options.algorithms) (void)find(algorithms(), name, "algorithm");
+  Executor executor({.threads = options.threads});
+  if (!options.json) {
+    std::cout << "Collectives of f32 on loopback, in place, " << options.threads << " threads, median of "
+              << (options.dry_run ? 1 : options.runs)
+              << " runs; memcpy: bytes copied by all threads, from one half of ranks x bytes to the other\n"
+              << "op              algorithm     ranks      bytes       median us       p95 us   algbw GB/s   busbw GB/s"
+                 "   memcpy GB/s\n";
+  }
+  for (const std::string& op : options.ops) {
+    for (const std::string& algorithm : options.algorithms) {
+      for (const int ranks : options.ranks) {
+        for (const std::int64_t size : options.sizes) {
+          bench(find(collective_cases(), op, "op"), find(algorithms(), algorithm, "algorithm"), ranks,
+                options.dry_run ? std::min<std::int64_t>(size, 16 << 10) : size, options, executor);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace stepgraph::bench

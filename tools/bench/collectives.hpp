@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stepgraph::bench {
+
+struct CollectivesOptions {
+  std::vector<int> ranks              = {2, 4, 8};
+  std::vector<std::string> ops        = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
+  std::vector<std::string> algorithms = {"direct"};
+  std::vector<std::int64_t> sizes     = {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+  int threads                         = 2;
+  int runs                            = 7;
+  bool dry_run                        = false;
+  bool json                           = false;
+};
+
+[[nodiscard]] std::vector<std::string> known_collectives();
+[[nodiscard]] std::vector<std::string> known_algorithms();
+
+// Times collectives of f32 on loopback, in place, each repeated as a chain in one graph, beside a memcpy by as many
+// threads over as much memory. Every run's answer is checked to the bit: a wrong one throws Error(run). Results on
+// stdout.
+void collectives(const CollectivesOptions& options);
+
+}  // namespace stepgraph::bench
