@@ -256,6 +256,9 @@ TEST_CASE("what did not run has no slice, and arrows and counters can be left ou
   CHECK(broken_rule(bare) == "");
   CHECK(events(bare, "X").size() == graph.num_nodes());
   for (const char* phase : {"s", "f", "C"}) CHECK(events(bare, phase).empty());
+  sg::Timeline odd = t;  // as no run leaves it: successors of what did not run
+  for (std::size_t i = 0; i < odd.nodes.size(); i += 3) odd.nodes[i] = {};
+  CHECK(broken_rule(json::parse(trace(graph, {&odd, 1}))) == "");
   for (std::size_t i = 1; i < t.nodes.size(); ++i) t.nodes[i] = {};
   const json failed = json::parse(trace(graph, {&t, 1}));
   CHECK(broken_rule(failed) == "");
