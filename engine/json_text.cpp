@@ -1,10 +1,10 @@
 #include "engine/json_text.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <ostream>
 
-#include "engine/error.hpp"
 #include "engine/text.hpp"
 
 namespace stepgraph {
@@ -48,7 +48,10 @@ void JsonText::value(std::string_view text) {
   text_ += '"';
 }
 
-void JsonText::value(std::int64_t number) { text_ += str(number); }
+void JsonText::value(std::int64_t number) {
+  char digits[24];
+  text_.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
 
 void JsonText::value(double number) {
   if (std::abs(number) < 0x1p53 && number == std::floor(number)) return value(static_cast<std::int64_t>(number));

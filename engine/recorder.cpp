@@ -41,9 +41,7 @@ void Recording::Log::for_each(const Visit& visit) const {
   }
 }
 
-Recording::Moment Recording::Moment::now() noexcept {
-  return {read_ticks_in_order(), std::chrono::steady_clock::now()};
-}
+Recording::Moment Recording::Moment::now() noexcept { return {read_begin_ticks(), std::chrono::steady_clock::now()}; }
 
 bool Recording::begin(std::size_t num_workers, std::size_t num_nodes,
                       std::shared_ptr<const std::vector<std::uint32_t>> leaders) {

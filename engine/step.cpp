@@ -204,7 +204,7 @@ void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker
     if (stopping()) return;  // it may have waited long for its licence
   }
   if (!needs_.recording) return execute(invoke, task, worker);
-  const std::uint64_t begin = read_ticks_in_order();
+  const std::uint64_t begin = read_begin_ticks();
   execute(invoke, task, worker);
   needs_.recording->add(worker.index, task.node, begin, read_ticks());
 }

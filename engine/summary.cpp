@@ -175,10 +175,10 @@ Summary summarize(const Graph& graph, const Edges& edges, const Timeline& timeli
     const double seconds = time.end_s - time.begin_s;
     out.path_waiting_s += step.wait_s;
     out.path_s[static_cast<std::size_t>(kind)] += seconds;
-    const std::string_view op = graph.has_part(step.node)      ? to_string(graph.part(step.node).op)
-                                : !graph.op(step.node).empty() ? graph.op(step.node)
-                                                               : graph.name(step.node);
-    Summary::OpTime& sum      = ops.try_emplace({op, kind}, Summary::OpTime{std::string(op), kind, 0, 0}).first->second;
+    std::string_view op = graph.has_part(step.node) ? to_string(graph.part(step.node).op) : graph.op(step.node);
+    if (op.empty()) op = graph.name(step.node);
+    if (op.empty()) op = "unnamed";
+    Summary::OpTime& sum = ops.try_emplace({op, kind}, Summary::OpTime{std::string(op), kind, 0, 0}).first->second;
     ++sum.num_nodes;
     sum.seconds += seconds;
   }

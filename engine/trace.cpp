@@ -77,12 +77,20 @@ Layout lay_out(const GraphData& data, const Timeline& timeline) {
     return std::tuple(a.begin, a.end, a.node) < std::tuple(b.begin, b.end, b.node);
   });
   std::vector<Rows> laneless(static_cast<std::size_t>(data.num_ranks));
+  std::vector<std::int64_t> lane_until(laneless.size() * num_lane_kinds);
   step.rows.resize(data.nodes.size());
-  for (const Slice& slice : step.slices) {
+  for (Slice& slice : step.slices) {
     const NodeRecord& node = data.nodes[slice.node];
-    step.rows[slice.node]  = node.lane >= 0 ? static_cast<std::uint32_t>(node.lane)
-                                            : static_cast<std::uint32_t>(num_lane_kinds) +
-                                                 laneless[static_cast<std::size_t>(node.rank)].take(slice);
+    const auto rank        = static_cast<std::size_t>(node.rank);
+    if (node.lane < 0) {
+      step.rows[slice.node] = static_cast<std::uint32_t>(num_lane_kinds) + laneless[rank].take(slice);
+      continue;
+    }
+    step.rows[slice.node] = static_cast<std::uint32_t>(node.lane);
+    // A lane is a chain. Where clocks disagree about that by a little, viewers still need slices that do not overlap.
+    std::int64_t& until = lane_until[rank * num_lane_kinds + static_cast<std::size_t>(node.lane)];
+    slice.begin         = std::max(slice.begin, until);
+    slice.end = until = std::max(slice.begin, slice.end);
   }
   return step;
 }

@@ -209,6 +209,18 @@ TEST_CASE("nodes without a lane take as many rows as run at once", "[engine][tra
   CHECK(names == std::vector<std::string>{"no lane 1", "no lane 2"});
 }
 
+TEST_CASE("slices of a lane do not overlap even when the clocks say so", "[engine][trace]") {
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute);
+  for (int i = 0; i < 3; ++i) graph.add({.name = std::to_string(i), .lane = lane});
+  const sg::Timeline t{{{0, 2e-6}, {1.99e-6, 1.995e-6}, {1.998e-6, 5e-6}}, 5e-6};
+  const json file = json::parse(trace(graph, {&t, 1}));
+  CHECK(broken_rule(file) == "");
+  std::vector<std::int64_t> ends;
+  for (const json& slice : events(file, "X")) ends.push_back(ns(slice.at("ts")) + ns(slice.at("dur")));
+  CHECK(ends == std::vector<std::int64_t>{2000, 2000, 5000});
+}
+
 TEST_CASE("names come through whatever they are made of", "[engine][trace]") {
   const std::vector<std::pair<std::string, std::string>> names = {
       {"quote \" backslash \\ slash /", "quote \" backslash \\ slash /"},
@@ -256,6 +268,9 @@ TEST_CASE("what did not run has no slice, and arrows and counters can be left ou
   CHECK(broken_rule(bare) == "");
   CHECK(events(bare, "X").size() == graph.num_nodes());
   for (const char* phase : {"s", "f", "C"}) CHECK(events(bare, phase).empty());
+  sg::Timeline odd = t;  // as no run leaves it: successors of what did not run
+  for (std::size_t i = 0; i < odd.nodes.size(); i += 3) odd.nodes[i] = {};
+  CHECK(broken_rule(json::parse(trace(graph, {&odd, 1}))) == "");
   for (std::size_t i = 1; i < t.nodes.size(); ++i) t.nodes[i] = {};
   const json failed = json::parse(trace(graph, {&t, 1}));
   CHECK(broken_rule(failed) == "");
