@@ -1,5 +1,7 @@
 #include "engine/memory.hpp"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 
 namespace stepgraph {
@@ -8,6 +10,14 @@ namespace {
 constexpr std::int64_t alignment = 64;  // a cache line: neighbours do not share one
 
 std::int64_t aligned(std::int64_t size) { return (size + alignment - 1) / alignment * alignment; }
+
+// Streams through large memory are half as fast again when its pages are large. Advice: nothing depends on it.
+void prefer_large_pages(std::byte* block, std::size_t size) {
+  constexpr std::size_t large = std::size_t{2} << 20, page = 4096;
+  if (size < 2 * large) return;
+  const std::size_t skip = (page - reinterpret_cast<std::uintptr_t>(block) % page) % page;
+  (void)madvise(block + skip, (size - skip) / page * page, MADV_HUGEPAGE);
+}
 
 std::int64_t bytes_needed(const BufferSpec& spec) { return spec.token ? 0 : spec.size_bytes; }
 
@@ -31,6 +41,7 @@ Memory::Memory(const Graph& graph) : arena_sizes_(static_cast<std::size_t>(graph
     if (!arenas_.back()) {
       throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", rank));
     }
+    prefer_large_pages(arenas_.back().get(), size);
     const auto address = reinterpret_cast<std::uintptr_t>(arenas_.back().get());
     next.push_back(arenas_.back().get() + (alignment - address % alignment) % alignment);
   }
