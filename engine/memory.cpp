@@ -34,6 +34,12 @@ std::byte pattern(std::int64_t at) {
   return static_cast<std::byte>(mixed >> 56 | 1);
 }
 
+// Streams through large memory are half as fast again when its pages are large. Advice: nothing depends on it.
+void prefer_large_pages(void* pages, std::size_t size) {
+  constexpr std::size_t large = std::size_t{2} << 20;
+  if (size >= 2 * large) (void)madvise(pages, size, MADV_HUGEPAGE);
+}
+
 }  // namespace
 
 void Memory::Free::operator()(std::byte* block) const noexcept {
@@ -49,7 +55,9 @@ Memory::Block Memory::allocate(std::size_t size) {
   constexpr std::size_t large = 1 << 20;
   if (size < large) return Block(static_cast<std::byte*>(std::calloc(size, 1)), Free{0});
   void* const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return Block(pages == MAP_FAILED ? nullptr : static_cast<std::byte*>(pages), Free{size});
+  if (pages == MAP_FAILED) return Block(nullptr, Free{0});
+  prefer_large_pages(pages, size);
+  return Block(static_cast<std::byte*>(pages), Free{size});
 }
 
 Memory::Memory(const Graph& graph) : Memory(graph, apart(graph)) {}

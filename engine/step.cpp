@@ -256,25 +256,30 @@ void Step::parallel_for(Node node, std::int64_t num_tiles, const std::function<v
   if (!record.parallel && record.part < 0) {
     throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");
   }
-  const auto tiles   = std::make_shared<Tiles>(num_tiles, tile);
-  const auto helpers = std::min<std::int64_t>(num_tiles, pool_->num_threads) - 1;
   Pool& pool         = *pool_;
+  const auto helpers = std::min<std::int64_t>(num_tiles, pool.num_threads) - 1;
+  // A body on a waiting lane holds no licence; it needs one while it computes. Not on a thread of the arena, nor in a
+  // kernel inside a kernel: those have one.
+  std::optional<SlotGuard> slot;
+  if (helpers <= 0) {
+    if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
+    for (std::int64_t i = 0; i < num_tiles; ++i) tile(i);
+    return;
+  }
+  const auto tiles = std::make_shared<Tiles>(num_tiles, tile);
   for (std::int64_t i = 0; i < helpers; ++i) {
     pool.arena.enqueue([tiles, &pool, i] {
-      const int slot = pool.slots.try_acquire(static_cast<int>(i) + 1);
-      if (slot < 0) return;
+      const int free = pool.slots.try_acquire(static_cast<int>(i) + 1);
+      if (free < 0) return;
       tiles->helpers.fetch_add(1);
       tiles->work([&] { return pool.slots.contended(); });
       if (tiles->helpers.fetch_sub(1) == 1) tiles->helpers.notify_all();
-      pool.slots.release(slot);
+      pool.slots.release(free);
     });
   }
-  {
-    // A body on a waiting lane holds no licence; it needs one while it computes.
-    std::optional<SlotGuard> slot;  // not on a thread of the arena, nor in a kernel inside a kernel: those have one
-    if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
-    tiles->work([] { return false; });
-  }
+  if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
+  tiles->work([] { return false; });
+  slot.reset();
   for (int left; (left = tiles->helpers.load()) > 0;) tiles->helpers.wait(left);
   if (tiles->error_kind) throw Error(*tiles->error_kind, tiles->error);
 }

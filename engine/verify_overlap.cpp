@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <array>
+#include <utility>
 #include <vector>
 
 #include "engine/error.hpp"
@@ -30,6 +30,30 @@ std::vector<Laid> lay(const Graph& graph, Node node, Side side) {
   }
   return laid;
 }
+
+// What a part writes, by buffer and beginning: those that may overlap an access are found without looking at the rest.
+class Outputs {
+ public:
+  explicit Outputs(std::vector<Laid> list) : list_(std::move(list)) {
+    std::sort(list_.begin(), list_.end(), [](const Laid& a, const Laid& b) { return key(a) < key(b); });
+    for (const Laid& one : list_) longest_ = std::max(longest_, one.region.end() - one.region.begin());
+  }
+  [[nodiscard]] const std::vector<Laid>& all() const { return list_; }
+  template <class Visit>
+  void for_near(const Laid& access, const Visit& visit) const {
+    const auto from = std::pair(access.buffer.id, access.region.begin() - longest_);
+    auto at =
+        std::lower_bound(list_.begin(), list_.end(), from, [](const Laid& a, const auto& b) { return key(a) < b; });
+    for (; at != list_.end() && at->buffer == access.buffer && at->region.begin() < access.region.end(); ++at)
+      visit(*at);
+  }
+
+ private:
+  static std::pair<std::uint32_t, std::int64_t> key(const Laid& one) { return {one.buffer.id, one.region.begin()}; }
+
+  std::vector<Laid> list_;
+  std::int64_t longest_ = 0;
+};
 
 // Bytes [begin, end) of `in` are bytes [begin + shift, end + shift) of `out` when the part is in place.
 struct Place {
@@ -82,7 +106,7 @@ std::vector<Place> places(const Graph& graph, Node node, const Graph::PartView& 
 
 // The first bytes that two accesses share elsewhere than in a place; none where they are apart or in place.
 std::optional<Range> misplaced(const Laid& in, const Laid& out, const std::vector<Place>& allowed) {
-  if (in.buffer != out.buffer || !overlap(in.region, out.region)) return std::nullopt;
+  if (!overlap(in.region, out.region)) return std::nullopt;
   const auto covered = [&](std::int64_t begin, std::int64_t end, std::int64_t shift) {
     // Places are few and in order; a run of bytes may go on from one into the next.
     for (const Place& place : allowed) {
@@ -113,27 +137,26 @@ std::optional<Range> misplaced(const Laid& in, const Laid& out, const std::vecto
 void check_part(const Graph& graph, Node node, Findings& findings) {
   const Graph::PartView part = graph.part(node);
   if (part.op == PartOp::barrier || part.bytes_written == 0 || !misfit(graph, node).empty()) return;
-  const std::vector<Laid> in = lay(graph, node, Side::in), out = lay(graph, node, Side::out);
   const auto say = [&](const Laid& at, Range bytes, const char* what) {
     findings.add(Flaw::bad_overlap, str(graph.describe(node), " (", to_string(part.op), ") ", what, " bytes [",
                                         bytes.begin, ", ", bytes.end, ") of ", graph.describe(at.buffer)));
   };
-  // The same list on both sides, each byte once: how most parts are in place.
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    for (std::size_t k = 0; k < i; ++k) {
-      if (out[i].buffer != out[k].buffer) continue;
-      if (const auto twice = overlap(out[i].region, out[k].region)) return say(out[i], *twice, "writes twice");
-    }
+  const Outputs out(lay(graph, node, Side::out));
+  for (const Laid& one : out.all()) {
+    std::optional<Range> twice;
+    out.for_near(one, [&](const Laid& other) {
+      if (&other != &one && !twice) twice = overlap(one.region, other.region);
+    });
+    if (twice) return say(one, *twice, "writes twice");
   }
-  if (in.empty()) return;
   std::optional<std::vector<Place>> allowed;  // seldom needed
-  for (const Laid& sent : in) {
-    for (const Laid& received : out) {
-      if (sent.buffer != received.buffer) continue;
+  for (const Laid& sent : lay(graph, node, Side::in)) {
+    std::optional<Range> bytes;
+    out.for_near(sent, [&](const Laid& received) {
       if (!allowed) allowed = places(graph, node, part);
-      if (const auto bytes = misplaced(sent, received, *allowed))
-        return say(sent, *bytes, "reads and writes, elsewhere than it can be done in place,");
-    }
+      if (!bytes) bytes = misplaced(sent, received, *allowed);
+    });
+    if (bytes) return say(sent, *bytes, "reads and writes, elsewhere than it can be done in place,");
   }
 }
 

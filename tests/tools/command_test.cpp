@@ -18,7 +18,7 @@ sg::testing::Outcome run_stepgraph(const std::string& arguments) {
 }  // namespace
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
-  for (const char* path : {"", "bench ", "bench overhead "}) {
+  for (const char* path : {"", "bench ", "bench overhead ", "bench collectives "}) {
     CAPTURE(path);
     const auto help = run_stepgraph(std::string(path) + "--help");
     CHECK(help.exit_code == 0);
@@ -33,7 +33,10 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
   for (const auto& [arguments, why] :
        {std::pair{"", "subcommand is required"}, std::pair{"brench", "brench"}, std::pair{"bench overheat", "overheat"},
         std::pair{"bench overhead --threads 0", "--threads"}, std::pair{"bench overhead --nodes many", "--nodes"},
-        std::pair{"bench overhead --fast", "--fast"}}) {
+        std::pair{"bench overhead --fast", "--fast"}, std::pair{"bench collectives --ranks 1", "--ranks"},
+        std::pair{"bench collectives --ops all_reduse", "all_reduse"},
+        std::pair{"bench collectives --algorithms magic", "magic"},
+        std::pair{"bench collectives --sizes 0", "--sizes"}}) {
     CAPTURE(arguments);
     const auto outcome = run_stepgraph(arguments);
     CHECK(outcome.exit_code == 2);
@@ -68,4 +71,25 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
   CHECK(runs == 4);
   CHECK(records == 4);
   CHECK(builds == 3);
+}
+
+TEST_CASE("bench collectives checks every collective and prints the promised fields and nothing else",
+          "[tools][bench]") {
+  const auto outcome = run_stepgraph(
+      "bench collectives --dry-run --json --ranks 2,3 --sizes 4096,65536 --ops "
+      "all_reduce,reduce,all_gather,reduce_scatter,broadcast,scatter,gather,all_to_all,permute");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  int collectives = 0;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line); ++collectives) {
+    const auto json = nlohmann::json::parse(line);
+    CHECK(json.at("type") == "collective");
+    CHECK(json.at("algorithm") == "direct");
+    CHECK(json.at("op").is_string());
+    for (const char* field : {"ranks", "bytes", "algbw_GBps", "busbw_GBps", "memcpy_GBps"})
+      CHECK(json.at(field).get<double>() > 0);
+  }
+  CHECK(collectives == 9 * 2 * 2);
 }

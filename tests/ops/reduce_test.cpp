@@ -1,0 +1,54 @@
+#include "ops/reduce.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <numeric>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+sg::Buffer floats(sg::Graph& graph, std::int64_t count) {
+  return graph.buffer({.size_bytes = 4 * count, .type = sg::DType::f32, .lifetime = sg::Lifetime::persistent});
+}
+
+}  // namespace
+
+TEST_CASE("a node reduces one access into another and divides at the end, in tiles and in rows", "[ops][reduce]") {
+  constexpr std::int64_t count = 200'000;  // several tiles
+  sg::Graph graph;
+  const sg::Buffer a = floats(graph, count), b = floats(graph, count), c = floats(graph, 6), d = floats(graph, 6);
+  sg::reduce_into(graph, {.name = "add", .into = a, .from = b, .reduction = sg::Reduction::average});
+  sg::divide(graph, {.name = "mean", .values = a.range(0, 4 * count), .count = 2});
+  sg::reduce_into(graph, {.name      = "largest of two columns",
+                          .into      = c.strided(0, 4, 8, 3),
+                          .from      = d.strided(4, 4, 8, 3),
+                          .reduction = sg::Reduction::max});
+  sg::verify(graph);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2});
+  const sg::Program program(graph, world);
+  const auto x = program.memory().span<float>(a), y = program.memory().span<float>(b);
+  std::iota(x.begin(), x.end(), 0.0f);
+  std::fill(y.begin(), y.end(), 2.0f);
+  const auto u = program.memory().span<float>(c), v = program.memory().span<float>(d);
+  std::iota(v.begin(), v.end(), 1.0f);
+  u[2] = 100;
+  executor.run(program);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i] != (static_cast<float>(i) + 2) / 2) FAIL("element " << i);
+  }
+  CHECK(std::vector<float>(u.begin(), u.end()) == std::vector<float>{2, 0, 100, 0, 6, 0});
+}
+
+TEST_CASE("reductions of other shapes, and divisions by nothing, are refused", "[ops][reduce][refuses]") {
+  sg::Graph graph;
+  const sg::Buffer a = floats(graph, 6), b = floats(graph, 6);
+  CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = a, .from = b.range(0, 8)}), sg::Error);
+  CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = a.range(0, 6), .from = b.range(0, 6)}), sg::Error);
+  CHECK_THROWS_AS(sg::divide(graph, {.name = "d", .values = a, .count = 0}), sg::Error);
+}
