@@ -1,91 +1,82 @@
 #include "ops/reduce.hpp"
 
-#include <algorithm>
-
-#include "engine/arithmetic.hpp"
-#include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/streams.hpp"
 
 namespace stepgraph {
 namespace {
 
-constexpr std::int64_t tile_bytes = 256 * 1024;  // whole elements of every type
-
-// The bytes of an access as rows; normal form: a range is one row.
-Region rows_of(const Graph& graph, const Access& access) {
-  if (access.region.length == Access::whole) return {.length = graph.spec(access.buffer).size_bytes};
-  if (access.region.count <= 1 || access.region.stride != access.region.length) return access.region;
-  return {.offset = access.region.offset, .length = access.region.num_bytes()};
+// The one element type of the accesses, and whether each is whole elements of it.
+DType check_elements(const Graph& graph, const std::string& name, const AccessList& accesses,
+                     std::optional<DType> given) {
+  if (accesses.empty()) throw Error(ErrorKind::config, str("ops: '", name, "' has nothing to work on"));
+  const DType type = given.value_or(graph.spec(accesses.view().front().buffer).type);
+  for (const Access& access : accesses.view()) {
+    const std::int64_t length =
+        access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.length;
+    if (length % static_cast<std::int64_t>(size_bytes(type)) == 0) continue;
+    throw Error(ErrorKind::config,
+                str("ops: '", name, "': ranges of ", length, " bytes are not whole elements of ", type));
+  }
+  return type;
 }
 
-// Calls work(row, begin, length) for tiles of rows, on idle threads too.
-template <class Work>
-void for_tiles(const Context& context, const Rows<std::byte>& rows, const Work& work) {
-  const std::int64_t tiles = std::max<std::int64_t>(1, (rows.length + tile_bytes - 1) / tile_bytes);
-  const auto tile          = [&](std::int64_t i) {
-    const std::int64_t begin = i % tiles * tile_bytes;
-    work(i / tiles, static_cast<std::size_t>(begin),
-                  static_cast<std::size_t>(std::min(tile_bytes, rows.length - begin)));
-  };
-  context.parallel_for(tiles * rows.count, [&tile](std::int64_t i) { tile(i); });
+double check_sizes(const Graph& graph, const std::string& name, const AccessList& to, const AccessList& from) {
+  const std::int64_t wanted = num_bytes(graph, to), given = num_bytes(graph, from);
+  if (wanted == given) return static_cast<double>(wanted);
+  throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (as many on both sides)"));
 }
 
-void check(const std::string& name, const Region& region, DType type) {
-  if (region.length % static_cast<std::int64_t>(size_bytes(type)) == 0) return;
-  throw Error(ErrorKind::config, str("ops: '", name, "': ", to_string(region), " is not whole elements of ", type));
+std::optional<Lane> lane_of(const Graph& graph, const AccessList& accesses, std::optional<LaneKind> kind) {
+  if (!kind || accesses.empty()) return std::nullopt;
+  return graph.lane(graph.spec(accesses.view().front().buffer).rank, *kind);
 }
 
 }  // namespace
 
+Node copy(Graph& graph, const Copy& spec) {
+  const double bytes = check_sizes(graph, spec.name, spec.to, spec.from);
+  return graph.add({.name     = spec.name,
+                    .lane     = lane_of(graph, spec.to, spec.lane),
+                    .reads    = spec.from,
+                    .writes   = spec.to,
+                    .kind     = NodeKind::copy,
+                    .op       = "copy",
+                    .parallel = true,
+                    .cost     = {.bytes_moved = 2 * bytes},
+                    .labels   = spec.labels},
+                   copy_body({.reads = spec.from.view().size(), .writes = spec.to.view().size()}));
+}
+
 Node reduce_into(Graph& graph, const ReduceInto& spec) {
-  const BufferSpec& buffer = graph.spec(spec.into.buffer);
-  const DType type         = spec.type.value_or(buffer.type);
-  const Region into = rows_of(graph, spec.into), from = rows_of(graph, spec.from);
-  if (into.length != from.length || into.count != from.count) {
-    throw Error(ErrorKind::config, str("ops: reduce_into '", spec.name, "': ", to_string(from), " into ",
-                                       to_string(into), " (as many rows of the same length)"));
-  }
-  check(spec.name, into, type);
-  const auto bytes = static_cast<double>(into.num_bytes());
-  return graph.add({.name        = spec.name,
-                    .lane        = graph.lane(buffer.rank, spec.lane),
-                    .reads       = {spec.from},
-                    .accumulates = {spec.into},
-                    .op          = "reduce_into",
-                    .parallel    = true,
-                    .cost        = {.flops = bytes / static_cast<double>(size_bytes(type)), .bytes_moved = 3 * bytes},
-                    .labels      = spec.labels},
-                   [type, reduction = spec.reduction](const Context& context) {
-                     const auto total = context.accumulate_rows<std::byte>();
-                     const auto next  = context.read_rows<std::byte>();
-                     for_tiles(context, total, [&](std::int64_t row, std::size_t begin, std::size_t length) {
-                       stepgraph::reduce_into(total[row].subspan(begin, length), next[row].subspan(begin, length), type,
-                                              reduction);
-                     });
-                   });
+  const double bytes = check_sizes(graph, spec.name, spec.into, spec.from);
+  const DType type   = check_elements(graph, spec.name, spec.into, spec.type);
+  check_elements(graph, spec.name, spec.from, type);
+  return graph.add(
+      {.name        = spec.name,
+       .lane        = lane_of(graph, spec.into, spec.lane),
+       .reads       = spec.from,
+       .accumulates = spec.into,
+       .op          = "reduce_into",
+       .parallel    = true,
+       .cost        = {.flops = bytes / static_cast<double>(size_bytes(type)), .bytes_moved = 3 * bytes},
+       .labels      = spec.labels},
+      reduce_body({.reads = spec.from.view().size(), .accumulates = spec.into.view().size()}, type, spec.reduction));
 }
 
 Node divide(Graph& graph, const DivideBy& spec) {
   if (spec.count < 1)
     throw Error(ErrorKind::config, str("ops: divide '", spec.name, "' by ", spec.count, " (at least 1)"));
-  const BufferSpec& buffer = graph.spec(spec.values.buffer);
-  const DType type         = spec.type.value_or(buffer.type);
-  const Region values      = rows_of(graph, spec.values);
-  check(spec.name, values, type);
-  const auto bytes = static_cast<double>(values.num_bytes());
+  const DType type = check_elements(graph, spec.name, spec.values, spec.type);
+  const auto bytes = static_cast<double>(num_bytes(graph, spec.values));
   return graph.add({.name        = spec.name,
-                    .lane        = graph.lane(buffer.rank, spec.lane),
-                    .accumulates = {spec.values},
+                    .lane        = lane_of(graph, spec.values, spec.lane),
+                    .accumulates = spec.values,
                     .op          = "divide",
                     .parallel    = true,
                     .cost        = {.flops = bytes / static_cast<double>(size_bytes(type)), .bytes_moved = 2 * bytes},
                     .labels      = spec.labels},
-                   [type, count = spec.count](const Context& context) {
-                     const auto rows = context.accumulate_rows<std::byte>();
-                     for_tiles(context, rows, [&](std::int64_t row, std::size_t begin, std::size_t length) {
-                       stepgraph::divide(rows[row].subspan(begin, length), type, count);
-                     });
-                   });
+                   divide_body({.accumulates = spec.values.view().size()}, type, spec.count));
 }
 
 }  // namespace stepgraph

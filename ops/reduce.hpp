@@ -4,30 +4,40 @@
 
 #include "engine/graph.hpp"
 
-// Reductions inside one rank, as nodes: what a ring or a tree does between its messages.
+// What a rank does by itself between the messages of a ring or a tree, as nodes. Accesses of a list are laid end to
+// end; both sides have as many bytes, and may be cut differently.
 namespace stepgraph {
 
-// into = into op from, element by element, as engine/arithmetic.hpp has it; an average adds. Both accesses are of one
-// rank and of the same shape: as many rows of the same length.
+// to = from.
+struct Copy {
+  std::string name             = {};
+  std::optional<LaneKind> lane = LaneKind::compute;  // none: only its accesses order it
+  AccessList to                = {};
+  AccessList from              = {};
+  Labels labels                = {};
+};
+Node copy(Graph& graph, const Copy& spec);
+
+// into = into op from, element by element, as engine/arithmetic.hpp has it; an average adds.
 struct ReduceInto {
-  std::string name          = {};
-  LaneKind lane             = LaneKind::reduce;
-  Access into               = {};
-  Access from               = {};
-  Reduction reduction       = Reduction::sum;
-  std::optional<DType> type = {};  // of the elements; none: the buffer's
-  Labels labels             = {};
+  std::string name             = {};
+  std::optional<LaneKind> lane = LaneKind::reduce;
+  AccessList into              = {};
+  AccessList from              = {};
+  Reduction reduction          = Reduction::sum;
+  std::optional<DType> type    = {};  // of the elements; none: the buffer's
+  Labels labels                = {};
 };
 Node reduce_into(Graph& graph, const ReduceInto& spec);
 
 // values = values / count: the end of an average that was added up.
 struct DivideBy {
-  std::string name          = {};
-  LaneKind lane             = LaneKind::reduce;
-  Access values             = {};
-  std::int64_t count        = 1;
-  std::optional<DType> type = {};
-  Labels labels             = {};
+  std::string name             = {};
+  std::optional<LaneKind> lane = LaneKind::reduce;
+  AccessList values            = {};
+  std::int64_t count           = 1;
+  std::optional<DType> type    = {};
+  Labels labels                = {};
 };
 Node divide(Graph& graph, const DivideBy& spec);
 
