@@ -60,6 +60,8 @@ struct Access {
 class AccessList {
  public:
   AccessList() = default;
+  AccessList(const Access& access) { push_back(access); }  // NOLINT: implicit on purpose, as are the others
+  AccessList(Buffer whole_buffer) : AccessList(Access(whole_buffer)) {}  // NOLINT
   AccessList(std::initializer_list<Access> accesses);
   AccessList(const std::vector<Access>& accesses);
   AccessList(const std::vector<Buffer>& buffers);

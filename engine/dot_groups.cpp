@@ -24,6 +24,16 @@ Shade shade_of(const GraphData& data, std::uint32_t node) {
     switch (data.parts[static_cast<std::size_t>(record.part)].op) {
       case PartOp::all_reduce:
         return Shade::all_reduce;
+      case PartOp::reduce:
+        return Shade::reduce;
+      case PartOp::scatter:
+        return Shade::scatter;
+      case PartOp::gather:
+        return Shade::gather;
+      case PartOp::all_to_all:
+        return Shade::all_to_all;
+      case PartOp::permute:
+        return Shade::permute;
       case PartOp::all_gather:
         return Shade::all_gather;
       case PartOp::reduce_scatter:
@@ -468,8 +478,8 @@ std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t
 
 std::string_view to_string(Shade shade) noexcept {
   static constexpr std::array<std::string_view, num_shades> names = {
-      "compute",   "host",    "copy", "all_gather", "reduce_scatter", "all_reduce",
-      "broadcast", "barrier", "send", "recv",       "communicate"};
+      "compute", "host",   "copy",       "all_gather", "reduce_scatter", "all_reduce", "reduce", "broadcast",
+      "scatter", "gather", "all_to_all", "permute",    "barrier",        "send",       "recv",   "communicate"};
   return names[static_cast<std::size_t>(shade)];
 }
 

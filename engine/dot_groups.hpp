@@ -17,13 +17,18 @@ enum class Shade : std::uint8_t {
   all_gather,
   reduce_scatter,
   all_reduce,
+  reduce,
   broadcast,
+  scatter,
+  gather,
+  all_to_all,
+  permute,
   barrier,
   send,
   recv,
   communicate,  // declared so, but not a part
 };
-inline constexpr std::size_t num_shades = 11;
+inline constexpr std::size_t num_shades = 16;
 [[nodiscard]] std::string_view to_string(Shade shade) noexcept;
 
 struct Box {

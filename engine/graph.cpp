@@ -184,8 +184,16 @@ void Graph::check_part(const NodeSpec& spec, Rank rank) const {
     if (!contains(group.ranks, part.peer)) bad(str("peer ", part.peer, " is not in group '", group.name, "'"));
     if (part.peer == rank) bad(str("rank ", rank, " cannot ", to_string(part.op), " to itself"));
   }
-  if (part.op == PartOp::broadcast && !contains(group.ranks, part.root)) {
-    bad(str("root ", part.root, " is not in group '", group.name, "' (set .root to the rank that sends)"));
+  if (part.op == PartOp::permute) {
+    for (const auto& [who, other] : {std::pair{"peer", part.peer}, std::pair{"source", part.source}}) {
+      if (other != Rank{-1} && !contains(group.ranks, other))
+        bad(str(who, " ", other, " is not in group '", group.name, "' (a member, or -1 for none)"));
+      if (other == rank) bad(str("rank ", rank, " cannot be its own ", who, " (another member, or -1 for none)"));
+    }
+  }
+  if (has_root(part.op) && !contains(group.ranks, part.root)) {
+    bad(str("root ", part.root, " is not in group '", group.name, "' (set .root to the rank that ",
+            part.op == PartOp::broadcast || part.op == PartOp::scatter ? "sends" : "receives", ")"));
   }
   for (const AccessList* list : {&spec.reads, &spec.writes, &spec.accumulates}) {
     for (const Access& access : list->view()) {
@@ -289,6 +297,7 @@ Node Graph::add(const NodeSpec& spec, Body body) {
                           .reduction     = spec.part->reduction,
                           .type          = spec.part->type,
                           .peer          = spec.part->peer,
+                          .source        = spec.part->source,
                           .root          = spec.part->root,
                           .message       = data.strings.intern(spec.part->message),
                           .issue         = issue,
@@ -355,6 +364,7 @@ Graph::PartView Graph::part(Node node) const {
           .reduction     = record.reduction,
           .type          = record.type,
           .peer          = record.peer,
+          .source        = record.source,
           .root          = record.root,
           .message       = data_->strings[record.message],
           .issue         = record.issue,
@@ -394,6 +404,7 @@ NodeSpec Graph::spec(Node node) const {
                                    .reduction = view.reduction,
                                    .type      = view.type,
                                    .peer      = view.peer,
+                                   .source    = view.source,
                                    .root      = view.root,
                                    .message   = std::string(view.message),
                                    .issue     = view.issue};
@@ -422,7 +433,7 @@ bool operator==(const Graph& a, const Graph& b) {
   const auto same_part = [&](Node node) {
     const auto p = a.part(node), q = b.part(node);
     return p.group == q.group && p.op == q.op && p.reduction == q.reduction && p.type == q.type && p.peer == q.peer &&
-           p.root == q.root && p.message == q.message && p.issue == q.issue;
+           p.source == q.source && p.root == q.root && p.message == q.message && p.issue == q.issue;
   };
   for (std::uint32_t i = 0; i < x.nodes.size(); ++i) {
     const Node node{i};

@@ -107,6 +107,7 @@ class Graph {
     Reduction reduction;
     DType type;
     Rank peer;
+    Rank source;
     Rank root;
     std::string_view message;
     std::int32_t issue;

@@ -62,6 +62,7 @@ struct PartRecord {
   Reduction reduction;
   DType type;
   Rank peer;
+  Rank source;
   Rank root;
   std::uint32_t message;
   std::int32_t issue;

@@ -6,6 +6,7 @@
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/matching.hpp"
+#include "engine/shards.hpp"
 
 namespace stepgraph {
 namespace {
@@ -73,8 +74,10 @@ class Lowerer {
       Match match;
       std::uint32_t leader = no_node;
       for (const std::uint32_t node : matching.meeting(i)) {
-        const Rank rank = graph_.rank({node});
-        match.parts.push_back({{node}, rank, position(graph_.spec(graph_.part({node}).group), index(rank)), {}, {}});
+        const Rank rank            = graph_.rank({node});
+        const Graph::PartView part = graph_.part({node});
+        match.parts.push_back(
+            {{node}, rank, position(graph_.spec(part.group), index(rank)), part.peer, part.source, {}, {}});
         leader = std::min(leader, node);
       }
       check_match(match);
@@ -111,14 +114,35 @@ class Lowerer {
     for (const LocalPart& part : match.parts) {
       const Graph::PartView other = graph_.part(part.node);
       const bool same             = other.op == what.op || (point_to_point(other.op) && point_to_point(what.op));
-      const bool reduces          = what.op == PartOp::all_reduce || what.op == PartOp::reduce_scatter;
-      if (!same || other.type != what.type || (what.op == PartOp::broadcast && other.root != what.root) ||
-          (reduces && other.reduction != what.reduction)) {
+      if (!same || other.type != what.type || (has_root(what.op) && other.root != what.root) ||
+          (reduces(what.op) && other.reduction != what.reduction)) {
         throw Error(ErrorKind::graph,
                     str("program: ", graph_.describe(first), " and ", graph_.describe(part.node), " meet on group '",
                         group.name, "' but do not do the same (verify says how they differ)"));
       }
     }
+    check_sizes(match);
+  }
+
+  // What worlds rely on: all they are given has the sizes that the operation needs.
+  void check_sizes(const Match& match) const {
+    const Graph::PartView what = graph_.part(match.parts.front().node);
+    const GroupSpec& group     = graph_.spec(what.group);
+    std::vector<std::uint32_t> nodes;
+    for (const LocalPart& part : match.parts) nodes.push_back(part.node.id);
+    std::optional<Misfit> found;
+    if (nodes.size() == (point_to_point(what.op) ? 2 : group.ranks.size())) {
+      found = misfit(graph_, nodes);
+    } else {  // the others are elsewhere
+      for (const std::uint32_t node : nodes) {
+        if (std::string why = misfit(graph_, Node{node}); !why.empty() && !found) found = Misfit{{node}, why};
+      }
+    }
+    if (!found) return;
+    const Graph::PartView part = graph_.part(found->node);
+    throw Error(ErrorKind::graph,
+                str("program: ", graph_.describe(found->node), " (", to_string(part.op), " on group '", group.name,
+                    "', sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes): ", found->why));
   }
 
   // Edges that the world's network needs beyond the graph's: the order in which a rank starts its communications.

@@ -228,6 +228,7 @@ std::string Step::running() const {
       names += str(", waiting for ", to_string(part.op), " '", part.message, "' on group '",
                    graph_.spec(part.group).name, "'");
       if (point_to_point(part.op)) names += str(" with rank ", part.peer);
+      if (part.op == PartOp::permute) names += str(" to rank ", part.peer, ", from rank ", part.source);
     }
   }
   return names;

@@ -33,8 +33,9 @@ std::string_view to_string(NodeKind kind) noexcept {
 }
 
 std::string_view to_string(PartOp op) noexcept {
-  constexpr std::array<std::string_view, 7> names{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier",
-                                                  "send",       "recv"};
+  constexpr std::array<std::string_view, 12> names{"all_reduce", "reduce",  "all_gather", "reduce_scatter",
+                                                   "broadcast",  "scatter", "gather",     "all_to_all",
+                                                   "permute",    "barrier", "send",       "recv"};
   return names[static_cast<std::size_t>(op)];
 }
 

@@ -20,11 +20,16 @@ enum class DType : std::uint8_t { u8, i32, i64, f16, bf16, f32, f64 };
 [[nodiscard]] std::string_view to_string(DType type) noexcept;
 inline std::ostream& operator<<(std::ostream& out, DType type) { return out << to_string(type); }
 
+class bf16;  // engine/half.hpp
+class f16;
+
 // The element type that a C++ type reads as; none for bytes, which read as anything, and for types of the caller's own.
 template <class T>
 [[nodiscard]] constexpr std::optional<DType> dtype_of() noexcept {
   if constexpr (std::is_same_v<T, float>) return DType::f32;
   if constexpr (std::is_same_v<T, double>) return DType::f64;
+  if constexpr (std::is_same_v<T, bf16>) return DType::bf16;
+  if constexpr (std::is_same_v<T, f16>) return DType::f16;
   if constexpr (std::is_same_v<T, std::int32_t>) return DType::i32;
   if constexpr (std::is_same_v<T, std::int64_t>) return DType::i64;
   return std::nullopt;

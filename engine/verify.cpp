@@ -46,9 +46,9 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
 }  // namespace
 
 std::string_view to_string(Flaw flaw) noexcept {
-  constexpr std::array<std::string_view, 8> names{
-      "race",     "broken lane",    "mismatched parts",     "unmatched part",
-      "deadlock", "unwritten read", "race around the loop", "too few workers"};
+  constexpr std::array<std::string_view, 9> names{"race",           "broken lane",           "mismatched parts",
+                                                  "unmatched part", "input overlaps output", "deadlock",
+                                                  "unwritten read", "race around the loop",  "too few workers"};
   return names[static_cast<std::size_t>(flaw)];
 }
 
@@ -60,6 +60,7 @@ std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const Ve
   check_workers(graph, options, findings);
   const bool acyclic = verifier::check_ranks(graph, edges, findings);
   const bool matched = verifier::check_parts(graph, findings);
+  verifier::check_overlaps(graph, findings);
   if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
   return findings.take();
 }

@@ -15,11 +15,12 @@ class World;
 enum class Flaw {
   race,             // two conflicting accesses that no path inside their rank orders
   broken_lane,      // a lane that is not a chain
-  mismatched_part,  // parts that meet differ in op, size, type, reduction, root or message
+  mismatched_part,  // parts that meet differ in op, size, type, reduction, root, peers or message
   unmatched_part,   // a part that nobody meets
-  deadlock,         // a cycle of waits: edges, communicator orders, issue positions, matched parts being one
-  unwritten_read,   // a read of step memory that nothing wrote
-  loop_race,        // the graph followed by itself: two conflicting accesses that nothing orders
+  bad_overlap,     // a part writes what it reads, elsewhere than its operation leaves that byte, or writes a byte twice
+  deadlock,        // a cycle of waits: edges, communicator orders, issue positions, matched parts being one
+  unwritten_read,  // a read of step memory that nothing wrote
+  loop_race,       // the graph followed by itself: two conflicting accesses that nothing orders
   too_few_workers,  // more lanes that wait than workers to wait on them
 };
 [[nodiscard]] std::string_view to_string(Flaw flaw) noexcept;

@@ -30,6 +30,9 @@ bool check_ranks(const Graph& graph, const Edges& edges, Findings& findings);
 // Across ranks: parts meet and agree. False: some do not.
 bool check_parts(const Graph& graph, Findings& findings);
 
+// Inside each part: what it reads and what it writes are apart, or the same where its operation can be done in place.
+void check_overlaps(const Graph& graph, Findings& findings);
+
 // Across ranks: nobody waits in a circle. Needs parts that meet.
 void check_deadlock(const Graph& graph, const Edges& edges, Findings& findings);
 

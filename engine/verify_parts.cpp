@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "engine/error.hpp"
+#include "engine/shards.hpp"
 #include "engine/verify_internal.hpp"
 
 namespace stepgraph::verifier {
@@ -53,8 +54,9 @@ bool is_here(const Graph& graph, int rank) { return !graph.only_rank() || *graph
 std::string say(const Graph& graph, std::uint32_t node) {
   const Graph::PartView part = graph.part({node});
   std::string text = str(graph.describe(Node{node}), " (", to_string(part.op), " '", part.message, "', ", part.type);
-  if (part.op == PartOp::all_reduce || part.op == PartOp::reduce_scatter) text += str(" ", to_string(part.reduction));
-  if (part.op == PartOp::broadcast) text += str(", root ", part.root);
+  if (reduces(part.op)) text += str(" ", to_string(part.reduction));
+  if (has_root(part.op)) text += str(", root ", part.root);
+  if (part.op == PartOp::permute) text += str(", to rank ", part.peer, " and from rank ", part.source);
   return text + str(", sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes)");
 }
 
@@ -62,32 +64,10 @@ std::string say(const Graph& graph, std::uint32_t node) {
 std::string difference(const Graph::PartView& a, const Graph::PartView& b) {
   if (a.op != b.op && !(a.op == PartOp::send && b.op == PartOp::recv)) return "op";
   if (a.type != b.type) return "type";
-  if (a.op == PartOp::broadcast && a.root != b.root) return "root";
-  if ((a.op == PartOp::all_reduce || a.op == PartOp::reduce_scatter) && a.reduction != b.reduction) return "reduction";
+  if (has_root(a.op) && a.root != b.root) return "root";
+  if (reduces(a.op) && a.reduction != b.reduction) return "reduction";
   if (a.message != b.message) return "message";
   return {};
-}
-
-// Whether what one member gives and takes fits what all of them do.
-bool sizes_fit(const Graph::PartView& part, bool is_root, const Graph::PartView& first, std::int64_t all_read,
-               std::int64_t all_written) {
-  switch (part.op) {
-    case PartOp::all_reduce:
-      return part.bytes_read == part.bytes_written && part.bytes_read == first.bytes_read;
-    case PartOp::all_gather:
-      return part.bytes_written == all_read;
-    case PartOp::reduce_scatter:
-      return part.bytes_read == all_written;
-    case PartOp::broadcast:
-      return part.bytes_written == first.bytes_written && (!is_root || part.bytes_read == part.bytes_written);
-    case PartOp::barrier:
-      return true;
-    case PartOp::send:
-      return true;
-    case PartOp::recv:
-      return part.bytes_written == first.bytes_read;
-  }
-  return false;
 }
 
 bool check_meeting(const Graph& graph, const std::string& where, const std::vector<std::uint32_t>& nodes,
@@ -103,16 +83,13 @@ bool check_meeting(const Graph& graph, const std::string& where, const std::vect
                  str(where, ": ", say(graph, nodes.front()), " meets ", say(graph, node), ": they differ in ", what));
     return false;
   }
-  for (const std::uint32_t node : nodes) {
-    const Graph::PartView part = graph.part({node});
-    if (sizes_fit(part, graph.rank({node}) == part.root, first, all_read, all_written)) continue;
-    const std::uint32_t other = node == nodes.front() ? nodes.back() : nodes.front();
-    findings.add(Flaw::mismatched_part,
-                 str(where, ": ", say(graph, node), " meets ", say(graph, other), ": sizes do not fit; all ",
-                     nodes.size(), " members together send ", all_read, " and receive ", all_written, " bytes"));
-    return false;
-  }
-  return true;
+  const auto wrong = misfit(graph, nodes);
+  if (!wrong) return true;
+  const std::uint32_t other = wrong->node.id == nodes.front() ? nodes.back() : nodes.front();
+  findings.add(Flaw::mismatched_part,
+               str(where, ": ", say(graph, wrong->node.id), " meets ", say(graph, other), ": ", wrong->why, "; all ",
+                   nodes.size(), " members together send ", all_read, " and receive ", all_written, " bytes"));
+  return false;
 }
 
 }  // namespace
@@ -140,7 +117,13 @@ bool check_parts(const Graph& graph, Findings& findings) {
         sound = false;
         break;  // later turns would pair what was never meant to meet
       }
-      if (complete && !check_meeting(graph, where, nodes, findings)) sound = false;
+      if (complete) {
+        sound &= check_meeting(graph, where, nodes, findings);
+      } else {  // a graph of one rank: the others' parts are elsewhere
+        const std::string why = misfit(graph, Node{nodes.front()});
+        if (!why.empty()) findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), ": ", why));
+        sound &= why.empty();
+      }
     }
   }
   return sound;

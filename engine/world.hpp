@@ -15,12 +15,42 @@ struct Piece {
   Region region;  // its offset is already in `data`
 };
 
+// Bytes [begin, begin + size) of pieces laid end to end.
+struct Stretch {
+  std::span<const Piece> pieces;
+  std::int64_t begin = 0;
+  std::int64_t size  = 0;
+};
+
+// A side of a part: all of it, and, of one that holds a shard of every member, each shard, cut as engine/part.hpp says.
+// What reaches a world fits: sizes were checked when the program was made.
+class PartSide {
+ public:
+  PartSide(std::span<const Piece> pieces, std::size_t num_members) noexcept;
+  [[nodiscard]] Stretch all() const noexcept { return {pieces_, 0, size_}; }
+  [[nodiscard]] Stretch shard(std::size_t member) const noexcept {
+    if (pieces_.size() == num_members_) {
+      const std::span<const Piece> own = pieces_.subspan(member, 1);
+      return {own, 0, own.front().region.num_bytes()};
+    }
+    const std::int64_t even = size_ / static_cast<std::int64_t>(num_members_);
+    return {pieces_, static_cast<std::int64_t>(member) * even, even};
+  }
+
+ private:
+  std::span<const Piece> pieces_;
+  std::size_t num_members_;
+  std::int64_t size_ = 0;
+};
+
 // One member's share of a communication. Tokens aside, `in` are the node's reads and accumulates and `out` its writes
 // and accumulates, in the order they were declared; empty ones are kept.
 struct LocalPart {
   Node node;
   Rank rank;
-  int member;  // position in the group
+  int member;   // position in the group
+  Rank peer;    // permute: to whom it sends; -1: nobody
+  Rank source;  // permute: from whom it receives; -1: nobody
   std::span<const Piece> in;
   std::span<const Piece> out;
 };
@@ -53,8 +83,8 @@ class World {
   // A step begins; what an earlier step left behind (an abort, a message nobody took) must not touch it.
   virtual void begin_step() {}
 
-  // Executes the local members' share of one communication; throws Error(backend). Called by a node's task: `context`
-  // is that of the first local part, for parallel_for and stopping().
+  // Executes the local members' share of one communication, whose sizes fit; throws Error(backend). Called by a node's
+  // task: `context` is that of the first local part, for parallel_for and stopping().
   virtual void communicate(const Context& context, const Exchange& exchange) = 0;
 
   // The step has failed here: wake whoever waits and tell the peers. Called from any thread, at most once a step,

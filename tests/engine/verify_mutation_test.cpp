@@ -78,6 +78,7 @@ Flaws allowed(const Harm& harm) {
   if (harm.unwritten_read) flaws.insert(sg::Flaw::unwritten_read);
   if (harm.mismatched) flaws.insert(sg::Flaw::mismatched_part);
   if (harm.unmatched) flaws.insert(sg::Flaw::unmatched_part);
+  if (harm.bad_overlap) flaws.insert(sg::Flaw::bad_overlap);
   if (harm.deadlock || harm.mismatched || harm.unmatched) flaws.insert(sg::Flaw::deadlock);
   // Lanes are what order is counted in: once one is broken, what is before what is anyone's guess.
   if (harm.broken_lane) flaws.insert({sg::Flaw::race, sg::Flaw::loop_race});
@@ -91,6 +92,7 @@ Flaws required(const Harm& harm, const Flaws& reported) {
   if (harm.deadlock) flaws.insert(sg::Flaw::deadlock);
   if (harm.mismatched) flaws.insert(sg::Flaw::mismatched_part);
   if (harm.unmatched) flaws.insert(sg::Flaw::unmatched_part);
+  if (harm.bad_overlap) flaws.insert(sg::Flaw::bad_overlap);
   if (reported.contains(sg::Flaw::deadlock)) return flaws;
   if (harm.unwritten_read) flaws.insert(sg::Flaw::unwritten_read);
   if (harm.broken_lane) flaws.insert(sg::Flaw::broken_lane);
@@ -165,9 +167,9 @@ TEST_CASE("the verifier reports a mutation exactly when the oracle says that it 
     if (static_cast<Mutation>(m) != Mutation::add_loop_edge) CHECK(counts[m].harmful >= at_least(40));
     CHECK(counts[m].harmless >= at_least(40));
   }
-  for (const Harm& harm :
-       {Harm{.race = true}, Harm{.broken_lane = true}, Harm{.loop_race = true}, Harm{.loop_lane = true},
-        Harm{.unwritten_read = true}, Harm{.mismatched = true}, Harm{.unmatched = true}, Harm{.deadlock = true}}) {
+  for (const Harm& harm : {Harm{.race = true}, Harm{.broken_lane = true}, Harm{.loop_race = true},
+                           Harm{.loop_lane = true}, Harm{.unwritten_read = true}, Harm{.mismatched = true},
+                           Harm{.unmatched = true}, Harm{.bad_overlap = true}, Harm{.deadlock = true}}) {
     CAPTURE(to_string(harm));
     CHECK(kinds[to_string(harm)] >= at_least(40));
   }

@@ -13,9 +13,9 @@ namespace {
 constexpr std::array all_types{DType::u8, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64};
 constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
                                     Reduction::product};
-constexpr std::array all_ops{PartOp::all_reduce, PartOp::all_gather, PartOp::reduce_scatter,
-                             PartOp::broadcast,  PartOp::barrier,    PartOp::send,
-                             PartOp::recv};
+constexpr std::array all_ops{PartOp::all_reduce, PartOp::reduce,  PartOp::all_gather, PartOp::reduce_scatter,
+                             PartOp::broadcast,  PartOp::scatter, PartOp::gather,     PartOp::all_to_all,
+                             PartOp::permute,    PartOp::barrier, PartOp::send,       PartOp::recv};
 
 template <class T, std::size_t n>
 T pick(Random& random, const std::array<T, n>& from) {
@@ -227,9 +227,10 @@ bool mutate_declaration(Pieces& pieces, Mutation mutation, Random& random) {
 
 // Whether the operation looks at what is changed.
 bool matters(Mutation mutation, PartOp op) {
-  if (mutation == Mutation::change_root) return op == PartOp::broadcast;
-  if (mutation == Mutation::change_peer) return point_to_point(op);
-  if (mutation == Mutation::change_reduction) return op == PartOp::all_reduce || op == PartOp::reduce_scatter;
+  if (mutation == Mutation::change_root) return has_root(op);
+  if (mutation == Mutation::change_peer) return point_to_point(op) || op == PartOp::permute;
+  if (mutation == Mutation::change_source) return op == PartOp::permute;
+  if (mutation == Mutation::change_reduction) return reduces(op);
   return true;
 }
 
@@ -245,7 +246,8 @@ bool mutate_part(Pieces& pieces, Mutation mutation, Random& random) {
   NodeSpec& node           = pieces.nodes[chosen];
   PartSpec& part           = *node.part;
   std::erase_if(choices, [&](std::size_t i) { return i == chosen || pieces.nodes[i].rank != node.rank; });
-  const auto any_rank = [&] { return Rank{static_cast<int>(random.between(0, pieces.num_ranks - 1))}; };
+  const auto any_rank         = [&] { return Rank{static_cast<int>(random.between(0, pieces.num_ranks - 1))}; };
+  const auto any_rank_or_none = [&] { return random.chance(20) ? Rank{-1} : any_rank(); };
   switch (mutation) {
     case Mutation::change_op:
       part.op = pick(random, all_ops);
@@ -260,7 +262,10 @@ bool mutate_part(Pieces& pieces, Mutation mutation, Random& random) {
       part.message = random.chance(30) ? "" : str("message", random.between(0, 2));
       return true;
     case Mutation::change_peer:
-      part.peer = any_rank();
+      part.peer = any_rank_or_none();
+      return true;
+    case Mutation::change_source:
+      part.source = any_rank_or_none();
       return true;
     case Mutation::change_reduction:
       part.reduction = pick(random, all_reductions);
@@ -323,12 +328,16 @@ std::optional<Mutant> mutate_graph(const Graph& graph, const Edges& edges, Mutat
 
 std::string_view to_string(Mutation mutation) noexcept {
   constexpr std::array<std::string_view, num_mutations> names{
-      "remove_edge",        "redirect_edge", "add_forward_edge", "add_backward_edge", "remove_loop_edge",
-      "redirect_loop_edge", "add_loop_edge", "shift_access",     "resize_access",     "stride_access",
-      "resize_part",        "change_mode",   "change_buffer",    "change_lifetime",   "change_lane",
-      "change_op",          "change_type",   "change_root",      "change_message",    "change_peer",
-      "change_reduction",   "change_group",  "swap_issue",       "change_issue",      "unpart",
-      "drop_part",          "reorder_parts"};
+      "remove_edge",       "redirect_edge",    "add_forward_edge",
+      "add_backward_edge", "remove_loop_edge", "redirect_loop_edge",
+      "add_loop_edge",     "shift_access",     "resize_access",
+      "stride_access",     "resize_part",      "change_mode",
+      "change_buffer",     "change_lifetime",  "change_lane",
+      "change_op",         "change_type",      "change_root",
+      "change_message",    "change_peer",      "change_source",
+      "change_reduction",  "change_group",     "swap_issue",
+      "change_issue",      "unpart",           "drop_part",
+      "reorder_parts"};
   return names[static_cast<std::size_t>(mutation)];
 }
 
@@ -389,7 +398,8 @@ std::string dump(const Graph& graph, const Edges& edges) {
     if (graph.has_part(node)) {
       const auto part = graph.part(node);
       text += str(" part: ", to_string(part.op), " group ", part.group.id, " ", to_string(part.reduction), " ",
-                  part.type, " peer ", part.peer, " root ", part.root, " '", part.message, "' issue ", part.issue);
+                  part.type, " peer ", part.peer, " source ", part.source, " root ", part.root, " '", part.message,
+                  "' issue ", part.issue);
     }
     const auto list = [&](std::string_view what, const auto& begin, const auto& preds) {
       if (begin[i] == begin[i + 1]) return;

@@ -37,6 +37,7 @@ enum class Mutation {
   change_root,
   change_message,
   change_peer,
+  change_source,
   change_reduction,
   change_group,
   swap_issue,

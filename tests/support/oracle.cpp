@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "engine/error.hpp"
+#include "tests/support/oracle_parts.hpp"
 
 namespace stepgraph::testing {
 namespace {
 
 using Mask = std::uint32_t;  // a set of nodes, of node instances or of events
-using Byte = std::pair<std::uint32_t, std::int64_t>;
 
 constexpr std::size_t max_nodes_on_rank = 12;
 constexpr std::size_t max_nodes         = 24;
@@ -143,75 +143,6 @@ bool reads_unwritten(const Graph& graph, const TwoRuns& runs) {
     written.insert(bytes.written.begin(), bytes.written.end());
   }
   return false;
-}
-
-struct Part {
-  Node node;
-  Graph::PartView view;
-  std::int64_t sent = 0, received = 0;  // bytes, counted here and not taken from the graph
-};
-using Match = std::vector<Part>;
-
-std::vector<Part> all_parts(const Graph& graph) {
-  std::vector<Part> parts;
-  for (std::uint32_t id = 0; id < graph.num_nodes(); ++id) {
-    if (!graph.has_part({id})) continue;
-    Part part{.node = {id}, .view = graph.part({id})};
-    for (std::size_t i = 0; i < graph.num_accesses({id}); ++i) {
-      const auto [buffer, mode, region] = graph.access({id}, i);
-      if (graph.spec(buffer).token) continue;
-      if (mode != AccessMode::write) part.sent += region.count * region.length;
-      if (mode != AccessMode::read) part.received += region.count * region.length;
-    }
-    parts.push_back(part);
-  }
-  // The order in which each rank issues; of parts issued together, the order in which they were added.
-  std::stable_sort(parts.begin(), parts.end(),
-                   [](const Part& a, const Part& b) { return a.view.issue < b.view.issue; });
-  return parts;
-}
-
-bool sizes_fit(const Match& match) {
-  std::int64_t all_sent = 0, all_received = 0;
-  for (const Part& part : match) {
-    all_sent += part.sent;
-    all_received += part.received;
-  }
-  const Part& first = match.front();
-  return std::all_of(match.begin(), match.end(), [&](const Part& part) {
-    switch (part.view.op) {
-      case PartOp::all_reduce:
-        return part.sent == part.received && part.sent == first.sent;
-      case PartOp::all_gather:
-        return part.received == all_sent;
-      case PartOp::reduce_scatter:
-        return part.sent == all_received;
-      default:
-        return true;
-    }
-  });
-}
-
-bool broadcast_fits(const Graph& graph, const Match& match) {
-  return std::all_of(match.begin(), match.end(), [&](const Part& part) {
-    const bool is_root = graph.rank(part.node) == part.view.root;
-    return part.received == match.front().received && (!is_root || part.sent == part.received);
-  });
-}
-
-bool fit(const Graph& graph, const Match& match) {
-  const auto& first = match.front().view;
-  for (const Part& part : match) {
-    const auto& view = part.view;
-    if (view.type != first.type || view.message != first.message) return false;
-    if (point_to_point(view.op)) continue;
-    if (view.op != first.op) return false;
-    if (view.op == PartOp::broadcast && view.root != first.root) return false;
-    const bool reduces = view.op == PartOp::all_reduce || view.op == PartOp::reduce_scatter;
-    if (reduces && view.reduction != first.reduction) return false;
-  }
-  if (first.op == PartOp::send) return match[0].sent == match[1].received;
-  return first.op == PartOp::broadcast ? broadcast_fits(graph, match) : sizes_fit(match);
 }
 
 // Pairs the k-th entries of all queues.
@@ -348,11 +279,11 @@ bool strays(const TwoRuns& runs, Mask finished, const Memory& memory, const std:
 
 std::string to_string(const Harm& harm) {
   std::string text;
-  for (const auto& [set, name] :
-       {std::pair{harm.race, "race"}, std::pair{harm.broken_lane, "broken_lane"},
-        std::pair{harm.loop_race, "loop_race"}, std::pair{harm.loop_lane, "loop_lane"},
-        std::pair{harm.unwritten_read, "unwritten_read"}, std::pair{harm.mismatched, "mismatched"},
-        std::pair{harm.unmatched, "unmatched"}, std::pair{harm.deadlock, "deadlock"}}) {
+  for (const auto& [set, name] : {std::pair{harm.race, "race"}, std::pair{harm.broken_lane, "broken_lane"},
+                                  std::pair{harm.loop_race, "loop_race"}, std::pair{harm.loop_lane, "loop_lane"},
+                                  std::pair{harm.unwritten_read, "unwritten_read"},
+                                  std::pair{harm.mismatched, "mismatched"}, std::pair{harm.unmatched, "unmatched"},
+                                  std::pair{harm.bad_overlap, "bad_overlap"}, std::pair{harm.deadlock, "deadlock"}}) {
     if (set) text += str(text.empty() ? "" : " + ", name);
   }
   return text.empty() ? "none" : text;
@@ -368,6 +299,7 @@ Harm find_harm(const Graph& graph, const Edges& edges) {
   }
   const std::vector<Part> parts    = all_parts(graph);
   const std::vector<Match> matches = match_parts(graph, parts, harm);
+  for (const Part& part : parts) harm.bad_overlap |= overlaps_badly(graph, part);
   if (!harm.unmatched && !harm.mismatched) harm.deadlock = can_hang(graph, edges, parts, matches);
   return harm;
 }

@@ -15,10 +15,12 @@ struct Harm {
   bool unwritten_read = false;  // step memory is read that nothing wrote in this run
   bool mismatched     = false;  // parts that the network pairs do not fit together
   bool unmatched      = false;  // a part waits for one that nobody issues
+  bool bad_overlap    = false;  // a part writes what it reads where its operation does not leave it, or a byte twice
   bool deadlock       = false;  // nothing can start, and not everything is done
 
   [[nodiscard]] bool any() const noexcept {
-    return race || broken_lane || loop_race || loop_lane || unwritten_read || mismatched || unmatched || deadlock;
+    return race || broken_lane || loop_race || loop_lane || unwritten_read || mismatched || unmatched || bad_overlap ||
+           deadlock;
   }
   friend bool operator==(const Harm&, const Harm&) = default;
 };

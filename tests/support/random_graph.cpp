@@ -24,8 +24,9 @@ Bytes bytes_of(const Region& region) {
 constexpr std::array all_types{DType::u8, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64};
 constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
                                     Reduction::product};
-constexpr std::array all_collectives{PartOp::all_reduce, PartOp::all_gather, PartOp::reduce_scatter, PartOp::broadcast,
-                                     PartOp::barrier};
+constexpr std::array all_collectives{PartOp::all_reduce, PartOp::reduce,  PartOp::all_gather, PartOp::reduce_scatter,
+                                     PartOp::broadcast,  PartOp::scatter, PartOp::gather,     PartOp::all_to_all,
+                                     PartOp::permute,    PartOp::barrier};
 
 template <class T, std::size_t n>
 T pick(Random& random, const std::array<T, n>& from) {
@@ -220,18 +221,36 @@ class Builder {
     commit({std::move(node)});
   }
 
-  // Adds an access of exactly `length` bytes; false where the rank has no place for it.
-  bool use_bytes(Planned& node, AccessMode mode, std::int64_t length) {
-    if (length == 0) return true;
+  // Whether a part may have this access, too: it writes nothing twice, and does not write what it reads.
+  static bool apart(const Planned& node, const Memory& memory, AccessMode mode, Bytes bytes) {
+    return std::none_of(node.uses.begin(), node.uses.end(), [&](const Planned::Use& other) {
+      if (other.buffer != memory.buffer.id) return false;
+      return (writes(mode) && (bytes & (other.read | other.written)) != 0) ||
+             (reads(mode) && (bytes & other.written) != 0);
+    });
+  }
+
+  struct Place {
+    const Memory* memory;
+    Region region;
+  };
+
+  // Adds an access of exactly `length` bytes to a part, also when that is 0; none where the rank has no place for it.
+  std::optional<Place> place_bytes(Planned& node, AccessMode mode, std::int64_t length) {
     for (int attempt = 0; attempt < 8; ++attempt) {
       const Memory& memory = random_.pick(memory_of(node.rank));
       if (memory.token) continue;
-      const auto region = region_of(memory, length);
-      if (!region || !allowed(memory, mode, bytes_of(*region))) continue;
+      const auto region = length == 0 ? Region{.length = 0} : region_of(memory, length);
+      if (!region || !allowed(memory, mode, bytes_of(*region)) || !apart(node, memory, mode, bytes_of(*region)))
+        continue;
       use(node, memory, mode, *region);
-      return true;
+      return Place{&memory, *region};
     }
-    return false;
+    return std::nullopt;
+  }
+
+  bool use_bytes(Planned& node, AccessMode mode, std::int64_t length) {
+    return length == 0 || place_bytes(node, mode, length);
   }
 
   // In two pieces, now and then.
@@ -245,15 +264,68 @@ class Builder {
     return use_pieces(node, AccessMode::read, sent) && use_pieces(node, AccessMode::write, received);
   }
 
+  // A shard of each member: an access each, or all of them in one where they are alike. False: no place for them.
+  // `own` gets the place of the member's own shard, where it is one region.
+  bool use_shards(Planned& node, AccessMode mode, const std::vector<std::int64_t>& sizes, std::size_t member,
+                  std::optional<Place>& own) {
+    const auto n     = static_cast<std::int64_t>(sizes.size());
+    const bool alike = std::all_of(sizes.begin(), sizes.end(), [&](std::int64_t size) { return size == sizes[0]; });
+    if (n > 1 && alike && random_.chance(60)) {
+      const auto all = place_bytes(node, mode, n * sizes[0]);
+      if (all && all->region.contiguous() && !all->memory->habitual) {
+        own                = all;
+        own->region.length = sizes[0];
+        own->region.offset += static_cast<std::int64_t>(member) * sizes[0];
+      }
+      return all.has_value();
+    }
+    for (std::size_t k = 0; k < sizes.size(); ++k) {
+      const auto shard = place_bytes(node, mode, sizes[k]);
+      if (!shard) return false;
+      if (k == member) own = shard;
+    }
+    return true;
+  }
+
+  // One side holds everybody's shard, the other the member's own: apart from it, or in place.
+  bool use_whole_and_own(Planned& node, AccessMode whole, const std::vector<std::int64_t>& sizes, std::size_t member) {
+    const auto single = whole == AccessMode::read ? AccessMode::write : AccessMode::read;
+    std::optional<Place> own;
+    if (!use_shards(node, whole, sizes, member, own)) return false;
+    const auto touches_own = [&](const Planned::Use& other) {
+      return other.buffer == own->memory->buffer.id && ((other.read | other.written) & bytes_of(own->region)) != 0;
+    };
+    if (own && random_.chance(50) && allowed(*own->memory, single, bytes_of(own->region)) &&
+        std::count_if(node.uses.begin(), node.uses.end(), touches_own) <= 1) {
+      use(node, *own->memory, single, own->region);
+      return true;
+    }
+    return use_pieces(node, single, sizes[member]);
+  }
+
+  // `sizes[a][b]`: what member a sends to b.
+  bool use_slices(Planned& node, const std::vector<std::vector<std::int64_t>>& sizes, std::size_t member) {
+    std::vector<std::int64_t> to, from;
+    for (std::size_t k = 0; k < sizes.size(); ++k) {
+      to.push_back(sizes[member][k]);
+      from.push_back(sizes[k][member]);
+    }
+    std::optional<Place> own;
+    if (to == from && random_.chance(40)) return use_shards(node, AccessMode::accumulate, to, member, own);
+    return use_shards(node, AccessMode::read, to, member, own) &&
+           use_shards(node, AccessMode::write, from, member, own);
+  }
+
   Planned part_of(const std::string& name, Rank rank, const PartSpec& part) {
     Planned node    = blank(name, rank);
     node.spec.part  = part;
     PartSpec& share = *node.spec.part;
     // What the operation does not use may differ.
-    const bool reduces = share.op == PartOp::all_reduce || share.op == PartOp::reduce_scatter;
-    if (!reduces && random_.chance(20)) share.reduction = pick(random_, all_reductions);
-    if (share.op != PartOp::broadcast && random_.chance(20)) share.root = any_rank();
-    if (!point_to_point(share.op) && random_.chance(20)) share.peer = any_rank();
+    const bool permutes = share.op == PartOp::permute;
+    if (!reduces(share.op) && random_.chance(20)) share.reduction = pick(random_, all_reductions);
+    if (!has_root(share.op) && random_.chance(20)) share.root = any_rank();
+    if (!point_to_point(share.op) && !permutes && random_.chance(20)) share.peer = any_rank();
+    if (!permutes && random_.chance(20)) share.source = any_rank();
     for (const Memory& memory : memory_of(rank)) {
       if (memory.token && random_.chance(20))
         use(node, memory, static_cast<AccessMode>(random_.below(3)), {.length = 1});
@@ -292,30 +364,92 @@ class Builder {
       if (!use_pieces(parts.back(), AccessMode::read, length)) return {};
       part.op = PartOp::recv, part.peer = ends[0];
       parts.push_back(part_of(name + " recv", ends[1], part));
-      const auto mode = random_.chance(25) ? AccessMode::accumulate : AccessMode::write;
-      if (!use_pieces(parts.back(), mode, length)) return {};
+      if (!use_pieces(parts.back(), AccessMode::write, length)) return {};
+      // What a receiver reads is nobody's business.
+      if (random_.chance(20)) (void)use_bytes(parts.back(), AccessMode::read, 1);
       return parts;
     }
-    part.op   = pick(random_, all_collectives);
-    part.root = part.op == PartOp::broadcast ? random_.pick(ranks) : Rank{-1};
-    std::vector<std::int64_t> share;
-    for (const Rank rank : ranks) share.push_back(any_length(rank, unit, 2));
-    const std::int64_t sum = std::accumulate(share.begin(), share.end(), std::int64_t{0});
+    part.op           = pick(random_, all_collectives);
+    part.root         = has_root(part.op) ? random_.pick(ranks) : Rank{-1};
+    const Sizes sizes = draw_sizes(ranks, unit);
+    std::vector<Rank> targets(ranks.size(), Rank{-1});
+    if (part.op == PartOp::permute) targets = draw_targets(ranks);
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-      parts.push_back(part_of(str(name, " ", to_string(part.op)), ranks[i], part));
-      Planned& node = parts.back();
-      bool fits     = true;
-      if (part.op == PartOp::all_reduce) fits = send_and_receive(node, share[0], share[0]);
-      if (part.op == PartOp::all_gather) fits = send_and_receive(node, share[i], sum);
-      if (part.op == PartOp::reduce_scatter) fits = send_and_receive(node, sum, share[i]);
-      if (part.op == PartOp::broadcast) {
-        // What other members than the root read is nobody's business.
-        const bool is_root = ranks[i] == part.root;
-        fits               = send_and_receive(node, is_root ? share[0] : random_.chance(20) ? 1 : 0, share[0]);
+      if (part.op == PartOp::permute) {
+        const auto source = std::find(targets.begin(), targets.end(), ranks[i]);
+        part.peer         = targets[i];
+        part.source = source == targets.end() ? Rank{-1} : ranks[static_cast<std::size_t>(source - targets.begin())];
       }
-      if (!fits) return {};
+      parts.push_back(part_of(str(name, " ", to_string(part.op)), ranks[i], part));
+      if (!use_share(parts.back(), ranks, i, sizes)) return {};
     }
     return parts;
+  }
+
+  struct Sizes {
+    std::vector<std::int64_t> shards;               // of the members
+    std::vector<std::vector<std::int64_t>> slices;  // from each to each
+  };
+
+  Sizes draw_sizes(const std::vector<Rank>& ranks, std::int64_t unit) {
+    Sizes sizes;
+    for (const Rank rank : ranks) sizes.shards.push_back(any_length(rank, unit, 2));
+    if (random_.chance(50)) sizes.shards.assign(ranks.size(), sizes.shards[0]);
+    const bool alike = random_.chance(40), symmetric = random_.chance(50);
+    sizes.slices.assign(ranks.size(), std::vector<std::int64_t>(ranks.size(), unit * random_.between(0, 2)));
+    for (std::size_t a = 0; a < ranks.size() && !alike; ++a) {
+      for (std::size_t b = 0; b < ranks.size(); ++b)
+        sizes.slices[a][b] = symmetric && b < a ? sizes.slices[b][a] : unit * random_.between(0, 1);
+    }
+    return sizes;
+  }
+
+  // To whom each member of a permutation sends: nobody twice, nobody to itself, some not at all.
+  std::vector<Rank> draw_targets(const std::vector<Rank>& ranks) {
+    std::vector<Rank> targets = ranks;
+    random_.shuffle(targets);
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (targets[i] == ranks[i] || random_.chance(15)) targets[i] = Rank{-1};
+    }
+    return targets;
+  }
+
+  // What member i of a collective touches; false where it has no place for it.
+  bool use_share(Planned& node, const std::vector<Rank>& ranks, std::size_t i, const Sizes& sizes) {
+    const PartSpec& part = *node.spec.part;
+    const bool is_root   = ranks[i] == part.root;
+    const auto& shards   = sizes.shards;
+    const auto member    = [&](Rank rank) {
+      return static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    };
+    switch (part.op) {
+      case PartOp::all_reduce:
+        return send_and_receive(node, shards[0], shards[0]);
+      case PartOp::reduce:
+        return is_root ? send_and_receive(node, shards[0], shards[0]) : use_pieces(node, AccessMode::read, shards[0]);
+      case PartOp::broadcast:
+        if (is_root || random_.chance(20)) return send_and_receive(node, shards[0], shards[0]);
+        // What other members than the root read is nobody's business.
+        return use_pieces(node, AccessMode::write, shards[0]) &&
+               (!random_.chance(20) || use_bytes(node, AccessMode::read, 1));
+      case PartOp::all_gather:
+        return use_whole_and_own(node, AccessMode::write, shards, i);
+      case PartOp::gather:
+        return is_root ? use_whole_and_own(node, AccessMode::write, shards, i)
+                       : use_pieces(node, AccessMode::read, shards[i]);
+      case PartOp::reduce_scatter:
+        return use_whole_and_own(node, AccessMode::read, shards, i);
+      case PartOp::scatter:
+        return is_root ? use_whole_and_own(node, AccessMode::read, shards, i)
+                       : use_pieces(node, AccessMode::write, shards[i]);
+      case PartOp::all_to_all:
+        return use_slices(node, sizes.slices, i);
+      case PartOp::permute:
+        return (index(part.peer) < 0 || use_pieces(node, AccessMode::read, shards[i])) &&
+               (index(part.source) < 0 || use_pieces(node, AccessMode::write, shards[member(part.source)]));
+      default:
+        return true;
+    }
   }
 
   // One operation, or a few that are issued together: then none may have to wait for another.
