@@ -88,7 +88,7 @@ std::string joined(const Failures& failures) {
 TEST_CASE("loopback passes the conformance suite, in rank order", "[backends][conformance]") {
   sg::testing::world_conformance([](int ranks) { return sg::LoopbackWorld(ranks); },
                                  {.rank_order   = true,
-                                  .large_bytes  = (6 << 20) / sg::testing::scale() / sg::testing::scale(),
+                                  .large_bytes  = (4 << 20) / sg::testing::scale() / sg::testing::scale(),
                                   .num_random   = sg::testing::cases(4),
                                   .step_timeout = patience()});
 }

@@ -67,15 +67,42 @@ void every_size(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
+// Rows and pieces that are longer than a block a world may copy them through.
+void long_rows(Trial& trial, const ConformanceOptions& options) {
+  for (const PartOp op : all_collectives) {
+    for (const Placement placement : {Placement::strided, Placement::shuffled}) {
+      for (const bool in_place : {false, true}) {
+        if (in_place && !has_in_place(op)) continue;
+        add(trial, {.op        = op,
+                    .type      = options.types.back(),
+                    .ranks     = everyone(trial),
+                    .elements  = 1100,  // five rows
+                    .placement = placement,
+                    .in_place  = in_place});
+      }
+    }
+  }
+}
+
 // Larger than what a world may cut its work into.
 void large(Trial& trial, const ConformanceOptions& options) {
-  const DType type    = options.types.back();
-  const int n         = trial.num_ranks();
-  const auto elements = static_cast<int>(options.large_bytes / static_cast<std::int64_t>(size_bytes(type)) / n) + 1;
-  for (const PartOp op : {PartOp::all_reduce, PartOp::broadcast})
-    add(trial, {.op = op, .type = type, .ranks = everyone(trial), .elements = elements});
-  for (const PartOp op : {PartOp::all_gather, PartOp::reduce_scatter, PartOp::all_to_all, PartOp::permute})
-    add(trial, {.op = op, .type = type, .ranks = everyone(trial), .elements = elements / n + 1});
+  const DType type = options.types.back();
+  const int n      = trial.num_ranks();
+  const auto elements =
+      static_cast<int>(options.large_bytes / static_cast<std::int64_t>(size_bytes(type)) / n) / 40 * 40;
+  for (const PartOp op : {PartOp::all_reduce, PartOp::broadcast, PartOp::permute, PartOp::all_gather,
+                          PartOp::reduce_scatter, PartOp::all_to_all}) {
+    const bool shards = op == PartOp::all_gather || op == PartOp::reduce_scatter || op == PartOp::all_to_all;
+    const Exercise what{
+        .op = op, .type = type, .ranks = everyone(trial), .elements = shards ? elements / n + 1 : elements + 1};
+    add(trial, what);
+    Exercise in_place = what, strided = what;
+    in_place.in_place = true;
+    if (has_in_place(op)) add(trial, in_place);
+    strided.placement = Placement::strided;
+    strided.elements  = shards ? elements / n : elements;  // can be cut into rows
+    add(trial, strided);
+  }
 }
 
 void subset_groups(Trial& trial, const ConformanceOptions& options) {
@@ -255,6 +282,7 @@ constexpr ConformanceCase cases[] = {
     {"every type in place", every_type_in_place},
     {"every shape", every_shape},
     {"every size", every_size},
+    {"long rows", long_rows},
     {"large", large},
     {"subsets of ranks", subset_groups},
     {"groups at once", groups_at_once},

@@ -16,7 +16,7 @@ struct ConformanceOptions {
   bool aborted_steps = true;
   // The element types that the world can move and reduce.
   std::vector<DType> types = {DType::u8, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64};
-  std::int64_t large_bytes = 6 << 20;  // of one large communication, over all ranks
+  std::int64_t large_bytes = 4 << 20;  // of one large communication, over all ranks
   int num_random           = 4;        // graphs of communications drawn at random
   int threads              = 2;
   std::chrono::milliseconds step_timeout{20'000};
