@@ -5,15 +5,12 @@
 
 #include "engine/error.hpp"
 #include "engine/shards.hpp"
+#include "ops/streams.hpp"
 
 namespace stepgraph {
 namespace {
 
 bool is_here(const Graph& graph, Rank rank) { return !graph.only_rank() || *graph.only_rank() == rank; }
-
-std::int64_t num_bytes(const Graph& graph, const Access& access) {
-  return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
-}
 
 std::vector<std::int64_t> sizes_of(const Graph& graph, const NodeSpec& node, Side side) {
   std::vector<std::int64_t> sizes;

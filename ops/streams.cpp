@@ -14,7 +14,7 @@ constexpr std::int64_t tile_bytes = 256 * 1024;  // whole elements of every type
 class Stream {
  public:
   void add(const Rows<std::byte>& rows) {
-    for (std::int64_t row = 0; row < rows.count; ++row) add({rows.data + row * rows.stride, rows.length});
+    for (std::int64_t row = 0; row < rows.count; ++row) append({rows.data + row * rows.stride, rows.length});
   }
   [[nodiscard]] std::int64_t size() const noexcept {
     return begins_.empty() ? 0 : begins_.back() + ranges_.back().length;
@@ -32,7 +32,7 @@ class Stream {
     std::byte* data;
     std::int64_t length;
   };
-  void add(Range range) {
+  void append(Range range) {
     if (range.length == 0) return;
     begins_.push_back(size());
     ranges_.push_back(range);

@@ -14,6 +14,11 @@ if(PROJECT_IS_TOP_LEVEL)  # another project's compiler may know warnings that ou
   target_compile_options(stepgraph_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror -Wno-error=deprecated-declarations>)
 endif()
 
+# Everything at once; stepgraph_library adds to it.
+add_library(stepgraph_all INTERFACE)
+add_library(stepgraph::stepgraph ALIAS stepgraph_all)
+set_target_properties(stepgraph_all PROPERTIES EXPORT_NAME stepgraph)
+
 # Build type Sanitize: fast enough to run everyday, line numbers in reports, and a third of the time to compile.
 set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
 if(STEPGRAPH_SANITIZE)
@@ -36,16 +41,22 @@ function(stepgraph_hide_from_ubsan target)
   endif()
 endfunction()
 
-# stepgraph_library(folder SOURCES ... HEADERS ... LINK ... PRIVATE_LINK ...): the library of one folder.
+# stepgraph_library(folder SOURCES ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ...): the library of one folder.
+# Who links it statically links PRIVATE_LINK too; BUILD_LINK is for what is gone once the library is compiled.
 function(stepgraph_library folder)
-  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
   add_library(${target} STATIC ${arg_SOURCES})
   add_library(stepgraph::${folder} ALIAS ${target})
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
-  target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE $<BUILD_INTERFACE:stepgraph::warnings> ${arg_PRIVATE_LINK})
+  target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK})
+  foreach(needed IN ITEMS stepgraph::warnings LISTS arg_BUILD_LINK)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${needed}>)
+  endforeach()
   target_compile_features(${target} PUBLIC cxx_std_20)
-  set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder} VERIFY_INTERFACE_HEADER_SETS ON
+                                             POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(stepgraph_all INTERFACE ${target})
 endfunction()
 
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that

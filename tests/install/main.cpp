@@ -1,0 +1,111 @@
+// A program of somebody who uses the installed package: a graph with a collective, proved, then run in the loopback
+// world and in a world of its own.
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "backends/loopback/world.hpp"
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+#include "engine/world.hpp"
+#include "graphs/shapes.hpp"
+#include "ops/collectives.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+constexpr int num_ranks    = 3;
+constexpr int num_elements = 5;
+
+// All ranks live here; the only thing it can do is sum floats that lie end to end.
+class SummingWorld final : public sg::World {
+ public:
+  [[nodiscard]] int num_ranks() const override { return ::num_ranks; }
+  [[nodiscard]] bool is_local(sg::Rank) const override { return true; }
+  [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
+  [[nodiscard]] sg::IssueOrder issue_order() const override { return sg::IssueOrder::any; }
+  void abort(std::string_view) noexcept override {}
+  void communicate(const sg::Context&, const sg::Exchange& exchange) override {
+    if (exchange.what.op != sg::PartOp::all_reduce)
+      throw sg::Error(sg::ErrorKind::backend, "summing world: no such op");
+    std::vector<float> total(num_elements), next(num_elements);
+    for (const sg::LocalPart& part : exchange.parts) {
+      std::memcpy(next.data(), part.in[0].data, sizeof(float) * num_elements);
+      for (int i = 0; i < num_elements; ++i) total[i] += next[i];
+    }
+    for (const sg::LocalPart& part : exchange.parts)
+      std::memcpy(part.out[0].data, total.data(), sizeof(float) * num_elements);
+    ++num_sums;
+  }
+  int num_sums = 0;
+};
+
+struct Step {
+  sg::Graph graph{num_ranks};
+  std::vector<sg::Buffer> sums;
+};
+
+// Every rank makes its values; all get the sum; each doubles it.
+Step build() {
+  Step step;
+  std::vector<sg::Rank> ranks;
+  std::vector<sg::Buffer> values;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ranks.push_back(sg::Rank{rank});
+    values.push_back(step.graph.buffer({.name       = "values",
+                                        .rank       = sg::Rank{rank},
+                                        .size_bytes = sizeof(float) * num_elements,
+                                        .type       = sg::DType::f32}));
+    step.sums.push_back(step.graph.buffer({.name       = "sums",
+                                           .rank       = sg::Rank{rank},
+                                           .size_bytes = sizeof(float) * num_elements,
+                                           .type       = sg::DType::f32,
+                                           .lifetime   = sg::Lifetime::persistent}));
+    step.graph.add({.name = "make", .writes = {values.back()}}, [rank](const sg::Context& c) {
+      for (int i = 0; i < num_elements; ++i) c.write<float>()[i] = static_cast<float>(10 * rank + i);
+    });
+  }
+  const sg::Group all = step.graph.group({.name = "all", .ranks = ranks});
+  sg::all_reduce(step.graph, {.name  = "sum",
+                              .group = all,
+                              .in    = [&](sg::Rank rank) { return sg::Access(values[sg::index(rank)]); },
+                              .out   = [&](sg::Rank rank) { return sg::Access(step.sums[sg::index(rank)]); }});
+  for (const sg::Buffer sum : step.sums) {
+    step.graph.add({.name = "double", .accumulates = {sum}}, [](const sg::Context& c) {
+      for (float& value : c.accumulate<float>()) value *= 2;
+    });
+  }
+  return step;
+}
+
+// How many numbers are wrong after one step in `world`.
+int run(const Step& step, sg::World& world) {
+  sg::Executor executor({.threads = 2});
+  const sg::Program program(step.graph, world);
+  executor.run(program);
+  int num_wrong = 0;
+  for (const sg::Buffer sum : step.sums) {
+    for (int i = 0; i < num_elements; ++i) {
+      const float expected = static_cast<float>(2 * (10 * (0 + 1 + 2) + num_ranks * i));
+      num_wrong += program.memory().span<float>(sum)[i] != expected;
+    }
+  }
+  return num_wrong;
+}
+
+}  // namespace
+
+int main() {
+  const Step step = build();
+  sg::verify(step.graph);
+  sg::LoopbackWorld loopback(num_ranks);
+  SummingWorld summing;
+  const int in_loopback = run(step, loopback), in_summing = run(step, summing);
+  std::printf("%d wrong numbers in loopback, %d in a world of our own, which summed %d times\n", in_loopback,
+              in_summing, summing.num_sums);
+  const bool chained = sg::token_graph(sg::chain(4)).num_nodes() == 4;
+  return chained && in_loopback == 0 && in_summing == 0 && summing.num_sums == 1 ? 0 : 1;
+}

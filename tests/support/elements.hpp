@@ -1,0 +1,40 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/part.hpp"
+#include "engine/types.hpp"
+
+// Elements of every type, one at a time and as doubles: slow, plain, and written apart from the library's own
+// conversions and kernels, which are checked against it.
+namespace stepgraph::testing {
+
+[[nodiscard]] double decode(DType type, const std::byte* element);
+void encode(DType type, double value, std::byte* element);  // to the nearest, ties to even; integers wrap around
+
+// Element by element, the members' values in order: floats of 16 bits are summed as f32 and rounded once, all others as
+// they are; an average is the sum divided once.
+[[nodiscard]] std::vector<std::byte> reduce_in_order(DType type, Reduction reduction,
+                                                     std::span<const std::vector<std::byte>> members);
+
+// What a buffer holds before a step. All but `bits` and `rounding` are small integers, so that a reduction over up to 8
+// ranks is exact in every type, whatever its order.
+enum class Fill : std::uint8_t {
+  bits,      // any bytes: what is only moved
+  sum,       // -8 to 8
+  average,   // multiples of the number of ranks that share it
+  product,   // +-1, +-2
+  extremes,  // for min and max
+  rounding,  // fractions of many magnitudes: their sum depends on the order
+};
+[[nodiscard]] Fill fill_for(Reduction reduction) noexcept;
+
+// Fills `bytes` as a buffer of a rank; the same `seed` gives the same bytes everywhere.
+void fill(std::span<std::byte> bytes, DType type, Fill fill, Rank rank, int num_ranks, std::uint64_t seed);
+
+// A hash that spreads well: the source of all "random" choices here, the same in every process.
+[[nodiscard]] std::uint64_t mix(std::uint64_t value) noexcept;
+
+}  // namespace stepgraph::testing

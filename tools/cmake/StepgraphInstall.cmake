@@ -1,0 +1,31 @@
+# What `cmake --install` puts where, and how another project finds it: find_package(stepgraph).
+
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(stepgraph_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/stepgraph)
+set(stepgraph_libraries engine ops graphs backends)  # also the package's components
+
+# Headers keep their place below include/stepgraph, so that they include each other as they do here.
+set(targets stepgraph_all)
+foreach(library IN LISTS stepgraph_libraries)
+  list(APPEND targets stepgraph_${library})
+endforeach()
+install(TARGETS ${targets} EXPORT stepgraph
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph)
+install(EXPORT stepgraph NAMESPACE stepgraph:: FILE stepgraphTargets.cmake DESTINATION ${stepgraph_package_dir})
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/stepgraphConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake
+                              INSTALL_DESTINATION ${stepgraph_package_dir} NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a minor version may break what used the one before it.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/stepgraphConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake
+              ${PROJECT_BINARY_DIR}/package/stepgraphConfigVersion.cmake
+        DESTINATION ${stepgraph_package_dir})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/stepgraph)
+if(TARGET stepgraph_cli)
+  install(TARGETS stepgraph_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
