@@ -176,7 +176,7 @@ class Builder {
     if (machine_.has_network()) {
       const Traffic traffic = traffic_of(graph_, parts);
       time.fixed_s +=
-          traffic.rounds * network_.largest_latency(traffic.members) + traffic.messages * machine_.message_overhead_s();
+          traffic.rounds * network_.largest_latency(traffic) + traffic.messages * machine_.message_overhead_s();
       network_.add_demands(traffic, demands_);
     } else {
       copy_s = copied / rate_of(parts.front()).bytes_per_s;
