@@ -66,6 +66,24 @@ TEST_CASE("a message takes overhead, latency and its bytes at the bandwidth", "[
   CHECK(simulate(messages.graph, machine).nodes[node.id] == sg::NodeTime{0, 8 + 0.25 + 0.5 + 2, -1});
 }
 
+TEST_CASE("on a network a communication takes a worker, and idle ones do not hurry it", "[engine][simulate]") {
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = ranks(2)});
+  for (const sg::Rank rank : ranks(2)) {
+    const sg::Buffer x = floats(graph, rank, 80);
+    graph.add({.reads  = {x},
+               .writes = {x},
+               .part   = sg::PartSpec{.group = pair, .op = sg::PartOp::all_reduce},
+               .cost   = {.flops = 4}});
+  }
+  sg::Machine machine = star(2, {.bytes_per_s = 1000});
+  machine.rate(sg::NodeKind::communicate, {.flops_per_s = 1});
+  machine.bind({}, machine.pool({.workers = 4}));
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[0] == sg::NodeTime{0, 4, 0});
+  CHECK(times.nodes[1] == times.nodes[0]);
+}
+
 TEST_CASE("two messages share a link fairly while both are under way", "[engine][simulate]") {
   // 100 B/s into rank 2. The first has it alone for 1 s, then half of it until it is done; then the second is alone.
   Messages messages(3);
