@@ -198,7 +198,8 @@ Machine two_level_machine(const TwoLevelMachine& spec) {
   if (spec.ranks_per_node < 1) {
     throw Error(ErrorKind::config, str("machine: ranks_per_node = ", spec.ranks_per_node, " (at least 1)"));
   }
-  if (!(spec.between.latency_s >= spec.inside.latency_s)) {
+  const bool several_nodes = spec.ranks > spec.ranks_per_node;
+  if (several_nodes && !(spec.between.latency_s >= spec.inside.latency_s)) {
     throw Error(ErrorKind::config, str("machine: a route between nodes takes ", spec.between.latency_s,
                                        " s, one inside a node ", spec.inside.latency_s, " s (not more than between)"));
   }
@@ -207,7 +208,7 @@ Machine two_level_machine(const TwoLevelMachine& spec) {
   machine.message_overhead(spec.message_overhead_s);
   // All latency is on the way up, so that a route's sum is the number that was given.
   const Link port{spec.inside.latency_s, spec.inside.bytes_per_s};
-  const Link nic{spec.between.latency_s - spec.inside.latency_s, spec.between.bytes_per_s};
+  const Link nic{several_nodes ? spec.between.latency_s - spec.inside.latency_s : 0, spec.between.bytes_per_s};
   const SwitchId root = machine.root_switch();
   SwitchId node{};
   for (int rank = 0; rank < spec.ranks; ++rank) {

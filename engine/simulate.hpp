@@ -16,7 +16,8 @@ namespace stepgraph {
 // - A `parallel` node, and a communication without a network, is worked on by the idle workers of its pools too, in
 //   equal shares, until something else needs them.
 // - A collective is the direct algorithm: every member exchanges its share with every other. Its fixed time is the
-//   largest latency between two members for each round, and the message overhead for each message of one member.
+//   largest latency from one that sends to one that takes, for each round, and the message overhead for each message of
+//   the busiest member.
 // - The worker of a node is counted through all pools in their order; -1: it needs none.
 //
 // A graph of one rank is simulated alone: others are taken to come when its parts do, and to move as much as they.

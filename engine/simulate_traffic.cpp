@@ -98,69 +98,67 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
   const Declared declared(graph, parts);
   const std::size_t num_members = declared.members.size();
   const auto n                  = static_cast<double>(num_members);
-  const auto everyone           = [&](double value) { return std::vector<double>(num_members, value); };
-  const auto only               = [&](std::size_t member, double value) {
+  const std::vector<double> everyone(num_members, 1), nobody(num_members, 0);
+  const auto only = [&](std::size_t member) {
     std::vector<double> out(num_members);
-    if (member < num_members) out[member] = value;
+    if (member < num_members) out[member] = 1;
     return out;
   };
-  Traffic out;
+  Traffic out{.members = declared.members, .sends = everyone, .takes = everyone, .pairs = {}};
   out.rounds   = 1;
   out.messages = n - 1;
   switch (declared.op()) {
     case PartOp::all_reduce:  // everyone's share of each member to that member, and the sums back
-      out.sends    = everyone(2 * declared.whole() / n);
-      out.takes    = everyone(1);
+      out.bytes    = 2 * declared.whole() / n;
       out.rounds   = 2;
       out.messages = 2 * (n - 1);
       break;
     case PartOp::all_gather:
+      out.bytes = 1;
       out.sends = declared.shards([](const PartRecord& part) { return part.bytes_read; });
-      out.takes = everyone(1);
       break;
     case PartOp::reduce_scatter:
-      out.sends = everyone(1);
+      out.bytes = 1;
       out.takes = declared.shards([](const PartRecord& part) { return part.bytes_written; });
       break;
     case PartOp::broadcast:
-      out.sends = only(declared.root(), declared.whole());
-      out.takes = everyone(1);
+      out.bytes = declared.whole();
+      out.sends = only(declared.root());
       break;
     case PartOp::reduce:
-      out.sends = everyone(declared.whole());
-      out.takes = only(declared.root(), 1);
+      out.bytes = declared.whole();
+      out.takes = only(declared.root());
       break;
     case PartOp::gather:
+      out.bytes = 1;
       out.sends = declared.shards([](const PartRecord& part) { return part.bytes_read; });
-      out.takes = only(declared.root(), 1);
+      out.takes = only(declared.root());
       break;
     case PartOp::scatter:
-      out.sends = only(declared.root(), 1);
+      out.bytes = 1;
+      out.sends = only(declared.root());
       out.takes = declared.shards([](const PartRecord& part) { return part.bytes_written; });
       break;
     case PartOp::all_to_all:
       declared.exchange(graph, out.pairs);
-      out.sends = out.takes = everyone(0);
+      out.sends = out.takes = nobody;
       break;
     case PartOp::permute:
       declared.permute(out.pairs);
-      out.sends = out.takes = everyone(0);
-      out.messages          = out.pairs.empty() ? 0 : 1;
-      out.rounds            = out.messages;
+      out.sends = out.takes = nobody;
+      out.rounds = out.messages = out.pairs.empty() ? 0 : 1;
       break;
     case PartOp::barrier:
-      out.sends = out.takes = everyone(0);
-      out.rounds            = 2;
-      out.messages          = 2 * (n - 1);
+      out.rounds   = 2;
+      out.messages = 2 * (n - 1);
       break;
     case PartOp::send:
     case PartOp::recv:
-      out.sends = only(0, declared.whole());
-      out.takes = only(1, 1);
+      out.bytes = declared.whole();
+      out.sends = only(0);
+      out.takes = only(1);
       break;
   }
-  if (num_members < 2) out.rounds = out.messages = 0;
-  out.members = declared.members;
   return out;
 }
 
@@ -186,29 +184,26 @@ void Network::forget() {
   touched_.clear();
 }
 
-double Network::largest_latency(const Traffic& traffic) {
-  if (traffic.pairs.empty()) return largest_latency(traffic.members);
-  double largest = 0;
-  for (const Traffic::Pair& pair : traffic.pairs) {
-    double latency = 0;
-    auto from      = static_cast<std::size_t>(index(traffic.members[pair.from]));
-    auto to        = static_cast<std::size_t>(index(traffic.members[pair.to]));
-    while (from != to) {
-      const bool from_is_lower = tree_[from].depth >= tree_[to].depth;
-      std::size_t& lower       = from_is_lower ? from : to;
-      latency += from_is_lower ? tree_[lower].up.latency_s : tree_[lower].down.latency_s;
-      lower = static_cast<std::size_t>(tree_[lower].above);
-    }
-    largest = std::max(largest, latency);
+// Calls visit(vertex, its Below, whether it is the link up) for each link on the way of a pair: from each of its ends
+// up to where they meet.
+template <class Visit>
+void Network::walk(const Traffic::Pair& pair, const Traffic& traffic, const Visit& visit) {
+  auto from = static_cast<std::size_t>(index(traffic.members[pair.from]));
+  auto to   = static_cast<std::size_t>(index(traffic.members[pair.to]));
+  while (from != to) {
+    const bool is_up   = tree_[from].depth >= tree_[to].depth;
+    std::size_t& lower = is_up ? from : to;
+    visit(tree_[lower], below_[lower], is_up);
+    lower = static_cast<std::size_t>(tree_[lower].above);
   }
-  return largest;
 }
 
-double Network::largest_latency(std::span<const Rank> members) {
-  touch(members);
-  for (const Rank rank : members) {
-    Below& leaf     = below_[static_cast<std::size_t>(index(rank))];
-    leaf.latency_up = leaf.latency_down = 0;
+double Network::largest_latency(const Traffic& traffic) {
+  touch(traffic.members);
+  for (std::size_t i = 0; i < traffic.members.size(); ++i) {
+    Below& leaf       = below_[static_cast<std::size_t>(index(traffic.members[i]))];
+    leaf.latency_up   = traffic.sends[i] > 0 ? 0 : -1;
+    leaf.latency_down = traffic.takes[i] > 0 ? 0 : -1;
   }
   // A route turns at the one vertex where its two ends come up from different sides.
   double largest = 0;
@@ -217,10 +212,19 @@ double Network::largest_latency(std::span<const Rank> members) {
     if (vertex.above < 0) continue;
     const Below& below = below_[static_cast<std::size_t>(at)];
     Below& above       = below_[static_cast<std::size_t>(vertex.above)];
-    const double up = below.latency_up + vertex.up.latency_s, down = below.latency_down + vertex.down.latency_s;
-    if (above.latency_up >= 0) largest = std::max({largest, up + above.latency_down, above.latency_up + down});
+    const double up    = below.latency_up < 0 ? -1 : below.latency_up + vertex.up.latency_s;
+    const double down  = below.latency_down < 0 ? -1 : below.latency_down + vertex.down.latency_s;
+    if (up >= 0 && above.latency_down >= 0) largest = std::max(largest, up + above.latency_down);
+    if (down >= 0 && above.latency_up >= 0) largest = std::max(largest, above.latency_up + down);
     above.latency_up   = std::max(above.latency_up, up);
     above.latency_down = std::max(above.latency_down, down);
+  }
+  for (const Traffic::Pair& pair : traffic.pairs) {
+    double up = 0, down = 0;
+    walk(pair, traffic, [&](const Machine::Vertex& vertex, Below&, bool is_up) {
+      (is_up ? up : down) += is_up ? vertex.up.latency_s : vertex.down.latency_s;
+    });
+    largest = std::max(largest, up + down);
   }
   forget();
   return largest;
@@ -235,16 +239,10 @@ void Network::add_demands(const Traffic& traffic, std::vector<Demand>& out) {
     takes += leaf.takes = traffic.takes[i];
     leaf.num_members    = 1;
   }
-  // A pair loads the links from each of its ends up to where their ways meet.
   for (const Traffic::Pair& pair : traffic.pairs) {
-    auto from = static_cast<std::size_t>(index(traffic.members[pair.from]));
-    auto to   = static_cast<std::size_t>(index(traffic.members[pair.to]));
-    while (from != to) {
-      const bool from_is_lower = tree_[from].depth >= tree_[to].depth;
-      std::size_t& lower       = from_is_lower ? from : to;
-      (from_is_lower ? below_[lower].paired_up : below_[lower].paired_down) += pair.bytes;
-      lower = static_cast<std::size_t>(tree_[lower].above);
-    }
+    walk(pair, traffic, [&](const Machine::Vertex&, Below& below, bool is_up) {
+      (is_up ? below.paired_up : below.paired_down) += pair.bytes;
+    });
   }
   for (const std::int32_t at : touched_) {
     const Machine::Vertex& vertex = tree_[static_cast<std::size_t>(at)];
@@ -259,8 +257,8 @@ void Network::add_demands(const Traffic& traffic, std::vector<Demand>& out) {
       if (bytes > 0 && std::isfinite(link.bytes_per_s))
         out.push_back({first_resource_ + 2 * static_cast<std::uint32_t>(at) + offset, bytes});
     };
-    add(vertex.up, 0, below.sends * (takes - below.takes) + below.paired_up);
-    add(vertex.down, 1, (sends - below.sends) * below.takes + below.paired_down);
+    add(vertex.up, 0, traffic.bytes * below.sends * (takes - below.takes) + below.paired_up);
+    add(vertex.down, 1, traffic.bytes * (sends - below.sends) * below.takes + below.paired_down);
   }
   forget();
 }

@@ -9,7 +9,7 @@
 // What a communication puts on a network: internal to the simulator.
 namespace stepgraph::simulator {
 
-// Who sends how much to whom: sends[i] * takes[j] bytes from member i to each other member j, and the messages of
+// Who sends how much to whom: bytes * sends[i] * takes[j] from member i to each other member j, and the messages of
 // `pairs`. Products keep the work per link constant, whatever the number of members.
 struct Traffic {
   struct Pair {
@@ -17,7 +17,8 @@ struct Traffic {
     double bytes;
   };
   std::vector<Rank> members;
-  std::vector<double> sends, takes;  // by member
+  std::vector<double> sends, takes;  // by member; 0: it does not
+  double bytes = 0;
   std::vector<Pair> pairs;
   double rounds   = 0;  // of messages that wait for each other
   double messages = 0;  // that the busiest member handles
@@ -40,21 +41,21 @@ class Network {
 
   // Adds what the traffic demands of each link of finite bandwidth, by resource. O(members * depth).
   void add_demands(const Traffic& traffic, std::vector<Demand>& out);
-  // The largest latency of a route that the traffic takes.
+  // The largest latency of a route from one that sends to one that takes.
   [[nodiscard]] double largest_latency(const Traffic& traffic);
 
  private:
-  [[nodiscard]] double largest_latency(std::span<const Rank> members);  // between any two
-
   struct Below {  // of the members below a vertex
     double sends = 0, takes = 0;
     double paired_up = 0, paired_down = 0;      // bytes of pairs over the vertex's links
-    double latency_up = -1, latency_down = -1;  // the largest from and to a member; -1: none seen yet
+    double latency_up = -1, latency_down = -1;  // the largest from one that sends and to one that takes; -1: none
     std::size_t num_members = 0;
     bool touched            = false;
   };
   void touch(std::span<const Rank> members);
   void forget();
+  template <class Visit>
+  void walk(const Traffic::Pair& pair, const Traffic& traffic, const Visit& visit);
 
   const std::vector<Machine::Vertex>& tree_;
   std::uint32_t first_resource_;

@@ -1,7 +1,7 @@
 #include "graphs/collective_rounds.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace stepgraph {
 namespace {

@@ -66,6 +66,24 @@ TEST_CASE("a message takes overhead, latency and its bytes at the bandwidth", "[
   CHECK(simulate(messages.graph, machine).nodes[node.id] == sg::NodeTime{0, 8 + 0.25 + 0.5 + 2, -1});
 }
 
+TEST_CASE("on a network a communication takes a worker, and idle ones do not hurry it", "[engine][simulate]") {
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = ranks(2)});
+  for (const sg::Rank rank : ranks(2)) {
+    const sg::Buffer x = floats(graph, rank, 80);
+    graph.add({.reads  = {x},
+               .writes = {x},
+               .part   = sg::PartSpec{.group = pair, .op = sg::PartOp::all_reduce},
+               .cost   = {.flops = 4}});
+  }
+  sg::Machine machine = star(2, {.bytes_per_s = 1000});
+  machine.rate(sg::NodeKind::communicate, {.flops_per_s = 1});
+  machine.bind({}, machine.pool({.workers = 4}));
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[0] == sg::NodeTime{0, 4, 0});
+  CHECK(times.nodes[1] == times.nodes[0]);
+}
+
 TEST_CASE("two messages share a link fairly while both are under way", "[engine][simulate]") {
   // 100 B/s into rank 2. The first has it alone for 1 s, then half of it until it is done; then the second is alone.
   Messages messages(3);
@@ -99,6 +117,22 @@ TEST_CASE("three messages over two links get what max-min fairness gives them", 
   CHECK_THAT(times.nodes[x.id].end_s, WithinRel(100.0, exact));
   CHECK_THAT(times.nodes[y.id].end_s, WithinRel(100.0, exact));
   CHECK_THAT(times.nodes[z.id].end_s, WithinRel(150.0, exact));  // 1500 at 15, then 1500 at 30
+}
+
+TEST_CASE("what one message cannot use goes to the others only as far as their own links allow", "[engine][simulate]") {
+  // As above, but x comes over a link of 60 B/s: it gets 60, not the 85 that y leaves.
+  sg::Machine machine(4);
+  const sg::SwitchId root = machine.root_switch();
+  machine.attach(sg::Rank{0}, root, {.bytes_per_s = 60});
+  machine.attach(sg::Rank{1}, root, {.bytes_per_s = 30}, {});
+  machine.attach(sg::Rank{2}, root, {});
+  machine.attach(sg::Rank{3}, root, {}, {.bytes_per_s = 100});
+  Messages messages(4);
+  const sg::Node x = messages.add(0, 3, 3000), y = messages.add(1, 3, 1500), z = messages.add(1, 2, 1500);
+  const sg::Timeline times = simulate(messages.graph, machine);
+  CHECK_THAT(times.nodes[x.id].end_s, WithinRel(50.0, exact));
+  CHECK_THAT(times.nodes[y.id].end_s, WithinRel(100.0, exact));
+  CHECK_THAT(times.nodes[z.id].end_s, WithinRel(100.0, exact));
 }
 
 TEST_CASE("what shares nothing with a change keeps its time to the bit", "[engine][simulate]") {
@@ -299,6 +333,43 @@ TEST_CASE("routes have the latencies of their level, exactly", "[engine][simulat
       CHECK(simulate(messages.graph, machine).makespan_s == (from / 2 == to / 2 ? 1.3e-6 : 5.7e-6));
     }
   }
+}
+
+TEST_CASE("the latency of a route is the sum over its links, up and down, however deep", "[engine][simulate]") {
+  //            root
+  //         /    |     |
+  //       top   r2    (r3)
+  //      /   |
+  //    low   r1
+  //     |
+  //    r0
+  sg::Machine machine(4);
+  const sg::SwitchId root = machine.root_switch();
+  const sg::SwitchId top  = machine.switch_below(root, {.latency_s = 1}, {.latency_s = 2});
+  const sg::SwitchId low  = machine.switch_below(top, {.latency_s = 4}, {.latency_s = 8});
+  machine.attach(sg::Rank{0}, low, {.latency_s = 16}, {.latency_s = 32});
+  machine.attach(sg::Rank{1}, top, {.latency_s = 64}, {.latency_s = 128});
+  machine.attach(sg::Rank{2}, root, {.latency_s = 256}, {.latency_s = 512});
+  machine.attach(sg::Rank{3}, root, {});
+  const double up[] = {16 + 4 + 1, 64 + 1, 256, 0}, down[] = {32 + 8 + 2, 128 + 2, 512, 0};
+  for (int from = 0; from < 4; ++from) {
+    for (int to = 0; to < 4; ++to) {
+      if (from == to) continue;
+      CAPTURE(from, to);
+      Messages messages(4);
+      messages.add(from, to, 8);
+      const double turns_below_root = from + to == 1 ? 1 + 2 : 0;  // between ranks 0 and 1
+      CHECK(simulate(messages.graph, machine).makespan_s == up[from] + down[to] - turns_below_root);
+    }
+  }
+  CHECK(simulate(collective(4, sg::PartOp::barrier, 16), machine).makespan_s == 2 * (64 + 1 + 512));
+}
+
+TEST_CASE("a collective of one takes no time", "[engine][simulate]") {
+  sg::Machine machine = star(1, {.latency_s = 1, .bytes_per_s = 1});
+  machine.message_overhead(1);
+  CHECK(simulate(collective(1, sg::PartOp::all_reduce, 64), machine).makespan_s == 0);
+  CHECK(simulate(collective(1, sg::PartOp::barrier, 64), machine).makespan_s == 0);
 }
 
 TEST_CASE("traffic inside a node leaves its NIC alone", "[engine][simulate]") {

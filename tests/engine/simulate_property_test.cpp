@@ -5,6 +5,7 @@
 #include "engine/matching.hpp"
 #include "engine/simulate.hpp"
 #include "tests/support/random_graph.hpp"
+#include "tests/support/rebuild.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
@@ -16,20 +17,11 @@ constexpr double rounding = 1e-9;
 
 // The graph with random costs, some of its nodes parallel.
 sg::Graph with_costs(const sg::Graph& graph, Random& random) {
-  sg::Graph out(graph.num_ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const sg::BufferSpec& spec = graph.spec(sg::Buffer{i});
-    (void)(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) (void)out.group(graph.spec(sg::Group{i}));
-  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    sg::NodeSpec spec = graph.spec(sg::Node{i});
-    spec.cost         = {.flops       = static_cast<double>(random.below(5)),
-                         .bytes_moved = static_cast<double>(random.below(3) * 10)};
-    spec.parallel     = random.chance(20);
-    out.add(spec);
-  }
-  return out;
+  return sg::testing::rebuild(graph, [&](sg::Node, sg::NodeSpec& spec) {
+    spec.cost     = {.flops       = static_cast<double>(random.below(5)),
+                     .bytes_moved = static_cast<double>(random.below(3) * 10)};
+    spec.parallel = random.chance(20);
+  });
 }
 
 struct Drawn {

@@ -149,6 +149,19 @@ TEST_CASE("first_ready goes by ready time before node number", "[engine][simulat
   CHECK(times.nodes[late.id].begin_s == 3);
 }
 
+TEST_CASE("what becomes ready at one time goes by node number", "[engine][simulate]") {
+  sg::Graph graph;
+  const sg::Buffer x = graph.token(r0), y = graph.token(r0);
+  timed(graph, 1, {.writes = {x}});
+  timed(graph, 1, {.writes = {y}});
+  const sg::Node after_y = timed(graph, 1, {.reads = {y}});
+  const sg::Node after_x = timed(graph, 1, {.reads = {x}}), last = timed(graph, 1, {.reads = {x}});
+  const sg::Timeline times = simulate(graph, one_pool(2, sg::PoolOrder::first_ready));
+  CHECK(times.nodes[after_y.id].begin_s == 1);
+  CHECK(times.nodes[after_x.id].begin_s == 1);
+  CHECK(times.nodes[last.id].begin_s == 2);
+}
+
 TEST_CASE("work stealing goes on with the last successor, then its newest; thieves take the oldest",
           "[engine][simulate]") {
   // a's successors b, c, d, e become ready at once. Worker 0 keeps e and pushes b, c, d; worker 1 steals b.
@@ -182,6 +195,39 @@ TEST_CASE("work stealing finishes what a source began before it takes the next s
     CHECK(deep.nodes[sources[i].id].begin_s == 2 * turn);
     CHECK(deep.nodes[ends[i].id] == sg::NodeTime{2 * turn + 1, 2 * turn + 2, static_cast<int>(i % 2)});
     CHECK(wide.nodes[sources[i].id].begin_s == turn);
+  }
+}
+
+TEST_CASE("a thief looks where it found work last, and at the sources before others' queues", "[engine][simulate]") {
+  SECTION("sources") {
+    sg::Graph graph;
+    const sg::Buffer x = graph.token(r0);
+    timed(graph, 1, {.writes = {x}});
+    const sg::Node pushed = timed(graph, 5, {.reads = {x}});
+    timed(graph, 5, {.reads = {x}});  // kept by worker 0
+    timed(graph, 2);
+    const sg::Node source    = timed(graph, 1);
+    const sg::Timeline times = simulate(graph, one_pool(2, sg::PoolOrder::work_stealing));
+    CHECK(times.nodes[source.id] == sg::NodeTime{2, 3, 1});
+    CHECK(times.nodes[pushed.id] == sg::NodeTime{3, 8, 1});
+  }
+  SECTION("the last victim") {
+    // Worker 2 steals from worker 1 at time 1. At time 3 workers 0 and 1 both have something queued.
+    sg::Graph graph;
+    const sg::Buffer a = graph.token(r0), b = graph.token(r0), c = graph.token(r0);
+    timed(graph, 2, {.writes = {a}});
+    timed(graph, 1, {.writes = {b}});
+    const sg::Node stolen = timed(graph, 2, {.reads = {b}});
+    timed(graph, 1, {.reads = {b}, .writes = {c}});
+    const sg::Node of_0 = timed(graph, 9, {.reads = {a}});
+    timed(graph, 9, {.reads = {a}});
+    const sg::Node of_1 = timed(graph, 9, {.reads = {c}});
+    timed(graph, 9, {.reads = {c}});
+    sg::Machine machine      = one_pool(3, sg::PoolOrder::work_stealing);
+    const sg::Timeline times = simulate(graph, machine);
+    CHECK(times.nodes[stolen.id] == sg::NodeTime{1, 3, 2});
+    CHECK(times.nodes[of_1.id] == sg::NodeTime{3, 12, 2});
+    CHECK(times.nodes[of_0.id].begin_s == 11);
   }
 }
 
@@ -276,6 +322,26 @@ TEST_CASE("parts bound to several pools take one worker of each, all at once", "
   CHECK(times.nodes[ca.id] == sg::NodeTime{first + 2, first + 3, 2});
   CHECK(times.nodes[ac.id] == sg::NodeTime{first + 2, first + 3, 0});
   CHECK(times.nodes[behind.id] == sg::NodeTime{first + 3, first + 4, 0});
+}
+
+TEST_CASE("a message does not wait until a worker runs out of its own work", "[engine][simulate]") {
+  // Rank 0's worker goes on with what it made ready, unless a message needs it.
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
+  for (int i = 0; i < 3; ++i) timed(graph, 1, {.lane = graph.lane(r0, sg::LaneKind::compute)});
+  const sg::Buffer x = graph.token(r1);
+  timed(graph, 0.5, {.writes = {x}, .rank = r1});
+  const sg::Node send =
+      graph.add({.part = sg::PartSpec{.group = pair, .op = sg::PartOp::send, .peer = r1}, .rank = r0});
+  graph.add({.reads = {x}, .part = sg::PartSpec{.group = pair, .op = sg::PartOp::recv, .peer = r0}});
+  sg::Machine machine(2);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  machine.rate(sg::NodeKind::communicate, {.overhead_s = 0.25});
+  for (const sg::Rank rank : {r0, r1})
+    machine.bind({.rank = rank}, machine.pool({.order = sg::PoolOrder::work_stealing}));
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[send.id] == sg::NodeTime{1, 1.25, 0});
+  CHECK(times.nodes[1] == sg::NodeTime{1.25, 2.25, 0});
 }
 
 TEST_CASE("a graph of one rank is simulated alone", "[engine][simulate]") {
