@@ -51,7 +51,9 @@ class Builder {
   void send(int from, Bytes source, int to, Bytes target, bool reduce = false) {
     out_.rounds.back().transfers.push_back({from, to, std::move(source), std::move(target), reduce});
   }
-  void copy(int member, Bytes into, Bytes from) { local(LocalStep::Kind::copy, member, std::move(into), std::move(from)); }
+  void copy(int member, Bytes into, Bytes from) {
+    local(LocalStep::Kind::copy, member, std::move(into), std::move(from));
+  }
   void reduce(int member, Bytes into, Bytes from) {
     local(LocalStep::Kind::reduce, member, std::move(into), std::move(from));
   }
@@ -68,8 +70,8 @@ class Builder {
       for (const Circle& circle : circles) {
         for (int i = 0; i < length; ++i) {
           const Bytes& chunk = circle.chunks[static_cast<std::size_t>((i - step - 1 + 2 * length) % length)];
-          send(circle.members[static_cast<std::size_t>(i)], chunk, circle.members[static_cast<std::size_t>((i + 1) % length)],
-               chunk, /*reduce=*/true);
+          send(circle.members[static_cast<std::size_t>(i)], chunk,
+               circle.members[static_cast<std::size_t>((i + 1) % length)], chunk, /*reduce=*/true);
         }
       }
     }
@@ -82,8 +84,8 @@ class Builder {
       for (const Circle& circle : circles) {
         for (int i = 0; i < length; ++i) {
           const Bytes& chunk = circle.chunks[static_cast<std::size_t>((i - step + length) % length)];
-          send(circle.members[static_cast<std::size_t>(i)], chunk, circle.members[static_cast<std::size_t>((i + 1) % length)],
-               chunk);
+          send(circle.members[static_cast<std::size_t>(i)], chunk,
+               circle.members[static_cast<std::size_t>((i + 1) % length)], chunk);
         }
       }
     }
@@ -121,7 +123,8 @@ class Builder {
     for (const auto& round : rounds) {
       next_round();
       for (const auto& [from, to] : round) {
-        send(from, {holds[static_cast<std::size_t>(from)] ? sum(from) : all(Store::in)}, to, {sum(to)}, /*reduce=*/true);
+        send(from, {holds[static_cast<std::size_t>(from)] ? sum(from) : all(Store::in)}, to, {sum(to)},
+             /*reduce=*/true);
       }
     }
     end_average(root, {sum(root)});
@@ -131,7 +134,8 @@ class Builder {
   void broadcast_down(const std::vector<std::vector<Edge>>& rounds, int root, Store at_root) {
     for (const auto& round : rounds) {
       next_round();
-      for (const auto& [from, to] : round) send(from, {all(from == root ? at_root : Store::out)}, to, {all(Store::out)});
+      for (const auto& [from, to] : round)
+        send(from, {all(from == root ? at_root : Store::out)}, to, {all(Store::out)});
     }
   }
 
@@ -149,7 +153,8 @@ class Builder {
         if (to != root && waiting == Store::work) need_work(to, shape_.bytes);
         send(from, std::move(source), to, std::move(target));
         auto& more = held[static_cast<std::size_t>(to)];
-        more.insert(more.end(), held[static_cast<std::size_t>(from)].begin(), held[static_cast<std::size_t>(from)].end());
+        more.insert(more.end(), held[static_cast<std::size_t>(from)].begin(),
+                    held[static_cast<std::size_t>(from)].end());
       }
     }
   }
@@ -167,7 +172,8 @@ class Builder {
       for (const auto& [child, parent] : round) {
         rounds.back().push_back({parent, child, held[static_cast<std::size_t>(child)]});
         auto& more = held[static_cast<std::size_t>(parent)];
-        more.insert(more.end(), held[static_cast<std::size_t>(child)].begin(), held[static_cast<std::size_t>(child)].end());
+        more.insert(more.end(), held[static_cast<std::size_t>(child)].begin(),
+                    held[static_cast<std::size_t>(child)].end());
       }
     }
     std::reverse(rounds.begin(), rounds.end());
@@ -313,8 +319,8 @@ void chain_gather_or_scatter(Builder& b, bool gather) {
     const int t = gather ? round : n - 2 - round;
     for (int p = 1; p + t < n; ++p) {
       const int far = chain[static_cast<std::size_t>(p)], near = chain[static_cast<std::size_t>(p - 1)];
-      const int s    = chain[static_cast<std::size_t>(p + t)];
-      const auto at_far = [&](Store end) { return s == far ? b.own(end, s) : b.shard(Store::work, s); };
+      const int s        = chain[static_cast<std::size_t>(p + t)];
+      const auto at_far  = [&](Store end) { return s == far ? b.own(end, s) : b.shard(Store::work, s); };
       const auto at_near = [&](Store end) { return b.shard(p == 1 ? end : Store::work, s); };
       if (s != far) b.need_work(far, b.shape().bytes);
       if (gather) {
@@ -448,26 +454,25 @@ std::pair<std::vector<Circle>, std::vector<Circle>> shard_circles(const Builder&
 
 // First inside nodes, to whoever has the receiver's place; then across, everything for one node in one message.
 void two_level_exchange(Builder& b, const Nodes& nodes) {
-  const auto waits = [&](int node, int place) { return b.shard(Store::work, nodes.at(node, place)); };  // for, from
-  const auto hand_over = [&](int node, int place, int to) {  // all for the others' `to`
+  const auto waits     = [&](int node, int place) { return b.shard(Store::work, nodes.at(node, place)); };  // for, from
+  const auto hand_over = [&](int place, int to) {  // everything for place `to` of any node
     Bytes source, target;
     for (int other = 0; other < nodes.count; ++other) {
       source.push_back(b.shard(Store::in, nodes.at(other, to)));
       target.push_back(waits(other, place));
     }
-    (void)node;
     return std::pair(source, target);
   };
   for (int m = 0; m < b.n(); ++m) {
     b.need_work(m, b.shape().bytes);
-    const auto [source, target] = hand_over(m / nodes.size, m % nodes.size, m % nodes.size);
+    const auto [source, target] = hand_over(m % nodes.size, m % nodes.size);
     b.copy(m, target, source);
   }
   for (int k = 1; k < nodes.size; ++k) {
     b.next_round();
     for (int m = 0; m < b.n(); ++m) {
       const int node = m / nodes.size, place = m % nodes.size, to = (place + k) % nodes.size;
-      const auto [source, target] = hand_over(node, place, to);
+      const auto [source, target] = hand_over(place, to);
       b.send(m, source, nodes.at(node, to), target);
     }
   }
@@ -524,8 +529,6 @@ void along_trees(Builder& b, const std::vector<std::vector<Edge>>& up, int root)
   }
 }
 
-bool rooted(PartOp op) { return has_root(op); }
-
 }  // namespace
 
 Rounds ring_rounds(const CollectiveShape& shape) {
@@ -556,11 +559,13 @@ Rounds ring_rounds(const CollectiveShape& shape) {
       chain_reduce(b);
       break;
     case PartOp::gather:
-      if (!b.in_place(shape.root)) b.copy(shape.root, {b.shard(Store::out, shape.root)}, {b.own(Store::in, shape.root)});
+      if (!b.in_place(shape.root))
+        b.copy(shape.root, {b.shard(Store::out, shape.root)}, {b.own(Store::in, shape.root)});
       chain_gather_or_scatter(b, true);
       break;
     case PartOp::scatter:
-      if (!b.in_place(shape.root)) b.copy(shape.root, {b.own(Store::out, shape.root)}, {b.shard(Store::in, shape.root)});
+      if (!b.in_place(shape.root))
+        b.copy(shape.root, {b.own(Store::out, shape.root)}, {b.shard(Store::in, shape.root)});
       chain_gather_or_scatter(b, false);
       break;
     case PartOp::all_to_all:
@@ -577,7 +582,7 @@ Rounds ring_rounds(const CollectiveShape& shape) {
 
 Rounds tree_rounds(const CollectiveShape& shape) {
   Builder b(shape);
-  const int root = rooted(shape.op) ? shape.root : 0;
+  const int root = has_root(shape.op) ? shape.root : 0;
   if (shape.op == PartOp::all_to_all) {
     bruck_exchange(b);
   } else {
@@ -589,7 +594,7 @@ Rounds tree_rounds(const CollectiveShape& shape) {
 Rounds hierarchical_rounds(const CollectiveShape& shape, int per_node) {
   Builder b(shape);
   const Nodes nodes{shape.members / per_node, per_node};
-  const int root = rooted(shape.op) ? shape.root : 0;
+  const int root = has_root(shape.op) ? shape.root : 0;
   switch (shape.op) {
     case PartOp::all_reduce:
       two_level_all_reduce(b, nodes);

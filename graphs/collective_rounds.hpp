@@ -8,8 +8,8 @@
 // rounds into nodes is collective_algorithms.cpp.
 namespace stepgraph {
 
-// Bytes of a member: of what it gives, of what it gets, or of memory of its own that the algorithm needs meanwhile. `in`
-// and `out` are laid end to end as engine/part.hpp says.
+// Bytes of a member: of what it gives, of what it gets, or of memory of its own that the algorithm needs meanwhile.
+// `in` and `out` are laid end to end as engine/part.hpp says.
 enum class Store : std::uint8_t { in, out, work };
 struct ByteRange {
   Store store         = Store::out;
@@ -42,18 +42,18 @@ struct Round {
 
 struct Rounds {
   std::vector<Round> rounds            = {};
-  std::vector<std::int64_t> work_bytes = {};  // by member
+  std::vector<std::int64_t> work_bytes = {};     // by member
   bool keep_empty                      = false;  // messages without bytes matter: a barrier's
 };
 
 // A collective, as far as algorithms care.
 struct CollectiveShape {
-  PartOp op             = PartOp::barrier;
-  int members           = 1;
-  int root              = 0;  // a member
-  std::int64_t element  = 1;  // bytes of one
-  std::int64_t bytes    = 0;  // of the whole
-  Reduction reduction   = Reduction::sum;
+  PartOp op                        = PartOp::barrier;
+  int members                      = 1;
+  int root                         = 0;  // a member
+  std::int64_t element             = 1;  // bytes of one
+  std::int64_t bytes               = 0;  // of the whole
+  Reduction reduction              = Reduction::sum;
   std::vector<std::int64_t> shards = {};  // sizes by member, where the op has shards; of all_to_all: all alike
   std::vector<char> in_place       = {};  // by member: `in` lies in `out`, or `out` in `in`, as the op allows
 };
