@@ -187,7 +187,7 @@ void bench(const CollectiveCase& what, const Algorithm& algorithm, int ranks, st
   const std::int64_t bytes = 4 * elements, total = bytes * ranks;
   // Long enough that starting a run does not count; large messages need no more than a few.
   const int wanted =
-      options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{64} << 20) / total, 4, 1000));
+      options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{512} << 20) / total, 8, 1000));
   const int length = std::min(wanted, what.max_length(ranks));
   const int sets   = bytes <= (16 << 10) ? (wanted + length - 1) / length : 1;
   Trial trial(what, algorithm, {ranks, elements, length, std::pow(ranks, length - 1)}, sets, executor);
