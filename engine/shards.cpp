@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "engine/error.hpp"
-#include "engine/world.hpp"
 
 namespace stepgraph {
 namespace {
@@ -65,11 +64,6 @@ bool operator==(const ShardSizes& a, const ShardSizes& b) {
     if (a[i] != b[i]) return false;
   }
   return true;
-}
-
-PartSide::PartSide(std::span<const Piece> pieces, std::size_t num_members) noexcept
-    : pieces_(pieces), num_members_(num_members) {
-  for (const Piece& piece : pieces) size_ += piece.region.num_bytes();
 }
 
 std::optional<ShardSizes> cut_shards(std::span<const std::int64_t> access_bytes, std::size_t num_members, DType type) {

@@ -26,21 +26,26 @@ struct Stretch {
 // What reaches a world fits: sizes were checked when the program was made.
 class PartSide {
  public:
-  PartSide(std::span<const Piece> pieces, std::size_t num_members) noexcept;
-  [[nodiscard]] Stretch all() const noexcept { return {pieces_, 0, size_}; }
+  PartSide(std::span<const Piece> pieces, std::size_t num_members) noexcept
+      : pieces_(pieces), num_members_(num_members) {}
+
+  [[nodiscard]] Stretch all() const noexcept {
+    std::int64_t size = 0;
+    for (const Piece& piece : pieces_) size += piece.region.num_bytes();
+    return {pieces_, 0, size};
+  }
   [[nodiscard]] Stretch shard(std::size_t member) const noexcept {
     if (pieces_.size() == num_members_) {
       const std::span<const Piece> own = pieces_.subspan(member, 1);
       return {own, 0, own.front().region.num_bytes()};
     }
-    const std::int64_t even = size_ / static_cast<std::int64_t>(num_members_);
+    const std::int64_t even = all().size / static_cast<std::int64_t>(num_members_);
     return {pieces_, static_cast<std::int64_t>(member) * even, even};
   }
 
  private:
   std::span<const Piece> pieces_;
   std::size_t num_members_;
-  std::int64_t size_ = 0;
 };
 
 // One member's share of a communication. Tokens aside, `in` are the node's reads and accumulates and `out` its writes

@@ -1,5 +1,6 @@
 #include "ops/collectives.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -146,25 +147,26 @@ TEST_CASE("shards may differ: one access for each member", "[ops][collectives]")
 TEST_CASE("a part costs what it reads and writes, and what it sends straight to those who need it",
           "[ops][collectives]") {
   World w;
+  using Costs      = std::array<double, 2>;
   const auto costs = [&](const std::vector<sg::Node>& nodes, std::size_t member) {
-    return std::pair(w.graph.cost(nodes[member]).bytes_moved, w.graph.cost(nodes[member]).bytes_sent);
+    return Costs{w.graph.cost(nodes[member]).bytes_moved, w.graph.cost(nodes[member]).bytes_sent};
   };
   const sg::Collective spec{
       .name = "c", .group = w.group, .in = World::each(w.x), .out = World::each(w.y), .root = sg::Rank{0}};
   sg::Collective to_first = spec, from_first = spec;
   to_first.out  = World::first(w.y);
   from_first.in = World::first(w.x);
-  CHECK(costs(sg::all_reduce(w.graph, spec), 1) == std::pair(64.0, 96.0));
-  CHECK(costs(sg::reduce(w.graph, spec), 0) == std::pair(64.0, 0.0));
-  CHECK(costs(sg::reduce(w.graph, spec), 1) == std::pair(32.0, 32.0));
-  CHECK(costs(sg::all_gather(w.graph, from_first), 1) == std::pair(40.0, 24.0));
-  CHECK(costs(sg::reduce_scatter(w.graph, to_first), 1) == std::pair(40.0, 24.0));
-  CHECK(costs(sg::broadcast(w.graph, spec), 0) == std::pair(64.0, 96.0));
-  CHECK(costs(sg::broadcast(w.graph, spec), 1) == std::pair(32.0, 0.0));
-  CHECK(costs(sg::scatter(w.graph, to_first), 0) == std::pair(40.0, 24.0));
-  CHECK(costs(sg::gather(w.graph, from_first), 2) == std::pair(8.0, 8.0));
-  CHECK(costs(sg::all_to_all(w.graph, spec), 2) == std::pair(64.0, 24.0));
-  CHECK(costs(sg::barrier(w.graph, spec), 2) == std::pair(0.0, 0.0));
+  CHECK(costs(sg::all_reduce(w.graph, spec), 1) == Costs{64.0, 96.0});
+  CHECK(costs(sg::reduce(w.graph, spec), 0) == Costs{64.0, 0.0});
+  CHECK(costs(sg::reduce(w.graph, spec), 1) == Costs{32.0, 32.0});
+  CHECK(costs(sg::all_gather(w.graph, from_first), 1) == Costs{40.0, 24.0});
+  CHECK(costs(sg::reduce_scatter(w.graph, to_first), 1) == Costs{40.0, 24.0});
+  CHECK(costs(sg::broadcast(w.graph, spec), 0) == Costs{64.0, 96.0});
+  CHECK(costs(sg::broadcast(w.graph, spec), 1) == Costs{32.0, 0.0});
+  CHECK(costs(sg::scatter(w.graph, to_first), 0) == Costs{40.0, 24.0});
+  CHECK(costs(sg::gather(w.graph, from_first), 2) == Costs{8.0, 8.0});
+  CHECK(costs(sg::all_to_all(w.graph, spec), 2) == Costs{64.0, 24.0});
+  CHECK(costs(sg::barrier(w.graph, spec), 2) == Costs{0.0, 0.0});
 }
 
 TEST_CASE("a collective that lacks what it needs is refused by name", "[ops][collectives][refuses]") {

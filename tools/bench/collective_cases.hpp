@@ -14,6 +14,7 @@ struct Chain {
   int num_ranks;
   std::int64_t elements;  // of a rank's buffer; divisible by num_ranks
   int length;             // operations
+  double growth;          // num_ranks to the power of length - 1: what all_reduce multiplies by after its first step
 
   [[nodiscard]] std::int64_t shard() const { return elements / num_ranks; }
 };

@@ -117,7 +117,6 @@ class Trial {
 
   void check(const std::vector<Buffer>& buffers, int rank, double scale) const {
     const auto values = program_->memory().span<float>(buffers[static_cast<std::size_t>(rank)]);
-    // Start values repeat every 64 elements, and shards are the only other borders: most elements are like a neighbour.
     for (std::size_t i = 0; i < values.size(); ++i) {
       const double expected = what_.expected(chain_, rank, static_cast<std::int64_t>(i)) * scale;
       if (values[i] == static_cast<float>(expected)) continue;
@@ -188,10 +187,10 @@ void bench(const CollectiveCase& what, const Algorithm& algorithm, int ranks, st
   const std::int64_t bytes = 4 * elements, total = bytes * ranks;
   // Long enough that starting a run does not count; large messages need no more than a few.
   const int wanted =
-      options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{64} << 20) / total, 4, 1000));
+      options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{512} << 20) / total, 8, 1000));
   const int length = std::min(wanted, what.max_length(ranks));
   const int sets   = bytes <= (16 << 10) ? (wanted + length - 1) / length : 1;
-  Trial trial(what, algorithm, {ranks, elements, length}, sets, executor);
+  Trial trial(what, algorithm, {ranks, elements, length, std::pow(ranks, length - 1)}, sets, executor);
   Memcpy copy(total, options.threads);
 
   const int runs = options.dry_run ? 1 : options.runs;
