@@ -15,19 +15,32 @@
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/machine.hpp"
 #include "engine/verify.hpp"
+#include "graphs/collective_algorithms.hpp"
 #include "tools/bench/collective_cases.hpp"
 
 namespace stepgraph::bench {
 namespace {
 
 // How a collective is done: a pass over the graph. It keeps the graph's buffers, in their order, and may add others.
-struct Algorithm {
+struct NamedAlgorithm {
   std::string name;
   std::function<Graph(const Graph&)> expand;
 };
-const std::vector<Algorithm>& algorithms() {
-  static const std::vector<Algorithm> all{{"direct", [](const Graph& graph) { return graph; }}};
+const std::vector<NamedAlgorithm>& algorithms() {
+  static const auto expand = [](Algorithm algorithm) {
+    return NamedAlgorithm{
+        std::string(to_string(algorithm)), [algorithm](const Graph& graph) {
+          const int ranks       = graph.num_ranks();
+          const Machine machine = loopback_machine({.ranks = ranks, .threads = 2});
+          return expand_collectives(
+              graph, {.algorithm = algorithm, .ranks_per_node = std::max(1, ranks / 2), .machine = &machine});
+        }};
+  };
+  static const std::vector<NamedAlgorithm> all{expand(Algorithm::direct), expand(Algorithm::ring),
+                                               expand(Algorithm::tree), expand(Algorithm::hierarchical),
+                                               expand(Algorithm::adaptive)};
   return all;
 }
 
@@ -55,7 +68,7 @@ double quantile(std::vector<double> values, double share) {
 // One collective as `sets` chains, one after another, each on buffers of its own.
 class Trial {
  public:
-  Trial(const CollectiveCase& what, const Algorithm& algorithm, Chain chain, int sets, Executor& executor)
+  Trial(const CollectiveCase& what, const NamedAlgorithm& algorithm, Chain chain, int sets, Executor& executor)
       : what_(what),
         chain_(chain),
         executor_(executor),
@@ -181,7 +194,7 @@ class Memcpy {
   std::span<std::byte> from_, to_;
 };
 
-void bench(const CollectiveCase& what, const Algorithm& algorithm, int ranks, std::int64_t size,
+void bench(const CollectiveCase& what, const NamedAlgorithm& algorithm, int ranks, std::int64_t size,
            const CollectivesOptions& options, Executor& executor) {
   const std::int64_t elements = std::max<std::int64_t>(size / 4 / ranks, 1) * ranks;
   const std::int64_t bytes = 4 * elements, total = bytes * ranks;
@@ -238,7 +251,7 @@ std::vector<std::string> known_collectives() {
 
 std::vector<std::string> known_algorithms() {
   std::vector<std::string> names;
-  for (const Algorithm& algorithm : algorithms()) names.push_back(algorithm.name);
+  for (const NamedAlgorithm& algorithm : algorithms()) names.push_back(algorithm.name);
   return names;
 }
 

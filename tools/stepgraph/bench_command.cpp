@@ -48,8 +48,8 @@ void add_bench(CLI::App& app) {
   bench->require_subcommand(1);
   bench->footer("Example: stepgraph bench overhead --threads 2 --json");
 
-  CLI::App* overhead =
-      bench->add_subcommand("overhead", "Cost of a node: running it against plain Taskflow, recording it, building it, verifying it");
+  CLI::App* overhead = bench->add_subcommand(
+      "overhead", "Cost of a node: running it against plain Taskflow, recording it, building it, verifying it");
   auto options = std::make_shared<bench::OverheadOptions>();
   overhead->add_option("--threads", options->threads, "Workers, for both sides")
       ->capture_default_str()
