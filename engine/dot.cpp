@@ -225,6 +225,9 @@ class Writer {
       case LinkKind::loop:
         out_ << "style=dashed, constraint=false, color=\"#A0A0A0\", penwidth=" << number(pen * 0.7);
         break;
+      case LinkKind::reuse:
+        out_ << "style=dashed, color=\"#C0504D\", penwidth=" << number(pen * 0.8);
+        break;
       case LinkKind::match:
         out_ << "style=dotted, constraint=false, color=\"" << paint(shade).line << "\", penwidth=" << number(pen + 0.3);
         if (shade != Shade::send) out_ << ", dir=none";
@@ -280,7 +283,7 @@ class Writer {
   // In rows below the picture; returns the height they take.
   double lay_out_legend() {
     std::array<bool, num_shades> shades{};
-    std::array<bool, 4> kinds{};
+    std::array<bool, num_link_kinds> kinds{};
     for (const Box& box : drawing_.boxes) {
       for (std::size_t i = 0; i < num_shades; ++i) shades[i] |= box.shades[i] > 0;
     }
@@ -288,8 +291,8 @@ class Writer {
     for (std::size_t i = 0; i < num_shades; ++i) {
       if (shades[i]) legend_.push_back({false, static_cast<Shade>(i), {}, to_string(static_cast<Shade>(i)), {}});
     }
-    static constexpr std::string_view meanings[] = {"data", "lane order only", "into the next run",
-                                                    "one communication"};
+    static constexpr std::string_view meanings[] = {"data", "lane order only", "into the next run", "one communication",
+                                                    "reuses memory"};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       if (kinds[i]) legend_.push_back({true, Shade::all_reduce, static_cast<LinkKind>(i), meanings[i], {}});
     }

@@ -8,6 +8,8 @@
 
 namespace stepgraph {
 
+struct MemoryPlan;  // engine/memory_plan.hpp
+
 // How much of a graph one box of a drawing stands for.
 enum class Detail {
   stage,  // nodes of a rank and lane with equal stage, phase and microbatch; merged further until it fits a page
@@ -18,8 +20,9 @@ enum class Detail {
 
 struct DotOptions {
   Detail detail            = Detail::op;
-  std::optional<Rank> rank = {};    // draw this rank only
-  bool loop_edges          = true;  // draw the edges into the next run of the graph
+  std::optional<Rank> rank = {};       // draw this rank only
+  bool loop_edges          = true;     // draw the edges into the next run of the graph
+  const MemoryPlan* plan   = nullptr;  // draw the plan's edges: those that it added dashed
   std::string title        = {};
 };
 
@@ -27,8 +30,9 @@ struct DotOptions {
 inline constexpr int max_drawn_boxes = 300;
 
 // The graph as Graphviz DOT: time runs right, every rank is a cluster and every lane a row in it, long steps wrap like
-// text. Solid edges carry data, light ones are a lane's order alone, dashed ones lead into the next run, dotted ones
-// join the parts of one communication. The same graph gives the same bytes.
+// text. Solid edges carry data, light ones are a lane's order alone, dashed ones lead into the next run or, in red,
+// keep tenants of the same bytes apart, dotted ones join the parts of one communication. The same graph gives the same
+// bytes.
 //
 // Places are part of the file (`layout=nop2`), because Graphviz's own layouts keep no rows and take minutes for
 // thousands of nodes: `dot -Tsvg` only draws. Delete that attribute to have Graphviz place the nodes.

@@ -5,11 +5,14 @@
 #include <cstdio>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
+#include "engine/matching.hpp"
+#include "engine/memory_plan.hpp"
 #include "engine/text.hpp"
 
 namespace stepgraph::drawing {
@@ -64,30 +67,19 @@ Shade shade_of(const GraphData& data, std::uint32_t node) {
 
 // --- which parts are one communication ---------------------------------------------------------------------------
 
-// The k-th collective of each member of a group, or the k-th send between two of them and the k-th receive. A drawing
-// is also for graphs that do not verify: what has no match stays alone, and nothing is compared.
-std::vector<std::vector<std::uint32_t>> matches_of(const GraphData& data) {
-  std::vector<const PartRecord*> parts;
-  for (const PartRecord& part : data.parts) parts.push_back(&part);
-  const auto rank_of = [&](const PartRecord* part) { return data.nodes[part->node].rank; };
-  std::stable_sort(parts.begin(), parts.end(), [&](const PartRecord* a, const PartRecord* b) {
-    return std::tuple(rank_of(a), a->issue) < std::tuple(rank_of(b), b->issue);
-  });
-  using Queue = std::tuple<std::uint32_t, int, int>;           // group, from, to; -1 for collectives
-  std::map<std::pair<Queue, int>, std::uint32_t> turns;        // of one end of a queue
-  std::map<std::pair<Queue, std::uint32_t>, std::size_t> ids;  // (queue, turn) -> match
+// The parts that meet. A drawing is also for graphs that do not verify: what has no match stays alone, and nothing is
+// compared.
+std::vector<std::vector<std::uint32_t>> matches_of(const Graph& graph) {
+  const Matching matching = match_parts(graph);
   std::vector<std::vector<std::uint32_t>> matches;
-  for (const PartRecord* part : parts) {
-    const int rank = rank_of(part), peer = index(part->peer);
-    Queue queue{part->group, -1, -1};
-    if (part->op == PartOp::send) queue = {part->group, rank, peer};
-    if (part->op == PartOp::recv) queue = {part->group, peer, rank};
-    const std::uint32_t turn = turns[{queue, rank}]++;
-    const auto [at, is_new]  = ids.try_emplace({queue, turn}, matches.size());
-    if (is_new) matches.emplace_back();
-    matches[at->second].push_back(part->node);
-  }
+  for (std::size_t i = 0; i < matching.size(); ++i)
+    matches.emplace_back(matching.meeting(i).begin(), matching.meeting(i).end());
   return matches;
+}
+
+// The edges that run: the graph's own, or a plan's.
+const Edges& edges_of(const Graph& graph, const DotOptions& options) {
+  return options.plan ? options.plan->edges : graph.edges();
 }
 
 // --- when a node can start, in unit steps ------------------------------------------------------------------------
@@ -411,9 +403,15 @@ std::vector<Box> make_boxes(const Graph& graph, const std::vector<std::uint32_t>
 }
 
 std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t>& nodes, const Grouping& grouping,
-                             const std::vector<std::vector<std::uint32_t>>& matches, bool loop_edges) {
+                             const std::vector<std::vector<std::uint32_t>>& matches, const DotOptions& options) {
   const GraphData& data = graph.data();
-  const Edges& edges    = graph.edges();
+  const Edges& edges    = edges_of(graph, options);
+  std::set<std::pair<std::uint32_t, std::uint32_t>> reuse;
+  if (options.plan) {
+    for (const ReuseEdge& edge : options.plan->reuse_edges) {
+      if (!edge.loop) reuse.emplace(edge.before.id, edge.after.id);
+    }
+  }
   std::map<std::tuple<std::uint32_t, std::uint32_t, LinkKind, Shade>, std::uint32_t> counts;
   const auto add = [&](std::uint32_t from, std::uint32_t to, LinkKind kind, Shade shade) {
     const std::uint32_t a = grouping.box_of_node[from], b = grouping.box_of_node[to];
@@ -421,10 +419,14 @@ std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t
   };
   for (const std::uint32_t node : nodes) {
     for (const std::uint32_t before : edges.before({node})) {
+      if (reuse.contains({before, node})) {
+        add(before, node, LinkKind::reuse, Shade::compute);
+        continue;
+      }
       const bool ordered_only = same_lane(data.nodes[before], data.nodes[node]) && !conflict(graph, {before}, {node});
       add(before, node, ordered_only ? LinkKind::lane : LinkKind::data, Shade::compute);
     }
-    if (!loop_edges) continue;
+    if (!options.loop_edges) continue;
     for (const std::uint32_t before : edges.before_loop({node})) add(before, node, LinkKind::loop, Shade::compute);
   }
   for (const auto& match : matches) {
@@ -477,6 +479,10 @@ bool Box::only_parts() const noexcept {
 
 Drawing group(const Graph& graph, const DotOptions& options) {
   const GraphData& data = graph.data();
+  if (options.plan && options.plan->position.size() != graph.num_nodes()) {
+    throw Error(ErrorKind::config, str("dot: the plan is for ", options.plan->position.size(), " nodes, the graph has ",
+                                       graph.num_nodes()));
+  }
   if (options.rank) {
     const int rank = index(*options.rank);
     if (rank < 0 || rank >= graph.num_ranks()) {
@@ -492,9 +498,9 @@ Drawing group(const Graph& graph, const DotOptions& options) {
   for (std::uint32_t node = 0; node < data.nodes.size(); ++node) {
     if (!options.rank || data.nodes[node].rank == index(*options.rank)) nodes.push_back(node);
   }
-  const auto matches                = matches_of(data);
-  std::vector<std::uint32_t> levels = levels_of(graph.edges(), data.nodes.size(), matches);
-  if (levels.empty()) levels = levels_of(graph.edges(), data.nodes.size(), {});
+  const auto matches                = matches_of(graph);
+  std::vector<std::uint32_t> levels = levels_of(edges_of(graph, options), data.nodes.size(), matches);
+  if (levels.empty()) levels = levels_of(edges_of(graph, options), data.nodes.size(), {});
 
   std::string merged;
   Grouping grouping = options.detail == Detail::stage   ? coarsen(data, nodes, merged)
@@ -502,7 +508,7 @@ Drawing group(const Graph& graph, const DotOptions& options) {
                                                         : assign(data, nodes, {.node = true});
   Drawing out;
   out.boxes       = make_boxes(graph, nodes, options.detail, levels, grouping);
-  out.links       = make_links(graph, nodes, grouping, matches, options.loop_edges);
+  out.links       = make_links(graph, nodes, grouping, matches, options);
   out.clusters    = grouping.clusters;
   out.keep_levels = options.detail == Detail::op || options.rank;
   out.caption     = str(nodes.size(), nodes.size() == 1 ? " node" : " nodes");

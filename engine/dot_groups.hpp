@@ -50,7 +50,10 @@ enum class LinkKind : std::uint8_t {
   lane,   // an edge that is only a lane's order
   loop,   // an edge into the next run
   match,  // parts of one communication
+  reuse,  // an edge that a memory plan added
 };
+
+inline constexpr std::size_t num_link_kinds = 5;
 
 // Edges between two boxes, `count` of them.
 struct Link {

@@ -114,14 +114,14 @@ class Builder {
     return rounds;
   }
 
-  // The reduction of everybody's `in` at the root, which keeps it in `total`; whoever receives on the way, in `work`.
-  void reduce_up(const std::vector<std::vector<Edge>>& rounds, int root, Store total) {
+  // The reduction of everybody's `in` at the root, which keeps it in `total`; whoever else receives on the way keeps
+  // what it has so far in `partial`.
+  void reduce_up(const std::vector<std::vector<Edge>>& rounds, int root, Store total, Store partial) {
     std::vector<char> holds(static_cast<std::size_t>(n_), 0);  // a sum of its own
-    const auto sum = [&](int member) { return all(member == root ? total : Store::work); };
+    const auto sum = [&](int member) { return all(member == root ? total : partial); };
     for (const auto& round : rounds) {
       for (const auto& [from, to] : round) hold(to, sum(to), holds);
     }
-    hold(root, sum(root), holds);
     for (const auto& round : rounds) {
       next_round();
       for (const auto& [from, to] : round) {

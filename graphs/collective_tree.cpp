@@ -6,10 +6,10 @@ namespace collective {
 void along_trees(Builder& b, const std::vector<std::vector<Edge>>& up, int root) {
   switch (b.shape().op) {
     case PartOp::all_reduce:
-      b.reduce_up(up, root, Store::out);
+      b.reduce_up(up, root, Store::out, Store::out);
       return b.broadcast_down(Builder::down(up), root, Store::out);
     case PartOp::reduce:
-      return b.reduce_up(up, root, Store::out);
+      return b.reduce_up(up, root, Store::out, Store::work);
     case PartOp::broadcast:
       if (!b.in_place(root)) b.copy(root, {b.all(Store::out)}, {b.all(Store::in)});
       return b.broadcast_down(Builder::down(up), root, Store::in);
@@ -24,7 +24,7 @@ void along_trees(Builder& b, const std::vector<std::vector<Edge>>& up, int root)
       b.gather_up(up, root, Store::out);
       return b.broadcast_down(Builder::down(up), root, Store::out);
     case PartOp::reduce_scatter:
-      b.reduce_up(up, root, Store::work);
+      b.reduce_up(up, root, Store::work, Store::work);
       b.copy(root, {b.own(Store::out, root)}, {b.shard(Store::work, root)});
       return b.scatter_down(up, root, Store::work);
     default:

@@ -16,6 +16,7 @@
 
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
+#include "engine/memory_plan.hpp"
 
 namespace sg = stepgraph;
 namespace fs = std::filesystem;
@@ -412,4 +413,24 @@ SCENARIO("a picture that cannot be made leaves no half file", "[engine][dot]") {
       CHECK(folder.num_files() == 1);
     }
   }
+}
+
+TEST_CASE("a memory plan's edges are drawn dashed, and explained", "[engine][dot]") {
+  sg::Graph graph;
+  const auto a = graph.buffer({.name = "a", .size_bytes = 64}), b = graph.buffer({.name = "b", .size_bytes = 64});
+  const auto compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
+             host    = graph.lane(sg::Rank{0}, sg::LaneKind::host);
+  graph.add({.name = "make a", .lane = compute, .writes = {a}});
+  graph.add({.name = "use a", .lane = compute, .reads = {a}});
+  for (const char* name : {"wait", "wait more"}) graph.add({.name = name, .lane = host});
+  graph.add({.name = "make b", .lane = host, .writes = {b}});
+  const auto plan = sg::plan_memory(graph);
+  REQUIRE(plan.num_reuse_edges() == 1);
+  std::ostringstream with, without;
+  sg::write_dot(graph, with, {.plan = &plan});
+  sg::write_dot(graph, without);
+  CHECK_THAT(with.str(), ContainsSubstring("style=dashed, color=\"#C0504D\"") && ContainsSubstring("reuses memory"));
+  CHECK_THAT(without.str(), !ContainsSubstring("reuses memory"));
+  const auto other = sg::plan_memory(sg::Graph());
+  CHECK_THROWS_WITH(sg::write_dot(graph, with, {.plan = &other}), ContainsSubstring("plan is for 0 nodes"));
 }

@@ -2,6 +2,7 @@
 #include <span>
 #include <string_view>
 
+#include "tests/support/enumerators.hpp"
 #include "tests/support/trial.hpp"
 #include "tests/support/world_conformance.hpp"
 
@@ -39,11 +40,5 @@ void add(Trial& trial, const Exercise& exercise);
 
 // Whether a part may read and write the same bytes.
 [[nodiscard]] bool has_in_place(PartOp op) noexcept;
-
-inline constexpr PartOp all_collectives[] = {
-    PartOp::all_reduce, PartOp::reduce, PartOp::all_gather, PartOp::reduce_scatter, PartOp::broadcast,
-    PartOp::scatter,    PartOp::gather, PartOp::all_to_all, PartOp::permute,        PartOp::barrier};
-inline constexpr Reduction all_reductions[] = {Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
-                                               Reduction::product};
 
 }  // namespace stepgraph::testing

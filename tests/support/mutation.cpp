@@ -6,13 +6,11 @@
 #include <utility>
 
 #include "engine/error.hpp"
+#include "tests/support/enumerators.hpp"
 
 namespace stepgraph::testing {
 namespace {
 
-constexpr std::array all_types{DType::u8, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64};
-constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
-                                    Reduction::product};
 constexpr std::array all_ops{PartOp::all_reduce, PartOp::reduce,  PartOp::all_gather, PartOp::reduce_scatter,
                              PartOp::broadcast,  PartOp::scatter, PartOp::gather,     PartOp::all_to_all,
                              PartOp::permute,    PartOp::barrier, PartOp::send,       PartOp::recv};

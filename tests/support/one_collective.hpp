@@ -33,8 +33,4 @@ struct OneCollective {
 };
 [[nodiscard]] OneCollective one_collective(const OneCollectiveOptions& options);
 
-inline constexpr PartOp all_collectives[] = {PartOp::all_reduce,     PartOp::reduce,     PartOp::all_gather,
-                                             PartOp::reduce_scatter, PartOp::broadcast,  PartOp::scatter,
-                                             PartOp::gather,         PartOp::all_to_all, PartOp::barrier};
-
 }  // namespace stepgraph::testing

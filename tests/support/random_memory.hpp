@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/error.hpp"
+#include "tests/support/enumerators.hpp"
 #include "tests/support/random_graph.hpp"
 
 // Where the nodes of random graphs touch memory: used by random_graph.cpp alone.
@@ -20,14 +21,6 @@ inline Bytes bytes_of(const Region& region) {
   }
   return bytes;
 }
-
-inline constexpr std::array all_types{DType::u8,   DType::i32, DType::i64, DType::f16,
-                                      DType::bf16, DType::f32, DType::f64};
-inline constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
-                                           Reduction::product};
-inline constexpr std::array all_collectives{
-    PartOp::all_reduce, PartOp::reduce, PartOp::all_gather, PartOp::reduce_scatter, PartOp::broadcast,
-    PartOp::scatter,    PartOp::gather, PartOp::all_to_all, PartOp::permute,        PartOp::barrier};
 
 template <class T, std::size_t n>
 T pick(Random& random, const std::array<T, n>& from) {
