@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <limits>
 #include <map>
 #include <memory>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "engine/error.hpp"
@@ -82,41 +84,95 @@ class Planner {
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
   }
 
-  void place(ArenaPlan& arena, const std::vector<std::uint32_t>& tenants) {
+  // What there is to place in an arena; positions are counted among these items alone, so that ranks that do the same
+  // have the same items.
+  [[nodiscard]] std::vector<PackItem> items_of(const std::vector<std::uint32_t>& tenants) const {
+    std::vector<std::uint32_t> positions;
+    for (const std::uint32_t i : tenants) positions.insert(positions.end(), {tenants_[i].first, tenants_[i].last});
+    std::sort(positions.begin(), positions.end());
+    positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+    const auto count = [&](std::uint32_t position) {
+      return static_cast<std::uint32_t>(std::lower_bound(positions.begin(), positions.end(), position) -
+                                        positions.begin());
+    };
     std::vector<PackItem> items;
-    for (const std::uint32_t i : tenants) {
-      items.push_back(
-          {aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes), tenants_[i].first, tenants_[i].last});
-    }
-    const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(plan_.arenas) + 4));
-    const auto may_share = [&](std::uint32_t a, std::uint32_t b) { return order_->before(tenants[a], tenants[b]); };
-    const Packing free   = pack(items, effort, may_share);
-    Packing tight        = pack(items, effort);
-    if (free.size <= tight.size) tight = free;  // as small, and nothing has to wait
-    const Packing& chosen = plan_.reuse == Reuse::free ? free : tight;
-    arena.lower_bound += most_at_once(items);
-    arena.free_bytes += free.size;
-    arena.tight_bytes += tight.size;
-    arena.size_bytes += chosen.size;
+    for (const std::uint32_t i : tenants)
+      items.push_back({aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes), count(tenants_[i].first),
+                       count(tenants_[i].last)});
+    return items;
+  }
 
-    std::vector<std::int64_t> sizes(graph_.num_buffers(), 0);
-    for (std::size_t i = 0; i < tenants.size(); ++i) {
-      const std::uint32_t buffer = tenants_[tenants[i]].buffer;
-      plan_.offsets[buffer]      = arena.persistent_bytes + chosen.offsets[i];
-      sizes[buffer]              = items[i].size;
-    }
-    for (const Succession& succession : find_successions(tenants_, tenants, plan_.offsets, sizes)) {
+  void place(ArenaPlan& arena, const std::vector<std::uint32_t>& tenants) {
+    const std::vector<PackItem> items = items_of(tenants);
+    const auto [at, is_new]           = packed_.try_emplace(items);
+    Packed& packed                    = at->second;
+    // More effort for few kinds of arenas than for many.
+    const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(packed_) + 4));
+    if (is_new) packed.tight = pack(items, effort);
+    // The same items need not be ordered the same way: what was found for another rank is looked at again.
+    if (is_new || !is_free(tenants, items, packed.free)) packed.free = pack_free(tenants, items, effort);
+    if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // as small, and nothing has to wait
+    const Packing& chosen = plan_.reuse == Reuse::free ? packed.free : packed.tight;
+    arena.lower_bound += most_at_once(items);
+    arena.free_bytes += packed.free.size;
+    arena.tight_bytes += packed.tight.size;
+    arena.size_bytes += chosen.size;
+    for (std::size_t i = 0; i < tenants.size(); ++i)
+      plan_.offsets[tenants_[tenants[i]].buffer] = arena.persistent_bytes + chosen.offsets[i];
+    for (const Succession& succession : find_successions(tenants_, tenants, stays(items, chosen))) {
       // Where the graph orders them already, there is nothing to add.
       if (succession.loop || !order_->before(succession.old_tenant, succession.new_tenant))
         successions_.push_back(succession);
     }
   }
 
+  [[nodiscard]] Packing pack_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
+                                  std::int64_t effort) const {
+    // Positions of the graph's order, as those of the items.
+    std::vector<std::uint32_t> free_from = order_->gone_from(tenants);
+    std::map<std::uint32_t, std::uint32_t> first_at;
+    for (std::size_t i = 0; i < tenants.size(); ++i) first_at[tenants_[tenants[i]].first] = items[i].first;
+    for (std::uint32_t& position : free_from) {
+      const auto next = first_at.lower_bound(position);
+      position        = next == first_at.end() ? std::numeric_limits<std::uint32_t>::max() : std::max(next->second, 1u);
+    }
+    return pack(
+        items, std::max<std::int64_t>(effort, 12'000'000),
+        [&](std::uint32_t a, std::uint32_t b) { return order_->before(tenants[a], tenants[b]); }, free_from);
+  }
+
+  [[nodiscard]] static std::vector<Stay> stays(const std::vector<PackItem>& items, const Packing& packing) {
+    std::vector<Stay> out;
+    for (std::size_t i = 0; i < items.size(); ++i)
+      out.push_back({packing.offsets[i], packing.offsets[i] + items[i].size});
+    return out;
+  }
+  [[nodiscard]] bool is_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
+                             const Packing& packing) const {
+    const auto successions = find_successions(tenants_, tenants, stays(items, packing));
+    return std::all_of(successions.begin(), successions.end(), [&](const Succession& succession) {
+      return succession.loop || order_->before(succession.old_tenant, succession.new_tenant);
+    });
+  }
+
+  struct Packed {
+    Packing tight, free;
+  };
+  struct Smaller {
+    bool operator()(const std::vector<PackItem>& a, const std::vector<PackItem>& b) const {
+      return std::lexicographical_compare(
+          a.begin(), a.end(), b.begin(), b.end(), [](const PackItem& x, const PackItem& y) {
+            return std::tuple(x.size, x.first, x.last) < std::tuple(y.size, y.first, y.last);
+          });
+    }
+  };
+
   const Graph& graph_;
   Machine machine_;
   MemoryPlan plan_;
   std::vector<Tenant> tenants_;
   std::unique_ptr<TenantOrder> order_;
+  std::map<std::vector<PackItem>, Packed, Smaller> packed_;  // what was found for the same items before
   std::vector<Succession> successions_;
 };
 

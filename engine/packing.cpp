@@ -143,7 +143,11 @@ class Skyline {
     return best;
   }
 
-  [[nodiscard]] std::pair<double, double> weight(std::uint32_t item) const {
+  struct Weight {
+    double main, then;
+    friend auto operator<=>(const Weight&, const Weight&) = default;
+  };
+  [[nodiscard]] Weight weight(std::uint32_t item) const {
     const double length = items_[item].last - items_[item].first + 1.0, size = static_cast<double>(items_[item].size);
     if (prefer_ == Prefer::long_lived) return {length, size};
     if (prefer_ == Prefer::large) return {size, length};
@@ -320,38 +324,6 @@ class Sweep {
   std::set<std::pair<std::int64_t, std::int64_t>> by_size_;
 };
 
-// The same when dead items may still be in the way. An item that its `window` successors could use is taken to be free
-// for all; those in the way are looked at one by one, the latest `window` of them: older ones keep their bytes.
-Packing sweep(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share) {
-  const auto window =
-      static_cast<std::size_t>(std::max<std::int64_t>(16, effort / std::max<std::int64_t>(1, std::ssize(items))));
-  Packing out{std::vector<std::int64_t>(items.size(), 0), 0};
-  std::vector<std::uint32_t> placed;  // those that are looked at
-  std::int64_t floor = 0;             // below it lie those that are not
-  std::vector<std::pair<std::int64_t, std::int64_t>> taken;
-  for (const std::uint32_t item : by_first(items)) {
-    taken.clear();
-    for (const std::uint32_t other : placed) {
-      if (overlap(items[other], items[item]) || !may_share(other, item))
-        taken.emplace_back(out.offsets[other], out.offsets[other] + items[other].size);
-    }
-    std::sort(taken.begin(), taken.end());
-    std::int64_t offset = floor;
-    for (const auto& [begin, end] : taken) {
-      if (begin - offset >= items[item].size) break;
-      offset = std::max(offset, end);
-    }
-    out.offsets[item] = offset;
-    out.size          = std::max(out.size, offset + items[item].size);
-    placed.push_back(item);
-    if (placed.size() > 2 * window) {
-      floor  = out.size;
-      placed = {};
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 std::int64_t most_at_once(const std::vector<PackItem>& items) {
@@ -381,10 +353,18 @@ Packing pack(const std::vector<PackItem>& items, std::int64_t effort) {
   return improve(items, conflicts, std::move(best), lower_bound, effort / 2);
 }
 
-Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share) {
+Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share,
+             const std::vector<std::uint32_t>& free_from) {
+  // Whoever keeps its bytes until all that follow may have them is packed like any other.
+  std::vector<PackItem> longer = items;
+  std::uint32_t end            = 0;
+  for (const PackItem& item : items) end = std::max(end, item.last);
+  for (std::size_t i = 0; i < items.size(); ++i)
+    longer[i].last = std::max(items[i].last, std::min(free_from[i] - 1, end));
+  Packing best              = pack(longer, effort);
   const Conflicts conflicts = find_conflicts(items, effort, may_share);
-  if (conflicts.known) return search(items, conflicts, most_at_once(items), effort / 4);
-  return sweep(items, effort, may_share);
+  if (conflicts.known) keep_better(best, search(items, conflicts, most_at_once(items), effort / 4));
+  return best;
 }
 
 }  // namespace stepgraph

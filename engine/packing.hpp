@@ -23,8 +23,11 @@ struct Packing {
 // top to the front as long as that helps; `effort` bounds how many pairs of items are looked at. Deterministic.
 [[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort);
 
-// The same when items whose lifetimes are apart may share only if `may_share(earlier, later)` says so.
+// The same when items whose lifetimes are apart may share only if `may_share(earlier, later)` says so. All that begin
+// at position free_from[i] (at least 1) or later may share with item i: that alone is used where there are too many
+// pairs.
 [[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort,
-                           const std::function<bool(std::uint32_t, std::uint32_t)>& may_share);
+                           const std::function<bool(std::uint32_t, std::uint32_t)>& may_share,
+                           const std::vector<std::uint32_t>& free_from);
 
 }  // namespace stepgraph

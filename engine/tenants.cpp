@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace stepgraph {
 namespace {
@@ -115,41 +116,71 @@ bool TenantOrder::before(std::uint32_t a, std::uint32_t b) const {
   return true;
 }
 
+std::vector<std::uint32_t> TenantOrder::gone_from(const std::vector<std::uint32_t>& of_arena) const {
+  constexpr std::uint32_t never    = std::numeric_limits<std::uint32_t>::max();
+  std::vector<std::uint32_t> order = of_arena;
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tenants_[a].first < tenants_[b].first; });
+  // How far every lane has come, at least, for the k-th that moves in and all after it: never less for a later k.
+  std::vector<LaneClock> seen(order.size());
+  for (std::size_t k = order.size(); k-- > 0;) {
+    seen[k] = rows_[order[k]].seen;
+    for (std::size_t lane = 0; k + 1 < order.size() && lane < num_lane_kinds; ++lane)
+      seen[k][lane] = std::min(seen[k][lane], seen[k + 1][lane]);
+  }
+  std::vector<std::uint32_t> out;
+  for (const std::uint32_t tenant : of_arena) {
+    const auto& users = tenants_[tenant].move_out;
+    const bool laneless =
+        std::any_of(users.begin(), users.end(), [&](std::uint32_t node) { return data_.nodes[node].lane < 0; });
+    const auto gone = std::partition_point(seen.begin(), seen.end(), [&](const LaneClock& clock) {
+      for (std::size_t lane = 0; lane < num_lane_kinds; ++lane) {
+        if (rows_[tenant].needs[lane] > clock[lane]) return true;
+      }
+      return false;
+    });
+    const auto k    = static_cast<std::size_t>(gone - seen.begin());
+    out.push_back(laneless || k == order.size() ? never
+                                                : std::max(tenants_[order[k]].first, tenants_[tenant].last + 1));
+  }
+  return out;
+}
+
 std::vector<Succession> find_successions(const std::vector<Tenant>& tenants, const std::vector<std::uint32_t>& of_arena,
-                                         const std::vector<std::int64_t>& offsets,
-                                         const std::vector<std::int64_t>& sizes) {
-  struct Stay {
+                                         const std::vector<Stay>& stays) {
+  struct Holder {
     std::int64_t end;
     std::uint32_t tenant;
     bool second;  // in the second run
   };
-  std::vector<std::uint32_t> order = of_arena;
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tenants[a].first < tenants[b].first; });
-  std::map<std::int64_t, Stay> stays;  // by where they begin; the latest tenant of each byte
+  std::vector<std::size_t> order(of_arena.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](auto a, auto b) { return tenants[of_arena[a]].first < tenants[of_arena[b]].first; });
+  std::map<std::int64_t, Holder> holders;  // by where their bytes begin; the latest tenant of each byte
   std::vector<Succession> out;
   for (const bool second : {false, true}) {
-    for (const std::uint32_t tenant : order) {
-      const std::int64_t begin = offsets[tenants[tenant].buffer], end = begin + sizes[tenants[tenant].buffer];
-      auto at = stays.upper_bound(begin);
-      if (at != stays.begin()) --at;
-      const std::size_t known = out.size();
-      while (at != stays.end() && at->first < end) {
-        const std::int64_t from = at->first;
-        const Stay stay         = at->second;
-        if (stay.end <= begin) {
+    for (const std::size_t i : order) {
+      const std::uint32_t tenant = of_arena[i];
+      const auto [begin, end]    = stays[i];
+      const std::size_t known    = out.size();
+      auto at                    = holders.upper_bound(begin);
+      if (at != holders.begin()) --at;
+      while (at != holders.end() && at->first < end) {
+        const auto [from, holder] = *at;
+        if (holder.end <= begin) {
           ++at;
           continue;
         }
+        // In the second run, what follows inside it is known from the first.
         const bool told = std::any_of(out.begin() + static_cast<std::ptrdiff_t>(known), out.end(),
-                                      [&](const Succession& s) { return s.old_tenant == stay.tenant; });
-        if (stay.second == second ? !second : stay.tenant != tenant) {
-          if (!told) out.push_back({stay.tenant, tenant, second});
-        }
-        at = stays.erase(at);
-        if (from < begin) stays.emplace(from, Stay{begin, stay.tenant, stay.second});
-        if (stay.end > end) at = stays.emplace(end, Stay{stay.end, stay.tenant, stay.second}).first;
+                                      [&](const Succession& s) { return s.old_tenant == holder.tenant; });
+        if (!holder.second && !told && (!second || holder.tenant != tenant))
+          out.push_back({holder.tenant, tenant, second});
+        at = holders.erase(at);
+        if (from < begin) holders[from] = {begin, holder.tenant, holder.second};
+        if (holder.end > end) at = holders.insert_or_assign(end, holder).first;
       }
-      stays.emplace(begin, Stay{end, tenant, second});
+      holders[begin] = {end, tenant, second};
     }
   }
   return out;

@@ -27,6 +27,10 @@ class TenantOrder {
   TenantOrder(const Graph& graph, const std::vector<Tenant>& tenants);
   [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const;  // indices of tenants
 
+  // For each of some tenants of one arena the position from which on all others that move in come after it; never: the
+  // largest number. Near-linear, where asking about every pair is not.
+  [[nodiscard]] std::vector<std::uint32_t> gone_from(const std::vector<std::uint32_t>& of_arena) const;
+
  private:
   struct Row {
     LaneClock needs;  // how far each lane must have come for the tenant to be gone
@@ -50,10 +54,14 @@ struct Succession {
   bool loop;                             // the new one is of the next run
 };
 
-// Who follows whom directly, given where each tenant lies in its arena (tenants of one arena only).
+// Where a tenant lies in its arena.
+struct Stay {
+  std::int64_t begin, end;
+};
+
+// Who follows whom directly; `stays` are those of the tenants `of_arena`.
 [[nodiscard]] std::vector<Succession> find_successions(const std::vector<Tenant>& tenants,
                                                        const std::vector<std::uint32_t>& of_arena,
-                                                       const std::vector<std::int64_t>& offsets,
-                                                       const std::vector<std::int64_t>& sizes);
+                                                       const std::vector<Stay>& stays);
 
 }  // namespace stepgraph

@@ -58,10 +58,15 @@ TEST_CASE("items whose lifetimes overlap share no byte, and packing comes close 
 
 TEST_CASE("with little effort a packing is still sound", "[engine][packing]") {
   const auto items = random_items(3, 400, 50);
+  const std::vector<std::uint32_t> never(items.size(), ~0u);
+  std::vector<std::uint32_t> at_once;
+  for (const sg::PackItem& item : items) at_once.push_back(item.last + 1);
   for (const std::int64_t little : {0, 1000, 100'000}) {
     const auto packing = sg::pack(items, little);
-    const auto apart   = sg::pack(items, little, [](std::uint32_t, std::uint32_t) { return false; });
-    const auto shared  = sg::pack(items, little, [](std::uint32_t, std::uint32_t) { return true; });
+    const auto apart   = sg::pack(
+          items, little, [](std::uint32_t, std::uint32_t) { return false; }, never);
+    const auto shared = sg::pack(
+        items, little, [](std::uint32_t, std::uint32_t) { return true; }, at_once);
     for (std::size_t a = 0; a < items.size(); ++a) {
       for (std::size_t b = a + 1; b < items.size(); ++b) {
         REQUIRE_FALSE(share_bytes(items, apart, a, b));
@@ -76,7 +81,7 @@ TEST_CASE("with little effort a packing is still sound", "[engine][packing]") {
 TEST_CASE("items that may not share stay apart, whichever comes first", "[engine][packing]") {
   const std::vector<sg::PackItem> items{{64, 0, 0}, {64, 1, 1}, {64, 2, 2}};
   const auto only_first_and_last = [](std::uint32_t a, std::uint32_t b) { return a == 0 && b == 2; };
-  const auto packing             = sg::pack(items, effort, only_first_and_last);
+  const auto packing             = sg::pack(items, effort, only_first_and_last, {2, 3, 3});
   CHECK(packing.size == 128);
   CHECK(packing.offsets[0] == packing.offsets[2]);
   CHECK(packing.offsets[0] != packing.offsets[1]);

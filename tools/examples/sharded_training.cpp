@@ -14,6 +14,7 @@
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/memory_plan.hpp"
 #include "engine/recorder.hpp"
 #include "engine/summary.hpp"
 #include "engine/trace.hpp"
@@ -77,12 +78,17 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
   const sg::ShardedStep step  = sg::sharded_step(spec);
   const std::size_t num_edges = step.graph.edges().preds.size();
   const double build_seconds  = seconds_since(built);
+  const sg::MemoryPlan plan   = sg::plan_memory(step.graph);
+  const sg::ArenaPlan arena   = plan.arena(sg::Rank{0});
   const auto verified         = std::chrono::steady_clock::now();
-  sg::verify(step.graph);
+  sg::verify(step.graph, plan);
   std::cout << "graph     " << step.graph.num_nodes() << " nodes, " << num_edges << " edges on " << spec.ranks
             << " ranks, built in " << std::fixed << std::setprecision(2) << build_seconds * 1e3 << " ms\n"
             << "verified  no race, no deadlock, in one step and around the loop (" << seconds_since(verified) * 1e3
             << " ms)\n"
+            << "memory    " << arena.size_bytes << " bytes per rank, " << arena.persistent_bytes << " of them persistent; "
+            << arena.lower_bound << " are alive at once, so no plan is smaller; " << plan.num_reuse_edges()
+            << " edges added\n"
             << "overlap   " << overlapping_pairs(step)
             << " pairs of a weight gather and another layer's forward pass may run side by side on each rank ("
             << spec.slots << " slots)\n";
@@ -90,7 +96,7 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
 
   sg::LoopbackWorld world(spec.ranks);
   sg::Executor executor({.threads = threads});
-  const sg::Program program(step.graph, world);
+  const sg::Program program(step.graph, world, plan);
   sg::fill(step, program.memory(), 1);
   const auto loss = [&] { return program.memory().span<float>(step.loss[0])[0]; };
   const ProgressBar bar(steps);
@@ -106,9 +112,9 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
             << " threads in " << seconds_since(started) << " s: loss " << std::setprecision(6) << first << " -> "
             << loss() << "\n";
   const sg::Timeline timeline = recorder.timeline();
-  std::cout << "\nthe last step, measured:\n" << sg::summarize(step.graph, step.graph.edges(), timeline) << std::flush;
+  std::cout << "\nthe last step, measured:\n" << sg::summarize(step.graph, plan.edges, timeline) << std::flush;
   if (!pictures.trace.empty()) {
-    sg::write_trace(step.graph, step.graph.edges(), timeline, pictures.trace,
+    sg::write_trace(step.graph, plan.edges, timeline, pictures.trace,
                     {.title = title + ": the last step, measured"});
   }
   if (steps >= 200 && !(loss() < 0.5f * first))
