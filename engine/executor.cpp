@@ -54,9 +54,6 @@ struct Program::Impl {
         ++num_task_edges;
       }
     }
-    if (lowering.task_nodes.size() < lowering.leader.size()) {
-      leaders = std::make_shared<const std::vector<std::uint32_t>>(std::move(lowering.leader));
-    }
     if constexpr (tsan::enabled) {
       step.task_preds.resize(graph.num_nodes());
       for (const std::uint32_t node : lowering.task_nodes) {
@@ -64,6 +61,8 @@ struct Program::Impl {
                                      lowering.preds.begin() + lowering.pred_begin[node + 1]);
       }
     }
+    order = std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
+                                                        std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
   std::size_t num_waiting_lanes;
@@ -71,7 +70,7 @@ struct Program::Impl {
   bool computes_inside       = false;  // some body may call parallel_for
   std::size_t num_task_edges = 0;
   std::atomic<bool> busy{false};
-  std::shared_ptr<const std::vector<std::uint32_t>> leaders;  // for recordings; null: every node has its own task
+  std::shared_ptr<const TaskOrder> order;  // for recordings
   Step step;
   tf::Taskflow taskflow;
 };
@@ -92,6 +91,13 @@ Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::
     throw Error(ErrorKind::config, str("program: the plan is of another graph (", plan.offsets.size(), " buffers and ",
                                        plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
                                        graph.num_nodes(), ")"));
+  }
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
+    if (std::includes(planned.begin(), planned.end(), own.begin(), own.end())) continue;
+    throw Error(ErrorKind::config,
+                str("program: the plan is of another graph: its edges into ", graph.describe(Node{node}),
+                    " lack some of the graph's (plan the graph that runs)"));
   }
   memory->check_fits(graph, &plan);
   impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, plan.edges, world));
@@ -271,7 +277,7 @@ Run Executor::start(const Program& program, Recorder* recorder) {
     auto run       = std::make_shared<Run::Impl>(what, impl_->pool, recorder ? recorder->recording_ : nullptr, options);
     impl_->current = run;
     if (recording) {
-      recorded = recording->begin(impl_->pool->workers.size(), what->step.graph().num_nodes(), what->leaders);
+      recorded = recording->begin(impl_->pool->workers.size(), what->order);
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
     what->step.begin(*impl_->pool, run->state,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <utility>
 
 namespace stepgraph {
@@ -13,18 +14,23 @@ std::int64_t aligned(std::int64_t size) {
   return (size + MemoryPlan::alignment - 1) / MemoryPlan::alignment * MemoryPlan::alignment;
 }
 
-// Offsets and arenas in which nothing is shared.
+// Offsets and arenas in which nothing is shared: persistent buffers first, as in a plan.
 MemoryPlan apart(const Graph& graph) {
   MemoryPlan plan;
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& buffer = graph.spec(Buffer{i});
-    plan.offsets.push_back(MemoryPlan::nowhere);
-    if (buffer.token) continue;
-    auto arena = std::find_if(plan.arenas.begin(), plan.arenas.end(),
-                              [&](const ArenaPlan& of) { return of.rank == buffer.rank && of.space == buffer.space; });
-    if (arena == plan.arenas.end()) arena = plan.arenas.insert(arena, {.rank = buffer.rank, .space = buffer.space});
-    plan.offsets.back() = std::exchange(arena->size_bytes, arena->size_bytes + aligned(buffer.size_bytes));
+  plan.offsets.assign(graph.num_buffers(), MemoryPlan::nowhere);
+  std::map<std::pair<Rank, Space>, ArenaPlan> arenas;
+  for (const Lifetime lifetime : {Lifetime::persistent, Lifetime::step}) {
+    for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+      const BufferSpec& buffer = graph.spec(Buffer{i});
+      if (buffer.token || buffer.lifetime != lifetime) continue;
+      ArenaPlan& arena =
+          arenas.try_emplace({buffer.rank, buffer.space}, ArenaPlan{.rank = buffer.rank, .space = buffer.space})
+              .first->second;
+      plan.offsets[i] = std::exchange(arena.size_bytes, arena.size_bytes + aligned(buffer.size_bytes));
+      if (lifetime == Lifetime::persistent) arena.persistent_bytes = arena.size_bytes;
+    }
   }
+  for (const auto& [where, arena] : arenas) plan.arenas.push_back(arena);
   return plan;
 }
 
@@ -67,6 +73,11 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) {
     throw Error(ErrorKind::config, str("memory: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
                                        graph.num_buffers(), " (plan the graph that runs)"));
   }
+  if (!std::is_sorted(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& a, const ArenaPlan& b) {
+        return std::pair(a.rank, a.space) < std::pair(b.rank, b.space);
+      })) {
+    throw Error(ErrorKind::config, "memory: the plan's arenas are not in the order of rank and space");
+  }
   for (const ArenaPlan& arena : plan.arenas) {
     if (arena.space == Space::disk && arena.size_bytes > 0) {
       throw Error(ErrorKind::config,
@@ -106,11 +117,12 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) {
   }
 }
 
+// Arenas are in the order of rank and space.
 const Memory::Arena* Memory::find(Rank rank, Space space) const {
-  for (const Arena& arena : arenas_) {
-    if (arena.rank == rank && arena.space == space) return &arena;
-  }
-  return nullptr;
+  const auto at =
+      std::lower_bound(arenas_.begin(), arenas_.end(), std::pair(rank, space),
+                       [](const Arena& arena, const auto& key) { return std::pair(arena.rank, arena.space) < key; });
+  return at != arenas_.end() && at->rank == rank && at->space == space ? &*at : nullptr;
 }
 
 std::span<std::byte> Memory::bytes(Buffer buffer) const {
@@ -165,6 +177,12 @@ void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
     if (wanted != place.size_bytes) {
       throw Error(ErrorKind::config, str("memory: ", graph.describe(Buffer{i}), " has ", wanted, " bytes, but ",
                                          place.size_bytes, " were set aside for buffer #", i));
+    }
+    const Arena* const arena = wanted > 0 ? find(buffer.rank, buffer.space) : nullptr;
+    if (wanted > 0 && (!arena || arena->begin + place.offset != place.data)) {
+      throw Error(ErrorKind::config,
+                  str("memory: ", graph.describe(Buffer{i}), " is of rank ", buffer.rank, " in ",
+                      to_string(buffer.space), " memory, but buffer #", i, " was set aside elsewhere"));
     }
     if (plan && plan->offsets[i] != place.offset) {
       throw Error(ErrorKind::config,

@@ -46,15 +46,13 @@ class Planner {
     tenants_                = find_tenants(graph_, plan_.position);
     order_                  = std::make_unique<TenantOrder>(graph_, tenants_);
     place_persistent();
-    std::map<std::pair<int, Space>, std::vector<std::uint32_t>> by_arena;
+    std::map<std::pair<Rank, Space>, std::vector<std::uint32_t>> by_arena;
     for (std::uint32_t i = 0; i < tenants_.size(); ++i) {
       const BufferSpec& buffer = graph_.spec(Buffer{tenants_[i].buffer});
-      by_arena[{index(buffer.rank), buffer.space}].push_back(i);
+      by_arena[{buffer.rank, buffer.space}].push_back(i);
     }
-    for (const auto& [where, tenants] : by_arena) place(arena(Rank{where.first}, where.second), tenants);
-    std::sort(plan_.arenas.begin(), plan_.arenas.end(), [](const ArenaPlan& a, const ArenaPlan& b) {
-      return std::pair(a.rank, a.space) < std::pair(b.rank, b.space);
-    });
+    for (const auto& [where, tenants] : by_arena) place(arena(where.first, where.second), tenants);
+    for (const auto& [where, arena] : arenas_) plan_.arenas.push_back(arena);
     plan_.reuse_edges = add_reuse_edges(graph_, plan_.position, tenants_, successions_, plan_.edges);
     plan_.makespan_with_reuse_s =
         plan_.num_reuse_edges() == 0 ? plan_.makespan_s : simulate(graph_, plan_.edges, machine_).makespan_s;
@@ -63,11 +61,7 @@ class Planner {
 
  private:
   ArenaPlan& arena(Rank rank, Space space) {
-    for (ArenaPlan& arena : plan_.arenas) {
-      if (arena.rank == rank && arena.space == space) return arena;
-    }
-    plan_.arenas.push_back({.rank = rank, .space = space});
-    return plan_.arenas.back();
+    return arenas_.try_emplace({rank, space}, ArenaPlan{.rank = rank, .space = space}).first->second;
   }
 
   // First, and one after another as they were made: graphs with the same persistent buffers agree on where they are.
@@ -80,7 +74,7 @@ class Planner {
       plan_.offsets[i] = in.persistent_bytes;
       in.persistent_bytes += aligned(buffer.size_bytes);
     }
-    for (ArenaPlan& in : plan_.arenas)
+    for (auto& [where, in] : arenas_)
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
   }
 
@@ -110,7 +104,8 @@ class Planner {
     const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(packed_) + 4));
     if (is_new) packed.tight = pack(items, effort);
     // The same items need not be ordered the same way: what was found for another rank is looked at again.
-    if (is_new || !is_free(tenants, items, packed.free)) packed.free = pack_free(tenants, items, effort);
+    if (is_new || !is_free(tenants, items, packed.free))
+      packed.free = is_free(tenants, items, packed.tight) ? packed.tight : pack_free(tenants, items, effort);
     if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // as small, and nothing has to wait
     const Packing& chosen = plan_.reuse == Reuse::free ? packed.free : packed.tight;
     arena.lower_bound += most_at_once(items);
@@ -170,6 +165,7 @@ class Planner {
   const Graph& graph_;
   Machine machine_;
   MemoryPlan plan_;
+  std::map<std::pair<Rank, Space>, ArenaPlan> arenas_;
   std::vector<Tenant> tenants_;
   std::unique_ptr<TenantOrder> order_;
   std::map<std::vector<PackItem>, Packed, Smaller> packed_;  // what was found for the same items before
@@ -181,9 +177,10 @@ class Planner {
 std::string_view to_string(Reuse reuse) noexcept { return reuse == Reuse::free ? "free" : "tight"; }
 
 ArenaPlan MemoryPlan::arena(Rank rank, Space space) const {
-  for (const ArenaPlan& arena : arenas) {
-    if (arena.rank == rank && arena.space == space) return arena;
-  }
+  const auto at =
+      std::lower_bound(arenas.begin(), arenas.end(), std::pair(rank, space),
+                       [](const ArenaPlan& of, const auto& key) { return std::pair(of.rank, of.space) < key; });
+  if (at != arenas.end() && at->rank == rank && at->space == space) return *at;
   return {.rank = rank, .space = space};
 }
 

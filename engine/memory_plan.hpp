@@ -12,7 +12,8 @@ namespace stepgraph {
 
 // May the plan order nodes that the graph leaves free, so that their buffers can share bytes?
 enum class Reuse : std::uint8_t {
-  free,   // no: buffers share bytes only where the graph's own edges allow it
+  free,  // no: buffers share bytes only where the graph's own edges allow it. (The next run of the graph may still have
+         // to wait for the last tenants of this one: a step is a loop body.)
   tight,  // yes: reuse edges are added, the arena gets smaller, the step may get slower
 };
 [[nodiscard]] std::string_view to_string(Reuse reuse) noexcept;
@@ -23,9 +24,10 @@ struct ArenaPlan {
   Space space                   = Space::device;
   std::int64_t size_bytes       = 0;  // what a run allocates
   std::int64_t persistent_bytes = 0;  // of those
-  std::int64_t lower_bound      = 0;  // the most bytes alive at one position of the order, persistent ones included
-  std::int64_t free_bytes       = 0;  // the size with Reuse::free ...
-  std::int64_t tight_bytes      = 0;  // ... and with Reuse::tight
+  std::int64_t lower_bound      = 0;  // the most bytes alive at one position of the order, persistent ones included;
+                                      // sizes are rounded up to the alignment
+  std::int64_t free_bytes  = 0;       // the size with Reuse::free ...
+  std::int64_t tight_bytes = 0;       // ... and with Reuse::tight
 };
 
 // `after` may start only when `before` has ended: the new tenant takes bytes of the old one.
@@ -67,7 +69,9 @@ struct MemoryPlanOptions {
 // Plans along one order: a topological order of everything that waits for anything (edges, lanes, issue positions,
 // parts that meet), by simulated time. Buffers whose lifetimes do not overlap in it may share bytes. Reuse edges follow
 // the order, so they close no circle; a rank's issue positions are part of it, so the same holds across processes that
-// each plan their own slice. Throws Error(graph) when the graph has no such order (`verify` prints the cycle).
+// each plan their own slice. Whether nodes
+// without a lane are ordered is known for up to some 16,000 nodes; beyond that `free` takes them to be unordered.
+// Throws Error(graph) when the graph has no such order (`verify` prints the cycle).
 [[nodiscard]] MemoryPlan plan_memory(const Graph& graph, const MemoryPlanOptions& options = {});
 
 // What a plan of the whole graph says about one rank: a plan of `slice(graph, rank)`.

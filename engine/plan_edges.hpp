@@ -8,8 +8,7 @@
 namespace stepgraph {
 
 // The graph's edges and those that the successions need: everything that touches the old tenant before everything that
-// touches the new one. What is implied already is left out. With `loop_only`, the graph is known to order tenants
-// inside a run, and only edges into the next run are added. Returns the edges added.
+// touches the new one. What is implied already is left out. `edges` gets all of them; returns those added.
 std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges);

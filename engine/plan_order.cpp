@@ -1,7 +1,6 @@
 #include "engine/plan_order.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <queue>
 #include <tuple>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
@@ -43,8 +44,7 @@ void Recording::Log::for_each(const Visit& visit) const {
 
 Recording::Moment Recording::Moment::now() noexcept { return {read_begin_ticks(), std::chrono::steady_clock::now()}; }
 
-bool Recording::begin(std::size_t num_workers, std::size_t num_nodes,
-                      std::shared_ptr<const std::vector<std::uint32_t>> leaders) {
+bool Recording::begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> order) {
   if (busy_.exchange(true)) return false;
   try {
     logs_.resize(num_workers);
@@ -53,10 +53,9 @@ bool Recording::begin(std::size_t num_workers, std::size_t num_nodes,
     throw;
   }
   for (Log& log : logs_) log.clear();
-  num_nodes_ = num_nodes;
-  leaders_   = std::move(leaders);
-  recorded_  = true;
-  began_     = Moment::now();
+  order_    = std::move(order);
+  recorded_ = true;
+  began_    = Moment::now();
   return true;
 }
 
@@ -89,22 +88,38 @@ Timeline Recording::timeline() const {
     return ticks > began_.ticks ? static_cast<double>(ticks - began_.ticks) * seconds_per_tick : 0.0;
   };
   Timeline out;
-  out.nodes.resize(num_nodes_);
+  out.nodes.resize(order_->leader.size());
   for (std::size_t worker = 0; worker < logs_.size(); ++worker) {
     if (logs_[worker].overflowed) throw Error(ErrorKind::backend, "recorder: out of memory while the step ran");
     logs_[worker].for_each([&](const Event& event) {
       NodeTime& time = out.nodes[event.node];
       time           = {seconds(event.begin), seconds(event.end), static_cast<std::int32_t>(worker)};
       time.end_s     = std::max(time.begin_s, time.end_s);
-      out.makespan_s = std::max(out.makespan_s, time.end_s);
     });
   }
-  if (!leaders_) return out;
-  for (std::size_t node = 0; node < num_nodes_; ++node) {
-    const std::uint32_t leader = (*leaders_)[node];
+  put_begins_right(out);
+  for (std::size_t node = 0; node < out.nodes.size(); ++node) {
+    const std::uint32_t leader = order_->leader[node];
     if (leader != no_node && leader != node) out.nodes[node] = out.nodes[leader];
+    out.makespan_s = std::max(out.makespan_s, out.nodes[node].end_s);
   }
   return out;
+}
+
+// See read_begin_ticks: a task began when those before it had ended, whatever was read. An end moves only when it was
+// read before that, too; then those after it are looked at again.
+void Recording::put_begins_right(Timeline& timeline) const {
+  for (bool again = true; std::exchange(again, false);) {
+    for (const std::uint32_t task : order_->task_nodes) {
+      NodeTime& time = timeline.nodes[task];
+      if (!time.ran()) continue;
+      for (std::uint32_t i = order_->pred_begin[task]; i < order_->pred_begin[task + 1]; ++i)
+        time.begin_s = std::max(time.begin_s, timeline.nodes[order_->preds[i]].end_s);
+      if (time.begin_s <= time.end_s) continue;
+      time.end_s = time.begin_s;
+      again      = true;
+    }
+  }
 }
 
 }  // namespace stepgraph

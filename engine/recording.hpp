@@ -20,10 +20,10 @@ inline std::uint64_t read_ticks() noexcept {
   asm volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
   return ticks;
 }
-// For begins. A processor that reads the counter ahead of time could let a node seem to begin before the node it waited
-// for had ended. (An end needs no care: nobody hears of it before it was read.) The architecture allows that, but
-// Neoverse V1 never did it over five million edges between workers, and the barrier against it costs 25 to 100 ns a
-// node where the reading costs 3.
+// For begins. A processor may read the counter ahead of time and let a node seem to begin before the node it waited for
+// had ended; Neoverse V1 does it once in millions of edges between workers. (An end needs no care: nobody hears of it
+// before it was read.) The barrier against it costs 25 to 100 ns a node where the reading costs 3, so the timeline puts
+// such begins right instead.
 inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 #elif defined(__x86_64__)
 inline std::uint64_t read_ticks() noexcept { return __builtin_ia32_rdtsc(); }
@@ -39,14 +39,20 @@ inline std::uint64_t read_ticks() noexcept {
 inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 #endif
 
+// The tasks of a program: in which a node runs, and who runs before whom.
+struct TaskOrder {
+  std::vector<std::uint32_t> leader;      // the node whose task a node runs in; no_node: on another process's rank
+  std::vector<std::uint32_t> task_nodes;  // the leaders, ascending
+  std::vector<std::uint32_t> pred_begin;  // by node, for leaders: predecessors, as leaders
+  std::vector<std::uint32_t> preds;
+};
+
 // Every worker appends to chunks of its own, so nobody waits and nothing is shared; chunks are kept from run to run.
 // begin() and end() are called around a step by its executor, add() by the workers in between.
 class Recording {
  public:
-  // Takes the recorder for a step; false: it has one. `leaders`: the node whose task a node runs in, or no_node; null:
-  // each its own.
-  [[nodiscard]] bool begin(std::size_t num_workers, std::size_t num_nodes,
-                           std::shared_ptr<const std::vector<std::uint32_t>> leaders);
+  // Takes the recorder for a step; false: it has one.
+  [[nodiscard]] bool begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> order);
   void end() noexcept;      // the step has ended
   void abandon() noexcept;  // it never began
 
@@ -85,12 +91,12 @@ class Recording {
   };
 
   [[nodiscard]] Moment ruler_end() const;
+  void put_begins_right(Timeline& timeline) const;
 
   std::atomic<bool> busy_{false};
   bool recorded_ = false;
   std::vector<Log> logs_;  // by worker
-  std::size_t num_nodes_ = 0;
-  std::shared_ptr<const std::vector<std::uint32_t>> leaders_;
+  std::shared_ptr<const TaskOrder> order_;
   Moment began_;
   mutable std::mutex mutex_;  // guards `ended_` between runs
   mutable Moment ended_;      // or somewhat later: both clocks are compared from `began_` to here

@@ -39,7 +39,7 @@ class Network {
  public:
   Network(const Machine& machine, std::uint32_t first_resource);
 
-  // Adds what the traffic demands of each link of finite bandwidth, by resource. O(members * depth).
+  // Adds what the traffic demands of each link of finite bandwidth, by resource. O((members + pairs) * depth).
   void add_demands(const Traffic& traffic, std::vector<Demand>& out);
   // The largest latency of a route from one that sends to one that takes.
   [[nodiscard]] double largest_latency(const Traffic& traffic);

@@ -104,11 +104,44 @@ class ShapeFinder {
   Graph::PartView first_;
 };
 
+// More than one member, and not yet a matter of messages.
+bool is_collective(const Graph& graph, const Graph::PartView& part) {
+  return !point_to_point(part.op) && part.op != PartOp::permute && graph.spec(part.group).ranks.size() > 1;
+}
+
+// A sum of these may be too large for the type, though the average is not.
+bool overflows(const Graph::PartView& part) {
+  return reduces(part.op) && part.reduction == Reduction::average &&
+         (part.type == DType::u8 || part.type == DType::i32 || part.type == DType::f16);
+}
+
+// Members that do not mean the same are not made to look as if they did.
+void check_meeting(const Graph& graph, std::span<const std::uint32_t> parts) {
+  const auto refuse = [&](Node node, const std::string& why) {
+    throw Error(ErrorKind::graph, str("expand: ", graph.describe(Node{parts.front()}), " meets ", graph.describe(node),
+                                      ": ", why, " (verify says more)"));
+  };
+  const Graph::PartView first = graph.part({parts.front()});
+  const std::size_t expected  = graph.only_rank() ? 1 : graph.spec(first.group).ranks.size();
+  if (parts.size() != expected) refuse({parts.back()}, str(parts.size(), " of ", expected, " members are there"));
+  for (const std::uint32_t node : parts) {
+    const Graph::PartView part = graph.part({node});
+    if (part.op != first.op || part.type != first.type || (reduces(part.op) && part.reduction != first.reduction) ||
+        (has_root(part.op) && part.root != first.root)) {
+      refuse({node}, "they do not do the same");
+    }
+    if (const std::string why = misfit(graph, Node{node}); !why.empty()) refuse({node}, why);
+  }
+  if (graph.only_rank()) return;
+  if (const auto wrong = misfit(graph, parts)) refuse(wrong->node, wrong->why);
+}
+
 std::optional<Rounds> rounds_of(const Graph& graph, std::span<const std::uint32_t> parts,
                                 const ExpandOptions& options) {
   const Graph::PartView part = graph.part({parts.front()});
   const GroupSpec& group     = graph.spec(part.group);
-  if (point_to_point(part.op) || part.op == PartOp::permute || group.ranks.size() < 2) return std::nullopt;
+  if (!is_collective(graph, part) || overflows(part)) return std::nullopt;
+  check_meeting(graph, parts);
   if (part.op == PartOp::barrier) {
     for (const std::uint32_t node : parts) {
       if (!graph.lane(Node{node})) return std::nullopt;
@@ -141,7 +174,8 @@ class Chooser {
   Algorithm choose(const Graph& graph, std::span<const std::uint32_t> parts) {
     const Graph::PartView part     = graph.part({parts.front()});
     const std::vector<Rank>& ranks = graph.spec(part.group).ranks;
-    std::int64_t bytes             = 0;
+    if (!is_collective(graph, part)) return Algorithm::direct;
+    std::int64_t bytes = 0;
     for (const std::uint32_t node : parts)
       bytes = std::max({bytes, graph.part({node}).bytes_read, graph.part({node}).bytes_written});
     const auto key         = std::tuple(part.op, part.type, part.reduction, part.root, bytes, ranks);
@@ -247,6 +281,7 @@ Algorithm parse_algorithm(std::string_view name) {
 
 bool has_form(const Graph& graph, Node part, const ExpandOptions& options) {
   check(graph, options);
+  if (!graph.has_part(part)) throw Error(ErrorKind::config, str("expand: ", graph.describe(part), " is not a part"));
   const Matching matching = match_parts(graph);
   const auto parts        = matching.meeting(matching.of_node.at(part.id));
   ExpandOptions chosen    = options;

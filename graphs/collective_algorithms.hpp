@@ -9,15 +9,14 @@
 namespace stepgraph {
 
 // How the members of a collective get it done between them.
-//
-//                   all_reduce, all_gather, reduce_scatter   broadcast, reduce    gather, scatter   all_to_all barrier
-//   direct          one operation, as the world does it: reductions in rank order, to the bit
-//   ring            around a circle, a chunk at a time       along a chain, in    along a chain     neighbour    around
-//                                                            pieces                                 by neighbour a
-//                                                            circle
-//   tree            up a binomial tree and down              down or up           up or down        Bruck        up and
-//   down hierarchical    rings inside nodes and across them (all to all: in two hops; others: trees inside nodes, then
-//   across) adaptive        whichever of these is fastest for the size, as simulated on a machine
+//   direct        one operation, as the world does it: reductions in rank order, to the bit
+//   ring          all_reduce, all_gather, reduce_scatter: around a circle, a chunk at a time; broadcast, reduce: along
+//   a
+//                 chain, in pieces; gather, scatter: along a chain; all_to_all: neighbour by neighbour; barrier: around
+//   tree          up a binomial tree, down it, or both; all_to_all: Bruck's way
+//   hierarchical  all_reduce, all_gather, reduce_scatter: rings inside nodes and across them; all_to_all: in two hops;
+//                 others: trees inside nodes, then across
+//   adaptive      whichever of these is fastest for the size, as simulated on a machine
 enum class Algorithm : std::uint8_t { direct, ring, tree, hierarchical, adaptive };
 [[nodiscard]] std::string_view to_string(Algorithm algorithm) noexcept;
 [[nodiscard]] Algorithm parse_algorithm(std::string_view name);  // throws Error(config) that lists the names
@@ -29,15 +28,16 @@ struct ExpandOptions {
   const Machine* machine = nullptr;  // adaptive: where the candidates are simulated
 };
 
-// What an algorithm makes of a part: none when it has no form for it. A group of one member, a message, a permutation
-// and a barrier without a lane stay as they are; gather, scatter and all_to_all need even shards; hierarchical needs
-// nodes with equally many consecutive members, and more than one of each, else it is the ring.
+// Whether the algorithm makes several messages of a part's collective. Not of a group of one member, a message, a
+// permutation or a barrier without a lane; nor of gather, scatter and all_to_all with uneven shards; nor of an average
+// of u8, i32 or f16, whose sum on the way may not fit the type. Hierarchical is the ring where all members are on one
+// node or each on its own, and has no form where nodes have unequal numbers of them.
 [[nodiscard]] bool has_form(const Graph& graph, Node part, const ExpandOptions& options);
 
 // A pass: replaces each collective for which the algorithm has a form by messages, copies and reductions of chunks, on
 // the collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
 // collective is issued before all of it. Reductions are no longer in rank order: equal to direct where every partial
-// result is exactly representable, else within rounding.
+// result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together.
 //
 // A graph of one rank expands to the slice of the expanded whole. Which form a gather, scatter or all_to_all has
 // depends on what other members declare, so there those are refused (Error(config)): expand first, then slice. So is a

@@ -203,7 +203,6 @@ class Builder {
 
   const CollectiveShape& shape() const { return shape_; }
   [[nodiscard]] int n() const { return n_; }
-  Rounds& out() { return out_; }
 
  private:
   void local(LocalStep::Kind kind, int member, Bytes into, Bytes from) {

@@ -1,6 +1,7 @@
 #include "ops/reduce.hpp"
 
 #include "engine/error.hpp"
+#include "engine/verify_regions.hpp"
 #include "ops/streams.hpp"
 
 namespace stepgraph {
@@ -27,6 +28,24 @@ double check_sizes(const Graph& graph, const std::string& name, const AccessList
   throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (as many on both sides)"));
 }
 
+// Tiles are done side by side, so what one writes no other may read.
+void check_apart(const Graph& graph, const std::string& name, const AccessList& to, const AccessList& from) {
+  for (const Access& a : to.view()) {
+    for (const Access& b : from.view()) {
+      if (a.buffer != b.buffer) continue;
+      const auto region = [&](const Access& access) {  // in normal form
+        if (access.region.length == Access::whole) return Region{.length = graph.spec(access.buffer).size_bytes};
+        if (access.region.count > 1 && access.region.length < access.region.stride) return access.region;
+        return Region{.offset = access.region.offset, .length = access.region.num_bytes()};
+      };
+      if (region(a).length == 0 || region(b).length == 0 || !verifier::overlap(region(a), region(b))) continue;
+      throw Error(ErrorKind::config,
+                  str("ops: '", name, "': ", to_string(region(b)), " and ", to_string(region(a)), " of ",
+                      graph.describe(a.buffer), " overlap (what is read and what is written must be apart)"));
+    }
+  }
+}
+
 std::optional<Lane> lane_of(const Graph& graph, const AccessList& accesses, std::optional<LaneKind> kind) {
   if (!kind || accesses.empty()) return std::nullopt;
   return graph.lane(graph.spec(accesses.view().front().buffer).rank, *kind);
@@ -36,6 +55,7 @@ std::optional<Lane> lane_of(const Graph& graph, const AccessList& accesses, std:
 
 Node copy(Graph& graph, const Copy& spec) {
   const double bytes = check_sizes(graph, spec.name, spec.to, spec.from);
+  check_apart(graph, spec.name, spec.to, spec.from);
   return graph.add({.name     = spec.name,
                     .lane     = lane_of(graph, spec.to, spec.lane),
                     .reads    = spec.from,
@@ -50,7 +70,8 @@ Node copy(Graph& graph, const Copy& spec) {
 
 Node reduce_into(Graph& graph, const ReduceInto& spec) {
   const double bytes = check_sizes(graph, spec.name, spec.into, spec.from);
-  const DType type   = check_elements(graph, spec.name, spec.into, spec.type);
+  check_apart(graph, spec.name, spec.into, spec.from);
+  const DType type = check_elements(graph, spec.name, spec.into, spec.type);
   check_elements(graph, spec.name, spec.from, type);
   return graph.add(
       {.name        = spec.name,

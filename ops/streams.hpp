@@ -1,9 +1,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
-#include <vector>
 
 #include "engine/body.hpp"
 #include "engine/context.hpp"

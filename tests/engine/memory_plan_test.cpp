@@ -413,6 +413,18 @@ TEST_CASE("memory made from one plan refuses others", "[engine][plan]") {
   CHECK_THROWS_WITH(sg::Program(sg::Graph(), world, tight), ContainsSubstring("plan is for 2 buffers"));
   CHECK_THROWS_WITH(memory->bytes(lanes.a), ContainsSubstring("declare it persistent"));
 
+  // As many nodes and buffers, but another graph: its edges, or the ranks of its buffers.
+  sg::Graph ordered;
+  const auto x = step_buffer(ordered, "x"), y = step_buffer(ordered, "y");
+  for (const sg::Buffer buffer : {x, y, x, y, x, y})
+    ordered.add({.name = "n", .accumulates = {buffer}, .rank = sg::Rank{0}});
+  CHECK_THROWS_WITH(sg::Program(ordered, world, tight),
+                    ContainsSubstring("the plan is of another graph: its edges into"));
+  sg::Graph apart(2);
+  const auto here = step_buffer(apart, "here"), there = step_buffer(apart, "there", 64, sg::Rank{1});
+  for (int i = 0; i < 6; ++i) apart.add({.name = "n", .writes = {i % 2 == 0 ? here : there}});
+  CHECK_THROWS_WITH(memory->check_fits(apart, &tight), ContainsSubstring("was set aside elsewhere"));
+
   auto circle = tight;  // use b -> make a, beside use a -> make b
   circle.edges.preds.insert(circle.edges.preds.begin(), lanes.use_b.id);
   for (std::size_t i = 1; i < circle.edges.pred_begin.size(); ++i) ++circle.edges.pred_begin[i];
@@ -446,4 +458,41 @@ TEST_CASE("a graph whose parts wait in a circle is not planned", "[engine][plan]
     }
   }
   CHECK_THROWS_WITH(sg::plan_memory(graph), ContainsSubstring("wait for each other"));
+}
+
+TEST_CASE("poison spares what is persistent, planned or not", "[engine][plan]") {
+  sg::Graph graph;
+  const auto scratch = step_buffer(graph, "scratch");
+  const auto kept    = graph.buffer({.name = "kept", .size_bytes = 64, .lifetime = sg::Lifetime::persistent});
+  graph.add({.name = "n", .reads = {kept}, .writes = {scratch}});
+  for (sg::Memory& memory : std::array{sg::Memory(graph), sg::Memory(graph, sg::plan_memory(graph))}) {
+    memory.bytes(kept)[5] = std::byte{7};
+    memory.poison();
+    CHECK(memory.bytes(kept)[5] == std::byte{7});
+    CHECK(memory.used_bytes(sg::Rank{0}) == 64);
+  }
+}
+
+TEST_CASE("plans of thousands of buffers are tight too, and free costs nothing where a lane orders everything",
+          "[engine][plan]") {
+  sg::testing::Random random(11);
+  sg::Graph graph;
+  const auto lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  std::vector<std::pair<std::uint64_t, sg::Buffer>> alive;  // until when
+  for (std::uint64_t i = 0; i < 6000; ++i) {
+    sg::NodeSpec node{.name = "n", .lane = lane};
+    const auto buffer = step_buffer(graph, "b", random.between(1, 1000) * 64);
+    node.writes       = buffer;
+    alive.emplace_back(i + 1 + random.below(40), buffer);
+    for (const auto& [until, read] : alive) {
+      if (until == i) node.reads.push_back(read);
+    }
+    std::erase_if(alive, [&](const auto& entry) { return entry.first <= i; });
+    graph.add(node);
+  }
+  const auto plan = sg::plan_memory(graph);
+  CHECK(worst_ratio(plan) <= 1.05);
+  CHECK(plan.arena(sg::Rank{0}).free_bytes == plan.arena(sg::Rank{0}).tight_bytes);
+  CHECK(plan.num_reuse_edges() == 0);
+  CHECK(sg::find_flaws(graph, plan).empty());
 }

@@ -8,8 +8,13 @@
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/memory_plan.hpp"
+#include "engine/recorder.hpp"
+#include "engine/simulate.hpp"
+#include "engine/trace.hpp"
 #include "engine/verify.hpp"
 #include "engine/world.hpp"
+#include "graphs/collective_algorithms.hpp"
 #include "graphs/shapes.hpp"
 #include "ops/collectives.hpp"
 
@@ -84,8 +89,12 @@ Step build() {
 // How many numbers are wrong after one step in `world`.
 int run(const Step& step, sg::World& world) {
   sg::Executor executor({.threads = 2});
-  const sg::Program program(step.graph, world);
-  executor.run(program);
+  const sg::MemoryPlan plan = sg::plan_memory(step.graph);
+  sg::verify(step.graph, plan);
+  const sg::Program program(step.graph, world, plan);
+  sg::Recorder recorder;
+  executor.run(program, &recorder);
+  sg::write_trace(step.graph, plan.edges, recorder.timeline(), "trace.json");
   int num_wrong = 0;
   for (const sg::Buffer sum : step.sums) {
     for (int i = 0; i < num_elements; ++i) {
@@ -106,6 +115,10 @@ int main() {
   const int in_loopback = run(step, loopback), in_summing = run(step, summing);
   std::printf("%d wrong numbers in loopback, %d in a world of our own, which summed %d times\n", in_loopback,
               in_summing, summing.num_sums);
-  const bool chained = sg::token_graph(sg::chain(4)).num_nodes() == 4;
-  return chained && in_loopback == 0 && in_summing == 0 && summing.num_sums == 1 ? 0 : 1;
+  const bool chained   = sg::token_graph(sg::chain(4)).num_nodes() == 4;
+  const sg::Graph ring = sg::expand_collectives(step.graph, {.algorithm = sg::Algorithm::ring});
+  sg::Machine machine(num_ranks);
+  machine.rate(sg::NodeKind::communicate, {.overhead_s = 1});
+  const bool simulated = sg::simulate(ring, machine).makespan_s == 2 * (num_ranks - 1);
+  return chained && simulated && in_loopback == 0 && in_summing == 0 && summing.num_sums == 1 ? 0 : 1;
 }

@@ -51,4 +51,28 @@ TEST_CASE("reductions of other shapes, and divisions by nothing, are refused", "
   CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = a, .from = b.range(0, 8)}), sg::Error);
   CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = a.range(0, 6), .from = b.range(0, 6)}), sg::Error);
   CHECK_THROWS_AS(sg::divide(graph, {.name = "d", .values = a, .count = 0}), sg::Error);
+  const auto refuses_overlap = [&](const sg::Access& to, const sg::Access& from) {
+    CHECK_THROWS_AS(sg::copy(graph, {.name = "c", .to = to, .from = from}), sg::Error);
+    CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = to, .from = from}), sg::Error);
+  };
+  refuses_overlap(a.range(0, 16), a.range(4, 16));
+  refuses_overlap(a, a);
+  refuses_overlap(a.strided(0, 8, 12, 2), a.range(4, 16));
+  CHECK_NOTHROW(sg::copy(graph, {.name = "columns", .to = a.strided(0, 4, 8, 3), .from = a.strided(4, 4, 8, 3)}));
+}
+
+TEST_CASE("a copy joins accesses that are cut differently", "[ops][copy]") {
+  sg::Graph graph;
+  const sg::Buffer a = floats(graph, 6), b = floats(graph, 6);
+  sg::copy(graph, {.name = "copy",
+                   .to   = sg::AccessList{b.range(12, 12), b.range(0, 12)},
+                   .from = sg::AccessList{a.strided(0, 4, 8, 3), a.strided(4, 4, 8, 3)}});
+  sg::verify(graph);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 1});
+  const sg::Program program(graph, world);
+  const auto x = program.memory().span<float>(a), y = program.memory().span<float>(b);
+  std::iota(x.begin(), x.end(), 0.0f);
+  executor.run(program);
+  CHECK(std::vector<float>(y.begin(), y.end()) == std::vector<float>{1, 3, 5, 0, 2, 4});
 }

@@ -18,9 +18,9 @@ struct OneCollectiveOptions {
   Reduction reduction      = Reduction::sum;
   int root                 = 0;  // a rank
   bool in_place            = false;
-  bool uneven              = false;  // all_gather, reduce_scatter: member m has about m + 1 times as much as the first
-  int repeats              = 1;      // one after another on the same buffers
-  LaneKind lane            = LaneKind::reduce;
+  bool uneven   = false;  // all_gather, reduce_scatter: the more, the later the member; the first has nothing
+  int repeats   = 1;      // one after another on the same buffers
+  LaneKind lane = LaneKind::reduce;
 };
 
 // A graph with one collective and nothing else. Buffers are persistent; what members read is filled with small integers

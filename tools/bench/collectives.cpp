@@ -24,23 +24,31 @@ namespace stepgraph::bench {
 namespace {
 
 // How a collective is done: a pass over the graph. It keeps the graph's buffers, in their order, and may add others.
+// Hierarchies have two nodes. Throws Error(config) rather than time something else under that name.
+Graph expand(const Graph& graph, Algorithm algorithm, int threads) {
+  const int ranks       = graph.num_ranks();
+  const Machine machine = loopback_machine({.ranks = ranks, .threads = threads});
+  Graph out             = expand_collectives(
+                  graph, {.algorithm = algorithm, .ranks_per_node = std::max(1, ranks / 2), .machine = &machine});
+  const bool another = algorithm == Algorithm::hierarchical && (ranks < 4 || ranks % 2 != 0);
+  const bool direct  = algorithm != Algorithm::direct && algorithm != Algorithm::adaptive && out == graph;
+  if (!another && !direct) return out;
+  throw Error(ErrorKind::config, str("bench collectives: ", graph.name({0}), " has no ", algorithm, " form for ", ranks,
+                                     " ranks", another ? " (two nodes of at least two ranks each)" : ""));
+}
+
 struct NamedAlgorithm {
   std::string name;
-  std::function<Graph(const Graph&)> expand;
+  Algorithm algorithm;
 };
 const std::vector<NamedAlgorithm>& algorithms() {
-  static const auto expand = [](Algorithm algorithm) {
-    return NamedAlgorithm{
-        std::string(to_string(algorithm)), [algorithm](const Graph& graph) {
-          const int ranks       = graph.num_ranks();
-          const Machine machine = loopback_machine({.ranks = ranks, .threads = 2});
-          return expand_collectives(
-              graph, {.algorithm = algorithm, .ranks_per_node = std::max(1, ranks / 2), .machine = &machine});
-        }};
-  };
-  static const std::vector<NamedAlgorithm> all{expand(Algorithm::direct), expand(Algorithm::ring),
-                                               expand(Algorithm::tree), expand(Algorithm::hierarchical),
-                                               expand(Algorithm::adaptive)};
+  static const std::vector<NamedAlgorithm> all = [] {
+    std::vector<NamedAlgorithm> named;
+    for (const Algorithm algorithm :
+         {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::adaptive})
+      named.push_back({std::string(to_string(algorithm)), algorithm});
+    return named;
+  }();
   return all;
 }
 
@@ -90,7 +98,7 @@ class Trial {
         what.add(graph, group, back ? set.y : set.x, back ? set.x : set.y);
       }
     }
-    const Graph expanded = algorithm.expand(graph);
+    const Graph expanded = expand(graph, algorithm.algorithm, executor.threads());
     verify(expanded);
     program_ = std::make_unique<Program>(expanded, world_);
   }

@@ -19,7 +19,10 @@
 #include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/machine.hpp"
+#include "engine/memory_plan.hpp"
 #include "engine/recorder.hpp"
+#include "engine/simulate.hpp"
 #include "engine/verify.hpp"
 #include "graphs/shapes.hpp"
 #include "graphs/sharded_step.hpp"
@@ -246,17 +249,15 @@ std::int64_t process_bytes(const std::string& field) {
   return 0;
 }
 
-void bench_verify(const std::string& name, const Graph& graph, const OverheadOptions& options) {
+// One use of a whole graph, its edges derived before.
+void bench_use(const char* use, const std::string& name, const Graph& graph, const OverheadOptions& options,
+               const std::function<void()>& work) {
   (void)graph.edges();
   std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark starts again from here
-  std::vector<Finding> findings;
-  const double time       = nanoseconds([&] { findings = find_flaws(graph, graph.edges()); });
+  const double time       = nanoseconds(work);
   const std::int64_t peak = process_bytes("VmHWM");  // of the whole process, the graph and its edges included
-  if (!findings.empty())
-    throw Error(ErrorKind::run,
-                str("bench overhead: the verifier found fault with '", name, "': ", findings[0].message));
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "verify"},
+    std::cout << nlohmann::json{{"type", use},
                                 {"graph", name},
                                 {"nodes", graph.num_nodes()},
                                 {"ranks", graph.num_ranks()},
@@ -267,11 +268,26 @@ void bench_verify(const std::string& name, const Graph& graph, const OverheadOpt
                      .dump()
               << std::endl;
   } else {
-    std::cout << std::left << std::setw(10) << name << std::right << std::setw(9) << graph.num_nodes() << std::setw(9)
-              << graph.edges().preds.size() << std::setw(7) << graph.num_ranks() << std::fixed << std::setprecision(2)
-              << std::setw(11) << time / 1e9 << std::setprecision(0) << std::setw(10) << time / graph.num_nodes()
-              << std::setw(12) << static_cast<double>(peak) / (1 << 20) << std::endl;
+    std::cout << std::left << std::setw(10) << use << std::setw(10) << name << std::right << std::setw(9)
+              << graph.num_nodes() << std::setw(9) << graph.edges().preds.size() << std::setw(7) << graph.num_ranks()
+              << std::fixed << std::setprecision(2) << std::setw(11) << time / 1e9 << std::setprecision(0)
+              << std::setw(10) << time / graph.num_nodes() << std::setw(12) << static_cast<double>(peak) / (1 << 20)
+              << std::endl;
   }
+}
+
+void bench_uses(const std::string& name, const Graph& graph, const OverheadOptions& options) {
+  bench_use("verify", name, graph, options, [&] {
+    const std::vector<Finding> findings = find_flaws(graph, graph.edges());
+    if (findings.empty()) return;
+    throw Error(ErrorKind::run,
+                str("bench overhead: the verifier found fault with '", name, "': ", findings[0].message));
+  });
+  Machine machine = loopback_machine({.ranks = graph.num_ranks(), .threads = options.threads});
+  for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})
+    machine.rate(kind, {.overhead_s = 1e-6});
+  bench_use("simulate", name, graph, options, [&] { (void)simulate(graph, machine); });
+  bench_use("plan", name, graph, options, [&] { (void)plan_memory(graph, {.machine = &machine}); });
 }
 
 }  // namespace
@@ -300,13 +316,13 @@ void overhead(const OverheadOptions& options) {
   }
 
   if (!options.json) {
-    std::cout << "\nVerifying\ngraph         nodes    edges  ranks    seconds   ns/node    peak MiB\n";
+    std::cout << "\nWhole graphs\nuse       graph         nodes    edges  ranks    seconds   ns/node    peak MiB\n";
   }
   const std::uint32_t largest = *std::max_element(options.build_nodes.begin(), options.build_nodes.end());
   const std::uint32_t size    = options.dry_run ? std::min(largest, 1'000u) : largest;
-  bench_verify("random", token_graph(random_dag(size, 2 * size, 1)), options);
+  bench_uses("random", token_graph(random_dag(size, 2 * size, 1)), options);
   const int layers = std::max(1, static_cast<int>(size / (6 * 64)));  // six nodes per layer and rank
-  bench_verify("sharded", sharded_step({.ranks = 64, .layers = layers, .width = 8, .batch = 1}).graph, options);
+  bench_uses("sharded", sharded_step({.ranks = 64, .layers = layers, .width = 8, .batch = 1}).graph, options);
 }
 
 }  // namespace stepgraph::bench

@@ -86,9 +86,9 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
             << " ranks, built in " << std::fixed << std::setprecision(2) << build_seconds * 1e3 << " ms\n"
             << "verified  no race, no deadlock, in one step and around the loop (" << seconds_since(verified) * 1e3
             << " ms)\n"
-            << "memory    " << arena.size_bytes << " bytes per rank, " << arena.persistent_bytes << " of them persistent; "
-            << arena.lower_bound << " are alive at once, so no plan is smaller; " << plan.num_reuse_edges()
-            << " edges added\n"
+            << "memory    " << arena.size_bytes << " bytes on rank 0, " << arena.persistent_bytes
+            << " of them persistent; " << arena.lower_bound << " are alive at once along its order; "
+            << plan.num_reuse_edges() << " edges added\n"
             << "overlap   " << overlapping_pairs(step)
             << " pairs of a weight gather and another layer's forward pass may run side by side on each rank ("
             << spec.slots << " slots)\n";
@@ -114,8 +114,7 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
   const sg::Timeline timeline = recorder.timeline();
   std::cout << "\nthe last step, measured:\n" << sg::summarize(step.graph, plan.edges, timeline) << std::flush;
   if (!pictures.trace.empty()) {
-    sg::write_trace(step.graph, plan.edges, timeline, pictures.trace,
-                    {.title = title + ": the last step, measured"});
+    sg::write_trace(step.graph, plan.edges, timeline, pictures.trace, {.title = title + ": the last step, measured"});
   }
   if (steps >= 200 && !(loss() < 0.5f * first))
     throw sg::Error(sg::ErrorKind::run, "the loss did not fall to half of what it was");
