@@ -31,6 +31,24 @@ class WorkerNaming : public tf::WorkerInterface {
   Pool& pool_;
 };
 
+// A plan's edges are the graph's and its reuse edges; whether they are enough is what `verify` proves.
+void check_edges(const Graph& graph, const MemoryPlan& plan) {
+  const auto refuse = [&](Node node, const char* whose) {
+    throw Error(ErrorKind::config,
+                str("program: the plan's edges into ", graph.describe(node), " lack some of ", whose));
+  };
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
+    if (!std::includes(planned.begin(), planned.end(), own.begin(), own.end()))
+      refuse({node}, "the graph's: it is of another graph (plan the graph that runs)");
+  }
+  for (const ReuseEdge& edge : plan.reuse_edges) {
+    if (edge.loop) continue;
+    const auto planned = plan.edges.before(edge.after);
+    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id)) refuse(edge.after, "its reuse edges");
+  }
+}
+
 }  // namespace
 
 struct Program::Impl {
@@ -92,13 +110,7 @@ Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::
                                        plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
                                        graph.num_nodes(), ")"));
   }
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
-    if (std::includes(planned.begin(), planned.end(), own.begin(), own.end())) continue;
-    throw Error(ErrorKind::config,
-                str("program: the plan is of another graph: its edges into ", graph.describe(Node{node}),
-                    " lack some of the graph's (plan the graph that runs)"));
-  }
+  check_edges(graph, plan);
   memory->check_fits(graph, &plan);
   impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, plan.edges, world));
 }

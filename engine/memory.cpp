@@ -68,7 +68,7 @@ Memory::Block Memory::allocate(std::size_t size) {
 
 Memory::Memory(const Graph& graph) : Memory(graph, apart(graph)) {}
 
-Memory::Memory(const Graph& graph, const MemoryPlan& plan) {
+Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
   if (plan.offsets.size() != graph.num_buffers()) {
     throw Error(ErrorKind::config, str("memory: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
                                        graph.num_buffers(), " (plan the graph that runs)"));
@@ -125,6 +125,10 @@ const Memory::Arena* Memory::find(Rank rank, Space space) const {
   return at != arenas_.end() && at->rank == rank && at->space == space ? &*at : nullptr;
 }
 
+std::string Memory::describe(Buffer buffer) const {
+  return str(graph_.describe(buffer), " of rank ", graph_.spec(buffer).rank);
+}
+
 std::span<std::byte> Memory::bytes(Buffer buffer) const {
   if (buffer.id >= places_.size()) {
     throw Error(ErrorKind::config,
@@ -132,7 +136,7 @@ std::span<std::byte> Memory::bytes(Buffer buffer) const {
   }
   const Place& place = places_[buffer.id];
   if (place.shared) {
-    throw Error(ErrorKind::config, str("memory: buffer #", buffer.id,
+    throw Error(ErrorKind::config, str("memory: ", describe(buffer),
                                        " shares its bytes with others in this plan, so they mean "
                                        "nothing outside a run (declare it persistent)"));
   }

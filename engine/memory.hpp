@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/error.hpp"
@@ -26,8 +27,8 @@ class Memory {
   [[nodiscard]] std::span<T> span(Buffer buffer) const {
     const std::span<std::byte> raw = bytes(buffer);
     if (raw.size() % sizeof(T) != 0) {
-      throw Error(ErrorKind::config, str("memory: buffer #", buffer.id, " of ", raw.size(),
-                                         " bytes is not whole elements of ", sizeof(T)));
+      throw Error(ErrorKind::config,
+                  str("memory: ", describe(buffer), " has ", raw.size(), " bytes, not whole elements of ", sizeof(T)));
     }
     return {reinterpret_cast<T*>(raw.data()), raw.size() / sizeof(T)};
   }
@@ -67,9 +68,11 @@ class Memory {
     std::int64_t size_bytes;
     bool shared;
   };
+  [[nodiscard]] std::string describe(Buffer buffer) const;
   [[nodiscard]] static Block allocate(std::size_t size);  // null: there is no memory
   [[nodiscard]] const Arena* find(Rank rank, Space space) const;
 
+  Graph graph_;  // for names
   std::vector<Arena> arenas_;
   std::vector<Place> places_;  // one per buffer
 };

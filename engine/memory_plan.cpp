@@ -1,6 +1,7 @@
 #include "engine/memory_plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iomanip>
 #include <limits>
 #include <map>
@@ -36,7 +37,8 @@ class Planner {
  public:
   Planner(const Graph& graph, const MemoryPlanOptions& options)
       : graph_(graph), machine_(options.machine ? *options.machine : even_machine(graph.num_ranks())) {
-    plan_.reuse = options.reuse;
+    plan_.reuse      = options.reuse;
+    plan_.on_machine = options.machine != nullptr;
   }
 
   MemoryPlan plan() {
@@ -190,23 +192,33 @@ std::int64_t MemoryPlan::num_reuse_edges() const noexcept {
 
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
   constexpr std::size_t most_shown = 16;
+  const auto sizes                 = [](const ArenaPlan& arena) {
+    return std::array{arena.size_bytes, arena.free_bytes, arena.tight_bytes, arena.lower_bound, arena.persistent_bytes};
+  };
   std::ostringstream text;
-  text << "memory plan, reuse " << to_string(plan.reuse) << "\n";
-  text << "  rank  space     arena        free         tight        lower bound  persistent\n";
-  for (std::size_t i = 0; i < plan.arenas.size() && i < most_shown; ++i) {
-    const ArenaPlan& arena = plan.arenas[i];
-    text << "  " << std::left << std::setw(6) << arena.rank << std::setw(10) << to_string(arena.space);
-    for (const std::int64_t bytes :
-         {arena.size_bytes, arena.free_bytes, arena.tight_bytes, arena.lower_bound, arena.persistent_bytes})
-      text << std::setw(13) << bytes_text(static_cast<double>(bytes));
+  text << "memory plan, reuse " << to_string(plan.reuse) << "\n  ranks     space  " << std::right;
+  for (const char* title : {"arena", "free", "tight", "lower bound", "persistent"}) text << std::setw(13) << title;
+  text << "\n";
+  // Ranks that are alike, one after another, are one line.
+  std::size_t lines = 0, i = 0;
+  for (std::size_t next; i < plan.arenas.size() && lines < most_shown; i = next, ++lines) {
+    const ArenaPlan& first = plan.arenas[i];
+    for (next = i + 1; next < plan.arenas.size(); ++next) {
+      if (plan.arenas[next].space != first.space || sizes(plan.arenas[next]) != sizes(first)) break;
+    }
+    const Rank last = plan.arenas[next - 1].rank;
+    text << "  " << std::left << std::setw(10) << (last == first.rank ? str(first.rank) : str(first.rank, "-", last))
+         << std::setw(7) << to_string(first.space) << std::right;
+    for (const std::int64_t bytes : sizes(first)) text << std::setw(13) << bytes_text(static_cast<double>(bytes));
     text << "\n";
   }
-  if (plan.arenas.size() > most_shown) text << "  ... and " << plan.arenas.size() - most_shown << " more\n";
-  const std::int64_t inside = plan.num_reuse_edges();
-  text << "  " << inside << " reuse edges, and " << std::ssize(plan.reuse_edges) - inside << " into the next run";
+  if (i < plan.arenas.size()) text << "  ... and " << plan.arenas.size() - i << " more arenas\n";
+  const std::int64_t inside = plan.num_reuse_edges(), around = std::ssize(plan.reuse_edges) - inside;
+  text << "  " << inside << " reuse edge" << (inside == 1 ? "" : "s") << ", and " << around << " into the next run";
   if (plan.makespan_s > 0) {
     text << std::fixed << std::setprecision(2) << "; simulated step " << std::showpos
-         << 100 * (plan.makespan_with_reuse_s / plan.makespan_s - 1) << std::noshowpos << "%";
+         << 100 * (plan.makespan_with_reuse_s / plan.makespan_s - 1) << std::noshowpos << "%"
+         << (plan.on_machine ? "" : " if all nodes took equally long");
   }
   return out << text.str() << "\n";
 }
@@ -217,6 +229,7 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
   out.reuse                 = plan.reuse;
   out.makespan_s            = plan.makespan_s;
   out.makespan_with_reuse_s = plan.makespan_with_reuse_s;
+  out.on_machine            = plan.on_machine;
   std::uint32_t num_buffers = 0;
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     if (graph.spec(Buffer{i}).rank != rank) continue;

@@ -49,10 +49,11 @@ struct MemoryPlan {
   std::vector<ArenaPlan> arenas       = {};  // by rank, then space; those that hold something
   std::vector<std::uint32_t> position = {};  // by node, in the order along which lifetimes were taken; what can only
                                              // happen at once (parts that meet, parts issued together) has one position
-  std::vector<ReuseEdge> reuse_edges = {};   // those that the graph does not imply
+  std::vector<ReuseEdge> reuse_edges = {};   // those that were added, and why; `edges` holds them too
   Edges edges                        = {};   // the graph's and the reuse edges: what runs
   double makespan_s                  = 0;    // simulated, with the graph's edges alone ...
   double makespan_with_reuse_s       = 0;    // ... and with the reuse edges of `edges`
+  bool on_machine = false;                   // simulated on a machine that was given; else all nodes take equally long
 
   [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // empty when it holds nothing
   [[nodiscard]] std::int64_t num_reuse_edges() const noexcept;                  // inside one run

@@ -136,8 +136,9 @@ void check_meeting(const Graph& graph, std::span<const std::uint32_t> parts) {
   if (const auto wrong = misfit(graph, parts)) refuse(wrong->node, wrong->why);
 }
 
-std::optional<Rounds> rounds_of(const Graph& graph, std::span<const std::uint32_t> parts,
-                                const ExpandOptions& options) {
+// None: the collective stays as it is.
+std::optional<Expansion> expansion_of(const Graph& graph, std::span<const std::uint32_t> parts,
+                                      const ExpandOptions& options) {
   const Graph::PartView part = graph.part({parts.front()});
   const GroupSpec& group     = graph.spec(part.group);
   if (!is_collective(graph, part) || overflows(part)) return std::nullopt;
@@ -162,8 +163,9 @@ std::optional<Rounds> rounds_of(const Graph& graph, std::span<const std::uint32_
   }
   const auto shape = ShapeFinder(graph, parts).find();
   if (!shape) return std::nullopt;
-  if (options.algorithm == Algorithm::tree) return tree_rounds(*shape);
-  return per_node > 0 ? hierarchical_rounds(*shape, per_node) : ring_rounds(*shape);
+  if (options.algorithm == Algorithm::tree) return Expansion{tree_rounds(*shape), Algorithm::tree};
+  if (per_node > 0) return Expansion{hierarchical_rounds(*shape, per_node), Algorithm::hierarchical};
+  return Expansion{ring_rounds(*shape), Algorithm::ring};
 }
 
 // Simulates the candidates for each size once.
@@ -185,7 +187,7 @@ class Chooser {
     double best       = simulate(alone, machine_).makespan_s;
     for (const Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical}) {
       const ExpandOptions options{.algorithm = algorithm, .ranks_per_node = ranks_per_node_};
-      if (!has_form(alone, {0}, options)) continue;
+      if (form_of(alone, {0}, options) != algorithm) continue;
       const double time = simulate(expand_collectives(alone, options), machine_).makespan_s;
       if (time >= best) continue;
       best       = time;
@@ -279,7 +281,7 @@ Algorithm parse_algorithm(std::string_view name) {
   throw Error(ErrorKind::config, str("unknown algorithm '", name, "' (known: ", known, ")"));
 }
 
-bool has_form(const Graph& graph, Node part, const ExpandOptions& options) {
+Algorithm form_of(const Graph& graph, Node part, const ExpandOptions& options) {
   check(graph, options);
   if (!graph.has_part(part)) throw Error(ErrorKind::config, str("expand: ", graph.describe(part), " is not a part"));
   const Matching matching = match_parts(graph);
@@ -287,7 +289,9 @@ bool has_form(const Graph& graph, Node part, const ExpandOptions& options) {
   ExpandOptions chosen    = options;
   if (options.algorithm == Algorithm::adaptive)
     chosen.algorithm = Chooser(*options.machine, options.ranks_per_node).choose(graph, parts);
-  return chosen.algorithm != Algorithm::direct && rounds_of(graph, parts, chosen).has_value();
+  if (chosen.algorithm == Algorithm::direct) return Algorithm::direct;
+  const auto expansion = expansion_of(graph, parts, chosen);
+  return expansion ? expansion->algorithm : Algorithm::direct;
 }
 
 Graph expand_collectives(const Graph& graph, const ExpandOptions& options) {
@@ -301,8 +305,7 @@ Graph expand_collectives(const Graph& graph, const ExpandOptions& options) {
     ExpandOptions chosen = options;
     if (chooser) chosen.algorithm = chooser->choose(graph, matching.meeting(i));
     if (chosen.algorithm == Algorithm::direct) continue;
-    if (auto rounds = rounds_of(graph, matching.meeting(i), chosen))
-      expansions[i] = {std::move(*rounds), chosen.algorithm};
+    expansions[i] = expansion_of(graph, matching.meeting(i), chosen);
   }
   return emit(graph, matching, expansions);
 }

@@ -28,13 +28,13 @@ struct ExpandOptions {
   const Machine* machine = nullptr;  // adaptive: where the candidates are simulated
 };
 
-// Whether the algorithm makes several messages of a part's collective. Not of a group of one member, a message, a
-// permutation or a barrier without a lane; nor of gather, scatter and all_to_all with uneven shards; nor of an average
-// of u8, i32 or f16, whose sum on the way may not fit the type. Hierarchical is the ring where all members are on one
-// node or each on its own, and has no form where nodes have unequal numbers of them.
-[[nodiscard]] bool has_form(const Graph& graph, Node part, const ExpandOptions& options);
+// The form that `expand_collectives` gives to a part's collective. Direct, that is none, for a group of one member, a
+// message, a permutation and a barrier without a lane; for gather, scatter and all_to_all with uneven shards; and for
+// an average of u8, i32 or f16, whose sum on the way may not fit the type. Hierarchical is the ring where all members
+// are on one node or each on its own, and direct where nodes have unequal numbers of them. Adaptive is what it chooses.
+[[nodiscard]] Algorithm form_of(const Graph& graph, Node part, const ExpandOptions& options);
 
-// A pass: replaces each collective for which the algorithm has a form by messages, copies and reductions of chunks, on
+// A pass: replaces each collective whose form is not direct by messages, copies and reductions of chunks, on
 // the collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
 // collective is issued before all of it. Reductions are no longer in rank order: equal to direct where every partial
 // result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together.

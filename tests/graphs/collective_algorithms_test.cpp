@@ -50,7 +50,8 @@ void check_equal(const OneCollectiveOptions& options, int ranks_per_node, sg::Ex
     CAPTURE(algorithm);
     const sg::Graph graph =
         sg::expand_collectives(made.graph, {.algorithm = algorithm, .ranks_per_node = ranks_per_node});
-    const bool expands = sg::has_form(made.graph, {0}, {.algorithm = algorithm, .ranks_per_node = ranks_per_node});
+    const bool expands =
+        sg::form_of(made.graph, {0}, {.algorithm = algorithm, .ranks_per_node = ranks_per_node}) != Algorithm::direct;
     CHECK(expands != (graph == made.graph));
     const auto findings = sg::find_flaws(graph, graph.edges());
     if (!findings.empty()) FAIL(findings.front().message);
@@ -147,11 +148,12 @@ TEST_CASE("what has no form stays as it is", "[graphs][algorithms]") {
                 .part   = sg::PartSpec{.group = pair, .op = PartOp::all_to_all, .type = sg::DType::u8}});
   }
   sg::verify(uneven);
-  CHECK_FALSE(sg::has_form(uneven, {0}, {}));
+  CHECK(sg::form_of(uneven, {0}, {}) == Algorithm::direct);
   CHECK(sg::expand_collectives(uneven, {}) == uneven);
   const auto lopsided = one_collective({.ranks = 5});
-  CHECK_FALSE(sg::has_form(lopsided.graph, {0}, {.algorithm = Algorithm::hierarchical, .ranks_per_node = 2}));
-  CHECK(sg::has_form(lopsided.graph, {0}, {.algorithm = Algorithm::tree}));
+  CHECK(sg::form_of(lopsided.graph, {0}, {.algorithm = Algorithm::hierarchical, .ranks_per_node = 2}) ==
+        Algorithm::direct);
+  CHECK(sg::form_of(lopsided.graph, {0}, {.algorithm = Algorithm::tree}) != Algorithm::direct);
 }
 
 TEST_CASE("expansions refuse what they cannot do, by name", "[graphs][algorithms][refuses]") {
@@ -198,16 +200,16 @@ TEST_CASE("collectives whose members do not mean the same are not expanded into 
   }
   sg::Graph plain;
   plain.add({.name = "n", .rank = sg::Rank{0}});
-  CHECK_THROWS_WITH(sg::has_form(plain, {0}, {}), ContainsSubstring("is not a part"));
+  CHECK_THROWS_WITH(sg::form_of(plain, {0}, {}), ContainsSubstring("is not a part"));
 }
 
 TEST_CASE("averages that could overflow on the way stay direct", "[graphs][algorithms]") {
   for (const sg::DType type : {sg::DType::u8, sg::DType::i32, sg::DType::f16}) {
     const auto made = one_collective({.type = type, .reduction = sg::Reduction::average});
-    CHECK_FALSE(sg::has_form(made.graph, {0}, {}));
+    CHECK(sg::form_of(made.graph, {0}, {}) == Algorithm::direct);
     CHECK(sg::expand_collectives(made.graph, {}) == made.graph);
   }
-  CHECK(sg::has_form(one_collective({.reduction = sg::Reduction::average}).graph, {0}, {}));
+  CHECK(sg::form_of(one_collective({.reduction = sg::Reduction::average}).graph, {0}, {}) != Algorithm::direct);
 }
 
 TEST_CASE("tokens of a collective wait for its first message and its last", "[graphs][algorithms]") {
@@ -314,6 +316,8 @@ TEST_CASE("on two levels each form of all-reduce takes the time that theory says
         made.graph, {.algorithm = Algorithm::adaptive, .ranks_per_node = 8, .machine = &machine});
     CHECK(sg::simulate(adaptive, machine).makespan_s == simulated.begin()->first);
     winners.push_back(simulated.begin()->second);
+    CHECK(sg::form_of(made.graph, {0}, {.algorithm = Algorithm::adaptive, .ranks_per_node = 8, .machine = &machine}) ==
+          winners.back());
   }
   // Small: fewest hops. Then a tree, then few bytes over the thin cables, and last of all nothing ever idle.
   CHECK(winners == std::vector{Algorithm::direct, Algorithm::tree, Algorithm::hierarchical, Algorithm::hierarchical,

@@ -24,17 +24,18 @@ namespace stepgraph::bench {
 namespace {
 
 // How a collective is done: a pass over the graph. It keeps the graph's buffers, in their order, and may add others.
-// Hierarchies have two nodes. Throws Error(config) rather than time something else under that name.
+// Hierarchies have two nodes. Throws Error(config) rather than time one form under the name of another.
 Graph expand(const Graph& graph, Algorithm algorithm, int threads) {
   const int ranks       = graph.num_ranks();
   const Machine machine = loopback_machine({.ranks = ranks, .threads = threads});
-  Graph out             = expand_collectives(
-                  graph, {.algorithm = algorithm, .ranks_per_node = std::max(1, ranks / 2), .machine = &machine});
-  const bool another = algorithm == Algorithm::hierarchical && (ranks < 4 || ranks % 2 != 0);
-  const bool direct  = algorithm != Algorithm::direct && algorithm != Algorithm::adaptive && out == graph;
-  if (!another && !direct) return out;
-  throw Error(ErrorKind::config, str("bench collectives: ", graph.name({0}), " has no ", algorithm, " form for ", ranks,
-                                     " ranks", another ? " (two nodes of at least two ranks each)" : ""));
+  const ExpandOptions options{.algorithm = algorithm, .ranks_per_node = std::max(1, ranks / 2), .machine = &machine};
+  const Algorithm form = form_of(graph, {0}, options);
+  if (form != algorithm && algorithm != Algorithm::adaptive) {
+    throw Error(ErrorKind::config,
+                str(graph.name({0}), " has no ", algorithm, " form for ", ranks, " ranks: it would be ", form,
+                    algorithm == Algorithm::hierarchical ? " (two nodes of at least two ranks each)" : ""));
+  }
+  return expand_collectives(graph, options);
 }
 
 struct NamedAlgorithm {
@@ -59,7 +60,7 @@ const typename Known::value_type& find(const Known& known, const std::string& na
     if (one.name == name) return one;
     names += (names.empty() ? "" : ", ") + one.name;
   }
-  throw Error(ErrorKind::config, str("bench collectives: unknown ", what, " '", name, "' (known: ", names, ")"));
+  throw Error(ErrorKind::config, str("unknown ", what, " '", name, "' (known: ", names, ")"));
 }
 
 double seconds(const std::function<void()>& work) {
@@ -142,8 +143,8 @@ class Trial {
       const double expected = what_.expected(chain_, rank, static_cast<std::int64_t>(i)) * scale;
       if (values[i] == static_cast<float>(expected)) continue;
       throw Error(ErrorKind::run,
-                  str("bench collectives: ", what_.name, " on ", chain_.num_ranks, " ranks, ", 4 * chain_.elements,
-                      " bytes: rank ", rank, " holds ", values[i], " as element ", i, " (", expected, ")"));
+                  str(what_.name, " on ", chain_.num_ranks, " ranks, ", 4 * chain_.elements, " bytes: rank ", rank,
+                      " holds ", values[i], " as element ", i, " (", expected, ")"));
     }
   }
 
@@ -191,7 +192,7 @@ class Memcpy {
       go.store(true, std::memory_order_release);
       for (std::thread& thread : pool) thread.join();
     });
-    if (to_.back() != from_.back()) throw Error(ErrorKind::run, "bench collectives: memcpy did not copy");
+    if (to_.back() != from_.back()) throw Error(ErrorKind::run, "memcpy did not copy");
     return static_cast<double>(from_.size()) * repeats / time;
   }
 
@@ -266,13 +267,21 @@ std::vector<std::string> known_algorithms() {
 void collectives(const CollectivesOptions& options) {
   for (const std::string& name : options.ops) (void)find(collective_cases(), name, "op");
   for (const std::string& name : options.algorithms) (void)find(algorithms(), name, "algorithm");
+  // What cannot be done is said before anything is measured.
   Executor executor({.threads = options.threads});
+  for (const std::string& op : options.ops) {
+    for (const std::string& algorithm : options.algorithms) {
+      for (const int ranks : options.ranks)
+        (void)Trial(find(collective_cases(), op, "op"), find(algorithms(), algorithm, "algorithm"),
+                    {ranks, 4 * ranks, 1, 1}, 1, executor);
+    }
+  }
   if (!options.json) {
     std::cout << "Collectives of f32 on loopback, in place, " << options.threads << " threads, median of "
               << (options.dry_run ? 1 : options.runs)
               << " runs; memcpy: bytes copied by all threads, from one half of ranks x bytes to the other\n"
-              << "op              algorithm     ranks      bytes       median us       p95 us   algbw GB/s   busbw GB/s"
-                 "   memcpy GB/s\n";
+              << "op              algorithm     ranks      bytes    median us       p95 us   algbw GB/s   busbw GB/s   "
+                 "memcpy GB/s\n";
   }
   for (const std::string& op : options.ops) {
     for (const std::string& algorithm : options.algorithms) {
