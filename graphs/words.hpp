@@ -1,0 +1,46 @@
+#pragma once
+#include <charconv>
+#include <concepts>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+// Taking the text forms of plans apart: internal to graphs/.
+namespace stepgraph {
+
+// The pieces between separators; there is always one, and pieces may be empty.
+[[nodiscard]] inline std::vector<std::string_view> split_text(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = text.find(separator, begin);
+    pieces.push_back(text.substr(begin, end == std::string_view::npos ? end : end - begin));
+    if (end == std::string_view::npos) return pieces;
+    begin = end + 1;
+  }
+}
+
+// The number that is all of the text; none when it is anything else, or too large.
+template <std::integral T>
+[[nodiscard]] std::optional<T> to_number(std::string_view text) {
+  T number{};
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (failed != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// "1, 2, 3" of anything that str() takes.
+template <class Range, class Name>
+[[nodiscard]] std::string join_text(const Range& range, std::string_view separator, const Name& name) {
+  std::string out;
+  bool first = true;
+  for (const auto& item : range) {
+    if (!first) out += separator;
+    out += name(item);
+    first = false;
+  }
+  return out;
+}
+
+}  // namespace stepgraph
