@@ -5,5 +5,6 @@
 namespace stepgraph::cli {
 
 void add_bench(CLI::App& app);
+void add_schedule(CLI::App& app);
 
 }  // namespace stepgraph::cli

@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
       },
       "Print the version and what was built in");
   sg::cli::add_bench(app);
+  sg::cli::add_schedule(app);
 
   try {
     app.parse(argc, argv);

@@ -1,0 +1,160 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "engine/error.hpp"
+#include "graphs/schedule_csv.hpp"
+#include "graphs/schedule_drawing.hpp"
+#include "graphs/schedule_kinds.hpp"
+#include "graphs/schedule_simulation.hpp"
+#include "graphs/schedule_validate.hpp"
+#include "tools/stepgraph/commands.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+struct ScheduleOptions {
+  std::string kind;
+  int stages = 0, microbatches = 0, chunks = 1;
+  std::string costs = "1,1,1,0";
+  std::optional<double> limit;
+  double retain = 1;
+  std::string svg, csv;
+  bool json = false;
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
+
+Costs parse_costs(const std::string& text) {
+  Costs costs;
+  std::string_view rest = text;
+  for (double* time : {&costs.F, &costs.I, &costs.W, &costs.COMM}) {
+    const bool last            = time == &costs.COMM;
+    const std::size_t length   = std::min(rest.find(','), rest.size());
+    const std::string_view one = rest.substr(0, length);
+    const auto [end, error]    = std::from_chars(one.data(), one.data() + one.size(), *time);
+    if (error != std::errc{} || end != one.data() + one.size() || !(*time >= 0) || !std::isfinite(*time) ||
+        last != (length == rest.size())) {
+      refuse(str("--costs '", text, "': four numbers, none negative (F,I,W,COMM: 1,1,1,0.1)"));
+    }
+    rest.remove_prefix(std::min(length + 1, rest.size()));
+  }
+  if (!(costs.F + costs.I + costs.W > 0)) refuse(str("--costs '", text, "': F, I and W are all 0 (one of them more)"));
+  return costs;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  if (!(file << text << std::flush)) throw Error(ErrorKind::backend, str(path, ": cannot be written"));
+}
+
+// Colours where a person looks: see no-color.org.
+bool wants_color() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && !std::getenv("NO_COLOR") && terminal && std::string_view(terminal) != "dumb";
+}
+
+int terminal_columns() {
+  winsize size{};
+  return isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 24
+             ? size.ws_col - 10
+             : 120;
+}
+
+void print_text(const ScheduleOptions& options, const PipelineSchedule& schedule, const ScheduleFacts& facts,
+                const ScheduleTimeline& timeline) {
+  std::cout << options.kind << ": " << options.stages << " stages";
+  if (options.chunks > 1) std::cout << " of " << options.chunks << " chunks";
+  std::cout << ", " << options.microbatches << " microbatches; costs F,I,W,COMM " << options.costs << "\n"
+            << gantt_text(schedule, timeline, {.columns = terminal_columns(), .color = wants_color()})
+            << "bubble rate     " << std::fixed << std::setprecision(4) << timeline.bubble_rate << std::defaultfloat
+            << std::setprecision(6) << "\nmakespan        " << timeline.makespan << " (longest span of a rank "
+            << timeline.longest_span << ")\npeak activation";
+  for (const double peak : timeline.peak_activation) std::cout << ' ' << peak;
+  std::cout << "\nvalid; weight gradients are " << (facts.weights_in_order ? "" : "not ") << "in microbatch order\n";
+}
+
+void print_json(const ScheduleOptions& options, const Costs& costs, const ScheduleFacts& facts,
+                const ScheduleTimeline& timeline) {
+  const nlohmann::ordered_json line = {
+      {"type", "schedule"},
+      {"kind", options.kind},
+      {"stages", options.stages},
+      {"microbatches", options.microbatches},
+      {"chunks", options.chunks},
+      {"costs", {{"F", costs.F}, {"I", costs.I}, {"W", costs.W}, {"COMM", costs.COMM}}},
+      {"bubble_rate", timeline.bubble_rate},
+      {"makespan", timeline.makespan},
+      {"longest_span", timeline.longest_span},
+      {"peak_activation", timeline.peak_activation},
+      {"valid", true},
+      {"weights_in_order", facts.weights_in_order},
+  };
+  std::cout << line.dump() << "\n";
+}
+
+void run_schedule(const ScheduleOptions& options) {
+  const ScheduleKind kind = parse_schedule_kind(options.kind);
+  if (options.limit)
+    refuse(str("--limit ", *options.limit, ": ", kind, " holds what its order says (a limit is for a searched order)"));
+  if (options.json && options.csv == "-") refuse("--json and --csv -: both want stdout (give --csv a file)");
+  const Costs costs               = parse_costs(options.costs);
+  const PipelineSchedule schedule = pipeline_schedule(
+      kind, {.ranks = options.stages, .microbatches = options.microbatches, .chunks = options.chunks});
+  const ScheduleFacts facts       = validate(schedule);
+  const ScheduleTimeline timeline = simulate(schedule, {.costs = {costs}, .retain = options.retain});
+  if (!options.svg.empty()) {
+    write_file(options.svg, gantt_svg(schedule, timeline,
+                                      str(kind, ", ", options.stages, " stages, ", options.microbatches,
+                                          " microbatches: bubble rate ", timeline.bubble_rate)));
+  }
+  if (options.csv == "-") return write_csv(schedule, std::cout);
+  if (!options.csv.empty()) write_file(options.csv, to_csv(schedule));
+  options.json ? print_json(options, costs, facts, timeline) : print_text(options, schedule, facts, timeline);
+}
+
+}  // namespace
+
+void add_schedule(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "schedule", "A pipeline schedule, checked and simulated: who works when, the bubble rate, activations held");
+  auto options = std::make_shared<ScheduleOptions>();
+  command
+      ->add_option("--kind", options->kind,
+                   "The order: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2")
+      ->required();
+  command->add_option("--stages", options->stages, "Pipeline ranks (P)")->required()->check(CLI::Range(1, 1 << 20));
+  command->add_option("--microbatches", options->microbatches, "Microbatches (M)")
+      ->required()
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--chunks", options->chunks, "Stages of each rank (V); there are P*V stages")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--costs", options->costs,
+                   "F,I,W,COMM: one rank's times for a microbatch's forward, input gradient and weight gradient, and "
+                   "for one transfer; a chunk takes 1/V of the first three")
+      ->capture_default_str();
+  command->add_option("--limit", options->limit,
+                      "The most activations a rank may hold, in microbatches: for searched orders only");
+  command->add_option("--retain", options->retain, "The share of activations kept from the end of I to the end of W")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--svg", options->svg, "Draw it to a file");
+  command->add_option("--csv", options->csv,
+                      "Write it to a file as torch.distributed.pipelining does; -: to stdout, and nothing else");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph schedule --kind zb-h1 --stages 4 --microbatches 8 --costs 1,1,1,0.1 --json");
+  command->callback([options] { run_schedule(*options); });
+}
+
+}  // namespace stepgraph::cli
