@@ -1,0 +1,107 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "graphs/schedule_csv.hpp"
+#include "graphs/schedule_kinds.hpp"
+#include "tests/support/process.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+sg::testing::Outcome run_schedule(const std::string& arguments) {
+  return sg::testing::run_command(std::string(STEPGRAPH_COMMAND) + " schedule " + arguments);
+}
+
+}  // namespace
+
+TEST_CASE("schedule prints one JSON line with the promised fields and nothing else", "[tools][schedule]") {
+  const auto outcome =
+      run_schedule("--kind zb-h2 --stages 8 --microbatches 24 --costs 18.522,18.086,9.337,0.601 --json");
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  const auto line = nlohmann::json::parse(outcome.out);
+  CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 1);
+  CHECK(line.at("type") == "schedule");
+  CHECK(line.at("kind") == "zb-h2");
+  CHECK(line.at("stages") == 8);
+  CHECK(line.at("microbatches") == 24);
+  CHECK(line.at("valid") == true);
+  CHECK(line.at("peak_activation") == std::vector<double>(8, 15));
+  CHECK(std::abs(line.at("bubble_rate").get<double>() - 0.1083) < 0.00005);
+  CHECK(line.at("makespan").get<double>() >= line.at("longest_span").get<double>());
+}
+
+TEST_CASE("schedule counts chunks as shares of a rank", "[tools][schedule]") {
+  const auto outcome =
+      run_schedule("--kind interleaved --stages 4 --microbatches 8 --chunks 2 --costs 1,1,1,0 --json --retain 0.5");
+  REQUIRE(outcome.exit_code == 0);
+  const auto line = nlohmann::json::parse(outcome.out);
+  CHECK(line.at("chunks") == 2);
+  CHECK(line.at("makespan") == 8 * 3 + 3 * 3 / 2.0);
+  CHECK(line.at("peak_activation") == std::vector<double>{5.5, 4.5, 3.5, 2.5});
+}
+
+TEST_CASE("schedule draws plain text when piped", "[tools][schedule]") {
+  const auto outcome = run_schedule("--kind 1f1b --stages 2 --microbatches 3");
+  REQUIRE(outcome.exit_code == 0);
+  CHECK_THAT(outcome.out, ContainsSubstring("rank 0  F0 F1 ......B0--- F2 B1--- ...B2---") &&
+                              ContainsSubstring("bubble rate     0.2500") && ContainsSubstring("valid"));
+  CHECK(outcome.out.find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("schedule writes CSV and SVG", "[tools][schedule]") {
+  const auto piped = run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --csv -");
+  REQUIRE(piped.exit_code == 0);
+  CHECK(sg::parse_csv(piped.out) == sg::pipeline_schedule(sg::ScheduleKind::zb_h1, {.ranks = 3, .microbatches = 4}));
+  const auto folder = std::filesystem::temp_directory_path() / ("stepgraph-schedule-" + std::to_string(std::rand()));
+  std::filesystem::create_directory(folder);
+  const std::string csv = (folder / "s.csv").string(), svg = (folder / "s.svg").string();
+  const auto files = run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --json --csv " + csv + " --svg " + svg);
+  CHECK(files.exit_code == 0);
+  CHECK(sg::read_csv(csv) == sg::parse_csv(piped.out));
+  std::ifstream file(svg);
+  std::ostringstream text;
+  text << file.rdbuf();
+  CHECK_THAT(text.str(), StartsWith("<svg") && ContainsSubstring("2W3"));
+  std::filesystem::remove_all(folder);
+  CHECK(run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --csv /nowhere/at/all.csv").exit_code == 3);
+}
+
+TEST_CASE("schedule refuses what it cannot do with exit code 2 and the reason", "[tools][schedule][refuses]") {
+  for (const auto& [arguments, why] : {
+           std::pair{"--kind 1f1p --stages 4 --microbatches 8",
+                     "stepgraph schedule: unknown kind '1f1p' (known: round-robin, sequential, gpipe, 1f1b, "
+                     "interleaved, zb-h1, zb-h2)"},
+           std::pair{"--stages 4 --microbatches 8", "--kind"},
+           std::pair{"--kind 1f1b --stages 0 --microbatches 8", "--stages"},
+           std::pair{"--kind 1f1b --stages four --microbatches 8", "--stages"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches -1", "--microbatches"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --chunks 2", "2 chunks (1;"},
+           std::pair{"--kind interleaved --stages 4 --microbatches 6 --chunks 2", "a multiple of the ranks"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --limit 4", "--limit 4"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --retain 1.5", "--retain"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,1,1", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,1,1,0,2", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,1,1,", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,1,1x,0", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,-1,1,0", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,nan,1,0", "F,I,W,COMM"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 0,0,0,1", "all 0"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both want stdout"},
+           std::pair{"--kind gpipe --stages 100000 --microbatches 100000", "too many"},
+       }) {
+    CAPTURE(arguments);
+    const auto outcome = run_schedule(arguments);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph schedule") && ContainsSubstring(why));
+  }
+}
