@@ -46,21 +46,26 @@ void for_each_bar(const PipelineSchedule& schedule, const ScheduleTimeline& time
   }
 }
 
-// Columns to a unit of time. Where it fits, the shortest action gets room for its name, in whole columns, so that equal
-// actions look equal.
+// Columns to a unit of time: as many as there are, but no more than the shortest action needs for its name. Where all
+// actions take multiples of the shortest, in whole columns, so that equal actions look equal.
 double scale_of(const PipelineSchedule& schedule, const ScheduleTimeline& timeline, int columns) {
   double shortest     = timeline.makespan;
   std::size_t letters = 1;
   const bool stages   = several_stages(schedule);
-  for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
-    for_each_bar(schedule, timeline, rank, [&](const Action& action, const NodeTime& time) {
-      shortest = std::min(shortest, time.end_s - time.begin_s);
-      letters  = std::max(letters, label_of(action, stages).size() + 1);
-    });
-  }
-  const double whole =
-      std::min(std::floor(columns * shortest / timeline.makespan * (1 + 1e-9)), static_cast<double>(letters));
-  return whole >= 1 ? whole / shortest : columns / timeline.makespan;
+  const auto for_all  = [&](const auto& visit) {
+    for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) for_each_bar(schedule, timeline, rank, visit);
+  };
+  for_all([&](const Action& action, const NodeTime& time) {
+    shortest = std::min(shortest, time.end_s - time.begin_s);
+    letters  = std::max(letters, label_of(action, stages).size() + 1);
+  });
+  bool multiples = true;
+  for_all([&](const Action&, const NodeTime& time) {
+    const double times = (time.end_s - time.begin_s) / shortest;
+    multiples &= std::abs(times - std::round(times)) < 1e-6 * times;
+  });
+  const double most = std::min(columns * shortest / timeline.makespan * (1 + 1e-9), static_cast<double>(letters));
+  return (multiples && most >= 1 ? std::floor(most) : most) / shortest;
 }
 
 std::string bar_text(const std::string& label, std::size_t width, bool color) {
