@@ -3,7 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
-#include <fstream>
+#include <tuple>
 
 #include "engine/error.hpp"
 #include "graphs/schedule_csv.hpp"
