@@ -100,7 +100,12 @@ void check_tensor_parallel(const TensorParallelSplit& split) {
                  multiples_around(number, split.tp), ")"));
   };
   check("heads", split.heads);
-  check("kv_heads", split.kv_heads);
+  // Fewer of them than ranks are held by several ranks each.
+  const bool shared = split.kv_heads > 0 && split.kv_heads < split.tp;
+  if (shared && split.tp % split.kv_heads != 0)
+    refuse(str("tensor parallel: tp ", split.tp, " is not as many ranks for each of kv_heads ", split.kv_heads,
+               " (a divisor of tp, or a multiple of it)"));
+  if (!shared) check("kv_heads", split.kv_heads);
   if (split.kv_heads > 0 && split.heads % split.kv_heads != 0)
     refuse(str("tensor parallel: heads ", split.heads, " are not as many for each of kv_heads ", split.kv_heads, " (",
                multiples_around(split.heads, split.kv_heads), " heads)"));

@@ -27,7 +27,8 @@ struct BatchSplit {
 };
 [[nodiscard]] int num_microbatches(const BatchSplit& batch);  // global / dp / micro
 
-// What tensor parallelism cuts; 0: there is none of it.
+// What tensor parallelism cuts; 0: there is none of it. Where there are fewer key and value heads than ranks, each is
+// held by several.
 struct TensorParallelSplit {
   int tp                = 1;
   std::int64_t heads    = 0;

@@ -74,8 +74,12 @@ TEST_CASE("heads and vocabulary divide by tp, or are refused with the numbers", 
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 8, .heads = 12}), sg::Error,
                        says("tensor parallel: heads 12 does not divide by tp 8 (8 or 16)"));
-  CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 8, .kv_heads = 2}), sg::Error,
-                       says("tensor parallel: kv_heads 2 does not divide by tp 4 (4)"));
+  CHECK_NOTHROW(sg::check_tensor_parallel({.tp = 4, .heads = 8, .kv_heads = 2}));  // each held by two ranks
+  CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 12, .kv_heads = 3}), sg::Error,
+                       says("tensor parallel: tp 4 is not as many ranks for each of kv_heads 3 (a divisor of tp, or a "
+                            "multiple of it)"));
+  CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 12, .kv_heads = 6}), sg::Error,
+                       says("tensor parallel: kv_heads 6 does not divide by tp 4 (4 or 8)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 2, .heads = 12, .vocab = 50257}), sg::Error,
                        says("tensor parallel: vocab 50257 does not divide by tp 2 (50256 or 50258)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.heads = 12, .kv_heads = 5}), sg::Error,
