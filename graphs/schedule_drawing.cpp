@@ -69,8 +69,8 @@ double scale_of(const PipelineSchedule& schedule, const ScheduleTimeline& timeli
 }
 
 std::string bar_text(const std::string& label, std::size_t width, bool color) {
-  if (width < label.size()) return std::string(width, label[label.find_first_not_of("0123456789")]);
-  std::string text = label;
+  // A name that does not fit is its letter, once.
+  std::string text = width < label.size() ? std::string(1, label[label.find_first_not_of("0123456789")]) : label;
   text.resize(width, color ? ' ' : '-');
   if (!color && width > label.size()) text.back() = ' ';
   return text;
@@ -96,6 +96,7 @@ std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline&
   const std::size_t digits = str(schedule.num_ranks() - 1).size();
   const std::string name   = "rank ";
   std::string text;
+  bool skipped = false;
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     std::string head = str(rank);
     head.insert(0, digits - head.size(), ' ');
@@ -106,15 +107,20 @@ std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline&
       const auto begin = static_cast<std::size_t>(std::max(0.0, std::ceil(time.begin_s * scale - 0.5 - 1e-9)));
       const auto end =
           std::min(columns, static_cast<std::size_t>(std::max(0.0, std::ceil(time.end_s * scale - 0.5 - 1e-9))));
-      if (end <= std::max(begin, drawn)) return;
+      if (end <= std::max(begin, drawn)) {
+        skipped = true;
+        return;
+      }
       text.append(begin - std::min(begin, drawn), '.');
       const std::string bar = bar_text(label_of(action, stages), end - std::max(begin, drawn), options.color);
       text += options.color ? str(style_of(action.kind).terminal, bar, "\x1b[0m") : bar;
       drawn = end;
     });
     text.append(columns - drawn, '.');
+    while (!options.color && text.back() == ' ') text.pop_back();
     text += '\n';
   }
+  if (skipped) text += str("(a column is ", number(1 / scale), " long: not every action has one)\n");
   return text;
 }
 
@@ -146,10 +152,14 @@ std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& 
       out << "</g>\n";
     });
   }
-  constexpr int ticks = 10;
-  const double axis   = top + row_height * schedule.num_ranks();
-  for (int tick = 0; tick <= ticks; ++tick) {
-    const double time = timeline.makespan * tick / ticks, x = left + time * scale;
+  const double axis = top + row_height * schedule.num_ranks();
+  // Ticks at 1, 2 or 5 times a power of ten, about ten of them.
+  double step = std::pow(10, std::floor(std::log10(timeline.makespan / 10)));
+  for (const double factor : {2.0, 2.5, 2.0}) {
+    if (timeline.makespan / step > 12) step *= factor;
+  }
+  for (int tick = 0; tick * step <= timeline.makespan * (1 + 1e-9); ++tick) {
+    const double time = tick * step, x = left + time * scale;
     out << "<path d=\"M" << x << ' ' << axis << "v5\" stroke=\"black\"/><text x=\"" << x << "\" y=\"" << axis + 18
         << "\" text-anchor=\"middle\">" << number(time) << "</text>\n";
   }

@@ -1,6 +1,6 @@
 #include "graphs/schedule_graph.hpp"
 
-#include <cmath>
+#include <algorithm>
 
 #include "engine/error.hpp"
 #include "graphs/schedule_lowering.hpp"
@@ -11,10 +11,12 @@ namespace {
 
 using Kind = ActionKind;
 
+constexpr double most_cost = 1e100;  // so that no sum of them is infinite
+
 class Builder {
  public:
   Builder(const PipelineSchedule& lowered, const std::vector<Costs>& costs)
-      : schedule_(lowered), costs_(costs), graph_(lowered.num_ranks()), chunks_(lowered.stages_per_rank()) {
+      : schedule_(lowered), costs_(costs), graph_(lowered.num_ranks()) {
     const auto size = static_cast<std::size_t>(lowered.num_stages()) * microbatches();
     for (auto* tokens : {&input_, &output_, &gradient_in_, &gradient_}) tokens->resize(size);
     weights_.resize(static_cast<std::size_t>(lowered.num_stages()));
@@ -90,15 +92,14 @@ class Builder {
     const int last      = schedule_.num_stages() - 1;
     const Microbatch mb = action.microbatch;
     const std::size_t i = at(stage, mb);
-    const Costs& costs  = costs_[costs_.size() == 1 ? 0 : static_cast<std::size_t>(index(rank))];
-    const double share  = chunks_[static_cast<std::size_t>(index(rank))];
+    const Costs& costs  = costs_[static_cast<std::size_t>(stage)];
     NodeSpec spec{
         .name = to_string(action), .lane = Lane{rank, LaneKind::compute}, .labels = {stage, index(mb), -1, {}}};
     switch (action.kind) {
       case Kind::forward:
         if (stage > 0) spec.reads.push_back(rank_of(stage - 1) == rank ? output_[at(stage - 1, mb)] : input_[i]);
         spec.writes       = make(output_, rank, stage, mb, " output ");
-        spec.cost.flops   = costs.F / share;
+        spec.cost.flops   = costs.F;
         spec.labels.phase = "forward";
         break;
       case Kind::input_gradient:
@@ -107,12 +108,12 @@ class Builder {
         if (stage < last)
           spec.reads.push_back(rank_of(stage + 1) == rank ? gradient_[at(stage + 1, mb)] : gradient_in_[i]);
         spec.writes       = make(gradient_, rank, stage, mb, " gradient ");
-        spec.cost.flops   = (action.kind == Kind::backward ? costs.I + costs.W : costs.I) / share;
+        spec.cost.flops   = action.kind == Kind::backward ? costs.I + costs.W : costs.I;
         spec.labels.phase = "backward";
         break;
       default:
         spec.reads        = gradient_[i];
-        spec.cost.flops   = costs.W / share;
+        spec.cost.flops   = costs.W;
         spec.labels.phase = "weights";
         break;
     }
@@ -140,7 +141,7 @@ class Builder {
                          .message = str(forward ? "F" : "B", index(mb))};
     if (sends) {
       spec.reads      = (forward ? output_ : gradient_)[at(stage, mb)];
-      spec.cost.flops = costs_[costs_.size() == 1 ? 0 : static_cast<std::size_t>(index(rank))].COMM;
+      spec.cost.flops = costs_[static_cast<std::size_t>(stage)].COMM;
     } else {
       spec.writes =
           forward ? make(input_, rank, stage, mb, " input ") : make(gradient_in_, rank, stage, mb, " d_output ");
@@ -149,37 +150,52 @@ class Builder {
   }
 
   const PipelineSchedule& schedule_;
-  const std::vector<Costs>& costs_;
+  const std::vector<Costs>& costs_;  // [stage]
   Graph graph_;
-  std::vector<int> chunks_;
   std::vector<Buffer> input_, output_, gradient_in_, gradient_;  // [stage x microbatch]
   std::vector<Buffer> weights_, sums_;                           // [stage]
   std::vector<Group> forward_, backward_;                        // [stage]: between it and the next
   bool has_unshard_ = false, has_reduce_ = false;
 };
 
-void check(const PipelineSchedule& schedule, const std::vector<Costs>& costs) {
-  if (costs.size() != 1 && costs.size() != schedule.rows.size()) {
-    throw Error(ErrorKind::config, str("schedule: costs of ", costs.size(), " ranks for ", schedule.num_ranks(),
-                                       " (one for all, or one for each)"));
+}  // namespace
+
+std::vector<Costs> stage_costs(const PipelineSchedule& schedule, const std::vector<Costs>& costs) {
+  const auto ranks = schedule.rows.size(), stages = schedule.rank_of_stage.size();
+  if (costs.size() != 1 && costs.size() != ranks && costs.size() != stages) {
+    throw Error(ErrorKind::config, str("schedule: ", costs.size(), " costs for ", ranks, " ranks and ", stages,
+                                       " stages (one for all, one for each rank, or one for each stage)"));
   }
   for (const Costs& cost : costs) {
     for (const double time : {cost.F, cost.I, cost.W, cost.COMM}) {
-      if (!(time >= 0) || !std::isfinite(time))
-        throw Error(ErrorKind::config, str("schedule: a cost of ", time, " (not negative, and finite)"));
+      if (!(time >= 0) || !(time <= most_cost))
+        throw Error(ErrorKind::config, str("schedule: a cost of ", time, " (0 to ", most_cost, ")"));
     }
     if (!(cost.F + cost.I + cost.W > 0))
       throw Error(ErrorKind::config, "schedule: F, I and W all cost 0 (at least one of them more)");
   }
+  const std::vector<int> chunks = schedule.stages_per_rank();
+  const bool whole              = costs.size() == stages && stages != ranks;
+  std::vector<Costs> out;
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    const int rank = index(schedule.rank_of_stage[stage]);
+    Costs cost     = costs[costs.size() == 1        ? 0
+                           : costs.size() == stages ? stage
+                                                    : static_cast<std::size_t>(std::max(rank, 0))];
+    if (!whole) {
+      const double share = std::max(1, rank >= 0 ? chunks[static_cast<std::size_t>(rank)] : 1);
+      cost               = {cost.F / share, cost.I / share, cost.W / share, cost.COMM};
+    }
+    out.push_back(cost);
+  }
+  return out;
 }
 
-}  // namespace
-
 ScheduleGraph schedule_graph(const PipelineSchedule& schedule, const std::vector<Costs>& costs) {
-  check(schedule, costs);
-  if (validate(schedule).has_transfers) return Builder(schedule, costs).build(schedule);
+  const std::vector<Costs> of_stages = stage_costs(schedule, costs);
+  if (validate(schedule).has_transfers) return Builder(schedule, of_stages).build(schedule);
   const PipelineSchedule lowered = with_send_recv(schedule);
-  return Builder(lowered, costs).build(schedule);
+  return Builder(lowered, of_stages).build(schedule);
 }
 
 Machine schedule_machine(int num_ranks) {

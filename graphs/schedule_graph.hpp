@@ -15,6 +15,11 @@ struct Costs {
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
+// What each stage costs: from one entry for all ranks, one for each rank (a stage takes its share of its rank's), or
+// one for each stage, which takes all of its own. Throws Error(config) for any other number, or a cost that is
+// negative, not finite, or all 0.
+[[nodiscard]] std::vector<Costs> stage_costs(const PipelineSchedule& schedule, const std::vector<Costs>& costs);
+
 // A schedule as a graph: what `verify` proves, `simulate` times and write_dot draws.
 struct ScheduleGraph {
   Graph graph;
@@ -27,7 +32,7 @@ struct ScheduleGraph {
 // another rank. UNSHARD and RESHARD are nodes on the gather lane, REDUCE_GRAD on the reduce lane; they take no time.
 //
 // A schedule without transfers gets them (with_send_recv); one that cannot run is refused as by `validate`. Costs are
-// one for all ranks, or one for each (else Error(config)); none is negative.
+// as stage_costs takes them.
 [[nodiscard]] ScheduleGraph schedule_graph(const PipelineSchedule& schedule, const std::vector<Costs>& costs);
 
 // The machine on which that graph takes the time it costs: a flop is a unit of time.

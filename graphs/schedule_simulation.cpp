@@ -42,10 +42,16 @@ std::vector<double> peak_activations(const PipelineSchedule& schedule, double re
 
 ScheduleTimeline simulate(const PipelineSchedule& schedule, const ScheduleCosts& costs) {
   ScheduleTimeline result{.peak_activation = peak_activations(schedule, costs.retain)};
-  const ScheduleGraph built     = schedule_graph(schedule, costs.costs);
-  const Timeline timeline       = simulate(built.graph, schedule_machine(schedule.num_ranks()));
-  const std::vector<int> chunks = schedule.stages_per_rank();
-  double work                   = 0;
+  const ScheduleGraph built          = schedule_graph(schedule, costs.costs);
+  const Timeline timeline            = simulate(built.graph, schedule_machine(schedule.num_ranks()));
+  const std::vector<Costs> of_stages = stage_costs(schedule, costs.costs);
+  std::vector<double> work(schedule.rows.size(), 0);  // [rank]
+  for (std::size_t stage = 0; stage < of_stages.size(); ++stage) {
+    const int rank = index(schedule.rank_of_stage[stage]);
+    if (rank >= 0)
+      work[static_cast<std::size_t>(rank)] +=
+          schedule.num_microbatches * (of_stages[stage].F + of_stages[stage].I + of_stages[stage].W);
+  }
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     auto& times  = result.rows.emplace_back();
     double begin = unlimited, end = 0;
@@ -56,13 +62,10 @@ ScheduleTimeline simulate(const PipelineSchedule& schedule, const ScheduleCosts&
       begin = std::min(begin, times.back().begin_s);
       end   = std::max(end, times.back().end_s);
     }
-    if (chunks[rank] == 0) continue;
-    const Costs& cost   = costs.costs[costs.costs.size() == 1 ? 0 : rank];
-    result.longest_span = std::max(result.longest_span, end - begin);
-    work                = std::max(work, schedule.num_microbatches * (cost.F + cost.I + cost.W));
+    if (begin < end) result.longest_span = std::max(result.longest_span, end - begin);
   }
   result.makespan    = timeline.makespan_s;
-  result.bubble_rate = std::max(0.0, (result.longest_span - work) / result.longest_span);
+  result.bubble_rate = std::max(0.0, 1 - *std::max_element(work.begin(), work.end()) / result.longest_span);
   return result;
 }
 

@@ -18,7 +18,7 @@ struct ScheduleTimeline {
 };
 
 struct ScheduleCosts {
-  std::vector<Costs> costs = {Costs{}};  // one for all ranks, or one for each
+  std::vector<Costs> costs = {Costs{}};  // one for all ranks, one for each rank, or one for each stage
   double retain            = 1;          // the share of activations that W needs: kept from the end of I to that of W
 };
 

@@ -30,7 +30,7 @@ TEST_CASE("orders are those of the golden files", "[graphs][schedule]") {
       {"zb-h2-4x8", ScheduleKind::zb_h2, {4, 8}},
   }));
   CAPTURE(name);
-  std::ifstream file(std::string(STEPGRAPH_SOURCE_DIR) + "/tests/data/schedules/" + name + ".txt");
+  std::ifstream file(sg::str(STEPGRAPH_SOURCE_DIR, "/tests/data/schedules/", name, ".txt"));
   REQUIRE(file);
   std::ostringstream text;
   text << file.rdbuf();

@@ -5,6 +5,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -28,7 +29,7 @@ namespace {
 using Line = std::map<std::string, std::string>;  // by heading
 
 std::vector<Line> read_table(const std::string& name) {
-  std::ifstream file(std::string(STEPGRAPH_SOURCE_DIR) + "/tests/data/" + name);
+  std::ifstream file(sg::str(STEPGRAPH_SOURCE_DIR, "/tests/data/", name));
   std::vector<std::string> headings;
   std::vector<Line> lines;
   for (std::string text; std::getline(file, text);) {
@@ -127,10 +128,10 @@ TEST_CASE("costs that are none are refused", "[graphs][schedule][simulation][ref
   const auto refused  = [&](const sg::ScheduleCosts& costs, const std::string& why) {
     CHECK_THROWS_MATCHES(sg::simulate(schedule, costs), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
-  refused({.costs = {}}, "costs of 0 ranks for 3");
-  refused({.costs = {{}, {}}}, "costs of 2 ranks for 3");
+  refused({.costs = {}}, "0 costs for 3 ranks");
+  refused({.costs = {{}, {}}}, "2 costs for 3 ranks");
   refused({.costs = {{1, -1, 1, 0}}}, "a cost of -1");
-  refused({.costs = {{1, 1, 1, std::numeric_limits<double>::infinity()}}}, "finite");
+  refused({.costs = {{1, 1, 1, std::numeric_limits<double>::infinity()}}}, "a cost of inf");
   refused({.costs = {{0, 0, 0, 1}}}, "all cost 0");
   refused({.costs = {{}}, .retain = -0.5}, "retain -0.5 (0 to 1)");
 }
@@ -146,7 +147,7 @@ TEST_CASE("a drawing shows every action where it runs", "[graphs][schedule][draw
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 3});
   const auto timeline = sg::simulate(schedule, {});
   CHECK(sg::gantt_text(schedule, timeline) ==
-        "rank 0  F0 F1 ......B0--- F2 B1--- ...B2--- \n"
+        "rank 0  F0 F1 ......B0--- F2 B1--- ...B2---\n"
         "rank 1  ...F0 B0--- F1 B1--- F2 B2--- ......\n");
   CHECK(sg::gantt_text(schedule, timeline, {.columns = 12}) ==  // F has no room for its name
         "rank 0  FF..B0FB1.B2\n"
@@ -161,5 +162,26 @@ TEST_CASE("a drawing shows every action where it runs", "[graphs][schedule][draw
   for (std::size_t at = svg.find("<g>"); at != std::string::npos; at = svg.find("<g>", at + 1)) ++bars;
   CHECK(bars == schedule.num_actions());
   const auto chunks = sg::pipeline_schedule(ScheduleKind::gpipe, {.ranks = 1, .microbatches = 1, .chunks = 2});
-  CHECK(sg::gantt_text(chunks, sg::simulate(chunks, {})) == "rank 0  0F0 1F0 1B0---- 0B0---- \n");
+  CHECK(sg::gantt_text(chunks, sg::simulate(chunks, {})) == "rank 0  0F0 1F0 1B0---- 0B0----\n");
+}
+
+TEST_CASE("costs may differ by stage, also between the stages of one rank", "[graphs][schedule]") {
+  const auto two = sg::pipeline_schedule(sg::ScheduleKind::interleaved, {.ranks = 2, .microbatches = 4, .chunks = 2});
+  const sg::Costs half{.F = 0.5, .I = 0.5, .W = 0.5};
+  const auto even = sg::simulate(two, {.costs = {sg::Costs{}}}),
+             each = sg::simulate(two, {.costs = {half, half, half, half}});
+  CHECK(each.makespan == even.makespan);
+  CHECK(each.bubble_rate == even.bubble_rate);
+
+  // A heavy last stage, the head of a language model: its rank is the busiest, and works without a gap once it has
+  // begun.
+  const sg::Costs heavy{.F = 5, .I = 5, .W = 5};
+  const auto head = sg::simulate(two, {.costs = {half, half, half, heavy}});
+  CHECK(head.makespan > 4 * 15 + 4 * 1.5);
+  CHECK(std::abs(head.bubble_rate - (1 - (4 * 15 + 4 * 1.5) / head.longest_span)) < 1e-12);
+
+  const auto alone = sg::pipeline_schedule(sg::ScheduleKind::gpipe, {.ranks = 1, .microbatches = 3, .chunks = 2});
+  const auto sum = sg::simulate(alone, {.costs = {{.F = 1, .I = 2, .W = 3, .COMM = 100}, {.F = 10, .I = 20, .W = 30}}});
+  CHECK(sum.makespan == 3 * (6 + 60));
+  CHECK(sum.bubble_rate == 0);
 }

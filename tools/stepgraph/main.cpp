@@ -77,6 +77,7 @@ int main(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    if (!std::cout.flush()) throw sg::Error(sg::ErrorKind::backend, "stdout cannot be written");
     return 0;
   } catch (const CLI::Success& done) {
     if (show_version) {

@@ -28,7 +28,7 @@ struct ScheduleOptions {
   std::string costs = "1,1,1,0";
   std::optional<double> limit;
   double retain = 1;
-  std::string svg, csv;
+  std::optional<std::string> svg, csv;
   bool json = false;
 };
 
@@ -72,9 +72,13 @@ int terminal_columns() {
 
 void print_text(const ScheduleOptions& options, const PipelineSchedule& schedule, const ScheduleFacts& facts,
                 const ScheduleTimeline& timeline) {
-  std::cout << options.kind << ": " << options.stages << " stages";
-  if (options.chunks > 1) std::cout << " of " << options.chunks << " chunks";
-  std::cout << ", " << options.microbatches << " microbatches; costs F,I,W,COMM " << options.costs << "\n"
+  const auto count = [](int number, const char* what) { return str(number, " ", what, number == 1 ? "" : "s"); };
+  std::cout << options.kind << ": " << count(schedule.num_ranks(), "rank") << ", "
+            << count(schedule.num_stages(), "stage") << ", "
+            << count(options.microbatches, options.microbatches == 1 ? "microbatch" : "microbatche")
+            << "; costs F,I,W,COMM " << options.costs;
+  if (options.retain != 1) std::cout << ", retain " << options.retain;
+  std::cout << "\n"
             << gantt_text(schedule, timeline, {.columns = terminal_columns(), .color = wants_color()})
             << "bubble rate     " << std::fixed << std::setprecision(4) << timeline.bubble_rate << std::defaultfloat
             << std::setprecision(6) << "\nmakespan        " << timeline.makespan << " (longest span of a rank "
@@ -91,7 +95,9 @@ void print_json(const ScheduleOptions& options, const Costs& costs, const Schedu
       {"stages", options.stages},
       {"microbatches", options.microbatches},
       {"chunks", options.chunks},
+      {"total_stages", options.stages * options.chunks},
       {"costs", {{"F", costs.F}, {"I", costs.I}, {"W", costs.W}, {"COMM", costs.COMM}}},
+      {"retain", options.retain},
       {"bubble_rate", timeline.bubble_rate},
       {"makespan", timeline.makespan},
       {"longest_span", timeline.longest_span},
@@ -106,19 +112,24 @@ void run_schedule(const ScheduleOptions& options) {
   const ScheduleKind kind = parse_schedule_kind(options.kind);
   if (options.limit)
     refuse(str("--limit ", *options.limit, ": ", kind, " holds what its order says (a limit is for a searched order)"));
+  for (const auto* path : {&options.svg, &options.csv}) {
+    if (*path && (*path)->empty()) refuse("--svg and --csv want a file's name, not nothing");
+  }
+  if (options.svg == "-") refuse("--svg -: a drawing goes to a file (give its name)");
+  if (options.svg && options.svg == options.csv) refuse(str("--svg and --csv: both ", *options.svg, " (two files)"));
   if (options.json && options.csv == "-") refuse("--json and --csv -: both want stdout (give --csv a file)");
   const Costs costs               = parse_costs(options.costs);
   const PipelineSchedule schedule = pipeline_schedule(
       kind, {.ranks = options.stages, .microbatches = options.microbatches, .chunks = options.chunks});
   const ScheduleFacts facts       = validate(schedule);
   const ScheduleTimeline timeline = simulate(schedule, {.costs = {costs}, .retain = options.retain});
-  if (!options.svg.empty()) {
-    write_file(options.svg, gantt_svg(schedule, timeline,
-                                      str(kind, ", ", options.stages, " stages, ", options.microbatches,
-                                          " microbatches: bubble rate ", timeline.bubble_rate)));
+  if (options.svg) {
+    write_file(*options.svg, gantt_svg(schedule, timeline,
+                                       str(kind, ", ", options.stages, " stages, ", options.microbatches,
+                                           " microbatches: bubble rate ", timeline.bubble_rate)));
   }
   if (options.csv == "-") return write_csv(schedule, std::cout);
-  if (!options.csv.empty()) write_file(options.csv, to_csv(schedule));
+  if (options.csv) write_file(*options.csv, to_csv(schedule));
   options.json ? print_json(options, costs, facts, timeline) : print_text(options, schedule, facts, timeline);
 }
 
@@ -144,8 +155,10 @@ void add_schedule(CLI::App& app) {
                    "F,I,W,COMM: one rank's times for a microbatch's forward, input gradient and weight gradient, and "
                    "for one transfer; a chunk takes 1/V of the first three")
       ->capture_default_str();
-  command->add_option("--limit", options->limit,
-                      "The most activations a rank may hold, in microbatches: for searched orders only");
+  command
+      ->add_option("--limit", options->limit,
+                   "The most activations a rank may hold, in microbatches: for searched orders only")
+      ->group("");  // not shown: no kind takes it yet
   command->add_option("--retain", options->retain, "The share of activations kept from the end of I to the end of W")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
