@@ -69,15 +69,17 @@ std::vector<int> PipelineSchedule::stages_per_rank() const {
   return count;
 }
 
-PipelineSchedule schedule_of(std::vector<std::vector<Action>> rows) {
+PipelineSchedule schedule_of(std::vector<std::vector<Action>> rows,
+                             const std::vector<std::vector<std::size_t>>& columns) {
   PipelineSchedule schedule{.rows = std::move(rows)};
   const auto most = static_cast<std::int64_t>(schedule.num_actions());
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     for (std::size_t i = 0; i < schedule.rows[rank].size(); ++i) {
       const Action& action = schedule.rows[rank][i];
       const auto bad       = [&](std::string_view what, int number) {
-        throw Error(ErrorKind::config, str("schedule: row ", rank + 1, ", column ", i + 1, ": '", action, "': ", what,
-                                                 " ", number, " (numbered from 0; there are only ", most, " actions)"));
+        throw Error(ErrorKind::config,
+                          str("schedule: row ", rank + 1, ", column ", columns.empty() ? i + 1 : columns[rank][i], ": '",
+                              action, "': ", what, " ", number, " (numbered from 0; there are only ", most, " actions)"));
       };
       if (index(action.stage) < 0 || index(action.stage) >= most) bad("stage", index(action.stage));
       if (has_microbatch(action.kind) && (index(action.microbatch) < 0 || index(action.microbatch) >= most))

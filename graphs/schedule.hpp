@@ -71,7 +71,9 @@ struct PipelineSchedule {
 // Rows without anything else: a stage is of the first rank that has an action of it, and there are as many stages and
 // microbatches as the largest number says. Throws Error(config), naming row and column, when that number is more than
 // there are actions, so that a slip of the pen is not a request for memory.
-[[nodiscard]] PipelineSchedule schedule_of(std::vector<std::vector<Action>> rows);
+// `columns`: where each action stands in its row, counted from 1; none: one after another.
+[[nodiscard]] PipelineSchedule schedule_of(std::vector<std::vector<Action>> rows,
+                                           const std::vector<std::vector<std::size_t>>& columns = {});
 
 // A line for each rank, actions parted by blanks: "0F0 0F1 0B0 0B1". Parsing gives back the schedule that was printed.
 [[nodiscard]] std::string to_string(const PipelineSchedule& schedule);

@@ -71,7 +71,7 @@ TEST_CASE("the CSV of torch.distributed.pipelining is read, idle slots and all",
 TEST_CASE("junk in a CSV is refused with row, column and reason", "[graphs][schedule][csv][refuses]") {
   for (const auto& [text, place, why] : {std::tuple{"0F0,0B0\n1F0,,2F0junk\n", "row 2, column 3", "'junk'"},
                                          std::tuple{"0F0;0B0\n", "row 1, column 1", "';0B0'"},
-                                         std::tuple{"0F0,\"0B0\"\n", "row 1, column 2", "no stage"},
+                                         std::tuple{"0F0,\"0B0\n", "row 1, column 2", "no stage"},
                                          std::tuple{"step,0F0\n", "row 1, column 1", "no stage"},
                                          std::tuple{"0F0,77B0\n", "row 1, column 2", "stage 77"}}) {
     CAPTURE(text);
@@ -81,4 +81,16 @@ TEST_CASE("junk in a CSV is refused with row, column and reason", "[graphs][sche
   CHECK_THROWS_MATCHES(sg::parse_csv(""), sg::Error, MessageMatches(ContainsSubstring("no rows")));
   CHECK_THROWS_MATCHES(sg::read_csv("/nowhere/at/all.csv"), sg::Error,
                        MessageMatches(ContainsSubstring("/nowhere/at/all.csv")));
+}
+
+TEST_CASE("a CSV may have marks, quotes and blank lines at its end, but no row without an action",
+          "[graphs][schedule][csv]") {
+  const auto plain = sg::parse_csv("0F0,0B0\n1F0,1B0\n");
+  CHECK(sg::parse_csv("\xef\xbb\xbf\"0F0\" , \"0B0\"\r\n1F0,,1B0\r\n\n \n") == plain);
+  const auto refused = [](const char* text, const std::string& why) {
+    CHECK_THROWS_WITH(sg::parse_csv(text), Catch::Matchers::ContainsSubstring(why));
+  };
+  refused("0F0,0B0\n\n1F0,1B0\n", "row 2 is empty (a row of actions for each rank)");
+  refused("0F0,,,9F0\n", "row 1, column 4: '9F0': stage 9");
+  refused("", "no rows");
 }
