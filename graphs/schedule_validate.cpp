@@ -47,10 +47,15 @@ class Checker {
     if (num_stages_ < 1) return flaw({}, "no stages (at least 1)");
     if (num_microbatches_ < 1) return flaw({}, num_microbatches_, " microbatches (at least 1)");
     for (int stage = 0; stage < num_stages_; ++stage) {
-      if (rank_of(stage) == -1) return flaw({}, "no rank has stage ", stage, " of ", num_stages_);
+      if (rank_of(stage) == -1)
+        return flaw(first_above(stage), "no rank has stage ", stage, " of ", num_stages_,
+                    " (stages are numbered from 0, without a gap)");
       if (rank_of(stage) < 0 || rank_of(stage) >= schedule_.num_ranks()) {
         return flaw({}, "stage ", stage, " is on rank ", rank_of(stage), " (0 to ", schedule_.num_ranks() - 1, ")");
       }
+    }
+    for (std::size_t row = 0; row < schedule_.rows.size(); ++row) {
+      if (schedule_.rows[row].empty()) return flaw({{row, 0}}, "rank ", row, " does nothing (every rank has a stage)");
     }
     const auto actions = static_cast<std::int64_t>(schedule_.num_actions());
     if (num_stages_ > actions / num_microbatches_) {
@@ -58,6 +63,16 @@ class Checker {
                   " actions (at least F and B of each)");
     }
     return true;
+  }
+
+  // The first cell of a stage beyond one that is not there.
+  [[nodiscard]] std::vector<Cell> first_above(int stage) const {
+    for (std::size_t row = 0; row < schedule_.rows.size(); ++row) {
+      for (std::size_t i = 0; i < schedule_.rows[row].size(); ++i) {
+        if (index(schedule_.rows[row][i].stage) > stage) return {{row, i}};
+      }
+    }
+    return {};
   }
 
   bool check_cells() {

@@ -102,3 +102,12 @@ TEST_CASE("whether weight gradients come in microbatch order is told, not refuse
   CHECK_FALSE(sg::validate(sg::parse_schedule("0F0 0F1 0B1 0B0\n")).weights_in_order);
   CHECK_FALSE(sg::validate(sg::parse_schedule("0F0 0B0\n")).has_transfers);
 }
+
+TEST_CASE("a stage or a rank that is missing is shown in the grid", "[graphs][schedule][validate]") {
+  CHECK_THROWS_WITH(
+      sg::validate(sg::parse_schedule("0F0 0B0 2F0 2B0\n")),
+      Catch::Matchers::ContainsSubstring("no rank has stage 1 of 3") && Catch::Matchers::ContainsSubstring("[2F0]"));
+  sg::PipelineSchedule idle = sg::parse_schedule("0F0 0B0\n");
+  idle.rows.emplace_back();
+  CHECK_THROWS_WITH(sg::validate(idle), Catch::Matchers::ContainsSubstring("rank 1 does nothing"));
+}

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <new>
 
 #include "engine/error.hpp"
 #include "tools/stepgraph/commands.hpp"
@@ -92,6 +93,9 @@ int main(int argc, char** argv) {
   } catch (const sg::Error& error) {
     std::cerr << command_path(app) << ": " << error.what() << "\n";
     return exit_code(error.kind());
+  } catch (const std::bad_alloc&) {
+    std::cerr << command_path(app) << ": out of memory (a smaller graph, or a machine with more)\n";
+    return 3;
   } catch (const std::exception& error) {
     std::cerr << command_path(app) << ": " << error.what() << "\n";
     return 1;

@@ -46,6 +46,7 @@ Costs parse_costs(const std::string& text) {
         last != (length == rest.size())) {
       refuse(str("--costs '", text, "': four numbers, none negative (F,I,W,COMM: 1,1,1,0.1)"));
     }
+    *time += 0.0;  // no -0
     rest.remove_prefix(std::min(length + 1, rest.size()));
   }
   if (!(costs.F + costs.I + costs.W > 0)) refuse(str("--costs '", text, "': F, I and W are all 0 (one of them more)"));
@@ -167,7 +168,15 @@ void add_schedule(CLI::App& app) {
                       "Write it to a file as torch.distributed.pipelining does; -: to stdout, and nothing else");
   command->add_flag("--json", options->json, "Print JSON lines and nothing else");
   command->footer("Example: stepgraph schedule --kind zb-h1 --stages 4 --microbatches 8 --costs 1,1,1,0.1 --json");
-  command->callback([options] { run_schedule(*options); });
+  command->callback([options] {
+    try {
+      run_schedule(*options);
+    } catch (const Error& error) {  // the library names its subject, as the command does
+      constexpr std::string_view subject = "schedule: ";
+      const std::string_view what        = error.what();
+      throw Error(error.kind(), std::string(what.starts_with(subject) ? what.substr(subject.size()) : what));
+    }
+  });
 }
 
 }  // namespace stepgraph::cli
