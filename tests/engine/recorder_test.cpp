@@ -177,14 +177,14 @@ SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]"
                  .kind = sg::NodeKind::communicate});
     }
     sg::testing::WaitingWorld world(2, sg::Rank{0});
-    sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 30ms});
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 300ms});
     sg::Recorder recorder;
     WHEN("the step runs out of time") {
       CHECK_THROWS_AS(executor.run(graph, world, &recorder), sg::Error);
       THEN("the time it waited is its own, and the peer's part did not run here") {
         const sg::Timeline timeline = recorder.timeline();
-        CHECK(timeline.nodes[0].end_s >= 0.03);
-        CHECK(timeline.nodes[0].begin_s < timeline.nodes[0].end_s);
+        CHECK(timeline.nodes[0].end_s >= 0.3);
+        CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s > 0.2);  // a loaded machine may begin it late
         CHECK_FALSE(timeline.nodes[1].ran());
       }
     }
