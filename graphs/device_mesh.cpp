@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/error.hpp"
-#include "graphs/words.hpp"
+#include "engine/words.hpp"
 
 namespace stepgraph {
 namespace {

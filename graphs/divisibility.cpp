@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/error.hpp"
-#include "graphs/words.hpp"
+#include "engine/words.hpp"
 
 namespace stepgraph {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "engine/error.hpp"
-#include "graphs/words.hpp"
+#include "engine/words.hpp"
 
 namespace stepgraph {
 namespace {

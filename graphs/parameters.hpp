@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/types.hpp"
-#include "graphs/tensor_shape.hpp"
+#include "ops/tensor_shape.hpp"
 
 namespace stepgraph {
 

@@ -8,7 +8,7 @@
 
 #include "engine/access.hpp"
 #include "engine/types.hpp"
-#include "graphs/tensor_shape.hpp"
+#include "ops/tensor_shape.hpp"
 
 namespace stepgraph {
 

@@ -37,6 +37,6 @@
 #include "graphs/schedule_validate.hpp"
 #include "graphs/shapes.hpp"
 #include "graphs/sharded_step.hpp"
-#include "graphs/tensor_shape.hpp"
+#include "ops/tensor_shape.hpp"
 #include "ops/collectives.hpp"
 #include "ops/reduce.hpp"

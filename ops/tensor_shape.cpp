@@ -1,7 +1,7 @@
-#include "graphs/tensor_shape.hpp"
+#include "ops/tensor_shape.hpp"
 
 #include "engine/error.hpp"
-#include "graphs/words.hpp"
+#include "engine/words.hpp"
 
 namespace stepgraph {
 

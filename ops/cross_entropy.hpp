@@ -1,0 +1,17 @@
+#pragma once
+#include "ops/tape.hpp"
+
+namespace stepgraph {
+
+// Adds up, in `loss`, -log softmax(logits)[target] over all rows; gradients are those of that sum times `scale`. Tensor
+// parallel: this rank has the columns from `vocab_begin` on, and all ranks get the same sum.
+struct CrossEntropy {
+  Tensor logits            = {};  // [rows, columns]
+  Tensor targets           = {};  // [rows], i32: of the whole vocabulary
+  Access loss              = {};  // where the sum is written: one f64
+  double scale             = 1;
+  std::int64_t vocab_begin = 0;
+};
+void cross_entropy(Tape& tape, const CrossEntropy& spec);
+
+}  // namespace stepgraph

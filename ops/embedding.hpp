@@ -1,0 +1,22 @@
+#pragma once
+#include "ops/tape.hpp"
+
+namespace stepgraph {
+
+// Row t of the weight for every token t: [tokens] -> [tokens, width]. Tensor parallel: this rank has the rows from
+// `vocab_begin` on, gives zeros for tokens of others, and the ranks' outputs are added up.
+struct Embedding {
+  Tensor tokens            = {};  // i32
+  Weight weight            = {};  // [rows, width]
+  std::int64_t vocab_begin = 0;
+};
+[[nodiscard]] Tensor embedding(Tape& tape, const Embedding& spec);
+
+// x plus row p of the weight for position p of each sequence: [sequences * seq, width].
+struct PositionalEmbedding {
+  Tensor x      = {};
+  Weight weight = {};  // [context, width], context >= seq
+};
+[[nodiscard]] Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec);
+
+}  // namespace stepgraph

@@ -1,0 +1,65 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "engine/graph.hpp"
+
+// What ends a step: the norm of all gradients, the factor that clips them, and the update of each weight. Nodes without
+// a lane: only their accesses order them.
+namespace stepgraph {
+
+// sum = the squares of all elements of `values` in f64, over blocks of fixed size, so that its bits depend on nothing
+// but the elements. `values` may be strided.
+struct SquareSum {
+  std::string name = {};
+  Access values    = {};
+  Access sum       = {};  // one f64
+  Labels labels    = {};
+};
+Node square_sum(Graph& graph, const SquareSum& spec);
+
+// norm = sqrt(the squares, added in their order), factor = min(1, clip / (norm + 1e-6)), or 1 where clip is 0.
+struct ClipFactor {
+  std::string name = "clip";
+  Access squares   = {};  // f64, any number
+  Access norm      = {};  // one f64
+  Access factor    = {};  // one f64
+  double clip      = 0;
+  Labels labels    = {};
+};
+Node clip_factor(Graph& graph, const ClipFactor& spec);
+
+// What changes from step to step is read, never captured: `factor` (f64) scales the gradient, `rate` (f64) is the
+// learning rate, `step` (i64) counts from 1.
+struct AdamW {
+  std::string name    = {};
+  Access weight       = {};
+  Access gradient     = {};
+  Access first        = {};  // running mean of gradients, of the weight's type; zero at first
+  Access second       = {};  // of their squares
+  Access factor       = {};
+  Access rate         = {};
+  Access step         = {};
+  double beta1        = 0.9;
+  double beta2        = 0.95;
+  double eps          = 1e-8;
+  double weight_decay = 0;  // decoupled: weight -= rate * weight_decay * weight, before the rest
+  Labels labels       = {};
+};
+Node adamw(Graph& graph, const AdamW& spec);
+
+// velocity = momentum * velocity + (factor * gradient + weight_decay * weight); weight -= rate * velocity.
+struct Sgd {
+  std::string name    = {};
+  Access weight       = {};
+  Access gradient     = {};
+  Access velocity     = {};  // zero at first
+  Access factor       = {};
+  Access rate         = {};
+  double momentum     = 0;
+  double weight_decay = 0;
+  Labels labels       = {};
+};
+Node sgd(Graph& graph, const Sgd& spec);
+
+}  // namespace stepgraph

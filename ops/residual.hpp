@@ -1,0 +1,17 @@
+#pragma once
+#include <optional>
+
+#include "ops/tape.hpp"
+
+namespace stepgraph {
+
+// x + (branch + bias). The bias is that of the linear before it, which under tensor parallelism can only be added once
+// the ranks' summands are.
+struct Residual {
+  Tensor x                   = {};
+  Tensor branch              = {};
+  std::optional<Weight> bias = {};  // [width]
+};
+[[nodiscard]] Tensor residual(Tape& tape, const Residual& spec);
+
+}  // namespace stepgraph

@@ -1,0 +1,180 @@
+#include "ops/tape.hpp"
+
+#include "engine/words.hpp"
+
+namespace stepgraph {
+
+void WeightTable::add(Entry entry) {
+  if (!by_name_.emplace(entry.name, static_cast<int>(entries_.size())).second) {
+    throw Error(ErrorKind::config, str("weight '", entry.name, "': declared twice"));
+  }
+  entries_.push_back(std::move(entry));
+}
+
+Weight WeightTable::find(std::string_view name) const {
+  const auto found = by_name_.find(std::string(name));
+  if (found == by_name_.end()) {
+    throw Error(ErrorKind::config, str("weight '", name, "': not declared (declared: ",
+                                       join_text(entries_, ", ", [](const Entry& entry) { return entry.name; }), ")"));
+  }
+  const Entry& entry = entries_[static_cast<std::size_t>(found->second)];
+  return {.value = entry.value, .shape = entry.shape, .id = found->second};
+}
+
+Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
+  if (spec_.graph == nullptr || spec_.weights == nullptr) {
+    throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
+  }
+  if (spec_.type != DType::f32 && spec_.type != DType::f64) {
+    throw Error(ErrorKind::config, str("tape: computes in f32 or f64, not in ", spec_.type));
+  }
+}
+
+Labels Tape::labels() const {
+  return {.stage = spec_.stage, .microbatch = spec_.microbatch, .layer = layer_, .phase = phase_};
+}
+
+std::string Tape::place() const {
+  std::string text;
+  if (layer_ >= 0) text += str(" layer", layer_);
+  if (spec_.stage >= 0) text += str(" s", spec_.stage);
+  if (spec_.microbatch >= 0) text += str(" mb", spec_.microbatch);
+  return text;
+}
+
+Tensor Tape::tensor(std::string_view name, TensorShape shape, std::optional<DType> type) {
+  check_shape(shape, name);
+  Tensor made{.shape = std::move(shape), .type = type.value_or(spec_.type), .id = static_cast<int>(states_.size())};
+  made.buffer = spec_.graph->buffer(
+      {.name = str(name, place()), .rank = spec_.rank, .size_bytes = made.num_bytes(), .type = made.type});
+  states_.push_back({.needed = spec_.records});
+  return made;
+}
+
+Tensor Tape::input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient) {
+  const Tensor made{.buffer = buffer, .shape = std::move(shape), .type = type, .id = static_cast<int>(states_.size())};
+  states_.push_back({.needed = spec_.records && needs_gradient});
+  return made;
+}
+
+Tensor Tape::same_bytes(const Tensor& of) {
+  Tensor made = of;
+  made.id     = static_cast<int>(states_.size());
+  states_.push_back({.needed = state(of).needed});
+  return made;
+}
+
+Node Tape::add_node(const OpNode& node, Body body) {
+  return spec_.graph->add({.name        = str(node.op, place()),
+                           .lane        = spec_.graph->lane(spec_.rank, LaneKind::compute),
+                           .reads       = node.reads,
+                           .writes      = node.writes,
+                           .accumulates = node.accumulates,
+                           .op          = node.op,
+                           .parallel    = node.parallel,
+                           .cost        = node.cost,
+                           .labels      = labels()},
+                          std::move(body));
+}
+
+void Tape::on_backward(Backward backward) {
+  if (spec_.records) records_.push_back({std::move(backward), layer_});
+}
+
+Tape::State& Tape::state(const Tensor& of) {
+  return const_cast<State&>(std::as_const(*this).state(of));  // NOLINT: both are this tape's
+}
+
+const Tape::State& Tape::state(const Tensor& of) const {
+  if (of.id < 0 || static_cast<std::size_t>(of.id) >= states_.size()) {
+    throw Error(ErrorKind::config,
+                str("tape: tensor ", of.id, " is of another tape (this one has ", states_.size(), ")"));
+  }
+  return states_[static_cast<std::size_t>(of.id)];
+}
+
+bool Tape::has_gradient(const Tensor& of) const { return state(of).gradient.has_value(); }
+bool Tape::owns_gradient(const Tensor& of) const { return state(of).own; }
+
+Tensor Tape::gradient(const Tensor& of) const {
+  const State& found = state(of);
+  if (!found.gradient) throw Error(ErrorKind::config, str("tape: tensor ", of.id, " has no gradient yet"));
+  return *found.gradient;
+}
+
+Tape::Target Tape::target(const Tensor& of) {
+  State& found = state(of);
+  if (found.gradient && found.own) return {.out = found.gradient->buffer, .in_place = true};
+  const std::optional<Tensor> before = found.gradient;
+  Tensor made                        = tensor("gradient", of.shape, of.type);
+  State& after                       = state(of);  // making a tensor moved it
+  after.gradient                     = made;
+  after.own                          = true;
+  return {.out = made.buffer, .base = before ? std::optional(before->buffer) : std::nullopt};
+}
+
+Tape::Target Tape::target(const Weight& of) {
+  WeightTable::Entry& entry = (*spec_.weights)[of];
+  const bool first          = !std::exchange(entry.has_gradient, true);
+  return {.out = entry.gradient, .in_place = !first};
+}
+
+void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
+  if (!needs_gradient(of)) return;
+  const Tensor gradient_of_from = gradient(from);
+  if (has_gradient(of)) {
+    add_gradient(of,
+                 {.op = "add", .reads = gradient_of_from, .cost = {.flops = static_cast<double>(of.num_elements())}},
+                 []<class T>(const Context& context, Into<T> into) {
+                   const auto more = context.read<T>();
+                   for (std::int64_t i = 0; i < into.size; ++i) into.put(i, more[static_cast<std::size_t>(i)]);
+                 });
+    return;
+  }
+  state(of).gradient = gradient_of_from;
+  state(of).own      = false;
+  state(from).own    = false;
+}
+
+void Tape::hand_over_gradient(const Tensor& of, const Tensor& from) {
+  const bool owned = owns_gradient(from), fresh = needs_gradient(of) && !has_gradient(of);
+  pass_gradient(of, from);
+  if (owned && fresh) state(of).own = true;
+}
+
+void Tape::set_gradient(const Tensor& of, const Tensor& gradient) {
+  state(of).gradient = gradient;
+  state(of).own      = false;
+}
+
+void Tape::replace_gradient(const Tensor& of, const Tensor& gradient) {
+  state(of).gradient = gradient;
+  state(of).own      = true;
+}
+
+void Tape::emit(const Record& record, bool inputs, bool weights) {
+  bool reached = record.backward.outputs.empty();
+  for (const Tensor& output : record.backward.outputs) reached = reached || has_gradient(output);
+  if (!reached) return;
+  layer_ = record.layer;
+  if (inputs && record.backward.input_gradients) {
+    phase_ = "backward";
+    record.backward.input_gradients(*this);
+  }
+  if (weights && record.backward.weight_gradients) {
+    phase_ = "weight";
+    record.backward.weight_gradients(*this);
+  }
+}
+
+void Tape::emit_input_gradients() {
+  for (auto record = records_.rbegin(); record != records_.rend(); ++record) emit(*record, true, false);
+}
+void Tape::emit_weight_gradients() {
+  for (auto record = records_.rbegin(); record != records_.rend(); ++record) emit(*record, false, true);
+}
+void Tape::emit_gradients() {
+  for (auto record = records_.rbegin(); record != records_.rend(); ++record) emit(*record, true, true);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,207 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/graph.hpp"
+#include "ops/tensor.hpp"
+#include "ops/weight_table.hpp"
+
+namespace stepgraph {
+
+// The ranks that share one copy of a stage's weights.
+struct TensorParallel {
+  int size    = 1;
+  int index   = 0;
+  Group group = {};  // of no graph when size is 1
+};
+
+// What an op says about one of its nodes. The tape adds the rest: rank, lane, labels, name.
+struct OpNode {
+  std::string op         = {};  // "gelu"
+  AccessList reads       = {};
+  AccessList writes      = {};
+  AccessList accumulates = {};
+  Cost cost              = {};
+  bool parallel          = false;  // the kernel may call Context::parallel_for
+};
+
+struct TapeSpec {
+  Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
+  WeightTable* weights   = nullptr;
+  Rank rank              = {};
+  DType type             = DType::f32;  // of activations, weights and gradients: f32 or f64
+  TensorParallel tp      = {};
+  std::int64_t sequences = 1;  // in this microbatch
+  std::int64_t seq       = 1;  // tokens of each
+  int stage              = -1;
+  int microbatch         = -1;
+  bool records           = true;  // false: forward only, `backward` is never asked for
+};
+
+// The forward pass of one stage for one microbatch on one rank. An op adds its forward nodes to the graph at once and
+// says how its backward is emitted; the tape keeps that, and emits input gradients and weight gradients when the
+// schedule's turn for them has come: together (B) or apart (I, then W).
+//
+// Gradients. Each tensor's gradient is the sum of what its users add, in the reverse order of use. What an op must know
+// of that is in `Into`: its kernel adds to what is there, if anything is.
+class Tape {
+ public:
+  explicit Tape(TapeSpec spec);
+  Tape(const Tape&)            = delete;
+  Tape& operator=(const Tape&) = delete;
+  Tape(Tape&&)                 = default;
+
+  // --- for models --------------------------------------------------------------------------------------------------
+  [[nodiscard]] Weight weight(std::string_view name) const { return spec_.weights->find(name); }
+  [[nodiscard]] const TensorParallel& tp() const noexcept { return spec_.tp; }
+  [[nodiscard]] std::int64_t sequences() const noexcept { return spec_.sequences; }
+  [[nodiscard]] std::int64_t seq() const noexcept { return spec_.seq; }
+  void set_layer(int layer) { layer_ = layer; }  // labels what follows; -1: no layer
+
+  // --- for ops: forward ----------------------------------------------------------------------------------------------
+  [[nodiscard]] Graph& graph() const noexcept { return *spec_.graph; }
+  [[nodiscard]] Rank rank() const noexcept { return spec_.rank; }
+  [[nodiscard]] DType type() const noexcept { return spec_.type; }
+  [[nodiscard]] bool records() const noexcept { return spec_.records; }
+  [[nodiscard]] Labels labels() const;
+
+  // A new buffer of this step; the tape's type unless another is given. The tape puts stage, microbatch and layer into
+  // its name.
+  [[nodiscard]] Tensor tensor(std::string_view name, TensorShape shape, std::optional<DType> type = {});
+  // A buffer made elsewhere: tokens, what came from another stage.
+  [[nodiscard]] Tensor input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient);
+  // The same bytes under a new number: the output of an op that works in place, or does nothing.
+  [[nodiscard]] Tensor same_bytes(const Tensor& of);
+
+  // Adds a node on the rank's compute lane. The kernel is called with the context; or with the context and a number of
+  // the tape's type, whose type it then takes:
+  //   tape.add({...}, [](const Context& context, auto zero) { using T = decltype(zero); ... });
+  template <class Kernel>
+  Node add(const OpNode& node, Kernel kernel) {
+    if constexpr (std::invocable<Kernel&, const Context&>) {
+      return add_node(node, Body(std::move(kernel)));
+    } else {
+      return add_node(node, typed(
+                                node.op, [kernel]<class T>(const Context& context, T zero) { kernel(context, zero); },
+                                std::bool_constant<std::invocable<Kernel&, const Context&, float>>(),
+                                std::bool_constant<std::invocable<Kernel&, const Context&, double>>()));
+    }
+  }
+
+  // How an op's backward is emitted, once the gradients of its outputs are complete; left out where none of them has
+  // one (an op without outputs, a loss, is where gradients begin). The first adds to its inputs' gradients, the second
+  // to its weights'; either may be empty. Both see this very tape, again with the layer of the forward pass.
+  struct Backward {
+    std::vector<Tensor> outputs                 = {};
+    std::function<void(Tape&)> input_gradients  = {};
+    std::function<void(Tape&)> weight_gradients = {};
+  };
+  void on_backward(Backward backward);
+
+  // --- for ops: backward ---------------------------------------------------------------------------------------------
+  [[nodiscard]] bool has_gradient(const Tensor& of) const;
+  [[nodiscard]] Tensor gradient(const Tensor& of) const;  // refuses a tensor that has none
+
+  // Adds a node whose kernel adds to the gradient of `of`: called with the context and an Into<T>. Does nothing where
+  // nobody needs that gradient.
+  //   tape.add_gradient(x, {.op = "gelu_backward", .reads = {x, dy}}, [](const Context& context, auto dx) { ... });
+  template <class Kernel>
+  void add_gradient(const Tensor& of, const OpNode& node, Kernel kernel) {
+    if (needs_gradient(of)) add_sum(node, target(of), std::move(kernel));
+  }
+  template <class Kernel>
+  void add_weight_gradient(const Weight& of, const OpNode& node, Kernel kernel) {
+    add_sum(node, target(of), std::move(kernel));
+  }
+
+  // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
+  void pass_gradient(const Tensor& of, const Tensor& from);
+  // Likewise, but `from`'s own gradient is done with: whoever comes next may change it in place. For ops that work in
+  // place on it.
+  void hand_over_gradient(const Tensor& of, const Tensor& from);
+  // True where nothing but `of` holds its gradient: it may be changed in place.
+  [[nodiscard]] bool owns_gradient(const Tensor& of) const;
+
+  // `of` has another gradient from here on, which is its own.
+  void replace_gradient(const Tensor& of, const Tensor& gradient);
+
+  // --- for schedules -------------------------------------------------------------------------------------------------
+  void set_gradient(const Tensor& of, const Tensor& gradient);  // came from the next stage
+  void emit_input_gradients();                                  // I
+  void emit_weight_gradients();                                 // W, after I
+  void emit_gradients();                                        // B: both, op by op
+
+  [[nodiscard]] bool needs_gradient(const Tensor& of) const { return state(of).needed; }
+
+ private:
+  struct State {
+    bool needed                    = true;
+    std::optional<Tensor> gradient = {};
+    bool own                       = false;  // only this tensor's: may be changed in place
+  };
+  struct Record {
+    Backward backward;
+    int layer;
+  };
+  // A node's list grown by the place of a sum, and where in the lists it is.
+  struct Target {
+    Buffer out;
+    std::optional<Buffer> base = {};  // another buffer
+    bool in_place              = false;
+  };
+
+  [[nodiscard]] State& state(const Tensor& of);
+  [[nodiscard]] const State& state(const Tensor& of) const;
+  [[nodiscard]] Target target(const Tensor& of);
+  [[nodiscard]] Target target(const Weight& of);
+  Node add_node(const OpNode& node, Body body);
+  void emit(const Record& record, bool inputs, bool weights);
+  [[nodiscard]] std::string place() const;  // "s0 mb1 layer3"
+
+  template <class Kernel, bool f32, bool f64>
+  Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {
+    if constexpr (f32) {
+      if (spec_.type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
+    }
+    if constexpr (f64) {
+      if (spec_.type == DType::f64) return Body([kernel](const Context& context) { kernel(context, double{}); });
+    }
+    throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+  }
+
+  template <class Kernel>
+  void add_sum(OpNode node, const Target& to, Kernel kernel) {
+    const std::size_t read = node.reads.view().size(), written = node.writes.view().size(),
+                      accumulated = node.accumulates.view().size();
+    if (to.in_place) {
+      node.accumulates.push_back(to.out);
+    } else {
+      node.writes.push_back(to.out);
+      if (to.base) node.reads.push_back(*to.base);
+    }
+    const bool in_place = to.in_place, based = to.base.has_value();
+    const auto call = [=]<class T>(const Context& context, T) {
+      const std::span<T> out = in_place ? context.accumulate<T>(accumulated) : context.write<T>(written);
+      const T* base          = in_place ? out.data() : based ? context.read<T>(read).data() : nullptr;
+      kernel(context, Into<T>{out.data(), base, static_cast<std::int64_t>(out.size())});
+    };
+    add_node(node, typed(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Into<float>>>(),
+                         std::bool_constant<std::invocable<Kernel&, const Context&, Into<double>>>()));
+  }
+
+  TapeSpec spec_;
+  int layer_         = -1;
+  const char* phase_ = "forward";
+  std::vector<State> states_;  // by tensor
+  std::vector<Record> records_;
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,20 @@
+#pragma once
+#include <string_view>
+
+#include "ops/tape.hpp"
+
+// The two collectives of tensor parallelism, each the other's adjoint. With one rank they are nothing: the tensor
+// itself.
+namespace stepgraph {
+
+// Every rank uses all of x for its own share of the work: nothing to do forward; backward, the ranks' gradients are
+// added up.
+[[nodiscard]] Tensor tp_copy(Tape& tape, const Tensor& x);
+
+// Every rank has a summand of the whole: they are added up, in place; backward, the gradient is everybody's.
+[[nodiscard]] Tensor tp_sum(Tape& tape, const Tensor& x);
+
+// One part of an all_reduce over the tensor-parallel ranks, in place on the tape's tensor, for ops that need more.
+void tp_all_reduce(Tape& tape, const Tensor& x, std::string_view name, Reduction reduction = Reduction::sum);
+
+}  // namespace stepgraph
