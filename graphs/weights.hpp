@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graphs/model.hpp"
+
+// Which part of which tensor a tensor-parallel rank holds.
+namespace stepgraph {
+
+// A section's share on one rank: indices [begin, begin + size) of the tensor's dim lie at [local, local + size) of the
+// rank's weight.
+struct WeightPiece {
+  std::string tensor;
+  std::int64_t tensor_size = 0;  // of that dim, in the whole tensor
+  std::int64_t begin       = 0;
+  std::int64_t size        = 0;
+  std::int64_t local       = 0;
+  int num_holders          = 1;     // ranks that hold this very piece, neighbours
+  bool first_holder        = true;  // this is the first of them
+};
+
+// Throws Error(config) where the weight cannot be cut over so many ranks.
+[[nodiscard]] std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp_index);
+[[nodiscard]] TensorShape local_shape(const WeightSpec& weight, int tp_size, int tp_index);
+[[nodiscard]] TensorShape tensor_shape(const WeightSpec& weight, const WeightPiece& piece);  // of the whole tensor
+
+// A piece from the whole tensor to the rank's weight, and back. Elements are those of the weight's layout.
+template <class T>
+void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local);
+template <class T>
+void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> local, std::span<T> tensor);
+
+}  // namespace stepgraph
