@@ -1,0 +1,146 @@
+#include "graphs/step_setup.hpp"
+
+#include <algorithm>
+
+#include "engine/error.hpp"
+#include "graphs/divisibility.hpp"
+#include "graphs/schedule_csv.hpp"
+#include "graphs/schedule_kinds.hpp"
+#include "graphs/schedule_lowering.hpp"
+#include "graphs/schedule_validate.hpp"
+#include "graphs/weights.hpp"
+
+namespace stepgraph {
+namespace {
+
+void check_model(const Model& model, const Plan& plan, const BatchSpec& batch) {
+  if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
+  if (batch.seq > model.context) {
+    throw Error(ErrorKind::config,
+                str("batch.seq: ", batch.seq, " is longer than the model's context of ", model.context));
+  }
+  if (model.blocks.empty()) throw Error(ErrorKind::config, "model: has no blocks");
+  check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads, .vocab = model.vocab});
+  if (model.inner % plan.layout.tp != 0) {
+    throw Error(ErrorKind::config,
+                str("layout: an MLP of width ", model.inner, " does not divide over tp(", plan.layout.tp, ") ranks"));
+  }
+  if (plan.layout.sequence_parallel) {
+    throw Error(ErrorKind::config, "layout.sequence_parallel: not supported by this version (supported: false)");
+  }
+}
+
+// Forward only, microbatch by microbatch: what a stage needs is received right before it, what it makes sent right
+// after.
+PipelineSchedule forward_schedule(const PipelineSchedule& whole) {
+  PipelineSchedule schedule = whole;
+  for (int rank = 0; rank < whole.num_ranks(); ++rank) {
+    auto& row = schedule.rows[static_cast<std::size_t>(rank)];
+    row.clear();
+    for (int mb = 0; mb < whole.num_microbatches; ++mb) {
+      for (int s = 0; s < whole.num_stages(); ++s) {
+        const auto on = [&](int stage) { return index(whole.rank_of_stage[static_cast<std::size_t>(stage)]); };
+        if (on(s) != rank) continue;
+        const auto add = [&](ActionKind kind) { row.push_back({Stage{s}, kind, Microbatch{mb}}); };
+        if (s > 0 && on(s - 1) != rank) add(ActionKind::recv_forward);
+        add(ActionKind::forward);
+        if (s + 1 < whole.num_stages() && on(s + 1) != rank) add(ActionKind::send_forward);
+      }
+    }
+  }
+  return schedule;
+}
+
+std::vector<std::vector<std::size_t>> cut_into_stages(const Model& model, int num_stages) {
+  const std::vector<int> layers = split_layers(model.layers, num_stages);
+  std::vector<std::vector<std::size_t>> stages(static_cast<std::size_t>(num_stages));
+  int seen          = 0;
+  std::size_t stage = 0;
+  int last_of_stage = layers[0];
+  for (std::size_t i = 0; i < model.blocks.size(); ++i) {
+    if (model.blocks[i].layer >= 0) {
+      if (seen == last_of_stage) last_of_stage += layers[++stage];
+      ++seen;
+    } else if (seen > 0) {
+      stage = stages.size() - 1;  // after the layers
+    }
+    stages[stage].push_back(i);
+  }
+  return stages;
+}
+
+}  // namespace
+
+std::size_t num_norm_slots(const WeightSpec& weight, int tp) {
+  if (!weight.cut) return 1;
+  const auto pieces = pieces_of(weight, tp, 0);
+  const bool shared =
+      std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.num_holders > 1; });
+  return shared ? pieces.size() : 1;
+}
+
+PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches) {
+  if (!plan.schedule.ends_with(".csv")) {
+    return pipeline_schedule(parse_schedule_kind(plan.schedule),
+                             {.ranks = pp, .microbatches = num_microbatches, .chunks = plan.chunks});
+  }
+  PipelineSchedule schedule = read_csv(plan.schedule);
+  if (schedule.num_ranks() != pp || schedule.num_microbatches != num_microbatches) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),
+                                       " ranks and ", schedule.num_microbatches,
+                                       " microbatches (layout and batch want ", pp, " and ", num_microbatches, ")"));
+  }
+  return schedule;
+}
+
+StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& batch, bool trains,
+                     const StepOptions& asked)
+    : step{.graph  = Graph(1),
+           .layout = Layout(given.layout),
+           .model  = model,
+           .batch  = batch,
+           .type   = given.precision.param},
+      plan(given),
+      options(asked) {
+  const int num_ranks = step.layout.num_ranks();
+  check_model(model, plan, batch);
+  step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
+  step.schedule         = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
+  validate(step.schedule);
+  blocks_of_stage = cut_into_stages(model, step.schedule.num_stages());
+  step.schedule   = trains ? with_send_recv(with_reduce_grad(step.schedule)) : forward_schedule(step.schedule);
+  step.graph      = options.only ? Graph(num_ranks, *options.only) : Graph(num_ranks);
+  step.ranks.resize(static_cast<std::size_t>(num_ranks));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    step.ranks[static_cast<std::size_t>(rank)].coord = step.layout.coord(Rank{rank});
+  }
+  for (std::size_t stage = 0; stage < blocks_of_stage.size(); ++stage) {
+    for (const std::size_t block : blocks_of_stage[stage]) {
+      for (const WeightSpec& weight : step.model.blocks[block].weights) {
+        stage_of_weight.emplace(weight.name, Stage{static_cast<int>(stage)});
+        if (!weight.tied_to.empty()) continue;
+        slot_of_weight.emplace(weight.name, num_slots);
+        num_slots += num_norm_slots(weight, plan.layout.tp);
+      }
+    }
+  }
+}
+
+Group StepSetup::group(const RankGroup& ranks, std::string_view purpose) {
+  const auto [found, fresh] = groups_.try_emplace(str(ranks.name, " ", purpose));
+  if (fresh) found->second = add_group(step.graph, ranks, purpose);
+  return found->second;
+}
+
+Group StepSetup::group(std::string name, std::vector<Rank> ranks) {
+  const auto [found, fresh] = groups_.try_emplace(name);
+  if (fresh) found->second = step.graph.group({.name = std::move(name), .ranks = std::move(ranks)});
+  return found->second;
+}
+
+Rank StepSetup::rank_of(Stage stage, Coord coord) const {
+  coord.pp = index(step.schedule.rank_of_stage[static_cast<std::size_t>(index(stage))]);
+  return step.layout.rank(coord);
+}
+
+}  // namespace stepgraph

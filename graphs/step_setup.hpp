@@ -1,0 +1,39 @@
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graphs/training_step.hpp"
+
+// What all ranks of a step share while it is built: internal to graphs/.
+namespace stepgraph {
+
+struct StepSetup {
+  StepSetup(const Model& model, const Plan& plan, const BatchSpec& batch, bool trains, const StepOptions& options);
+
+  // The communicator of these ranks for one purpose; made when it is first asked for.
+  Group group(const RankGroup& ranks, std::string_view purpose);
+  Group group(std::string name, std::vector<Rank> ranks);
+
+  [[nodiscard]] Rank rank_of(Stage stage, Coord coord) const;  // who has the stage, with coord's dp and tp
+  [[nodiscard]] int num_stages() const { return step.schedule.num_stages(); }
+  [[nodiscard]] bool is_last(Stage stage) const { return index(stage) + 1 == num_stages(); }
+  [[nodiscard]] std::int64_t rows() const { return std::int64_t{step.batch.micro} * step.batch.seq; }
+
+  StepGraph step;
+  Plan plan;
+  StepOptions options;
+  std::vector<std::vector<std::size_t>> blocks_of_stage = {};
+  std::map<std::string, Stage> stage_of_weight          = {};
+  std::map<std::string, std::size_t> slot_of_weight = {};  // of those that are not tied: first place in the norm's sum
+  std::size_t num_slots                             = 0;
+
+ private:
+  std::map<std::string, Group> groups_;
+};
+
+// How many summands of the squared norm a weight has: one, or one for each section where some are held by several
+// ranks.
+[[nodiscard]] std::size_t num_norm_slots(const WeightSpec& weight, int tp);
+
+}  // namespace stepgraph

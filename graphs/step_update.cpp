@@ -1,0 +1,177 @@
+// The end of a training step: gradients over ranks, the norm of all of them, the update.
+#include "engine/error.hpp"
+#include "graphs/step_builder.hpp"
+#include "graphs/weights.hpp"
+#include "ops/optimizer.hpp"
+#include "ops/reduce.hpp"
+
+namespace stepgraph {
+
+void StepBuilder::all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
+                                  LaneKind lane, const Labels& labels) {
+  const Region region = bytes.region;
+  const auto size =
+      static_cast<double>(region.length == Access::whole ? graph().spec(bytes.buffer).size_bytes : region.num_bytes());
+  graph().add({.name        = name,
+               .lane        = graph().lane(rank_, lane),
+               .accumulates = bytes,
+               .part        = PartSpec{.group = group, .op = PartOp::all_reduce, .type = type, .message = name},
+               .kind        = NodeKind::communicate,
+               .op          = "all_reduce",
+               .cost        = {.bytes_moved = 2 * size, .bytes_sent = size * (members - 1)},
+               .labels      = labels});
+}
+
+// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
+// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
+void StepBuilder::reduce_gradients(Stage stage) {
+  const auto& weights = here().weights;
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
+    if (weight->stage != stage) continue;
+    const WeightSpec& spec = setup_.step.spec(*weight);
+    const Weight entry     = table_.find(spec.name);
+    if (!table_[entry].has_gradient) {
+      throw Error(ErrorKind::config, str("weight '", spec.name, "': the forward pass does not use it"));
+    }
+    const Labels labels{
+        .stage = index(stage), .layer = setup_.step.model.blocks[weight->block].layer, .phase = "reduce"};
+    if (setup_.plan.layout.dp > 1) {
+      all_reduce_part("all_reduce gradient of " + spec.name,
+                      setup_.group(setup_.step.layout.group_of(rank_, Axis::dp), "gradients"), setup_.plan.layout.dp,
+                      weight->gradient, setup_.step.type, LaneKind::reduce, labels);
+    }
+    if (!spec.cut) continue;
+    const std::int64_t elements  = num_elements(entry.shape);
+    const std::int64_t row_bytes = elements / entry.shape[static_cast<std::size_t>(spec.dim)] *
+                                   static_cast<std::int64_t>(size_bytes(setup_.step.type));
+    for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
+      if (piece.num_holders == 1) continue;
+      if (spec.dim != 0) {
+        throw Error(ErrorKind::config,
+                    str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
+      }
+      std::vector<Rank> holders;
+      const int first = tp_.index / piece.num_holders * piece.num_holders;
+      for (int i = 0; i < piece.num_holders; ++i) {
+        Coord coord = coord_;
+        coord.tp    = first + i;
+        holders.push_back(setup_.step.layout.rank(coord));
+      }
+      all_reduce_part(
+          "all_reduce shared gradient of " + piece.tensor,
+          setup_.group(str("tp_shared_", piece.num_holders, "_dp", coord_.dp, "_pp", coord_.pp, "_tp", first), holders),
+          piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes), setup_.step.type,
+          LaneKind::reduce, labels);
+    }
+  }
+}
+
+// The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
+// owner's first.
+void StepBuilder::join_tied_weights() {
+  for (const StepWeight& weight : here().weights) {
+    const WeightSpec& spec = setup_.step.spec(weight);
+    for (const StepWeight& owner : here().weights) {  // both here
+      if (spec.tied_to.empty() || setup_.step.spec(owner).name != spec.tied_to) continue;
+      reduce_into(graph(), {.name   = "add gradient of " + spec.name,
+                            .lane   = std::nullopt,
+                            .into   = owner.gradient,
+                            .from   = weight.gradient,
+                            .labels = {.phase = "reduce"}});
+    }
+  }
+  for (const Block& block : setup_.step.model.blocks) {
+    for (const WeightSpec& spec : block.weights) {
+      if (spec.tied_to.empty()) continue;
+      const Stage owner_stage = setup_.stage_of_weight.at(spec.tied_to),
+                  own_stage   = setup_.stage_of_weight.at(spec.name);
+      if (has(owner_stage) == has(own_stage)) continue;  // both here, or neither
+      const Rank owner = setup_.rank_of(owner_stage, coord_), other = setup_.rank_of(own_stage, coord_);
+      const Weight mine = table_.find(has(owner_stage) ? spec.tied_to : spec.name);
+      all_reduce_part("all_reduce tied gradient of " + spec.tied_to,
+                      setup_.group(str("tied_", spec.name, "_dp", coord_.dp, "_tp", coord_.tp), {owner, other}), 2,
+                      table_[mine].gradient, setup_.step.type, LaneKind::reduce, {.phase = "reduce"});
+    }
+  }
+}
+
+// One summand for each weight of the whole model, so that its sum has the same bits however stages are cut.
+void StepBuilder::add_norm() {
+  squares_            = make("squares", static_cast<std::int64_t>(setup_.num_slots), DType::f64, Lifetime::step);
+  factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
+  const Labels labels = {.phase = "norm"};
+  graph().add({.name = "clear squares", .writes = squares_, .op = "clear", .labels = labels},
+              [](const Context& context) {
+                for (double& square : context.write<double>()) square = 0;
+              });
+  for (const StepWeight& weight : here().weights) {
+    if (weight.tied) continue;
+    const WeightSpec& spec = setup_.step.spec(weight);
+    const auto pieces      = pieces_of(spec, tp_.size, tp_.index);
+    const std::size_t slot = setup_.slot_of_weight.at(spec.name);
+    const auto add         = [&](const std::string& name, const Access& values, std::size_t place) {
+      square_sum(graph(), {.name   = "square_sum " + name,
+                                   .values = values,
+                                   .sum    = squares_.range(static_cast<std::int64_t>(8 * place), 8),
+                                   .labels = labels});
+    };
+    if (num_norm_slots(spec, tp_.size) == 1) {
+      if (pieces.front().first_holder) add(spec.name, weight.gradient, slot);
+      continue;
+    }
+    const std::int64_t row_bytes = graph().spec(weight.gradient).size_bytes / local_shape(spec, tp_.size, tp_.index)[0];
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (!pieces[i].first_holder) continue;
+      add(pieces[i].tensor, weight.gradient.range(pieces[i].local * row_bytes, pieces[i].size * row_bytes), slot + i);
+    }
+  }
+  const int members = setup_.plan.layout.tp * setup_.plan.layout.pp;
+  if (members > 1) {
+    all_reduce_part("all_reduce squares",
+                    setup_.group(setup_.step.layout.group_of(rank_, {Axis::tp, Axis::pp}), "norm"), members, squares_,
+                    DType::f64, LaneKind::reduce, labels);
+  }
+  clip_factor(graph(), {.squares = squares_,
+                        .norm    = here().grad_norm,
+                        .factor  = factor_,
+                        .clip    = setup_.plan.optimizer.clip,
+                        .labels  = labels});
+}
+
+void StepBuilder::add_updates() {
+  const OptimizerPlan& plan = setup_.plan.optimizer;
+  for (const StepWeight& weight : here().weights) {
+    if (weight.first == Buffer{}) continue;  // another weight's value
+    const WeightSpec& spec = setup_.step.spec(weight);
+    const Labels labels{
+        .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
+    const double decay = spec.decay ? plan.weight_decay : 0;
+    if (plan.kind == OptimizerKind::adamw) {
+      adamw(graph(), {.name         = "adamw " + spec.name,
+                      .weight       = weight.value,
+                      .gradient     = weight.gradient,
+                      .first        = weight.first,
+                      .second       = weight.second,
+                      .factor       = factor_,
+                      .rate         = here().rate,
+                      .step         = here().step,
+                      .beta1        = plan.beta1,
+                      .beta2        = plan.beta2,
+                      .eps          = plan.eps,
+                      .weight_decay = decay,
+                      .labels       = labels});
+    } else {
+      sgd(graph(), {.name         = "sgd " + spec.name,
+                    .weight       = weight.value,
+                    .gradient     = weight.gradient,
+                    .velocity     = weight.first,
+                    .factor       = factor_,
+                    .rate         = here().rate,
+                    .momentum     = plan.momentum,
+                    .weight_decay = decay,
+                    .labels       = labels});
+    }
+  }
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,77 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/graph.hpp"
+#include "graphs/layout.hpp"
+#include "graphs/model.hpp"
+#include "graphs/plan.hpp"
+#include "graphs/schedule.hpp"
+
+namespace stepgraph {
+
+// A weight as one rank of a step holds it.
+struct StepWeight {
+  std::size_t block  = 0;  // which of the model's, and which weight of that: StepGraph::spec
+  std::size_t number = 0;
+  Stage stage        = {};
+  Buffer value       = {};     // persistent
+  Buffer gradient    = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
+  Buffer first       = {};     // the optimizer's: running mean of gradients, or velocity; persistent
+  Buffer second      = {};     // running mean of their squares (AdamW)
+  bool tied          = false;  // the value is another weight's: that of this rank, or a copy of another rank's
+};
+
+// What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
+// graph.
+struct StepRank {
+  Coord coord                     = {};
+  std::vector<Buffer> tokens      = {};  // by microbatch, i32, persistent: ranks of the first stage
+  std::vector<Buffer> targets     = {};  // ranks of the last stage
+  std::vector<Buffer> logits      = {};  // by microbatch, of a step that was asked for them
+  Buffer loss                     = {};  // f64: the mean over all tokens; ranks of the last stage
+  Buffer grad_norm                = {};  // f64
+  Buffer step                     = {};  // i64, from 1: to be set before each run
+  Buffer rate                     = {};  // f64: learning rate
+  std::vector<StepWeight> weights = {};
+};
+
+// A step as a graph, and where its inputs and results are. Stands for its graph wherever one is wanted: verify(step),
+// write_dot(step, ...), simulate(step, machine).
+struct StepGraph {
+  Graph graph;
+  Layout layout;
+  Model model;
+  BatchSpec batch;
+  DType type                  = DType::f32;
+  int num_microbatches        = 1;   // of each data-parallel rank
+  PipelineSchedule schedule   = {};  // as lowered: with transfers
+  std::vector<StepRank> ranks = {};
+
+  [[nodiscard]] const WeightSpec& spec(const StepWeight& weight) const {
+    return model.blocks[weight.block].weights[weight.number];
+  }
+  operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
+};
+
+struct StepOptions {
+  bool keep_gradients      = false;  // gradients are persistent: to be read after a run
+  std::optional<Rank> only = {};     // build the slice of one rank alone
+};
+
+// One training step for all ranks: forward, backward and accumulation over microbatches in the schedule's order,
+// tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping, update.
+// Throws Error(config) where model, plan and batch do not fit together.
+[[nodiscard]] StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                      const StepOptions& options = {});
+
+// Forward only: the loss, or the logits of every token.
+enum class ForwardResult : std::uint8_t { loss, logits };
+[[nodiscard]] StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                     ForwardResult result = ForwardResult::loss, const StepOptions& options = {});
+
+// The pipeline schedule that a plan asks for, not lowered: a kind by name, or read from a file whose name ends in .csv.
+[[nodiscard]] PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches);
+
+}  // namespace stepgraph
