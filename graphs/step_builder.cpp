@@ -21,17 +21,17 @@ Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Li
                          .lifetime   = lifetime});
 }
 
-void StepBuilder::declare_inputs(bool trains) {
+void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   StepRank& rank = here();
   for (int mb = 0; mb < setup_.step.num_microbatches; ++mb) {
     if (has(Stage{0})) {
       rank.tokens.push_back(make(str("tokens mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
     }
-    if (has(last_stage())) {
+    if (has(last_stage()) && result == ForwardResult::loss) {
       rank.targets.push_back(make(str("targets mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
     }
   }
-  if (has(last_stage())) {
+  if (has(last_stage()) && result == ForwardResult::loss) {
     losses_   = make("losses", setup_.step.num_microbatches, DType::f64, Lifetime::step);
     rank.loss = make("loss", 1, DType::f64, Lifetime::persistent);
   }
@@ -220,7 +220,7 @@ void StepBuilder::sum_losses() {
 }
 
 void StepBuilder::training() {
-  declare_inputs(true);
+  declare_inputs(true, ForwardResult::loss);
   declare_weights(true);
   const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
   for (const Action& action : row) act(action, ForwardResult::loss);
@@ -231,7 +231,7 @@ void StepBuilder::training() {
 }
 
 void StepBuilder::forward_only(ForwardResult result) {
-  declare_inputs(false);
+  declare_inputs(false, result);
   declare_weights(false);
   const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
   for (const Action& action : row) act(action, result);

@@ -26,7 +26,7 @@ class StepBuilder {
     Tensor input, output;  // on the tape; the last stage has no output
   };
 
-  void declare_inputs(bool trains);
+  void declare_inputs(bool trains, ForwardResult result);
   void declare_weights(bool trains);
   void act(const Action& action, ForwardResult result);
 

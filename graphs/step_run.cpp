@@ -1,0 +1,125 @@
+#include "graphs/step_run.hpp"
+
+#include <algorithm>
+
+#include "engine/error.hpp"
+#include "engine/verify.hpp"
+#include "graphs/weights.hpp"
+
+namespace stepgraph {
+namespace {
+
+// f(T{}) with the element type of a step.
+template <class F>
+void with_type(DType type, const F& f) {
+  if (type == DType::f64) return f(double{});
+  f(float{});
+}
+
+}  // namespace
+
+StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)) {
+  for (int rank = 0; rank < step_.layout.num_ranks(); ++rank) {
+    if (world.num_ranks() != step_.layout.num_ranks() || !world.is_local(Rank{rank})) {
+      throw Error(ErrorKind::config,
+                  str("step: has ", step_.layout.num_ranks(), " ranks in this process; the world has ",
+                      world.num_ranks(), world.num_ranks() == step_.layout.num_ranks() ? ", some elsewhere" : ""));
+    }
+  }
+  plan_ = plan_memory(step_.graph, {.reuse = options.reuse});
+  verify(step_.graph, plan_);
+  program_ = std::make_unique<Program>(step_.graph, world, plan_);
+  executor_ =
+      std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
+                                                 .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
+                                                 .step_timeout  = options.step_timeout});
+}
+
+std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool first_only) const {
+  std::vector<Holder> found;
+  const int tp = step_.layout.degree(Axis::tp);
+  for (std::size_t r = 0; r < step_.ranks.size(); ++r) {
+    const StepRank& rank = step_.ranks[r];
+    if (first_only && rank.coord.dp != 0) continue;
+    for (const StepWeight& weight : rank.weights) {
+      if (first_only && weight.tied) continue;
+      // A tied weight's copy has the pieces of the weight it is tied to.
+      WeightSpec spec = step_.spec(weight);
+      if (weight.tied) spec.name = spec.tied_to;
+      const auto pieces = pieces_of(spec, tp, rank.coord.tp);
+      for (std::size_t i = 0; i < pieces.size(); ++i) {
+        if (pieces[i].tensor != tensor || (first_only && !pieces[i].first_holder)) continue;
+        found.push_back({Rank{static_cast<int>(r)}, &weight, i});
+      }
+    }
+  }
+  return found;
+}
+
+void StepRun::set_weights(const FillTensor& fill) {
+  std::vector<double> whole;
+  for (const Parameter& parameter : step_.model.parameters().parameters()) {
+    whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
+    const auto all = holders(parameter.name, false);
+    fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
+    with_type(step_.type, [&](auto zero) {
+      using T = decltype(zero);
+      std::vector<T> typed(whole.begin(), whole.end());
+      for (const Holder& holder : all) {
+        WeightSpec spec = step_.spec(*holder.weight);
+        if (holder.weight->tied) spec.name = spec.tied_to;
+        const auto pieces = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
+        take_piece<T>(spec, pieces[holder.piece], typed, memory().span<T>(holder.weight->value));
+      }
+    });
+  }
+}
+
+void StepRun::see_weights(Which which, const SeeTensor& see) const {
+  for (const Parameter& parameter : step_.model.parameters().parameters()) {
+    with_type(step_.type, [&](auto zero) {
+      using T = decltype(zero);
+      std::vector<T> whole(static_cast<std::size_t>(parameter.num_elements()));
+      for (const Holder& holder : holders(parameter.name, true)) {
+        const WeightSpec& spec = step_.spec(*holder.weight);
+        const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
+        const Buffer from      = which == Which::values ? holder.weight->value : holder.weight->gradient;
+        put_piece<T>(spec, pieces[holder.piece], memory().span<T>(from), whole);
+      }
+      see(parameter.name, parameter.shape, std::vector<double>(whole.begin(), whole.end()));
+    });
+  }
+}
+
+void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
+  const BatchSpec& batch = step_.batch;
+  const auto wanted      = static_cast<std::size_t>(batch.global) * static_cast<std::size_t>(batch.seq) + 1;
+  if (tokens.size() != wanted) {
+    throw Error(ErrorKind::config, str("step: ", tokens.size(), " tokens given (", batch.global, " sequences of ",
+                                       batch.seq, " and one more are ", wanted, ")"));
+  }
+  const std::size_t rows     = static_cast<std::size_t>(batch.micro) * static_cast<std::size_t>(batch.seq);
+  const std::size_t per_rank = rows * static_cast<std::size_t>(step_.num_microbatches);
+  for (const StepRank& rank : step_.ranks) {
+    const auto fill = [&](const std::vector<Buffer>& buffers, std::size_t shift) {
+      for (std::size_t mb = 0; mb < buffers.size(); ++mb) {
+        const std::size_t begin = static_cast<std::size_t>(rank.coord.dp) * per_rank + mb * rows + shift;
+        std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(begin), rows,
+                    memory().span<std::int32_t>(buffers[mb]).begin());
+      }
+    };
+    fill(rank.tokens, 0);
+    fill(rank.targets, 1);
+  }
+}
+
+void StepRun::run(Recorder* recorder) { executor_->run(*program_, recorder); }
+
+double StepRun::loss() const {
+  for (const StepRank& rank : step_.ranks) {
+    if (rank.loss != Buffer{}) return memory().span<double>(rank.loss)[0];
+  }
+  throw Error(ErrorKind::config, "step: computes no loss");
+}
+
+}  // namespace stepgraph

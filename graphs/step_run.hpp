@@ -1,0 +1,64 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/executor.hpp"
+#include "engine/memory_plan.hpp"
+#include "engine/recorder.hpp"
+#include "engine/world.hpp"
+#include "graphs/training_step.hpp"
+
+namespace stepgraph {
+
+struct RunOptions {
+  int threads = 0;                            // 0: as many as the machine has cores
+  std::chrono::milliseconds step_timeout{0};  // 0: a step may take as long as it wants
+  Reuse reuse = Reuse::tight;
+};
+
+// A step graph that is proved, has its memory planned and is ready to run again and again on a world whose ranks all
+// live in this process: tokens go in, tensors go in and come out under the names that checkpoints use. The world must
+// outlive it. One thread at a time.
+class StepRun {
+ public:
+  StepRun(StepGraph step, World& world, const RunOptions& options = {});  // throws where `verify` finds a flaw
+
+  [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
+  [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
+
+  // Called once for each tensor of the model, with room for all of its elements; every rank gets its part.
+  using FillTensor =
+      std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
+  void set_weights(const FillTensor& fill);
+  // Called once for each tensor of the model, in the order of the forward pass.
+  using SeeTensor = std::function<void(const std::string& name, const TensorShape& shape, std::span<const double>)>;
+  enum class Which : std::uint8_t { values, gradients };  // gradients: of the last run, of a step that keeps them
+  void see_weights(Which which, const SeeTensor& see) const;
+
+  // global * seq + 1 tokens: inputs are all but the last, targets all but the first.
+  void set_tokens(std::span<const std::int32_t> tokens);
+  void run(Recorder* recorder = nullptr);
+
+  [[nodiscard]] double loss() const;  // of the last run
+
+ private:
+  struct Holder {  // who has a piece of a tensor
+    Rank rank;
+    const StepWeight* weight;
+    std::size_t piece;
+  };
+  [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
+
+  StepGraph step_;
+  MemoryPlan plan_;
+  std::unique_ptr<Program> program_;
+  std::unique_ptr<Executor> executor_;
+};
+
+}  // namespace stepgraph
