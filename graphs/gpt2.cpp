@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/error.hpp"
+#include "graphs/weights.hpp"
 #include "ops/attention.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
@@ -17,15 +18,18 @@ constexpr const char* token_weight = "transformer.wte.weight";
 
 Block embedding_block(const Gpt2Spec& spec) {
   const Init init{.deviation = spec.init_deviation};
-  return {.name    = "embedding",
-          .weights = {{.name = token_weight, .shape = {spec.vocab, spec.width}, .cut = true, .init = init},
-                      {.name = "transformer.wpe.weight", .shape = {spec.context, spec.width}, .init = init}},
-          .forward = [vocab = spec.vocab](Tape& tape, const Tensor& tokens) {
-            const Tensor x = tp_sum(tape, embedding(tape, {.tokens      = tokens,
-                                                           .weight      = tape.weight(token_weight),
-                                                           .vocab_begin = vocab / tape.tp().size * tape.tp().index}));
-            return positional_embedding(tape, {.x = x, .weight = tape.weight("transformer.wpe.weight")});
-          }};
+  return {
+      .name    = "embedding",
+      .weights = {{.name = token_weight, .shape = {spec.vocab, spec.width}, .cut = true, .init = init},
+                  {.name = "transformer.wpe.weight", .shape = {spec.context, spec.width}, .cut = true, .init = init}},
+      .forward = [vocab = spec.vocab, context = spec.context](Tape& tape, const Tensor& tokens) {
+        const auto begin = [&](std::int64_t size) { return cut_range(size, tape.tp().size, tape.tp().index).begin; };
+        const Tensor x =
+            embedding(tape, {.tokens = tokens, .weight = tape.weight(token_weight), .vocab_begin = begin(vocab)});
+        return tp_sum(tape, positional_embedding(tape, {.x              = x,
+                                                        .weight         = tape.weight("transformer.wpe.weight"),
+                                                        .position_begin = begin(context)}));
+      }};
 }
 
 std::vector<WeightSpec> layer_weights(const Gpt2Spec& spec, const std::string& prefix) {
@@ -41,34 +45,30 @@ std::vector<WeightSpec> layer_weights(const Gpt2Spec& spec, const std::string& p
   const std::string qkv = prefix + "attn.c_attn.weight", qkv_bias = prefix + "attn.c_attn.bias",
                     proj = prefix + "attn.c_proj.weight";
   const auto vector      = [&](const std::string& name, const Init& init) {
-    return WeightSpec{.name = prefix + name, .shape = {width}, .init = init, .decay = false};
+    return WeightSpec{.name = prefix + name, .shape = {width}, .init = init};
   };
-  return {vector("ln_1.weight", ones),
-          vector("ln_1.bias", zeros),
-          {.name     = qkv,
-           .shape    = {width, 3 * width},
-           .dim      = 1,
-           .cut      = true,
-           .sections = queries_keys_values(qkv),
-           .init     = normal},
-          {.name     = qkv_bias,
-           .shape    = {3 * width},
-           .cut      = true,
-           .sections = queries_keys_values(qkv_bias),
-           .init     = zeros,
-           .decay    = false},
-          {.name     = proj,
-           .shape    = {width, width},
-           .cut      = true,
-           .sections = {{.tensor = proj, .size = width, .units = heads}},
-           .init     = branch_end},
-          vector("attn.c_proj.bias", zeros),
-          vector("ln_2.weight", ones),
-          vector("ln_2.bias", zeros),
-          {.name = prefix + "mlp.c_fc.weight", .shape = {width, inner}, .dim = 1, .cut = true, .init = normal},
-          {.name = prefix + "mlp.c_fc.bias", .shape = {inner}, .cut = true, .init = zeros, .decay = false},
-          {.name = prefix + "mlp.c_proj.weight", .shape = {inner, width}, .cut = true, .init = branch_end},
-          vector("mlp.c_proj.bias", zeros)};
+  return {
+      vector("ln_1.weight", ones),
+      vector("ln_1.bias", zeros),
+      {.name     = qkv,
+       .shape    = {width, 3 * width},
+       .dim      = 1,
+       .cut      = true,
+       .sections = queries_keys_values(qkv),
+       .init     = normal},
+      {.name = qkv_bias, .shape = {3 * width}, .cut = true, .sections = queries_keys_values(qkv_bias), .init = zeros},
+      {.name     = proj,
+       .shape    = {width, width},
+       .cut      = true,
+       .sections = {{.tensor = proj, .size = width, .units = heads}},
+       .init     = branch_end},
+      vector("attn.c_proj.bias", zeros),
+      vector("ln_2.weight", ones),
+      vector("ln_2.bias", zeros),
+      {.name = prefix + "mlp.c_fc.weight", .shape = {width, inner}, .dim = 1, .cut = true, .init = normal},
+      {.name = prefix + "mlp.c_fc.bias", .shape = {inner}, .cut = true, .init = zeros},
+      {.name = prefix + "mlp.c_proj.weight", .shape = {inner, width}, .cut = true, .init = branch_end},
+      vector("mlp.c_proj.bias", zeros)};
 }
 
 Block layer_block(const Gpt2Spec& spec, int layer) {
@@ -113,7 +113,7 @@ Block head_block(const Gpt2Spec& spec) {
                   .init  = {.deviation = spec.init_deviation}};
   if (spec.tied) head.tied_to = token_weight;
   const auto vector = [&](const char* name, double value) {
-    return WeightSpec{.name = name, .shape = {spec.width}, .init = {.constant = value}, .decay = false};
+    return WeightSpec{.name = name, .shape = {spec.width}, .init = {.constant = value}};
   };
   return {.name    = "head",
           .weights = {vector("transformer.ln_f.weight", 1), vector("transformer.ln_f.bias", 0), head},

@@ -36,7 +36,7 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
   const Init normal{.deviation = spec.init_deviation}, zeros{}, ones{.constant = 1};
   std::vector<WeightSpec> weights;
   const auto norm = [&](const char* name) {
-    weights.push_back({.name = prefix + name, .shape = {spec.width}, .init = ones, .decay = false});
+    weights.push_back({.name = prefix + name, .shape = {spec.width}, .init = ones});
   };
   // Outputs are cut: the weight [out, in] along dim 0, its bias alike.
   const auto columns = [&](const char* name, std::vector<Section> sections, bool bias) {
@@ -50,12 +50,8 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
     weights.push_back(
         {.name = prefix + name, .shape = {out, spec.width}, .cut = true, .sections = matrices, .init = normal});
     if (!bias) return;
-    weights.push_back({.name     = prefix + name + ".bias",
-                       .shape    = {out},
-                       .cut      = true,
-                       .sections = vectors,
-                       .init     = zeros,
-                       .decay    = false});
+    weights.push_back(
+        {.name = prefix + name + ".bias", .shape = {out}, .cut = true, .sections = vectors, .init = zeros});
   };
   // Inputs are cut: the weight along dim 1; its bias is everybody's.
   const auto rows = [&](const std::string& name, std::int64_t in, std::int64_t units, bool bias) {
@@ -66,8 +62,7 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
                        .cut      = true,
                        .sections = {{.tensor = tensor, .size = in, .units = units}},
                        .init     = normal});
-    if (bias)
-      weights.push_back({.name = prefix + name + ".bias", .shape = {spec.width}, .init = zeros, .decay = false});
+    if (bias) weights.push_back({.name = prefix + name + ".bias", .shape = {spec.width}, .init = zeros});
   };
   norm("input_layernorm.weight");
   columns("self_attn.qkv",
@@ -128,13 +123,12 @@ Block head_block(const LlamaSpec& spec) {
                   .cut   = true,
                   .init  = {.deviation = spec.init_deviation}};
   if (spec.tied) head.tied_to = token_weight;
-  return {
-      .name    = "head",
-      .weights = {{.name = "model.norm.weight", .shape = {spec.width}, .init = {.constant = 1}, .decay = false}, head},
-      .forward = [eps = spec.eps](Tape& tape, const Tensor& x) {
-        const Tensor h = rms_norm(tape, {.x = x, .weight = tape.weight("model.norm.weight"), .eps = eps});
-        return linear(tape, {.x = tp_copy(tape, h), .weight = tape.weight("lm_head.weight"), .name = "logits"});
-      }};
+  return {.name    = "head",
+          .weights = {{.name = "model.norm.weight", .shape = {spec.width}, .init = {.constant = 1}}, head},
+          .forward = [eps = spec.eps](Tape& tape, const Tensor& x) {
+            const Tensor h = rms_norm(tape, {.x = x, .weight = tape.weight("model.norm.weight"), .eps = eps});
+            return linear(tape, {.x = tp_copy(tape, h), .weight = tape.weight("lm_head.weight"), .name = "logits"});
+          }};
 }
 
 }  // namespace

@@ -38,9 +38,9 @@ Model mlp(const MlpSpec& given) {
          .layer = layer,
          .weights =
              {{.name = up + ".weight", .shape = {spec.inner, spec.width}, .cut = true, .init = normal},
-              {.name = up + ".bias", .shape = {spec.inner}, .cut = true, .decay = false},
+              {.name = up + ".bias", .shape = {spec.inner}, .cut = true},
               {.name = down + ".weight", .shape = {spec.width, spec.inner}, .dim = 1, .cut = true, .init = normal},
-              {.name = down + ".bias", .shape = {spec.width}, .decay = false}},
+              {.name = down + ".bias", .shape = {spec.width}}},
          .forward = [up, down](Tape& tape, const Tensor& x) {
            const Tensor h = gelu(tape, linear(tape, {.x      = tp_copy(tape, x),
                                                      .weight = tape.weight(up + ".weight"),

@@ -24,8 +24,9 @@ struct Section {
 };
 
 // A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
-// Tensor parallelism cuts each section into equal parts along `dim`, or leaves all of it to every rank. Where a section
-// has fewer units than there are ranks, neighbours hold the same one.
+// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Units (heads) are cut evenly or,
+// where there are fewer than ranks, held by several neighbours; single indices as evenly as may be, the first ranks
+// having one more.
 struct WeightSpec {
   std::string name              = {};  // by which the forward pass asks for it
   TensorShape shape             = {};  // of the whole
@@ -33,8 +34,7 @@ struct WeightSpec {
   bool cut                      = false;
   std::vector<Section> sections = {};  // empty: one, the tensor of that name
   Init init                     = {};
-  bool decay                    = true;  // weight decay applies
-  std::string tied_to           = {};    // this weight is that one of another block: same values, one update
+  std::string tied_to           = {};  // this weight is that one of another block: same values, one update
 };
 
 // A run of the model that stays on one pipeline stage.

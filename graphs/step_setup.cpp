@@ -30,9 +30,17 @@ void check_model(const Model& model, const Plan& plan, const BatchSpec& batch) {
   }
 }
 
-// Forward only, microbatch by microbatch: what a stage needs is received right before it, what it makes sent right
-// after.
-PipelineSchedule forward_schedule(const PipelineSchedule& whole) {
+// Forward only, microbatch by microbatch, with the plan's placement of stages: what a stage needs is received right
+// before it, what it makes sent right after.
+PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_microbatches) {
+  PipelineSchedule whole{.rows             = std::vector<std::vector<Action>>(static_cast<std::size_t>(pp)),
+                         .rank_of_stage    = looped_placement(pp, plan.chunks),
+                         .num_microbatches = num_microbatches};
+  if (plan.schedule.ends_with(".csv")) {
+    whole.rank_of_stage = read_csv(plan.schedule).rank_of_stage;
+  } else {
+    (void)parse_schedule_kind(plan.schedule);  // a name that is none is refused here too
+  }
   PipelineSchedule schedule = whole;
   for (int rank = 0; rank < whole.num_ranks(); ++rank) {
     auto& row = schedule.rows[static_cast<std::size_t>(rank)];
@@ -105,10 +113,14 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   const int num_ranks = step.layout.num_ranks();
   check_model(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
-  step.schedule         = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
-  validate(step.schedule);
+  if (trains) {
+    step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
+    validate(step.schedule);
+    step.schedule = with_send_recv(with_reduce_grad(step.schedule));
+  } else {
+    step.schedule = forward_schedule(plan.pipeline, plan.layout.pp, step.num_microbatches);
+  }
   blocks_of_stage = cut_into_stages(model, step.schedule.num_stages());
-  step.schedule   = trains ? with_send_recv(with_reduce_grad(step.schedule)) : forward_schedule(step.schedule);
   step.graph      = options.only ? Graph(num_ranks, *options.only) : Graph(num_ranks);
   step.ranks.resize(static_cast<std::size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) {

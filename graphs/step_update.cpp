@@ -145,7 +145,7 @@ void StepBuilder::add_updates() {
     const WeightSpec& spec = setup_.step.spec(weight);
     const Labels labels{
         .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
-    const double decay = spec.decay ? plan.weight_decay : 0;
+    const double decay = spec.shape.size() >= 2 ? plan.weight_decay : 0;
     if (plan.kind == OptimizerKind::adamw) {
       adamw(graph(), {.name         = "adamw " + spec.name,
                       .weight       = weight.value,

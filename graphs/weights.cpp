@@ -27,6 +27,12 @@ Around around(const WeightSpec& weight) {
 
 }  // namespace
 
+CutRange cut_range(std::int64_t size, int tp_size, int tp_index) {
+  const std::int64_t each = size / tp_size, more = size % tp_size;
+  const std::int64_t begin = each * tp_index + std::min<std::int64_t>(tp_index, more);
+  return {begin, begin + each + (tp_index < more ? 1 : 0)};
+}
+
 std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp_index) {
   const std::vector<Section> sections = sections_of(weight);
   std::vector<WeightPiece> pieces;
@@ -44,14 +50,20 @@ std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp
                       .num_holders  = weight.cut ? 1 : tp_size,
                       .first_holder = weight.cut || tp_index == 0};
     if (weight.cut) {
-      const std::int64_t units = section.units == 0 ? section.size : section.units;
-      if (units % tp_size != 0 && tp_size % units != 0) {
-        throw Error(ErrorKind::config, str("weight '", section.tensor, "': ", units, " of ", section.size / units,
-                                           " cannot be cut over ", tp_size, " tensor-parallel ranks"));
+      if (section.units == 0) {
+        const CutRange range = cut_range(section.size, tp_size, tp_index);
+        piece.begin += range.begin;
+        piece.size = range.end - range.begin;
+        local += piece.size;
+        pieces.push_back(std::move(piece));
+        continue;
       }
-      const int holders  = units < tp_size ? static_cast<int>(tp_size / units) : 1;
-      const auto cuts    = tp_size / holders;
-      piece.size         = section.size / cuts;
+      if (section.units % tp_size != 0 && tp_size % section.units != 0) {
+        throw Error(ErrorKind::config, str("weight '", section.tensor, "': ", section.units,
+                                           " heads cannot be cut over ", tp_size, " tensor-parallel ranks"));
+      }
+      const int holders  = section.units < tp_size ? static_cast<int>(tp_size / section.units) : 1;
+      piece.size         = section.size / (tp_size / holders);
       piece.begin        = section.begin + piece.size * (tp_index / holders);
       piece.num_holders  = holders;
       piece.first_holder = tp_index % holders == 0;

@@ -21,6 +21,12 @@ struct WeightPiece {
   bool first_holder        = true;  // this is the first of them
 };
 
+// Indices [begin, end) of a dim on one rank where nothing but single indices is cut: the first ranks have one more.
+struct CutRange {
+  std::int64_t begin = 0, end = 0;
+};
+[[nodiscard]] CutRange cut_range(std::int64_t size, int tp_size, int tp_index);
+
 // Throws Error(config) where the weight cannot be cut over so many ranks.
 [[nodiscard]] std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp_index);
 [[nodiscard]] TensorShape local_shape(const WeightSpec& weight, int tp_size, int tp_index);

@@ -12,10 +12,13 @@ struct Embedding {
 };
 [[nodiscard]] Tensor embedding(Tape& tape, const Embedding& spec);
 
-// x plus row p of the weight for position p of each sequence: [sequences * seq, width].
+// x plus row p of the weight for position p of each sequence: [sequences * seq, width]. Tensor parallel: this rank has
+// the rows from `position_begin` on and leaves x as it is at positions of others; so x is the rank's summand of an
+// embedding, before the ranks' are added up.
 struct PositionalEmbedding {
-  Tensor x      = {};
-  Weight weight = {};  // [context, width], context >= seq
+  Tensor x                    = {};
+  Weight weight               = {};  // [rows, width]
+  std::int64_t position_begin = 0;
 };
 [[nodiscard]] Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec);
 

@@ -78,6 +78,7 @@ Node Tape::add_node(const OpNode& node, Body body) {
 }
 
 void Tape::on_backward(Backward backward) {
+  if (emitting_) throw Error(ErrorKind::config, "tape: an op's backward adds nodes, it does not apply ops");
   if (spec_.records) records_.push_back({std::move(backward), layer_});
 }
 
@@ -99,6 +100,10 @@ bool Tape::owns_gradient(const Tensor& of) const { return state(of).own; }
 Tensor Tape::gradient(const Tensor& of) const {
   const State& found = state(of);
   if (!found.gradient) throw Error(ErrorKind::config, str("tape: tensor ", of.id, " has no gradient yet"));
+  if (found.gone) {
+    throw Error(ErrorKind::config,
+                str("tape: the gradient of tensor ", of.id, " was handed over and may have changed"));
+  }
   return *found.gradient;
 }
 
@@ -139,7 +144,9 @@ void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
 void Tape::hand_over_gradient(const Tensor& of, const Tensor& from) {
   const bool owned = owns_gradient(from), fresh = needs_gradient(of) && !has_gradient(of);
   pass_gradient(of, from);
+  if (!needs_gradient(of)) return;
   if (owned && fresh) state(of).own = true;
+  state(from).gone = true;
 }
 
 void Tape::set_gradient(const Tensor& of, const Tensor& gradient) {
@@ -156,7 +163,8 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
   bool reached = record.backward.outputs.empty();
   for (const Tensor& output : record.backward.outputs) reached = reached || has_gradient(output);
   if (!reached) return;
-  layer_ = record.layer;
+  layer_    = record.layer;
+  emitting_ = true;
   if (inputs && record.backward.input_gradients) {
     phase_ = "backward";
     record.backward.input_gradients(*this);
@@ -165,6 +173,7 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
     phase_ = "weight";
     record.backward.weight_gradients(*this);
   }
+  emitting_ = false;
 }
 
 void Tape::emit_input_gradients() {

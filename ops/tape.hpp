@@ -124,8 +124,8 @@ class Tape {
 
   // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
   void pass_gradient(const Tensor& of, const Tensor& from);
-  // Likewise, but `from`'s own gradient is done with: whoever comes next may change it in place. For ops that work in
-  // place on it.
+  // Likewise, but `from`'s own gradient is done with: whoever comes next may change it in place, and nobody may ask for
+  // it again. For ops that work in place on it; not for one with weight gradients, which may be emitted later.
   void hand_over_gradient(const Tensor& of, const Tensor& from);
   // True where nothing but `of` holds its gradient: it may be changed in place.
   [[nodiscard]] bool owns_gradient(const Tensor& of) const;
@@ -146,6 +146,7 @@ class Tape {
     bool needed                    = true;
     std::optional<Tensor> gradient = {};
     bool own                       = false;  // only this tensor's: may be changed in place
+    bool gone                      = false;  // handed over
   };
   struct Record {
     Backward backward;
@@ -200,6 +201,7 @@ class Tape {
   TapeSpec spec_;
   int layer_         = -1;
   const char* phase_ = "forward";
+  bool emitting_     = false;
   std::vector<State> states_;  // by tensor
   std::vector<Record> records_;
 };
