@@ -1,0 +1,116 @@
+#include "ops/activation.hpp"
+
+#include "ops/cpu/activation.hpp"
+#include "ops/cpu/into.hpp"
+
+namespace stepgraph {
+namespace {
+
+// What one element costs beside its bytes: an exponential is about a dozen multiplications.
+constexpr double flops_per_element = 20;
+
+Cost cost(const Tensor& x, double tensors_moved) {
+  return {.flops       = flops_per_element * static_cast<double>(x.num_elements()),
+          .bytes_moved = tensors_moved * static_cast<double>(x.num_bytes())};
+}
+
+void check_type(const Tape& tape, const Tensor& x, std::string_view op) {
+  if (x.type == tape.type()) return;
+  throw Error(ErrorKind::config, str(op, ": takes elements of ", tape.type(), ", as its tape has them, not ", x.type));
+}
+
+// y = Function(x), element by element.
+template <class Function>
+Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
+  check_type(tape, x, op);
+  const Tensor y = tape.tensor(op, x.shape);
+  tape.add({.op = op, .reads = x, .writes = y, .cost = cost(x, 2), .parallel = true},
+           []<class T>(const Context& context, T) {
+             const T* from = context.read<T>().data();
+             const auto to = context.write<T>();
+             cpu::for_tiles(context, std::ssize(to), cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+               T* out = to.data();
+               for (std::int64_t i = begin; i < end; ++i) out[i] = Function::value(from[i]);
+             });
+           });
+  tape.on_backward(
+      {.outputs = {y}, .input_gradients = [=](Tape& back) {
+         const Tensor dy = back.gradient(y);
+         back.add_gradient(
+             x, {.op = op + "_backward", .reads = {x, dy}, .cost = cost(x, 3), .parallel = true},
+             []<class T>(const Context& context, Into<T> dx) {
+               const T *from = context.read<T>(0).data(), *up = context.read<T>(1).data();
+               cpu::for_tiles(context, dx.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+                 cpu::put(dx, begin, end - begin, [x0 = from + begin, dy0 = up + begin](std::int64_t i) {
+                   return dy0[i] * Function::slope(x0[i]);
+                 });
+               });
+             });
+       }});
+  return y;
+}
+
+// Row `row` of both halves of [gate | up].
+template <class T>
+struct GateUp {
+  const T *gate, *up;
+};
+template <class T>
+GateUp<T> gate_up_row(const T* x, std::int64_t row, std::int64_t width) {
+  return {x + 2 * width * row, x + 2 * width * row + width};
+}
+
+}  // namespace
+
+Tensor gelu(Tape& tape, const Tensor& x, Gelu form) {
+  return form == Gelu::tanh ? elementwise<cpu::GeluTanh>(tape, x, "gelu")
+                            : elementwise<cpu::GeluExact>(tape, x, "gelu_exact");
+}
+
+Tensor silu(Tape& tape, const Tensor& x) { return elementwise<cpu::Silu>(tape, x, "silu"); }
+
+Tensor swiglu(Tape& tape, const Tensor& gate_up) {
+  check_type(tape, gate_up, "swiglu");
+  if (gate_up.shape.empty() || gate_up.cols() % 2 != 0) {
+    throw Error(ErrorKind::config, str("swiglu: rows of ", gate_up.cols(), " elements in ", to_string(gate_up.shape),
+                                       " (an even number: gate, then up)"));
+  }
+  const std::int64_t rows = gate_up.rows(), width = gate_up.cols() / 2;
+  TensorShape shape = gate_up.shape;
+  shape.back()      = width;
+  const Tensor y    = tape.tensor("swiglu", shape);
+  tape.add({.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
+           [=]<class T>(const Context& context, T) {
+             const T* x = context.read<T>().data();
+             T* to      = context.write<T>().data();
+             cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
+               for (std::int64_t row = begin; row < end; ++row) {
+                 const auto [gate, up] = gate_up_row(x, row, width);
+                 T* out                = to + row * width;
+                 for (std::int64_t i = 0; i < width; ++i) out[i] = cpu::Silu::value(gate[i]) * up[i];
+               }
+             });
+           });
+  tape.on_backward(
+      {.outputs = {y}, .input_gradients = [=](Tape& back) {
+         const Tensor dy = back.gradient(y);
+         back.add_gradient(
+             gate_up, {.op = "swiglu_backward", .reads = {gate_up, dy}, .cost = cost(y, 5), .parallel = true},
+             [=]<class T>(const Context& context, Into<T> dx) {
+               const T *x = context.read<T>(0).data(), *gradient = context.read<T>(1).data();
+               cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t row = begin; row < end; ++row) {
+                   const GateUp<T> in = gate_up_row(x, row, width);
+                   const T* above     = gradient + row * width;
+                   cpu::put(dx, 2 * width * row, width,
+                            [in, above](std::int64_t i) { return above[i] * in.up[i] * cpu::Silu::slope(in.gate[i]); });
+                   cpu::put(dx, 2 * width * row + width, width,
+                            [in, above](std::int64_t i) { return above[i] * cpu::Silu::value(in.gate[i]); });
+                 }
+               });
+             });
+       }});
+  return y;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,44 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/context.hpp"
+#include "ops/tensor.hpp"
+
+namespace stepgraph::cpu {
+
+// Elements [begin, begin + size) of a sum: base + value(i), i counted from `begin`. The three cases are three loops,
+// each of which can be vectorised: the compiler need not wonder whether base is out.
+template <class T, class Value>
+inline void put(const Into<T>& into, std::int64_t begin, std::int64_t size, const Value& value) {
+  T* out = into.out + begin;
+  if (into.base == nullptr) {
+    for (std::int64_t i = 0; i < size; ++i) out[i] = value(i);
+  } else if (into.base == into.out) {
+    for (std::int64_t i = 0; i < size; ++i) out[i] += value(i);
+  } else {
+    const T* base = into.base + begin;
+    for (std::int64_t i = 0; i < size; ++i) out[i] = base[i] + value(i);
+  }
+}
+
+// body(begin, end) for ranges of `tile` that cover [0, size), side by side where there are several. The node is
+// declared parallel; the ranges do not depend on how many threads there are.
+template <class Range>
+inline void for_tiles(const Context& context, std::int64_t size, std::int64_t tile, const Range& body) {
+  if (size <= tile) {
+    if (size > 0) body(std::int64_t{0}, size);
+    return;
+  }
+  context.parallel_for((size + tile - 1) / tile,
+                       [&](std::int64_t i) { body(i * tile, std::min(size, (i + 1) * tile)); });
+}
+
+// How many elements a tile of something done element by element has.
+inline constexpr std::int64_t elements_per_tile = 16384;
+// How many rows of `cols` elements.
+[[nodiscard]] inline std::int64_t rows_per_tile(std::int64_t cols) {
+  return std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(1, cols));
+}
+
+}  // namespace stepgraph::cpu

@@ -1,0 +1,55 @@
+#include "ops/cpu/rotary_embedding.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace stepgraph::cpu {
+
+// A table of all positions would be as large as an activation, for each node; so a row's angles are those of the row
+// before, turned once more. In f64 that loses less than a 2^-50th until they are computed anew.
+template <class T>
+void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles) {
+  constexpr std::int64_t rows_between_anew = 32;
+  const std::int64_t half                  = rotation.head_size / 2;
+  double *cosines = angles, *sines = cosines + half, *step_cosines = sines + half, *step_sines = step_cosines + half;
+  const double direction = rotation.backward ? -1 : 1;
+  const auto set         = [&](double* to_cosines, double* to_sines, double position) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double angle = position * (*rotation.frequencies)[static_cast<std::size_t>(i)];
+      to_cosines[i]      = std::cos(angle);
+      to_sines[i]        = direction * std::sin(angle);
+    }
+  };
+  set(step_cosines, step_sines, 1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t position = row % rotation.seq;
+    if (position % rows_between_anew == 0) {
+      set(cosines, sines, static_cast<double>(position));
+    } else {
+      for (std::int64_t i = 0; i < half; ++i) {
+        const double c = cosines[i], s = sines[i];
+        cosines[i] = c * step_cosines[i] - s * step_sines[i];
+        sines[i]   = s * step_cosines[i] + c * step_sines[i];
+      }
+    }
+    const T* from = in + row * rotation.row;
+    T* to         = out + row * rotation.row;
+    for (std::int64_t head = 0; head < rotation.turned_heads; ++head) {
+      const T* x = from + head * rotation.head_size;
+      T* y       = to + head * rotation.head_size;
+      for (std::int64_t i = 0; i < half; ++i) {
+        const T c = static_cast<T>(cosines[i]), s = static_cast<T>(sines[i]);
+        const T first = x[i], second = x[i + half];
+        y[i]        = first * c - second * s;
+        y[i + half] = second * c + first * s;
+      }
+    }
+    const std::int64_t turned = rotation.turned_heads * rotation.head_size;
+    if (from != to) std::copy(from + turned, from + rotation.row, to + turned);
+  }
+}
+
+template void rotate<float>(const Rotation&, std::int64_t, const float*, float*, double*);
+template void rotate<double>(const Rotation&, std::int64_t, const double*, double*, double*);
+
+}  // namespace stepgraph::cpu
