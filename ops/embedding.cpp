@@ -1,0 +1,119 @@
+#include "ops/embedding.hpp"
+
+#include <algorithm>
+
+#include "ops/op_checks.hpp"
+
+namespace stepgraph {
+namespace {
+
+// What was there before, or zeros: for kernels that then add to some of it.
+template <class T>
+void begin_sum(const Into<T>& into) {
+  if (into.base == into.out) return;
+  if (into.base == nullptr) {
+    std::fill_n(into.out, into.size, T{0});
+  } else {
+    std::copy_n(into.base, into.size, into.out);
+  }
+}
+
+void check_table(std::string_view op, const Weight& weight) {
+  if (weight.shape.size() != 2) {
+    throw Error(ErrorKind::config, str(op, ": weight is ", to_string(weight.shape), " (ROWSxWIDTH)"));
+  }
+}
+
+}  // namespace
+
+Tensor embedding(Tape& tape, const Embedding& spec) {
+  const std::int64_t count = spec.tokens.num_elements();
+  check_indices(tape, "embedding", "tokens", spec.tokens, count);
+  check_table("embedding", spec.weight);
+  const std::int64_t width = spec.weight.shape[1];
+  const VocabShard shard   = vocab_shard(tape, "embedding", spec.vocab_begin, spec.weight.shape[0]);
+  const Tensor y           = tape.tensor("embedding", {count, width});
+  const Cost cost{.bytes_moved = 2 * static_cast<double>(y.num_bytes())};
+
+  tape.add({.op = "embedding", .reads = {spec.tokens, spec.weight}, .writes = y, .cost = cost},
+           [shard, width]<class T>(const Context& context, T) {
+             const auto tokens     = context.read<std::int32_t>(0);
+             const T* const weight = context.read<T>(1).data();
+             T* out                = context.write<T>().data();
+             for (std::size_t i = 0; i < tokens.size(); ++i, out += width) {
+               const std::int64_t row = shard.find("embedding: token", tokens[i], static_cast<std::int64_t>(i));
+               if (row < 0) {
+                 std::fill_n(out, width, T{0});
+               } else {
+                 std::copy_n(weight + row * width, width, out);
+               }
+             }
+           });
+
+  tape.on_backward(
+      {.outputs = {y}, .weight_gradients = [spec, y, shard, width, cost](Tape& back) {
+         back.add_weight_gradient(
+             spec.weight, {.op = "embedding_weight_gradient", .reads = {spec.tokens, back.gradient(y)}, .cost = cost},
+             [shard, width]<class T>(const Context& context, Into<T> into) {
+               const auto tokens = context.read<std::int32_t>(0);
+               const T* dy       = context.read<T>(1).data();
+               begin_sum(into);
+               for (std::size_t i = 0; i < tokens.size(); ++i, dy += width) {
+                 const std::int64_t row = shard.find("embedding: token", tokens[i], static_cast<std::int64_t>(i));
+                 if (row < 0) continue;
+                 for (std::int64_t j = 0; j < width; ++j) into.out[row * width + j] += dy[j];
+               }
+             });
+       }});
+  return y;
+}
+
+Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
+  constexpr std::string_view op = "positional_embedding";
+  check_tensor(tape, op, "x", spec.x);
+  check_table(op, spec.weight);
+  const std::int64_t sequences = tape.sequences(), seq = tape.seq(), width = spec.weight.shape[1];
+  check_same_shape(op, "x", {spec.x.rows(), spec.x.cols()}, {sequences * seq, width});
+  if (spec.weight.shape[0] < seq) {
+    throw Error(ErrorKind::config, str(op, ": sequences of ", seq, " tokens, but the weight has ", spec.weight.shape[0],
+                                       " positions (", seq, " or more)"));
+  }
+  const Tensor y = tape.tensor(op, spec.x.shape);
+  const Cost cost{.flops       = static_cast<double>(y.num_elements()),
+                  .bytes_moved = 2 * static_cast<double>(y.num_bytes())};
+
+  const std::int64_t block = seq * width;  // of one sequence, and of the weight's rows that are used
+  const auto row_bytes     = static_cast<std::int64_t>(size_bytes(tape.type())) * block;
+  tape.add({.op = std::string(op), .reads = {spec.x, spec.weight.value.range(0, row_bytes)}, .writes = y, .cost = cost},
+           [block]<class T>(const Context& context, T) {
+             const auto x      = context.read<T>(0);
+             const auto weight = context.read<T>(1);
+             const auto out    = context.write<T>();
+             for (std::size_t i = 0; i < out.size(); i += static_cast<std::size_t>(block)) {
+               for (std::size_t j = 0; j < weight.size(); ++j) out[i + j] = x[i + j] + weight[j];
+             }
+           });
+
+  tape.on_backward({.outputs         = {y},
+                    .input_gradients = [x = spec.x, y](Tape& back) { back.pass_gradient(x, y); },
+                    .weight_gradients =
+                        [weight = spec.weight, y, sequences, block, cost](Tape& back) {
+                          back.add_weight_gradient(
+                              weight,
+                              {.op = "positional_embedding_weight_gradient", .reads = back.gradient(y), .cost = cost},
+                              [sequences, block]<class T>(const Context& context, Into<T> into) {
+                                const T* const dy = context.read<T>().data();
+                                for (std::int64_t j = 0; j < block; ++j) {
+                                  T sum = dy[j];
+                                  for (std::int64_t s = 1; s < sequences; ++s) sum += dy[s * block + j];
+                                  into.put(j, sum);
+                                }
+                                begin_sum<T>({.out  = into.out + block,
+                                              .base = into.base == nullptr ? nullptr : into.base + block,
+                                              .size = into.size - block});
+                              });
+                        }});
+  return y;
+}
+
+}  // namespace stepgraph
