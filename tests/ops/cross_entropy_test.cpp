@@ -1,0 +1,89 @@
+#include "ops/cross_entropy.hpp"
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+namespace {
+
+sg::testing::OpCase loss_case(std::int64_t columns, std::vector<std::int32_t> targets, double scale = 1) {
+  return {.inputs = {{static_cast<std::int64_t>(targets.size()), columns}},
+          .tokens = std::move(targets),
+          .build =
+              [scale](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+                const sg::Tensor loss = tape.tensor("loss", {1}, sg::DType::f64);
+                sg::cross_entropy(tape, {.logits = in[0], .targets = in[1], .loss = loss, .scale = scale});
+                return loss;
+              },
+          .loss_scale = scale};
+}
+
+// -log(exp(x_t) / sum exp(x)), with sums of long doubles and no thought of overflow.
+double plain(const std::vector<double>& logits, const std::vector<std::int32_t>& targets) {
+  const std::size_t columns = logits.size() / targets.size();
+  long double loss          = 0;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    long double sum = 0;
+    for (std::size_t j = 0; j < columns; ++j) sum += std::exp(static_cast<long double>(logits[i * columns + j]));
+    loss += std::log(sum) - static_cast<long double>(logits[i * columns + static_cast<std::size_t>(targets[i])]);
+  }
+  return static_cast<double>(loss);
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy is the sum of -log softmax at the targets", "[ops][cross_entropy]") {
+  std::vector<std::int32_t> targets(GENERATE(1, 3, 40));
+  for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<std::int32_t>(i * 5 % 11);
+  auto test             = loss_case(11, targets);
+  test.range            = GENERATE(1.0, 50.0, 1000.0);  // exp(1000) is no double
+  const double expected = plain(sg::testing::values(test).inputs[0], targets);
+  CHECK(std::abs(sg::testing::evaluate(test)[0] - expected) < 1e-14 * std::abs(expected));
+  CHECK(std::abs(sg::testing::evaluate(test, sg::DType::f32)[0] - expected) < 1e-6 * std::abs(expected));
+}
+
+TEST_CASE("cross-entropy's gradient is right, times its scale", "[ops][cross_entropy]") {
+  sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, GENERATE(1.0, 0.125)));
+}
+
+TEST_CASE("logits too large for exp give finite losses and gradients", "[ops][cross_entropy]") {
+  auto test        = loss_case(5, {0, 4});
+  test.range       = 1e4;
+  const auto found = sg::testing::gradients(test, sg::DType::f32);
+  CHECK(std::all_of(found.inputs[0].begin(), found.inputs[0].end(), [](double each) { return std::isfinite(each); }));
+  CHECK(std::isfinite(sg::testing::evaluate(test, sg::DType::f32)[0]));
+}
+
+TEST_CASE("a target outside the vocabulary stops the step and is named", "[ops][cross_entropy][refuses]") {
+  CHECK_THROWS_MATCHES(sg::testing::evaluate(loss_case(4, {1, 2, 4})), sg::Error,
+                       MessageMatches(ContainsSubstring("cross_entropy: target at position 2 is 4 (0 to 3)")));
+  CHECK_THROWS_MATCHES(sg::testing::evaluate(loss_case(4, {-7})), sg::Error,
+                       MessageMatches(ContainsSubstring("cross_entropy: target at position 0 is -7 (0 to 3)")));
+}
+
+TEST_CASE("cross-entropy refuses what does not fit, with names and numbers", "[ops][cross_entropy][refuses]") {
+  sg::Graph graph;
+  sg::WeightTable weights;
+  sg::Tape tape({.graph = &graph, .weights = &weights});
+  const sg::Tensor logits = tape.tensor("logits", {3, 4}), targets = tape.tensor("targets", {3}, sg::DType::i32),
+                   loss = tape.tensor("loss", {1}, sg::DType::f64), narrow = tape.tensor("loss", {2}, sg::DType::f32);
+  const auto refuses = [&](const sg::CrossEntropy& spec, const std::string& why) {
+    CHECK_THROWS_MATCHES(sg::cross_entropy(tape, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
+  };
+  refuses({.logits = logits, .targets = tape.tensor("targets", {2}, sg::DType::i32), .loss = loss},
+          "cross_entropy: 2 targets for 3 rows");
+  refuses({.logits = logits, .targets = logits, .loss = loss}, "cross_entropy: targets are f32 (i32)");
+  refuses({.logits = logits, .targets = targets, .loss = narrow}, "the loss goes to 8 bytes of f32 (one f64)");
+  refuses({.logits = logits, .targets = targets, .loss = logits}, "the loss goes to 48 bytes of f32 (one f64)");
+  refuses({.logits = logits, .targets = targets, .loss = loss, .vocab_begin = -4}, "vocab_begin is -4");
+  CHECK(graph.num_nodes() == 0);
+}

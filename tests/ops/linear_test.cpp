@@ -1,0 +1,129 @@
+#include "ops/linear.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+namespace {
+
+struct Sizes {
+  std::int64_t rows = 5, in = 7, out = 4;
+};
+
+sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, bool biased) {
+  sg::testing::OpCase test{
+      .inputs  = {{sizes.rows, sizes.in}},
+      .weights = {{"w", layout == sg::WeightLayout::in_out ? sg::TensorShape{sizes.in, sizes.out}
+                                                           : sg::TensorShape{sizes.out, sizes.in}}}};
+  if (biased) test.weights.emplace_back("b", sg::TensorShape{sizes.out});
+  test.build = [layout, biased](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    sg::Linear spec{.x = in[0], .weight = tape.weight("w"), .layout = layout};
+    if (biased) spec.bias = tape.weight("b");
+    return sg::linear(tape, spec);
+  };
+  return test;
+}
+
+std::vector<double> plain(const Sizes& sizes, sg::WeightLayout layout, const sg::testing::OpValues& values) {
+  const auto &x = values.inputs[0], &w = values.weights[0];
+  const auto in = static_cast<std::size_t>(sizes.in), out = static_cast<std::size_t>(sizes.out);
+  std::vector<double> y;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(sizes.rows); ++i) {
+    for (std::size_t j = 0; j < out; ++j) {
+      double sum = values.weights.size() > 1 ? values.weights[1][j] : 0;
+      for (std::size_t k = 0; k < in; ++k)
+        sum += x[i * in + k] * (layout == sg::WeightLayout::in_out ? w[k * out + j] : w[j * in + k]);
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+// A tape to which ops are only added.
+struct Bench {
+  sg::Graph graph;
+  sg::WeightTable weights;
+  sg::Tape tape{{.graph = &graph, .weights = &weights}};
+  sg::Weight weight(const std::string& name, const sg::TensorShape& shape) {
+    const sg::Buffer buffer = graph.buffer({.size_bytes = 4 * sg::num_elements(shape), .type = sg::DType::f32});
+    weights.add({.name = name, .shape = shape, .value = buffer, .gradient = buffer});
+    return weights.find(name);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("linear is x w + bias, for weights lying either way", "[ops][linear]") {
+  const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
+  const bool biased = GENERATE(false, true);
+  const Sizes sizes = GENERATE(Sizes{5, 7, 4}, Sizes{1, 1, 1}, Sizes{100, 150, 97});
+  CAPTURE(static_cast<int>(layout), biased, sizes.rows);
+  const auto test = linear_case(sizes, layout, biased);
+  CHECK(sg::testing::distance(sg::testing::evaluate(test), plain(sizes, layout, sg::testing::values(test))) < 1e-14);
+}
+
+TEST_CASE("linear's gradients are right", "[ops][linear]") {
+  const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
+  const bool biased = GENERATE(false, true);
+  CAPTURE(static_cast<int>(layout), biased);
+  sg::testing::check_gradients(linear_case({}, layout, biased));
+}
+
+TEST_CASE("a linear of many tiles has the same gradients as three plain loops", "[ops][linear]") {
+  constexpr std::size_t rows = 130, in = 110, out = 140;
+  const auto test      = linear_case({rows, in, out}, sg::WeightLayout::out_in, true);
+  const auto values    = sg::testing::values(test);
+  const auto dy        = sg::testing::output_gradient(test);
+  const auto gradients = sg::testing::gradients(test);
+  std::vector<double> dx(rows * in), dw(out * in), db(out);
+  for (std::size_t i = 0; i < rows; ++i) {
+    for (std::size_t j = 0; j < out; ++j) {
+      for (std::size_t k = 0; k < in; ++k) {
+        dx[i * in + k] += dy[i * out + j] * values.weights[0][j * in + k];
+        dw[j * in + k] += dy[i * out + j] * values.inputs[0][i * in + k];
+      }
+      db[j] += dy[i * out + j];
+    }
+  }
+  CHECK(sg::testing::distance(gradients.inputs[0], dx) < 1e-14);
+  CHECK(sg::testing::distance(gradients.weights[0], dw) < 1e-14);
+  CHECK(sg::testing::distance(gradients.weights[1], db) < 1e-14);
+}
+
+TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {
+  Bench bench;
+  const sg::Tensor x = bench.tape.tensor("x", {10, 20});
+  const sg::Tensor y = sg::linear(bench.tape, {.x = x, .weight = bench.weight("w", {30, 20})});
+  bench.tape.set_gradient(y, bench.tape.tensor("dy", y.shape));
+  bench.tape.emit_gradients();
+  REQUIRE(bench.graph.num_nodes() == 3);
+  const char* const ops[] = {"linear", "linear_input_gradient", "linear_weight_gradient"};
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    CHECK(bench.graph.op(sg::Node{i}) == ops[i]);
+    CHECK(bench.graph.cost(sg::Node{i}) == sg::Cost{.flops = 12000, .bytes_moved = 4 * (200 + 600 + 300)});
+  }
+}
+
+TEST_CASE("linear refuses what does not fit, with names and numbers", "[ops][linear][refuses]") {
+  Bench bench;
+  const sg::Tensor x = bench.tape.tensor("x", {2, 3});
+  const sg::Weight w = bench.weight("w", {4, 3}), b = bench.weight("b", {3}), cube = bench.weight("cube", {4, 3, 1});
+  const auto refuses = [&](const sg::Linear& spec, const std::string& why) {
+    CHECK_THROWS_MATCHES(sg::linear(bench.tape, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
+  };
+  refuses({.x = x, .weight = w, .layout = sg::WeightLayout::in_out, .name = "up"},
+          "up: weight is 4x3 for x of 2x3 (3xOUT)");
+  refuses({.x = bench.tape.tensor("x", {2, 4}), .weight = w}, "linear: weight is 4x3 for x of 2x4 (OUTx4)");
+  refuses({.x = x, .weight = cube}, "linear: weight is 4x3x1");
+  refuses({.x = x, .weight = w, .bias = b}, "linear: bias is 3 (4)");
+  refuses({.x = bench.tape.tensor("x", {2, 3}, sg::DType::f64), .weight = w},
+          "linear: x is f64, the tape computes in f32");
+  CHECK(bench.graph.num_nodes() == 0);
+}
