@@ -58,7 +58,8 @@ std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool fi
 
 void StepRun::set_weights(const FillTensor& fill) {
   std::vector<double> whole;
-  for (const Parameter& parameter : step_.model.parameters().parameters()) {
+  const ParameterInventory inventory = step_.model.parameters();
+  for (const Parameter& parameter : inventory.parameters()) {
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
     const auto all = holders(parameter.name, false);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
@@ -76,7 +77,8 @@ void StepRun::set_weights(const FillTensor& fill) {
 }
 
 void StepRun::see_weights(Which which, const SeeTensor& see) const {
-  for (const Parameter& parameter : step_.model.parameters().parameters()) {
+  const ParameterInventory inventory = step_.model.parameters();
+  for (const Parameter& parameter : inventory.parameters()) {
     with_type(step_.type, [&](auto zero) {
       using T = decltype(zero);
       std::vector<T> whole(static_cast<std::size_t>(parameter.num_elements()));
