@@ -1,19 +1,18 @@
 #include "ops/norm.hpp"
 
-#include <optional>
-
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/norm.hpp"
 
 namespace stepgraph {
 namespace {
 
-// Both norms: one without a bias is over the root mean square.
+// Both norms. One that is not centered, over the root mean square, has no bias.
 struct AnyNorm {
   std::string op;
   Tensor x;
   Weight weight;
-  std::optional<Weight> bias;
+  Weight bias;
+  bool centered;
   double eps;
 };
 
@@ -32,7 +31,7 @@ void check(const Tape& tape, const AnyNorm& norm) {
                ", as rows of x are)"));
   };
   check_weight(norm.weight, "weight");
-  if (norm.bias) check_weight(*norm.bias, "bias");
+  if (norm.centered) check_weight(norm.bias, "bias");
   if (!(norm.eps >= 0)) refuse(str("eps is ", norm.eps, " (0 or more)"));
 }
 
@@ -40,11 +39,10 @@ Tensor add_norm(Tape& tape, const AnyNorm& norm) {
   check(tape, norm);
   const std::int64_t rows = norm.x.rows(), width = norm.x.cols();
   const auto elements = static_cast<double>(norm.x.num_elements()), bytes = static_cast<double>(norm.x.num_bytes());
-  const bool centered = norm.bias.has_value();
+  const bool centered = norm.centered;
   const Tensor x = norm.x, y = tape.tensor(norm.op, x.shape), scale = tape.tensor(norm.op + " scale", {rows});
   // A row's mean; an RMS norm has none.
-  const std::optional<Tensor> center =
-      centered ? std::optional(tape.tensor(norm.op + " center", {rows})) : std::nullopt;
+  const Tensor center = centered ? tape.tensor(norm.op + " center", {rows}) : Tensor{};
 
   OpNode node{.op       = norm.op,
               .reads    = {x, norm.weight},
@@ -52,8 +50,8 @@ Tensor add_norm(Tape& tape, const AnyNorm& norm) {
               .cost     = {.flops = (centered ? 8 : 5) * elements, .bytes_moved = 2 * bytes},
               .parallel = true};
   if (centered) {
-    node.reads.push_back(*norm.bias);
-    node.writes.push_back(*center);
+    node.reads.push_back(norm.bias);
+    node.writes.push_back(center);
   }
   tape.add(node, [rows, width, centered, eps = norm.eps]<class T>(const Context& context, T) {
     const cpu::Norm<T> kernel{.width  = width,
@@ -74,7 +72,7 @@ Tensor add_norm(Tape& tape, const AnyNorm& norm) {
                 .reads    = {x, norm.weight, dy, scale},
                 .cost     = {.flops = (centered ? 12 : 10) * elements, .bytes_moved = moved * bytes},
                 .parallel = true};
-    if (center) made.reads.push_back(*center);
+    if (centered) made.reads.push_back(center);
     return made;
   };
   const auto backward_kernel = [width, centered]<class T>(const Context& context, T) {
@@ -102,8 +100,8 @@ Tensor add_norm(Tape& tape, const AnyNorm& norm) {
             cpu::norm_weight_gradient(kernel, dw, rows, begin, end);
           });
         });
-    if (!norm.bias) return;
-    back.add_weight_gradient(*norm.bias,
+    if (!centered) return;
+    back.add_weight_gradient(norm.bias,
                              {.op       = norm.op + "_bias_gradient",
                               .reads    = dy,
                               .cost     = {.flops = elements, .bytes_moved = bytes},
@@ -123,11 +121,14 @@ Tensor add_norm(Tape& tape, const AnyNorm& norm) {
 }  // namespace
 
 Tensor layer_norm(Tape& tape, const LayerNorm& spec) {
-  return add_norm(tape, {.op = "layer_norm", .x = spec.x, .weight = spec.weight, .bias = spec.bias, .eps = spec.eps});
+  return add_norm(
+      tape,
+      {.op = "layer_norm", .x = spec.x, .weight = spec.weight, .bias = spec.bias, .centered = true, .eps = spec.eps});
 }
 
 Tensor rms_norm(Tape& tape, const RmsNorm& spec) {
-  return add_norm(tape, {.op = "rms_norm", .x = spec.x, .weight = spec.weight, .bias = {}, .eps = spec.eps});
+  return add_norm(
+      tape, {.op = "rms_norm", .x = spec.x, .weight = spec.weight, .bias = {}, .centered = false, .eps = spec.eps});
 }
 
 }  // namespace stepgraph

@@ -1,0 +1,295 @@
+#include "ops/optimizer.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+#include "tests/support/elements.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+namespace {
+
+sg::Buffer kept(sg::Graph& graph, const char* name, std::int64_t count, sg::DType type) {
+  return graph.buffer({.name       = name,
+                       .size_bytes = count * static_cast<std::int64_t>(sg::size_bytes(type)),
+                       .type       = type,
+                       .lifetime   = sg::Lifetime::persistent});
+}
+
+// Between -1 and 1, the same in f32.
+double number(std::uint64_t seed, std::size_t i) {
+  const std::uint64_t bits = sg::testing::mix(seed * 1'000'003 + i) >> 44;
+  return (static_cast<double>(bits) - 524'287.5) / 524'288;
+}
+
+// A weight of `count` elements that is updated for some steps; each buffer has room for its access's rows.
+struct Update {
+  static constexpr std::int64_t count = 41'000;  // several tiles
+  sg::Graph graph;
+  sg::DType type;
+  bool strided;
+  sg::Buffer weight, gradient, first, second, factor, rate, step;
+  std::unique_ptr<sg::Program> program;
+  sg::LoopbackWorld world{1};
+  sg::Executor executor{{.threads = 2}};
+
+  Update(sg::DType of, bool rows) : type(of), strided(rows) {
+    const std::int64_t size = strided ? 2 * count : count;
+    weight                  = kept(graph, "weight", count, type);
+    gradient                = kept(graph, "gradient", size, type);
+    first                   = kept(graph, "first", size, type);
+    second                  = kept(graph, "second", size, type);
+    factor                  = kept(graph, "factor", 1, sg::DType::f64);
+    rate                    = kept(graph, "rate", 1, sg::DType::f64);
+    step                    = kept(graph, "step", 1, sg::DType::i64);
+  }
+  // All of a buffer; or every other row of 125, or of 250 elements, so that rows of one end inside rows of another.
+  [[nodiscard]] sg::Access access(sg::Buffer buffer, std::int64_t row = 125) const {
+    const auto element = static_cast<std::int64_t>(sg::size_bytes(type));
+    return strided ? buffer.strided(row * element, row * element, 2 * row * element, count / row) : sg::Access(buffer);
+  }
+  void make() {
+    sg::verify(graph);
+    program = std::make_unique<sg::Program>(graph, world);
+  }
+  // Element i of what the access names.
+  [[nodiscard]] std::byte* at(sg::Buffer buffer, std::int64_t i, std::int64_t row = 125) const {
+    const std::int64_t place = strided && buffer != weight ? i / row * 2 * row + row + i % row : i;
+    return program->memory().bytes(buffer).data() + place * static_cast<std::int64_t>(sg::size_bytes(type));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("AdamW does what its paper and PyTorch say", "[ops][optimizer]") {
+  const auto type    = GENERATE(sg::DType::f32, sg::DType::f64);
+  const bool strided = GENERATE(false, true);
+  CAPTURE(type, strided);
+  constexpr double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
+  Update update(type, strided);
+  sg::adamw(update.graph, {.name         = "update",
+                           .weight       = update.weight,
+                           .gradient     = update.access(update.gradient),
+                           .first        = update.access(update.first, 250),
+                           .second       = update.access(update.second),
+                           .factor       = update.factor,
+                           .rate         = update.rate,
+                           .step         = update.step,
+                           .beta1        = beta1,
+                           .beta2        = beta2,
+                           .eps          = eps,
+                           .weight_decay = decay});
+  update.make();
+  const auto count = static_cast<std::size_t>(Update::count);
+  std::vector<double> w(count), m(count), v(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    w[i] = number(0, i);
+    sg::testing::encode(type, w[i], update.at(update.weight, static_cast<std::int64_t>(i)));
+  }
+  for (int step = 1; step <= 10; ++step) {
+    const double factor = step % 3 == 0 ? 1 : 0.25 * step, rate = 1e-2 / step;
+    update.program->memory().span<double>(update.factor)[0]     = factor;
+    update.program->memory().span<double>(update.rate)[0]       = rate;
+    update.program->memory().span<std::int64_t>(update.step)[0] = step;
+    for (std::size_t i = 0; i < count; ++i) {
+      const double raw = i == 0 ? 0 : number(static_cast<std::uint64_t>(step), i), g = raw * factor;
+      sg::testing::encode(type, raw, update.at(update.gradient, static_cast<std::int64_t>(i)));
+      // torch.optim.AdamW, line by line.
+      w[i] -= rate * decay * w[i];
+      m[i]                     = beta1 * m[i] + (1 - beta1) * g;
+      v[i]                     = beta2 * v[i] + (1 - beta2) * g * g;
+      const double m_corrected = m[i] / (1 - std::pow(beta1, step)), v_corrected = v[i] / (1 - std::pow(beta2, step));
+      w[i] -= rate * m_corrected / (std::sqrt(v_corrected) + eps);
+    }
+    update.executor.run(*update.program);
+  }
+  const double tolerance = type == sg::DType::f32 ? 1e-6 : 1e-14;
+  double worst = 0, worst_m = 0, worst_v = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto k = static_cast<std::int64_t>(i);
+    worst        = std::max(worst, std::abs(sg::testing::decode(type, update.at(update.weight, k)) - w[i]));
+    worst_m      = std::max(worst_m, std::abs(sg::testing::decode(type, update.at(update.first, k, 250)) - m[i]));
+    worst_v      = std::max(worst_v, std::abs(sg::testing::decode(type, update.at(update.second, k)) - v[i]));
+  }
+  CHECK(worst < tolerance);
+  CHECK(worst_m < tolerance);
+  CHECK(worst_v < tolerance);
+  if (strided) CHECK(update.program->memory().span<std::byte>(update.first)[0] == std::byte{0});  // between rows
+}
+
+TEST_CASE("AdamW refuses a step before the first", "[ops][optimizer][refuses]") {
+  Update update(sg::DType::f32, false);
+  sg::adamw(update.graph, {.name     = "update",
+                           .weight   = update.weight,
+                           .gradient = update.gradient,
+                           .first    = update.first,
+                           .second   = update.second,
+                           .factor   = update.factor,
+                           .rate     = update.rate,
+                           .step     = update.step});
+  update.make();
+  CHECK_THROWS_MATCHES(update.executor.run(*update.program), sg::Error,
+                       MessageMatches(ContainsSubstring("adamw: step 0 (they count from 1)")));
+}
+
+TEST_CASE("SGD moves against a velocity that gradients add to", "[ops][optimizer]") {
+  const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
+  const bool strided    = GENERATE(false, true);
+  const double momentum = GENERATE(0.0, 0.9);
+  CAPTURE(type, strided, momentum);
+  constexpr double decay = 0.03;
+  Update update(type, strided);
+  sg::sgd(update.graph, {.name         = "update",
+                         .weight       = update.weight,
+                         .gradient     = update.access(update.gradient),
+                         .velocity     = update.access(update.first, 250),
+                         .factor       = update.factor,
+                         .rate         = update.rate,
+                         .momentum     = momentum,
+                         .weight_decay = decay});
+  update.make();
+  const auto count = static_cast<std::size_t>(Update::count);
+  std::vector<double> w(count), velocity(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    w[i] = number(0, i);
+    sg::testing::encode(type, w[i], update.at(update.weight, static_cast<std::int64_t>(i)));
+  }
+  for (int step = 1; step <= 10; ++step) {
+    const double factor = 1.0 / step, rate = 0.1 + 0.01 * step;
+    update.program->memory().span<double>(update.factor)[0] = factor;
+    update.program->memory().span<double>(update.rate)[0]   = rate;
+    for (std::size_t i = 0; i < count; ++i) {
+      const double raw = number(static_cast<std::uint64_t>(step), i);
+      sg::testing::encode(type, raw, update.at(update.gradient, static_cast<std::int64_t>(i)));
+      velocity[i] = momentum * velocity[i] + raw * factor + decay * w[i];
+      w[i] -= rate * velocity[i];
+    }
+    update.executor.run(*update.program);
+  }
+  double worst = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double found = sg::testing::decode(type, update.at(update.weight, static_cast<std::int64_t>(i)));
+    worst              = std::max(worst, std::abs(found - w[i]));
+  }
+  CHECK(worst < (type == sg::DType::f32 ? 2e-6 : 1e-14));
+}
+
+namespace {
+
+double square_sum_of(sg::DType type, std::int64_t size, const std::function<sg::Access(sg::Buffer)>& access,
+                     const std::function<double(std::int64_t)>& value) {
+  sg::Graph graph;
+  const sg::Buffer values = kept(graph, "values", size, type), sum = kept(graph, "sum", 1, sg::DType::f64);
+  sg::square_sum(graph, {.name = "squares", .values = access(values), .sum = sum});
+  sg::verify(graph);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 1});
+  const sg::Program program(graph, world);
+  std::byte* bytes = program.memory().bytes(values).data();
+  for (std::int64_t i = 0; i < size; ++i) {
+    sg::testing::encode(type, value(i), bytes + i * static_cast<std::int64_t>(sg::size_bytes(type)));
+  }
+  executor.run(program);
+  return program.memory().span<double>(sum)[0];
+}
+
+}  // namespace
+
+TEST_CASE("a sum of squares is in f64, and has the same bits in rows as in one range", "[ops][optimizer]") {
+  const auto type         = GENERATE(sg::DType::f32, sg::DType::f64);
+  const std::int64_t size = GENERATE(0, 1, 17, 4096, 4097, 60'060);
+  CAPTURE(type, size);
+  const auto value   = [](std::int64_t i) { return number(5, static_cast<std::size_t>(i)); };
+  const double whole = square_sum_of(
+      type, size, [](sg::Buffer buffer) { return sg::Access(buffer); }, value);
+  long double squares = 0;
+  for (std::int64_t i = 0; i < size; ++i) squares += static_cast<long double>(value(i)) * value(i);
+  CHECK(std::abs(whole - static_cast<double>(squares)) <= 1e-14 * whole);
+  const auto element = static_cast<std::int64_t>(sg::size_bytes(type));
+  for (const std::int64_t row : {1, 60, 5005, 30'030}) {  // shorter than a block, and longer
+    if (size % row != 0 || size == 0) continue;
+    CAPTURE(row);
+    // As many elements again between the rows, which are no part of it.
+    const double in_rows = square_sum_of(
+        type, 2 * size,
+        [&](sg::Buffer buffer) { return buffer.strided(row * element, row * element, 2 * row * element, size / row); },
+        [&](std::int64_t i) { return i / row % 2 == 0 ? 1e9 : value(i / (2 * row) * row + i % row); });
+    CHECK(in_rows == whole);
+  }
+}
+
+TEST_CASE("the clip factor brings a norm down to the clip, and leaves smaller ones alone", "[ops][optimizer]") {
+  struct Case {
+    std::vector<double> squares;
+    double clip, norm, factor;
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Case test =
+      GENERATE_COPY(Case{{9, 16}, 1, 5, 1 / (5 + 1e-6)}, Case{{9, 16}, 0, 5, 1},   // clips; never clips
+                    Case{{9, 16}, 10, 5, 1}, Case{{9, 16}, 5, 5, 5 / (5 + 1e-6)},  // a norm below the clip, and at it
+                    Case{{0, 0, 0}, 1, 0, 1}, Case{{0}, 0, 0, 1}, Case{{}, 1, 0, 1},  // nothing to clip
+                    Case{{nan, 1}, 1, nan, nan}, Case{{1e308, 1e308, 1e308}, 1, INFINITY, 0});
+  CAPTURE(test.squares, test.clip);
+  sg::Graph graph;
+  const auto count         = static_cast<std::int64_t>(test.squares.size());
+  const sg::Buffer squares = kept(graph, "squares", 2 * count, sg::DType::f64),
+                   norm = kept(graph, "norm", 1, sg::DType::f64), factor = kept(graph, "factor", 1, sg::DType::f64);
+  const bool strided = GENERATE(false, true);
+  const sg::Access values =
+      strided && count > 0 ? squares.strided(8, 8, 16, count) : squares.range(0, 8 * count);  // every other
+  sg::clip_factor(graph, {.squares = values, .norm = norm, .factor = factor, .clip = test.clip});
+  sg::verify(graph);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 1});
+  const sg::Program program(graph, world);
+  for (std::size_t i = 0; i < test.squares.size(); ++i) {
+    program.memory().span<double>(squares)[strided ? 2 * i + 1 : i] = test.squares[i];
+  }
+  executor.run(program);
+  const double found_norm = program.memory().span<double>(norm)[0], found = program.memory().span<double>(factor)[0];
+  CHECK((found_norm == test.norm || (std::isnan(found_norm) && std::isnan(test.norm))));
+  CHECK((found == test.factor || (std::isnan(found) && std::isnan(test.factor))));
+}
+
+TEST_CASE("what ends a step refuses other sizes and types, and settings out of range", "[ops][optimizer][refuses]") {
+  sg::Graph graph;
+  const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 5, sg::DType::f32),
+                   wide = kept(graph, "wide", 4, sg::DType::f64), half = kept(graph, "half", 4, sg::DType::bf16),
+                   one = kept(graph, "one", 1, sg::DType::f64), step = kept(graph, "step", 1, sg::DType::i64),
+                   c = kept(graph, "c", 4, sg::DType::f32), d = kept(graph, "d", 4, sg::DType::f32);
+  const sg::AdamW good{
+      .name = "w", .weight = a, .gradient = c, .first = d, .second = d, .factor = one, .rate = one, .step = step};
+  const auto refuses = [&](const auto& change, const std::string& why) {
+    sg::AdamW spec = good;
+    change(spec);
+    CHECK_THROWS_MATCHES(sg::adamw(graph, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
+  };
+  refuses([&](sg::AdamW& spec) { spec.gradient = b; },
+          "adamw 'w': gradient has 20 bytes of f32, but weight has 16 of f32");
+  refuses([&](sg::AdamW& spec) { spec.second = wide; }, "second has 32 bytes of f64");
+  refuses([&](sg::AdamW& spec) { spec.weight = half; }, "weight is bf16 (f32 or f64)");
+  refuses([&](sg::AdamW& spec) { spec.gradient = c.strided(0, 2, 4, 8); }, "gradient has ranges of 2 bytes");
+  refuses([&](sg::AdamW& spec) { spec.rate = a; }, "rate has 16 bytes of f32 (one f64)");
+  refuses([&](sg::AdamW& spec) { spec.step = one; }, "step has 8 bytes of f64 (one i64)");
+  refuses([&](sg::AdamW& spec) { spec.beta2 = 1; }, "beta2 is 1 (0 or more, less than 1)");
+  refuses([&](sg::AdamW& spec) { spec.weight_decay = -1; }, "weight_decay is -1 (0 or more)");
+  CHECK_THROWS_AS(sg::sgd(graph, {.name = "w", .weight = a, .gradient = b, .velocity = d, .factor = one, .rate = one}),
+                  sg::Error);
+  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = half, .sum = one}), sg::Error);
+  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = a, .sum = wide}), sg::Error);
+  CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
+  CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = wide, .norm = one, .factor = one, .clip = -1}), sg::Error);
+}
