@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/error.hpp"
+#include "graphs/huggingface.hpp"
 #include "graphs/weights.hpp"
 #include "ops/attention.hpp"
 #include "ops/embedding.hpp"
@@ -147,6 +148,7 @@ Model gpt2(const Gpt2Spec& given) {
               .heads    = spec.heads,
               .kv_heads = spec.heads,
               .inner    = spec.inner};
+  model.config = model_config(spec);
   model.blocks.push_back(embedding_block(spec));
   for (int layer = 0; layer < spec.layers; ++layer) model.blocks.push_back(layer_block(spec, layer));
   model.blocks.push_back(head_block(spec));

@@ -181,11 +181,24 @@ ModelConfig parse_llama(const Fields& fields, const std::string& subject) {
   return config;
 }
 
+ModelConfig parse_mlp(const Fields& fields) {
+  MlpSpec spec;
+  spec.layers =
+      static_cast<int>(fields.size("num_hidden_layers", fields.find("num_hidden_layers"), spec.layers, most_layers));
+  spec.width          = fields.size("hidden_size", spec.width);
+  spec.context        = fields.size("max_position_embeddings", spec.context);
+  spec.vocab          = fields.size("vocab_size", spec.vocab);
+  spec.inner          = fields.size("intermediate_size", 4 * spec.width);
+  spec.init_deviation = fields.number("initializer_range", spec.init_deviation, 0);
+  return {.spec = spec};
+}
+
 struct Family {
   const char* model_type;
   const char* architecture;
 };
-constexpr Family families[] = {{"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}};
+constexpr Family families[] = {
+    {"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"stepgraph_mlp", "StepgraphMlp"}};
 
 // What has no meaning here but what transformers wants to know: no special tokens.
 void add_tokens(ordered_json& config) {
@@ -207,6 +220,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view subject) 
   const std::string type = fields.text("model_type", "");
   if (type == "gpt2") return parse_gpt2(fields);
   if (type == "llama") return parse_llama(fields, where);
+  if (type == families[2].model_type) return parse_mlp(fields);
   fields.refuse(str("model_type '", type, "' is not known (", known, ")"));
 }
 
@@ -265,6 +279,18 @@ std::string model_config(const LlamaSpec& spec) {
   config["tie_word_embeddings"] = spec.tied;
   config["vocab_size"]          = spec.vocab;
   add_tokens(config);
+  return config.dump(2) + "\n";
+}
+
+std::string model_config(const MlpSpec& spec) {
+  ordered_json config               = {{"architectures", {families[2].architecture}}};
+  config["hidden_size"]             = spec.width;
+  config["initializer_range"]       = spec.init_deviation;
+  config["intermediate_size"]       = spec.inner == 0 ? 4 * spec.width : spec.inner;
+  config["max_position_embeddings"] = spec.context;
+  config["model_type"]              = families[2].model_type;
+  config["num_hidden_layers"]       = spec.layers;
+  config["vocab_size"]              = spec.vocab;
   return config.dump(2) + "\n";
 }
 

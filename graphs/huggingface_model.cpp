@@ -2,10 +2,18 @@
 
 namespace stepgraph {
 
+Model make_model(const std::variant<Gpt2Spec, LlamaSpec, MlpSpec>& spec) {
+  struct Make {
+    Model operator()(const Gpt2Spec& of) const { return gpt2(of); }
+    Model operator()(const LlamaSpec& of) const { return llama(of); }
+    Model operator()(const MlpSpec& of) const { return mlp(of); }
+  };
+  return std::visit(Make(), spec);
+}
+
 Model model_from_config(std::string_view text, std::string_view subject) {
   const ModelConfig config = parse_model_config(text, subject);
-  const auto* as_gpt2      = std::get_if<Gpt2Spec>(&config.spec);
-  Model model              = as_gpt2 ? gpt2(*as_gpt2) : llama(std::get<LlamaSpec>(config.spec));
+  Model model              = make_model(config.spec);
   model.config             = config_to_save(text);
   return model;
 }

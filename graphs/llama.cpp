@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/error.hpp"
+#include "graphs/huggingface.hpp"
 #include "ops/activation.hpp"
 #include "ops/attention.hpp"
 #include "ops/embedding.hpp"
@@ -166,6 +167,7 @@ Model llama(const LlamaSpec& given) {
               .heads    = spec.heads,
               .kv_heads = spec.kv_heads,
               .inner    = spec.inner};
+  model.config = model_config(spec);
   model.blocks.push_back(embedding_block(spec));
   for (int layer = 0; layer < spec.layers; ++layer) model.blocks.push_back(layer_block(spec, layer));
   model.blocks.push_back(head_block(spec));

@@ -1,6 +1,7 @@
 #include "graphs/mlp.hpp"
 
 #include "engine/error.hpp"
+#include "graphs/huggingface.hpp"
 #include "ops/activation.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
@@ -23,6 +24,7 @@ Model mlp(const MlpSpec& given) {
               .vocab   = spec.vocab,
               .context = spec.context,
               .inner   = spec.inner};
+  model.config = model_config(spec);
   model.blocks.push_back(
       {.name    = "embedding",
        .weights = {{.name = "embedding.weight", .shape = {spec.vocab, spec.width}, .cut = true, .init = normal}},

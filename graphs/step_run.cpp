@@ -76,22 +76,28 @@ void StepRun::set_weights(const FillTensor& fill) {
   }
 }
 
-void StepRun::see_weights(Which which, const SeeTensor& see) const {
-  const ParameterInventory inventory = step_.model.parameters();
-  for (const Parameter& parameter : inventory.parameters()) {
-    with_type(step_.type, [&](auto zero) {
-      using T = decltype(zero);
-      std::vector<T> whole(static_cast<std::size_t>(parameter.num_elements()));
-      for (const Holder& holder : holders(parameter.name, true)) {
-        const WeightSpec& spec = step_.spec(*holder.weight);
-        const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
-        const Buffer from      = which == Which::values ? holder.weight->value : holder.weight->gradient;
-        put_piece<T>(spec, pieces[holder.piece], memory().span<T>(from), whole);
-      }
-      see(parameter.name, parameter.shape, std::vector<double>(whole.begin(), whole.end()));
-    });
+template <class T>
+void StepRun::read(Which which, const std::string& name, std::span<T> out) const {
+  const auto wanted = static_cast<std::size_t>(step_.model.parameters().find(name).num_elements());
+  if (out.size() != wanted) {
+    throw Error(ErrorKind::config,
+                str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
   }
+  with_type(step_.type, [&](auto zero) {
+    using Own = decltype(zero);
+    std::vector<Own> whole(wanted);
+    for (const Holder& holder : holders(name, true)) {
+      const WeightSpec& spec = step_.spec(*holder.weight);
+      const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
+      const Buffer from      = which == Which::value ? holder.weight->value : holder.weight->gradient;
+      put_piece<Own>(spec, pieces[holder.piece], memory().span<Own>(from), whole);
+    }
+    std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(value); });
+  });
 }
+
+void StepRun::read_tensor(Which which, const std::string& name, std::span<float> out) const { read(which, name, out); }
+void StepRun::read_tensor(Which which, const std::string& name, std::span<double> out) const { read(which, name, out); }
 
 void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
   const BatchSpec& batch = step_.batch;

@@ -36,10 +36,10 @@ class StepRun {
   using FillTensor =
       std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
   void set_weights(const FillTensor& fill);
-  // Called once for each tensor of the model, in the order of the forward pass.
-  using SeeTensor = std::function<void(const std::string& name, const TensorShape& shape, std::span<const double>)>;
-  enum class Which : std::uint8_t { values, gradients };  // gradients: of the last run, of a step that keeps them
-  void see_weights(Which which, const SeeTensor& see) const;
+  // A tensor of the model, put together from the ranks that have its parts.
+  enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run, of a step that keeps them
+  void read_tensor(Which which, const std::string& name, std::span<float> out) const;
+  void read_tensor(Which which, const std::string& name, std::span<double> out) const;
 
   // global * seq + 1 tokens: inputs are all but the last, targets all but the first.
   void set_tokens(std::span<const std::int32_t> tokens);
@@ -53,6 +53,8 @@ class StepRun {
     const StepWeight* weight;
     std::size_t piece;
   };
+  template <class T>
+  void read(Which which, const std::string& name, std::span<T> out) const;
   [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
 
   StepGraph step_;

@@ -1,0 +1,82 @@
+#include "tests/support/golden.hpp"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "backends/loopback/world.hpp"
+#include "graphs/checkpoint.hpp"
+#include "graphs/huggingface.hpp"
+#include "graphs/token_data.hpp"
+
+namespace stepgraph::testing {
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Golden read(const std::string& name) {
+  Golden golden;
+  golden.folder        = std::string(STEPGRAPH_SOURCE_DIR) + "/tests/data/golden/" + name;
+  const auto expected  = nlohmann::json::parse(text_of(golden.folder + "/expected.json"));
+  golden.model         = model_from_config(text_of(golden.folder + "/config.json"), golden.folder + "/config.json");
+  golden.batch         = {.global = expected["batch"], .micro = 1, .seq = expected["seq"]};
+  const auto& settings = expected["optimizer"];
+  golden.optimizer     = {.lr           = settings["lr"],
+                          .beta1        = settings["beta1"],
+                          .beta2        = settings["beta2"],
+                          .eps          = settings["eps"],
+                          .weight_decay = settings["weight_decay"],
+                          .clip         = settings["clip_grad_norm"]};
+  golden.loss          = expected["loss"].get<std::vector<double>>();
+  golden.grad_norm     = expected["grad_norm"].get<std::vector<double>>();
+  const TokenData data(TokenFile{golden.folder + "/tokens.u16"}, golden.model.vocab);
+  golden.tokens.resize(static_cast<std::size_t>(*data.num_tokens()));
+  data.read(0, golden.tokens);
+  const Safetensors gradients(golden.folder + "/grads_step0.safetensors");
+  for (const std::string& tensor : gradients.names()) {
+    auto& values = golden.gradients[tensor];
+    values.resize(static_cast<std::size_t>(num_elements(gradients.info(tensor).shape)));
+    gradients.read(tensor, std::span<double>(values));
+  }
+  return golden;
+}
+
+}  // namespace
+
+std::span<const std::int32_t> Golden::tokens_of(int step) const {
+  const auto size = static_cast<std::size_t>(batch.global) * static_cast<std::size_t>(batch.seq);
+  return std::span(tokens).subspan(static_cast<std::size_t>(step) * size, size + 1);
+}
+
+const Golden& golden(const std::string& name) {
+  static std::map<std::string, Golden> known;
+  const auto found = known.find(name);
+  return found != known.end() ? found->second : known.emplace(name, read(name)).first->second;
+}
+
+Trained train(const Golden& golden, const Plan& given, int micro, int steps, int threads) {
+  Plan plan       = given;
+  plan.optimizer  = golden.optimizer;
+  BatchSpec batch = golden.batch;
+  batch.micro     = micro;
+  LoopbackWorld world(Layout(plan.layout).num_ranks());
+  Trainer trainer(golden.model, plan, batch, world, {.threads = threads, .keep_gradients = true});
+  set_weights(trainer.run(), Checkpoint(golden.folder));
+  Trained trained;
+  for (int step = 0; step < steps; ++step) {
+    const StepResult result = trainer.step(golden.tokens_of(step));
+    trained.loss.push_back(result.loss);
+    trained.grad_norm.push_back(result.grad_norm);
+    if (step > 0) continue;
+    for (const std::string& name : golden.model.parameters().names()) {
+      auto& values = trained.gradients[name];
+      values.resize(static_cast<std::size_t>(golden.model.parameters().find(name).num_elements()));
+      trainer.run().read_tensor(StepRun::Which::gradient, name, std::span<double>(values));
+    }
+  }
+  return trained;
+}
+
+}  // namespace stepgraph::testing

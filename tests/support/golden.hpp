@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graphs/model.hpp"
+#include "graphs/plan.hpp"
+#include "graphs/trainer.hpp"
+
+namespace stepgraph::testing {
+
+// A small model that transformers trained in float64 (tests/data/golden): where it starts, what it read and what came
+// of it.
+struct Golden {
+  std::string folder;
+  Model model;
+  BatchSpec batch;  // micro is the test's choice
+  OptimizerPlan optimizer;
+  std::vector<std::int32_t> tokens;
+  std::vector<double> loss, grad_norm;
+  std::map<std::string, std::vector<double>> gradients;  // of the first step
+
+  [[nodiscard]] std::span<const std::int32_t> tokens_of(int step) const;
+};
+[[nodiscard]] const Golden& golden(const std::string& name);  // "gpt2-tiny", "llama-tiny"; read once
+
+// A run of some steps from the golden start.
+struct Trained {
+  std::vector<double> loss, grad_norm;
+  std::map<std::string, std::vector<double>> gradients;  // of the first step
+};
+[[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads = 2);
+
+}  // namespace stepgraph::testing
