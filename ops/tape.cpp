@@ -47,20 +47,20 @@ Tensor Tape::tensor(std::string_view name, TensorShape shape, std::optional<DTyp
   Tensor made{.shape = std::move(shape), .type = type.value_or(spec_.type), .id = static_cast<int>(states_.size())};
   made.buffer = spec_.graph->buffer(
       {.name = str(name, place()), .rank = spec_.rank, .size_bytes = made.num_bytes(), .type = made.type});
-  states_.push_back({.needed = spec_.records});
+  states_.push_back({.buffer = made.buffer, .needed = spec_.records});
   return made;
 }
 
 Tensor Tape::input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient) {
   const Tensor made{.buffer = buffer, .shape = std::move(shape), .type = type, .id = static_cast<int>(states_.size())};
-  states_.push_back({.needed = spec_.records && needs_gradient});
+  states_.push_back({.buffer = buffer, .needed = spec_.records && needs_gradient});
   return made;
 }
 
 Tensor Tape::same_bytes(const Tensor& of) {
   Tensor made = of;
   made.id     = static_cast<int>(states_.size());
-  states_.push_back({.needed = state(of).needed});
+  states_.push_back({.buffer = of.buffer, .needed = state(of).needed});
   return made;
 }
 
@@ -87,9 +87,10 @@ Tape::State& Tape::state(const Tensor& of) {
 }
 
 const Tape::State& Tape::state(const Tensor& of) const {
-  if (of.id < 0 || static_cast<std::size_t>(of.id) >= states_.size()) {
+  const bool known = of.id >= 0 && static_cast<std::size_t>(of.id) < states_.size();
+  if (!known || states_[static_cast<std::size_t>(of.id)].buffer != of.buffer) {
     throw Error(ErrorKind::config,
-                str("tape: tensor ", of.id, " is of another tape (this one has ", states_.size(), ")"));
+                str("tape: tensor ", of.id, " is not of this tape (which has ", states_.size(), " of its own)"));
   }
   return states_[static_cast<std::size_t>(of.id)];
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -32,6 +33,30 @@ struct OpNode {
   Cost cost              = {};
   bool parallel          = false;  // the kernel may call Context::parallel_for
 };
+
+namespace detail {
+// The number that a kernel takes; void where it is generic, or not plain to see.
+template <class Call>
+struct KernelNumber {
+  using type = void;
+};
+template <class Kernel, class Result, class Number>
+struct KernelNumber<Result (Kernel::*)(const Context&, Number) const> {
+  using type = std::remove_cvref_t<Number>;
+};
+// Whether a kernel is for T: a float is a double too, if one only asks what converts.
+template <class Kernel, class T>
+[[nodiscard]] constexpr bool is_kernel_for() {
+  if constexpr (!std::invocable<Kernel&, const Context&, T>) {
+    return false;
+  } else if constexpr (requires { &Kernel::operator(); }) {
+    using Number = typename KernelNumber<decltype(&Kernel::operator())>::type;
+    return std::is_void_v<Number> || std::is_same_v<Number, T>;
+  } else {
+    return true;
+  }
+}
+}  // namespace detail
 
 struct TapeSpec {
   Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
@@ -82,8 +107,8 @@ class Tape {
   [[nodiscard]] Tensor same_bytes(const Tensor& of);
 
   // Adds a node on the rank's compute lane. The kernel is called with the context; or with the context and a number of
-  // the tape's type, whose type it then takes:
-  //   tape.add({...}, [](const Context& context, auto zero) { using T = decltype(zero); ... });
+  // the tape's type, whose type it then takes; one for floats alone is refused by a tape of f64:
+  //   tape.add({...}, []<class T>(const Context& context, T zero) { ... });
   template <class Kernel>
   Node add(const OpNode& node, Kernel kernel) {
     if constexpr (std::invocable<Kernel&, const Context&>) {
@@ -91,8 +116,8 @@ class Tape {
     } else {
       return add_node(node, typed(
                                 node.op, [kernel]<class T>(const Context& context, T zero) { kernel(context, zero); },
-                                std::bool_constant<std::invocable<Kernel&, const Context&, float>>(),
-                                std::bool_constant<std::invocable<Kernel&, const Context&, double>>()));
+                                std::bool_constant<detail::is_kernel_for<Kernel, float>()>(),
+                                std::bool_constant<detail::is_kernel_for<Kernel, double>()>()));
     }
   }
 
@@ -143,6 +168,7 @@ class Tape {
 
  private:
   struct State {
+    Buffer buffer                  = {};  // tells another tape's tensor of that number
     bool needed                    = true;
     std::optional<Tensor> gradient = {};
     bool own                       = false;  // only this tensor's: may be changed in place

@@ -343,8 +343,8 @@ void check_microbatches(const OpCase& test, Executor& executor) {
 
 OpValues values(const OpCase& test) { return values_of(test, 0); }
 
-std::vector<double> output_gradient(const OpCase& test) {
-  return numbers(Of::output_gradient, 0, 0, evaluate(test).size(), 1);
+std::vector<double> output_gradient(const OpCase& test, DType type) {
+  return numbers(Of::output_gradient, 0, 0, evaluate(test, type).size(), 1);
 }
 
 std::vector<double> evaluate(const OpCase& test, DType type) {

@@ -39,7 +39,7 @@ struct OpValues {
 [[nodiscard]] std::vector<double> evaluate(const OpCase& test, DType type = DType::f64);
 
 // What each element of the output is multiplied with: the gradient of the output.
-[[nodiscard]] std::vector<double> output_gradient(const OpCase& test);
+[[nodiscard]] std::vector<double> output_gradient(const OpCase& test, DType type = DType::f64);
 
 // The gradients of all inputs and weights, as the op's backward has them.
 [[nodiscard]] OpValues gradients(const OpCase& test, DType type = DType::f64);
