@@ -32,12 +32,15 @@ DataSpec read_data(const ConfigReader& root) {
   if (given.empty()) root.refuse("data", str("names no source (", right, ")"));
   if (given.size() > 1)
     root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (one of them)"));
-  DataSpec spec;
-  if (data.has("tokens")) spec.kind = DataSpec::Kind::tokens;
-  if (data.has("text")) spec.kind = DataSpec::Kind::text;
-  data.text(given.front() == "synthetic" ? "tokens" : given.front(), spec.path);
-  data.integer("synthetic", spec.seed, 0, max_seed);
-  return spec;
+  if (data.has("synthetic")) {
+    SyntheticTokens synthetic;
+    data.integer("synthetic", synthetic.seed, 0, max_seed);
+    return synthetic;
+  }
+  std::string path;
+  data.text(given.front(), path);
+  if (data.has("text")) return TextFile{path};
+  return TokenFile{path};
 }
 
 BatchSpec read_batch(const ConfigReader& root, BatchSpec batch) {

@@ -30,7 +30,7 @@ using ModelSource = std::variant<Gpt2Spec, LlamaSpec, MlpSpec, LoadFrom>;
 // says is checked where it is read. File names are relative to the current folder.
 struct Config {
   ModelSource model   = Gpt2Spec{};
-  DataSpec data       = {};
+  DataSpec data       = SyntheticTokens{};
   BatchSpec batch     = {.global = 8, .micro = 2, .seq = 128};
   Plan plan           = {};
   int timeout_ms      = 30'000;  // of communication

@@ -53,17 +53,9 @@ Json model_json(const MlpSpec& spec) {
 
 Json model_json(const LoadFrom& source) { return {{"load", source.folder}}; }
 
-Json data_json(const DataSpec& data) {
-  switch (data.kind) {
-    case DataSpec::Kind::tokens:
-      return {{"tokens", data.path}};
-    case DataSpec::Kind::text:
-      return {{"text", data.path}};
-    case DataSpec::Kind::synthetic:
-      return {{"synthetic", data.seed}};
-  }
-  return {};
-}
+Json data_json(const TokenFile& file) { return {{"tokens", file.path.string()}}; }
+Json data_json(const TextFile& file) { return {{"text", file.path.string()}}; }
+Json data_json(const SyntheticTokens& tokens) { return {{"synthetic", tokens.seed}}; }
 
 Json optimizer_json(const OptimizerPlan& plan) {
   Json out = {{"kind", plan.kind == OptimizerKind::sgd ? "sgd" : "adamw"}, {"lr", plan.lr}};
@@ -87,7 +79,7 @@ std::string to_json(const Config& config) {
   const auto precision     = [](DType type) { return type == DType::f64 ? "fp64" : "fp32"; };
   const Json out           = {
                 {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
-                {"data", data_json(config.data)},
+                {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
                 {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
                 {"layout",
                  {{"dp", layout.dp},

@@ -1,21 +1,23 @@
 #pragma once
 #include <cstdint>
-#include <string>
+#include <filesystem>
+#include <variant>
 
 namespace stepgraph {
 
-// Where tokens come from, as `data` in a config has it.
-struct DataSpec {
-  enum class Kind : std::uint8_t {
-    tokens,     // a file of unsigned 16-bit numbers, little-endian
-    text,       // a file whose bytes are the tokens
-    synthetic,  // made from a seed; there is no end of them
-  };
-  Kind kind          = Kind::synthetic;
-  std::string path   = {};  // tokens and text
-  std::uint64_t seed = 0;   // synthetic
-
-  friend bool operator==(const DataSpec&, const DataSpec&) = default;
+// What a model is trained on.
+struct TokenFile {
+  std::filesystem::path path                                 = {};  // of u16, little endian
+  friend bool operator==(const TokenFile&, const TokenFile&) = default;
 };
+struct TextFile {
+  std::filesystem::path path                               = {};  // each byte is a token
+  friend bool operator==(const TextFile&, const TextFile&) = default;
+};
+struct SyntheticTokens {
+  std::uint64_t seed                                                     = 0;
+  friend bool operator==(const SyntheticTokens&, const SyntheticTokens&) = default;
+};
+using DataSpec = std::variant<TokenFile, TextFile, SyntheticTokens>;
 
 }  // namespace stepgraph
