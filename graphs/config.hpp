@@ -9,7 +9,7 @@
 #include "graphs/llama.hpp"
 #include "graphs/mlp.hpp"
 #include "graphs/plan.hpp"
-#include "graphs/token_data_spec.hpp"
+#include "graphs/token_data.hpp"
 
 namespace stepgraph {
 

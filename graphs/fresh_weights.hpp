@@ -1,0 +1,21 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace stepgraph {
+
+// Fresh weights: elements of a normal distribution around 0 with this deviation, from `first_element` on. An element
+// depends on the seed, the tensor's name and its index in the whole tensor alone, so that every layout starts from the
+// same bits, whoever draws which part. Drawn in double; a float is that double, rounded. Only operations
+// are used that IEEE 754 rounds in one way, so machines agree too.
+void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
+                 std::span<float> out);
+void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
+                 std::span<double> out);
+
+// Where a standard normal distribution has the share p of its mass to the left, 0 < p < 1; relative error about 1e-15
+// (M. J. Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution", Applied Statistics 37, 1988).
+[[nodiscard]] double normal_quantile(double p);
+
+}  // namespace stepgraph
