@@ -85,28 +85,6 @@ void interleaved(const ScheduleSpec& spec, int rank, Row& row) {
   }
 }
 
-void check(ScheduleKind kind, const ScheduleSpec& spec) {
-  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(kind, ": ", why)); };
-  if (spec.ranks < 1) refuse(str(spec.ranks, " pipeline ranks (at least 1)"));
-  if (spec.microbatches < 1) refuse(str(spec.microbatches, " microbatches (at least 1)"));
-  if (spec.chunks < 1) refuse(str(spec.chunks, " chunks (at least 1)"));
-  // Each factor is below 2^31, so that the first product fits in 64 bits; the second is only formed when it does.
-  const std::int64_t stages = std::int64_t{spec.ranks} * spec.chunks;
-  if (stages > max_stage_microbatches || stages * spec.microbatches > max_stage_microbatches) {
-    refuse(str(spec.ranks, " ranks x ", spec.chunks, " chunks x ", spec.microbatches,
-               " microbatches are too many (at most 2^27 in all)"));
-  }
-  const bool one_chunk =
-      kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2;
-  if (one_chunk && spec.chunks != 1) {
-    refuse(str(spec.chunks, " chunks (1; round-robin, sequential, gpipe and interleaved take more)"));
-  }
-  if (kind == ScheduleKind::interleaved && spec.chunks > 1 && spec.microbatches % spec.ranks != 0) {
-    refuse(str(spec.microbatches, " microbatches over ", spec.ranks,
-               " ranks (with chunks a multiple of the ranks: chunks take turns after as many microbatches as ranks)"));
-  }
-}
-
 void fill(ScheduleKind kind, const ScheduleSpec& spec, int rank, Row& row) {
   switch (kind) {
     case ScheduleKind::round_robin:
@@ -128,6 +106,28 @@ void fill(ScheduleKind kind, const ScheduleSpec& spec, int rank, Row& row) {
 
 }  // namespace
 
+void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec) {
+  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(kind, ": ", why)); };
+  if (spec.ranks < 1) refuse(str(spec.ranks, " pipeline ranks (at least 1)"));
+  if (spec.microbatches < 1) refuse(str(spec.microbatches, " microbatches (at least 1)"));
+  if (spec.chunks < 1) refuse(str(spec.chunks, " chunks (at least 1)"));
+  // Each factor is below 2^31, so that the first product fits in 64 bits; the second is only formed when it does.
+  const std::int64_t stages = std::int64_t{spec.ranks} * spec.chunks;
+  if (stages > max_stage_microbatches || stages * spec.microbatches > max_stage_microbatches) {
+    refuse(str(spec.ranks, " ranks x ", spec.chunks, " chunks x ", spec.microbatches,
+               " microbatches are too many (at most 2^27 in all)"));
+  }
+  const bool one_chunk =
+      kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2;
+  if (one_chunk && spec.chunks != 1) {
+    refuse(str(spec.chunks, " chunks (1; round-robin, sequential, gpipe and interleaved take more)"));
+  }
+  if (kind == ScheduleKind::interleaved && spec.chunks > 1 && spec.microbatches % spec.ranks != 0) {
+    refuse(str(spec.microbatches, " microbatches over ", spec.ranks,
+               " ranks (with chunks a multiple of the ranks: chunks take turns after as many microbatches as ranks)"));
+  }
+}
+
 std::string_view to_string(ScheduleKind kind) noexcept { return kind_names[static_cast<std::size_t>(kind)]; }
 
 ScheduleKind parse_schedule_kind(std::string_view name) {
@@ -146,7 +146,7 @@ std::vector<Rank> looped_placement(int ranks, int chunks) {
 }
 
 PipelineSchedule pipeline_schedule(ScheduleKind kind, const ScheduleSpec& spec) {
-  check(kind, spec);
+  check_schedule_spec(kind, spec);
   PipelineSchedule schedule{.rank_of_stage    = looped_placement(spec.ranks, spec.chunks),
                             .num_microbatches = spec.microbatches};
   for (int rank = 0; rank < spec.ranks; ++rank) {

@@ -41,6 +41,8 @@ struct ScheduleSpec {
 // a multiple of the ranks when there are chunks; round_robin, sequential, gpipe and interleaved take any number of
 // chunks, the others one. Throws Error(config) that says what is allowed.
 [[nodiscard]] PipelineSchedule pipeline_schedule(ScheduleKind kind, const ScheduleSpec& spec);
+// What pipeline_schedule refuses, without making one.
+void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec);
 
 // Stage s on rank s mod ranks.
 [[nodiscard]] std::vector<Rank> looped_placement(int ranks, int chunks);

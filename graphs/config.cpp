@@ -1,0 +1,213 @@
+#include "graphs/config.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "engine/error.hpp"
+#include "graphs/config_reader.hpp"
+#include "graphs/config_sections.hpp"
+#include "graphs/schedule_kinds.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr int max_int    = std::numeric_limits<int>::max();
+constexpr int max_degree = 1 << 20;
+constexpr auto max_seed  = std::numeric_limits<std::uint64_t>::max();
+
+using Names = ConfigReader::Names;
+
+DataSpec read_data(const ConfigReader& root) {
+  constexpr std::string_view right = R"({"tokens": "FILE.u16"}, {"text": "FILE"} or {"synthetic": SEED})";
+  const Names kinds{"tokens", "text", "synthetic"};
+  root.required("data", right);
+  const ConfigReader data = root.section("data", kinds);
+  Names given;
+  for (const std::string_view kind : kinds) {
+    if (data.has(kind)) given.push_back(kind);
+  }
+  if (given.empty()) root.refuse("data", str("names no source (", right, ")"));
+  if (given.size() > 1)
+    root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (one of them)"));
+  if (data.has("synthetic")) {
+    SyntheticTokens synthetic;
+    data.integer("synthetic", synthetic.seed, 0, max_seed);
+    return synthetic;
+  }
+  std::string path;
+  data.text(given.front(), path);
+  if (data.has("text")) return TextFile{path};
+  return TokenFile{path};
+}
+
+BatchSpec read_batch(const ConfigReader& root, BatchSpec batch) {
+  root.required("batch", R"({"global": 8, "micro": 2, "seq": 128})");
+  const ConfigReader section = root.section("batch", {"global", "micro", "seq"});
+  section.integer("global", batch.global, 1, max_int);
+  section.integer("micro", batch.micro, 1, max_int);
+  section.integer("seq", batch.seq, 1, max_int);
+  return batch;
+}
+
+void read_layout(const ConfigReader& root, LayoutSpec& layout) {
+  const ConfigReader section =
+      root.section("layout", {"dp", "tp", "pp", "order", "devices_per_node", "sequence_parallel"});
+  section.integer("dp", layout.dp, 1, max_degree);
+  section.integer("tp", layout.tp, 1, max_degree);
+  section.integer("pp", layout.pp, 1, max_degree);
+  section.text("order", layout.order);
+  section.integer("devices_per_node", layout.devices_per_node, 1, max_degree);
+  section.only_false("sequence_parallel");
+}
+
+void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
+  const ConfigReader section = root.section("pipeline", {"schedule", "chunks"});
+  section.integer("chunks", pipeline.chunks, 1, max_degree);
+  section.text("schedule", pipeline.schedule);
+  if (pipeline.schedule.ends_with(".csv")) return;
+  Names kinds;
+  for (const ScheduleKind kind : all_schedule_kinds) kinds.push_back(to_string(kind));
+  kinds.push_back("or a FILE.csv");  // never equal to a kind: a file's name ends in .csv and was taken above
+  static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
+}
+
+// Sharding is not in this version. Keys that only say how it would be done are read and mean nothing; those that would
+// change what a replicated step does have their one value.
+void check_shard(const ConfigReader& root) {
+  const ConfigReader section =
+      root.section("shard", {"strategy", "reduce", "prefetch", "slots", "bucket_mb", "units", "min_params", "group"});
+  section.only("strategy", "none");
+  section.only("reduce", "last");
+  double bucket_mb = 25;
+  section.real("bucket_mb", bucket_mb, positive);
+  if (bucket_mb != 25) section.refuse_unsupported("bucket_mb", str(bucket_mb), "25");
+  std::string prefetch, units;
+  section.text("prefetch", prefetch);
+  section.text("units", units);
+  int slots = 0, group = 0;
+  section.integer("slots", slots, 1, max_int);
+  section.integer("group", group, 0, max_int);
+  std::int64_t min_params = 0;
+  section.integer("min_params", min_params, 0, std::numeric_limits<std::int64_t>::max());
+}
+
+void check_offload(const ConfigReader& root) {
+  const Names keys{"params", "grads", "optimizer"};
+  const ConfigReader section = root.section("offload", keys);
+  for (const std::string_view key : keys) section.only_false(key);
+}
+
+void read_precision(const ConfigReader& root, PrecisionPlan& precision) {
+  const ConfigReader section = root.section("precision", {"param", "reduce"});
+  const Names types{"fp32", "fp64"}, later{"bf16", "fp16"};
+  const std::size_t param  = section.choice("param", 0, types, later);
+  const std::size_t reduce = section.choice("reduce", param, types, later);
+  if (reduce != param)
+    section.refuse("reduce", str(types[reduce], " with param ", types[param], " (", types[param], ", as param)"));
+  precision.param = precision.reduce = param == 0 ? DType::f32 : DType::f64;
+}
+
+void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer) {
+  const Names common{"kind", "lr", "weight_decay", "clip"}, adamw{"beta1", "beta2", "eps"}, sgd{"momentum"};
+  Names known = common;
+  known.insert(known.end(), adamw.begin(), adamw.end());
+  known.insert(known.end(), sgd.begin(), sgd.end());
+  const ConfigReader section = root.section("optimizer", known);
+  const bool is_sgd          = section.choice("kind", 0, {"adamw", "sgd"}) == 1;
+  optimizer.kind             = is_sgd ? OptimizerKind::sgd : OptimizerKind::adamw;
+  Names own                  = common;
+  own.insert(own.end(), is_sgd ? sgd.begin() : adamw.begin(), is_sgd ? sgd.end() : adamw.end());
+  for (const std::string_view other : is_sgd ? adamw : sgd) {
+    if (value && value->find(other))
+      section.refuse(other, str("not a key of ", is_sgd ? "sgd" : "adamw", " (", list_names(own), ")"));
+  }
+  section.real("lr", optimizer.lr, not_negative);
+  section.real("beta1", optimizer.beta1, share);
+  section.real("beta2", optimizer.beta2, share);
+  section.real("eps", optimizer.eps, positive);
+  section.real("momentum", optimizer.momentum, share);
+  section.real("weight_decay", optimizer.weight_decay, not_negative);
+  section.real("clip", optimizer.clip, not_negative);
+}
+
+void read_memory(const ConfigReader& root, Reuse& reuse) {
+  const ConfigReader section = root.section("memory", {"limit_bytes", "reuse"});
+  std::int64_t limit         = 0;
+  section.integer("limit_bytes", limit, 0, std::numeric_limits<std::int64_t>::max());
+  if (limit != 0) section.refuse_unsupported("limit_bytes", str(limit), "0, no limit");
+  reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
+}
+
+void read_comm(const ConfigReader& root, Config& config) {
+  const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms"});
+  Names names;
+  for (int i = 0; i <= static_cast<int>(Algorithm::adaptive); ++i)
+    names.push_back(to_string(static_cast<Algorithm>(i)));
+  config.plan.algorithm = static_cast<Algorithm>(section.choice("algorithm", 0, names));
+  section.integer("timeout_ms", config.timeout_ms, 1, max_int);
+}
+
+Config read(const JsonValue& value) {
+  const ConfigReader root(&value, "",
+                          {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer",
+                           "recompute", "memory", "comm", "seed", "threads", "backend"});
+  Config config;
+  config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
+  config.data  = read_data(root);
+  config.batch = read_batch(root, config.batch);
+  read_layout(root, config.plan.layout);
+  read_pipeline(root, config.plan.pipeline);
+  check_shard(root);
+  check_offload(root);
+  read_precision(root, config.plan.precision);
+  read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
+  root.only("recompute", "none");
+  read_memory(root, config.plan.reuse);
+  read_comm(root, config);
+  root.integer("seed", config.seed, 0, max_seed);
+  root.integer("threads", config.threads, 0, 1024);
+  root.only("backend", "loopback");
+  check_fit(config);
+  return config;
+}
+
+std::string read_text(const std::string& path) {
+  constexpr std::size_t max_bytes = std::size_t{1} << 24;
+  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(path, ": ", why)); };
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  std::string text;
+  char block[1 << 14];
+  while (const std::size_t read = std::fread(block, 1, sizeof block, file.get())) {
+    text.append(block, read);
+    if (text.size() > max_bytes) refuse("more than 16 MiB (a config in JSON)");
+  }
+  if (std::ferror(file.get())) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  return text;
+}
+
+Config parse(std::string_view text, std::span<const std::string> overrides, const std::string& file) {
+  JsonValue value;
+  try {
+    value = parse_json(text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), file.empty() ? error.what() : str(file, ": ", error.what()));
+  }
+  for (const std::string& assignment : overrides) apply_override(value, assignment);
+  return read(value);
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, std::span<const std::string> overrides) {
+  return parse(text, overrides, {});
+}
+
+Config read_config(const std::string& path, std::span<const std::string> overrides) {
+  return parse(read_text(path), overrides, path);
+}
+
+}  // namespace stepgraph

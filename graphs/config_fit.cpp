@@ -1,0 +1,89 @@
+#include <string>
+
+#include "engine/error.hpp"
+#include "graphs/config_sections.hpp"
+#include "graphs/divisibility.hpp"
+#include "graphs/schedule_kinds.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Checks of the library name their subject; a config's reader wants the key.
+template <class Check>
+void at(std::string_view path, std::string_view subject, const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    std::string_view what = error.what();
+    if (what.starts_with(subject)) what.remove_prefix(subject.size());
+    throw Error(error.kind(), str(path, ": ", what));
+  }
+}
+
+// What is known of a model that is not loaded; 0: nothing.
+struct Sizes {
+  int layers                = 0;
+  std::int64_t context      = 0;
+  std::int64_t inner        = 0;
+  TensorParallelSplit split = {};
+};
+
+Sizes sizes_of(const Gpt2Spec& spec) {
+  return {spec.layers,
+          spec.context,
+          spec.inner == 0 ? 4 * spec.width : spec.inner,
+          {.heads = spec.heads, .kv_heads = spec.heads, .vocab = spec.vocab}};
+}
+Sizes sizes_of(const LlamaSpec& spec) {
+  return {spec.layers,
+          spec.context,
+          spec.inner,
+          {.heads = spec.heads, .kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads, .vocab = spec.vocab}};
+}
+Sizes sizes_of(const MlpSpec& spec) {
+  return {spec.layers, spec.context, spec.inner == 0 ? 4 * spec.width : spec.inner, {.vocab = spec.vocab}};
+}
+Sizes sizes_of(const LoadFrom&) { return {}; }
+
+void check_model_fits(const Config& config, Sizes sizes) {
+  const LayoutSpec& layout = config.plan.layout;
+  if (config.batch.seq > sizes.context)
+    throw Error(ErrorKind::config, str("batch.seq: ", config.batch.seq, " tokens are more than the model's context of ",
+                                       sizes.context, " (at most that)"));
+  sizes.split.tp = layout.tp;
+  at("layout.tp", "tensor parallel: ", [&] { check_tensor_parallel(sizes.split); });
+  if (sizes.inner % layout.tp != 0)
+    throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " does not divide by tp ",
+                                       layout.tp, " (a divisor of it)"));
+  const std::int64_t stages = std::int64_t{layout.pp} * config.plan.pipeline.chunks;
+  if (stages > sizes.layers)
+    throw Error(ErrorKind::config,
+                str("layout.pp: pp ", layout.pp, " x chunks ", config.plan.pipeline.chunks, " = ", stages,
+                    " stages, but the model has ", sizes.layers, " layers (at most one stage for each)"));
+}
+
+}  // namespace
+
+void check_fit(const Config& config) {
+  const LayoutSpec& layout = config.plan.layout;
+  at("layout.order", "layout: order ", [&] { Layout(LayoutSpec{.order = layout.order}); });
+  at("layout", "layout: ", [&] { Layout{layout}; });
+  const int microbatches =
+      num_microbatches({.global = config.batch.global, .micro = config.batch.micro, .dp = layout.dp});
+  constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // and one more: the last target
+  if (std::int64_t{config.batch.global} * config.batch.seq > max_tokens)
+    throw Error(ErrorKind::config, str("batch: global ", config.batch.global, " x seq ", config.batch.seq, " = ",
+                                       std::int64_t{config.batch.global} * config.batch.seq,
+                                       " tokens in one step (at most ", max_tokens, ")"));
+  if (!config.plan.pipeline.schedule.ends_with(".csv")) {
+    const ScheduleKind kind = parse_schedule_kind(config.plan.pipeline.schedule);
+    at("pipeline", "", [&] {
+      check_schedule_spec(kind,
+                          {.ranks = layout.pp, .microbatches = microbatches, .chunks = config.plan.pipeline.chunks});
+    });
+  }
+  if (std::holds_alternative<LoadFrom>(config.model)) return;
+  check_model_fits(config, std::visit([](const auto& spec) { return sizes_of(spec); }, config.model));
+}
+
+}  // namespace stepgraph

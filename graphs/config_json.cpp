@@ -1,0 +1,107 @@
+#include <nlohmann/json.hpp>
+
+#include "graphs/config.hpp"
+
+namespace stepgraph {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json model_json(const Gpt2Spec& spec) {
+  return {{"kind", "gpt2"},
+          {"layers", spec.layers},
+          {"width", spec.width},
+          {"heads", spec.heads},
+          {"context", spec.context},
+          {"vocab", spec.vocab},
+          {"inner", spec.inner},
+          {"activation", spec.activation == Gelu::tanh ? "gelu_new" : "gelu"},
+          {"eps", spec.eps},
+          {"init_deviation", spec.init_deviation},
+          {"tied", spec.tied},
+          {"scale_attention", spec.scale_attention},
+          {"scale_attention_by_layer", spec.scale_attention_by_layer}};
+}
+
+Json model_json(const LlamaSpec& spec) {
+  return {{"kind", "llama"},
+          {"layers", spec.layers},
+          {"width", spec.width},
+          {"heads", spec.heads},
+          {"kv_heads", spec.kv_heads},
+          {"head_size", spec.head_size},
+          {"context", spec.context},
+          {"vocab", spec.vocab},
+          {"inner", spec.inner},
+          {"eps", spec.eps},
+          {"rope_theta", spec.rope_theta},
+          {"init_deviation", spec.init_deviation},
+          {"tied", spec.tied},
+          {"attention_bias", spec.attention_bias},
+          {"mlp_bias", spec.mlp_bias}};
+}
+
+Json model_json(const MlpSpec& spec) {
+  return {{"kind", "mlp"},
+          {"layers", spec.layers},
+          {"width", spec.width},
+          {"context", spec.context},
+          {"vocab", spec.vocab},
+          {"inner", spec.inner},
+          {"init_deviation", spec.init_deviation}};
+}
+
+Json model_json(const LoadFrom& source) { return {{"load", source.folder}}; }
+
+Json data_json(const TokenFile& file) { return {{"tokens", file.path.string()}}; }
+Json data_json(const TextFile& file) { return {{"text", file.path.string()}}; }
+Json data_json(const SyntheticTokens& tokens) { return {{"synthetic", tokens.seed}}; }
+
+Json optimizer_json(const OptimizerPlan& plan) {
+  Json out = {{"kind", plan.kind == OptimizerKind::sgd ? "sgd" : "adamw"}, {"lr", plan.lr}};
+  if (plan.kind == OptimizerKind::sgd) {
+    out["momentum"] = plan.momentum;
+  } else {
+    out["beta1"] = plan.beta1;
+    out["beta2"] = plan.beta2;
+    out["eps"]   = plan.eps;
+  }
+  out["weight_decay"] = plan.weight_decay;
+  out["clip"]         = plan.clip;
+  return out;
+}
+
+}  // namespace
+
+std::string to_json(const Config& config) {
+  const Plan& plan         = config.plan;
+  const LayoutSpec& layout = plan.layout;
+  const auto precision     = [](DType type) { return type == DType::f64 ? "fp64" : "fp32"; };
+  const Json out           = {
+                {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
+                {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
+                {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
+                {"layout",
+                 {{"dp", layout.dp},
+                  {"tp", layout.tp},
+                  {"pp", layout.pp},
+                  {"order", layout.order},
+                  {"devices_per_node", layout.devices_per_node},
+                  {"sequence_parallel", layout.sequence_parallel}}},
+                {"pipeline", {{"schedule", plan.pipeline.schedule}, {"chunks", plan.pipeline.chunks}}},
+                {"shard", {{"strategy", "none"}}},
+                {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
+                {"precision", {{"param", precision(plan.precision.param)}, {"reduce", precision(plan.precision.reduce)}}},
+                {"optimizer", optimizer_json(plan.optimizer)},
+                {"recompute", "none"},
+                {"memory", {{"limit_bytes", 0}, {"reuse", plan.reuse == Reuse::free ? "free" : "tight"}}},
+                {"comm", {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}}},
+                {"seed", config.seed},
+                {"threads", config.threads},
+                {"backend", config.backend},
+  };
+  // A file's name need not be UTF-8.
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace stepgraph

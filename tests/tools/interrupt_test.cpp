@@ -1,0 +1,72 @@
+#include "tools/stepgraph/interrupt.hpp"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+namespace cli = stepgraph::cli;
+
+namespace {
+
+// The signal that ends a process which does this; 0: it ends by itself.
+template <class Work>
+int ending_signal(const Work& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    work();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+}  // namespace
+
+TEST_CASE("the first signal is noted", "[tools][interrupt]") {
+  const int first = GENERATE(SIGINT, SIGTERM);
+  {
+    const cli::Interrupt interrupt;
+    CHECK_FALSE(interrupt.requested());
+    raise(first);
+    CHECK(interrupt.requested());
+  }
+  const cli::Interrupt next;
+  CHECK_FALSE(next.requested());
+}
+
+TEST_CASE("the second signal ends the program, and so does one when nobody notes it any more", "[tools][interrupt]") {
+  CHECK(ending_signal([] {
+          const cli::Interrupt interrupt;
+          raise(SIGINT);
+        }) == 0);
+  CHECK(ending_signal([] {
+          const cli::Interrupt interrupt;
+          raise(SIGINT);
+          raise(SIGINT);
+        }) == SIGINT);
+  CHECK(ending_signal([] {
+          const cli::Interrupt interrupt;
+          raise(SIGINT);
+          raise(SIGTERM);
+        }) == SIGTERM);
+  CHECK(ending_signal([] {
+          { const cli::Interrupt interrupt; }
+          raise(SIGTERM);
+        }) == SIGTERM);
+}
+
+TEST_CASE("a signal that was ignored stays ignored", "[tools][interrupt]") {
+  CHECK(ending_signal([] {
+          signal(SIGINT, SIG_IGN);
+          const cli::Interrupt interrupt;
+          raise(SIGINT);
+          raise(SIGINT);
+          if (interrupt.requested()) raise(SIGKILL);
+        }) == 0);
+}

@@ -1,0 +1,154 @@
+#include "tools/stepgraph/progress.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/support/pseudo_terminal.hpp"
+
+namespace cli = stepgraph::cli;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using stepgraph::testing::last_line;
+using stepgraph::testing::TerminalForStderr;
+
+namespace {
+
+constexpr cli::ProgressState half{.done = 50, .total = 100, .loss = 5.4321, .tokens_per_s = 12'345, .seconds = 83};
+
+// stderr in a pipe, and what was written to it.
+class StderrInPipe {
+ public:
+  StderrInPipe() {
+    if (pipe(ends_) != 0) throw std::runtime_error("no pipe");
+    before_ = dup(STDERR_FILENO);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  std::string close_and_read() {
+    dup2(before_, STDERR_FILENO);  // the last writing end of the pipe
+    close(before_);
+    std::string text;
+    char block[4096];
+    for (ssize_t size; (size = read(ends_[0], block, sizeof block)) > 0;)
+      text.append(block, static_cast<std::size_t>(size));
+    close(ends_[0]);
+    return text;
+  }
+
+ private:
+  int ends_[2] = {}, before_ = -1;
+};
+
+}  // namespace
+
+TEST_CASE("progress says how far a run is, how good, how fast and how long it will take", "[tools][progress]") {
+  CHECK(cli::progress_text("train", half, 80) ==
+        "train 50/100 [===========>           ]  loss 5.4321  12.3k tokens/s  1m 23s left");
+  CHECK(cli::progress_text("train", {.done = 100, .total = 100, .loss = 1, .seconds = 3}, 80) ==
+        "train 100/100 [========================================]  loss 1");
+  CHECK(cli::progress_text("eval", {.done = 0, .total = 7}, 30) == "eval 0/7 [>                  ]");
+}
+
+TEST_CASE("progress fits the room there is and leaves out the least important first", "[tools][progress]") {
+  for (int columns = 0; columns <= 200; ++columns) {
+    CAPTURE(columns);
+    CHECK(cli::progress_text("train", half, columns).size() <= static_cast<std::size_t>(columns));
+  }
+  CHECK(cli::progress_text("train", half, 60) == "train 50/100  loss 5.4321  12.3k tokens/s  1m 23s left");
+  CHECK(cli::progress_text("train", half, 52) == "train 50/100 [=====>     ]  loss 5.4321  1m 23s left");
+  CHECK(cli::progress_text("train", half, 39) == "train 50/100  loss 5.4321  1m 23s left");
+  CHECK(cli::progress_text("train", half, 27) == "train 50/100  1m 23s left");
+  CHECK(cli::progress_text("train", half, 12) == "train 50/100");
+  CHECK(cli::progress_text("train", half, 7) == "train 5");
+}
+
+TEST_CASE("durations are short", "[tools][progress]") {
+  CHECK(cli::duration_text(0) == "0s");
+  CHECK(cli::duration_text(6.1) == "7s");
+  CHECK(cli::duration_text(59.5) == "1m 00s");
+  CHECK(cli::duration_text(3599) == "59m 59s");
+  CHECK(cli::duration_text(7500) == "2h 05m");
+  CHECK(cli::duration_text(273'600) == "3d 04h");
+  CHECK(cli::duration_text(std::numeric_limits<double>::infinity()) == "forever");
+}
+
+TEST_CASE("on a terminal progress is one line that is drawn over, and gone in the end", "[tools][progress]") {
+  std::vector<std::string> lines;
+  std::string all;
+  {
+    TerminalForStderr terminal(50);
+    {
+      cli::Progress progress({.redraw_every = std::chrono::milliseconds(0)});
+      for (const int columns : {50, 50, 40, 20, 70}) {
+        terminal.resize(columns);
+        progress.show({.done = static_cast<std::int64_t>(lines.size()) + 1, .total = 9, .loss = 2.5, .seconds = 4});
+        all += terminal.written();
+        lines.push_back(last_line(all));
+        if (lines.back().size() >= static_cast<std::size_t>(columns)) lines.back() += " (too long)";
+      }
+      progress.note("a word");
+      all += terminal.written();
+      lines.push_back(last_line(all));
+      progress.show({.done = 6, .total = 9});
+    }
+    all += terminal.written();
+  }
+  CHECK(lines == std::vector<std::string>{
+                     "train 1/9 [=>               ]  loss 2.5  32s left",
+                     "train 2/9 [===>             ]  loss 2.5  14s left",
+                     "train 3/9 [==>     ]  loss 2.5  8s left",
+                     "train 4/9  5s left",
+                     "train 5/9 [=====================>                ]  loss 2.5  4s left",
+                     "",
+                 });
+  CHECK(std::count(all.begin(), all.end(), '\n') == 1);
+  CHECK_THAT(all, ContainsSubstring("\r\x1b[Ka word\r\n"));
+  CHECK(last_line(all).empty());
+}
+
+TEST_CASE("on a terminal progress is not drawn more often than it can be read", "[tools][progress]") {
+  std::string all;
+  {
+    TerminalForStderr terminal(80);
+    cli::Progress progress({.redraw_every = std::chrono::hours(1)});
+    for (int step = 1; step <= 1000; ++step) progress.show({.done = step, .total = 1000});
+    all = terminal.written();
+  }
+  CHECK(std::count(all.begin(), all.end(), '\r') == 2);  // the first and the last
+}
+
+TEST_CASE("without a terminal progress is a few plain lines at most", "[tools][progress]") {
+  for (const auto& [total, log_lines, expected] :
+       {std::tuple{1000, 10, 10}, std::tuple{3, 10, 3}, std::tuple{17, 10, 10}, std::tuple{1000, 0, 0}}) {
+    CAPTURE(total, log_lines);
+    StderrInPipe pipe;
+    {
+      cli::Progress progress({.what = "eval", .log_lines = log_lines});
+      for (int step = 1; step <= total; ++step) progress.show({.done = step, .total = total});
+    }
+    const std::string text = pipe.close_and_read();
+    CHECK(std::count(text.begin(), text.end(), '\n') == expected);
+    CHECK(text.find_first_of("\r\x1b") == text.npos);
+    if (expected > 0) CHECK_THAT(text, StartsWith("eval ") && ContainsSubstring(std::to_string(total) + "/"));
+  }
+}
+
+TEST_CASE("a dumb terminal gets plain lines", "[tools][progress]") {
+  std::string all;
+  {
+    TerminalForStderr terminal(80, "dumb");
+    cli::Progress progress({.log_lines = 2});
+    for (int step = 1; step <= 10; ++step) progress.show({.done = step, .total = 10});
+    all = terminal.written();
+  }
+  CHECK(std::count(all.begin(), all.end(), '\n') == 2);
+  CHECK(all.find('\x1b') == all.npos);
+}

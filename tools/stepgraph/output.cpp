@@ -1,0 +1,46 @@
+#include "tools/stepgraph/output.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+
+#include "engine/error.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+// The reading end of a pipe or socket has been closed.
+bool reader_has_gone() {
+  pollfd descriptor{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  return poll(&descriptor, 1, 0) > 0 && (descriptor.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+std::string print_number(const char* format, int num_digits, double number) {
+  char text[64];
+  return {text, static_cast<std::size_t>(std::snprintf(text, sizeof text, format, num_digits, number))};
+}
+
+}  // namespace
+
+void print_line(std::string_view line) {
+  std::cout << line << '\n';
+  flush_output();
+}
+
+void flush_output() {
+  if (std::cout.flush()) return;
+  if (reader_has_gone()) throw OutputClosed{};
+  throw Error(ErrorKind::backend, "stdout cannot be written");
+}
+
+std::string digits(double number) { return std::isfinite(number) ? print_number("%.*g", 17, number) : "null"; }
+
+std::string short_number(double number, int num_digits) { return print_number("%.*g", num_digits, number); }
+
+void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
+
+}  // namespace stepgraph::cli

@@ -1,0 +1,117 @@
+#include "tools/stepgraph/progress.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <vector>
+
+#include "engine/error.hpp"
+#include "tools/stepgraph/output.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+constexpr std::string_view clear_line = "\r\x1b[K";
+
+bool stderr_can_redraw() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 && terminal && std::string_view(terminal) != "dumb";
+}
+
+int stderr_columns() {
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string speed_text(double per_s) {
+  for (const auto& [unit, letter] : {std::pair{1e9, "G"}, std::pair{1e6, "M"}, std::pair{1e3, "k"}}) {
+    if (per_s >= unit) return str(short_number(per_s / unit, 3), letter, " tokens/s");
+  }
+  return str(short_number(per_s, 3), " tokens/s");
+}
+
+std::string bar_text(double share, int width) {
+  const int filled = std::clamp(static_cast<int>(share * width), 0, width);
+  std::string bar(static_cast<std::size_t>(filled), '=');
+  if (filled < width) bar += '>';
+  bar.resize(static_cast<std::size_t>(width), ' ');
+  return "[" + bar + "]";
+}
+
+}  // namespace
+
+std::string duration_text(double seconds) {
+  if (!(seconds < 1e9)) return "forever";
+  const auto s   = static_cast<long long>(std::ceil(seconds));
+  const auto two = [](long long number) { return str(number < 10 ? "0" : "", number); };
+  if (s < 60) return str(s, "s");
+  if (s < 3600) return str(s / 60, "m ", two(s % 60), "s");
+  if (s < 86400) return str(s / 3600, "h ", two(s % 3600 / 60), "m");
+  return str(s / 86400, "d ", two(s % 86400 / 3600), "h");
+}
+
+std::string progress_text(std::string_view what, const ProgressState& state, int columns) {
+  const double share = static_cast<double>(state.done) / static_cast<double>(std::max<std::int64_t>(state.total, 1));
+  const std::string head = str(what, " ", state.done, "/", state.total);
+  // In the order they are printed; those with the highest number go first.
+  struct Part {
+    int goes;
+    std::string text;
+  };
+  std::vector<Part> parts;
+  if (state.loss) parts.push_back({2, "loss " + short_number(*state.loss, 5)});
+  if (state.tokens_per_s > 0) parts.push_back({3, speed_text(state.tokens_per_s)});
+  if (state.done > 0 && state.done < state.total)
+    parts.push_back({1, duration_text(state.seconds / share - state.seconds) + " left"});
+  const auto tail = [&] {
+    std::string text;
+    for (const Part& part : parts) text += "  " + part.text;
+    return text;
+  };
+  const auto room = [&] { return columns - static_cast<int>(head.size() + tail().size()); };
+  while (room() < 0 && !parts.empty()) {
+    parts.erase(
+        std::max_element(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.goes < b.goes; }));
+  }
+  constexpr int smallest_bar = 8, largest_bar = 40, around = 3;  // a blank and two brackets
+  const int bar          = std::min(room() - around, largest_bar);
+  const std::string line = str(head, bar >= smallest_bar ? str(" ", bar_text(share, bar)) : "", tail());
+  return line.substr(0, static_cast<std::size_t>(std::max(columns, 0)));
+}
+
+Progress::Progress(ProgressOptions options) : options_(std::move(options)), terminal_(stderr_can_redraw()) {}
+
+void Progress::show(const ProgressState& state) {
+  if (!terminal_) {
+    // The k-th of n lines once k / n of the steps are done.
+    const std::int64_t lines = std::min<std::int64_t>(options_.log_lines, state.total);
+    if (lines <= 0 || state.done * lines < (logged_ + 1) * state.total) return;
+    logged_ = state.done * lines / state.total;
+    std::cerr << progress_text(options_.what, state, 79) << std::endl;
+    return;
+  }
+  const auto now = Clock::now();
+  if (drawn_ && now - last_draw_ < options_.redraw_every && state.done < state.total) return;
+  last_draw_ = now;
+  drawn_     = true;
+  // The last column stays empty: some terminals wrap when it is written.
+  std::cerr << str("\r", progress_text(options_.what, state, stderr_columns() - 1), "\x1b[K") << std::flush;
+}
+
+void Progress::clear() {
+  if (!drawn_) return;
+  std::cerr << clear_line << std::flush;
+  drawn_ = false;
+}
+
+void Progress::note(std::string_view line) {
+  clear();
+  std::cerr << line << std::endl;
+}
+
+}  // namespace stepgraph::cli
