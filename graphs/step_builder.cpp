@@ -10,7 +10,7 @@ namespace stepgraph {
 StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
     : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
   tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}};
-  if (tp_.size > 1) tp_.group = setup.group(setup.step.layout.group_of(rank, Axis::tp), "tp");
+  if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
 }
 
 Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime) {
@@ -147,9 +147,7 @@ void StepBuilder::transfer(const Action& action) {
   // The two stages, in the order of the message; and this one's peer.
   const int from = forwards ? (sends ? s : s - 1) : (sends ? s : s + 1), to = forwards ? from + 1 : from - 1;
   const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
-  const Group group = setup_.group(
-      str("pp_", forwards ? "forward" : "backward", "_s", from, "_s", to, "_dp", coord_.dp, "_tp", coord_.tp),
-      {sender, receiver});
+  const Group group           = setup_.transfer_group(from, to, coord_);
   const DType type            = setup_.step.type;
   const std::int64_t elements = setup_.rows() * setup_.step.model.width;
   const std::string what      = forwards ? "activation" : "gradient";
@@ -214,8 +212,8 @@ void StepBuilder::sum_losses() {
         context.write<double>()[0] = sum * scale;
       });
   if (setup_.plan.layout.dp > 1) {
-    all_reduce_part("all_reduce loss", setup_.group(setup_.step.layout.group_of(rank_, Axis::dp), "loss"),
-                    setup_.plan.layout.dp, here().loss, DType::f64, LaneKind::reduce, {.phase = "loss"});
+    all_reduce_part("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
+                    DType::f64, LaneKind::reduce, {.phase = "loss"});
   }
 }
 

@@ -136,18 +136,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
       }
     }
   }
-}
-
-Group StepSetup::group(const RankGroup& ranks, std::string_view purpose) {
-  const auto [found, fresh] = groups_.try_emplace(str(ranks.name, " ", purpose));
-  if (fresh) found->second = add_group(step.graph, ranks, purpose);
-  return found->second;
-}
-
-Group StepSetup::group(std::string name, std::vector<Rank> ranks) {
-  const auto [found, fresh] = groups_.try_emplace(name);
-  if (fresh) found->second = step.graph.group({.name = std::move(name), .ranks = std::move(ranks)});
-  return found->second;
+  make_groups(trains);
 }
 
 Rank StepSetup::rank_of(Stage stage, Coord coord) const {

@@ -11,9 +11,12 @@ namespace stepgraph {
 struct StepSetup {
   StepSetup(const Model& model, const Plan& plan, const BatchSpec& batch, bool trains, const StepOptions& options);
 
-  // The communicator of these ranks for one purpose; made when it is first asked for.
-  Group group(const RankGroup& ranks, std::string_view purpose);
-  Group group(std::string name, std::vector<Rank> ranks);
+  // Communicators, by who talks on them. All are made at the start and in one order, so that a rank that is built alone
+  // has them as it has them in the whole.
+  [[nodiscard]] Group group(Rank rank, Axes axes, std::string_view purpose) const;
+  [[nodiscard]] Group transfer_group(int from_stage, int to_stage, const Coord& coord) const;
+  [[nodiscard]] Group shared_group(int num_holders, const Coord& coord) const;  // that hold one piece of a weight
+  [[nodiscard]] Group tied_group(const WeightSpec& weight, const Coord& coord) const;
 
   [[nodiscard]] Rank rank_of(Stage stage, Coord coord) const;  // who has the stage, with coord's dp and tp
   [[nodiscard]] int num_stages() const { return step.schedule.num_stages(); }
@@ -29,6 +32,9 @@ struct StepSetup {
   std::size_t num_slots                             = 0;
 
  private:
+  void make_groups(bool trains);
+  void make_group(std::string name, std::vector<Rank> ranks);
+
   std::map<std::string, Group> groups_;
 };
 

@@ -36,9 +36,8 @@ void StepBuilder::reduce_gradients(Stage stage) {
     const Labels labels{
         .stage = index(stage), .layer = setup_.step.model.blocks[weight->block].layer, .phase = "reduce"};
     if (setup_.plan.layout.dp > 1) {
-      all_reduce_part("all_reduce gradient of " + spec.name,
-                      setup_.group(setup_.step.layout.group_of(rank_, Axis::dp), "gradients"), setup_.plan.layout.dp,
-                      weight->gradient, setup_.step.type, LaneKind::reduce, labels);
+      all_reduce_part("all_reduce gradient of " + spec.name, setup_.group(rank_, Axis::dp, "gradients"),
+                      setup_.plan.layout.dp, weight->gradient, setup_.step.type, LaneKind::reduce, labels);
     }
     if (!spec.cut) continue;
     const std::int64_t elements  = num_elements(entry.shape);
@@ -50,18 +49,9 @@ void StepBuilder::reduce_gradients(Stage stage) {
         throw Error(ErrorKind::config,
                     str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
       }
-      std::vector<Rank> holders;
-      const int first = tp_.index / piece.num_holders * piece.num_holders;
-      for (int i = 0; i < piece.num_holders; ++i) {
-        Coord coord = coord_;
-        coord.tp    = first + i;
-        holders.push_back(setup_.step.layout.rank(coord));
-      }
-      all_reduce_part(
-          "all_reduce shared gradient of " + piece.tensor,
-          setup_.group(str("tp_shared_", piece.num_holders, "_dp", coord_.dp, "_pp", coord_.pp, "_tp", first), holders),
-          piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes), setup_.step.type,
-          LaneKind::reduce, labels);
+      all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
+                      piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes),
+                      setup_.step.type, LaneKind::reduce, labels);
     }
   }
 }
@@ -86,10 +76,8 @@ void StepBuilder::join_tied_weights() {
       const Stage owner_stage = setup_.stage_of_weight.at(spec.tied_to),
                   own_stage   = setup_.stage_of_weight.at(spec.name);
       if (has(owner_stage) == has(own_stage)) continue;  // both here, or neither
-      const Rank owner = setup_.rank_of(owner_stage, coord_), other = setup_.rank_of(own_stage, coord_);
       const Weight mine = table_.find(has(owner_stage) ? spec.tied_to : spec.name);
-      all_reduce_part("all_reduce tied gradient of " + spec.tied_to,
-                      setup_.group(str("tied_", spec.name, "_dp", coord_.dp, "_tp", coord_.tp), {owner, other}), 2,
+      all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
                       table_[mine].gradient, setup_.step.type, LaneKind::reduce, {.phase = "reduce"});
     }
   }
@@ -127,8 +115,7 @@ void StepBuilder::add_norm() {
   }
   const int members = setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
-    all_reduce_part("all_reduce squares",
-                    setup_.group(setup_.step.layout.group_of(rank_, {Axis::tp, Axis::pp}), "norm"), members, squares_,
+    all_reduce_part("all_reduce squares", setup_.group(rank_, {Axis::tp, Axis::pp}, "norm"), members, squares_,
                     DType::f64, LaneKind::reduce, labels);
   }
   clip_factor(graph(), {.squares = squares_,

@@ -248,7 +248,7 @@ TEST_CASE("a step refuses what does not fit, by name", "[graphs][step]") {
     CHECK_THROWS_WITH(sg::training_step(model, plan, batch), ContainsSubstring(why));
   };
   refuses(small_gpt2(), {.layout = {.pp = 3}}, batch_of_8, "4 layers");
-  refuses(small_gpt2(), {.layout = {.dp = 3}}, batch_of_8, "dp(3)");
+  refuses(small_gpt2(), {.layout = {.dp = 3}}, batch_of_8, "dp 3");
   refuses(small_gpt2(), {.layout = {.tp = 8}}, batch_of_8, "heads");
   refuses(small_gpt2(), {}, {.global = 8, .micro = 3, .seq = 16}, "micro");
   refuses(small_gpt2(), {}, {.global = 8, .micro = 1, .seq = 17}, "context of 16");
