@@ -4,7 +4,8 @@
 namespace stepgraph {
 
 // Adds up, in `loss`, -log softmax(logits)[target] over all rows; gradients are those of that sum times `scale`. Tensor
-// parallel: this rank has the columns from `vocab_begin` on, and all ranks get the same sum.
+// parallel: this rank has the columns from `vocab_begin` on, ranks in their order, and all ranks get the same sum. A
+// target outside the vocabulary fails the step: Error(run) with its position and value.
 struct CrossEntropy {
   Tensor logits            = {};  // [rows, columns]
   Tensor targets           = {};  // [rows], i32: of the whole vocabulary
