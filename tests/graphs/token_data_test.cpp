@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <cmath>
 #include <limits>
@@ -143,9 +144,10 @@ TEST_CASE("synthetic tokens are the same for a seed, wherever one begins to read
 }
 
 TEST_CASE("synthetic tokens follow a rule seven times in eight, and fill the vocabulary", "[graphs][token_data]") {
+  const std::uint64_t seed = GENERATE(7u, 8u, 9u, 10u);
   for (const int vocab : {2, 3, 64, 255, 4096}) {
-    CAPTURE(vocab);
-    const sg::TokenData data(sg::SyntheticTokens{7}, vocab);
+    CAPTURE(vocab, seed);
+    const sg::TokenData data(sg::SyntheticTokens{seed}, vocab);
     constexpr std::int64_t blocks = 2000;
     const auto all                = tokens(data, 0, 64 * blocks);
     REQUIRE(std::ranges::all_of(all, [&](std::int32_t token) { return token >= 0 && token < vocab; }));
