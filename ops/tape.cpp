@@ -34,8 +34,8 @@ Labels Tape::labels() const {
   return {.stage = spec_.stage, .microbatch = spec_.microbatch, .layer = layer_, .phase = phase_};
 }
 
-std::string Tape::place() const {
-  std::string text;
+std::string Tape::name(std::string_view op) const {
+  std::string text(op);
   if (layer_ >= 0) text += str(" layer", layer_);
   if (spec_.stage >= 0) text += str(" s", spec_.stage);
   if (spec_.microbatch >= 0) text += str(" mb", spec_.microbatch);
@@ -46,7 +46,7 @@ Tensor Tape::tensor(std::string_view name, TensorShape shape, std::optional<DTyp
   check_shape(shape, name);
   Tensor made{.shape = std::move(shape), .type = type.value_or(spec_.type), .id = static_cast<int>(states_.size())};
   made.buffer = spec_.graph->buffer(
-      {.name = str(name, place()), .rank = spec_.rank, .size_bytes = made.num_bytes(), .type = made.type});
+      {.name = this->name(name), .rank = spec_.rank, .size_bytes = made.num_bytes(), .type = made.type});
   states_.push_back({.buffer = made.buffer, .needed = spec_.records});
   return made;
 }
@@ -65,7 +65,7 @@ Tensor Tape::same_bytes(const Tensor& of) {
 }
 
 Node Tape::add_node(const OpNode& node, Body body) {
-  return spec_.graph->add({.name        = str(node.op, place()),
+  return spec_.graph->add({.name        = name(node.op),
                            .lane        = spec_.graph->lane(spec_.rank, LaneKind::compute),
                            .reads       = node.reads,
                            .writes      = node.writes,

@@ -97,6 +97,7 @@ class Tape {
   [[nodiscard]] DType type() const noexcept { return spec_.type; }
   [[nodiscard]] bool records() const noexcept { return spec_.records; }
   [[nodiscard]] Labels labels() const;
+  [[nodiscard]] std::string name(std::string_view op) const;  // of a node: the op and where it is
 
   // A new buffer of this step; the tape's type unless another is given. The tape puts stage, microbatch and layer into
   // its name.
@@ -191,7 +192,6 @@ class Tape {
   [[nodiscard]] Target target(const Weight& of);
   Node add_node(const OpNode& node, Body body);
   void emit(const Record& record, bool inputs, bool weights);
-  [[nodiscard]] std::string place() const;  // "s0 mb1 layer3"
 
   template <class Kernel, bool f32, bool f64>
   Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {

@@ -5,13 +5,11 @@ namespace {
 
 // Reads `from` and writes `to`, which may be one buffer.
 void add_part(Tape& tape, const Tensor& from, const Tensor& to, std::string_view name, Reduction reduction) {
-  const Labels labels = tape.labels();
-  NodeSpec node{.name   = str(name, labels.layer >= 0 ? str(" layer", labels.layer) : std::string(), " s", labels.stage,
-                              " mb", labels.microbatch),
+  NodeSpec node{.name   = tape.name(name),
                 .lane   = tape.graph().lane(tape.rank(), LaneKind::tp),
                 .kind   = NodeKind::communicate,
                 .op     = "all_reduce",
-                .labels = labels};
+                .labels = tape.labels()};
   if (from.buffer == to.buffer) {
     node.accumulates = from;
   } else {

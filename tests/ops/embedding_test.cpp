@@ -101,7 +101,7 @@ TEST_CASE("embeddings refuse what does not fit, with names and numbers", "[ops][
       },
       "embedding: vocab_begin is 3 on tensor-parallel rank 0 (0)");
   refuses([&] { return sg::positional_embedding(bench.tape, {.x = x, .weight = bench.tape.weight("short")}); },
-          "positional_embedding: sequences of 3 tokens, but the weight has 2 positions (3 or more)");
+          "positional_embedding: sequences of 3 tokens, but the weight has positions 0 to 2 (0 to 3 or more)");
   const sg::Tensor wide = bench.tape.tensor("x", {6, 5}), few = bench.tape.tensor("x", {5, 4});
   for (const sg::Tensor& bad : {wide, few}) {
     refuses([&] { return sg::positional_embedding(bench.tape, {.x = bad, .weight = bench.tape.weight("table")}); },

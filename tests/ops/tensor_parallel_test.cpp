@@ -27,7 +27,7 @@ using Numbers = std::vector<double>;
 
 namespace {
 
-constexpr std::int64_t tokens = 6, width = 8, hidden = 12, vocab = 10;
+constexpr std::int64_t tokens = 6, width = 8, hidden = 12, vocab = 10, context = 9;
 
 Numbers numbers(std::uint64_t seed, std::int64_t count) {
   Numbers made(static_cast<std::size_t>(count));
@@ -222,14 +222,19 @@ const Net pair_of_linears{
       return sg::residual(tape, {.x = x, .branch = sg::tp_sum(tape, down), .bias = tape.weight("d")});
     }};
 
-// Tokens to a loss, both ends cut by the vocabulary, which 4 does not divide.
+// Tokens to a loss, both ends cut by the vocabulary, which 4 does not divide; positions are cut too, more of them than
+// a sequence has, so that a rank has none that are used.
 const Net vocabulary{
-    .weights = {{"wte", {vocab, width}, 0}, {"head", {vocab, width}, 0}},
+    .weights = {{"wte", {vocab, width}, 0}, {"wpe", {context, width}, 0}, {"head", {vocab, width}, 0}},
     .build =
         [](sg::Tape& tape, const sg::Tensor&, const sg::Tensor& given, sg::Buffer loss) {
           const std::int64_t begin = vocab * tape.tp().index / tape.tp().size;
-          const sg::Tensor x       = sg::tp_sum(
-                    tape, sg::embedding(tape, {.tokens = given, .weight = tape.weight("wte"), .vocab_begin = begin}));
+          const sg::Tensor rows =
+              sg::embedding(tape, {.tokens = given, .weight = tape.weight("wte"), .vocab_begin = begin});
+          const sg::Tensor x = sg::tp_sum(
+              tape, sg::positional_embedding(tape, {.x              = rows,
+                                                    .weight         = tape.weight("wpe"),
+                                                    .position_begin = context * tape.tp().index / tape.tp().size}));
           const sg::Tensor logits = sg::linear(tape, {.x = sg::tp_copy(tape, x), .weight = tape.weight("head")});
           sg::cross_entropy(tape,
                             {.logits = logits, .targets = given, .loss = loss, .scale = 0.25, .vocab_begin = begin});
