@@ -245,10 +245,15 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
     build_rank(builder);
   }
   const Plan& plan = setup.plan;
-  if (plan.algorithm != Algorithm::direct) {
-    setup.step.graph = expand_collectives(
-        setup.step.graph, {.algorithm = plan.algorithm, .ranks_per_node = plan.layout.devices_per_node});
-  }
+  if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
+  const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
+                                           .ranks_per_node = plan.layout.devices_per_node,
+                                           .inside         = {.latency_s = 2e-6, .bytes_per_s = 100e9},
+                                           .between        = {.latency_s = 5e-6, .bytes_per_s = 25e9}});
+  setup.step.graph    = expand_collectives(setup.step.graph,
+                                           {.algorithm      = plan.algorithm,
+                                            .ranks_per_node = plan.layout.devices_per_node,
+                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
   return std::move(setup.step);
 }
 

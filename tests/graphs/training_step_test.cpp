@@ -119,7 +119,8 @@ TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agre
     plans.push_back(one);
     plans.back().layout = layout;
   }
-  for (const auto algorithm : {sg::Algorithm::ring, sg::Algorithm::tree, sg::Algorithm::hierarchical}) {
+  for (const auto algorithm :
+       {sg::Algorithm::ring, sg::Algorithm::tree, sg::Algorithm::hierarchical, sg::Algorithm::adaptive}) {
     plans.push_back(one);
     plans.back().layout    = {.dp = 2, .tp = 2, .pp = 2, .devices_per_node = 4};
     plans.back().algorithm = algorithm;
