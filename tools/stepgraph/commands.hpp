@@ -5,6 +5,11 @@
 namespace stepgraph::cli {
 
 void add_bench(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_graph(CLI::App& app);
 void add_schedule(CLI::App& app);
+void add_train(CLI::App& app);
+void add_verify(CLI::App& app);
 
 }  // namespace stepgraph::cli

@@ -30,12 +30,10 @@ Interrupt::Interrupt() {
   assert(!other);
   noted = false;
   for (std::size_t i = 0; i < signals.size(); ++i) {
-    sigaction(signals[i], nullptr, &before[i]);
-    if (before[i].sa_handler == SIG_IGN) continue;
     struct sigaction action {};
     action.sa_handler = note;
     action.sa_flags   = SA_RESTART;
-    sigaction(signals[i], &action, nullptr);
+    sigaction(signals[i], &action, &before[i]);
   }
 }
 

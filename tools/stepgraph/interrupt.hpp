@@ -3,7 +3,8 @@
 namespace stepgraph::cli {
 
 // While one lives, the first Ctrl-C (SIGINT) or SIGTERM is only noted, so that what is under way can end properly; the
-// second ends the program as usual. A signal that was ignored before, as in a background job, stays so. One at a time.
+// second ends the program as usual. That holds for a job in the background too, whose shell has SIGINT ignored: who
+// sends it one means it. One at a time.
 class Interrupt {
  public:
   Interrupt();

@@ -5,6 +5,7 @@
 
 #include "engine/error.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/output.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/devices.hpp"
@@ -62,7 +63,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
 
 int main(int argc, char** argv) {
   CLI::App app("Stepgraph: training steps as task graphs, proved before they run.", "stepgraph");
-  app.footer("Example: stepgraph bench overhead --json");
+  app.footer("Example: stepgraph train run.json --steps 100");
   app.require_subcommand(1);
   app.failure_message([](const CLI::App*, const CLI::Error& error) { return std::string(error.what()); });
   bool show_version = false;
@@ -73,12 +74,20 @@ int main(int argc, char** argv) {
         throw CLI::Success();
       },
       "Print the version and what was built in");
-  sg::cli::add_bench(app);
+  sg::cli::add_train(app);
+  sg::cli::add_eval(app);
+  sg::cli::add_generate(app);
+  sg::cli::add_graph(app);
+  sg::cli::add_verify(app);
   sg::cli::add_schedule(app);
+  sg::cli::add_bench(app);
+  sg::cli::ignore_broken_pipes();
 
   try {
     app.parse(argc, argv);
-    if (!std::cout.flush()) throw sg::Error(sg::ErrorKind::backend, "stdout cannot be written");
+    sg::cli::flush_output();
+    return 0;
+  } catch (const sg::cli::OutputClosed&) {
     return 0;
   } catch (const CLI::Success& done) {
     if (show_version) {

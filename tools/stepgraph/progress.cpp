@@ -55,7 +55,7 @@ std::string duration_text(double seconds) {
   return str(s / 86400, "d ", two(s % 86400 / 3600), "h");
 }
 
-std::string progress_text(std::string_view what, const ProgressState& state, int columns) {
+std::string progress_text(std::string_view what, const ProgressState& state, int columns, bool with_bar) {
   const double share = static_cast<double>(state.done) / static_cast<double>(std::max<std::int64_t>(state.total, 1));
   const std::string head = str(what, " ", state.done, "/", state.total);
   // In the order they are printed; those with the highest number go first.
@@ -80,22 +80,23 @@ std::string progress_text(std::string_view what, const ProgressState& state, int
   }
   constexpr int smallest_bar = 8, largest_bar = 40, around = 3;  // a blank and two brackets
   const int bar          = std::min(room() - around, largest_bar);
-  const std::string line = str(head, bar >= smallest_bar ? str(" ", bar_text(share, bar)) : "", tail());
+  const std::string line = str(head, with_bar && bar >= smallest_bar ? str(" ", bar_text(share, bar)) : "", tail());
   return line.substr(0, static_cast<std::size_t>(std::max(columns, 0)));
 }
 
 Progress::Progress(ProgressOptions options) : options_(std::move(options)), terminal_(stderr_can_redraw()) {}
 
 void Progress::show(const ProgressState& state) {
+  const auto now = Clock::now();
   if (!terminal_) {
     // The k-th of n lines once k / n of the steps are done.
     const std::int64_t lines = std::min<std::int64_t>(options_.log_lines, state.total);
-    if (lines <= 0 || state.done * lines < (logged_ + 1) * state.total) return;
-    logged_ = state.done * lines / state.total;
-    std::cerr << progress_text(options_.what, state, 79) << std::endl;
+    if (lines <= 0 || state.done * lines < (logged_ + 1) * state.total || now - last_draw_ < options_.log_every) return;
+    logged_    = state.done * lines / state.total;
+    last_draw_ = now;
+    std::cerr << progress_text(options_.what, state, 79, false) << std::endl;
     return;
   }
-  const auto now = Clock::now();
   if (drawn_ && now - last_draw_ < options_.redraw_every && state.done < state.total) return;
   last_draw_ = now;
   drawn_     = true;

@@ -18,12 +18,14 @@ struct ProgressState {
 
 // "train 12/200 [==>           ] loss 5.4321  12.3k tokens/s  1m 23s left", at most `columns` letters: where there is
 // less room the bar shrinks and goes, then the speed, then the loss, then the time left.
-[[nodiscard]] std::string progress_text(std::string_view what, const ProgressState& state, int columns);
+[[nodiscard]] std::string progress_text(std::string_view what, const ProgressState& state, int columns,
+                                        bool with_bar = true);
 [[nodiscard]] std::string duration_text(double seconds);  // "7s", "1m 23s", "2h 05m", "3d 04h"
 
 struct ProgressOptions {
   std::string what = "train";
   int log_lines    = 10;  // at most so many where stderr is no terminal, evenly over the steps; 0: none
+  std::chrono::milliseconds log_every{2000};  // and no more often
   std::chrono::milliseconds redraw_every{100};
 };
 
@@ -45,9 +47,9 @@ class Progress {
 
   ProgressOptions options_;
   bool terminal_;
-  bool drawn_ = false;
-  Clock::time_point last_draw_{};
-  std::int64_t logged_ = 0;
+  bool drawn_                  = false;
+  Clock::time_point last_draw_ = Clock::now();
+  std::int64_t logged_         = 0;
 };
 
 }  // namespace stepgraph::cli

@@ -1,0 +1,136 @@
+// eval, generate, graph and verify: the commands on a config that do not train.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+#include <tuple>
+
+#include "engine/error.hpp"
+#include "tests/support/command_run.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using sg::testing::json_lines;
+using sg::testing::SmallRun;
+
+TEST_CASE("eval gives the mean loss over the data, in any layout", "[tools][eval]") {
+  const SmallRun small;
+  const auto outcome = small.run("eval", "--json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  const auto lines = json_lines(outcome.out);
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].at("type") == "eval");
+  CHECK(lines[0].at("steps") == 12);
+  CHECK(lines[0].at("tokens") == 12 * 32);
+  const double loss = lines[0].at("loss");
+  CHECK(std::abs(loss - std::log(256)) < 0.1);  // fresh weights know nothing
+  CHECK(std::abs(lines[0].at("perplexity").get<double>() - std::exp(loss)) < 1e-9);
+  CHECK(json_lines(small.run("eval", "--json --set layout.pp=2").out)[0].at("loss") == loss);
+  const double other = json_lines(small.run("eval", "--json --set layout.tp=2 --set layout.dp=2").out)[0].at("loss");
+  CHECK(std::abs(other - loss) < 1e-6 * loss);
+
+  // Before the first update, the loss of a batch is that of training.
+  const double first = json_lines(small.run("eval", "--json --steps 1").out)[0].at("loss");
+  CHECK(json_lines(small.run("train", "--json --steps 1").out)[2].at("loss") == first);
+  CHECK_THAT(small.run("eval", "--steps 2").out, StartsWith("loss 5.") && ContainsSubstring("(64 tokens, "));
+}
+
+TEST_CASE("generate continues ids with ids and text with text, alike in every layout", "[tools][generate]") {
+  const SmallRun small;
+  const auto outcome = small.run("generate", "--prompt '7, 8 9' --tokens 12 --json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  const auto line = json_lines(outcome.out).at(0);
+  CHECK(line.at("type") == "generate");
+  CHECK(line.at("prompt") == std::vector<int>{7, 8, 9});
+  CHECK_FALSE(line.contains("text"));
+  const std::vector<int> tokens = line.at("tokens");
+  CHECK(tokens.size() == 12);  // more than the context with the prompt
+  for (const char* layout : {"--set layout.dp=2", "--set layout.pp=2", "--set layout.tp=2",
+                             "--set layout.pp=2 --set pipeline.schedule=zb-h1",
+                             "--set 'pipeline={\"schedule\": "
+                             "\"interleaved\", \"chunks\": 2}'"}) {
+    CAPTURE(layout);
+    CHECK(json_lines(small.run("generate", std::string("--prompt 7,8,9 --tokens 12 --json ") + layout).out)
+              .at(0)
+              .at("tokens") == tokens);
+  }
+  std::string ids;
+  for (const int token : tokens) ids += sg::str(ids.empty() ? "" : ",", token);
+  CHECK(small.run("generate", "--prompt 7,8,9 --tokens 12").out == ids + "\n");
+
+  const auto text = json_lines(small.run("generate", "--prompt line --tokens 3 --json").out).at(0);
+  CHECK(text.at("prompt") == std::vector<int>{'l', 'i', 'n', 'e'});
+  CHECK(text.at("text").is_string());
+  CHECK_THAT(small.run("generate", "--prompt line --tokens 3").out, StartsWith("line"));
+  CHECK(json_lines(small.run("generate", "--prompt 12 --text --tokens 1 --json").out).at(0).at("prompt") ==
+        std::vector<int>{'1', '2'});
+}
+
+TEST_CASE("graph says how large a step is, and draws it", "[tools][graph]") {
+  const SmallRun small;
+  const auto plan = small.run("graph", "--json --set layout.pp=2");
+  REQUIRE(plan.exit_code == 0);
+  const auto line = json_lines(plan.out).at(0);
+  CHECK(line.at("type") == "plan");
+  CHECK(line.at("ranks") == 2);
+  CHECK(line.at("stages") == 2);
+  CHECK(line.at("microbatches") == 4);
+  CHECK(line.at("nodes").get<int>() > 200);
+  CHECK(json_lines(small.run("graph", "--json --forward --set layout.pp=2").out).at(0).at("nodes").get<int>() <
+        line.at("nodes").get<int>() / 2);
+  CHECK_THAT(small.run("graph", "--dot -").out, StartsWith("digraph") && ContainsSubstring("gpt2"));
+  const auto drawn = small.run("graph", "--detail layer --rank 0 --dot " + small.path("step.dot"));
+  CHECK(drawn.exit_code == 0);
+  CHECK_THAT(drawn.out, ContainsSubstring("1 rank (pp1-dp1-tp1)") && ContainsSubstring(" nodes, "));
+  CHECK_THAT(sg::testing::file_bytes(small.path("step.dot")), StartsWith("digraph"));
+}
+
+TEST_CASE("verify proves both steps of a config", "[tools][verify]") {
+  const SmallRun small;
+  const auto outcome = small.run("verify", "--json --set layout.pp=2 --set layout.tp=2 --set pipeline.schedule=zb-h2");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto lines = json_lines(outcome.out);
+  REQUIRE(lines.size() == 3);
+  CHECK(lines[0].at("type") == "plan");
+  CHECK(lines[1].at("nodes").get<int>() < lines[0].at("nodes").get<int>());
+  CHECK(lines[2].at("type") == "verify");
+  CHECK(lines[2].at("valid") == true);
+  CHECK(lines[2].at("flaws").empty());
+  CHECK_THAT(small.run("verify").out, ContainsSubstring("training step:") && ContainsSubstring("valid: no race"));
+}
+
+TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]") {
+  const SmallRun small;
+  for (const auto& [command, more, why] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"eval", "--steps 13", "--steps 13: the data has 393 tokens"},
+           {"eval", "--steps 0", "--steps"},
+           {"eval", "--set recompute=full", "recompute: 'full' is not supported by this version (supported: none)"},
+           {"generate", "", "--prompt"},
+           {"generate", "--prompt ''", "--prompt: is empty"},
+           {"generate", "--prompt 256", "--prompt: token 256 is not in the model's vocabulary (0 to 255"},
+           {"generate", "--prompt 1,99999999999999999999", "--prompt: token 99999999999999999999 is not in"},
+           {"generate", "--prompt z --set model.vocab=100",
+            "--prompt: has a byte 122, but the model's vocabulary has 100"},
+           {"generate", "--prompt 1 --tokens 0", "--tokens"},
+           {"graph", "--rank 1", "--rank 1: is not in the layout (0 to 0)"},
+           {"graph", "--rank -1", "--rank"},
+           {"graph", "--detail atom", "--detail"},
+           {"graph", "--svg -", "--svg -: a drawing goes to a file"},
+           {"graph", "--json --dot -", "both want stdout"},
+           {"graph", "--dot x --svg x", "--dot and --svg: both x (two files)"},
+           {"graph", "--dot /nowhere/x.dot", "--dot '/nowhere/x.dot': there is no folder /nowhere"},
+           {"verify", "--set layout.pp=3", "layout.pp: pp 3 x chunks 1 = 3 stages, but the model has 2 layers"},
+           {"verify", "--threads 1", "--threads"},
+       }) {
+    CAPTURE(command, more);
+    const auto outcome = small.run(command, more);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph " + command) && ContainsSubstring(why));
+  }
+}

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "graphs/safetensors.hpp"
+#include "tests/support/command_run.hpp"
+#include "tests/support/pseudo_terminal.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using sg::testing::json_lines;
+using sg::testing::SmallRun;
+
+namespace {
+
+std::vector<nlohmann::json> steps_of(const std::string& out) {
+  std::vector<nlohmann::json> steps;
+  for (const auto& line : json_lines(out)) {
+    if (line.at("type") == "step") steps.push_back(line);
+  }
+  return steps;
+}
+
+// The text of a number in a line of JSON.
+std::string number_text(const std::string& line, const std::string& key) {
+  const std::size_t begin = line.find("\"" + key + "\":") + key.size() + 3;
+  return line.substr(begin, line.find_first_of(",}", begin) - begin);
+}
+
+}  // namespace
+
+TEST_CASE("train prints its config, its plan, its steps and a summary, and nothing else", "[tools][train]") {
+  const SmallRun small;
+  const auto outcome = small.run("train", "--json --set layout.pp=2 --set seed=5");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  const auto lines = json_lines(outcome.out);
+  REQUIRE(lines.size() == 2 + 12 + 1);
+  CHECK(lines[0].at("type") == "config");
+  CHECK(lines[0].at("layout").at("pp") == 2);
+  CHECK(lines[0].at("seed") == 5);
+  CHECK(lines[0].at("optimizer").at("beta2") == 0.95);
+  CHECK(lines[1].at("type") == "plan");
+  CHECK(lines[1].at("ranks") == 2);
+  CHECK(lines[1].at("peak_bytes").size() == 2);
+  for (std::size_t i = 0; i < 12; ++i) {
+    const auto& step = lines[2 + i];
+    CHECK(step.at("type") == "step");
+    CHECK(step.at("step") == i);
+    for (const char* field : {"loss", "grad_norm", "tokens_per_s"}) CHECK(step.at(field).get<double>() > 0);
+  }
+  CHECK(lines[2].at("loss").get<double>() > lines[13].at("loss").get<double>());
+  CHECK(lines[14].at("type") == "summary");
+  CHECK(lines[14].at("steps") == 12);
+  CHECK(lines[14].at("tokens") == 12 * 4 * 8);
+  CHECK(lines[14].at("loss") == lines[13].at("loss"));
+  CHECK(lines[14].at("interrupted") == false);
+}
+
+TEST_CASE("train prints loss and norm with digits enough to tell every double", "[tools][train]") {
+  const SmallRun small;
+  const auto json = small.run("train", "--json --steps 3"), text = small.run("train", "--steps 3");
+  REQUIRE(json.exit_code == 0);
+  REQUIRE(text.exit_code == 0);
+  std::istringstream in(json.out);
+  int seen = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("\"step\",") == line.npos) continue;
+    ++seen;
+    for (const char* key : {"loss", "grad_norm"}) {
+      const std::string written = number_text(line, key);
+      char again[64];
+      std::snprintf(again, sizeof again, "%.17g", std::strtod(written.c_str(), nullptr));
+      CHECK(written == again);
+      CHECK_THAT(text.out, ContainsSubstring(written));
+    }
+  }
+  CHECK(seen == 3);
+  CHECK_THAT(text.out, ContainsSubstring("2 layers, width 16") && ContainsSubstring("step 2  loss ") &&
+                           ContainsSubstring("3 steps, 96 tokens in "));
+  CHECK(text.err.empty());
+}
+
+TEST_CASE("a model that Hugging Face saved trains as it would there", "[tools][train]") {
+  const std::string model = sg::testing::data_file("golden/gpt2-tiny").string();
+  sg::testing::TempFolder folder;
+  const auto expected = nlohmann::json::parse(sg::testing::file_bytes(model + "/expected.json"));
+  const nlohmann::json config{{"model", {{"load", model}}},
+                              {"data", {{"tokens", model + "/tokens.u16"}}},
+                              {"batch", {{"global", expected.at("batch")}, {"micro", 2}, {"seq", expected.at("seq")}}},
+                              {"layout", {{"tp", 2}, {"pp", 2}}},
+                              {"optimizer", {{"clip", expected.at("optimizer").at("clip_grad_norm")}}}};
+  const auto outcome =
+      sg::testing::run_stepgraph("train " + folder.put("c.json", config.dump()).string() + " --json --threads 1");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto steps = steps_of(outcome.out);
+  REQUIRE(steps.size() == expected.at("loss").size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    CAPTURE(i);
+    const double loss = expected.at("loss")[i], norm = expected.at("grad_norm")[i];
+    CHECK(std::abs(steps[i].at("loss").get<double>() - loss) <= 2e-6 * loss);
+    CHECK(std::abs(steps[i].at("grad_norm").get<double>() - norm) <= 5e-5 * norm);
+  }
+}
+
+TEST_CASE("train leaves a model, gradients and a trace where it is told to", "[tools][train]") {
+  const SmallRun small;
+  const auto outcome =
+      small.run("train", "--json --steps 4 --set layout.tp=2 --save " + small.path("made/model") + " --dump-grads " +
+                             small.path("g.safetensors") + " --trace " + small.path("t.json"));
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const sg::Safetensors gradients(small.path("g.safetensors")), weights(small.path("made/model/model.safetensors"));
+  CHECK(gradients.contains("transformer.h.1.mlp.c_fc.weight"));
+  auto names = gradients.names(), weight_names = weights.names();
+  std::sort(names.begin(), names.end());
+  std::sort(weight_names.begin(), weight_names.end());
+  CHECK(names == weight_names);
+  const auto trace = nlohmann::json::parse(sg::testing::file_bytes(small.path("t.json")));
+  CHECK(trace.at("traceEvents").size() > 100);
+
+  // The gradients are those of the first step, before clipping: their norm is the one that is printed.
+  double sum = 0;
+  for (const std::string& name : names) {
+    std::vector<double> values(static_cast<std::size_t>(sg::num_elements(gradients.info(name).shape)));
+    gradients.read(name, std::span<double>(values));
+    for (const double value : values) sum += value * value;
+  }
+  const double norm = steps_of(outcome.out)[0].at("grad_norm");
+  CHECK(std::abs(std::sqrt(sum) - norm) < 1e-5 * norm);
+
+  // What was saved goes on where it was: the loss of the next batch is what training alone gives.
+  const auto whole = steps_of(small.run("train", "--json --steps 5").out);
+  const std::string rest =
+      sg::testing::file_bytes(small.path("text.txt")).substr(4 * 4 * 8, 4 * 8 + 1);  // the fifth step's tokens
+  std::ofstream(small.path("rest.txt"), std::ios::binary) << rest;
+  const auto next = small.run("eval", "--json --set 'model={\"load\": \"" + small.path("made/model") +
+                                          "\"}' --set data.text=" + small.path("rest.txt"));
+  REQUIRE(next.exit_code == 0);
+  const double loss = whole.at(4).at("loss");
+  CHECK(std::abs(json_lines(next.out)[0].at("loss").get<double>() - loss) < 1e-5 * loss);
+}
+
+TEST_CASE("train refuses what it could not finish before it begins", "[tools][train][refuses]") {
+  const SmallRun small;
+  for (const auto& [more, why] : std::vector<std::pair<std::string, std::string>>{
+           {"--steps 13", "--steps 13: the data has 393 tokens, which are 12 steps of 32 and one (at most 12)"},
+           {"--set 'data={\"synthetic\": 1}'", "--steps: missing (synthetic data has no end)"},
+           {"--steps -1", "--steps"},
+           {"--steps many", "--steps"},
+           {"--threads 2000", "--threads"},
+           {"--set layout.tp=3", "layout.tp: heads 2 does not divide by tp 3"},
+           {"--set layout.tpp=3", "layout.tpp: unknown key (did you mean tp?"},
+           {"--set layout.tp", "override 'layout.tp': no '='"},
+           {"--set batch.seq=9", "batch.seq: 9 tokens are more than the model's context of 8"},
+           {"--set data.text=/nowhere.txt", "/nowhere.txt"},
+           {"--set 'model={\"load\": \"/nowhere\"}'", "model.load: /nowhere/config.json cannot be read"},
+           {"--set model.vocab=64", "text.txt"},
+           {"--set pipeline.schedule=/nowhere.csv", "/nowhere.csv"},
+           {"--trace /nowhere/t.json", "--trace '/nowhere/t.json': there is no folder /nowhere (one that exists)"},
+           {"--trace ''", "--trace '': is empty"},
+           {"--dump-grads " + small.path(""), "is a folder"},
+           {"--trace x --dump-grads x", "--dump-grads and --trace: both x (two files)"},
+           {"--steps 0 --trace x", "--steps 0: --dump-grads and --trace want a step"},
+           {"--save " + small.path("text.txt"), "--save '" + small.path("text.txt") + "': cannot be made a folder"},
+           {"surplus", "surplus"},
+       }) {
+    CAPTURE(more);
+    const auto outcome = small.run("train", more);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: ") && ContainsSubstring(why));
+  }
+  CHECK(sg::testing::run_stepgraph("train").exit_code == 2);
+  CHECK_THAT(sg::testing::run_stepgraph("train /nowhere.json").err,
+             ContainsSubstring("stepgraph train: /nowhere.json: cannot be read: No such file or directory"));
+}
+
+TEST_CASE("a run that goes astray says so and fails", "[tools][train]") {
+  const SmallRun small;
+  const auto outcome = small.run("train", "--json --set optimizer.lr=1e30 --set optimizer.kind=sgd");
+  CHECK(outcome.exit_code == 1);
+  CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: step ") &&
+                              ContainsSubstring("(a smaller optimizer.lr, or optimizer.clip)"));
+  CHECK_THAT(outcome.out, ContainsSubstring("null"));
+  for (const auto& line : json_lines(outcome.out)) CHECK(line.contains("type"));  // all of it is JSON
+}
+
+TEST_CASE("a reader that goes ends a run quietly, unless it was to leave something", "[tools][train]") {
+  const SmallRun small;
+  const std::string train =
+      std::string(STEPGRAPH_COMMAND) + " train " + small.config() + " --json --set 'data={\"synthetic\": 1}' --steps ";
+  const auto bash = [](const std::string& script) {
+    return sg::testing::run_command("bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
+  };
+  const auto quiet = bash(train + "1000000 | head -n 3 | wc -l; exit ${PIPESTATUS[0]}");
+  CHECK(quiet.exit_code == 0);
+  CHECK(quiet.err.empty());
+  CHECK_THAT(quiet.out, ContainsSubstring("3"));
+  const auto saving = bash(train + "50 --save " + small.path("kept") + " | head -n 1; exit ${PIPESTATUS[0]}");
+  CHECK(saving.exit_code == 0);
+  CHECK(saving.err.empty());
+  CHECK(std::filesystem::exists(small.path("kept/model.safetensors")));
+  const auto full = bash(train + "3 > /dev/full");
+  CHECK(full.exit_code == 3);
+  CHECK_THAT(full.err, ContainsSubstring("stdout cannot be written"));
+}
+
+TEST_CASE("an interrupted run ends after its step and keeps what it has", "[tools][train]") {
+  const SmallRun small;
+  const auto outcome =
+      sg::testing::run_command("bash -c \"$(cat <<'END'\n" + std::string(STEPGRAPH_COMMAND) + " train " +
+                               small.config() + " --json --set 'data={\"synthetic\": 1}' --steps 1000000 --save " +
+                               small.path("kept") + " > " + small.path("out") + " &\nwhile ! grep -q '\"step\":2,' " +
+                               small.path("out") + "; do sleep 0.05; done\nkill -INT $!\nwait $!\nEND\n)\"");
+  CHECK(outcome.exit_code == 1);
+  CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: interrupted after ") &&
+                              ContainsSubstring(" of 1000000 steps; saved in " + small.path("kept")));
+  const auto lines = json_lines(sg::testing::file_bytes(small.path("out")));
+  CHECK(lines.back().at("type") == "summary");
+  CHECK(lines.back().at("interrupted") == true);
+  CHECK(lines.back().at("steps").get<std::size_t>() == lines.size() - 3);
+  CHECK(std::filesystem::exists(small.path("kept/model.safetensors")));
+}
+
+TEST_CASE("on a terminal train shows how far it is, and cleans up", "[tools][train]") {
+  const SmallRun small;
+  const std::string train = std::string(STEPGRAPH_COMMAND) + " train " + small.config();
+  std::string written;
+  int status = -1;
+  {
+    sg::testing::TerminalForStderr terminal(70);
+    status  = std::system((train + " > " + small.path("out")).c_str());
+    written = terminal.written();
+  }
+  CHECK(status == 0);
+  CHECK_THAT(written,
+             ContainsSubstring("train 12/12 [") && ContainsSubstring("loss ") && ContainsSubstring("tokens/s"));
+  CHECK(sg::testing::last_line(written).empty());
+  CHECK(sg::testing::file_bytes(small.path("out")).find('\x1b') == std::string::npos);
+}

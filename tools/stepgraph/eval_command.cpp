@@ -1,0 +1,73 @@
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "graphs/trainer.hpp"
+#include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/progress.hpp"
+#include "tools/stepgraph/session.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+struct EvalOptions {
+  ConfigOptions config;
+  std::optional<std::int64_t> steps;
+};
+
+void run_eval(const EvalOptions& options) {
+  const Config config = read(options.config);
+  const Start start   = make_start(config);
+  Batches batches(config, start.model.vocab, options.steps);
+  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
+  Evaluator evaluator(start.model, config.plan, config.batch, world,
+                      {.threads = config.threads, .reuse = config.plan.reuse});
+  set_weights(evaluator.run(), start, config.seed);
+
+  using Clock = std::chrono::steady_clock;
+  const Interrupt interrupt;
+  Progress progress({.what = "eval", .log_lines = options.config.json ? 0 : 10});
+  double sum       = 0;
+  const auto begin = Clock::now();
+  double seconds   = 0;
+  for (std::int64_t step = 0; step < batches.num_steps(); ++step) {
+    if (interrupt.requested())
+      throw Error(ErrorKind::run, str("interrupted after ", step, " of ", batches.num_steps(), " steps"));
+    sum += evaluator.loss(batches.read(step));
+    seconds                  = std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto tokens_so_far = static_cast<double>((step + 1) * batches.tokens_per_step());
+    progress.show({.done         = step + 1,
+                   .total        = batches.num_steps(),
+                   .loss         = sum / static_cast<double>(step + 1),
+                   .tokens_per_s = tokens_so_far / seconds,
+                   .seconds      = seconds});
+  }
+  progress.clear();
+  const double loss         = sum / static_cast<double>(batches.num_steps());
+  const std::int64_t tokens = batches.num_steps() * batches.tokens_per_step();
+  const double tokens_per_s = static_cast<double>(tokens) / seconds;
+  print_line(options.config.json ? str("{\"type\":\"eval\",\"loss\":", digits(loss),
+                                       ",\"perplexity\":", digits(std::exp(loss)), ",\"steps\":", batches.num_steps(),
+                                       ",\"tokens\":", tokens, ",\"tokens_per_s\":", digits(tokens_per_s), "}")
+                                 : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (",
+                                       tokens, " tokens, ", short_number(tokens_per_s), " tokens/s)"));
+  if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("the loss is ", loss, " (finite weights)"));
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("eval", "The mean loss over the data, in whole batches, forward only");
+  auto options      = std::make_shared<EvalOptions>();
+  add_config_options(*command, options->config, true);
+  command->add_option("--steps", options->steps, "How many batches (default: all that the data has)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+  command->footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
+  command->callback([options] { run_eval(*options); });
+}
+
+}  // namespace stepgraph::cli

@@ -1,0 +1,89 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "graphs/trainer.hpp"
+#include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/progress.hpp"
+#include "tools/stepgraph/prompt.hpp"
+#include "tools/stepgraph/session.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+struct GenerateOptions {
+  ConfigOptions config;
+  std::string prompt;
+  int tokens   = 64;
+  bool as_text = false;
+};
+
+void print_json(const Prompt& prompt, const std::vector<std::int32_t>& generated) {
+  nlohmann::ordered_json line = {{"type", "generate"}, {"prompt", prompt.tokens}, {"tokens", generated}};
+  if (prompt.is_text) line["text"] = text_of(generated, false);
+  // Bytes need not be UTF-8.
+  print_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+// As it comes: text after its prompt, ids one after another.
+void print_next(const Prompt& prompt, std::int32_t token, bool first) {
+  std::cout << (prompt.is_text ? text_of({token}, isatty(STDOUT_FILENO) == 1) : str(first ? "" : ",", token));
+  flush_output();
+}
+
+void run_generate(const GenerateOptions& options) {
+  Config config       = read(options.config);
+  const Start start   = make_start(config);
+  const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
+  // There is one microbatch, which a schedule for training may not allow; forward alone, all of them do the same.
+  config.plan.pipeline.schedule = "gpipe";
+  const auto wanted             = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
+  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
+  Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), world,
+                      {.threads = config.threads, .reuse = config.plan.reuse});
+  set_weights(generator.run(), start, config.seed);
+
+  const Interrupt interrupt;
+  std::vector<std::int32_t> seen = prompt.tokens, generated;
+  if (!options.config.json && prompt.is_text) {
+    std::cout << text_of(prompt.tokens, isatty(STDOUT_FILENO) == 1);
+    flush_output();
+  }
+  while (static_cast<int>(generated.size()) < options.tokens && !interrupt.requested()) {
+    const std::int32_t next = generator.generate(seen, 1).front();
+    seen.push_back(next);
+    generated.push_back(next);
+    if (!options.config.json) print_next(prompt, next, generated.size() == 1);
+  }
+  options.config.json ? print_json(prompt, generated) : print_line("");
+  if (static_cast<int>(generated.size()) < options.tokens)
+    throw Error(ErrorKind::run, str("interrupted after ", generated.size(), " of ", options.tokens, " tokens"));
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("generate", "Continue a prompt greedily: the likeliest token, again and again");
+  auto options = std::make_shared<GenerateOptions>();
+  add_config_options(*command, options->config, true);
+  command
+      ->add_option("--prompt", options->prompt,
+                   "Token ids (numbers between commas or blanks), or text, each byte a token")
+      ->required();
+  command->add_option("--tokens", options->tokens, "How many to add")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_flag("--text", options->as_text, "The prompt is text, even if it is all numbers");
+  command->footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
+  command->callback([options] { run_generate(*options); });
+}
+
+}  // namespace stepgraph::cli

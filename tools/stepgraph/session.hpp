@@ -1,0 +1,59 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graphs/checkpoint.hpp"
+#include "graphs/config.hpp"
+#include "graphs/step_run.hpp"
+#include "graphs/token_data.hpp"
+
+// What commands on a config have in common.
+namespace stepgraph::cli {
+
+struct ConfigOptions {
+  std::string path;
+  std::vector<std::string> overrides;
+  std::optional<int> threads;
+  bool json = false;
+};
+// CONFIG, --set and --json; --threads for commands that run.
+void add_config_options(CLI::App& command, ConfigOptions& options, bool runs);
+[[nodiscard]] Config read(const ConfigOptions& options);
+
+// A model, and the weights that it begins with.
+struct Start {
+  Model model;
+  std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh ones
+};
+[[nodiscard]] Model model_of(const ModelSource& source);  // of a loaded one, what its config.json says
+[[nodiscard]] Start make_start(const Config& config);
+void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
+
+// The steps that data has room for, one after another.
+class Batches {
+ public:
+  // `asked` steps, or as many as there are; refuses more than there are.
+  Batches(const Config& config, std::int64_t vocab, std::optional<std::int64_t> asked);
+
+  [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }
+  [[nodiscard]] std::int64_t tokens_per_step() const noexcept { return tokens_per_step_; }
+  [[nodiscard]] std::span<const std::int32_t> read(std::int64_t step);  // valid until the next call
+
+ private:
+  TokenData data_;
+  std::int64_t tokens_per_step_;
+  std::int64_t num_steps_;
+  std::vector<std::int32_t> tokens_;
+};
+
+// What is about to run, or was proved: one JSON line of that type, or a few lines of text.
+void print_plan(const Config& config, const StepGraph& step, const MemoryPlan& plan, bool json);
+
+// Refuses a name that no file can have there, before hours of work are lost to it; `what` is the option.
+void check_can_write(std::string_view what, const std::optional<std::string>& path);
+
+}  // namespace stepgraph::cli

@@ -1,0 +1,159 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "backends/loopback/world.hpp"
+#include "engine/error.hpp"
+#include "engine/trace.hpp"
+#include "graphs/trainer.hpp"
+#include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/progress.hpp"
+#include "tools/stepgraph/session.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+struct TrainOptions {
+  ConfigOptions config;
+  std::optional<std::int64_t> steps;
+  std::optional<std::string> save, dump_grads, trace;
+};
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// Whatever would stop the results from being kept, before they are there.
+void check_targets(const TrainOptions& options) {
+  check_can_write("--dump-grads", options.dump_grads);
+  check_can_write("--trace", options.trace);
+  if ((options.dump_grads || options.trace) && options.steps == 0)
+    throw Error(ErrorKind::config, "--steps 0: --dump-grads and --trace want a step (1 or more)");
+  if (options.dump_grads && options.dump_grads == options.trace)
+    throw Error(ErrorKind::config, str("--dump-grads and --trace: both ", *options.trace, " (two files)"));
+  if (!options.save) return;
+  std::error_code error;
+  std::filesystem::create_directories(*options.save, error);
+  if (!std::filesystem::is_directory(*options.save))
+    throw Error(ErrorKind::config,
+                str("--save '", *options.save, "': cannot be made a folder", error ? ": " + error.message() : ""));
+}
+
+// Lines of a run. Where its files matter as well, it goes on when the reader of its lines has gone.
+class Lines {
+ public:
+  Lines(Progress& progress, bool has_files) : progress_(progress), has_files_(has_files) {}
+
+  void print(const std::string& line) {
+    if (closed_) return;
+    if (shares_terminal_) progress_.clear();
+    try {
+      print_line(line);
+    } catch (const OutputClosed&) {
+      if (!has_files_) throw;
+      closed_ = true;
+    }
+  }
+
+ private:
+  Progress& progress_;
+  bool has_files_;
+  bool shares_terminal_ = isatty(STDOUT_FILENO) == 1;
+  bool closed_          = false;
+};
+
+std::string step_line(std::int64_t step, const StepResult& result, double tokens_per_s, bool json) {
+  if (json)
+    return str("{\"type\":\"step\",\"step\":", step, ",\"loss\":", digits(result.loss),
+               ",\"grad_norm\":", digits(result.grad_norm), ",\"tokens_per_s\":", digits(tokens_per_s), "}");
+  return str("step ", step, "  loss ", digits(result.loss), "  grad_norm ", digits(result.grad_norm), "  ",
+             short_number(tokens_per_s), " tokens/s");
+}
+
+std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds, double loss, bool interrupted,
+                         bool json) {
+  const double tokens_per_s = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  if (json)
+    return str("{\"type\":\"summary\",\"steps\":", steps, ",\"tokens\":", tokens, ",\"seconds\":", digits(seconds),
+               ",\"tokens_per_s\":", digits(tokens_per_s), ",\"loss\":", digits(loss),
+               ",\"interrupted\":", interrupted ? "true" : "false", "}");
+  return str(steps, steps == 1 ? " step, " : " steps, ", tokens, " tokens in ", short_number(seconds, 4),
+             " s: ", short_number(tokens_per_s), " tokens/s");
+}
+
+void run_train(const TrainOptions& options) {
+  const Config config = read(options.config);
+  const bool json     = options.config.json;
+  check_targets(options);
+  const Start start = make_start(config);
+  Batches batches(config, start.model.vocab, options.steps);
+  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
+  Trainer trainer(start.model, config.plan, config.batch, world,
+                  {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
+  set_weights(trainer.run(), start, config.seed);
+  if (json) print_line(str("{\"type\":\"config\",", to_json(config).substr(1)));
+  print_plan(config, trainer.run().step(), trainer.run().plan(), json);
+
+  const Interrupt interrupt;
+  Progress progress({.what = "train", .log_lines = 0});
+  Lines lines(progress, options.save || options.dump_grads || options.trace);
+  Recorder recorder;
+  StepResult result{.loss = std::nan(""), .grad_norm = std::nan("")};
+  std::int64_t step         = 0;
+  const std::int64_t in_all = batches.num_steps();
+  const auto begin          = Clock::now();
+  for (; step < in_all && !interrupt.requested(); ++step) {
+    const auto step_begin     = Clock::now();
+    result                    = trainer.step(batches.read(step), options.trace ? &recorder : nullptr);
+    const double tokens_per_s = static_cast<double>(batches.tokens_per_step()) / seconds_since(step_begin);
+    lines.print(step_line(step, result, tokens_per_s, json));
+    if (step == 0 && options.dump_grads) save_gradients(trainer.run(), *options.dump_grads);
+    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+      throw Error(ErrorKind::run, str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
+                                      " (a smaller optimizer.lr, or optimizer.clip)"));
+    progress.show({.done         = step + 1,
+                   .total        = in_all,
+                   .loss         = result.loss,
+                   .tokens_per_s = tokens_per_s,
+                   .seconds      = seconds_since(begin)});
+  }
+  const double seconds   = seconds_since(begin);
+  const bool interrupted = step < in_all;
+  progress.clear();
+  if (options.trace && step > 0) {
+    const StepRun& run = trainer.run();
+    write_trace(run.step().graph, run.plan().edges, recorder.timeline(), *options.trace,
+                {.title = str("step ", step - 1)});
+  }
+  if (options.save) save_model(trainer.run(), *options.save);
+  lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
+  if (interrupted)
+    throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",
+                                    options.save ? str("; saved in ", *options.save) : ""));
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("train",
+                         "Train: a line for each step with loss, gradient norm and speed; Ctrl-C stops after "
+                         "the step under way, a second one at once");
+  auto options = std::make_shared<TrainOptions>();
+  add_config_options(*command, options->config, true);
+  command->add_option("--steps", options->steps, "How many (default: all that the data has)")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40));
+  command->add_option("--save", options->save,
+                      "A folder for the model in the end, as transformers loads it: config.json, model.safetensors");
+  command->add_option("--dump-grads", options->dump_grads,
+                      "A .safetensors file for the gradients of the first step, before clipping");
+  command->add_option("--trace", options->trace, "A file for the times of the last step: see ui.perfetto.dev");
+  command->footer("Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
+  command->callback([options] { run_train(*options); });
+}
+
+}  // namespace stepgraph::cli

@@ -1,0 +1,57 @@
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "engine/error.hpp"
+#include "engine/verify.hpp"
+#include "graphs/training_step.hpp"
+#include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/session.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+// The training step and the forward step of eval: as graphs, then in the memory that is planned for them.
+void run_verify(const ConfigOptions& options) {
+  const Config config = read(options);
+  const Model model   = model_of(config.model);
+  std::vector<Finding> findings;
+  const auto look = [&](const StepGraph& step, const char* name) {
+    for (const Finding& flaw : find_flaws(step.graph, step.graph.edges())) findings.push_back(flaw);
+    if (!findings.empty()) return;  // a plan of a graph with a cycle cannot be made
+    const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
+    for (const Finding& flaw : find_flaws(step.graph, plan)) findings.push_back(flaw);
+    if (!options.json) print_line(str(name, ":"));
+    print_plan(config, step, plan, options.json);
+  };
+  look(training_step(model, config.plan, config.batch), "training step");
+  if (findings.empty()) look(forward_step(model, config.plan, config.batch), "forward step");
+
+  if (options.json) {
+    nlohmann::ordered_json line = {{"type", "verify"}, {"valid", findings.empty()}};
+    line["flaws"]               = nlohmann::ordered_json::array();
+    for (const Finding& flaw : findings)
+      line["flaws"].push_back({{"flaw", to_string(flaw.flaw)}, {"message", flaw.message}});
+    print_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  } else {
+    for (const Finding& flaw : findings) print_line(str(to_string(flaw.flaw), ": ", flaw.message));
+    if (findings.empty()) print_line("valid: no race, no deadlock, every part is met, memory is used by one at a time");
+  }
+  if (!findings.empty())
+    throw Error(ErrorKind::graph, str(findings.size(), findings.size() == 1 ? " flaw" : " flaws", " (none)"));
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "verify",
+      "Prove a config's steps before anything runs: races, deadlocks, communication that does not match, "
+      "memory; exits with 1 where there is a flaw");
+  auto options = std::make_shared<ConfigOptions>();
+  add_config_options(*command, *options, false);
+  command->footer("Example: stepgraph verify run.json --set layout.pp=4 --set pipeline.schedule=zb-h1");
+  command->callback([options] { run_verify(*options); });
+}
+
+}  // namespace stepgraph::cli
