@@ -58,6 +58,7 @@ struct LayoutSpec {
   int devices_per_node   = 8;
   bool sequence_parallel = false;
 
+  [[nodiscard]] int num_ranks() const noexcept { return dp * tp * pp; }  // of degrees that a Layout would take
   friend auto operator<=>(const LayoutSpec&, const LayoutSpec&) = default;
 };
 // Degrees in the layout's order, then what is not the default: "pp2-dp1-tp4", "dp2-tp1-pp1 devices_per_node=4

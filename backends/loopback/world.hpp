@@ -1,4 +1,6 @@
 #pragma once
+#include <concepts>
+
 #include "engine/world.hpp"
 
 namespace stepgraph {
@@ -8,6 +10,12 @@ namespace stepgraph {
 class LoopbackWorld final : public World {
  public:
   explicit LoopbackWorld(int num_ranks);
+  // As many ranks as a layout has, or anything else that counts its ranks.
+  template <class Ranked>
+  requires requires(const Ranked& ranked) {
+    { ranked.num_ranks() } -> std::convertible_to<int>;
+  }
+  explicit LoopbackWorld(const Ranked& ranked) : LoopbackWorld(ranked.num_ranks()) {}
 
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
   [[nodiscard]] bool is_local(Rank) const override { return true; }

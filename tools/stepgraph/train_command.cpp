@@ -14,6 +14,7 @@
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/step_summary.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -98,6 +99,7 @@ void run_train(const TrainOptions& options) {
   if (json) print_line(str("{\"type\":\"config\",", to_json(config).substr(1)));
   print_plan(config, trainer.run().step(), trainer.run().plan(), json);
 
+  if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
   const Interrupt interrupt;
   Progress progress({.what = "train", .log_lines = 0});
   Lines lines(progress, options.save || options.dump_grads || options.trace);
@@ -125,9 +127,11 @@ void run_train(const TrainOptions& options) {
   const bool interrupted = step < in_all;
   progress.clear();
   if (options.trace && step > 0) {
-    const StepRun& run = trainer.run();
-    write_trace(run.step().graph, run.plan().edges, recorder.timeline(), *options.trace,
-                {.title = str("step ", step - 1)});
+    const StepRun& run      = trainer.run();
+    const Timeline timeline = recorder.timeline();
+    write_trace(run.step().graph, run.plan().edges, timeline, *options.trace, {.title = str("step ", step - 1)});
+    const StepSummary summary = summarize_step(run, config.plan, timeline);
+    lines.print(json ? to_json(summary) : to_text(summary));
   }
   if (options.save) save_model(trainer.run(), *options.save);
   lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
@@ -151,7 +155,9 @@ void add_train(CLI::App& app) {
                       "A folder for the model in the end, as transformers loads it: config.json, model.safetensors");
   command->add_option("--dump-grads", options->dump_grads,
                       "A .safetensors file for the gradients of the first step, before clipping");
-  command->add_option("--trace", options->trace, "A file for the times of the last step: see ui.perfetto.dev");
+  command->add_option(
+      "--trace", options->trace,
+      "A file for the times of the last step (see ui.perfetto.dev); also prints what that step was like");
   command->footer("Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
   command->callback([options] { run_train(*options); });
 }
