@@ -148,7 +148,7 @@ TEST_CASE("train leaves a model, gradients and a trace where it is told to", "[t
 
 TEST_CASE("train refuses what it could not finish before it begins", "[tools][train][refuses]") {
   const SmallRun small;
-  for (const auto& [more, why] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [more, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
            {"--steps 13", "--steps 13: the data has 393 tokens, which are 12 steps of 32 and one (at most 12)"},
            {"--set 'data={\"synthetic\": 1}'", "--steps: missing (synthetic data has no end)"},
            {"--steps -1", "--steps"},
@@ -169,7 +169,7 @@ TEST_CASE("train refuses what it could not finish before it begins", "[tools][tr
            {"--steps 0 --trace x", "--steps 0: --dump-grads and --trace want a step"},
            {"--save " + small.path("text.txt"), "--save '" + small.path("text.txt") + "': cannot be made a folder"},
            {"surplus", "surplus"},
-       }) {
+       })) {
     CAPTURE(more);
     const auto outcome = small.run("train", more);
     CHECK(outcome.exit_code == 2);
