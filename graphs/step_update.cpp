@@ -88,7 +88,7 @@ void StepBuilder::add_norm() {
   squares_            = make("squares", static_cast<std::int64_t>(setup_.num_slots), DType::f64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
   const Labels labels = {.phase = "norm"};
-  graph().add({.name = "clear squares", .writes = squares_, .op = "clear", .labels = labels},
+  graph().add({.name = "clear squares", .writes = squares_, .op = "clear", .labels = {.phase = "clear"}},
               [](const Context& context) {
                 for (double& square : context.write<double>()) square = 0;
               });
@@ -122,7 +122,7 @@ void StepBuilder::add_norm() {
                         .norm    = here().grad_norm,
                         .factor  = factor_,
                         .clip    = setup_.plan.optimizer.clip,
-                        .labels  = labels});
+                        .labels  = {.phase = "clip"}});
 }
 
 void StepBuilder::add_updates() {

@@ -171,7 +171,7 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
     record.backward.input_gradients(*this);
   }
   if (weights && record.backward.weight_gradients) {
-    phase_ = "weight";
+    phase_ = inputs ? "backward" : "weight";  // together they are one thing to look at
     record.backward.weight_gradients(*this);
   }
   emitting_ = false;
