@@ -1,4 +1,5 @@
 #pragma once
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -27,6 +28,9 @@ struct ModelConfig {
 
 // The model it describes, ready to be loaded or trained afresh; its `config` is config_to_save(text).
 [[nodiscard]] Model model_from_config(std::string_view text, std::string_view subject);
+
+// The model of a Hugging Face folder, by its config.json; `Checkpoint` has the weights.
+[[nodiscard]] Model load_model(const std::filesystem::path& folder);
 
 // A whole config.json, which transformers loads and parse_model_config reads back.
 [[nodiscard]] std::string model_config(const Gpt2Spec& spec);

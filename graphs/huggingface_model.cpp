@@ -1,5 +1,7 @@
 #include "graphs/huggingface.hpp"
 
+#include "graphs/files.hpp"
+
 namespace stepgraph {
 
 Model make_model(const std::variant<Gpt2Spec, LlamaSpec, MlpSpec>& spec) {
@@ -11,10 +13,16 @@ Model make_model(const std::variant<Gpt2Spec, LlamaSpec, MlpSpec>& spec) {
   return std::visit(Make(), spec);
 }
 
+Model load_model(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.json";
+  return model_from_config(read_text(path, std::int64_t{1} << 24), path.string());
+}
+
 Model model_from_config(std::string_view text, std::string_view subject) {
   const ModelConfig config = parse_model_config(text, subject);
   Model model              = make_model(config.spec);
   model.config             = config_to_save(text);
+  model.notes              = config.notes;
   return model;
 }
 

@@ -51,16 +51,17 @@ struct Block {
 // Activations are [sequences * seq, width]. Logits are [sequences * seq, vocab / tp]: the rank's share of the
 // vocabulary.
 struct Model {
-  std::string kind          = {};  // "gpt2"
-  int layers                = 0;
-  std::int64_t width        = 0;
-  std::int64_t vocab        = 0;
-  std::int64_t context      = 0;  // the longest sequence
-  std::int64_t heads        = 0;  // 0: no attention
-  std::int64_t kv_heads     = 0;
-  std::int64_t inner        = 0;  // width inside the MLP; cut by tensor parallelism
-  std::vector<Block> blocks = {};
-  std::string config        = {};  // config.json of a checkpoint, as text
+  std::string kind               = {};  // "gpt2"
+  int layers                     = 0;
+  std::int64_t width             = 0;
+  std::int64_t vocab             = 0;
+  std::int64_t context           = 0;  // the longest sequence
+  std::int64_t heads             = 0;  // 0: no attention
+  std::int64_t kv_heads          = 0;
+  std::int64_t inner             = 0;  // width inside the MLP; cut by tensor parallelism
+  std::vector<Block> blocks      = {};
+  std::string config             = {};  // config.json of a checkpoint, as text
+  std::vector<std::string> notes = {};  // what that asks for and is not done, as dropout: for people to read
 
   // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
   [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;

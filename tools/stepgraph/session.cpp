@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "engine/error.hpp"
 #include "graphs/huggingface.hpp"
@@ -14,16 +12,6 @@
 
 namespace stepgraph::cli {
 namespace {
-
-Model load_model(const std::string& folder) {
-  const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw Error(ErrorKind::config, str("model.load: ", path, " cannot be read (a Hugging Face folder has one)"));
-  for (const std::string& note : parse_model_config(text.str(), path).notes) std::cerr << path << ": " << note << '\n';
-  return model_from_config(text.str(), path);
-}
 
 std::int64_t tokens_of(const BatchSpec& batch) { return std::int64_t{batch.global} * batch.seq; }
 
@@ -66,7 +54,9 @@ Model model_of(const ModelSource& source) {
   return std::visit(
       [](const auto& from) {
         if constexpr (std::is_same_v<std::decay_t<decltype(from)>, LoadFrom>) {
-          return load_model(from.folder);
+          Model model = load_model(from.folder);
+          for (const std::string& note : model.notes) std::cerr << from.folder << "/config.json: " << note << '\n';
+          return model;
         } else {
           return make_model(from);
         }
