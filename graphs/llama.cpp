@@ -5,6 +5,7 @@
 
 #include "engine/error.hpp"
 #include "graphs/huggingface.hpp"
+#include "graphs/weights.hpp"
 #include "ops/activation.hpp"
 #include "ops/attention.hpp"
 #include "ops/embedding.hpp"
@@ -25,9 +26,10 @@ Block embedding_block(const LlamaSpec& spec) {
                        .cut   = true,
                        .init  = {.deviation = spec.init_deviation}}},
           .forward = [vocab = spec.vocab](Tape& tape, const Tensor& tokens) {
-            return tp_sum(tape, embedding(tape, {.tokens      = tokens,
-                                                 .weight      = tape.weight(token_weight),
-                                                 .vocab_begin = vocab / tape.tp().size * tape.tp().index}));
+            return tp_sum(tape,
+                          embedding(tape, {.tokens      = tokens,
+                                           .weight      = tape.weight(token_weight),
+                                           .vocab_begin = cut_range(vocab, tape.tp().size, tape.tp().index).begin}));
           }};
 }
 

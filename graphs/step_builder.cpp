@@ -105,7 +105,8 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
 }
 
 void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result) {
-  const std::int64_t columns = setup_.step.model.vocab / tp_.size;
+  const CutRange vocab       = cut_range(setup_.step.model.vocab, tp_.size, tp_.index);
+  const std::int64_t columns = vocab.end - vocab.begin;
   if (logits.cols() != columns || logits.rows() != setup_.rows()) {
     throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape),
                                        " (wanted are logits, ", setup_.rows(), "x", columns, ")"));
@@ -124,7 +125,7 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
                        .scale       = 1.0 / (static_cast<double>(batch.global) * batch.seq),
-                       .vocab_begin = columns * tp_.index});
+                       .vocab_begin = vocab.begin});
 }
 
 // The gradient of a stage's output is there before its own backward begins.
@@ -238,12 +239,27 @@ void StepBuilder::forward_only(ForwardResult result) {
 
 namespace {
 
+// What cannot be addressed is refused here, before sums of sizes overflow.
+void check_size(const Graph& graph) {
+  std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+    const BufferSpec& buffer = graph.spec(Buffer{i});
+    double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
+    sum += static_cast<double>(buffer.size_bytes);
+    if (sum > 0x1p60) {
+      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of ", sum,
+                                         " bytes and more (a smaller model or batch)"));
+    }
+  }
+}
+
 StepGraph build(StepSetup setup, const auto& build_rank) {
   for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
     if (setup.options.only && *setup.options.only != Rank{rank}) continue;
     StepBuilder builder(setup, Rank{rank});
     build_rank(builder);
   }
+  check_size(setup.step.graph);
   const Plan& plan = setup.plan;
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),

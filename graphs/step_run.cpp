@@ -57,6 +57,7 @@ std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool fi
 }
 
 void StepRun::set_weights(const FillTensor& fill) {
+  has_weights_ = true;
   std::vector<double> whole;
   const ParameterInventory inventory = step_.model.parameters();
   for (const Parameter& parameter : inventory.parameters()) {

@@ -36,6 +36,7 @@ class StepRun {
   using FillTensor =
       std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
   void set_weights(const FillTensor& fill);
+  [[nodiscard]] bool has_weights() const noexcept { return has_weights_; }  // they were set; else all are zero
   // A tensor of the model, put together from the ranks that have its parts.
   enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run, of a step that keeps them
   void read_tensor(Which which, const std::string& name, std::span<float> out) const;
@@ -58,6 +59,7 @@ class StepRun {
   [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
 
   StepGraph step_;
+  bool has_weights_ = false;
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;

@@ -1,6 +1,8 @@
 #include "graphs/step_setup.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "engine/error.hpp"
 #include "graphs/divisibility.hpp"
@@ -13,21 +15,92 @@
 namespace stepgraph {
 namespace {
 
-void check_model(const Model& model, const Plan& plan, const BatchSpec& batch) {
+// A model may be anybody's: what the builder counts on.
+void check_model(const Model& model) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("model '", model.kind, "': ", why));
+  };
+  int layers = 0;
+  bool after = false;
+  std::map<std::string, const WeightSpec*> seen;
+  for (const Block& block : model.blocks) {
+    if (!block.forward) refuse(str("block '", block.name, "' has no forward pass"));
+    if (block.layer >= 0 && after)
+      refuse(str("block '", block.name, "' is a layer after the layers' end (layers in one run)"));
+    after = after || (layers > 0 && block.layer < 0);
+    layers += block.layer >= 0;
+    for (const WeightSpec& weight : block.weights) {
+      if (!seen.emplace(weight.name, &weight).second) refuse(str("weight '", weight.name, "' is declared twice"));
+      check_shape(weight.shape, weight.name);
+      if (weight.dim < 0 || static_cast<std::size_t>(weight.dim) >= weight.shape.size()) {
+        refuse(str("weight '", weight.name, "' is ", to_string(weight.shape), " and cut along dim ", weight.dim,
+                   " (one that it has)"));
+      }
+      std::int64_t size = 0;
+      for (const Section& section : weight.sections) {
+        if (section.size < 1 || section.begin < 0 || (section.units != 0 && section.size % section.units != 0)) {
+          refuse(str("weight '", weight.name, "': a section of ", section.size, " from ", section.begin, " in ",
+                     section.units, " units (a multiple of its units)"));
+        }
+        size += section.size;
+      }
+      if (!weight.sections.empty() && size != weight.shape[static_cast<std::size_t>(weight.dim)]) {
+        refuse(str("weight '", weight.name, "': sections of ", size, " in all (",
+                   weight.shape[static_cast<std::size_t>(weight.dim)], ", as its shape says)"));
+      }
+    }
+  }
+  if (layers != model.layers || layers == 0) {
+    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (as many, and at least 1)"));
+  }
+  for (const auto& [name, weight] : seen) {
+    if (weight->tied_to.empty()) continue;
+    const auto owner = seen.find(weight->tied_to);
+    if (owner == seen.end() || !owner->second->tied_to.empty() || owner->second->shape != weight->shape ||
+        owner->second->cut != weight->cut || owner->second->dim != weight->dim) {
+      refuse(str("weight '", name, "' is tied to '", weight->tied_to,
+                 "' (a weight of its own, of the same shape and cut)"));
+    }
+  }
+}
+
+void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
   if (batch.seq > model.context) {
-    throw Error(ErrorKind::config,
-                str("batch.seq: ", batch.seq, " is longer than the model's context of ", model.context));
+    throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " is longer than the model's context of ",
+                                       model.context, " (1 to ", model.context, ")"));
   }
-  if (model.blocks.empty()) throw Error(ErrorKind::config, "model: has no blocks");
-  check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads, .vocab = model.vocab});
-  if (model.inner % plan.layout.tp != 0) {
-    throw Error(ErrorKind::config,
-                str("layout: an MLP of width ", model.inner, " does not divide over tp(", plan.layout.tp, ") ranks"));
+  check_shape({batch.micro, batch.seq, std::max(model.width, model.vocab)}, "batch");
+  check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads});
+  if (model.vocab < plan.layout.tp || (model.inner > 0 && model.inner < plan.layout.tp)) {
+    throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than a vocabulary of ", model.vocab,
+                                       " or an MLP of width ", model.inner, " can be cut into"));
   }
   if (plan.layout.sequence_parallel) {
     throw Error(ErrorKind::config, "layout.sequence_parallel: not supported by this version (supported: false)");
   }
+  const OptimizerPlan& optimizer = plan.optimizer;
+  const auto check               = [](const char* name, double value, bool right, const char* range) {
+    if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));
+  };
+  check("lr", optimizer.lr, std::isfinite(optimizer.lr) && optimizer.lr >= 0, "0 or more");
+  check("beta1", optimizer.beta1, optimizer.beta1 >= 0 && optimizer.beta1 < 1, "0 or more, below 1");
+  check("beta2", optimizer.beta2, optimizer.beta2 >= 0 && optimizer.beta2 < 1, "0 or more, below 1");
+  check("eps", optimizer.eps, std::isfinite(optimizer.eps) && optimizer.eps >= 0, "0 or more");
+  check("momentum", optimizer.momentum, optimizer.momentum >= 0 && optimizer.momentum < 1, "0 or more, below 1");
+  check("weight_decay", optimizer.weight_decay, std::isfinite(optimizer.weight_decay) && optimizer.weight_decay >= 0,
+        "0 or more");
+  check("clip", optimizer.clip, std::isfinite(optimizer.clip) && optimizer.clip >= 0, "0 or more");
+}
+
+// One of one's own must be for as many ranks.
+PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
+  PipelineSchedule schedule = read_csv(plan.schedule);
+  if (schedule.num_ranks() != pp) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),
+                                       " ranks (layout.pp is ", pp, ")"));
+  }
+  return schedule;
 }
 
 // Forward only, microbatch by microbatch, with the plan's placement of stages: what a stage needs is received right
@@ -37,7 +110,7 @@ PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_micr
                          .rank_of_stage    = looped_placement(pp, plan.chunks),
                          .num_microbatches = num_microbatches};
   if (plan.schedule.ends_with(".csv")) {
-    whole.rank_of_stage = read_csv(plan.schedule).rank_of_stage;
+    whole.rank_of_stage = read_schedule(plan, pp).rank_of_stage;
   } else {
     (void)parse_schedule_kind(plan.schedule);  // a name that is none is refused here too
   }
@@ -92,11 +165,10 @@ PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatc
     return pipeline_schedule(parse_schedule_kind(plan.schedule),
                              {.ranks = pp, .microbatches = num_microbatches, .chunks = plan.chunks});
   }
-  PipelineSchedule schedule = read_csv(plan.schedule);
-  if (schedule.num_ranks() != pp || schedule.num_microbatches != num_microbatches) {
-    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),
-                                       " ranks and ", schedule.num_microbatches,
-                                       " microbatches (layout and batch want ", pp, " and ", num_microbatches, ")"));
+  PipelineSchedule schedule = read_schedule(plan, pp);
+  if (schedule.num_microbatches != num_microbatches) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_microbatches,
+                                       " microbatches (layout and batch make ", num_microbatches, ")"));
   }
   return schedule;
 }
@@ -111,7 +183,8 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
       plan(given),
       options(asked) {
   const int num_ranks = step.layout.num_ranks();
-  check_model(model, plan, batch);
+  check_model(model);
+  check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);

@@ -40,15 +40,13 @@ void StepBuilder::reduce_gradients(Stage stage) {
                       setup_.plan.layout.dp, weight->gradient, setup_.step.type, LaneKind::reduce, labels);
     }
     if (!spec.cut) continue;
-    const std::int64_t elements  = num_elements(entry.shape);
-    const std::int64_t row_bytes = elements / entry.shape[static_cast<std::size_t>(spec.dim)] *
-                                   static_cast<std::int64_t>(size_bytes(setup_.step.type));
     for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
       if (piece.num_holders == 1) continue;
       if (spec.dim != 0) {
         throw Error(ErrorKind::config,
                     str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
       }
+      const std::int64_t row_bytes = graph().spec(weight->gradient).size_bytes / entry.shape[0];
       all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
                       piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes),
                       setup_.step.type, LaneKind::reduce, labels);

@@ -1,8 +1,10 @@
 #include "graphs/trainer.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/error.hpp"
+#include "graphs/weights.hpp"
 
 namespace stepgraph {
 
@@ -10,10 +12,12 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
                  const TrainerOptions& options)
     : run_(training_step(model, plan, batch, {.keep_gradients = options.keep_gradients}), world,
            {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
-      rate_(plan.optimizer.lr) {}
+      rate_(plan.optimizer.lr),
+      seed_(options.seed) {}
 
 StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorder) {
   run_.set_tokens(tokens);
+  if (!run_.has_weights()) set_fresh_weights(run_, seed_);
   Memory& memory = run_.memory();
   for (const StepRank& rank : run_.step().ranks) {
     memory.span<std::int64_t>(rank.step)[0] = num_steps_ + 1;
@@ -57,8 +61,9 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   for (int tp = 0; tp < step.layout.degree(Axis::tp); ++tp) {
     for (const StepRank& rank : step.ranks) {
       if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
-      const auto columns = static_cast<std::size_t>(step.model.vocab / step.layout.degree(Axis::tp));
-      const auto append  = [&](auto all) {
+      const CutRange vocab = cut_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
+      const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
+      const auto append    = [&](auto all) {
         const auto row = all.subspan((prompt.size() - 1) * columns, columns);
         logits.insert(logits.end(), row.begin(), row.end());
       };
@@ -78,7 +83,12 @@ std::vector<std::int32_t> Generator::generate(std::vector<std::int32_t> prompt, 
   for (int i = 0; i < num_tokens; ++i) {
     const std::size_t seen          = std::min(prompt.size(), window);
     const std::vector<double> found = logits(std::span(prompt).last(seen));
-    const auto best = static_cast<std::int32_t>(std::max_element(found.begin(), found.end()) - found.begin());
+    const auto largest              = std::max_element(found.begin(), found.end());
+    if (!std::all_of(found.begin(), found.end(), [](double logit) { return std::isfinite(logit); })) {
+      throw Error(ErrorKind::run,
+                  str("generate: a logit is ", *largest, " (weights that are finite, and not too large)"));
+    }
+    const auto best = static_cast<std::int32_t>(largest - found.begin());
     prompt.push_back(best);
     generated.push_back(best);
   }

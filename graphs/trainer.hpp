@@ -8,7 +8,7 @@
 
 namespace stepgraph {
 
-class Checkpoint;  // graphs/safetensors.hpp
+class Checkpoint;  // graphs/checkpoint.hpp
 
 // Fresh weights of a model, the same bits in every layout; or those of a checkpoint.
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
@@ -28,6 +28,7 @@ struct TrainerOptions {
   int threads = 0;
   std::chrono::milliseconds step_timeout{0};
   bool keep_gradients = false;  // for save_gradients
+  std::uint64_t seed  = 0;      // of fresh weights, where none are set before the first step
 };
 
 // Trains a model on a world: builds the step, proves it, plans its memory and runs it, batch after batch.
@@ -36,7 +37,7 @@ class Trainer {
   Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
           const TrainerOptions& options = {});
 
-  // Weights are all zero until they are set: set_fresh_weights(trainer.run(), seed) or set_weights.
+  // Weights are fresh unless they were set: set_weights(trainer.run(), checkpoint).
   StepResult step(std::span<const std::int32_t> tokens, Recorder* recorder = nullptr);
 
   [[nodiscard]] StepRun& run() noexcept { return run_; }
@@ -46,6 +47,7 @@ class Trainer {
  private:
   StepRun run_;
   double rate_;
+  std::uint64_t seed_;
   std::int64_t num_steps_ = 0;
 };
 

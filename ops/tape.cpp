@@ -52,6 +52,13 @@ Tensor Tape::tensor(std::string_view name, TensorShape shape, std::optional<DTyp
 }
 
 Tensor Tape::input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient) {
+  check_shape(shape, "tape");
+  const BufferSpec& spec = spec_.graph->spec(buffer);
+  const auto wanted      = num_elements(shape) * static_cast<std::int64_t>(size_bytes(type));
+  if (spec.size_bytes != wanted || spec.type != type) {
+    throw Error(ErrorKind::config, str("tape: ", to_string(shape), " of ", type, " has ", wanted, " bytes, ",
+                                       spec_.graph->describe(buffer), " ", spec.size_bytes, " of ", spec.type));
+  }
   const Tensor made{.buffer = buffer, .shape = std::move(shape), .type = type, .id = static_cast<int>(states_.size())};
   states_.push_back({.buffer = buffer, .needed = spec_.records && needs_gradient});
   return made;
@@ -164,8 +171,12 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
   bool reached = record.backward.outputs.empty();
   for (const Tensor& output : record.backward.outputs) reached = reached || has_gradient(output);
   if (!reached) return;
-  layer_    = record.layer;
-  emitting_ = true;
+  struct Emitting {  // also where a backward throws
+    bool& flag;
+    explicit Emitting(bool& on) : flag(on) { flag = true; }
+    ~Emitting() { flag = false; }
+  } const emitting(emitting_);
+  layer_ = record.layer;
   if (inputs && record.backward.input_gradients) {
     phase_ = "backward";
     record.backward.input_gradients(*this);
@@ -174,7 +185,6 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
     phase_ = inputs ? "backward" : "weight";  // together they are one thing to look at
     record.backward.weight_gradients(*this);
   }
-  emitting_ = false;
 }
 
 void Tape::emit_input_gradients() {

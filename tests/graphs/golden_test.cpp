@@ -17,9 +17,12 @@ using sg::testing::train;
 
 namespace {
 
+// The larger; what is no number is larger than all.
+double worse(double a, double b) { return b <= a ? a : b; }
+
 double largest_error(const std::vector<double>& got, const std::vector<double>& expected) {
   double worst = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::abs(got[i] - expected[i]) / expected[i]);
+  for (std::size_t i = 0; i < got.size(); ++i) worst = worse(worst, std::abs(got[i] - expected[i]) / expected[i]);
   return worst;
 }
 
@@ -29,27 +32,21 @@ double norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-// The distance of each tensor's gradient from the expected one, over the norm of that: the largest, and whose.
-std::pair<double, std::string> largest_gradient_error(const std::map<std::string, std::vector<double>>& got,
-                                                      const std::map<std::string, std::vector<double>>& expected) {
-  std::pair<double, std::string> worst{0, ""};
-  for (const auto& [name, values] : expected) {
-    std::vector<double> difference = got.at(name);
-    for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= values[i];
-    worst = std::max(worst, {norm(difference) / norm(values), name});
-  }
-  return worst;
-}
-
 void check_against_golden(const std::string& model, const sg::Plan& plan, int micro, int steps) {
   const auto& expected = golden(model);
   const auto got       = train(expected, plan, micro, steps);
-  REQUIRE(got.gradients.size() == expected.gradients.size());
+  REQUIRE(got.loss.size() == static_cast<std::size_t>(steps));
+  REQUIRE(got.grad_norm.size() == static_cast<std::size_t>(steps));
   CHECK(largest_error(got.loss, expected.loss) < 2e-6);
   CHECK(largest_error(got.grad_norm, expected.grad_norm) < 5e-5);
-  const auto [error, tensor] = largest_gradient_error(got.gradients, expected.gradients);
-  CAPTURE(tensor);
-  CHECK(error < 1e-5);
+  REQUIRE(got.gradients.size() == expected.gradients.size());
+  for (const auto& [name, values] : expected.gradients) {
+    CAPTURE(name);
+    std::vector<double> difference = got.gradients.at(name);
+    REQUIRE(difference.size() == values.size());
+    for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= values[i];
+    CHECK(norm(difference) < 1e-5 * norm(values));
+  }
 }
 
 struct Degrees {
@@ -78,6 +75,8 @@ TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
   const int chunks        = kind == sg::ScheduleKind::interleaved ? 2 : 1;
   CAPTURE(model, kind);
   check_against_golden(model, plan_of({2, 2, 2}, std::string(to_string(kind)), chunks), 1, 5);
+  check_against_golden(model, plan_of({1, 1, 4}, std::string(to_string(kind))), 2, 5);
+  check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, 5);
 }
 
 // All that the layers and the batch allow; what they do not is refused by name.
@@ -88,14 +87,13 @@ TEST_CASE("all layouts, schedules and microbatches train as transformers does", 
   const int micro = GENERATE(1, 2, 4), chunks = GENERATE(1, 2);
   CAPTURE(model, degrees.dp, degrees.tp, degrees.pp, kind, micro, chunks);
   const sg::Plan plan = plan_of(degrees, std::string(to_string(kind)), chunks);
+  using enum sg::ScheduleKind;
+  const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // of a data-parallel rank
+  const bool one_chunk = kind == one_f_one_b || kind == zb_h1 || kind == zb_h2;
+  const bool fits      = sequences % micro == 0 && degrees.pp * chunks <= 4 && (chunks == 1 || !one_chunk) &&
+                    (chunks == 1 || kind != interleaved || microbatches % degrees.pp == 0);
+  if (fits) return check_against_golden(model, plan, micro, 20);
   sg::BatchSpec batch = golden(model).batch;
   batch.micro         = micro;
-  try {
-    const auto step = sg::training_step(golden(model).model, plan, batch);
-  } catch (const sg::Error& error) {
-    CHECK(error.kind() == sg::ErrorKind::config);
-    WARN("refused: " << error.what());
-    return;
-  }
-  check_against_golden(model, plan, micro, 20);
+  CHECK_THROWS_AS(sg::training_step(golden(model).model, plan, batch), sg::Error);
 }

@@ -5,6 +5,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_floating_point.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
 
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
@@ -132,4 +133,25 @@ TEST_CASE("SGD with momentum trains too, in every layout alike", "[graphs][train
   const double alone = loss({});
   CHECK(alone < 3);  // from log 32
   CHECK_THAT(loss({.dp = 2, .tp = 2, .pp = 2}), WithinRel(alone, 1e-9));
+}
+
+TEST_CASE("weights that nobody set are fresh, by the trainer's seed", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  const auto loss  = [&](std::uint64_t seed, bool set) {
+    sg::LoopbackWorld world(1);
+    sg::Trainer trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, world, {.seed = seed});
+    if (set) sg::set_fresh_weights(trainer.run(), 3);
+    return trainer.step(Tokens{1, 2, 3, 4, 5, 6, 7, 8, 9}).loss;
+  };
+  CHECK(loss(3, false) == loss(0, true));
+  CHECK(loss(3, false) != loss(4, false));
+}
+
+TEST_CASE("generation refuses logits that are no numbers", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  sg::LoopbackWorld world(1);
+  sg::Generator generator(model, {}, 4, world);
+  generator.run().set_weights([](const std::string&, const sg::TensorShape&, const sg::Init&,
+                                 std::span<double> values) { std::fill(values.begin(), values.end(), std::nan("")); });
+  CHECK_THROWS_WITH(generator.generate({1, 2}, 1), ContainsSubstring("generate: a logit is nan"));
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/error.hpp"
 #include "tests/support/process.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -11,7 +12,7 @@
 namespace stepgraph::testing {
 
 [[nodiscard]] inline Outcome run_stepgraph(const std::string& arguments) {
-  return run_command(std::string(STEPGRAPH_COMMAND) + " " + arguments);
+  return run_command(str(STEPGRAPH_COMMAND, " ", arguments));
 }
 
 [[nodiscard]] inline std::vector<nlohmann::json> json_lines(const std::string& text) {
