@@ -1,15 +1,16 @@
 #include <algorithm>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "ops/cpu/activation.hpp"
-#include "ops/cpu/into.hpp"
+#include "ops/activation.hpp"
 #include "ops/cpu/norm.hpp"
 #include "ops/cpu/optimizer.hpp"
 #include "tests/support/elements.hpp"
+#include "tests/support/op_case.hpp"
 
 // An element's bits depend on its operands alone: not on where a loop begins or ends (the last elements of a loop are
 // no vector), nor on whether a sum is in place.
@@ -43,45 +44,27 @@ struct Sums {
   }
 };
 
-template <class T>
-void check_cuts(const std::function<T(std::int64_t)>& value) {
-  const auto in_pieces = [&](std::int64_t piece) {
-    return Sums<T>([&](const sg::Into<T>& into) {
-      for (std::int64_t begin = 0; begin < count; begin += piece) {
-        cpu::put(into, begin, std::min(piece, count - begin), [&](std::int64_t i) { return value(begin + i); });
-      }
-    });
-  };
-  const Sums<T> one_by_one = in_pieces(1);
-  CHECK((one_by_one.in_place == one_by_one.onto));
-  for (const std::int64_t piece : {7, 16, 67, 203}) {
-    CAPTURE(piece);
-    const Sums<T> found = in_pieces(piece);
-    CHECK((found.alone == one_by_one.alone));
-    CHECK((found.in_place == one_by_one.in_place));
-    CHECK((found.onto == one_by_one.onto));
-  }
-}
-
 }  // namespace
 
-TEMPLATE_TEST_CASE("an activation's bits do not depend on where a loop is cut", "[ops][cpu]", float, double) {
-  const auto x = numbers<TestType>(1), dy = numbers<TestType>(2);
-  const auto check = [&]<class Function>(Function) {
-    std::vector<TestType> whole(count), cut(count);
-    for (std::size_t i = 0; i < count; ++i) whole[i] = Function::value(x[i]);
-    for (std::size_t begin = 0; begin < count; begin += 7) {
-      for (std::size_t i = begin; i < std::min<std::size_t>(count, begin + 7); ++i) cut[i] = Function::value(x[i]);
-    }
-    CHECK((whole == cut));
-    check_cuts<TestType>([&](std::int64_t i) {
-      const auto k = static_cast<std::size_t>(i);
-      return dy[k] * Function::slope(x[k]);
-    });
+// The library's own loops: elements of a long tensor against those of shorter ones, whose ends are elsewhere.
+TEST_CASE("an activation's bits do not depend on how many elements follow", "[ops][cpu]") {
+  const auto type = GENERATE(sg::DType::f32, sg::DType::f64);
+  const auto op   = GENERATE(0, 1, 2);
+  CAPTURE(type, op);
+  const auto of_length = [&](std::int64_t length) {
+    sg::testing::OpCase test{.inputs = {{length}}};
+    test.build = [op](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+      return op == 2 ? sg::silu(tape, in[0]) : sg::gelu(tape, in[0], op == 0 ? sg::Gelu::tanh : sg::Gelu::exact);
+    };
+    return std::pair(sg::testing::evaluate(test, type), sg::testing::gradients(test, type).inputs[0]);
   };
-  check(cpu::GeluTanh{});
-  check(cpu::GeluExact{});
-  check(cpu::Silu{});
+  const auto [values, gradients] = of_length(75);
+  for (const std::int64_t length : {1, 2, 7, 16, 46, 67}) {
+    CAPTURE(length);
+    const auto [some_values, some_gradients] = of_length(length);
+    CHECK(std::equal(some_values.begin(), some_values.end(), values.begin()));
+    CHECK(std::equal(some_gradients.begin(), some_gradients.end(), gradients.begin()));
+  }
 }
 
 TEMPLATE_TEST_CASE("a norm's gradient has the same bits in place and onto another buffer", "[ops][cpu]", float,
