@@ -53,7 +53,10 @@ void save_model(const StepRun& run, const std::string& folder) {
   std::filesystem::create_directories(folder, failed);
   if (failed) throw Error(ErrorKind::config, str("'", folder, "': cannot make the folder: ", failed.message()));
   write_tensors(run, StepRun::Which::value, std::filesystem::path(folder) / "model.safetensors");
-  write_text(std::filesystem::path(folder) / "config.json", run.step().model.config);
+  // A model of one's own has no config that others would know.
+  const Model& model       = run.step().model;
+  const std::string config = model.config.empty() ? str("{\"model_type\": \"", model.kind, "\"}\n") : model.config;
+  write_text(std::filesystem::path(folder) / "config.json", config);
 }
 
 void save_gradients(const StepRun& run, const std::string& path) { write_tensors(run, StepRun::Which::gradient, path); }

@@ -95,6 +95,10 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
 
 // One of one's own must be for as many ranks.
 PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
+  if (plan.chunks != 1) {
+    throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " beside '", plan.schedule,
+                                       "' (1: the file says which rank has which stages)"));
+  }
   PipelineSchedule schedule = read_csv(plan.schedule);
   if (schedule.num_ranks() != pp) {
     throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),

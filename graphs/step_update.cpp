@@ -31,7 +31,10 @@ void StepBuilder::reduce_gradients(Stage stage) {
     const WeightSpec& spec = setup_.step.spec(*weight);
     const Weight entry     = table_.find(spec.name);
     if (!table_[entry].has_gradient) {
-      throw Error(ErrorKind::config, str("weight '", spec.name, "': the forward pass does not use it"));
+      throw Error(ErrorKind::config,
+                  str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight->block].name,
+                      "': nothing adds to its gradient (an op of the forward pass that reads it, with "
+                      "weight_gradients, and on_backward in every op after it)"));
     }
     const Labels labels{
         .stage = index(stage), .layer = setup_.step.model.blocks[weight->block].layer, .phase = "reduce"};

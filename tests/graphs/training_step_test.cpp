@@ -307,7 +307,7 @@ TEST_CASE("a model that does not hold together is refused, by name", "[graphs][s
     CHECK_THROWS_WITH(sg::training_step(model, {.layout = {.pp = 2}}, batch_of_8), ContainsSubstring(why));
   };
   refuses([](sg::Model& model) { model.blocks[1].weights.push_back({.name = "idle", .shape = {4}}); },
-          "weight 'idle': the forward pass does not use it");
+          "weight 'idle' of block 'layer0': nothing adds to its gradient");
   refuses([](sg::Model& model) { model.layers = 3; }, "model 'mlp': 3 layers, but 4 blocks are layers");
   refuses([](sg::Model& model) { model.blocks[2].forward = {}; }, "block 'layer1' has no forward pass");
   refuses([](sg::Model& model) { std::swap(model.blocks[4], model.blocks[5]); }, "is a layer after the layers' end");
