@@ -74,24 +74,30 @@ void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
   static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
 }
 
-// Sharding is not in this version. Keys that only say how it would be done are read and mean nothing; those that would
-// change what a replicated step does have their one value.
+// Sharding is not in this version: without it each key has one value, so that none is believed to do something.
 void check_shard(const ConfigReader& root) {
   const ConfigReader section =
       root.section("shard", {"strategy", "reduce", "prefetch", "slots", "bucket_mb", "units", "min_params", "group"});
+  const auto only_number = [&](std::string_view key, auto number, auto supported) {
+    if (number != supported) section.refuse_unsupported(key, str(number), str(supported));
+  };
   section.only("strategy", "none");
   section.only("reduce", "last");
+  const Names prefetch{"backward_pre", "backward_post", "none"};
+  if (const std::size_t given = section.choice("prefetch", 0, prefetch); given != 0)
+    section.refuse_unsupported("prefetch", prefetch[given], prefetch[0]);
+  static_cast<void>(section.choice("units", 0, {"layer"}));
   double bucket_mb = 25;
   section.real("bucket_mb", bucket_mb, positive);
-  if (bucket_mb != 25) section.refuse_unsupported("bucket_mb", str(bucket_mb), "25");
-  std::string prefetch, units;
-  section.text("prefetch", prefetch);
-  section.text("units", units);
-  int slots = 0, group = 0;
+  only_number("bucket_mb", bucket_mb, 25.0);
+  int slots = 2, group = 0;
   section.integer("slots", slots, 1, max_int);
+  only_number("slots", slots, 2);
   section.integer("group", group, 0, max_int);
-  std::int64_t min_params = 0;
+  only_number("group", group, 0);
+  std::int64_t min_params = 1000;
   section.integer("min_params", min_params, 0, std::numeric_limits<std::int64_t>::max());
+  only_number("min_params", min_params, std::int64_t{1000});
 }
 
 void check_offload(const ConfigReader& root) {
@@ -175,7 +181,7 @@ Config read(const JsonValue& value) {
 }
 
 std::string read_text(const std::string& path) {
-  constexpr std::size_t max_bytes = std::size_t{1} << 24;
+  constexpr std::size_t max_bytes = std::size_t{1} << 20;
   const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(path, ": ", why)); };
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
@@ -183,7 +189,7 @@ std::string read_text(const std::string& path) {
   char block[1 << 14];
   while (const std::size_t read = std::fread(block, 1, sizeof block, file.get())) {
     text.append(block, read);
-    if (text.size() > max_bytes) refuse("more than 16 MiB (a config in JSON)");
+    if (text.size() > max_bytes) refuse("more than 1 MiB (a config in JSON)");
   }
   if (std::ferror(file.get())) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
   return text;

@@ -33,7 +33,7 @@ struct Config {
   DataSpec data       = SyntheticTokens{};
   BatchSpec batch     = {.global = 8, .micro = 2, .seq = 128};
   Plan plan           = {};
-  int timeout_ms      = 30'000;  // of communication
+  int timeout_ms      = 30'000;  // of communication; on loopback nothing waits, so it never expires
   std::uint64_t seed  = 0;       // of fresh weights
   int threads         = 0;       // 0: all cores
   std::string backend = "loopback";
@@ -47,6 +47,10 @@ struct Config {
 // "line 3, column 7: ..." for what is not JSON.
 [[nodiscard]] Config parse_config(std::string_view text, std::span<const std::string> overrides = {});
 [[nodiscard]] Config read_config(const std::string& path, std::span<const std::string> overrides = {});
+
+// The rest of what read_config checks, for a model that was loaded from a folder: does it fit batch and layout? Throws
+// Error(config) that names the config's key.
+void check_fit(const Config& config, const Model& model);
 
 // Every value, on one line: a config that parses back to an equal one.
 [[nodiscard]] std::string to_json(const Config& config);

@@ -20,7 +20,7 @@ void at(std::string_view path, std::string_view subject, const Check& check) {
   }
 }
 
-// What is known of a model that is not loaded; 0: nothing.
+// What has to fit. A vocabulary need not: it is cut unevenly where tp does not divide it.
 struct Sizes {
   int layers                = 0;
   std::int64_t context      = 0;
@@ -32,18 +32,35 @@ Sizes sizes_of(const Gpt2Spec& spec) {
   return {spec.layers,
           spec.context,
           spec.inner == 0 ? 4 * spec.width : spec.inner,
-          {.heads = spec.heads, .kv_heads = spec.heads, .vocab = spec.vocab}};
+          {.heads = spec.heads, .kv_heads = spec.heads}};
 }
 Sizes sizes_of(const LlamaSpec& spec) {
   return {spec.layers,
           spec.context,
           spec.inner,
-          {.heads = spec.heads, .kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads, .vocab = spec.vocab}};
+          {.heads = spec.heads, .kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads}};
 }
 Sizes sizes_of(const MlpSpec& spec) {
-  return {spec.layers, spec.context, spec.inner == 0 ? 4 * spec.width : spec.inner, {.vocab = spec.vocab}};
+  return {spec.layers, spec.context, spec.inner == 0 ? 4 * spec.width : spec.inner, {}};
+}
+Sizes sizes_of(const Model& model) {
+  return {model.layers, model.context, model.inner, {.heads = model.heads, .kv_heads = model.kv_heads}};
 }
 Sizes sizes_of(const LoadFrom&) { return {}; }
+
+// What a file says of stages is known when it is read.
+void check_stages(const Plan& plan, int layers) {
+  if (plan.pipeline.schedule.ends_with(".csv")) return;
+  const std::int64_t stages = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
+  const std::string product = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
+  if (stages > layers)
+    throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
+                                       " layers (at most one stage for each)"));
+  const std::int64_t below = layers / stages * stages;
+  if (below != layers)
+    throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (",
+                                       product, "; ", below, " or ", below + stages, " layers)"));
+}
 
 void check_model_fits(const Config& config, Sizes sizes) {
   const LayoutSpec& layout = config.plan.layout;
@@ -55,11 +72,7 @@ void check_model_fits(const Config& config, Sizes sizes) {
   if (sizes.inner % layout.tp != 0)
     throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " does not divide by tp ",
                                        layout.tp, " (a divisor of it)"));
-  const std::int64_t stages = std::int64_t{layout.pp} * config.plan.pipeline.chunks;
-  if (stages > sizes.layers)
-    throw Error(ErrorKind::config,
-                str("layout.pp: pp ", layout.pp, " x chunks ", config.plan.pipeline.chunks, " = ", stages,
-                    " stages, but the model has ", sizes.layers, " layers (at most one stage for each)"));
+  check_stages(config.plan, sizes.layers);
 }
 
 }  // namespace
@@ -85,5 +98,7 @@ void check_fit(const Config& config) {
   if (std::holds_alternative<LoadFrom>(config.model)) return;
   check_model_fits(config, std::visit([](const auto& spec) { return sizes_of(spec); }, config.model));
 }
+
+void check_fit(const Config& config, const Model& model) { check_model_fits(config, sizes_of(model)); }
 
 }  // namespace stepgraph

@@ -85,6 +85,12 @@ std::string read_text(const std::filesystem::path& path, std::int64_t most_bytes
 }
 
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
+  // Renaming would put a file in the place of a pipe or a device, which others use.
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    throw Error(ErrorKind::config,
+                str(path_.string(), S_ISDIR(status.st_mode) ? ": is a folder" : ": is no regular file",
+                    " (a file, or a name that is free)"));
   // Not by chance: two that write the same file at once must not share a neighbour.
   for (int number = 0; number < 1000; ++number) {
     partial_ = path_;

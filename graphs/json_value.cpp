@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 #include <utility>
 
 #include "engine/error.hpp"
@@ -36,8 +37,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& name) override {
     JsonValue& object = open_.back();
     object.key.push_back(name);
-    if (std::find(object.key.begin(), object.key.end() - 1, name) != object.key.end() - 1)
-      throw Error(ErrorKind::config, path() + ": given twice (once)");
+    if (!keys_.back().insert(name).second) throw Error(ErrorKind::config, path() + ": given twice (once)");
     return true;
   }
 
@@ -65,11 +65,13 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     if (open_.size() == max_depth)
       throw Error(ErrorKind::config, str(path(), ": nested too deep (at most ", max_depth, " levels)"));
     open_.push_back({.kind = kind});
+    keys_.emplace_back();
     return true;
   }
   bool close() {
     JsonValue value = std::move(open_.back());
     open_.pop_back();
+    keys_.pop_back();
     return add(std::move(value));
   }
   // Of the key that was read last in each open object.
@@ -90,6 +92,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
   std::string_view text_;
   std::vector<JsonValue> open_;
+  std::vector<std::unordered_set<std::string>> keys_;  // of each that is open, for quick search
   JsonValue result_;
 };
 

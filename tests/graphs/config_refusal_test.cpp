@@ -6,6 +6,7 @@
 
 #include "engine/error.hpp"
 #include "graphs/config.hpp"
+#include "graphs/huggingface.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -79,6 +80,11 @@ TEST_CASE("text that is no JSON is refused with its line and column", "[graphs][
 TEST_CASE("a key that is given twice is refused by its path", "[graphs][config][refuses]") {
   CHECK(refusal(R"({"seed": 1, "seed": 1})") == "seed: given twice (once)");
   CHECK(refusal(R"({"seed": 1, "layout": {"tp": 1, "dp": 2, "tp": 1}})") == "layout.tp: given twice (once)");
+  CHECK(refusal(R"({"layout": {"tp": 1}, "batch": {"tp": 1}, "layout": {}})") == "layout: given twice (once)");
+  // To compare each key with all before it would take minutes.
+  std::string many = "{";
+  for (int i = 0; i < 300'000; ++i) many += "\"key" + std::to_string(i) + "\":1,";
+  CHECK(refusal(many + "\"key7\":1}") == "key7: given twice (once)");
 }
 
 TEST_CASE("model, data and batch are required", "[graphs][config][refuses]") {
@@ -174,8 +180,8 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
        "data.synthetic: true is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"shard.strategy=1"}, "shard.strategy: 1 is not a string (text in quotes)"},
       {{"shard.slots=x"}, "shard.slots: \"x\" is not an integer (an integer from 1 to 2147483647)"},
-      {{"shard.prefetch=false"}, "shard.prefetch: false is not a string (text in quotes)"},
-      {{"shard.units=1"}, "shard.units: 1 is not a string (text in quotes)"},
+      {{"shard.prefetch=false"}, "shard.prefetch: false is not a string (one of: backward_pre, backward_post, none)"},
+      {{"shard.units=1"}, "shard.units: 1 is not a string (one of: layer)"},
       {{"shard.bucket_mb=big"}, "shard.bucket_mb: \"big\" is not a number (a number above 0)"},
       {{"shard.min_params=1.5"}, "shard.min_params: 1.5 is not an integer (an integer from 0 to 9223372036854775807)"},
       {{"shard.group=-"}, "shard.group: \"-\" is not an integer (an integer from 0 to 2147483647)"},
@@ -260,6 +266,8 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
       {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64)"},
       {{"precision.param=fp3"}, "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64)"},
       {{"optimizer.kind=adam"}, "optimizer.kind: \"adam\" is unknown (did you mean adamw? known: adamw, sgd)"},
+      {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
+      {{"shard.units=layers"}, "shard.units: \"layers\" is unknown (did you mean layer? known: layer)"},
       {{"memory.reuse=loose"}, "memory.reuse: \"loose\" is unknown (known: free, tight)"},
       {{"comm.algorithm=rings"},
        "comm.algorithm: \"rings\" is unknown (did you mean ring? known: direct, ring, tree, hierarchical, adaptive)"},
@@ -285,6 +293,12 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
       {{"shard.strategy=full"}, "shard.strategy: 'full' is not supported by this version (supported: none)"},
       {{"shard.reduce=each"}, "shard.reduce: 'each' is not supported by this version (supported: last)"},
       {{"shard.bucket_mb=12.5"}, "shard.bucket_mb: '12.5' is not supported by this version (supported: 25)"},
+      {{"shard.prefetch=backward_post"},
+       "shard.prefetch: 'backward_post' is not supported by this version (supported: backward_pre)"},
+      {{"shard.prefetch=none"}, "shard.prefetch: 'none' is not supported by this version (supported: backward_pre)"},
+      {{"shard.slots=3"}, "shard.slots: '3' is not supported by this version (supported: 2)"},
+      {{"shard.group=2"}, "shard.group: '2' is not supported by this version (supported: 0)"},
+      {{"shard.min_params=0"}, "shard.min_params: '0' is not supported by this version (supported: 1000)"},
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
@@ -331,19 +345,43 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
       {{"layout.dp=4096", "layout.tp=4096", "layout.pp=4096"},
        "layout: dp(4096) * tp(4096) * pp(4096) is more than 2147483647 ranks"},
       {{"layout.tp=3"}, "layout.tp: heads 8 does not divide by tp 3 (6 or 9)"},
-      {{"layout.tp=2", "model.vocab=257"}, "layout.tp: vocab 257 does not divide by tp 2 (256 or 258)"},
       {{"layout.tp=2", "model.inner=3"}, "layout.tp: the model's inner 3 does not divide by tp 2 (a divisor of it)"},
       {{"layout.pp=8", "batch.global=16"},
        "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most one stage for each)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
        "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most one stage for each)"},
+      {{"layout.pp=2", "model.layers=3"},
+       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers)"},
+      {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "model.layers=6"},
+       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers)"},
       {{"pipeline.chunks=2"}, "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved take more)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
        "pipeline: interleaved: 3 microbatches over 2 ranks (with chunks a multiple of the ranks: chunks take turns "
        "after "
        "as many microbatches as ranks)"},
   });
+  // A vocabulary is cut unevenly.
+  CHECK(refusal(smallest, {"layout.tp=2", "model.vocab=257"}).empty());
   // What a loaded model is, and how a schedule file is cut, is not known yet.
   CHECK(refusal(smallest, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
   CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
+  CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "model.layers=3"}).empty());
+}
+
+TEST_CASE("a model that was loaded has to fit its config as a fresh one does", "[graphs][config][refuses]") {
+  const sg::Model model   = sg::make_model(sg::Gpt2Spec{.layers = 3, .width = 16, .heads = 2, .context = 8});
+  const auto loaded_fails = [&](std::vector<std::string> overrides) -> std::string {
+    overrides.insert(overrides.begin(), {"model={\"load\": \"DIR\"}", "batch.seq=8"});
+    try {
+      sg::check_fit(sg::parse_config(smallest, overrides), model);
+      return {};
+    } catch (const sg::Error& error) {
+      return error.what();
+    }
+  };
+  CHECK(loaded_fails({"layout.tp=2", "layout.pp=3"}).empty());
+  CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most that)");
+  CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 does not divide by tp 4 (4)");
+  CHECK(loaded_fails({"layout.pp=2"}) ==
+        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers)");
 }

@@ -163,6 +163,6 @@ TEST_CASE("a config file is read, and its errors name it", "[graphs][config]") {
   CHECK_THAT(what(path), ContainsSubstring(path + ": line 1, column 2: "));
   CHECK(what(path + "x") == path + "x: cannot be read: No such file or directory (a config in JSON)");
   CHECK(what(folder.string()) == folder.string() + ": cannot be read: Is a directory (a config in JSON)");
-  CHECK(what("/dev/zero") == "/dev/zero: more than 16 MiB (a config in JSON)");
+  CHECK(what("/dev/zero") == "/dev/zero: more than 1 MiB (a config in JSON)");
   std::filesystem::remove_all(folder);
 }

@@ -103,6 +103,9 @@ TEST_CASE("verify proves both steps of a config", "[tools][verify]") {
   const auto lines = json_lines(outcome.out);
   REQUIRE(lines.size() == 3);
   CHECK(lines[0].at("type") == "plan");
+  CHECK(lines[0].at("step") == "training");
+  CHECK(lines[1].at("type") == "plan");
+  CHECK(lines[1].at("step") == "forward");
   CHECK(lines[1].at("nodes").get<int>() < lines[0].at("nodes").get<int>());
   CHECK(lines[2].at("type") == "verify");
   CHECK(lines[2].at("valid") == true);
@@ -124,14 +127,21 @@ TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]")
            {"generate", "--prompt z --set model.vocab=100",
             "--prompt: has a byte 122, but the model's vocabulary has 100"},
            {"generate", "--prompt 1 --tokens 0", "--tokens"},
-           {"graph", "--rank 1", "--rank 1: is not in the layout (0 to 0)"},
-           {"graph", "--rank -1", "--rank"},
+           {"graph", "--rank 1 --dot -", "--rank 1: is not in the layout (0 to 0)"},
+           {"graph", "--rank -1 --dot -", "--rank"},
+           {"graph", "--rank 0", "--rank: says how to draw, but nothing is drawn (--dot or --svg as well)"},
+           {"graph", "--detail stage", "--detail: says how to draw, but nothing is drawn (--dot or --svg as well)"},
            {"graph", "--detail atom", "--detail"},
            {"graph", "--svg -", "--svg -: a drawing goes to a file"},
            {"graph", "--json --dot -", "both want stdout"},
            {"graph", "--dot x --svg x", "--dot and --svg: both x (two files)"},
            {"graph", "--dot /nowhere/x.dot", "--dot '/nowhere/x.dot': there is no folder /nowhere"},
            {"verify", "--set layout.pp=3", "layout.pp: pp 3 x chunks 1 = 3 stages, but the model has 2 layers"},
+           {"verify", "--set layout.pp=2 --set model.layers=3", "layout.pp: 3 layers do not divide over 2 stages"},
+           {"verify",
+            "--set layout.tp=16 --set 'model={\"load\": \"" + sg::testing::data_file("golden/gpt2-tiny").string() +
+                "\"}'",
+            "layout.tp: heads "},
            {"verify", "--threads 1", "--threads"},
        })) {
     CAPTURE(command, more);

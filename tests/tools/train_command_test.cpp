@@ -189,6 +189,12 @@ TEST_CASE("a run that goes astray says so and fails", "[tools][train]") {
                               ContainsSubstring("(a smaller optimizer.lr, or optimizer.clip)"));
   CHECK_THAT(outcome.out, ContainsSubstring("null"));
   for (const auto& line : json_lines(outcome.out)) CHECK(line.contains("type"));  // all of it is JSON
+  // No update has been made yet: the learning rate is not to blame.
+  const auto at_once = small.run("train", "--json --set model.init_deviation=1e30");
+  CHECK(at_once.exit_code == 1);
+  CHECK_THAT(at_once.err, ContainsSubstring("stepgraph train: step 0: ") &&
+                              ContainsSubstring("the weights are not finite or too large") &&
+                              !ContainsSubstring("optimizer.lr"));
 }
 
 TEST_CASE("a reader that goes ends a run quietly, unless it was to leave something", "[tools][train]") {

@@ -15,11 +15,14 @@ struct GraphOptions {
   ConfigOptions config;
   std::optional<std::string> dot, svg;
   std::optional<int> rank;
-  std::string detail = "stage";
-  bool forward       = false;
+  std::optional<std::string> detail;
+  bool forward = false;
 };
 
 void run_graph(const GraphOptions& options) {
+  if ((options.rank || options.detail) && !options.dot && !options.svg)
+    throw Error(ErrorKind::config, str(options.rank ? "--rank" : "--detail",
+                                       ": says how to draw, but nothing is drawn (--dot or --svg as well)"));
   if (options.svg == "-") throw Error(ErrorKind::config, "--svg -: a drawing goes to a file (give its name)");
   if (options.config.json && options.dot == "-")
     throw Error(ErrorKind::config, "--json and --dot -: both want stdout (give --dot a file)");
@@ -31,7 +34,7 @@ void run_graph(const GraphOptions& options) {
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  const Model model     = model_of(config.model);
+  const Model model     = model_of(config);
   const StepGraph step  = options.forward ? forward_step(model, config.plan, config.batch)
                                           : training_step(model, config.plan, config.batch);
   const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
@@ -45,7 +48,7 @@ void run_graph(const GraphOptions& options) {
   if (options.dot == "-") return write_dot(step.graph, std::cout, drawing);
   if (options.dot) write_dot(step.graph, *options.dot, drawing);
   if (options.svg) write_svg(step.graph, *options.svg, drawing);
-  print_plan(config, step, plan, options.config.json);
+  print_line(plan_text(config, step, plan, {.json = options.config.json}));
 }
 
 }  // namespace
@@ -57,8 +60,7 @@ void add_graph(CLI::App& app) {
   command->add_option("--dot", options->dot, "Draw it to a file for Graphviz; -: to stdout, and nothing else");
   command->add_option("--svg", options->svg, "Draw it to a file (needs Graphviz's dot)");
   command->add_option("--rank", options->rank, "Draw this rank only");
-  command->add_option("--detail", options->detail, "What a box stands for: stage, layer or op")
-      ->capture_default_str()
+  command->add_option("--detail", options->detail, "What a box stands for: stage (the default), layer or op")
       ->check(CLI::IsMember({"stage", "layer", "op"}));
   command->add_flag("--forward", options->forward, "The step of eval, forward only");
   command->footer("Example: stepgraph graph run.json --rank 0 --detail layer --svg step.svg");

@@ -1,9 +1,14 @@
 #include "tools/stepgraph/session.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "engine/error.hpp"
 #include "graphs/huggingface.hpp"
@@ -50,22 +55,23 @@ Config read(const ConfigOptions& options) {
   return config;
 }
 
-Model model_of(const ModelSource& source) {
+Model model_of(const Config& config) {
   return std::visit(
-      [](const auto& from) {
+      [&](const auto& from) {
         if constexpr (std::is_same_v<std::decay_t<decltype(from)>, LoadFrom>) {
           Model model = load_model(from.folder);
+          check_fit(config, model);
           for (const std::string& note : model.notes) std::cerr << from.folder << "/config.json: " << note << '\n';
           return model;
         } else {
           return make_model(from);
         }
       },
-      source);
+      config.model);
 }
 
 Start make_start(const Config& config) {
-  Start start{.model = model_of(config.model), .checkpoint = {}};
+  Start start{.model = model_of(config), .checkpoint = {}};
   if (const auto* from = std::get_if<LoadFrom>(&config.model)) {
     start.checkpoint = std::make_shared<const Checkpoint>(from->folder);
     check_tensors(*start.checkpoint, start.model.parameters().parameters());
@@ -88,13 +94,15 @@ std::span<const std::int32_t> Batches::read(std::int64_t step) {
   return tokens_;
 }
 
-void print_plan(const Config& config, const StepGraph& step, const MemoryPlan& plan, bool json) {
+std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan, const PlanText& options) {
   std::vector<std::int64_t> peaks;
   for (int rank = 0; rank < step.layout.num_ranks(); ++rank) peaks.push_back(plan.arena(Rank{rank}).size_bytes);
   const std::int64_t num_parameters = step.model.parameters().num_elements();
-  if (json) {
-    const nlohmann::ordered_json line = {
-        {"type", "plan"},
+  if (options.json) {
+    nlohmann::ordered_json line;
+    line["type"] = "plan";
+    if (!options.step.empty()) line["step"] = options.step;
+    line.update({
         {"model", step.model.kind},
         {"parameters", num_parameters},
         {"layout", to_string(step.layout.spec())},
@@ -106,31 +114,40 @@ void print_plan(const Config& config, const StepGraph& step, const MemoryPlan& p
         {"edges", plan.edges.preds.size()},
         {"reuse_edges", plan.num_reuse_edges()},
         {"peak_bytes", peaks},
-    };
-    return print_line(line.dump());
+    });
+    return line.dump();
   }
   const auto count = [](std::int64_t number, std::string_view one, std::string_view more) {
     return str(number, " ", number == 1 ? one : more);
   };
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
-  print_line(str(step.model.kind, ": ", count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ",
-                 num_parameters, " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (",
-                 to_string(step.layout.spec()), "), ", config.plan.pipeline.schedule, " over ",
-                 count(step.schedule.num_stages(), "stage", "stages"), " and ",
-                 count(step.num_microbatches, "microbatch", "microbatches")));
-  print_line(str("step: ", step.graph.num_nodes(), " nodes, ", plan.edges.preds.size(), " edges; at most ",
-                 short_number(mib, 3), " MiB on a rank"));
+  return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
+             count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters,
+             " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()),
+             "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
+             " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
+             " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank");
 }
 
 void check_can_write(std::string_view what, const std::optional<std::string>& path) {
   if (!path) return;
   const auto refuse = [&](std::string_view why) { throw Error(ErrorKind::config, str(what, " '", *path, "': ", why)); };
   if (path->empty()) refuse("is empty (a file's name)");
-  std::error_code ignored;
-  if (std::filesystem::is_directory(*path, ignored)) refuse("is a folder (a file's name)");
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(*path, error);
+  if (std::filesystem::is_directory(status)) refuse("is a folder (a file's name)");
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    refuse("is no regular file (one, or a name that is free)");
   const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
+  if (!folder.empty() && !std::filesystem::is_directory(folder, error))
     refuse(str("there is no folder ", folder.string(), " (one that exists)"));
+  // As long a name as the neighbour has that the bytes go to at first.
+  const std::string probe = str(*path, ".", ::getpid(), "-probe.partial");
+  const int descriptor    = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (descriptor < 0)
+    refuse(str("cannot be written: ", std::generic_category().message(errno), " (a file that can be made)"));
+  ::close(descriptor);
+  ::unlink(probe.c_str());
 }
 
 }  // namespace stepgraph::cli

@@ -29,7 +29,8 @@ struct Start {
   Model model;
   std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh ones
 };
-[[nodiscard]] Model model_of(const ModelSource& source);  // of a loaded one, what its config.json says
+// Of a loaded one, what its config.json says, once that is known to fit the rest of the config.
+[[nodiscard]] Model model_of(const Config& config);
 [[nodiscard]] Start make_start(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
@@ -50,10 +51,16 @@ class Batches {
   std::vector<std::int32_t> tokens_;
 };
 
+struct PlanText {
+  bool json             = false;
+  std::string_view step = {};  // which one, where there are several: "training"
+};
 // What is about to run, or was proved: one JSON line of that type, or a few lines of text.
-void print_plan(const Config& config, const StepGraph& step, const MemoryPlan& plan, bool json);
+[[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,
+                                    const PlanText& options);
 
-// Refuses a name that no file can have there, before hours of work are lost to it; `what` is the option.
+// Refuses a name that no file can have there, before hours of work are lost to it; `what` is the option. A file is made
+// beside it and removed again: folders that are full or read-only show only then.
 void check_can_write(std::string_view what, const std::optional<std::string>& path);
 
 }  // namespace stepgraph::cli

@@ -24,9 +24,17 @@ std::vector<Costs> measured_costs(const StepGraph& step, const Timeline& timelin
   return costs;
 }
 
+// The schedule that ran, without what lowering put between its actions. The plan's may be a file, which need not be
+// there any more.
+PipelineSchedule without_transfers(PipelineSchedule schedule) {
+  for (std::vector<Action>& row : schedule.rows)
+    std::erase_if(row, [](const Action& action) { return !is_compute(action.kind); });
+  return schedule;
+}
+
 }  // namespace
 
-StepSummary summarize_step(const StepRun& run, const Plan& plan, const Timeline& timeline) {
+StepSummary summarize_step(const StepRun& run, const Timeline& timeline) {
   const StepGraph& step = run.step();
   StepSummary summary{.step_s = timeline.makespan_s};
   const auto workers = busy_workers(timeline);
@@ -37,9 +45,7 @@ StepSummary summarize_step(const StepRun& run, const Plan& plan, const Timeline&
     all.hidden_s += rank.hidden_s;
   }
   summary.hidden = all.share();
-  summary.bubble = simulate(schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches),
-                            {.costs = measured_costs(step, timeline)})
-                       .bubble_rate;
+  summary.bubble = simulate(without_transfers(step.schedule), {.costs = measured_costs(step, timeline)}).bubble_rate;
   for (int rank = 0; rank < step.layout.num_ranks(); ++rank) {
     summary.planned_bytes = std::max(summary.planned_bytes, run.memory().size_bytes(Rank{rank}));
     summary.used_bytes    = std::max(summary.used_bytes, run.memory().used_bytes(Rank{rank}));

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "engine/timeline.hpp"
-#include "graphs/plan.hpp"
 #include "graphs/step_run.hpp"
 
 namespace stepgraph::cli {
@@ -17,7 +16,7 @@ struct StepSummary {
   std::int64_t planned_bytes = 0;  // of the rank with the largest arena ...
   std::int64_t used_bytes    = 0;  // ... and how much of one was ever written: memory was poisoned before
 };
-[[nodiscard]] StepSummary summarize_step(const StepRun& run, const Plan& plan, const Timeline& timeline);
+[[nodiscard]] StepSummary summarize_step(const StepRun& run, const Timeline& timeline);
 [[nodiscard]] std::string to_text(const StepSummary& summary);
 [[nodiscard]] std::string to_json(const StepSummary& summary);
 

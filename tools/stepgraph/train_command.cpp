@@ -30,6 +30,12 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 // Whatever would stop the results from being kept, before they are there.
 void check_targets(const TrainOptions& options) {
+  for (const auto& [what, target] : {std::pair("--save", &options.save), std::pair("--dump-grads", &options.dump_grads),
+                                     std::pair("--trace", &options.trace)}) {
+    if (*target == "-")
+      throw Error(ErrorKind::config, str(what, " -: stdout has the lines of the run (the name of a ",
+                                         target == &options.save ? "folder" : "file", ")"));
+  }
   check_can_write("--dump-grads", options.dump_grads);
   check_can_write("--trace", options.trace);
   if ((options.dump_grads || options.trace) && options.steps == 0)
@@ -39,9 +45,12 @@ void check_targets(const TrainOptions& options) {
   if (!options.save) return;
   std::error_code error;
   std::filesystem::create_directories(*options.save, error);
-  if (!std::filesystem::is_directory(*options.save))
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(*options.save, ignored))
     throw Error(ErrorKind::config,
                 str("--save '", *options.save, "': cannot be made a folder", error ? ": " + error.message() : ""));
+  for (const char* name : {"config.json", "model.safetensors"})
+    check_can_write("--save", (std::filesystem::path(*options.save) / name).string());
 }
 
 // Lines of a run. Where its files matter as well, it goes on when the reader of its lines has gone.
@@ -96,13 +105,13 @@ void run_train(const TrainOptions& options) {
   Trainer trainer(start.model, config.plan, config.batch, world,
                   {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
   set_weights(trainer.run(), start, config.seed);
-  if (json) print_line(str("{\"type\":\"config\",", to_json(config).substr(1)));
-  print_plan(config, trainer.run().step(), trainer.run().plan(), json);
 
   if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
   const Interrupt interrupt;
   Progress progress({.what = "train", .log_lines = 0});
   Lines lines(progress, options.save || options.dump_grads || options.trace);
+  if (json) lines.print(str("{\"type\":\"config\",", to_json(config).substr(1)));
+  lines.print(plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json}));
   Recorder recorder;
   StepResult result{.loss = std::nan(""), .grad_norm = std::nan("")};
   std::int64_t step         = 0;
@@ -115,8 +124,12 @@ void run_train(const TrainOptions& options) {
     lines.print(step_line(step, result, tokens_per_s, json));
     if (step == 0 && options.dump_grads) save_gradients(trainer.run(), *options.dump_grads);
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-      throw Error(ErrorKind::run, str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
-                                      " (a smaller optimizer.lr, or optimizer.clip)"));
+      throw Error(
+          ErrorKind::run,
+          str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
+              step == 0
+                  ? ": the weights are not finite or too large (a smaller model.init_deviation, or others to load)"
+                  : " (a smaller optimizer.lr, or optimizer.clip)"));
     progress.show({.done         = step + 1,
                    .total        = in_all,
                    .loss         = result.loss,
@@ -126,14 +139,14 @@ void run_train(const TrainOptions& options) {
   const double seconds   = seconds_since(begin);
   const bool interrupted = step < in_all;
   progress.clear();
+  if (options.save) save_model(trainer.run(), *options.save);  // first: nothing else took as long to make
   if (options.trace && step > 0) {
     const StepRun& run      = trainer.run();
     const Timeline timeline = recorder.timeline();
     write_trace(run.step().graph, run.plan().edges, timeline, *options.trace, {.title = str("step ", step - 1)});
-    const StepSummary summary = summarize_step(run, config.plan, timeline);
+    const StepSummary summary = summarize_step(run, timeline);
     lines.print(json ? to_json(summary) : to_text(summary));
   }
-  if (options.save) save_model(trainer.run(), *options.save);
   lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
   if (interrupted)
     throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",
@@ -158,7 +171,9 @@ void add_train(CLI::App& app) {
   command->add_option(
       "--trace", options->trace,
       "A file for the times of the last step (see ui.perfetto.dev); also prints what that step was like");
-  command->footer("Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
+  command->footer(
+      "On the backend loopback nothing ever waits, so that comm.timeout_ms never expires.\n"
+      "Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
   command->callback([options] { run_train(*options); });
 }
 

@@ -14,18 +14,17 @@ namespace {
 // The training step and the forward step of eval: as graphs, then in the memory that is planned for them.
 void run_verify(const ConfigOptions& options) {
   const Config config = read(options);
-  const Model model   = model_of(config.model);
+  const Model model   = model_of(config);
   std::vector<Finding> findings;
   const auto look = [&](const StepGraph& step, const char* name) {
     for (const Finding& flaw : find_flaws(step.graph, step.graph.edges())) findings.push_back(flaw);
     if (!findings.empty()) return;  // a plan of a graph with a cycle cannot be made
     const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
     for (const Finding& flaw : find_flaws(step.graph, plan)) findings.push_back(flaw);
-    if (!options.json) print_line(str(name, ":"));
-    print_plan(config, step, plan, options.json);
+    print_line(plan_text(config, step, plan, {.json = options.json, .step = name}));
   };
-  look(training_step(model, config.plan, config.batch), "training step");
-  if (findings.empty()) look(forward_step(model, config.plan, config.batch), "forward step");
+  look(training_step(model, config.plan, config.batch), "training");
+  if (findings.empty()) look(forward_step(model, config.plan, config.batch), "forward");
 
   if (options.json) {
     nlohmann::ordered_json line = {{"type", "verify"}, {"valid", findings.empty()}};
