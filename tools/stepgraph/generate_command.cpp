@@ -70,9 +70,11 @@ void run_generate(const GenerateOptions& options) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("generate", "Continue a prompt greedily: the likeliest token, again and again");
-  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate",
+                                         "Continue a prompt greedily: the likeliest token, again and again; it sees as "
+                                         "much of what came before as the model's "
+                                         "context holds");
+  auto options      = std::make_shared<GenerateOptions>();
   add_config_options(*command, options->config, true);
   command
       ->add_option("--prompt", options->prompt,

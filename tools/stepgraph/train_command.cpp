@@ -80,8 +80,8 @@ std::string step_line(std::int64_t step, const StepResult& result, double tokens
   if (json)
     return str("{\"type\":\"step\",\"step\":", step, ",\"loss\":", digits(result.loss),
                ",\"grad_norm\":", digits(result.grad_norm), ",\"tokens_per_s\":", digits(tokens_per_s), "}");
-  return str("step ", step, "  loss ", digits(result.loss), "  grad_norm ", digits(result.grad_norm), "  ",
-             short_number(tokens_per_s), " tokens/s");
+  return str("step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ",
+             short_number(result.grad_norm, 17), "  ", short_number(tokens_per_s), " tokens/s");
 }
 
 std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds, double loss, bool interrupted,
