@@ -159,7 +159,7 @@ TEST_CASE("train refuses what it could not finish before it begins", "[tools][tr
            {"--set layout.tp", "override 'layout.tp': no '='"},
            {"--set batch.seq=9", "batch.seq: 9 tokens are more than the model's context of 8"},
            {"--set data.text=/nowhere.txt", "/nowhere.txt"},
-           {"--set 'model={\"load\": \"/nowhere\"}'", "model.load: /nowhere/config.json cannot be read"},
+           {"--set 'model={\"load\": \"/nowhere\"}'", "model.load: /nowhere/config.json: there is no such file"},
            {"--set model.vocab=64", "text.txt"},
            {"--set pipeline.schedule=/nowhere.csv", "/nowhere.csv"},
            {"--trace /nowhere/t.json", "--trace '/nowhere/t.json': there is no folder /nowhere (one that exists)"},
