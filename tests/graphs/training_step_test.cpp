@@ -81,11 +81,20 @@ History train(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec&
   sg::set_fresh_weights(trainer.run(), 7);
   History history;
   for (int step = 0; step < steps; ++step) {
-    const auto result = trainer.step(tokens_for(batch, step, model.vocab));
+    const auto result = trainer.step(tokens_for(batch, step % 2, model.vocab));
     history.loss.push_back(result.loss);
     history.grad_norm.push_back(result.grad_norm);
   }
   return history;
+}
+
+// All of them; of what is slow under sanitizers, every fourth.
+template <class List>
+auto some_of(const List& list) {
+  std::vector<typename List::value_type> some;
+  const std::size_t stride = sg::testing::scale() > 1 ? 4 : 1;
+  for (std::size_t i = 0; i < list.size(); i += stride) some.push_back(list[i]);
+  return some;
 }
 
 constexpr sg::BatchSpec batch_of_8{.global = 8, .micro = 1, .seq = 16};
@@ -106,13 +115,14 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
           "[graphs][step]") {
   const auto model    = GENERATE(small_gpt2, small_llama)();
   const auto [dp, tp] = GENERATE(std::pair{1, 1}, std::pair{2, 2});
-  const int steps     = static_cast<int>(sg::testing::cases(20));
+  const int steps     = sg::testing::scale() > 1 ? 3 : 20;
   CAPTURE(model.kind, dp, tp);
   const History reference = train(model, {.layout = {.dp = dp, .tp = tp}, .optimizer = clipping}, batch_of_8, steps, 1);
   CHECK(reference.loss.back() < reference.loss.front());
   CHECK(*std::min_element(reference.grad_norm.begin(), reference.grad_norm.end()) > clipping.clip);
+  if (dp == 1 && sg::testing::scale() > 1) return;
   for (const int pp : {1, 2, 4}) {
-    for (const sg::ScheduleKind kind : sg::all_schedule_kinds) {
+    for (const sg::ScheduleKind kind : some_of(sg::all_schedule_kinds)) {
       const int chunks = kind == sg::ScheduleKind::interleaved && pp < 4 ? 2 : 1;
       sg::Plan plan{.layout    = {.dp = dp, .tp = tp, .pp = pp},
                     .pipeline  = {.schedule = std::string(to_string(kind)), .chunks = chunks},
@@ -133,7 +143,8 @@ TEST_CASE("a step run again gives the same bits", "[graphs][step]") {
 }
 
 TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agree within rounding", "[graphs][step]") {
-  const auto model        = GENERATE(small_gpt2, small_llama, small_mlp, uneven_gpt2, biased_llama)();
+  const auto model = GENERATE(small_gpt2, small_llama, small_mlp, uneven_gpt2, biased_llama)();
+  if (sg::testing::scale() > 1 && model.vocab == 64) return;  // sanitizers see the odd sizes
   const sg::Plan one      = {.precision = {.param = sg::DType::f64, .reduce = sg::DType::f64}, .optimizer = clipping};
   const History reference = train(model, one, batch_of_8, 3);
   std::vector<sg::Plan> plans;
@@ -155,7 +166,7 @@ TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agre
   plans.push_back(one);
   plans.back().layout = {.dp = 2, .tp = 2, .pp = 2};
   plans.back().reuse  = sg::Reuse::free;
-  for (const sg::Plan& plan : plans) {
+  for (const sg::Plan& plan : some_of(plans)) {
     CAPTURE(model.kind, to_string(plan.layout), plan.algorithm);
     const History history = train(model, plan, batch_of_8, 3);
     for (std::size_t i = 0; i < history.loss.size(); ++i) {
