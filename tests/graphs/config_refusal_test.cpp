@@ -139,7 +139,8 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
       {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse)"},
       {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms)"},
   });
-  CHECK_THAT(refusal(smallest, {std::string(100'000, 'x') + "=1"}), ContainsSubstring("unknown key (known: model"));
+  std::string long_key(100'000, 'x');
+  CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
 }
 
 TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refuses]") {

@@ -11,6 +11,7 @@
 #include "engine/error.hpp"
 #include "graphs/schedule_simulation.hpp"
 #include "graphs/schedule_validate.hpp"
+#include "tests/support/paths.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -30,7 +31,7 @@ TEST_CASE("orders are those of the golden files", "[graphs][schedule]") {
       {"zb-h2-4x8", ScheduleKind::zb_h2, {4, 8}},
   }));
   CAPTURE(name);
-  std::ifstream file(sg::str(STEPGRAPH_SOURCE_DIR, "/tests/data/schedules/", name, ".txt"));
+  std::ifstream file(sg::str(sg::testing::source_path(), "/tests/data/schedules/", name, ".txt"));
   REQUIRE(file);
   std::ostringstream text;
   text << file.rdbuf();

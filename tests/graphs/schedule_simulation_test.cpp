@@ -16,6 +16,7 @@
 #include "graphs/schedule_drawing.hpp"
 #include "graphs/schedule_kinds.hpp"
 #include "graphs/schedule_lowering.hpp"
+#include "tests/support/paths.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
@@ -29,7 +30,7 @@ namespace {
 using Line = std::map<std::string, std::string>;  // by heading
 
 std::vector<Line> read_table(const std::string& name) {
-  std::ifstream file(sg::str(STEPGRAPH_SOURCE_DIR, "/tests/data/", name));
+  std::ifstream file(sg::str(sg::testing::source_path(), "/tests/data/", name));
   std::vector<std::string> headings;
   std::vector<Line> lines;
   for (std::string text; std::getline(file, text);) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/error.hpp"
+#include "tests/support/paths.hpp"
 #include "tests/support/process.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -12,7 +13,7 @@
 namespace stepgraph::testing {
 
 [[nodiscard]] inline Outcome run_stepgraph(const std::string& arguments) {
-  return run_command(str(STEPGRAPH_COMMAND, " ", arguments));
+  return run_command(str(command_path(), " ", arguments));
 }
 
 [[nodiscard]] inline std::vector<nlohmann::json> json_lines(const std::string& text) {

@@ -7,6 +7,7 @@
 #include "graphs/checkpoint.hpp"
 #include "graphs/huggingface.hpp"
 #include "graphs/token_data.hpp"
+#include "tests/support/paths.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -18,7 +19,7 @@ std::string text_of(const std::string& path) {
 
 Golden read(const std::string& name) {
   Golden golden;
-  golden.folder        = std::string(STEPGRAPH_SOURCE_DIR) + "/tests/data/golden/" + name;
+  golden.folder        = source_path() + "/tests/data/golden/" + name;
   const auto expected  = nlohmann::json::parse(text_of(golden.folder + "/expected.json"));
   golden.model         = model_from_config(text_of(golden.folder + "/config.json"), golden.folder + "/config.json");
   golden.batch         = {.global = expected["batch"], .micro = 1, .seq = expected["seq"]};

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "tests/support/paths.hpp"
+
 namespace stepgraph::testing {
 
 // A folder of the test's own; gone with it.
@@ -44,7 +46,7 @@ class TempFolder {
 
 // A golden file, by its path below tests/data.
 [[nodiscard]] inline std::filesystem::path data_file(std::string_view name) {
-  return std::filesystem::path(STEPGRAPH_SOURCE_DIR) / "tests/data" / name;
+  return std::filesystem::path(source_path()) / "tests/data" / name;
 }
 
 }  // namespace stepgraph::testing

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "engine/tsan.hpp"
+#include "tests/support/paths.hpp"
 #include "tests/support/process.hpp"
 
 namespace sg = stepgraph;
@@ -12,7 +13,7 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 sg::testing::Outcome run_stepgraph(const std::string& arguments) {
-  return sg::testing::run_command(std::string(STEPGRAPH_COMMAND) + " " + arguments);
+  return sg::testing::run_command(sg::testing::command_path() + " " + arguments);
 }
 
 }  // namespace

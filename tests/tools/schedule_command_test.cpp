@@ -10,6 +10,7 @@
 
 #include "graphs/schedule_csv.hpp"
 #include "graphs/schedule_kinds.hpp"
+#include "tests/support/paths.hpp"
 #include "tests/support/process.hpp"
 
 namespace sg = stepgraph;
@@ -19,7 +20,7 @@ using Catch::Matchers::StartsWith;
 namespace {
 
 sg::testing::Outcome run_schedule(const std::string& arguments) {
-  return sg::testing::run_command(std::string(STEPGRAPH_COMMAND) + " schedule " + arguments);
+  return sg::testing::run_command(sg::testing::command_path() + " schedule " + arguments);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "engine/error.hpp"
 #include "graphs/files.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/paths.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -22,7 +23,7 @@ sg::testing::Outcome bash(const std::string& script) {
 
 // Trains without end, runs `meanwhile` after some steps, and interrupts.
 sg::testing::Outcome interrupted_run(const SmallRun& small, const std::string& more, const std::string& meanwhile) {
-  return bash(std::string(STEPGRAPH_COMMAND) + " train " + small.config() +
+  return bash(sg::testing::command_path() + " train " + small.config() +
               " --json --set 'data={\"synthetic\": 1}' --steps 1000000 " + more + " > " + small.path("out") +
               " &\nwhile kill -0 $! && ! grep -q '\"step\":2,' " + small.path("out") + "; do sleep 0.05; done\n" +
               meanwhile + "\nkill -INT $!\nwait $!");
@@ -34,8 +35,8 @@ TEST_CASE("a model is saved though nobody reads a line of the run", "[tools][tra
   const SmallRun small;
   for (const std::string json : {"", "--json"}) {
     const std::string kept = small.path("kept" + json);
-    const auto outcome     = bash("exec 3> >(true); wait $!\n" + std::string(STEPGRAPH_COMMAND) + " train " +
-                                  small.config() + " " + json + " --steps 1 --save " + kept + " >&3");
+    const auto outcome = bash("exec 3> >(true); wait $!\n" + sg::testing::command_path() + " train " + small.config() +
+                              " " + json + " --steps 1 --save " + kept + " >&3");
     CHECK(outcome.exit_code == 0);
     CHECK(outcome.err.empty());
     CHECK(std::filesystem::exists(kept + "/model.safetensors"));

@@ -7,6 +7,7 @@
 
 #include "graphs/safetensors.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/paths.hpp"
 #include "tests/support/pseudo_terminal.hpp"
 
 namespace sg = stepgraph;
@@ -200,7 +201,7 @@ TEST_CASE("a run that goes astray says so and fails", "[tools][train]") {
 TEST_CASE("a reader that goes ends a run quietly, unless it was to leave something", "[tools][train]") {
   const SmallRun small;
   const std::string train =
-      std::string(STEPGRAPH_COMMAND) + " train " + small.config() + " --json --set 'data={\"synthetic\": 1}' --steps ";
+      sg::testing::command_path() + " train " + small.config() + " --json --set 'data={\"synthetic\": 1}' --steps ";
   const auto bash = [](const std::string& script) {
     return sg::testing::run_command("bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
   };
@@ -220,10 +221,10 @@ TEST_CASE("a reader that goes ends a run quietly, unless it was to leave somethi
 TEST_CASE("an interrupted run ends after its step and keeps what it has", "[tools][train]") {
   const SmallRun small;
   const auto outcome =
-      sg::testing::run_command("bash -c \"$(cat <<'END'\n" + std::string(STEPGRAPH_COMMAND) + " train " +
-                               small.config() + " --json --set 'data={\"synthetic\": 1}' --steps 1000000 --save " +
-                               small.path("kept") + " > " + small.path("out") + " &\nwhile ! grep -q '\"step\":2,' " +
-                               small.path("out") + "; do sleep 0.05; done\nkill -INT $!\nwait $!\nEND\n)\"");
+      sg::testing::run_command("bash -c \"$(cat <<'END'\n" + sg::testing::command_path() + " train " + small.config() +
+                               " --json --set 'data={\"synthetic\": 1}' --steps 1000000 --save " + small.path("kept") +
+                               " > " + small.path("out") + " &\nwhile ! grep -q '\"step\":2,' " + small.path("out") +
+                               "; do sleep 0.05; done\nkill -INT $!\nwait $!\nEND\n)\"");
   CHECK(outcome.exit_code == 1);
   CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: interrupted after ") &&
                               ContainsSubstring(" of 1000000 steps; saved in " + small.path("kept")));
@@ -236,7 +237,7 @@ TEST_CASE("an interrupted run ends after its step and keeps what it has", "[tool
 
 TEST_CASE("on a terminal train shows how far it is, and cleans up", "[tools][train]") {
   const SmallRun small;
-  const std::string train = std::string(STEPGRAPH_COMMAND) + " train " + small.config();
+  const std::string train = sg::testing::command_path() + " train " + small.config();
   std::string written;
   int status = -1;
   {

@@ -6,6 +6,14 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")  # messages name files of the project
 
+# The presets compile many files alike: with a compiler cache, once.
+if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFINED ENV{CMAKE_CXX_COMPILER_LAUNCHER})
+  find_program(STEPGRAPH_CCACHE ccache)
+  if(STEPGRAPH_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${STEPGRAPH_CCACHE})
+  endif()
+endif()
+
 add_library(stepgraph_warnings INTERFACE)
 add_library(stepgraph::warnings ALIAS stepgraph_warnings)
 target_compile_options(stepgraph_warnings INTERFACE
@@ -34,11 +42,9 @@ function(stepgraph_program target)
   target_link_libraries(${target} PRIVATE stepgraph::warnings)
 endfunction()
 
-# Command-line parsing takes minutes to compile with the undefined-behaviour checks, and what it calls has them.
-function(stepgraph_hide_from_ubsan target)
-  if(STEPGRAPH_SANITIZE MATCHES "undefined")
-    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
-  endif()
+# For programs that are large and do little themselves: assertions, command lines. What they call stays optimised.
+function(stepgraph_compile_quickly target)
+  target_compile_options(${target} PRIVATE $<IF:$<CONFIG:Sanitize>,-O0,-O1>)
 endfunction()
 
 # stepgraph_library(folder SOURCES ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ...): the library of one folder.

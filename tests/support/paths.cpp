@@ -1,0 +1,11 @@
+#include "tests/support/paths.hpp"
+
+namespace stepgraph::testing {
+
+std::string command_path() { return STEPGRAPH_COMMAND; }
+
+std::string planted_race_path() { return STEPGRAPH_PLANTED_RACE; }
+
+std::string source_path() { return STEPGRAPH_SOURCE_DIR; }
+
+}  // namespace stepgraph::testing

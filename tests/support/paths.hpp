@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+
+// Where this build keeps what tests start and read. Only paths.cpp has these paths compiled in, so every other test
+// compiles to the same bytes in every build folder, and a compiler cache compiles it once.
+namespace stepgraph::testing {
+
+[[nodiscard]] std::string command_path();       // the stepgraph command of this build
+[[nodiscard]] std::string planted_race_path();  // tests/support/planted_race_main.cc of this build
+[[nodiscard]] std::string source_path();        // the folder of the sources
+
+}  // namespace stepgraph::testing
