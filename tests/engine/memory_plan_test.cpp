@@ -1,4 +1,6 @@
 #include "engine/memory_plan.hpp"
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <fstream>
 #include <sstream>
@@ -160,8 +162,7 @@ TEST_CASE("tight lets independent lanes share at the price of an edge, free does
   std::ostringstream text;
   text << tight;
   CHECK_THAT(text.str(), ContainsSubstring("reuse tight") &&
-                             ContainsSubstring("1 reuse edge, and 1 into the next run") &&
-                             ContainsSubstring("+0.00%"));
+                             ContainsSubstring("1 reuse edge, and 1 into the next run") && ContainsSubstring("+0.00%"));
 }
 
 TEST_CASE("the cost of reuse edges is simulated", "[engine][plan]") {

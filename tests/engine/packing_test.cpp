@@ -1,4 +1,5 @@
 #include "engine/packing.hpp"
+#include <catch2/catch_test_macros.hpp>
 
 #include "tests/support/random_graph.hpp"
 

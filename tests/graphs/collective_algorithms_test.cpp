@@ -1,4 +1,6 @@
 #include "graphs/collective_algorithms.hpp"
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <cmath>
 #include <map>

@@ -227,7 +227,8 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
 
 TEST_CASE("what is no config is refused", "[graphs][huggingface][refuses]") {
   const auto read = [](const char* text) { return sg::parse_model_config(text, "x/config.json"); };
-  CHECK_THROWS_MATCHES(read("{}"), sg::Error, Message("x/config.json: there is no model_type (gpt2, llama, stepgraph_mlp)"));
+  CHECK_THROWS_MATCHES(read("{}"), sg::Error,
+                       Message("x/config.json: there is no model_type (gpt2, llama, stepgraph_mlp)"));
   CHECK_THROWS_MATCHES(read(R"({"model_type":"mistral"})"), sg::Error,
                        Message("x/config.json: model_type 'mistral' is not known (gpt2, llama, stepgraph_mlp)"));
   CHECK_THROWS_MATCHES(read(R"({"model_type":7})"), sg::Error, Message("x/config.json: model_type is 7 (a text)"));

@@ -69,11 +69,11 @@ TEST_CASE("the CSV of torch.distributed.pipelining is read, idle slots and all",
 }
 
 TEST_CASE("junk in a CSV is refused with row, column and reason", "[graphs][schedule][csv][refuses]") {
-  for (const auto& [text, place, why] : {std::tuple{"0F0,0B0\n1F0,,2F0junk\n", "row 2, column 3", "'junk'"},
-                                         std::tuple{"0F0;0B0\n", "row 1, column 1", "';0B0'"},
-                                         std::tuple{"0F0,\"0B0\n", "row 1, column 2", "no stage"},
-                                         std::tuple{"step,0F0\n", "row 1, column 1", "no stage"},
-                                         std::tuple{"0F0,77B0\n", "row 1, column 2", "stage 77"}}) {
+  for (const auto& [text, place, why] :
+       {std::tuple{"0F0,0B0\n1F0,,2F0junk\n", "row 2, column 3", "'junk'"},
+        std::tuple{"0F0;0B0\n", "row 1, column 1", "';0B0'"}, std::tuple{"0F0,\"0B0\n", "row 1, column 2", "no stage"},
+        std::tuple{"step,0F0\n", "row 1, column 1", "no stage"},
+        std::tuple{"0F0,77B0\n", "row 1, column 2", "stage 77"}}) {
     CAPTURE(text);
     CHECK_THROWS_MATCHES(sg::parse_csv(text), sg::Error,
                          MessageMatches(ContainsSubstring(place) && ContainsSubstring(why)));
