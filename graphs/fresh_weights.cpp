@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "engine/error.hpp"
-#include "graphs/counter_random.hpp"
+#include "ops/counter_random.hpp"
 
 namespace stepgraph {
 namespace {

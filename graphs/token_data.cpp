@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/error.hpp"
-#include "graphs/counter_random.hpp"
+#include "ops/counter_random.hpp"
 #include "graphs/files.hpp"
 
 namespace stepgraph {

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-// Random bits by position instead of by turn: internal to this library. Whoever asks, in whatever order, gets the same
+// Random bits by position instead of by turn: internal to ops/ and graphs/. Whoever asks, in whatever order, gets the same
 // ones for the same key and counter.
 namespace stepgraph {
 

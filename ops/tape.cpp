@@ -25,8 +25,8 @@ Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
   if (spec_.graph == nullptr || spec_.weights == nullptr) {
     throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
   }
-  if (spec_.type != DType::f32 && spec_.type != DType::f64) {
-    throw Error(ErrorKind::config, str("tape: computes in f32 or f64, not in ", spec_.type));
+  if (spec_.type != DType::f32 && spec_.type != DType::f64 && spec_.type != DType::bf16) {
+    throw Error(ErrorKind::config, str("tape: has elements of f32, f64 or bf16, not of ", spec_.type));
   }
 }
 
@@ -136,12 +136,13 @@ void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
   if (!needs_gradient(of)) return;
   const Tensor gradient_of_from = gradient(from);
   if (has_gradient(of)) {
-    add_gradient(of,
-                 {.op = "add", .reads = gradient_of_from, .cost = {.flops = static_cast<double>(of.num_elements())}},
-                 []<class T>(const Context& context, Into<T> into) {
-                   const auto more = context.read<T>();
-                   for (std::int64_t i = 0; i < into.size; ++i) into.put(i, more[static_cast<std::size_t>(i)]);
-                 });
+    const auto elements = static_cast<double>(of.num_elements()), bytes = static_cast<double>(of.num_bytes());
+    add_gradient<AllTypes>(
+        of, {.op = "add", .reads = gradient_of_from, .cost = {.flops = elements, .bytes_moved = 3 * bytes}},
+        []<class T>(const Context& context, Into<T> into) {
+          const auto more = context.read<T>();
+          for (std::int64_t i = 0; i < into.size; ++i) into.put(i, wide(more[static_cast<std::size_t>(i)]));
+        });
     return;
   }
   state(of).gradient = gradient_of_from;

@@ -19,9 +19,17 @@ namespace stepgraph {
 
 // The ranks that share one copy of a stage's weights.
 struct TensorParallel {
-  int size    = 1;
-  int index   = 0;
-  Group group = {};  // of no graph when size is 1
+  int size      = 1;
+  int index     = 0;
+  Group group   = {};     // of no graph when size is 1
+  bool sequence = false;  // between blocks, and wherever all columns are on one rank, each has its share of the rows
+};
+
+// Where the random bits of a microbatch come from: the same in every layout, schedule and recomputation.
+struct RandomStream {
+  Buffer step                 = {};  // i64, persistent: which step this is; of no graph: nothing is random
+  std::uint64_t seed          = 0;
+  std::int64_t first_sequence = 0;  // the microbatch's, counted over the whole batch of the step
 };
 
 // What an op says about one of its nodes. The tape adds the rest: rank, lane, labels, name.
@@ -32,6 +40,14 @@ struct OpNode {
   AccessList accumulates = {};
   Cost cost              = {};
   bool parallel          = false;  // the kernel may call Context::parallel_for
+};
+
+// What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 too.
+struct FullTypes {  // f32 and f64
+  static constexpr bool half = false;
+};
+struct AllTypes {
+  static constexpr bool half = true;
 };
 
 namespace detail {
@@ -62,12 +78,13 @@ struct TapeSpec {
   Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
   WeightTable* weights   = nullptr;
   Rank rank              = {};
-  DType type             = DType::f32;  // of activations, weights and gradients: f32 or f64
+  DType type             = DType::f32;  // of activations, their gradients and weights: f32, f64 or bf16
   TensorParallel tp      = {};
   std::int64_t sequences = 1;  // in this microbatch
   std::int64_t seq       = 1;  // tokens of each
   int stage              = -1;
   int microbatch         = -1;
+  RandomStream random    = {};
   bool records           = true;  // false: forward only, `backward` is never asked for
 };
 
@@ -95,6 +112,19 @@ class Tape {
   [[nodiscard]] Graph& graph() const noexcept { return *spec_.graph; }
   [[nodiscard]] Rank rank() const noexcept { return spec_.rank; }
   [[nodiscard]] DType type() const noexcept { return spec_.type; }
+  [[nodiscard]] DType wide_type() const noexcept { return stepgraph::wide_type(spec_.type); }  // what it computes in
+  [[nodiscard]] const RandomStream& random() const noexcept { return spec_.random; }
+  [[nodiscard]] bool is_random() const noexcept { return spec_.random.step != Buffer{}; }
+  // Rows of a tensor that has all of the microbatch's tokens, and of one that has this rank's share of them.
+  [[nodiscard]] std::int64_t rows() const noexcept { return spec_.sequences * spec_.seq; }
+  [[nodiscard]] std::int64_t shared_rows() const noexcept {
+    return spec_.tp.sequence ? rows() / spec_.tp.size : rows();
+  }
+  // The number of a tensor's first row among the tokens of the whole batch.
+  [[nodiscard]] std::int64_t first_row(const Tensor& of) const noexcept {
+    const bool partial = spec_.tp.sequence && of.rows() == shared_rows();
+    return spec_.random.first_sequence * spec_.seq + (partial ? spec_.tp.index * shared_rows() : 0);
+  }
   [[nodiscard]] bool records() const noexcept { return spec_.records; }
   [[nodiscard]] Labels labels() const;
   [[nodiscard]] std::string name(std::string_view op) const;  // of a node: the op and where it is
@@ -110,12 +140,12 @@ class Tape {
   // Adds a node on the rank's compute lane. The kernel is called with the context; or with the context and a number of
   // the tape's type, whose type it then takes; one for floats alone is refused by a tape of f64:
   //   tape.add({...}, []<class T>(const Context& context, T zero) { ... });
-  template <class Kernel>
+  template <class Types = FullTypes, class Kernel>
   Node add(const OpNode& node, Kernel kernel) {
     if constexpr (std::invocable<Kernel&, const Context&>) {
       return add_node(node, Body(std::move(kernel)));
     } else {
-      return add_node(node, typed(
+      return add_node(node, typed<Types>(
                                 node.op, [kernel]<class T>(const Context& context, T zero) { kernel(context, zero); },
                                 std::bool_constant<detail::is_kernel_for<Kernel, float>()>(),
                                 std::bool_constant<detail::is_kernel_for<Kernel, double>()>()));
@@ -137,15 +167,17 @@ class Tape {
   [[nodiscard]] Tensor gradient(const Tensor& of) const;  // refuses a tensor that has none
 
   // Adds a node whose kernel adds to the gradient of `of`: called with the context and an Into<T>. Does nothing where
-  // nobody needs that gradient.
+  // nobody needs that gradient. That of a weight is summed in the wide type: an Into<T, Wide<T>>.
   //   tape.add_gradient(x, {.op = "gelu_backward", .reads = {x, dy}}, [](const Context& context, auto dx) { ... });
-  template <class Kernel>
+  template <class Types = FullTypes, class Kernel>
   void add_gradient(const Tensor& of, const OpNode& node, Kernel kernel) {
-    if (needs_gradient(of)) add_sum(node, target(of), std::move(kernel));
+    if (needs_gradient(of)) {
+      add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return T{}; });
+    }
   }
-  template <class Kernel>
+  template <class Types = FullTypes, class Kernel>
   void add_weight_gradient(const Weight& of, const OpNode& node, Kernel kernel) {
-    add_sum(node, target(of), std::move(kernel));
+    add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return Wide<T>{}; });
   }
 
   // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
@@ -193,7 +225,7 @@ class Tape {
   Node add_node(const OpNode& node, Body body);
   void emit(const Record& record, bool inputs, bool weights);
 
-  template <class Kernel, bool f32, bool f64>
+  template <class Types, class Kernel, bool f32, bool f64>
   Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {
     if constexpr (f32) {
       if (spec_.type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
@@ -201,11 +233,15 @@ class Tape {
     if constexpr (f64) {
       if (spec_.type == DType::f64) return Body([kernel](const Context& context) { kernel(context, double{}); });
     }
+    if constexpr (Types::half) {
+      if (spec_.type == DType::bf16) return Body([kernel](const Context& context) { kernel(context, bf16{}); });
+    }
     throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
   }
 
-  template <class Kernel>
-  void add_sum(OpNode node, const Target& to, Kernel kernel) {
+  // sum_type(T{}) is of the type that the sum is stored in.
+  template <class Types, class Kernel, class SumType>
+  void add_sum(OpNode node, const Target& to, Kernel kernel, SumType sum_type) {
     const std::size_t read = node.reads.view().size(), written = node.writes.view().size(),
                       accumulated = node.accumulates.view().size();
     if (to.in_place) {
@@ -215,13 +251,15 @@ class Tape {
       if (to.base) node.reads.push_back(*to.base);
     }
     const bool in_place = to.in_place, based = to.base.has_value();
-    const auto call = [=]<class T>(const Context& context, T) {
-      const std::span<T> out = in_place ? context.accumulate<T>(accumulated) : context.write<T>(written);
-      const T* base          = in_place ? out.data() : based ? context.read<T>(read).data() : nullptr;
-      kernel(context, Into<T>{out.data(), base, static_cast<std::int64_t>(out.size())});
+    const auto call = [=]<class T>(const Context& context, T zero) {
+      using Sum                = decltype(sum_type(zero));
+      const std::span<Sum> out = in_place ? context.accumulate<Sum>(accumulated) : context.write<Sum>(written);
+      const Sum* base          = in_place ? out.data() : based ? context.read<Sum>(read).data() : nullptr;
+      kernel(context, Into<T, Sum>{out.data(), base, static_cast<std::int64_t>(out.size())});
     };
-    add_node(node, typed(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Into<float>>>(),
-                         std::bool_constant<std::invocable<Kernel&, const Context&, Into<double>>>()));
+    add_node(node,
+             typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Into<float>>>(),
+                          std::bool_constant<std::invocable<Kernel&, const Context&, Into<double>>>()));
   }
 
   TapeSpec spec_;

@@ -3,6 +3,7 @@
 
 #include "engine/access.hpp"
 #include "engine/types.hpp"
+#include "ops/number.hpp"
 #include "ops/tensor_shape.hpp"
 
 namespace stepgraph {
@@ -34,14 +35,17 @@ struct Weight {
   operator AccessList() const { return value; }  // NOLINT
 };
 
-// Where a kernel puts a sum: out[i] = base[i] + value, or value alone where there is no base. `base` may be `out`.
-template <class T>
+// Where a kernel of a tape of T puts a sum: out[i] = base[i] + value, or value alone where there is no base. `base` may
+// be `out`. Gradients of tensors are stored as the tensors are, those of weights in the wide type.
+template <class T, class Sum = T>
 struct Into {
   using Element = T;
-  T* out;
-  const T* base;  // null: nothing was there before
+  Sum* out;
+  const Sum* base;  // null: nothing was there before
   std::int64_t size;
-  void put(std::int64_t i, T value) const { out[i] = base == nullptr ? value : base[i] + value; }
+  void put(std::int64_t i, Wide<Sum> value) const {
+    out[i] = narrow<Sum>(base == nullptr ? value : wide(base[i]) + value);
+  }
 };
 
 }  // namespace stepgraph

@@ -9,16 +9,16 @@ namespace stepgraph::cpu {
 
 // Elements [begin, begin + size) of a sum: base + value(i), i counted from `begin`. The three cases are three loops,
 // each of which can be vectorised: the compiler need not wonder whether base is out.
-template <class T, class Value>
-inline void put(const Into<T>& into, std::int64_t begin, std::int64_t size, const Value& value) {
-  T* out = into.out + begin;
+template <class T, class Sum, class Value>
+inline void put(const Into<T, Sum>& into, std::int64_t begin, std::int64_t size, const Value& value) {
+  Sum* out = into.out + begin;
   if (into.base == nullptr) {
-    for (std::int64_t i = 0; i < size; ++i) out[i] = value(i);
+    for (std::int64_t i = 0; i < size; ++i) out[i] = narrow<Sum>(value(i));
   } else if (into.base == into.out) {
-    for (std::int64_t i = 0; i < size; ++i) out[i] += value(i);
+    for (std::int64_t i = 0; i < size; ++i) out[i] = narrow<Sum>(wide(out[i]) + value(i));
   } else {
-    const T* base = into.base + begin;
-    for (std::int64_t i = 0; i < size; ++i) out[i] = base[i] + value(i);
+    const Sum* base = into.base + begin;
+    for (std::int64_t i = 0; i < size; ++i) out[i] = narrow<Sum>(wide(base[i]) + value(i));
   }
 }
 
