@@ -30,17 +30,14 @@ Arena::~Arena() {
   for (int left; (left = impl_->under_way.load()) > 0;) impl_->under_way.wait(left);
 }
 
-void Arena::enqueue(std::function<void()> work) {
-  // On the heap, for its address: what ThreadSanitizer is told about must be the same on both sides.
-  auto* const job = new std::function<void()>(std::move(work));
-  Impl& impl      = *impl_;
+void Arena::enqueue(void (*work)(void*), void* argument) {
+  Impl& impl = *impl_;
   impl.under_way.fetch_add(1);
-  tsan::release(job);
+  tsan::release(argument);
   tsan::enter_scheduler();
-  impl.arena.enqueue([job, &impl] {
-    tsan::acquire(job);
-    (*job)();
-    delete job;
+  impl.arena.enqueue([work, argument, &impl] {
+    tsan::acquire(argument);
+    work(argument);
     if (impl.under_way.fetch_sub(1) == 1) impl.under_way.notify_all();
   });
   tsan::leave_scheduler();

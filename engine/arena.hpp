@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <memory>
 
 namespace stepgraph {
@@ -12,7 +11,7 @@ class Arena {
   Arena(const Arena&)            = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void enqueue(std::function<void()> work);  // runs it on some TBB thread, some time
+  void enqueue(void (*work)(void*), void* argument);  // calls it on some TBB thread, some time
 
  private:
   struct Impl;

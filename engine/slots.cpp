@@ -35,6 +35,13 @@ void Slots::release(int slot) noexcept {
   }
 }
 
+bool Slots::some_free() const noexcept {
+  for (int i = 0; i < count_; ++i) {
+    if (!slots_[static_cast<std::size_t>(i)].taken.load()) return true;
+  }
+  return false;
+}
+
 bool Slots::contended() const noexcept { return waiters_.load(std::memory_order_relaxed) > 0; }
 
 }  // namespace stepgraph

@@ -17,6 +17,7 @@ class Slots {
   [[nodiscard]] int try_acquire(int preferred) noexcept;  // -1: none free
   void release(int slot) noexcept;
   [[nodiscard]] bool contended() const noexcept;  // somebody waits
+  [[nodiscard]] bool some_free() const noexcept;
 
  private:
   struct alignas(64) Slot {

@@ -9,74 +9,22 @@
 namespace stepgraph {
 namespace {
 
-// A kernel's tiles, handed out one by one. Owned by everybody who may still look at it: a helper that comes late finds
-// no tile left and touches nothing else.
-struct Tiles {
-  // Each of `num_shares` threads begins with a share of its own, so that a kernel that runs again finds its memory in
-  // the caches of the same cores; who is done helps the others.
-  struct alignas(64) Share {
-    std::atomic<std::int64_t> next{0};
-    std::int64_t end = 0;
-  };
-
-  Tiles(std::int64_t num_tiles, std::size_t num_shares, const std::function<void(std::int64_t)>& body)
-      : tile(body), shares(num_shares) {
-    const auto border = [&](std::size_t i) {
-      return num_tiles * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(num_shares);
-    };
-    for (std::size_t i = 0; i < num_shares; ++i) {
-      shares[i].next = border(i);
-      shares[i].end  = border(i + 1);
-    }
-  }
-
-  const std::function<void(std::int64_t)>& tile;  // in the caller's frame: valid while `helpers` > 0 or tiles are left
-  std::vector<Share> shares;
-  std::atomic<int> helpers{0};
-  std::mutex mutex;   // guards `error`
-  std::string error;  // of the first tile that failed
-  std::optional<ErrorKind> error_kind;
-
-  // Runs tiles, those of share `own` first, until none is left or `enough()`.
-  template <class Enough>
-  void work(std::size_t own, const Enough& enough) {
-    try {
-      for (std::size_t k = 0; k < shares.size(); ++k) {
-        Share& share = shares[(own + k) % shares.size()];
-        for (std::int64_t i; !enough() && (i = share.next.fetch_add(1)) < share.end;) tile(i);
-      }
-    } catch (const Error& e) {
-      fail(e.what(), e.kind());
-    } catch (const std::exception& e) {
-      fail(e.what(), ErrorKind::run);
-    } catch (...) {
-      fail("unknown exception", ErrorKind::run);
-    }
-  }
-  void fail(const char* what, ErrorKind kind) {
-    for (Share& share : shares) share.next.store(share.end);
-    const std::lock_guard lock(mutex);
-    if (error_kind) return;
-    error      = what;
-    error_kind = kind;
-  }
-};
-
 // Holds a licence to compute while it lives.
 class SlotGuard {
  public:
-  SlotGuard(Slots& slots, Worker& worker) : slots_(slots), worker_(worker), slot_(slots.acquire(worker.index)) {
+  SlotGuard(Pool& pool, Worker& worker) : pool_(pool), worker_(worker), slot_(pool.slots.acquire(worker.index)) {
     worker_.has_slot = true;
   }
   ~SlotGuard() {
     worker_.has_slot = false;
-    slots_.release(slot_);
+    pool_.slots.release(slot_);
+    pool_.crew.offer();
   }
   SlotGuard(const SlotGuard&)            = delete;
   SlotGuard& operator=(const SlotGuard&) = delete;
 
  private:
-  Slots& slots_;
+  Pool& pool_;
   Worker& worker_;
   int slot_;
 };
@@ -92,7 +40,11 @@ void Worker::forget_waiting() {
 }
 
 Pool::Pool(int threads, int num_workers)
-    : num_threads(threads), slots(threads), arena(threads), workers(static_cast<std::size_t>(num_workers)) {
+    : num_threads(threads),
+      slots(threads),
+      crew(threads, num_workers, slots, arena),
+      arena(threads),
+      workers(static_cast<std::size_t>(num_workers)) {
   for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
 }
 
@@ -217,7 +169,7 @@ void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
 void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   std::optional<SlotGuard> slot;
   if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
-    slot.emplace(pool_->slots, worker);
+    slot.emplace(*pool_, worker);
     if (stopping()) return;  // it may have waited long for its licence
   }
   if (!needs_.recording) return execute(invoke, task, worker);
@@ -273,32 +225,11 @@ void Step::parallel_for(Node node, std::int64_t num_tiles, const std::function<v
   if (!record.parallel && record.part < 0) {
     throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");
   }
-  Pool& pool         = *pool_;
-  const auto helpers = std::min<std::int64_t>(num_tiles, pool.num_threads) - 1;
   // A body on a waiting lane holds no licence; it needs one while it computes. Not on a thread of the arena, nor in a
   // kernel inside a kernel: those have one.
   std::optional<SlotGuard> slot;
-  if (helpers <= 0) {
-    if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
-    for (std::int64_t i = 0; i < num_tiles; ++i) tile(i);
-    return;
-  }
-  const auto tiles = std::make_shared<Tiles>(num_tiles, static_cast<std::size_t>(helpers) + 1, tile);
-  for (std::int64_t i = 0; i < helpers; ++i) {
-    pool.arena.enqueue([tiles, &pool, i] {
-      const int free = pool.slots.try_acquire(static_cast<int>(i) + 1);
-      if (free < 0) return;
-      tiles->helpers.fetch_add(1);
-      tiles->work(static_cast<std::size_t>(i) + 1, [&] { return pool.slots.contended(); });
-      if (tiles->helpers.fetch_sub(1) == 1) tiles->helpers.notify_all();
-      pool.slots.release(free);
-    });
-  }
-  if (this_worker && !this_worker->has_slot) slot.emplace(pool.slots, *this_worker);
-  tiles->work(0, [] { return false; });
-  slot.reset();
-  for (int left; (left = tiles->helpers.load()) > 0;) tiles->helpers.wait(left);
-  if (tiles->error_kind) throw Error(*tiles->error_kind, tiles->error);
+  if (this_worker && !this_worker->has_slot) slot.emplace(*pool_, *this_worker);
+  pool_->crew.run(num_tiles, tile);
 }
 
 }  // namespace stepgraph

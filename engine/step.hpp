@@ -10,6 +10,7 @@
 
 #include "engine/arena.hpp"
 #include "engine/context.hpp"
+#include "engine/crew.hpp"
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
 #include "engine/memory.hpp"
@@ -45,7 +46,8 @@ struct Pool {
   explicit Pool(int num_threads, int num_workers);
   int num_threads;
   Slots slots;
-  Arena arena;
+  Crew crew;
+  Arena arena;  // after what its threads look at: it waits for them
   std::vector<Worker> workers;
 };
 

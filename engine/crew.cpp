@@ -1,0 +1,110 @@
+#include "engine/crew.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace stepgraph {
+
+Crew::Crew(int num_threads, int num_workers, Slots& slots, Arena& arena)
+    : num_threads_(num_threads), slots_(slots), arena_(arena), jobs_(static_cast<std::size_t>(num_workers)) {
+  for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(num_threads));
+}
+
+// None is left for a kernel inside a kernel at times: that one runs alone.
+Crew::Job* Crew::take_job() noexcept {
+  for (Job& job : jobs_) {
+    if (!job.taken.load(std::memory_order_relaxed) && !job.taken.exchange(true)) return &job;
+  }
+  return nullptr;
+}
+
+void Crew::run(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) {
+  Job* const job = num_tiles > 1 && num_threads_ > 1 ? take_job() : nullptr;
+  if (job == nullptr) {
+    for (std::int64_t i = 0; i < num_tiles; ++i) tile(i);
+    return;
+  }
+  const auto num_shares = std::min<std::int64_t>(num_tiles, num_threads_);
+  for (std::int64_t i = 0; i < num_threads_; ++i) {
+    Share& share = job->shares[static_cast<std::size_t>(i)];
+    share.end.store(num_tiles * std::min(i + 1, num_shares) / num_shares);
+    share.next.store(num_tiles * std::min(i, num_shares) / num_shares);
+  }
+  job->tile = &tile;
+  job->error.reset();
+  job->open.store(true);
+  open_jobs_.fetch_add(1);
+  for (std::int64_t i = 1; i < num_shares && slots_.some_free(); ++i) offer();
+  work(*job, 0, nullptr);
+  job->open.store(false);
+  open_jobs_.fetch_sub(1);
+  for (int left; (left = job->helpers.load()) > 0;) job->helpers.wait(left);
+  const std::optional<Error> error = std::exchange(job->error, std::nullopt);
+  job->taken.store(false);
+  if (error) throw *error;
+}
+
+void Crew::offer() noexcept {
+  if (!tiles_left()) return;
+  if (asked_.fetch_add(1) >= num_threads_) {
+    asked_.fetch_sub(1);
+    return;
+  }
+  arena_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this);
+}
+
+// On a thread of the arena. Who gives a licence back asks again, hence what is looked at once more after that: a kernel
+// that began in between found no licence free.
+void Crew::help() noexcept {
+  asked_.fetch_sub(1);
+  while (tiles_left() && !slots_.contended()) {
+    const int slot = slots_.try_acquire(num_threads_ - 1);
+    if (slot < 0) return;
+    for (Job& job : jobs_) {
+      if (!job.open.load()) continue;
+      job.helpers.fetch_add(1);
+      // Looked at again: from here on the kernel's own thread sees that it is helped, or this one that it is over.
+      if (job.open.load()) work(job, static_cast<std::size_t>(std::max(slot, 1)), &slots_);
+      if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
+    }
+    slots_.release(slot);
+  }
+}
+
+bool Crew::tiles_left() const noexcept {
+  if (open_jobs_.load() == 0) return false;
+  for (const Job& job : jobs_) {
+    if (!job.open.load()) continue;
+    for (const Share& share : job.shares) {
+      if (share.next.load() < share.end.load()) return true;
+    }
+  }
+  return false;
+}
+
+void Crew::work(Job& job, std::size_t first_share, const Slots* while_free) noexcept {
+  try {
+    for (std::size_t k = 0; k < job.shares.size(); ++k) {
+      Share& share = job.shares[(first_share + k) % job.shares.size()];
+      for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
+        if (while_free != nullptr && while_free->contended()) return;
+        if ((i = share.next.fetch_add(1)) < share.end.load()) (*job.tile)(i);
+      }
+    }
+  } catch (const Error& error) {
+    fail(job, error);
+  } catch (const std::exception& error) {
+    fail(job, Error(ErrorKind::run, error.what()));
+  } catch (...) {
+    fail(job, Error(ErrorKind::run, "unknown exception"));
+  }
+}
+
+void Crew::fail(Job& job, Error error) noexcept {
+  for (Share& share : job.shares) share.next.store(share.end.load());
+  const std::lock_guard lock(job.mutex);
+  if (!job.error) job.error = std::move(error);
+}
+
+}  // namespace stepgraph
