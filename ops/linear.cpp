@@ -1,5 +1,6 @@
 #include "ops/linear.hpp"
 
+#include "ops/cpu/activation.hpp"
 #include "ops/cpu/column_sums.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "ops/op_checks.hpp"
@@ -26,8 +27,8 @@ Matrix<T> matrix(std::span<const T> elements, std::int64_t cols) {
 }
 
 // Over idle threads, where there is more than one tile: such a node is declared parallel.
-template <class T>
-void multiply(const Context& context, const Gemm<T>& problem) {
+template <class T, class Sum>
+void multiply(const Context& context, const Gemm<T, Sum>& problem) {
   const std::int64_t tiles = num_gemm_tiles(problem.m, problem.n);
   if (tiles <= 1) {
     gemm(problem);
@@ -45,6 +46,76 @@ OpNode product(const Tape& tape, std::string op, std::int64_t m, std::int64_t n,
           .parallel = num_gemm_tiles(m, n) > 1};
 }
 
+// --- activations -----------------------------------------------------------------------------------------------------
+
+constexpr double flops_per_activation = 20;  // an exponential is about a dozen multiplications
+
+// Calls `of` with the function, of ops/cpu/activation.hpp.
+template <class Of>
+auto with_function(Activation activation, const Of& of) {
+  switch (activation) {
+    case Activation::gelu_exact:
+      return of(cpu::GeluExact{});
+    case Activation::silu:
+      return of(cpu::Silu{});
+    default:
+      return of(cpu::GeluTanh{});
+  }
+}
+
+const char* name(Activation activation) {
+  switch (activation) {
+    case Activation::gelu_exact:
+      return "gelu_exact";
+    case Activation::silu:
+      return "silu";
+    default:
+      return "gelu";
+  }
+}
+
+template <class Function, class T>
+void activate(const T* from, T* to, std::int64_t size) {
+  for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(Function::value(wide(from[i])));
+}
+
+// `before` is what y = activation(before) was made of. Its gradient takes the place of y's, where that is nobody
+// else's.
+void add_activation_gradient(Tape& back, Activation activation, const Tensor& before, const Tensor& y) {
+  const Tensor dy          = back.gradient(y);
+  const std::int64_t total = y.num_elements();
+  OpNode node{.op       = str(name(activation), "_backward"),
+              .reads    = before,
+              .cost     = {.flops       = flops_per_activation * static_cast<double>(total),
+                           .bytes_moved = 3 * static_cast<double>(y.num_bytes())},
+              .parallel = total > cpu::elements_per_tile};
+  const auto kernel = [activation]<class T>(const Context& context, const T* dy0, const Into<T>& into) {
+    const T* const x = context.read<T>(0).data();
+    with_function(activation, [&]<class Function>(Function) {
+      cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+        cpu::put(into, begin, end - begin, [from = x + begin, up = dy0 + begin](std::int64_t i) {
+          return wide(up[i]) * Function::slope(wide(from[i]));
+        });
+      });
+    });
+  };
+  if (back.owns_gradient(y) && !back.has_gradient(before)) {
+    node.accumulates = dy;
+    back.add<AllTypes>(node, [kernel]<class T>(const Context& context, T) {
+      const std::span<T> both = context.accumulate<T>();
+      kernel(context, both.data(), Into<T>{both.data(), nullptr, static_cast<std::int64_t>(both.size())});
+    });
+    back.hand_over_gradient(before, y);
+  } else {
+    node.reads.push_back(dy);
+    back.add_gradient<AllTypes>(before, node, [kernel]<class T>(const Context& context, Into<T> into) {
+      kernel(context, context.read<T>(1).data(), into);
+    });
+  }
+}
+
+// --- the op ----------------------------------------------------------------------------------------------------------
+
 void check(const Tape& tape, const Linear& spec) {
   check_tensor(tape, spec.name, "x", spec.x);
   const bool out_in = spec.layout == WeightLayout::out_in;
@@ -57,79 +128,100 @@ void check(const Tape& tape, const Linear& spec) {
   if (spec.bias) check_same_shape(spec.name, "bias", spec.bias->shape, {shape[out_in ? 0 : 1]});
 }
 
-void add_weight_gradients(Tape& tape, const Linear& spec, const Tensor& y, const Sizes& sizes) {
-  const Tensor dy = tape.gradient(y);
-  OpNode node     = sizes.out_in ? product(tape, "linear_weight_gradient", sizes.out, sizes.in, sizes.rows)
-                                 : product(tape, "linear_weight_gradient", sizes.in, sizes.out, sizes.rows);
-  node.reads      = {spec.x, dy};
-  tape.add_weight_gradient(spec.weight, node, [sizes]<class T>(const Context& context, Into<T> into) {
-    const Matrix<T> x = matrix(context.read<T>(0), sizes.in), of_y = matrix(context.read<T>(1), sizes.out);
-    multiply(context, sizes.out_in ? Gemm<T>{.m        = sizes.out,
-                                             .n        = sizes.in,
-                                             .k        = sizes.rows,
-                                             .a        = transposed(of_y),
-                                             .b        = x,
-                                             .c        = into,
-                                             .c_stride = sizes.in}
-                                   : Gemm<T>{.m        = sizes.in,
-                                             .n        = sizes.out,
-                                             .k        = sizes.rows,
-                                             .a        = transposed(x),
-                                             .b        = of_y,
-                                             .c        = into,
-                                             .c_stride = sizes.out});
+// y = x w + bias; and where there is an activation, `activated` of it: the same tensor where y need not be kept.
+void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tensor& y, const Tensor& activated) {
+  const bool active = spec.activation != Activation::none, kept = activated.id != y.id;
+  OpNode node =
+      product(tape, active ? str("linear_", name(spec.activation)) : "linear", sizes.rows, sizes.out, sizes.in);
+  if (active) {
+    node.cost.flops += flops_per_activation * static_cast<double>(y.num_elements());
+    if (kept) node.cost.bytes_moved += static_cast<double>(y.num_bytes());
+  }
+  node.reads = {spec.x, spec.weight};
+  if (spec.bias) node.reads.push_back(*spec.bias);
+  node.writes = y;
+  if (kept) node.writes.push_back(activated);
+  tape.add<AllTypes>(node, [sizes, kept, activation = spec.activation, biased = spec.bias.has_value()]<class T>(
+                               const Context& context, T) {
+    const std::span<T> out = context.write<T>(0);
+    Gemm<T> gemm{.m        = sizes.rows,
+                 .n        = sizes.out,
+                 .k        = sizes.in,
+                 .a        = matrix(context.read<T>(0), sizes.in),
+                 .b        = in_by_out(context.read<T>(1).data(), sizes),
+                 .c        = {out.data(), nullptr, static_cast<std::int64_t>(out.size())},
+                 .c_stride = sizes.out,
+                 .bias     = biased ? context.read<T>(2).data() : nullptr};
+    if (activation != Activation::none) {
+      gemm.y        = kept ? context.write<T>(1).data() : out.data();
+      gemm.activate = with_function(activation, []<class Function>(Function) { return &activate<Function, T>; });
+    }
+    multiply(context, gemm);
   });
+}
+
+void add_input_gradient(Tape& back, const Linear& spec, const Tensor& y, const Sizes& sizes) {
+  OpNode node = product(back, "linear_input_gradient", sizes.rows, sizes.in, sizes.out);
+  node.reads  = {back.gradient(y), spec.weight};
+  back.add_gradient<AllTypes>(spec.x, node, [sizes]<class T>(const Context& context, Into<T> dx) {
+    multiply(context, Gemm<T>{.m        = sizes.rows,
+                              .n        = sizes.in,
+                              .k        = sizes.out,
+                              .a        = matrix(context.read<T>(0), sizes.out),
+                              .b        = transposed(in_by_out(context.read<T>(1).data(), sizes)),
+                              .c        = dx,
+                              .c_stride = sizes.in});
+  });
+}
+
+void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const Sizes& sizes) {
+  const Tensor dy      = back.gradient(y);
+  const std::int64_t m = sizes.out_in ? sizes.out : sizes.in, n = sizes.out_in ? sizes.in : sizes.out;
+  OpNode node = product(back, "linear_weight_gradient", m, n, sizes.rows);
+  node.reads  = {spec.x, dy};
+  back.add_weight_gradient<AllTypes>(
+      spec.weight, node, [sizes, m, n]<class T, class Sum>(const Context& context, Into<T, Sum> into) {
+        const Matrix<T> x = matrix(context.read<T>(0), sizes.in), of_y = matrix(context.read<T>(1), sizes.out);
+        multiply(context, Gemm<T, Sum>{.m        = m,
+                                       .n        = n,
+                                       .k        = sizes.rows,
+                                       .a        = transposed(sizes.out_in ? of_y : x),
+                                       .b        = sizes.out_in ? x : of_y,
+                                       .c        = into,
+                                       .c_stride = n});
+      });
   if (!spec.bias) return;
   const Cost cost{.flops = static_cast<double>(dy.num_elements()), .bytes_moved = static_cast<double>(dy.num_bytes())};
-  tape.add_weight_gradient(*spec.bias, {.op = "bias_gradient", .reads = dy, .cost = cost},
-                           [sizes]<class T>(const Context& context, Into<T> into) {
-                             column_sums(context.read<T>().data(), sizes.rows, sizes.out, into);
-                           });
+  back.add_weight_gradient<AllTypes>(
+      *spec.bias,
+      {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = column_sums_side_by_side(sizes.rows, sizes.out)},
+      [sizes]<class T, class Sum>(const Context& context, Into<T, Sum> into) {
+        column_sums(context, context.read<T>().data(), sizes.rows, sizes.out, into);
+      });
 }
 
 }  // namespace
 
 Tensor linear(Tape& tape, const Linear& spec) {
   check(tape, spec);
-  const bool out_in = spec.layout == WeightLayout::out_in;
+  const bool out_in = spec.layout == WeightLayout::out_in, active = spec.activation != Activation::none;
   const Sizes sizes{spec.x.rows(), spec.x.cols(), spec.weight.shape[out_in ? 0 : 1], out_in};
-  TensorShape shape = spec.x.shape;
-  shape.back()      = sizes.out;
-  const Tensor y    = tape.tensor(spec.name, shape);
+  TensorShape shape      = spec.x.shape;
+  shape.back()           = sizes.out;
+  const bool kept        = active && tape.records();
+  const Tensor y         = tape.tensor(kept ? str(spec.name, " before ", name(spec.activation)) : spec.name, shape);
+  const Tensor activated = kept ? tape.tensor(spec.name, shape) : y;
+  add_product(tape, spec, sizes, y, activated);
 
-  OpNode node = product(tape, "linear", sizes.rows, sizes.out, sizes.in);
-  node.reads  = {spec.x, spec.weight};
-  if (spec.bias) node.reads.push_back(*spec.bias);
-  node.writes = y;
-  tape.add(node, [sizes, biased = spec.bias.has_value()]<class T>(const Context& context, T) {
-    const std::span<T> out = context.write<T>();
-    multiply(context, Gemm<T>{.m        = sizes.rows,
-                              .n        = sizes.out,
-                              .k        = sizes.in,
-                              .a        = matrix(context.read<T>(0), sizes.in),
-                              .b        = in_by_out(context.read<T>(1).data(), sizes),
-                              .c        = {out.data(), nullptr, static_cast<std::int64_t>(out.size())},
-                              .c_stride = sizes.out,
-                              .bias     = biased ? context.read<T>(2).data() : nullptr});
-  });
-
-  tape.on_backward({.outputs = {y},
-                    .input_gradients =
-                        [spec, y, sizes](Tape& back) {
-                          OpNode of_x = product(back, "linear_input_gradient", sizes.rows, sizes.in, sizes.out);
-                          of_x.reads  = {back.gradient(y), spec.weight};
-                          back.add_gradient(spec.x, of_x, [sizes]<class T>(const Context& context, Into<T> dx) {
-                            multiply(context, Gemm<T>{.m = sizes.rows,
-                                                      .n = sizes.in,
-                                                      .k = sizes.out,
-                                                      .a = matrix(context.read<T>(0), sizes.out),
-                                                      .b = transposed(in_by_out(context.read<T>(1).data(), sizes)),
-                                                      .c = dx,
-                                                      .c_stride = sizes.in});
-                          });
-                        },
+  tape.on_backward({.outputs          = {y},
+                    .input_gradients  = [spec, y, sizes](Tape& back) { add_input_gradient(back, spec, y, sizes); },
                     .weight_gradients = [spec, y, sizes](Tape& back) { add_weight_gradients(back, spec, y, sizes); }});
-  return y;
+  if (kept) {
+    tape.on_backward({.outputs = {activated}, .input_gradients = [=, activation = spec.activation](Tape& back) {
+                        add_activation_gradient(back, activation, y, activated);
+                      }});
+  }
+  return activated;
 }
 
 }  // namespace stepgraph

@@ -1,115 +1,125 @@
 #include "ops/cpu/gemm.hpp"
 
 #include <algorithm>
+#include <concepts>
+
+#include "ops/cpu/blas.hpp"
+#include "ops/cpu/gemm_blocks.hpp"
+#include "ops/cpu/into.hpp"
 
 namespace stepgraph {
 namespace {
 
-// The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere, the rest for operands.
-// Bits are the same for both.
-#if defined(__aarch64__)
-constexpr std::int64_t block_rows = 6, block_vectors = 3;
-#else
-constexpr std::int64_t block_rows = 6, block_vectors = 2;
-#endif
-constexpr std::int64_t tile_rows = 96, tile_cols = 96;  // multiples of the block's, for either type
+std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-template <class T>
-struct Tile {
-  typedef T Vector __attribute__((vector_size(16), may_alias));
-  static constexpr std::int64_t lanes      = 16 / sizeof(T);
-  static constexpr std::int64_t block_cols = block_vectors * lanes;
-  static constexpr std::int64_t depth = 1024 / sizeof(T);  // of a block of k; part of what the sums' bits depend on
-  static_assert(tile_rows % block_rows == 0 && tile_cols % block_cols == 0);
+// How c is cut. A product packs its operands anew for each tile, so tiles are large, and rather wide than high, which
+// packs less; but there are two for two threads, and more where that costs next to nothing.
+struct Cut {
+  std::int64_t rows, cols;  // of a tile; the last ones may have less
+};
+Cut cut(std::int64_t m, std::int64_t n) {
+  constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024;
+  std::int64_t down = 1, across = 1;
+  Cut tile{m, n};
+  const auto too_large = [&] {
+    const std::int64_t area = tile.rows * tile.cols, tiles = down * across;
+    return area > most || (tiles < 4 && area / 2 >= worth_four) || (tiles < 2 && area > worth_cutting);
+  };
+  while (too_large()) {
+    const bool high = tile.rows > 512 ? 4 * tile.rows > tile.cols : 2 * tile.rows > tile.cols;
+    (high ? down : across) *= 2;
+    // Multiples of 8, as kernels have them in registers.
+    tile = {pieces(pieces(m, down), 8) * 8, pieces(pieces(n, across), 8) * 8};
+  }
+  return tile;
+}
 
-  // Both packed so that the innermost loop reads straight on: for each block of rows (columns), k by k.
-  alignas(64) T a[tile_rows * depth];
-  alignas(64) T b[tile_cols * depth];
-  alignas(64) T sum[tile_rows * tile_cols];
+// One tile, or a block of it: where it begins, and its size.
+struct Range {
+  std::int64_t row, col, rows, cols;
 };
 
-// Lanes [0, used) of `width` from `matrix`, for each of `depth` steps along its other dim; lanes beyond are zero, and
-// go through the same arithmetic. `across` and `along` are strides.
-template <std::int64_t width, class T>
-void pack_block(const T* from, std::int64_t across, std::int64_t along, std::int64_t used, std::int64_t depth, T* to) {
-  if (used == width && across == 1) {
-    for (std::int64_t p = 0; p < depth; ++p) std::copy_n(from + p * along, width, to + p * width);
-    return;
-  }
-  for (std::int64_t i = 0; i < width; ++i) {
-    for (std::int64_t p = 0; p < depth; ++p) to[p * width + i] = i < used ? from[i * across + p * along] : T{0};
+// What comes after the product, row by row: `sum(i, j)` is that of row i and column j, counted from the range's first.
+template <class T, class Out, class Value>
+void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
+  for (std::int64_t i = 0; i < at.rows; ++i) {
+    const std::int64_t first = (at.row + i) * problem.c_stride + at.col;
+    if (problem.bias != nullptr) {
+      const T* const bias = problem.bias + at.col;
+      cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j) + wide(bias[j]); });
+    } else {
+      cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j); });
+    }
+    if (problem.activate != nullptr) problem.activate(problem.c.out + first, problem.y + first, at.cols);
   }
 }
 
-template <std::int64_t width, class T>
-void pack(const T* from, std::int64_t across, std::int64_t along, std::int64_t used, std::int64_t depth, T* to) {
-  for (std::int64_t i = 0; i < used; i += width)
-    pack_block<width>(from + i * across, across, along, std::min(width, used - i), depth, to + i * depth);
-}
-
-// sum (+)= a b for one register block over one block of k.
-template <class T>
-void multiply(const T* a, const T* b, std::int64_t depth, bool first, T* sum) {
-  using Vector = typename Tile<T>::Vector;
-  Vector acc[block_rows][block_vectors];
-#pragma GCC unroll 6
-  for (std::int64_t i = 0; i < block_rows; ++i) {
-#pragma GCC unroll 3
-    for (std::int64_t j = 0; j < block_vectors; ++j) acc[i][j] = Vector{};
-  }
-  for (std::int64_t p = 0; p < depth; ++p) {
-    const auto* const right = reinterpret_cast<const Vector*>(b + p * Tile<T>::block_cols);
-#pragma GCC unroll 6
-    for (std::int64_t i = 0; i < block_rows; ++i) {
-      const T left = a[p * block_rows + i];
-#pragma GCC unroll 3
-      for (std::int64_t j = 0; j < block_vectors; ++j) acc[i][j] += left * right[j];
+template <class T, class Out>
+void own_tile(const Gemm<T, Out>& problem, const Range& tile) {
+  using Block = cpu::GemmBlock<Wide<T>>;
+  Block block;
+  for (std::int64_t row = tile.row; row < tile.row + tile.rows; row += Block::max_rows) {
+    for (std::int64_t col = tile.col; col < tile.col + tile.cols; col += Block::max_cols) {
+      const Range at{row, col, std::min(Block::max_rows, tile.row + tile.rows - row),
+                     std::min(Block::max_cols, tile.col + tile.cols - col)};
+      cpu::multiply_packed(block, from_row(problem.a, row), from_col(problem.b, col), at.rows, at.cols, problem.k);
+      finish(problem, at, [&](std::int64_t i, std::int64_t j) { return block.sum[i * Block::max_cols + j]; });
     }
   }
-#pragma GCC unroll 6
-  for (std::int64_t i = 0; i < block_rows; ++i) {
-    auto* const row = reinterpret_cast<Vector*>(sum + i * tile_cols);
-#pragma GCC unroll 3
-    for (std::int64_t j = 0; j < block_vectors; ++j) row[j] = first ? acc[i][j] : row[j] + acc[i][j];
+}
+
+// Into c itself: onto what is there or was copied there. False where the BLAS cannot.
+template <class T>
+bool blas_tile(const Gemm<T>& problem, const Range& tile) {
+  if (problem.k == 0) return false;
+  const Into<T>& c         = problem.c;
+  const std::int64_t first = tile.row * problem.c_stride + tile.col;
+  if (c.base != nullptr && c.base != c.out) {
+    for (std::int64_t i = 0; i < tile.rows; ++i)
+      std::copy_n(c.base + first + i * problem.c_stride, tile.cols, c.out + first + i * problem.c_stride);
   }
+  if (!cpu::blas_multiply({.m        = tile.rows,
+                           .n        = tile.cols,
+                           .k        = problem.k,
+                           .a        = from_row(problem.a, tile.row),
+                           .b        = from_col(problem.b, tile.col),
+                           .c        = c.out + first,
+                           .c_stride = problem.c_stride,
+                           .adds     = c.base != nullptr})) {
+    return false;
+  }
+  if (problem.bias == nullptr && problem.activate == nullptr) return true;
+  Gemm<T> rest = problem;
+  rest.c.base  = nullptr;
+  finish(rest, tile, [&](std::int64_t i, std::int64_t j) { return c.out[first + i * problem.c_stride + j]; });
+  return true;
 }
 
 }  // namespace
 
+std::string_view gemm_library() { return cpu::blas_library().empty() ? "own" : cpu::blas_library(); }
+
 std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n) {
-  return ((m + tile_rows - 1) / tile_rows) * ((n + tile_cols - 1) / tile_cols);
+  if (m == 0 || n == 0) return 0;
+  const Cut tile = cut(m, n);
+  return pieces(m, tile.rows) * pieces(n, tile.cols);
 }
 
-template <class T>
-void gemm_tile(const Gemm<T>& problem, std::int64_t tile) {
-  constexpr std::int64_t block_cols = Tile<T>::block_cols;
-  const std::int64_t across         = (problem.n + tile_cols - 1) / tile_cols;
-  const std::int64_t row = tile / across * tile_rows, col = tile % across * tile_cols;
-  const std::int64_t rows = std::min(tile_rows, problem.m - row), cols = std::min(tile_cols, problem.n - col);
-  const Matrix<T>&a = problem.a, &b = problem.b;
-  Tile<T> t;
-  if (problem.k == 0) std::fill(std::begin(t.sum), std::end(t.sum), T{0});
-  for (std::int64_t p = 0; p < problem.k; p += Tile<T>::depth) {
-    const std::int64_t depth = std::min(Tile<T>::depth, problem.k - p);
-    pack<block_rows>(a.data + row * a.row_stride + p * a.col_stride, a.row_stride, a.col_stride, rows, depth, t.a);
-    pack<block_cols>(b.data + p * b.row_stride + col * b.col_stride, b.col_stride, b.row_stride, cols, depth, t.b);
-    for (std::int64_t j = 0; j < cols; j += block_cols) {
-      for (std::int64_t i = 0; i < rows; i += block_rows)
-        multiply(t.a + i * depth, t.b + j * depth, depth, p == 0, t.sum + i * tile_cols + j);
-    }
+template <class T, class Sum>
+void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel) {
+  const Cut size            = cut(problem.m, problem.n);
+  const std::int64_t across = pieces(problem.n, size.cols);
+  const std::int64_t row = tile / across * size.rows, col = tile % across * size.cols;
+  const Range range{row, col, std::min(size.rows, problem.m - row), std::min(size.cols, problem.n - col)};
+  if constexpr (std::same_as<T, Wide<T>>) {
+    if (kernel == GemmKernel::fastest && blas_tile(problem, range)) return;
   }
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const T* const sum    = t.sum + i * tile_cols;
-    const std::int64_t at = (row + i) * problem.c_stride + col;
-    if (problem.bias != nullptr) {
-      for (std::int64_t j = 0; j < cols; ++j) problem.c.put(at + j, sum[j] + problem.bias[col + j]);
-    } else {
-      for (std::int64_t j = 0; j < cols; ++j) problem.c.put(at + j, sum[j]);
-    }
-  }
+  own_tile(problem, range);
 }
 
-template void gemm_tile<float>(const Gemm<float>&, std::int64_t);
-template void gemm_tile<double>(const Gemm<double>&, std::int64_t);
+template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
+template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
+template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
+template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

@@ -1,11 +1,11 @@
 #pragma once
 #include <cstdint>
+#include <string_view>
 
 #include "ops/tensor.hpp"
 
-// Matrix products on one core's vector units; internal to ops/. Each element of the result is a sum over k in blocks of
-// fixed length, in order, and the blocks in order: its bits depend on its own row and column and on nothing else,
-// neither on the other sizes nor on who computes which tile.
+// Matrix products, tile by tile, on one core each; internal to ops/. The bits of a result depend on its sizes and on
+// how its operands lie, and on nothing else: neither on who computes which tile nor on where in memory anything is.
 namespace stepgraph {
 
 // Element (i, j) is data[i * row_stride + j * col_stride]: transposed by exchanging strides.
@@ -19,31 +19,51 @@ template <class T>
 [[nodiscard]] Matrix<T> transposed(const Matrix<T>& of) {
   return {of.data, of.col_stride, of.row_stride};
 }
-
-// c = (base +) a b + bias.
 template <class T>
+[[nodiscard]] Matrix<T> from_row(const Matrix<T>& of, std::int64_t row) {
+  return {of.data + row * of.row_stride, of.row_stride, of.col_stride};
+}
+template <class T>
+[[nodiscard]] Matrix<T> from_col(const Matrix<T>& of, std::int64_t col) {
+  return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
+}
+
+// c = (base +) a b + bias, and y = activate(c). Sums are in the wide type; c is rounded once.
+template <class T, class Sum = T>
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   Matrix<T> a           = {};       // [m, k]
   Matrix<T> b           = {};       // [k, n]
-  Into<T> c             = {};       // [m, n]; its base has the same stride
+  Into<T, Sum> c        = {};       // [m, n]; its base has the same stride
   std::int64_t c_stride = 0;        // from row to row
   const T* bias         = nullptr;  // [n], for every row; none: 0
+  // Of `size` neighbours in a row of c, as it is stored; none: c is all there is.
+  void (*activate)(const Sum* c, Sum* y, std::int64_t size) = nullptr;
+  Sum* y                                                    = nullptr;  // lies as c does; may be c
 };
 
-// c is cut into tiles by its shape alone; they may be computed in any order, on any thread, each once. A tile takes a
-// quarter of a MiB of stack.
+// c is cut into tiles by its shape alone; they may be computed in any order, on any thread, each once: equal ones and
+// an even number of them where that can be. A tile takes a quarter of a MiB of stack.
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n);
-template <class T>
-void gemm_tile(const Gemm<T>& problem, std::int64_t tile);
+
+// `own` is written in plain C++ and always there; in it each element is a sum over k in blocks of fixed length, in
+// order, whose bits depend on its row, its column and k alone. `fastest` is the CBLAS that was found at configure time,
+// for types that one has.
+enum class GemmKernel : std::uint8_t { fastest, own };
+[[nodiscard]] std::string_view gemm_library();  // "blis", "openblas" or "own": the fastest one
+
+template <class T, class Sum>
+void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel = GemmKernel::fastest);
 
 // All tiles, here.
-template <class T>
-void gemm(const Gemm<T>& problem) {
-  for (std::int64_t tile = 0; tile < num_gemm_tiles(problem.m, problem.n); ++tile) gemm_tile(problem, tile);
+template <class T, class Sum>
+void gemm(const Gemm<T, Sum>& problem, GemmKernel kernel = GemmKernel::fastest) {
+  for (std::int64_t tile = 0; tile < num_gemm_tiles(problem.m, problem.n); ++tile) gemm_tile(problem, tile, kernel);
 }
 
-extern template void gemm_tile<float>(const Gemm<float>&, std::int64_t);
-extern template void gemm_tile<double>(const Gemm<double>&, std::int64_t);
+extern template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
+extern template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
+extern template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
+extern template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

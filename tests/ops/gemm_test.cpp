@@ -1,9 +1,13 @@
 #include "ops/cpu/gemm.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
+#include <filesystem>
+#include <iterator>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tests/support/elements.hpp"
@@ -48,20 +52,21 @@ struct Problem {
 };
 
 template <class T>
-std::vector<T> product(const Problem<T>& problem) {
+std::vector<T> product(const Problem<T>& problem, sg::GemmKernel kernel = sg::GemmKernel::fastest) {
   std::vector<T> c(static_cast<std::size_t>(problem.m * problem.n), T{99});
-  sg::gemm(problem.gemm({c.data(), nullptr, problem.m * problem.n}));
+  sg::gemm(problem.gemm({c.data(), nullptr, problem.m * problem.n}), kernel);
   return c;
 }
 
 template <class T>
 void check_products() {
   const auto [m, n, k]    = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
-      {{1, 1, 1}, {6, 12, 5}, {7, 13, 300}, {97, 5, 257}, {5, 200, 128}, {193, 100, 33}, {3, 4, 0}}));
+      {{1, 1, 1}, {6, 12, 5}, {7, 13, 300}, {97, 5, 257}, {5, 200, 128}, {193, 100, 33}, {3, 4, 0}, {1, 700, 9}}));
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
-  CAPTURE(m, n, k, a_transposed, b_transposed);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<T> problem{m, n, k, a_transposed, b_transposed};
-  const std::vector<T> c = product(problem);
+  const std::vector<T> c = product(problem, kernel);
   double worst           = 0;
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < n; ++j) {
@@ -83,9 +88,10 @@ TEST_CASE("products of all sizes and transposes agree with three plain loops in 
   check_products<double>();
 }
 
-TEST_CASE("an element's bits depend on its row, its column and k, not on where in the matrix it lies", "[ops][gemm]") {
+TEST_CASE("our own kernel: an element's bits depend on its row, its column and k, not on where in the matrix it lies",
+          "[ops][gemm]") {
   const Problem<float> whole{.m = 130, .n = 150, .k = 700};
-  const std::vector<float> all = product(whole);
+  const std::vector<float> all = product(whole, sg::GemmKernel::own);
   for (const std::int64_t skip : {1, 5, 64, 129}) {
     // Rows and columns from `skip` on, alone.
     const std::int64_t m = whole.m - skip, n = whole.n - skip;
@@ -94,7 +100,7 @@ TEST_CASE("an element's bits depend on its row, its column and k, not on where i
     gemm.m = m, gemm.n = n, gemm.c_stride = n;
     gemm.a.data += skip * whole.k;
     gemm.b.data += skip;
-    sg::gemm(gemm);
+    sg::gemm(gemm, sg::GemmKernel::own);
     bool same = true;
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j)
@@ -106,20 +112,76 @@ TEST_CASE("an element's bits depend on its row, its column and k, not on where i
   }
 }
 
+TEST_CASE("a product's bits depend neither on where its operands lie in memory nor on the order of its tiles",
+          "[ops][gemm]") {
+  const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
+  const auto [m, n, k] =
+      GENERATE(table<std::int64_t, std::int64_t, std::int64_t>({{200, 300, 700}, {9, 31, 50}, {1, 64, 33}}));
+  CAPTURE(a_transposed, b_transposed, m, n, k);
+  const Problem<float> problem{m, n, k, a_transposed, b_transposed};
+  const std::vector<float> expected = product(problem);
+  for (const std::size_t shift : {1, 2, 3, 7}) {
+    std::vector<float> a(shift, 5), b(2 * shift, 6), c(shift + expected.size(), 7);
+    a.insert(a.end(), problem.a.begin(), problem.a.end());
+    b.insert(b.end(), problem.b.begin(), problem.b.end());
+    sg::Gemm<float> moved = problem.gemm({c.data() + shift, nullptr, m * n});
+    moved.a.data = a.data() + shift, moved.b.data = b.data() + 2 * shift;
+    for (std::int64_t tile = sg::num_gemm_tiles(m, n) - 1; tile >= 0; --tile) sg::gemm_tile(moved, tile);
+    CAPTURE(shift);
+    CHECK(std::equal(expected.begin(), expected.end(), c.begin() + static_cast<std::ptrdiff_t>(shift)));
+  }
+}
+
+TEST_CASE("products of large matrices are cut into an even number of tiles, small ones not at all", "[ops][gemm]") {
+  // The shapes of a step of 1024 rows, of widths 256 and 512, and those of their weights.
+  for (const std::int64_t width : {256, 512}) {
+    for (const std::int64_t other : {width, 3 * width, 4 * width, 16 * width}) {
+      for (const auto& [m, n] :
+           {std::pair(std::int64_t{1024}, other), {std::int64_t{1024}, width}, {width, other}, {other, width}}) {
+        CAPTURE(m, n);
+        CHECK(sg::num_gemm_tiles(m, n) % 2 == 0);
+      }
+    }
+  }
+  CHECK(sg::num_gemm_tiles(1024, 2048) >= 4);
+  CHECK(sg::num_gemm_tiles(16, 16) == 1);
+  CHECK(sg::num_gemm_tiles(0, 16) == 0);
+  CHECK(sg::num_gemm_tiles(16, 0) == 0);
+}
+
+TEST_CASE("large products start no thread: those are the executor's", "[ops][gemm]") {
+  const auto num_threads = [] {
+    using Entries = std::filesystem::directory_iterator;
+    return std::distance(Entries("/proc/self/task"), Entries());
+  };
+  const auto before = num_threads();
+  (void)product(Problem<float>{.m = 1000, .n = 600, .k = 300});
+  (void)product(Problem<double>{.m = 1000, .n = 600, .k = 300});
+  CHECK(num_threads() == before);
+}
+
 TEST_CASE("a product is added to what is there, in place or elsewhere, with the same bits; a bias to every row",
           "[ops][gemm]") {
-  const Problem<float> problem{.m = 20, .n = 101, .k = 600};
-  const std::vector<float> alone = product(problem), base = numbers<float>(20 * 101, 3), bias = numbers<float>(101, 4);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const Problem<float> problem{.m = 20, .n = 101, .k = 1600};
+  const std::vector<float> alone = product(problem, kernel), base = numbers<float>(20 * 101, 3),
+                           bias = numbers<float>(101, 4);
   std::vector<float> expected(alone.size()), in_place = base, elsewhere(alone.size(), -1), biased(alone.size(), -1);
   for (std::size_t i = 0; i < alone.size(); ++i) expected[i] = base[i] + alone[i];
-  sg::gemm(problem.gemm({in_place.data(), in_place.data(), 20 * 101}));
-  sg::gemm(problem.gemm({elsewhere.data(), base.data(), 20 * 101}));
-  CHECK(in_place == expected);
-  CHECK(elsewhere == expected);
+  sg::gemm(problem.gemm({in_place.data(), in_place.data(), 20 * 101}), kernel);
+  sg::gemm(problem.gemm({elsewhere.data(), base.data(), 20 * 101}), kernel);
+  CHECK(in_place == elsewhere);
+  if (kernel == sg::GemmKernel::own) {
+    CHECK(in_place == expected);  // a sum by itself, then added
+  } else {                        // block of k by block: what was there is the first summand
+    float worst = 0;
+    for (std::size_t i = 0; i < alone.size(); ++i) worst = std::max(worst, std::abs(in_place[i] - expected[i]));
+    CHECK(worst < std::numeric_limits<float>::epsilon() * 1601);
+  }
 
   sg::Gemm<float> with_bias = problem.gemm({biased.data(), nullptr, 20 * 101});
   with_bias.bias            = bias.data();
-  sg::gemm(with_bias);
+  sg::gemm(with_bias, kernel);
   for (std::size_t i = 0; i < alone.size(); ++i) expected[i] = alone[i] + bias[i % 101];
   CHECK(biased == expected);
 }
@@ -132,4 +194,71 @@ TEST_CASE("a product leaves what lies between the rows of its result alone", "[o
   sg::gemm(gemm);
   const std::vector<double> dense = product(problem);
   for (std::size_t i = 0; i < wide.size(); ++i) CHECK(wide[i] == (i % 10 < 7 ? dense[i / 10 * 7 + i % 10] : 5));
+}
+
+namespace {
+
+std::vector<sg::bf16> rounded(const std::vector<float>& from) {
+  std::vector<sg::bf16> made;
+  for (const float value : from) made.push_back(sg::narrow<sg::bf16>(value));
+  return made;
+}
+std::vector<float> widened(const std::vector<sg::bf16>& from) {
+  std::vector<float> made;
+  for (const sg::bf16 value : from) made.push_back(sg::wide(value));
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("a product of bf16 is that of its operands in f32, rounded once where it is stored in bf16", "[ops][gemm]") {
+  const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
+  const auto [m, n, k] = GENERATE(
+      table<std::int64_t, std::int64_t, std::int64_t>({{1, 1, 1}, {7, 13, 300}, {193, 100, 33}, {100, 120, 600}}));
+  CAPTURE(a_transposed, b_transposed, m, n, k);
+  Problem<float> wide{m, n, k, a_transposed, b_transposed};
+  const std::vector<sg::bf16> a = rounded(wide.a), b = rounded(wide.b), bias = rounded(numbers<float>(n, 4));
+  wide.a = widened(a), wide.b = widened(b);
+  const Problem<sg::bf16> problem{m, n, k, a_transposed, b_transposed, a, b};
+  const std::vector<float> base = numbers<float>(m * n, 3);
+  std::vector<float> sum        = base;
+  std::vector<sg::bf16> c(sum.size());
+  const sg::Gemm<sg::bf16> into_half = problem.gemm({c.data(), nullptr, m * n});
+  sg::Gemm<sg::bf16> biased          = into_half;
+  biased.bias                        = bias.data();
+  sg::gemm(biased);
+  sg::gemm(sg::Gemm<sg::bf16, float>{
+      .m = m, .n = n, .k = k, .a = into_half.a, .b = into_half.b, .c = {sum.data(), sum.data(), m * n}, .c_stride = n});
+  double worst_wide = 0, worst_half = 0;
+  for (std::size_t i = 0; i < c.size(); ++i) {
+    const double exact = wide.expected(static_cast<std::int64_t>(i) / n, static_cast<std::int64_t>(i) % n);
+    const double above = exact + static_cast<double>(sg::wide(bias[i % static_cast<std::size_t>(n)]));
+    worst_wide         = std::max(worst_wide, std::abs(sum[i] - (exact + static_cast<double>(base[i]))));
+    // Half of the distance between two neighbours is at most 2^-8 of a value.
+    worst_half = std::max(worst_half, std::abs(static_cast<double>(sg::wide(c[i])) - above) - std::abs(above) * 0x1p-8);
+  }
+  const double summed = std::numeric_limits<float>::epsilon() * static_cast<double>(k + 2);
+  CHECK(worst_wide < summed);
+  CHECK(worst_half < summed * (1 + 0x1p-8));
+}
+
+TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const Problem<float> problem{.m = 130, .n = 101, .k = 60};
+  const std::vector<float> bias = numbers<float>(101, 4);
+  std::vector<float> before(130 * 101), after(before.size()), in_place(before.size());
+  sg::Gemm<float> gemm = problem.gemm({before.data(), nullptr, 130 * 101});
+  gemm.bias            = bias.data();
+  sg::gemm(gemm, kernel);
+  const std::vector<float> expected = before;
+  gemm.activate                     = [](const float* c, float* y, std::int64_t size) {
+    for (std::int64_t i = 0; i < size; ++i) y[i] = 3 * c[i];
+  };
+  gemm.y = after.data();
+  sg::gemm(gemm, kernel);
+  CHECK(before == expected);
+  gemm.c.out = gemm.y = in_place.data();
+  sg::gemm(gemm, kernel);
+  CHECK(in_place == after);
+  for (std::size_t i = 0; i < after.size(); ++i) REQUIRE(after[i] == 3 * before[i]);
 }

@@ -4,7 +4,9 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <vector>
 
+#include "ops/activation.hpp"
 #include "tests/support/op_case.hpp"
 
 namespace sg = stepgraph;
@@ -17,14 +19,15 @@ struct Sizes {
   std::int64_t rows = 5, in = 7, out = 4;
 };
 
-sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, bool biased) {
+sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, bool biased,
+                                sg::Activation activation = sg::Activation::none) {
   sg::testing::OpCase test{
       .inputs  = {{sizes.rows, sizes.in}},
       .weights = {{"w", layout == sg::WeightLayout::in_out ? sg::TensorShape{sizes.in, sizes.out}
                                                            : sg::TensorShape{sizes.out, sizes.in}}}};
   if (biased) test.weights.emplace_back("b", sg::TensorShape{sizes.out});
-  test.build = [layout, biased](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
-    sg::Linear spec{.x = in[0], .weight = tape.weight("w"), .layout = layout};
+  test.build = [layout, biased, activation](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    sg::Linear spec{.x = in[0], .weight = tape.weight("w"), .layout = layout, .activation = activation};
     if (biased) spec.bias = tape.weight("b");
     return sg::linear(tape, spec);
   };
@@ -44,6 +47,16 @@ std::vector<double> plain(const Sizes& sizes, sg::WeightLayout layout, const sg:
     }
   }
   return y;
+}
+
+// The same with the activation as an op of its own.
+sg::testing::OpCase two_ops(sg::testing::OpCase test, sg::Activation activation) {
+  test.build = [plain = test.build, activation](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor y = plain(tape, in);
+    if (activation == sg::Activation::silu) return sg::silu(tape, y);
+    return sg::gelu(tape, y, activation == sg::Activation::gelu_tanh ? sg::Gelu::tanh : sg::Gelu::exact);
+  };
+  return test;
 }
 
 // A tape to which ops are only added.
@@ -95,6 +108,42 @@ TEST_CASE("a linear of many tiles has the same gradients as three plain loops", 
   CHECK(sg::testing::distance(gradients.inputs[0], dx) < 1e-14);
   CHECK(sg::testing::distance(gradients.weights[0], dw) < 1e-14);
   CHECK(sg::testing::distance(gradients.weights[1], db) < 1e-14);
+}
+
+TEST_CASE("a linear with an activation has the bits of one followed by the other, forward and backward",
+          "[ops][linear]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
+  const Sizes sizes     = GENERATE(Sizes{5, 7, 4}, Sizes{130, 40, 143});
+  CAPTURE(static_cast<int>(activation), type, sizes.rows);
+  const auto fused = linear_case(sizes, sg::WeightLayout::in_out, true, activation);
+  const auto apart = two_ops(linear_case(sizes, sg::WeightLayout::in_out, true), activation);
+  CHECK(sg::testing::evaluate(fused, type) == sg::testing::evaluate(apart, type));
+  const auto found = sg::testing::gradients(fused, type), expected = sg::testing::gradients(apart, type);
+  CHECK(found.inputs == expected.inputs);
+  CHECK(found.weights == expected.weights);
+}
+
+TEST_CASE("the gradients of a linear with an activation are right", "[ops][linear]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  CAPTURE(static_cast<int>(activation));
+  sg::testing::check_gradients(linear_case({}, sg::WeightLayout::in_out, true, activation));
+}
+
+TEST_CASE("a linear keeps what its activation was applied to for a backward pass alone", "[ops][linear]") {
+  const bool records = GENERATE(false, true);
+  sg::Graph graph;
+  sg::WeightTable weights;
+  const sg::Buffer buffer = graph.buffer({.size_bytes = 4 * 600, .type = sg::DType::f32});
+  weights.add({.name = "w", .shape = {30, 20}, .value = buffer, .gradient = buffer});
+  sg::Tape tape({.graph = &graph, .weights = &weights, .records = records});
+  const sg::Tensor x = tape.tensor("x", {10, 20});
+  const auto before  = graph.num_buffers();
+  const sg::Tensor y =
+      sg::linear(tape, {.x = x, .weight = tape.weight("w"), .activation = sg::Activation::gelu_tanh, .name = "up"});
+  CHECK(graph.num_buffers() - before == (records ? 2 : 1));
+  CHECK(graph.spec(y.buffer).name == "up");
+  CHECK(graph.op(sg::Node{0}) == "linear_gelu");
 }
 
 TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {

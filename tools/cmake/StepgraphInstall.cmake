@@ -24,6 +24,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/stepgraphConfigVe
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake
               ${PROJECT_BINARY_DIR}/package/stepgraphConfigVersion.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/StepgraphBlas.cmake
         DESTINATION ${stepgraph_package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/stepgraph)
 if(TARGET stepgraph_cli)

@@ -1,0 +1,75 @@
+# The CBLAS that matrix products go through, as target stepgraph::blas. Used by the build, and by the installed package
+# on the machine of its user.
+#
+# It is linked by the path of a *serial* library, the static one where there is one: threads are the executor's business,
+# and what /etc/alternatives calls libblas.so.3 may be anything. STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR
+# name one that lies elsewhere; it must be serial.
+
+# stepgraph_find_blas(blis|openblas found): looks for one, says in `found` whether it is there.
+function(stepgraph_find_blas kind found)
+  set(${found} FALSE PARENT_SCOPE)
+  if(STEPGRAPH_BLAS_LIBRARY AND STEPGRAPH_BLAS_INCLUDE_DIR)
+    set(library ${STEPGRAPH_BLAS_LIBRARY})
+    set(include_dir ${STEPGRAPH_BLAS_INCLUDE_DIR})
+  else()
+    # Not in the cache: a package may come or go between two runs.
+    find_library(library NAMES lib${kind}.a ${kind} PATH_SUFFIXES ${kind}-serial NO_CACHE)
+    find_path(include_dir NAMES ${kind}-serial/cblas.h NO_CACHE)
+    if(NOT library MATCHES "/${kind}-serial/" OR NOT include_dir)
+      return()
+    endif()
+    string(APPEND include_dir /${kind}-serial)
+  endif()
+  if(NOT EXISTS ${library} OR NOT EXISTS ${include_dir}/cblas.h)
+    message(FATAL_ERROR "stepgraph: no CBLAS at '${library}' and '${include_dir}/cblas.h' (STEPGRAPH_BLAS_LIBRARY, "
+                        "STEPGRAPH_BLAS_INCLUDE_DIR)")
+  endif()
+  add_library(stepgraph::blas UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(stepgraph::blas PROPERTIES IMPORTED_LOCATION ${library}
+                                                   INTERFACE_INCLUDE_DIRECTORIES ${include_dir}
+                                                   INTERFACE_LINK_LIBRARIES "Threads::Threads;m")
+  set(${found} TRUE PARENT_SCOPE)
+endfunction()
+
+# stepgraph_choose_blas(): obeys STEPGRAPH_BLAS; STEPGRAPH_BLAS_CHOSEN is "blis", "openblas" or "own" after it.
+function(stepgraph_choose_blas)
+  set(known auto blis openblas own)
+  if(NOT STEPGRAPH_BLAS IN_LIST known)
+    list(JOIN known ", " known)
+    message(FATAL_ERROR "STEPGRAPH_BLAS is '${STEPGRAPH_BLAS}' (known: ${known})")
+  endif()
+  set(found FALSE)
+  if(STEPGRAPH_BLAS STREQUAL "auto" AND STEPGRAPH_SANITIZE)
+    set(chosen own)  # sanitizers do not see what a library reads and writes
+  elseif(STEPGRAPH_BLAS STREQUAL "own")
+    set(chosen own)
+  else()
+    set(kinds ${STEPGRAPH_BLAS})
+    if(STEPGRAPH_BLAS STREQUAL "auto")
+      set(kinds blis openblas)
+    endif()
+    foreach(kind IN LISTS kinds)
+      if(NOT found)
+        stepgraph_find_blas(${kind} found)
+        set(chosen ${kind})
+      endif()
+    endforeach()
+    if(NOT found AND NOT STEPGRAPH_BLAS STREQUAL "auto")
+      message(FATAL_ERROR "STEPGRAPH_BLAS is ${STEPGRAPH_BLAS}, but its serial library was not found (install "
+                          "lib${STEPGRAPH_BLAS}-serial-dev, set STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR, or "
+                          "leave STEPGRAPH_BLAS at auto)")
+    elseif(NOT found)
+      set(chosen own)
+    endif()
+  endif()
+  if(found)
+    get_target_property(library stepgraph::blas IMPORTED_LOCATION)
+    message(STATUS "Matrix products: ${chosen}, ${library}")
+  elseif(STEPGRAPH_BLAS STREQUAL "auto" AND NOT STEPGRAPH_SANITIZE)
+    message(STATUS "Matrix products: our own kernel, which is slower (libblis-serial-dev or libopenblas-serial-dev would "
+                   "be used)")
+  else()
+    message(STATUS "Matrix products: our own kernel")
+  endif()
+  set(STEPGRAPH_BLAS_CHOSEN ${chosen} PARENT_SCOPE)
+endfunction()
