@@ -1,16 +1,17 @@
 #include "ops/attention.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "ops/cpu/attention.hpp"
-#include "ops/cpu/into.hpp"
+#include "ops/dropout_mask.hpp"
 #include "ops/heads.hpp"
 
 namespace stepgraph {
 namespace {
 
-// How many pairs of a sequence and a key and value head may be worked on at a time: each has a workspace.
-constexpr std::int64_t most_workspaces = 4;
+// How many heads may be worked on at a time: each has a workspace.
+constexpr std::int64_t most_workspaces = 16;
 
 // Multiplications and additions of the two products of the causal half: 2 * 2 * heads * head_size * seq (seq + 1) / 2
 // for each sequence. Backward has five such products.
@@ -18,6 +19,51 @@ double forward_flops(const Tape& tape, const Heads& heads) {
   const auto seq = static_cast<double>(tape.seq());
   return static_cast<double>(tape.sequences()) * 2 * 2 * static_cast<double>(heads.heads * heads.head_size) * seq *
          (seq + 1) / 2;
+}
+
+// Some heads of each sequence, and the workspaces for them. Workspace w serves the heads w, w + count, ... of all
+// sequences: which thread does which changes nothing.
+struct Workspaces {
+  std::int64_t sequences, heads;  // heads: of one sequence
+  std::int64_t size;              // elements of one
+
+  [[nodiscard]] std::int64_t count() const { return std::min(sequences * heads, most_workspaces); }
+  [[nodiscard]] Tensor tensor(Tape& tape, std::string_view name) const {
+    return tape.tensor(name, {count(), size}, tape.wide_type());
+  }
+  // body(sequence, head, its workspace)
+  template <class W, class Body>
+  void for_heads(const Context& context, W* workspace, const Body& body) const {
+    context.parallel_for(count(), [&](std::int64_t w) {
+      for (std::int64_t i = w; i < sequences * heads; i += count()) body(i / heads, i % heads, workspace + w * size);
+    });
+  }
+};
+
+// f with a number of the tape's type.
+template <class Function>
+auto with_type(DType type, const Function& f) {
+  return type == DType::f64 ? f(double{}) : type == DType::bf16 ? f(bf16{}) : f(float{});
+}
+
+// The dropout of a tape's probabilities, at a step.
+struct Dropped {
+  DropoutSite site;
+  cpu::AttentionDropout numbers;
+
+  [[nodiscard]] std::optional<cpu::AttentionDropout> at_step(const Context& context, std::size_t read) const {
+    if (!site.active) return {};
+    cpu::AttentionDropout made = numbers;
+    made.mask                  = site.mask(context, read);
+    return made;
+  }
+};
+Dropped dropped(const Tape& tape, const Attention& spec) {
+  return {.site    = dropout_site(tape, spec.dropout),
+          .numbers = {.mask           = {},
+                      .first_sequence = tape.random().first_sequence,
+                      .first_head     = tape.tp().index * spec.heads.heads,
+                      .all_heads      = tape.tp().size * spec.heads.heads}};
 }
 
 }  // namespace
@@ -29,59 +75,63 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                   .kv_heads  = spec.heads.kv_heads,
                                   .head_size = spec.heads.head_size,
                                   .scale     = spec.scale};
-  const Tensor qkv        = spec.qkv;
-  const std::int64_t rows = qkv.rows(), pairs = tape.sequences() * shape.kv_heads;
-  const std::int64_t workspaces = std::min(pairs, most_workspaces);
-  const Tensor out              = tape.tensor("attention", {rows, shape.out_row()});
-  const Tensor log_sums         = tape.tensor("attention log_sums", {rows, shape.heads});
-  const double flops            = forward_flops(tape, spec.heads);
-  const auto bytes              = static_cast<double>(qkv.num_bytes() + out.num_bytes());
-
-  // Workspace w serves the pairs w, w + workspaces, ...: which thread does which pair changes nothing.
-  const auto for_pairs = [=](const Context& context, const auto& body) {
-    context.parallel_for(workspaces, [&](std::int64_t workspace) {
-      for (std::int64_t pair = workspace; pair < pairs; pair += workspaces) {
-        body(pair / shape.kv_heads, pair % shape.kv_heads, workspace);
-      }
-    });
+  const Dropped dropout = dropped(tape, spec);
+  const Tensor qkv      = spec.qkv;
+  const Tensor out      = tape.tensor("attention", {qkv.rows(), shape.out_row()});
+  const Tensor log_sums = tape.tensor("attention log_sums", {qkv.rows(), shape.heads}, tape.wide_type());
+  const double flops    = forward_flops(tape, spec.heads);
+  const auto bytes      = static_cast<double>(qkv.num_bytes() + out.num_bytes());
+  const auto plus_step  = [dropout](AccessList reads) {
+    if (dropout.site.active) reads.push_back(dropout.site.step);
+    return reads;
   };
-  const std::int64_t forward_size = cpu::attention_forward_workspace(shape);
-  tape.add({.op       = "attention",
-            .reads    = qkv,
-            .writes   = {out, log_sums, tape.tensor("attention workspace", {workspaces, forward_size})},
-            .cost     = {.flops = flops, .bytes_moved = bytes},
-            .parallel = true},
-           [=]<class T>(const Context& context, T) {
-             const cpu::AttentionForward<T> kernel{.shape    = shape,
-                                                   .qkv      = context.read<T>(0).data(),
-                                                   .out      = context.write<T>(0).data(),
-                                                   .log_sums = context.write<T>(1).data()};
-             T* workspace = context.write<T>(2).data();
-             for_pairs(context, [&](std::int64_t sequence, std::int64_t kv_head, std::int64_t i) {
-               cpu::attention_forward(kernel, sequence, kv_head, workspace + i * forward_size);
-             });
-           });
+
+  const Workspaces rooms{tape.sequences(), shape.heads, with_type(tape.type(), [&]<class T>(T) {
+                           return cpu::attention_forward_workspace<T>(shape);
+                         })};
+  tape.add<AllTypes>({.op       = "attention",
+                      .reads    = plus_step(qkv),
+                      .writes   = {out, log_sums, rooms.tensor(tape, "attention workspace")},
+                      .cost     = {.flops = flops, .bytes_moved = bytes},
+                      .parallel = true},
+                     [=]<class T>(const Context& context, T) {
+                       const cpu::AttentionForward<T> kernel{.shape    = shape,
+                                                             .qkv      = context.read<T>(0).data(),
+                                                             .out      = context.write<T>(0).data(),
+                                                             .log_sums = context.write<Wide<T>>(1).data(),
+                                                             .dropout  = dropout.at_step(context, 1)};
+                       rooms.for_heads(context, context.write<Wide<T>>(2).data(),
+                                       [&](std::int64_t sequence, std::int64_t head, Wide<T>* room) {
+                                         cpu::attention_forward(kernel, sequence, head, room);
+                                       });
+                     });
 
   const auto input_gradients = [=](Tape& back) {
     if (!back.needs_gradient(qkv)) return;
-    const std::int64_t backward_size = cpu::attention_backward_workspace(shape);
-    back.add_gradient(qkv,
-                      {.op       = "attention_backward",
-                       .reads    = {qkv, out, log_sums, back.gradient(out)},
-                       .writes   = back.tensor("attention_backward workspace", {workspaces, backward_size}),
-                       .cost     = {.flops = 2.5 * flops, .bytes_moved = 2 * bytes},
-                       .parallel = true},
-                      [=]<class T>(const Context& context, Into<T> d_qkv) {
-                        const cpu::AttentionBackward<T> kernel{.shape    = shape,
-                                                               .qkv      = context.read<T>(0).data(),
-                                                               .out      = context.read<T>(1).data(),
-                                                               .log_sums = context.read<T>(2).data(),
-                                                               .d_out    = context.read<T>(3).data()};
-                        T* workspace = context.write<T>(0).data();
-                        for_pairs(context, [&](std::int64_t sequence, std::int64_t kv_head, std::int64_t i) {
-                          cpu::attention_backward(kernel, d_qkv, sequence, kv_head, workspace + i * backward_size);
-                        });
-                      });
+    const Workspaces back_rooms{back.sequences(), shape.kv_heads, with_type(back.type(), [&]<class T>(T) {
+                                  return cpu::attention_backward_workspace<T>(shape);
+                                })};
+    const Tensor products = back.tensor("attention_backward products", log_sums.shape, log_sums.type);
+    back.add_gradient<AllTypes>(qkv,
+                                {.op       = "attention_backward",
+                                 .reads    = plus_step({qkv, out, log_sums, back.gradient(out)}),
+                                 .writes   = {products, back_rooms.tensor(back, "attention_backward workspace")},
+                                 .cost     = {.flops = 2.5 * flops, .bytes_moved = 2 * bytes},
+                                 .parallel = true},
+                                [=]<class T>(const Context& context, Into<T> d_qkv) {
+                                  const cpu::AttentionBackward<T> kernel{.shape    = shape,
+                                                                         .qkv      = context.read<T>(0).data(),
+                                                                         .out      = context.read<T>(1).data(),
+                                                                         .log_sums = context.read<Wide<T>>(2).data(),
+                                                                         .d_out    = context.read<T>(3).data(),
+                                                                         .products = context.write<Wide<T>>(0).data(),
+                                                                         .dropout  = dropout.at_step(context, 4)};
+                                  back_rooms.for_heads(context, context.write<Wide<T>>(1).data(),
+                                                       [&](std::int64_t sequence, std::int64_t kv_head, Wide<T>* room) {
+                                                         cpu::attention_backward(kernel, d_qkv, sequence, kv_head,
+                                                                                 room);
+                                                       });
+                                });
   };
   tape.on_backward({.outputs = {out}, .input_gradients = input_gradients});
   return out;

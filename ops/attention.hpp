@@ -1,4 +1,5 @@
 #pragma once
+#include "ops/dropout.hpp"
 #include "ops/tape.hpp"
 
 namespace stepgraph {
@@ -14,9 +15,10 @@ struct Heads {
 // Softmax(q k^T * scale) v inside each sequence, each position seeing itself and those before it:
 // [sequences * seq, (heads + 2 kv_heads) * head_size] -> [sequences * seq, heads * head_size].
 struct Attention {
-  Tensor qkv   = {};
-  Heads heads  = {};
-  double scale = 1;  // 1 / sqrt(head_size), as a rule
+  Tensor qkv      = {};
+  Heads heads     = {};
+  double scale    = 1;   // 1 / sqrt(head_size), as a rule
+  Dropout dropout = {};  // of the probabilities
 };
 [[nodiscard]] Tensor attention(Tape& tape, const Attention& spec);
 

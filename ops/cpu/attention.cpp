@@ -1,239 +1,176 @@
 #include "ops/cpu/attention.hpp"
 
-#include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "ops/cpu/attention_tiles.hpp"
 #include "ops/cpu/elementary.hpp"
-#include "ops/cpu/into.hpp"
-#include "ops/cpu/lanes.hpp"
-#include "ops/cpu/small_product.hpp"
 
 namespace stepgraph::cpu {
 namespace {
 
-// So many queries are worked on at a time: a row of scores for each is in the workspace.
-constexpr std::int64_t query_rows = 32;
+// Parts of the workspace.
+template <class W>
+struct Rooms {
+  W *queries, *keys, *values, *out, *scores;  // queries transposed; scores of a key in a row
+  W *largest, *sums, *shrinks;                // of each query
 
-std::int64_t padded(std::int64_t seq) { return (seq + 15) / 16 * 16; }  // whole panels in every type
-
-// Where the heads of one sequence and one key and value head are, in qkv or in its gradient.
-template <class T>
-struct HeadRows {
-  const T *keys, *values;  // [seq, head_size], rows a row of qkv apart
-  std::int64_t first_row;  // of the sequence
-  std::int64_t first_query, end_query;
+  Rooms(const AttentionShape& shape, W* workspace) {
+    const std::int64_t size = tile_size * padded_head<W>(shape);
+    queries                 = workspace;
+    keys                    = queries + size;
+    values                  = keys + size;
+    out                     = values + size;
+    scores                  = out + size;
+    largest                 = scores + tile_size * tile_size;
+    sums                    = largest + tile_size;
+    shrinks                 = sums + tile_size;
+  }
 };
-template <class T>
-HeadRows<T> head_rows(const AttentionShape& shape, const T* qkv, std::int64_t sequence, std::int64_t kv_head) {
-  const std::int64_t first_row = sequence * shape.seq;
-  const T* rows                = qkv + first_row * shape.qkv_row();
-  const std::int64_t group     = shape.heads / shape.kv_heads;  // query head h looks at h / group
-  return {.keys        = rows + (shape.heads + kv_head) * shape.head_size,
-          .values      = rows + (shape.heads + shape.kv_heads + kv_head) * shape.head_size,
-          .first_row   = first_row,
-          .first_query = kv_head * group,
-          .end_query   = (kv_head + 1) * group};
+
+// Keys of a tile that are needed for the queries before `end`: on the diagonal, whole blocks up to the last of them.
+std::int64_t keys_seen(bool diagonal, std::int64_t end) {
+  return diagonal ? std::min(tile_size, rounded_up(end, block_rows)) : tile_size;
 }
 
-// [seq, head_size] transposed, in panels of tile_cols columns that lie one after the other; the last is filled up with
-// zeros.
-template <class T>
-void pack_panels(const T* rows, const AttentionShape& shape, T* panels) {
-  constexpr std::int64_t width = tile_cols<T>;
-  for (std::int64_t first = 0; first < shape.seq; first += width) {
-    T* panel                 = panels + first * shape.head_size;
-    const std::int64_t valid = std::min(width, shape.seq - first);
-    for (std::int64_t i = 0; i < shape.head_size; ++i) {
-      for (std::int64_t c = 0; c < valid; ++c) panel[i * width + c] = rows[(first + c) * shape.qkv_row() + i];
-      std::fill(panel + i * width + valid, panel + (i + 1) * width, T(0));
+// Scores become powers of two, up to a common factor of each query; largest, sums and shrinks follow. A block of
+// queries at a time, each a lane.
+template <class W>
+void exponentiate(const Rooms<W>& rooms, bool diagonal, bool first_tile) {
+  constexpr int lanes = lanes_of<W>, cols = block_cols<W>;
+  constexpr W nothing = -std::numeric_limits<W>::infinity();
+  for (std::int64_t query = 0; query < tile_size; query += cols) {
+    const std::int64_t seen = keys_seen(diagonal, query + cols);
+    W* scores               = rooms.scores + query;
+    if (diagonal) {
+      for (std::int64_t key = query; key < seen; ++key) {
+        for (int v = 0; v < block_vectors; ++v) {
+          W* at              = scores + key * tile_size + v * lanes;
+          const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(query + v * lanes));
+          const auto sees    = numbers >= static_cast<LaneInteger<W>>(key);
+          store_vector(at, sees ? load_vector(at) : Vector<W>{} + nothing);
+        }
+      }
+    }
+    Vector<W> before[block_vectors], most[block_vectors], sum[block_vectors];
+    for (int v = 0; v < block_vectors; ++v) {
+      before[v] = first_tile ? Vector<W>{} + nothing : load_vector(rooms.largest + query + v * lanes);
+      most[v]   = before[v];
+      sum[v]    = Vector<W>{};
+    }
+    for (std::int64_t key = 0; key < seen; ++key) {
+      for (int v = 0; v < block_vectors; ++v)
+        most[v] = larger(load_vector(scores + key * tile_size + v * lanes), most[v]);
+    }
+    for (std::int64_t key = 0; key < seen; ++key) {
+      for (int v = 0; v < block_vectors; ++v) {
+        W* at                 = scores + key * tile_size + v * lanes;
+        const Vector<W> power = cpu::exp2(load_vector(at) - most[v]);
+        sum[v] += power;
+        store_vector(at, power);
+      }
+    }
+    for (int v = 0; v < block_vectors; ++v) {
+      const std::int64_t at = query + v * lanes;
+      if (!first_tile) {
+        const Vector<W> shrink = cpu::exp2(before[v] - most[v]);
+        sum[v] += load_vector(rooms.sums + at) * shrink;
+        store_vector(rooms.shrinks + at, shrink);
+      }
+      store_vector(rooms.largest + at, most[v]);
+      store_vector(rooms.sums + at, sum[v]);
     }
   }
 }
 
-// A few rows of one query head, times panels: out[r][j] for all j that row r's group of tile_rows sees.
-template <class T>
-void multiply_panels(const T* rows, std::int64_t row_stride, const T* panels, const AttentionShape& shape,
-                     std::int64_t first, std::int64_t count, T* out) {
-  constexpr std::int64_t width = tile_cols<T>;
-  const std::int64_t out_row   = padded(shape.seq);
-  for (std::int64_t key = 0; key < first + count; key += width) {
-    for (std::int64_t r = 0; r < count; r += tile_rows) {
-      const std::int64_t group = std::min<std::int64_t>(tile_rows, count - r);
-      if (first + r + group <= key) continue;  // sees none of this panel
-      multiply<T>({.depth = shape.head_size,
-                   .a     = rows + r * row_stride,
-                   .a_row = row_stride,
-                   .a_col = 1,
-                   .b     = panels + key * shape.head_size,
-                   .b_row = width,
-                   .c     = out + r * out_row + key,
-                   .c_row = out_row,
-                   .add   = false},
-                  group, width);
+// scores = keys queries^T.
+template <class W>
+void score(const HeadRows<const W>& keys, const Rooms<W>& rooms, std::int64_t padded, bool diagonal) {
+  for (std::int64_t key = 0; key < tile_size; key += block_rows) {
+    const std::int64_t from = diagonal ? key / block_cols<W> * block_cols<W> : 0;  // queries before see none of these
+    multiply_rows<W>({.depth = padded,
+                      .a     = keys.data + key * keys.stride,
+                      .a_row = keys.stride,
+                      .b     = rooms.queries + from,
+                      .b_row = tile_size,
+                      .c     = rooms.scores + key * tile_size + from,
+                      .c_row = tile_size},
+                     tile_size - from, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
+  }
+}
+
+// out = out * shrinks + scores^T values.
+template <class W>
+void add_values(const Rooms<W>& rooms, std::int64_t padded, bool diagonal, bool first_tile) {
+  for (std::int64_t query = 0; query < tile_size; query += block_rows) {
+    const Product<W> product{.depth = keys_seen(diagonal, query + block_rows),
+                             .a     = rooms.scores + query,
+                             .a_row = tile_size,
+                             .b     = rooms.values,
+                             .b_row = padded,
+                             .c     = rooms.out + query * padded,
+                             .c_row = padded};
+    if (first_tile) {
+      multiply_transposed(product, padded, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
+    } else {
+      const W* shrinks = rooms.shrinks + query;
+      multiply_transposed(product, padded, [shrinks](W* to, int row, Vector<W> sum) {
+        store_vector(to, load_vector(to) * shrinks[row] + sum);
+      });
     }
   }
-}
-
-// Rows of scores times rows of keys or values: out[r] = sum over the keys that r's group sees.
-template <class T>
-void multiply_rows(const T* scores, const T* rows, const AttentionShape& shape, std::int64_t first, std::int64_t count,
-                   T* out, std::int64_t out_row) {
-  const std::int64_t scores_row = padded(shape.seq);
-  for (std::int64_t r = 0; r < count; r += tile_rows) {
-    const std::int64_t group = std::min<std::int64_t>(tile_rows, count - r);
-    multiply<T>({.depth = first + r + group,
-                 .a     = scores + r * scores_row,
-                 .a_row = scores_row,
-                 .a_col = 1,
-                 .b     = rows,
-                 .b_row = shape.qkv_row(),
-                 .c     = out + r * out_row,
-                 .c_row = out_row,
-                 .add   = false},
-                group, shape.head_size);
-  }
-}
-
-// sums[key] += scores[r][key] * rows[r], over the queries r that see the key.
-template <class T>
-void add_transposed(const T* scores, const T* rows, std::int64_t row_stride, const AttentionShape& shape,
-                    std::int64_t first, std::int64_t count, T* sums) {
-  const std::int64_t scores_row = padded(shape.seq);
-  for (std::int64_t key = 0; key < first + count; key += tile_rows) {
-    const std::int64_t group = std::min<std::int64_t>(tile_rows, first + count - key);
-    const std::int64_t from  = std::max<std::int64_t>(0, key - first);
-    multiply<T>({.depth = count - from,
-                 .a     = scores + from * scores_row + key,
-                 .a_row = 1,
-                 .a_col = scores_row,
-                 .b     = rows + from * row_stride,
-                 .b_row = row_stride,
-                 .c     = sums + key * shape.head_size,
-                 .c_row = shape.head_size,
-                 .add   = true},
-                group, shape.head_size);
-  }
-}
-
-template <class T>
-T largest(const T* values, std::int64_t size) {
-  constexpr int lanes = elements_per_vector<T>;
-  T most              = values[0];
-  std::int64_t i      = 0;
-  if (size >= lanes) {
-    Vector<T> of_lanes = load_vector(values);
-    for (i = lanes; i + lanes <= size; i += lanes) {
-      const Vector<T> more = load_vector(values + i);
-      of_lanes             = more > of_lanes ? more : of_lanes;
-    }
-    for (int lane = 0; lane < lanes; ++lane) most = std::max(most, of_lanes[lane]);
-  }
-  for (; i < size; ++i) most = std::max(most, values[i]);
-  return most;
 }
 
 }  // namespace
 
+template <class T>
 std::int64_t attention_forward_workspace(const AttentionShape& shape) {
-  return padded(shape.seq) * (shape.head_size + query_rows);
-}
-
-std::int64_t attention_backward_workspace(const AttentionShape& shape) {
-  return padded(shape.seq) * (4 * shape.head_size + 2 * query_rows) + query_rows * shape.head_size;
+  return tile_size * (4 * padded_head<Wide<T>>(shape) + tile_size + 3);
 }
 
 template <class T>
-void attention_forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t kv_head,
-                       T* workspace) {
-  const AttentionShape& shape   = attention.shape;
-  const HeadRows<T> at          = head_rows(shape, attention.qkv, sequence, kv_head);
-  const std::int64_t scores_row = padded(shape.seq);
-  const auto scale              = static_cast<T>(shape.scale);
-  T *panels = workspace, *scores = panels + scores_row * shape.head_size;
-  pack_panels(at.keys, shape, panels);
-  for (std::int64_t head = at.first_query; head < at.end_query; ++head) {
-    for (std::int64_t first = 0; first < shape.seq; first += query_rows) {
-      const std::int64_t count = std::min(query_rows, shape.seq - first), row = at.first_row + first;
-      const T* queries = attention.qkv + row * shape.qkv_row() + head * shape.head_size;
-      T* out           = attention.out + row * shape.out_row() + head * shape.head_size;
-      T sums[query_rows];
-      multiply_panels(queries, shape.qkv_row(), panels, shape, first, count, scores);
-      for (std::int64_t r = 0; r < count; ++r) {
-        T* of_row               = scores + r * scores_row;
-        const std::int64_t seen = first + r + 1;
-        for (std::int64_t j = 0; j < seen; ++j) of_row[j] *= scale;
-        const T most = largest(of_row, seen);
-        for (std::int64_t j = 0; j < seen; ++j) of_row[j] = cpu::exp(of_row[j] - most);
-        std::fill(of_row + seen, of_row + first + count, T(0));
-        sums[r] = lane_sum<T>(seen, [of_row](std::int64_t j) { return of_row[j]; });
-        attention.log_sums[(row + r) * shape.heads + head] = most + std::log(sums[r]);
+void attention_forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t head,
+                       Wide<T>* workspace) {
+  using W                     = Wide<T>;
+  const AttentionShape& shape = attention.shape;
+  const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
+  const std::int64_t kv_head = head * shape.kv_heads / shape.heads;
+  const T* rows              = attention.qkv + row * shape.qkv_row();
+  const auto queries         = head_rows(rows, shape.qkv_row(), head, size),
+             keys            = head_rows(rows, shape.qkv_row(), shape.heads + kv_head, size),
+             values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
+  const Rooms<W> rooms(shape, workspace);
+  for (std::int64_t first = 0; first < shape.seq; first += tile_size) {
+    transpose_tile(tile_rows(queries, shape, first, rooms.out), shape, binary_scale<W>(shape), rooms.queries);
+    for (std::int64_t key = 0; key <= first; key += tile_size) {
+      const bool diagonal = key == first, first_tile = key == 0;
+      score(tile_rows(keys, shape, key, rooms.keys), rooms, padded, diagonal);
+      exponentiate(rooms, diagonal, first_tile);
+      if (attention.dropout) {
+        const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first, key);
+        mask.apply<W>(
+            tile_size, 1, tile_size, shape.seq,
+            [scores = rooms.scores](std::int64_t r, std::int64_t c, W factor) { scores[r * tile_size + c] *= factor; });
       }
-      multiply_rows(scores, at.values, shape, first, count, out, shape.out_row());
-      for (std::int64_t r = 0; r < count; ++r) {
-        T* of_row = out + r * shape.out_row();
-        for (std::int64_t i = 0; i < shape.head_size; ++i) of_row[i] /= sums[r];
-      }
+      copy_tile(values, shape, key, W(1), rooms.values);
+      add_values(rooms, padded, diagonal, first_tile);
+    }
+    const std::int64_t count = std::min(tile_size, shape.seq - first);
+    for (std::int64_t r = 0; r < count; ++r) {
+      const W* from = rooms.out + r * padded;
+      T* to         = attention.out + (row + first + r) * shape.out_row() + head * size;
+      const W share = W(1) / rooms.sums[r];
+      for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(from[i] * share);
+      attention.log_sums[(row + first + r) * shape.heads + head] = rooms.largest[r] + std::log2(rooms.sums[r]);
     }
   }
 }
 
-// With P the probabilities: dV = P^T dO; dP = dO V^T; dS = P (dP - rowsum(dO O)); dQ = scale dS K; dK = scale dS^T Q
-// (FlashAttention-2, section 2.3.2).
-template <class T>
-void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence,
-                        std::int64_t kv_head, T* workspace) {
-  const AttentionShape& shape   = attention.shape;
-  const HeadRows<T> at          = head_rows(shape, attention.qkv, sequence, kv_head);
-  const std::int64_t scores_row = padded(shape.seq), size = shape.head_size, out_row = shape.out_row();
-  const auto scale = static_cast<T>(shape.scale);
-  T *key_panels = workspace, *value_panels = key_panels + scores_row * size, *d_keys = value_panels + scores_row * size,
-    *d_values = d_keys + scores_row * size, *scores = d_values + scores_row * size,
-    *d_scores = scores + query_rows * scores_row, *d_queries = d_scores + query_rows * scores_row;
-  pack_panels(at.keys, shape, key_panels);
-  pack_panels(at.values, shape, value_panels);
-  std::fill(d_keys, d_values + scores_row * size, T(0));
-  for (std::int64_t head = at.first_query; head < at.end_query; ++head) {
-    for (std::int64_t first = 0; first < shape.seq; first += query_rows) {
-      const std::int64_t count = std::min(query_rows, shape.seq - first), row = at.first_row + first;
-      const T* queries = attention.qkv + row * shape.qkv_row() + head * size;
-      const T *out     = attention.out + row * out_row + head * size,
-              *d_out   = attention.d_out + row * out_row + head * size;
-      multiply_panels(queries, shape.qkv_row(), key_panels, shape, first, count, scores);
-      multiply_panels(d_out, out_row, value_panels, shape, first, count, d_scores);
-      for (std::int64_t r = 0; r < count; ++r) {
-        T *of_row = scores + r * scores_row, *d_row = d_scores + r * scores_row;
-        const T *o = out + r * out_row, *d_o = d_out + r * out_row;
-        const std::int64_t seen = first + r + 1;
-        const T log_sum         = attention.log_sums[(row + r) * shape.heads + head];
-        const T along           = lane_sum<T>(size, [=](std::int64_t i) { return d_o[i] * o[i]; });
-        for (std::int64_t j = 0; j < seen; ++j) of_row[j] = cpu::exp(of_row[j] * scale - log_sum);
-        for (std::int64_t j = 0; j < seen; ++j) d_row[j] = of_row[j] * (d_row[j] - along) * scale;
-        std::fill(of_row + seen, of_row + first + count, T(0));
-        std::fill(d_row + seen, d_row + first + count, T(0));
-      }
-      add_transposed(scores, d_out, out_row, shape, first, count, d_values);
-      add_transposed(d_scores, queries, shape.qkv_row(), shape, first, count, d_keys);
-      multiply_rows(d_scores, at.keys, shape, first, count, d_queries, size);
-      for (std::int64_t r = 0; r < count; ++r) {
-        const T* d_row = d_queries + r * size;
-        put(d_qkv, (row + r) * shape.qkv_row() + head * size, size, [d_row](std::int64_t i) { return d_row[i]; });
-      }
-    }
-  }
-  const std::int64_t key_offset = (shape.heads + kv_head) * size, value_offset = key_offset + shape.kv_heads * size;
-  for (std::int64_t position = 0; position < shape.seq; ++position) {
-    const std::int64_t row = (at.first_row + position) * shape.qkv_row();
-    const T *d_key = d_keys + position * size, *d_value = d_values + position * size;
-    put(d_qkv, row + key_offset, size, [d_key](std::int64_t i) { return d_key[i]; });
-    put(d_qkv, row + value_offset, size, [d_value](std::int64_t i) { return d_value[i]; });
-  }
-}
-
+template std::int64_t attention_forward_workspace<float>(const AttentionShape&);
+template std::int64_t attention_forward_workspace<double>(const AttentionShape&);
+template std::int64_t attention_forward_workspace<bf16>(const AttentionShape&);
 template void attention_forward<float>(const AttentionForward<float>&, std::int64_t, std::int64_t, float*);
 template void attention_forward<double>(const AttentionForward<double>&, std::int64_t, std::int64_t, double*);
-template void attention_backward<float>(const AttentionBackward<float>&, const Into<float>&, std::int64_t, std::int64_t,
-                                        float*);
-template void attention_backward<double>(const AttentionBackward<double>&, const Into<double>&, std::int64_t,
-                                         std::int64_t, double*);
+template void attention_forward<bf16>(const AttentionForward<bf16>&, std::int64_t, std::int64_t, float*);
 
 }  // namespace stepgraph::cpu

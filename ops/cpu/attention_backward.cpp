@@ -1,0 +1,250 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/attention.hpp"
+#include "ops/cpu/attention_tiles.hpp"
+#include "ops/cpu/elementary.hpp"
+#include "ops/cpu/into.hpp"
+#include "ops/cpu/lanes.hpp"
+
+// With P the probabilities and Z what dropout makes of them: dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P (dP - rowsum(dO
+// O)); dQ = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). Tiles of keys outside, of queries inside.
+namespace stepgraph::cpu {
+namespace {
+
+// Parts of the workspace.
+template <class W>
+struct Rooms {
+  W *keys, *keys_across, *values_across, *d_keys, *d_values;  // of a tile of keys; `across`: transposed
+  W *queries, *d_out;                                         // of a tile of queries
+  W *scores, *d_scores;                                       // of both: a query in a row
+  W* d_queries;                                               // a panel of the whole sequence, where there is one
+
+  Rooms(const AttentionShape& shape, W* workspace) {
+    const std::int64_t size = tile_size * padded_head<W>(shape);
+    keys                    = workspace;
+    keys_across             = keys + size;
+    values_across           = keys_across + size;
+    d_keys                  = values_across + size;
+    d_values                = d_keys + size;
+    queries                 = d_values + size;
+    d_out                   = queries + size;
+    scores                  = d_out + size;
+    d_scores                = scores + tile_size * tile_size;
+    d_queries               = d_scores + tile_size * tile_size;
+  }
+};
+
+// Whether gradients of queries are summed where they belong: blocks of them must be whole.
+template <class T>
+bool sums_in_place(const AttentionShape& shape) {
+  return std::is_same_v<T, Wide<T>> && shape.head_size == padded_head<Wide<T>>(shape) && shape.seq % block_rows == 0;
+}
+
+// One sequence and one query head.
+template <class T>
+struct Head {
+  using W = Wide<T>;
+  const AttentionBackward<T>& attention;
+  Rooms<W> rooms;
+  std::int64_t sequence, head;
+  HeadRows<W> d_queries;
+
+  // What one tile of queries and one of keys give to each other.
+  void add(std::int64_t first, std::int64_t first_key) const;
+
+ private:
+  void set_products(std::int64_t first, std::int64_t count) const;
+  void to_gradients(std::int64_t first, std::int64_t first_key, std::int64_t query, std::int64_t seen) const;
+};
+
+template <class W>
+void store(W* to, int, Vector<W> sum) {
+  store_vector(to, sum);
+}
+template <class W>
+void add_to(W* to, int, Vector<W> sum) {
+  store_vector(to, load_vector(to) + sum);
+}
+
+template <class T>
+void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
+  const AttentionShape& shape = attention.shape;
+  const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
+  const bool diagonal      = first == first_key;
+  const std::int64_t count = std::min(tile_size, shape.seq - first), end = rounded_up(count, block_rows);
+  copy_tile(head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size), shape, first, W(1),
+            rooms.queries);
+  copy_tile(head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size), shape, first, W(1),
+            rooms.d_out);
+  if (first_key == 0) set_products(first, count);
+  for (std::int64_t query = 0; query < end; query += block_rows) {
+    const std::int64_t seen = diagonal ? std::min(tile_size, rounded_up(query + block_rows, block_cols<W>)) : tile_size;
+    const auto across       = [&](const W* rows, const W* columns, W* scores) -> Product<W> {
+      return {.depth = padded,
+                    .a     = rows + query * padded,
+                    .a_row = padded,
+                    .b     = columns,
+                    .b_row = tile_size,
+                    .c     = scores + query * tile_size,
+                    .c_row = tile_size};
+    };
+    multiply_rows(across(rooms.queries, rooms.keys_across, rooms.scores), seen, store<W>);
+    multiply_rows(across(rooms.d_out, rooms.values_across, rooms.d_scores), seen, store<W>);
+    to_gradients(first, first_key, query, seen);
+    multiply_rows<W>({.depth = diagonal ? query + block_rows : tile_size,
+                      .a     = rooms.d_scores + query * tile_size,
+                      .a_row = tile_size,
+                      .b     = rooms.keys,
+                      .b_row = padded,
+                      .c     = d_queries.data + (first + query) * d_queries.stride,
+                      .c_row = d_queries.stride},
+                     padded, add_to<W>);
+  }
+  for (std::int64_t key = 0; key < (diagonal ? end : tile_size); key += block_rows) {
+    const std::int64_t from = diagonal ? key : 0;  // queries before see none of these
+    const auto down         = [&](const W* scores, const W* rows, W* sums) -> Product<W> {
+      return {.depth = end - from,
+                      .a     = scores + from * tile_size + key,
+                      .a_row = tile_size,
+                      .b     = rows + from * padded,
+                      .b_row = padded,
+                      .c     = sums + key * padded,
+                      .c_row = padded};
+    };
+    multiply_transposed(down(rooms.scores, rooms.d_out, rooms.d_values), padded, add_to<W>);
+    multiply_transposed(down(rooms.d_scores, rooms.queries, rooms.d_keys), padded, add_to<W>);
+  }
+}
+
+template <class T>
+void Head<T>::set_products(std::int64_t first, std::int64_t count) const {
+  const AttentionShape& shape = attention.shape;
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t row = sequence * shape.seq + first + r;
+    const T* out           = attention.out + row * shape.out_row() + head * shape.head_size;
+    const W* d_out         = rooms.d_out + r * padded_head<W>(shape);
+    attention.products[row * shape.heads + head] =
+        lane_sum<W>(shape.head_size, [=](std::int64_t i) { return wide(out[i]) * d_out[i]; });
+  }
+}
+
+// For a block of queries from `query` of the tile on, scores become probabilities, as dropout leaves them, and d_scores
+// the gradients of scores. Queries beyond the sequence have no gradient of their output, so it is all the same what
+// their probabilities are.
+template <class T>
+void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int64_t query, std::int64_t seen) const {
+  constexpr int lanes         = lanes_of<W>;
+  const AttentionShape& shape = attention.shape;
+  const bool drops            = attention.dropout.has_value();
+  W factors[block_rows * tile_size];
+  if (drops) {
+    const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, first_key);
+    mask.apply<W>(block_rows, shape.seq, seen, 1,
+                  [&factors](std::int64_t r, std::int64_t c, W factor) { factors[r * tile_size + c] = factor; });
+  }
+  for (std::int64_t r = 0; r < block_rows; ++r) {
+    const std::int64_t position = std::min(first + query + r, shape.seq - 1);
+    const std::int64_t at       = (sequence * shape.seq + position) * shape.heads + head;
+    const W log_sum = attention.log_sums[at], product = attention.products[at];
+    W *scores = rooms.scores + (query + r) * tile_size, *d_scores = rooms.d_scores + (query + r) * tile_size;
+    const auto step = [&](std::int64_t key, const auto& seen_part) {
+      const Vector<W> share = seen_part(cpu::exp2(load_vector(scores + key) - log_sum));
+      if (drops) {
+        const Vector<W> factor = load_vector(factors + r * tile_size + key);
+        store_vector(scores + key, share * factor);
+        store_vector(d_scores + key, share * (load_vector(d_scores + key) * factor - product));
+      } else {
+        store_vector(scores + key, share);
+        store_vector(d_scores + key, share * (load_vector(d_scores + key) - product));
+      }
+    };
+    // Whole vectors of keys that it sees, and those around the last of them.
+    const std::int64_t whole = first == first_key ? (query + r + 1) / lanes * lanes : seen;
+    for (std::int64_t key = 0; key < whole; key += lanes) step(key, [](Vector<W> share) { return share; });
+    for (std::int64_t key = whole; key < seen; key += lanes) {
+      const auto sees = counting_from<W>(static_cast<LaneInteger<W>>(key)) <= static_cast<LaneInteger<W>>(query + r);
+      step(key, [sees](Vector<W> share) { return sees ? share : Vector<W>{}; });
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+std::int64_t attention_backward_workspace(const AttentionShape& shape) {
+  using W                   = Wide<T>;
+  const std::int64_t padded = padded_head<W>(shape);
+  const std::int64_t panel  = shape.heads / shape.kv_heads * rounded_up(shape.seq, block_rows) * padded;
+  return tile_size * (7 * padded + 2 * tile_size) + (sums_in_place<T>(shape) ? 0 : panel);
+}
+
+template <class T>
+void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence,
+                        std::int64_t kv_head, Wide<T>* workspace) {
+  using W                     = Wide<T>;
+  const AttentionShape& shape = attention.shape;
+  const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), stride = shape.qkv_row();
+  const std::int64_t group = shape.heads / shape.kv_heads, first_head = kv_head * group;
+  const std::int64_t key_head = shape.heads + kv_head, value_head = key_head + shape.kv_heads;
+  const std::int64_t begin = sequence * shape.seq * stride;  // of the sequence, in qkv
+  const Rooms<W> rooms(shape, workspace);
+  const bool in_place    = sums_in_place<T>(shape);
+  const std::int64_t all = rounded_up(shape.seq, block_rows) * padded;  // of one head's panel
+
+  const auto d_queries = [&](std::int64_t i) -> HeadRows<W> {
+    if constexpr (std::is_same_v<T, W>) {
+      if (in_place) return head_rows(d_qkv.out + begin, stride, first_head + i, size);
+    }
+    return {rooms.d_queries + i * all, padded};
+  };
+  const auto put_rows = [&](std::int64_t first, std::int64_t count, std::int64_t head, const W* rows, W factor) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      const W* row = rows + r * padded;
+      put(d_qkv, begin + (first + r) * stride + head * size, size, [=](std::int64_t i) { return row[i] * factor; });
+    }
+  };
+  if (in_place) {  // sums begin with what is there
+    for (std::int64_t r = 0; d_qkv.base != d_qkv.out && r < shape.seq; ++r) {
+      const std::int64_t at = begin + r * stride + first_head * size, count = group * size;
+      if (d_qkv.base == nullptr) {
+        std::fill_n(d_qkv.out + at, count, T(W(0)));
+      } else {
+        std::copy_n(d_qkv.base + at, count, d_qkv.out + at);
+      }
+    }
+  } else {
+    std::fill_n(rooms.d_queries, group * all, W(0));
+  }
+
+  const auto keys   = head_rows(attention.qkv + begin, stride, key_head, size),
+             values = head_rows(attention.qkv + begin, stride, value_head, size);
+  for (std::int64_t first_key = 0; first_key < shape.seq; first_key += tile_size) {
+    transpose_tile(tile_rows(keys, shape, first_key, rooms.keys), shape, binary_scale<W>(shape), rooms.keys_across);
+    transpose_tile(tile_rows(values, shape, first_key, rooms.keys), shape, W(1), rooms.values_across);
+    copy_tile(keys, shape, first_key, static_cast<W>(shape.scale), rooms.keys);
+    std::fill_n(rooms.d_keys, 2 * tile_size * padded, W(0));  // and of values
+    for (std::int64_t i = 0; i < group; ++i) {
+      const Head<T> head{attention, rooms, sequence, first_head + i, d_queries(i)};
+      for (std::int64_t first = first_key; first < shape.seq; first += tile_size) head.add(first, first_key);
+    }
+    const std::int64_t count = std::min(tile_size, shape.seq - first_key);
+    put_rows(first_key, count, key_head, rooms.d_keys, static_cast<W>(shape.scale));
+    put_rows(first_key, count, value_head, rooms.d_values, W(1));
+  }
+  for (std::int64_t i = 0; !in_place && i < group; ++i) {
+    put_rows(0, shape.seq, first_head + i, rooms.d_queries + i * all, W(1));
+  }
+}
+
+template std::int64_t attention_backward_workspace<float>(const AttentionShape&);
+template std::int64_t attention_backward_workspace<double>(const AttentionShape&);
+template std::int64_t attention_backward_workspace<bf16>(const AttentionShape&);
+template void attention_backward<float>(const AttentionBackward<float>&, const Into<float>&, std::int64_t, std::int64_t,
+                                        float*);
+template void attention_backward<double>(const AttentionBackward<double>&, const Into<double>&, std::int64_t,
+                                         std::int64_t, double*);
+template void attention_backward<bf16>(const AttentionBackward<bf16>&, const Into<bf16>&, std::int64_t, std::int64_t,
+                                       float*);
+
+}  // namespace stepgraph::cpu

@@ -1,0 +1,139 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <numbers>
+#include <type_traits>
+
+#include "ops/cpu/attention.hpp"
+#include "ops/cpu/small_product.hpp"
+
+// What forward and backward attention have in common: internal to them. A tile has whole blocks in both directions:
+// what is beyond the sequence or the head is zero, so no loop has a tail.
+namespace stepgraph::cpu {
+
+// Queries, and keys, of one tile.
+inline constexpr std::int64_t tile_size = 64;
+
+[[nodiscard]] constexpr std::int64_t rounded_up(std::int64_t size, std::int64_t to) {
+  return (size + to - 1) / to * to;
+}
+
+// Columns of a tile of queries, keys or values.
+template <class W>
+[[nodiscard]] std::int64_t padded_head(const AttentionShape& shape) {
+  return rounded_up(shape.head_size, block_cols<W>);
+}
+
+// Where one head's rows are among those of a sequence.
+template <class T>
+struct HeadRows {
+  T* data;
+  std::int64_t stride;
+};
+template <class T>
+[[nodiscard]] HeadRows<T> head_rows(T* rows, std::int64_t stride, std::int64_t head, std::int64_t head_size) {
+  return {rows + head * head_size, stride};
+}
+
+// Rows [first, end of the tile or the sequence) of a head, as a tile: wide, times a factor, filled up with zeros.
+template <class T>
+void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, Wide<T> factor,
+               Wide<T>* to) {
+  const std::int64_t size = shape.head_size, padded = padded_head<Wide<T>>(shape);
+  const std::int64_t count = std::min(tile_size, shape.seq - first);
+  for (std::int64_t r = 0; r < count; ++r) {
+    const T* row = from.data + (first + r) * from.stride;
+    Wide<T>* out = to + r * padded;
+    for (std::int64_t i = 0; i < size; ++i) out[i] = wide(row[i]) * factor;
+    std::fill(out + size, out + padded, Wide<T>(0));
+  }
+  std::fill(to + count * padded, to + tile_size * padded, Wide<T>(0));
+}
+
+// The rows themselves where they are a tile already, else a copy in `room`.
+template <class T>
+HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first,
+                                  Wide<T>* room) {
+  const std::int64_t padded = padded_head<Wide<T>>(shape);
+  if constexpr (std::is_same_v<T, Wide<T>>) {
+    if (first + tile_size <= shape.seq && padded == shape.head_size) {
+      return {from.data + first * from.stride, from.stride};
+    }
+  }
+  copy_tile(from, shape, first, Wide<T>(1), room);
+  return {room, padded};
+}
+
+// A tile times a factor, transposed: [padded head, tile].
+template <class W>
+void transpose_tile(const HeadRows<const W>& from, const AttentionShape& shape, W factor, W* to) {
+  const std::int64_t padded = padded_head<W>(shape);
+  if constexpr (lanes_of<W> == 4) {
+    for (std::int64_t r = 0; r < tile_size; r += 4) {
+      const W* row = from.data + r * from.stride;
+      for (std::int64_t i = 0; i < padded; i += 4) {
+        const auto a = load_vector(row + i), b = load_vector(row + from.stride + i),
+                   c = load_vector(row + 2 * from.stride + i), d = load_vector(row + 3 * from.stride + i);
+        const auto ac_low  = __builtin_shufflevector(a, c, 0, 4, 1, 5),
+                   ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7);
+        const auto bd_low  = __builtin_shufflevector(b, d, 0, 4, 1, 5),
+                   bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
+        W* out             = to + i * tile_size + r;
+        store_vector(out, __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5) * factor);
+        store_vector(out + tile_size, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7) * factor);
+        store_vector(out + 2 * tile_size, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5) * factor);
+        store_vector(out + 3 * tile_size, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7) * factor);
+      }
+    }
+  } else {
+    for (std::int64_t r = 0; r < tile_size; ++r) {
+      for (std::int64_t i = 0; i < padded; ++i) to[i * tile_size + r] = from.data[r * from.stride + i] * factor;
+    }
+  }
+}
+
+// What scores are multiplied with, so that probabilities are powers of two.
+template <class W>
+[[nodiscard]] W binary_scale(const AttentionShape& shape) {
+  return static_cast<W>(shape.scale * std::numbers::log2e);
+}
+
+// What dropout multiplies the probabilities of a tile with.
+struct TileMask {
+  DropoutMask mask;
+  std::int64_t first;  // number of the probability of the tile's first query and first key
+
+  // with_factor(row, col, factor) for rows x cols of the tile. A step along a column is `row_step` numbers, one along a
+  // row `col_step`: for queries that is the length of the sequence, for keys 1.
+  template <class W, class WithFactor>
+  void apply(std::int64_t rows, std::int64_t row_step, std::int64_t cols, std::int64_t col_step,
+             const WithFactor& with_factor) const {
+    const auto scale         = static_cast<W>(mask.scale);
+    const std::int64_t last  = first + (rows - 1) * row_step + (cols - 1) * col_step;
+    const bool one_block     = first >> 32 == last >> 32;
+    const DropoutBlock block = mask.block(static_cast<std::uint64_t>(first));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t number = first + r * row_step;
+      if (one_block) {
+        const auto low = static_cast<std::uint32_t>(number), step = static_cast<std::uint32_t>(col_step);
+        for (std::uint32_t c = 0; c < static_cast<std::uint32_t>(cols); ++c) {
+          with_factor(r, std::int64_t{c}, block.keeps(low + c * step) ? scale : W(0));
+        }
+      } else {
+        for (std::int64_t c = 0; c < cols; ++c) {
+          with_factor(r, c, mask.keeps(static_cast<std::uint64_t>(number + c * col_step)) ? scale : W(0));
+        }
+      }
+    }
+  }
+};
+
+// That of queries from first_query and keys from first_key on.
+[[nodiscard]] inline TileMask tile_mask(const AttentionDropout& dropout, const AttentionShape& shape,
+                                        std::int64_t sequence, std::int64_t head, std::int64_t first_query,
+                                        std::int64_t first_key) {
+  const std::int64_t heads_before = (dropout.first_sequence + sequence) * dropout.all_heads + dropout.first_head + head;
+  return {dropout.mask, (heads_before * shape.seq + first_query) * shape.seq + first_key};
+}
+
+}  // namespace stepgraph::cpu
