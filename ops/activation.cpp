@@ -24,25 +24,27 @@ template <class Function>
 Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
   check_type(tape, x, op);
   const Tensor y = tape.tensor(op, x.shape);
-  tape.add({.op = op, .reads = x, .writes = y, .cost = cost(x, 2), .parallel = true},
-           []<class T>(const Context& context, T) {
-             const T* from = context.read<T>().data();
-             const auto to = context.write<T>();
-             cpu::for_tiles(context, std::ssize(to), cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-               T* out = to.data();
-               for (std::int64_t i = begin; i < end; ++i) out[i] = Function::value(from[i]);
-             });
-           });
+  tape.add<AllTypes>({.op = op, .reads = x, .writes = y, .cost = cost(x, 2), .parallel = true},
+                     []<class T>(const Context& context, T) {
+                       const T* from = context.read<T>().data();
+                       const auto to = context.write<T>();
+                       cpu::for_tiles(context, std::ssize(to), cpu::elements_per_tile,
+                                      [&](std::int64_t begin, std::int64_t end) {
+                                        T* out = to.data();
+                                        for (std::int64_t i = begin; i < end; ++i)
+                                          out[i] = narrow<T>(Function::value(wide(from[i])));
+                                      });
+                     });
   tape.on_backward(
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
          const Tensor dy = back.gradient(y);
-         back.add_gradient(
+         back.add_gradient<AllTypes>(
              x, {.op = op + "_backward", .reads = {x, dy}, .cost = cost(x, 3), .parallel = true},
              []<class T>(const Context& context, Into<T> dx) {
                const T *from = context.read<T>(0).data(), *up = context.read<T>(1).data();
                cpu::for_tiles(context, dx.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
                  cpu::put(dx, begin, end - begin, [x0 = from + begin, dy0 = up + begin](std::int64_t i) {
-                   return dy0[i] * Function::slope(x0[i]);
+                   return wide(dy0[i]) * Function::slope(wide(x0[i]));
                  });
                });
              });
@@ -79,22 +81,24 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
   TensorShape shape = gate_up.shape;
   shape.back()      = width;
   const Tensor y    = tape.tensor("swiglu", shape);
-  tape.add({.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
-           [=]<class T>(const Context& context, T) {
-             const T* x = context.read<T>().data();
-             T* to      = context.write<T>().data();
-             cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
-               for (std::int64_t row = begin; row < end; ++row) {
-                 const auto [gate, up] = gate_up_row(x, row, width);
-                 T* out                = to + row * width;
-                 for (std::int64_t i = 0; i < width; ++i) out[i] = cpu::Silu::value(gate[i]) * up[i];
-               }
-             });
-           });
+  tape.add<AllTypes>({.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
+                     [=]<class T>(const Context& context, T) {
+                       const T* x = context.read<T>().data();
+                       T* to      = context.write<T>().data();
+                       cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
+                                      [&](std::int64_t begin, std::int64_t end) {
+                                        for (std::int64_t row = begin; row < end; ++row) {
+                                          const auto [gate, up] = gate_up_row(x, row, width);
+                                          T* out                = to + row * width;
+                                          for (std::int64_t i = 0; i < width; ++i)
+                                            out[i] = narrow<T>(cpu::Silu::value(wide(gate[i])) * wide(up[i]));
+                                        }
+                                      });
+                     });
   tape.on_backward(
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
          const Tensor dy = back.gradient(y);
-         back.add_gradient(
+         back.add_gradient<AllTypes>(
              gate_up, {.op = "swiglu_backward", .reads = {gate_up, dy}, .cost = cost(y, 5), .parallel = true},
              [=]<class T>(const Context& context, Into<T> dx) {
                const T *x = context.read<T>(0).data(), *gradient = context.read<T>(1).data();
@@ -102,10 +106,12 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
                  for (std::int64_t row = begin; row < end; ++row) {
                    const GateUp<T> in = gate_up_row(x, row, width);
                    const T* above     = gradient + row * width;
-                   cpu::put(dx, 2 * width * row, width,
-                            [in, above](std::int64_t i) { return above[i] * in.up[i] * cpu::Silu::slope(in.gate[i]); });
-                   cpu::put(dx, 2 * width * row + width, width,
-                            [in, above](std::int64_t i) { return above[i] * cpu::Silu::value(in.gate[i]); });
+                   cpu::put(dx, 2 * width * row, width, [in, above](std::int64_t i) {
+                     return wide(above[i]) * wide(in.up[i]) * cpu::Silu::slope(wide(in.gate[i]));
+                   });
+                   cpu::put(dx, 2 * width * row + width, width, [in, above](std::int64_t i) {
+                     return wide(above[i]) * cpu::Silu::value(wide(in.gate[i]));
+                   });
                  }
                });
              });

@@ -2,25 +2,46 @@
 
 #include <algorithm>
 
+#include "ops/cpu/into.hpp"
 #include "ops/op_checks.hpp"
 
 namespace stepgraph {
 namespace {
 
-// What was there before, or zeros: for kernels that then add to some of it.
-template <class T>
-void begin_sum(const Into<T>& into) {
+// Elements [begin, end) as they were before, or zeros: for kernels that then add to some of them.
+template <class T, class Sum>
+void begin_sum(const Into<T, Sum>& into, std::int64_t begin, std::int64_t end) {
   if (into.base == into.out) return;
   if (into.base == nullptr) {
-    std::fill_n(into.out, into.size, T{0});
+    std::fill(into.out + begin, into.out + end, Sum{0});
   } else {
-    std::copy_n(into.base, into.size, into.out);
+    std::copy(into.base + begin, into.base + end, into.out + begin);
   }
 }
+
+// Rows of a table's gradient that are done at a time, each time with a look at all tokens.
+std::int64_t table_rows_per_tile(std::int64_t width) { return 16 * cpu::rows_per_tile(width); }
 
 void check_table(std::string_view op, const Weight& weight) {
   if (weight.shape.size() != 2) {
     throw Error(ErrorKind::config, str(op, ": weight is ", to_string(weight.shape), " (ROWSxWIDTH)"));
+  }
+}
+
+// Elements [begin, begin + size) of a sum: what lies at dy of each sequence, `stride` elements apart, in their order.
+template <class T>
+void add_positions(const T* dy, std::int64_t sequences, std::int64_t stride, const Into<T, Wide<T>>& into,
+                   std::int64_t begin, std::int64_t size) {
+  constexpr std::int64_t block = 128;  // at a time, so that the sums stay in registers or close by
+  for (std::int64_t at = 0; at < size; at += block) {
+    const std::int64_t count = std::min(block, size - at);
+    Wide<T> sums[block];
+    for (std::int64_t j = 0; j < count; ++j) sums[j] = wide(dy[at + j]);
+    for (std::int64_t s = 1; s < sequences; ++s) {
+      const T* more = dy + s * stride + at;
+      for (std::int64_t j = 0; j < count; ++j) sums[j] += wide(more[j]);
+    }
+    cpu::put(into, begin + at, count, [&sums](std::int64_t j) { return sums[j]; });
   }
 }
 
@@ -35,36 +56,49 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
   const Tensor y           = tape.tensor("embedding", {count, width});
   const Cost cost{.bytes_moved = 2 * static_cast<double>(y.num_bytes())};
 
-  tape.add({.op = "embedding", .reads = {spec.tokens, spec.weight}, .writes = y, .cost = cost},
-           [shard, width]<class T>(const Context& context, T) {
-             const auto tokens     = context.read<std::int32_t>(0);
-             const T* const weight = context.read<T>(1).data();
-             T* out                = context.write<T>().data();
-             for (std::size_t i = 0; i < tokens.size(); ++i, out += width) {
-               const std::int64_t row = shard.find("embedding: token", tokens[i], static_cast<std::int64_t>(i));
-               if (row < 0) {
-                 std::fill_n(out, width, T{0});
-               } else {
-                 std::copy_n(weight + row * width, width, out);
-               }
-             }
-           });
+  tape.add<AllTypes>(
+      {.op = "embedding", .reads = {spec.tokens, spec.weight}, .writes = y, .cost = cost, .parallel = true},
+      [shard, width, count]<class T>(const Context& context, T) {
+        const auto tokens     = context.read<std::int32_t>(0);
+        const T* const weight = context.read<T>(1).data();
+        T* const out          = context.write<T>().data();
+        cpu::for_tiles(context, count, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t row = shard.find("embedding: token", tokens[static_cast<std::size_t>(i)], i);
+            if (row < 0) {
+              std::fill_n(out + i * width, width, T{});
+            } else {
+              std::copy_n(weight + row * width, width, out + i * width);
+            }
+          }
+        });
+      });
 
-  tape.on_backward(
-      {.outputs = {y}, .weight_gradients = [spec, y, shard, width, cost](Tape& back) {
-         back.add_weight_gradient(
-             spec.weight, {.op = "embedding_weight_gradient", .reads = {spec.tokens, back.gradient(y)}, .cost = cost},
-             [shard, width]<class T>(const Context& context, Into<T> into) {
-               const auto tokens = context.read<std::int32_t>(0);
-               const T* dy       = context.read<T>(1).data();
-               begin_sum(into);
-               for (std::size_t i = 0; i < tokens.size(); ++i, dy += width) {
-                 const std::int64_t row = shard.find("embedding: token", tokens[i], static_cast<std::int64_t>(i));
-                 if (row < 0) continue;
-                 for (std::int64_t j = 0; j < width; ++j) into.out[row * width + j] += dy[j];
-               }
-             });
-       }});
+  // Each row adds up its tokens in their order; rows are apart. Tokens were looked at forward: all are of the
+  // vocabulary.
+  tape.on_backward({.outputs = {y}, .weight_gradients = [spec, y, shard, width, cost](Tape& back) {
+                      back.add_weight_gradient<AllTypes>(
+                          spec.weight,
+                          {.op       = "embedding_weight_gradient",
+                           .reads    = {spec.tokens, back.gradient(y)},
+                           .cost     = cost,
+                           .parallel = true},
+                          [shard, width]<class T>(const Context& context, Into<T, Wide<T>> into) {
+                            const auto tokens = context.read<std::int32_t>(0);
+                            const T* const dy = context.read<T>(1).data();
+                            cpu::for_tiles(context, shard.size, table_rows_per_tile(width),
+                                           [&](std::int64_t begin, std::int64_t end) {
+                                             begin_sum(into, begin * width, end * width);
+                                             for (std::size_t i = 0; i < tokens.size(); ++i) {
+                                               const std::int64_t row = tokens[i] - shard.begin;
+                                               if (row < begin || row >= end) continue;
+                                               Wide<T>* __restrict sum  = into.out + row * width;
+                                               const T* __restrict more = dy + static_cast<std::int64_t>(i) * width;
+                                               for (std::int64_t j = 0; j < width; ++j) sum[j] += wide(more[j]);
+                                             }
+                                           });
+                          });
+                    }});
   return y;
 }
 
@@ -83,41 +117,52 @@ Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
   const Cost cost{.flops       = static_cast<double>(y.num_elements()),
                   .bytes_moved = 2 * static_cast<double>(y.num_bytes())};
 
-  // Of each sequence: where the positions of this rank's rows begin, and how many elements they are.
-  const std::int64_t block = seq * width, first = std::min(begin, seq) * width,
-                     used = (std::min(begin + rows, seq) - std::min(begin, seq)) * width;
-  const auto used_bytes   = static_cast<std::int64_t>(size_bytes(tape.type())) * used;
-  tape.add(
-      {.op = std::string(op), .reads = {spec.x, spec.weight.value.range(0, used_bytes)}, .writes = y, .cost = cost},
-      [block, first]<class T>(const Context& context, T) {
-        const auto x      = context.read<T>(0);
-        const auto weight = context.read<T>(1);
-        const auto out    = context.write<T>();
-        std::copy(x.begin(), x.end(), out.begin());
-        for (std::size_t i = static_cast<std::size_t>(first); i < out.size(); i += static_cast<std::size_t>(block)) {
-          for (std::size_t j = 0; j < weight.size(); ++j) out[i + j] += weight[j];
-        }
-      });
+  // Of each sequence: the positions whose rows this rank has.
+  const std::int64_t first = std::min(begin, seq), last = std::min(begin + rows, seq);
+  const auto used_bytes = static_cast<std::int64_t>(size_bytes(tape.type())) * (last - first) * width;
+  tape.add<AllTypes>({.op       = std::string(op),
+                      .reads    = {spec.x, spec.weight.value.range(0, used_bytes)},
+                      .writes   = y,
+                      .cost     = cost,
+                      .parallel = true},
+                     [=]<class T>(const Context& context, T) {
+                       const T *x = context.read<T>(0).data(), *weight = context.read<T>(1).data();
+                       T* out = context.write<T>().data();
+                       cpu::for_tiles(context, sequences * seq, cpu::rows_per_tile(width),
+                                      [&](std::int64_t from, std::int64_t to) {
+                                        for (std::int64_t row = from; row < to; ++row) {
+                                          const std::int64_t position = row % seq;
+                                          const T* __restrict in      = x + row * width;
+                                          T* __restrict sum           = out + row * width;
+                                          if (position < first || position >= last) {
+                                            std::copy_n(in, width, sum);
+                                            continue;
+                                          }
+                                          const T* __restrict more = weight + (position - first) * width;
+                                          for (std::int64_t j = 0; j < width; ++j)
+                                            sum[j] = narrow<T>(wide(in[j]) + wide(more[j]));
+                                        }
+                                      });
+                     });
 
-  tape.on_backward({.outputs         = {y},
-                    .input_gradients = [x = spec.x, y](Tape& back) { back.pass_gradient(x, y); },
-                    .weight_gradients =
-                        [weight = spec.weight, y, sequences, block, first, used, cost](Tape& back) {
-                          back.add_weight_gradient(
-                              weight,
-                              {.op = "positional_embedding_weight_gradient", .reads = back.gradient(y), .cost = cost},
-                              [sequences, block, first, used]<class T>(const Context& context, Into<T> into) {
-                                const T* const dy = context.read<T>().data() + first;
-                                for (std::int64_t j = 0; j < used; ++j) {
-                                  T sum = dy[j];
-                                  for (std::int64_t s = 1; s < sequences; ++s) sum += dy[s * block + j];
-                                  into.put(j, sum);
-                                }
-                                begin_sum<T>({.out  = into.out + used,
-                                              .base = into.base == nullptr ? nullptr : into.base + used,
-                                              .size = into.size - used});
-                              });
-                        }});
+  const auto weight_gradients = [=, weight = spec.weight](Tape& back) {
+    back.add_weight_gradient<AllTypes>(
+        weight,
+        {.op = "positional_embedding_weight_gradient", .reads = back.gradient(y), .cost = cost, .parallel = true},
+        [=]<class T>(const Context& context, Into<T, Wide<T>> into) {
+          const T* const dy = context.read<T>().data();
+          cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t from, std::int64_t to) {
+            const std::int64_t used = std::clamp(last - first, from, to);
+            for (std::int64_t row = from; row < used; ++row) {
+              add_positions(dy + (first + row) * width, sequences, seq * width, into, row * width, width);
+            }
+            begin_sum(into, used * width, to * width);
+          });
+        });
+  };
+  tape.on_backward({.outputs          = {y},
+                    .input_gradients  = [x = spec.x, y](Tape& back) { back.pass_gradient(x, y); },
+                    .weight_gradients = weight_gradients});
   return y;
 }
 

@@ -1,16 +1,18 @@
 #pragma once
 #include <optional>
 
+#include "ops/dropout.hpp"
 #include "ops/tape.hpp"
 
 namespace stepgraph {
 
-// x + (branch + bias). The bias is that of the linear before it, which under tensor parallelism can only be added once
-// the ranks' summands are.
+// x + drop(branch + bias). The bias is that of the linear before it, which under tensor parallelism can only be added
+// once the ranks' summands are.
 struct Residual {
   Tensor x                   = {};
   Tensor branch              = {};
   std::optional<Weight> bias = {};  // [width]
+  Dropout dropout            = {};
 };
 [[nodiscard]] Tensor residual(Tape& tape, const Residual& spec);
 

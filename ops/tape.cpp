@@ -1,6 +1,7 @@
 #include "ops/tape.hpp"
 
 #include "engine/words.hpp"
+#include "ops/cpu/into.hpp"
 
 namespace stepgraph {
 
@@ -138,10 +139,16 @@ void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
   if (has_gradient(of)) {
     const auto elements = static_cast<double>(of.num_elements()), bytes = static_cast<double>(of.num_bytes());
     add_gradient<AllTypes>(
-        of, {.op = "add", .reads = gradient_of_from, .cost = {.flops = elements, .bytes_moved = 3 * bytes}},
+        of,
+        {.op       = "add",
+         .reads    = gradient_of_from,
+         .cost     = {.flops = elements, .bytes_moved = 3 * bytes},
+         .parallel = true},
         []<class T>(const Context& context, Into<T> into) {
-          const auto more = context.read<T>();
-          for (std::int64_t i = 0; i < into.size; ++i) into.put(i, wide(more[static_cast<std::size_t>(i)]));
+          const T* more = context.read<T>().data();
+          cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+            cpu::put(into, begin, end - begin, [at = more + begin](std::int64_t i) { return wide(at[i]); });
+          });
         });
     return;
   }

@@ -1,8 +1,10 @@
 #pragma once
+#include <array>
 #include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -179,6 +181,37 @@ class Tape {
   void add_weight_gradient(const Weight& of, const OpNode& node, Kernel kernel) {
     add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return Wide<T>{}; });
   }
+  // Those of several weights by one node; the kernel gets them in this order: a std::span<const Into<T, Wide<T>>>.
+  template <class Types = FullTypes, class Kernel>
+  void add_weight_gradients(const std::vector<Weight>& of, OpNode node, Kernel kernel) {
+    struct Place {
+      bool in_place;
+      std::size_t position;
+    };
+    std::vector<Place> places;
+    for (const Weight& each : of) {
+      const Target to  = target(each);
+      AccessList& list = to.in_place ? node.accumulates : node.writes;
+      places.push_back({to.in_place, list.view().size()});
+      list.push_back(to.out);
+    }
+    const auto call = [=]<class T>(const Context& context, T) {
+      using Sum = Wide<T>;
+      std::array<Into<T, Sum>, max_weights> into{};
+      for (std::size_t i = 0; i < places.size(); ++i) {
+        const auto [in_place, position] = places[i];
+        const std::span<Sum> out        = in_place ? context.accumulate<Sum>(position) : context.write<Sum>(position);
+        into[i] = {out.data(), in_place ? out.data() : nullptr, static_cast<std::int64_t>(out.size())};
+      }
+      kernel(context, std::span<const Into<T, Sum>>(into.data(), places.size()));
+    };
+    if (of.size() > max_weights) throw Error(ErrorKind::config, str("op '", node.op, "': ", of.size(), " weights"));
+    using Floats  = std::span<const Into<float>>;
+    using Doubles = std::span<const Into<double>>;
+    add_node(node, typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Floats>>(),
+                                std::bool_constant<std::invocable<Kernel&, const Context&, Doubles>>()));
+  }
+  static constexpr std::size_t max_weights = 4;  // of one node
 
   // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
   void pass_gradient(const Tensor& of, const Tensor& from);

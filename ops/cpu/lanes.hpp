@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 // Sums whose order is fixed by their length alone, yet in vectors: element i goes to the partial sum i mod 16.
@@ -25,5 +26,60 @@ template <class Sum, class Value>
   for (int lane = 0; i < size; ++i, ++lane) lanes[lane] += value(i);
   return add_lanes(lanes);
 }
+
+// Two sums over the same elements: value(i) has a `first` and a `second`, of type Part. Lanes are added up in Part over
+// blocks of 256 elements, that is 16 additions, and blocks in f64: as good as f64 throughout for what is then rounded
+// to float, and no conversion for each element.
+struct TwoSums {
+  double first, second;
+};
+template <class Part>
+struct TwoParts {
+  Part first, second;
+};
+template <class Part, class Value>
+[[nodiscard]] inline TwoSums block_sums(std::int64_t size, const Value& value) {
+  constexpr std::int64_t block = 16 * num_lanes;
+  double first[num_lanes] = {}, second[num_lanes] = {};
+  for (std::int64_t begin = 0; begin < size; begin += block) {
+    const std::int64_t end = std::min(size, begin + block);
+    Part a[num_lanes] = {}, b[num_lanes] = {};
+    std::int64_t i = begin;
+    for (; i + num_lanes <= end; i += num_lanes) {
+      for (int lane = 0; lane < num_lanes; ++lane) {
+        const TwoParts<Part> part = value(i + lane);
+        a[lane] += part.first;
+        b[lane] += part.second;
+      }
+    }
+    for (int lane = 0; i < end; ++i, ++lane) {
+      const TwoParts<Part> part = value(i);
+      a[lane] += part.first;
+      b[lane] += part.second;
+    }
+    for (int lane = 0; lane < num_lanes; ++lane) {
+      first[lane] += static_cast<double>(a[lane]);
+      second[lane] += static_cast<double>(b[lane]);
+    }
+  }
+  return {add_lanes(first), add_lanes(second)};
+}
+
+// How many columns of a matrix are summed at a time, by whoever sums them.
+inline constexpr std::int64_t columns_per_tile = 128;
+
+// Sums of columns from the first row to the last. Rows are added to `part`, those of every 32 rows in f64.
+template <class Part>
+struct ColumnParts {
+  double sums[columns_per_tile] = {};
+  Part part[columns_per_tile]   = {};
+  void end_row(std::int64_t row, std::int64_t columns) {
+    if (row % 32 == 31) finish(columns);
+  }
+  void finish(std::int64_t columns) {
+    for (std::int64_t c = 0; c < columns; ++c) sums[c] += static_cast<double>(part[c]);
+    for (std::int64_t c = 0; c < columns; ++c) part[c] = 0;
+  }
+};
 
 }  // namespace stepgraph::cpu

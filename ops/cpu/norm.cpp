@@ -9,29 +9,32 @@ namespace stepgraph::cpu {
 
 template <class T>
 void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_row) {
+  using W                  = Wide<T>;
   const std::int64_t width = norm.width;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
-    const T* x    = norm.x + row * width;
-    T* y          = norm.y + row * width;
-    double center = 0;
+    const T* __restrict x      = norm.x + row * width;
+    T* __restrict y            = norm.y + row * width;
+    const T* __restrict weight = norm.weight;
+    const T* __restrict bias   = norm.bias;
+    W center                   = 0;
     if (norm.center != nullptr) {
-      center = lane_sum<double>(width, [x](std::int64_t i) { return static_cast<double>(x[i]); }) /
-               static_cast<double>(width);
-      norm.center[row] = static_cast<T>(center);
+      center = static_cast<W>(lane_sum<double>(width, [x](std::int64_t i) { return static_cast<double>(wide(x[i])); }) /
+                              static_cast<double>(width));
+      norm.center[row] = center;
     }
-    // The deviation from the mean itself, not from its square: no cancellation.
-    const double squares = lane_sum<double>(width, [x, center](std::int64_t i) {
-      const double deviation = static_cast<double>(x[i]) - center;
-      return deviation * deviation;
-    });
-    const auto scale     = static_cast<T>(1 / std::sqrt(squares / static_cast<double>(width) + norm.eps));
-    const auto middle    = static_cast<T>(center);
-    norm.scale[row]      = scale;
-    const T *weight = norm.weight, *bias = norm.bias;
+    // The deviation from the mean itself, not from its square: no cancellation. As the mean was rounded, that of the
+    // deviations is not quite 0; the variance is the same to the last bit but one, whatever it is.
+    const auto squares = block_sums<W>(width, [x, center](std::int64_t i) {
+                           const W deviation = wide(x[i]) - center;
+                           return TwoParts<W>{deviation * deviation, 0};
+                         }).first;
+    const auto scale   = static_cast<W>(1 / std::sqrt(squares / static_cast<double>(width) + norm.eps));
+    norm.scale[row]    = scale;
     if (norm.center != nullptr) {
-      for (std::int64_t i = 0; i < width; ++i) y[i] = (x[i] - middle) * scale * weight[i] + bias[i];
+      for (std::int64_t i = 0; i < width; ++i)
+        y[i] = narrow<T>((wide(x[i]) - center) * scale * wide(weight[i]) + wide(bias[i]));
     } else {
-      for (std::int64_t i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
+      for (std::int64_t i = 0; i < width; ++i) y[i] = narrow<T>(wide(x[i]) * scale * wide(weight[i]));
     }
   }
 }
@@ -40,74 +43,59 @@ void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_
 // has no mean(g).
 template <class T>
 void norm_backward(const NormBackward<T>& norm, const Into<T>& dx, std::int64_t begin_row, std::int64_t end_row) {
+  using W                  = Wide<T>;
   const std::int64_t width = norm.width;
   const T* weight          = norm.weight;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
     const T *x = norm.x + row * width, *dy = norm.dy + row * width;
-    const T scale = norm.scale[row], center = norm.center == nullptr ? T(0) : norm.center[row];
-    const double along =
-        lane_sum<double>(width,
-                         [=](std::int64_t i) {
-                           return static_cast<double>(dy[i] * weight[i]) * static_cast<double>((x[i] - center) * scale);
-                         }) /
-        static_cast<double>(width);
-    double mean = 0;
-    if (norm.center != nullptr) {
-      mean = lane_sum<double>(width, [=](std::int64_t i) { return static_cast<double>(dy[i] * weight[i]); }) /
-             static_cast<double>(width);
-    }
-    const auto mean_of_g = static_cast<T>(mean), mean_of_gn = static_cast<T>(along);
-    put(dx, row * width, width,
-        [=](std::int64_t i) { return scale * (dy[i] * weight[i] - mean_of_g - (x[i] - center) * scale * mean_of_gn); });
+    const W scale = norm.scale[row], center = norm.center == nullptr ? W(0) : norm.center[row];
+    const TwoSums sums    = block_sums<W>(width, [=](std::int64_t i) {
+      const W g = wide(dy[i]) * wide(weight[i]);
+      return TwoParts<W>{g * ((wide(x[i]) - center) * scale), g};
+    });
+    const auto mean_of_gn = static_cast<W>(sums.first / static_cast<double>(width)),
+               mean_of_g  = norm.center == nullptr ? W(0) : static_cast<W>(sums.second / static_cast<double>(width));
+    put(dx, row * width, width, [=](std::int64_t i) {
+      return scale * (wide(dy[i]) * wide(weight[i]) - mean_of_g - (wide(x[i]) - center) * scale * mean_of_gn);
+    });
   }
 }
 
-namespace {
-
-// into[begin + c] += the sum over rows of value(row)(c).
-template <class T, class Row>
-void add_columns(const Into<T>& into, std::int64_t rows, std::int64_t begin, std::int64_t end, const Row& value) {
-  const std::int64_t size       = end - begin;
-  double sums[columns_per_tile] = {};
+template <class T>
+void norm_weight_gradient(const NormBackward<T>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
+                          std::int64_t rows, std::int64_t begin, std::int64_t end) {
+  using W                 = Wide<T>;
+  const std::int64_t size = end - begin;
+  ColumnParts<W> of_weight, of_bias;
   for (std::int64_t row = 0; row < rows; ++row) {
-    const auto at = value(row);
-    for (std::int64_t c = 0; c < size; ++c) sums[c] += static_cast<double>(at(c));
-  }
-  put(into, begin, size, [&sums](std::int64_t c) { return static_cast<T>(sums[c]); });
-}
-
-}  // namespace
-
-template <class T>
-void norm_weight_gradient(const NormBackward<T>& norm, const Into<T>& dw, std::int64_t rows, std::int64_t begin,
-                          std::int64_t end) {
-  add_columns(dw, rows, begin, end, [&](std::int64_t row) {
     const T *x = norm.x + row * norm.width + begin, *dy = norm.dy + row * norm.width + begin;
-    const T scale = norm.scale[row], center = norm.center == nullptr ? T(0) : norm.center[row];
-    return [=](std::int64_t c) { return dy[c] * ((x[c] - center) * scale); };
-  });
+    const W scale = norm.scale[row], center = norm.center == nullptr ? W(0) : norm.center[row];
+    if (db == nullptr) {
+      for (std::int64_t c = 0; c < size; ++c) of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
+    } else {
+      for (std::int64_t c = 0; c < size; ++c) {
+        of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
+        of_bias.part[c] += wide(dy[c]);
+      }
+    }
+    of_weight.end_row(row, size);
+    if (db != nullptr) of_bias.end_row(row, size);
+  }
+  of_weight.finish(size);
+  put(dw, begin, size, [&](std::int64_t c) { return static_cast<W>(of_weight.sums[c]); });
+  if (db == nullptr) return;
+  of_bias.finish(size);
+  put(*db, begin, size, [&](std::int64_t c) { return static_cast<W>(of_bias.sums[c]); });
 }
 
-template <class T>
-void column_sum(const T* dy, std::int64_t width, const Into<T>& db, std::int64_t rows, std::int64_t begin,
-                std::int64_t end) {
-  add_columns(db, rows, begin, end, [=](std::int64_t row) {
-    const T* at = dy + row * width + begin;
-    return [at](std::int64_t c) { return at[c]; };
-  });
-}
-
-template void norm_forward<float>(const Norm<float>&, std::int64_t, std::int64_t);
-template void norm_forward<double>(const Norm<double>&, std::int64_t, std::int64_t);
-template void norm_backward<float>(const NormBackward<float>&, const Into<float>&, std::int64_t, std::int64_t);
-template void norm_backward<double>(const NormBackward<double>&, const Into<double>&, std::int64_t, std::int64_t);
-template void norm_weight_gradient<float>(const NormBackward<float>&, const Into<float>&, std::int64_t, std::int64_t,
-                                          std::int64_t);
-template void norm_weight_gradient<double>(const NormBackward<double>&, const Into<double>&, std::int64_t, std::int64_t,
-                                           std::int64_t);
-template void column_sum<float>(const float*, std::int64_t, const Into<float>&, std::int64_t, std::int64_t,
-                                std::int64_t);
-template void column_sum<double>(const double*, std::int64_t, const Into<double>&, std::int64_t, std::int64_t,
-                                 std::int64_t);
+#define STEPGRAPH_NORM(T)                                                                                         \
+  template void norm_forward<T>(const Norm<T>&, std::int64_t, std::int64_t);                                      \
+  template void norm_backward<T>(const NormBackward<T>&, const Into<T>&, std::int64_t, std::int64_t);             \
+  template void norm_weight_gradient<T>(const NormBackward<T>&, const Into<T, Wide<T>>&, const Into<T, Wide<T>>*, \
+                                        std::int64_t, std::int64_t, std::int64_t)
+STEPGRAPH_NORM(float);
+STEPGRAPH_NORM(double);
+STEPGRAPH_NORM(bf16);
+#undef STEPGRAPH_NORM
 
 }  // namespace stepgraph::cpu

@@ -124,3 +124,10 @@ TEST_CASE("swiglu refuses rows that have no middle", "[ops][activation][refuses]
   CHECK_THROWS_MATCHES(sg::testing::evaluate(one_input({2, 5}, sg::swiglu)), sg::Error,
                        MessageMatches(ContainsSubstring("swiglu: rows of 5 elements in 2x5")));
 }
+
+TEST_CASE("activations in bf16 are those in f32, rounded", "[ops][activation]") {
+  check_bf16(one_input({30, 101}, gelu_tanh));
+  check_bf16(one_input({30, 101}, gelu_exact));
+  check_bf16(one_input({30, 101}, sg::silu));
+  check_bf16(one_input({30, 202}, sg::swiglu));
+}

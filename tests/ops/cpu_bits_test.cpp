@@ -77,7 +77,10 @@ TEMPLATE_TEST_CASE("a norm's gradient has the same bits in place and onto anothe
     const Sums<TestType> dx([&](const sg::Into<TestType>& into) { cpu::norm_backward(norm, into, 0, rows); });
     CHECK((dx.in_place == dx.onto));
     const Sums<TestType> dw(
-        [&](const sg::Into<TestType>& into) { cpu::norm_weight_gradient(norm, into, rows, 0, width); }, width);
+        [&](const sg::Into<TestType>& into) {
+          cpu::norm_weight_gradient<TestType>(norm, into, nullptr, rows, 0, width);
+        },
+        width);
     CHECK((dw.in_place == dw.onto));
   }
 }

@@ -109,3 +109,27 @@ TEST_CASE("embeddings refuse what does not fit, with names and numbers", "[ops][
   }
   CHECK(bench.graph.num_nodes() == 0);
 }
+
+TEST_CASE("embeddings in bf16 are those in f32, rounded", "[ops][embedding]") {
+  sg::testing::check_bf16(embedding_case({4, 0, 0, 2, 0}));
+  sg::testing::check_bf16(positional_case(5));
+}
+
+TEST_CASE("an embedding of many tiles adds up each token's rows in their order", "[ops][embedding]") {
+  // A table that is cut into tiles, with tokens on both sides of their borders.
+  constexpr std::int64_t width = 512, rows = 1100;
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < 90; ++i) tokens.push_back(i % 3 == 0 ? 511 + i % 2 : (i * 487) % rows);
+  const sg::testing::OpCase test{.weights = {{"wte", {rows, width}}},
+                                 .tokens  = tokens,
+                                 .build   = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+                                   return sg::embedding(tape, {.tokens = in[0], .weight = tape.weight("wte")});
+                                 }};
+  const auto dy = sg::testing::output_gradient(test, sg::DType::f32);
+  std::vector<float> expected(rows * width);
+  for (std::size_t i = 0; i < dy.size(); ++i) {
+    expected[static_cast<std::size_t>(tokens[i / width]) * width + i % width] += static_cast<float>(dy[i]);
+  }
+  const auto found = sg::testing::gradients(test, sg::DType::f32).weights[0];
+  CHECK((std::vector<float>(found.begin(), found.end()) == expected));
+}

@@ -131,3 +131,29 @@ TEST_CASE("norms refuse weights of other widths", "[ops][norm][refuses]") {
   CHECK_THROWS_MATCHES(sg::testing::evaluate(rms), sg::Error,
                        MessageMatches(ContainsSubstring("rms_norm: weight is 4x1, but x is 2x4")));
 }
+
+TEST_CASE("norms in bf16 are those in f32, rounded", "[ops][norm]") {
+  const auto [rows, width] = GENERATE(std::pair{5, 19}, std::pair{70, 700});
+  CAPTURE(rows, width);
+  check_bf16(layer_norm_case(rows, width));
+  check_bf16(rms_norm_case(rows, width));
+}
+
+TEST_CASE("a norm's weight and bias get their gradients from one node", "[ops][norm][gradient]") {
+  sg::Graph graph;
+  sg::WeightTable weights;
+  for (const char* name : {"weight", "bias"}) {
+    weights.add({.name     = name,
+                 .shape    = {3},
+                 .value    = graph.buffer({.name = name, .size_bytes = 12, .type = sg::DType::f32}),
+                 .gradient = graph.buffer({.name = name, .size_bytes = 12, .type = sg::DType::f32})});
+  }
+  sg::Tape tape({.graph = &graph, .weights = &weights});
+  const sg::Tensor y = sg::layer_norm(
+      tape, {.x = tape.tensor("x", {2, 3}), .weight = tape.weight("weight"), .bias = tape.weight("bias")});
+  tape.set_gradient(y, tape.tensor("dy", {2, 3}));
+  tape.emit_gradients();
+  CHECK(graph.num_nodes() == 3);  // forward, of x, of both weights
+  CHECK(weights.entries()[0].has_gradient);
+  CHECK(weights.entries()[1].has_gradient);
+}

@@ -4,6 +4,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
 
 #include "tests/support/op_case.hpp"
 
@@ -13,12 +14,14 @@ using Catch::Matchers::MessageMatches;
 
 namespace {
 
-sg::testing::OpCase residual_case(bool biased) {
+sg::testing::OpCase residual_case(bool biased, double rate = 0) {
   sg::testing::OpCase test{.inputs = {{6, 70}, {6, 70}}};
   if (biased) test.weights = {{"b", {70}}};
-  test.build = [biased](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+  if (rate > 0) test.step = 8;
+  test.build = [biased, rate](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
     sg::Residual spec{.x = in[0], .branch = in[1]};
     if (biased) spec.bias = tape.weight("b");
+    if (rate > 0) spec.dropout = {.rate = rate, .site = "branch"};
     return sg::residual(tape, spec);
   };
   return test;
@@ -69,4 +72,27 @@ TEST_CASE("a residual refuses shapes that differ", "[ops][residual][refuses]") {
                        MessageMatches(ContainsSubstring("residual: branch is 3x2 (2x3)")));
   CHECK_THROWS_MATCHES(sg::residual(tape, {.x = x, .branch = x, .bias = tape.weight("b")}), sg::Error,
                        MessageMatches(ContainsSubstring("residual: bias is 2 (3)")));
+}
+
+TEST_CASE("a residual in bf16 is that in f32, rounded", "[ops][residual]") {
+  sg::testing::check_bf16(residual_case(GENERATE(false, true)));
+}
+
+TEST_CASE("a residual drops elements of branch and bias, never of x", "[ops][residual][dropout]") {
+  const bool biased = GENERATE(false, true);
+  CAPTURE(biased);
+  const auto test = residual_case(biased, 0.25);
+  sg::testing::check_gradients(test);
+  sg::testing::check_bf16(test);
+  const auto values = sg::testing::values(test);
+  const auto y      = sg::testing::evaluate(test);
+  int dropped       = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double branch = (values.inputs[1][i] + (biased ? values.weights[0][i % 70] : 0)) / 0.75;
+    const bool gone     = y[i] == values.inputs[0][i];
+    CHECK((gone || std::abs(y[i] - values.inputs[0][i] - branch) < 1e-14));
+    dropped += gone ? 1 : 0;
+  }
+  CHECK(dropped > 60);
+  CHECK(dropped < 150);  // of 420
 }

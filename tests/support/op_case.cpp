@@ -32,13 +32,20 @@ struct NetOptions {
 // Seeds of what is random.
 enum class Of : std::uint64_t { input = 1, weight, output_gradient, other_gradient };
 
-std::vector<double> numbers(Of of, std::size_t which, int microbatch, std::size_t count, double range) {
+double in_bf16(double value) {
+  std::byte bytes[2];
+  encode(DType::bf16, value, bytes);
+  return decode(DType::bf16, bytes);
+}
+
+std::vector<double> numbers(const OpCase& test, Of of, std::size_t which, int microbatch, std::size_t count,
+                            double range = 1) {
   std::vector<double> made(count);
   const std::uint64_t seed = (static_cast<std::uint64_t>(of) * 64 + which) * 8 + static_cast<std::uint64_t>(microbatch);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t bits = mix(seed * 1'000'003 + i) >> 44;  // 20 of them
     made[i]                  = range * (static_cast<double>(bits) - 524'287.5) / 524'288;
-    made[i]                  = static_cast<float>(made[i]);
+    made[i]                  = test.in_bf16 ? in_bf16(made[i]) : static_cast<float>(made[i]);
   }
   return made;
 }
@@ -48,9 +55,9 @@ std::size_t size(const TensorShape& shape) { return static_cast<std::size_t>(num
 OpValues values_of(const OpCase& test, int microbatch) {
   OpValues made;
   for (std::size_t i = 0; i < test.inputs.size(); ++i)
-    made.inputs.push_back(numbers(Of::input, i, microbatch, size(test.inputs[i]), test.range));
+    made.inputs.push_back(numbers(test, Of::input, i, microbatch, size(test.inputs[i]), test.range));
   for (std::size_t i = 0; i < test.weights.size(); ++i)
-    made.weights.push_back(numbers(Of::weight, i, 0, size(test.weights[i].second), test.range));
+    made.weights.push_back(numbers(test, Of::weight, i, 0, size(test.weights[i].second), test.range));
   return made;
 }
 
@@ -59,6 +66,7 @@ class Net {
  public:
   Net(const OpCase& test, const NetOptions& options) : test_(test), options_(options) {
     add_weights();
+    if (test_.step) step_ = kept("step", {1}, DType::i64);
     for (int m = 0; m < options_.microbatches; ++m) add_microbatch(options_.first_microbatch + m);
     for (Microbatch& each : microbatches_) {
       if (options_.emit == Emit::together) each.tape->emit_gradients();
@@ -88,6 +96,7 @@ class Net {
         std::copy(test_.tokens.begin(), test_.tokens.end(), tokens.begin());
       }
     }
+    if (test_.step) program_->memory().span<std::int64_t>(step_)[0] = *test_.step;
     for (std::size_t i = 0; i < test_.weights.size(); ++i) store(weights_.entries()[i].value, values[0].weights[i]);
     executor.run(*program_);
   }
@@ -121,7 +130,7 @@ class Net {
       weights_.add({.name     = name,
                     .shape    = shape,
                     .value    = kept(name, shape, options_.type),
-                    .gradient = kept(name + " gradient", shape, options_.type)});
+                    .gradient = kept(name + " gradient", shape, wide_type(options_.type))});
     }
   }
 
@@ -133,6 +142,7 @@ class Net {
                                                  .sequences  = test_.sequences,
                                                  .seq        = test_.seq,
                                                  .microbatch = m,
+                                                 .random     = {.step = step_, .seed = 5, .first_sequence = 3 + m},
                                                  .records    = options_.emit != Emit::nothing});
     Tape& tape = *made.tape;
     for (const TensorShape& shape : test_.inputs)
@@ -148,7 +158,7 @@ class Net {
     if (tape.records()) {
       if (!test_.loss_scale) {
         const Tensor z = options_.owns_gradient ? twin(tape, y) : y;
-        give_gradient(made, z, numbers(Of::output_gradient, 0, m, size(z.shape), 1));
+        give_gradient(made, z, numbers(test_, Of::output_gradient, 0, m, size(z.shape)));
       }
       for (std::size_t i = 0; i < test_.inputs.size(); ++i) use_again(made, i, m);
     }
@@ -171,7 +181,7 @@ class Net {
       z = to.tape->same_bytes(x);
       to.tape->on_backward({.outputs = {z}, .input_gradients = [x, z](Tape& back) { back.pass_gradient(x, z); }});
     }
-    give_gradient(to, z, numbers(Of::other_gradient, i, m, size(x.shape), 1));
+    give_gradient(to, z, numbers(test_, Of::other_gradient, i, m, size(x.shape)));
   }
 
   // An op that changes nothing, and whose gradient is a tensor of its own.
@@ -225,6 +235,7 @@ class Net {
   NetOptions options_;
   Graph graph_;
   WeightTable weights_;
+  Buffer step_ = {};
   std::vector<Microbatch> microbatches_;
   MemoryPlan plan_;
   LoopbackWorld world_{1};
@@ -280,7 +291,7 @@ OpValues finite_differences(const OpCase& test, Executor& executor) {
     net.run(executor);
     const std::vector<double> y = net.output();
     if (test.loss_scale) return *test.loss_scale * y[0];
-    const std::vector<double> weights = numbers(Of::output_gradient, 0, 0, y.size(), 1);
+    const std::vector<double> weights = numbers(test, Of::output_gradient, 0, 0, y.size());
     double sum                        = 0;
     for (std::size_t i = 0; i < y.size(); ++i) sum += weights[i] * y[i];
     return sum;
@@ -317,7 +328,7 @@ OpValues gradients_of(const OpCase& test, Executor& executor, const NetOptions& 
 void check_other_uses(const OpCase& test, Executor& executor, const OpValues& alone) {
   OpValues expected = alone;
   for (std::size_t i = 0; i < expected.inputs.size(); ++i)
-    expected.inputs[i] = plus(expected.inputs[i], numbers(Of::other_gradient, i, 0, expected.inputs[i].size(), 1));
+    expected.inputs[i] = plus(expected.inputs[i], numbers(test, Of::other_gradient, i, 0, expected.inputs[i].size()));
   for (const OtherUse use : {OtherUse::adds, OtherUse::passes}) {
     INFO("another use " << (use == OtherUse::adds ? "has put a gradient there" : "has passed its gradient on"));
     check_close(test, gradients_of(test, executor, {.emit = Emit::together, .other_use = use}), expected, 1e-12);
@@ -344,7 +355,7 @@ void check_microbatches(const OpCase& test, Executor& executor) {
 OpValues values(const OpCase& test) { return values_of(test, 0); }
 
 std::vector<double> output_gradient(const OpCase& test, DType type) {
-  return numbers(Of::output_gradient, 0, 0, evaluate(test, type).size(), 1);
+  return numbers(test, Of::output_gradient, 0, 0, evaluate(test, type).size());
 }
 
 std::vector<double> evaluate(const OpCase& test, DType type) {
@@ -378,6 +389,12 @@ void check_gradients(const OpCase& test) {
   CHECK(distance(evaluate(test, DType::f32), net.output()) < test.f32_tolerance);
   check_close(test, gradients_of(test, executor, {.type = DType::f32, .emit = Emit::together}), found,
               test.f32_tolerance);
+}
+
+void check_bf16(OpCase test, double tolerance) {
+  test.in_bf16 = true;
+  CHECK(distance(evaluate(test, DType::bf16), evaluate(test, DType::f32)) < tolerance);
+  check_close(test, gradients(test, DType::bf16), gradients(test, DType::f32), tolerance);
 }
 
 double distance(const std::vector<double>& a, const std::vector<double>& b, double at_least) {

@@ -25,6 +25,8 @@ struct OpCase {
   bool in_place                    = false;  // the op overwrites its inputs: nobody else can use them after it
   double range                     = 1;      // values are between -range and range
   double f32_tolerance             = 1e-5;   // relative, of a tensor's norm
+  std::optional<std::int64_t> step = {};     // given: tapes are random, and this is the step
+  bool in_bf16                     = false;  // values and gradients of outputs can be told exactly in bf16
 };
 
 // The inputs (tokens aside) and the weights of a case, in its order.
@@ -49,6 +51,10 @@ struct OpValues {
 // and to those of an earlier microbatch; f32 agrees with f64. Step memory and gradients are full of NaN before each
 // run.
 void check_gradients(const OpCase& test);
+
+// A test by itself: output and gradients in bf16 are those in f32 from the same values, within a tolerance relative to
+// each tensor's norm. Gradients of weights are f32 in both.
+void check_bf16(OpCase test, double tolerance = 0x1p-8);
 
 // |a - b| / |b|, of Euclidean norms; infinite where sizes differ or a number is none.
 [[nodiscard]] double distance(const std::vector<double>& a, const std::vector<double>& b, double at_least = 1e-300);

@@ -1,0 +1,59 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "ops/cpu/into.hpp"
+#include "ops/cpu/lanes.hpp"
+#include "ops/cpu/norm.hpp"
+#include "ops/tape.hpp"
+
+// What ops that norm rows have in common: internal to ops/.
+namespace stepgraph {
+
+// Both norms. One that is not centered, over the root mean square, has no bias.
+struct NormParts {
+  Weight weight;
+  std::optional<Weight> bias;
+  double eps;
+  std::int64_t rows, width;
+  Tensor scale, center;  // of each row; no center for an RMS norm
+
+  // Throws Error(config), naming the op, where x does not fit.
+  NormParts(Tape& tape, const std::string& op, const Tensor& x, const Weight& weight_of_norm,
+            const std::optional<Weight>& bias_of_norm, double epsilon);
+
+  // Adds what the forward kernel reads and writes beside x and the normed; `reads` and `writes` are how many accesses
+  // the node has before.
+  void add_to(OpNode& node) const;
+  template <class T>
+  [[nodiscard]] cpu::Norm<T> kernel(const Context& context, const T* x, T* normed, std::size_t reads,
+                                    std::size_t writes) const {
+    return {.width  = width,
+            .x      = x,
+            .weight = context.read<T>(reads).data(),
+            .bias   = bias ? context.read<T>(reads + 1).data() : nullptr,
+            .center = bias ? context.write<Wide<T>>(writes + 1).data() : nullptr,
+            .scale  = context.write<Wide<T>>(writes).data(),
+            .y      = normed,
+            .eps    = eps};
+  }
+
+  // A node of the backward pass: reads x, the weight, the normed's gradient, the scale and, last, the center.
+  [[nodiscard]] OpNode backward_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const;
+  [[nodiscard]] std::size_t num_backward_reads() const { return bias ? 5 : 4; }
+  template <class T>
+  [[nodiscard]] cpu::NormBackward<T> backward_kernel(const Context& context) const {
+    return {.width  = width,
+            .x      = context.read<T>(0).data(),
+            .weight = context.read<T>(1).data(),
+            .center = bias ? context.read<Wide<T>>(4).data() : nullptr,
+            .scale  = context.read<Wide<T>>(3).data(),
+            .dy     = context.read<T>(2).data()};
+  }
+  // Adds to the gradient of x.
+  void add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const;
+  // The weight and, where there is one, the bias.
+  [[nodiscard]] std::vector<Weight> weights() const;
+};
+
+}  // namespace stepgraph

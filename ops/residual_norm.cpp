@@ -1,0 +1,60 @@
+#include "ops/residual_norm.hpp"
+
+#include "ops/norm_parts.hpp"
+#include "ops/residual_parts.hpp"
+
+namespace stepgraph {
+
+ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
+  const std::string op = "residual_norm";
+  const ResidualParts sum(tape, op, {.x = spec.x, .branch = spec.branch, .bias = spec.bias, .dropout = spec.dropout});
+  const NormParts norm(tape, op, spec.x, spec.norm_weight, spec.norm_bias, spec.eps);
+  const Tensor y = tape.tensor("residual", spec.x.shape), normed = tape.tensor(op, spec.x.shape);
+
+  OpNode node = sum.forward_node(op);
+  node.writes = {y, normed};
+  norm.add_to(node);
+  node.cost.flops += (spec.norm_bias ? 8 : 5) * sum.num_elements();
+  node.cost.bytes_moved += sum.num_bytes();
+  tape.add<AllTypes>(node, [=]<class T>(const Context& context, T) {
+    const cpu::ResidualRows<T> rows = sum.rows<T>(context);
+    const cpu::Norm<T> kernel       = norm.kernel<T>(context, rows.y, context.write<T>(1).data(), sum.num_reads(), 2);
+    cpu::for_tiles(context, sum.num_rows, cpu::rows_per_tile(sum.width), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {  // each is normed while it is in the first cache
+        cpu::residual_forward(rows, row, row + 1);
+        cpu::norm_forward(kernel, row, row + 1);
+      }
+    });
+  });
+
+  const auto input_gradients = [=](Tape& back) {
+    if (back.has_gradient(normed)) norm.add_input_gradient(back, "residual_norm_backward", y, back.gradient(normed));
+    if (back.has_gradient(y)) sum.add_input_gradients(back, y);
+  };
+  const auto weight_gradients = [=](Tape& back) {
+    if (!back.has_gradient(normed)) return sum.add_bias_gradient(back, y);  // nobody used what was normed
+    std::vector<Weight> weights = norm.weights();
+    OpNode of_weights =
+        norm.backward_node("residual_norm_weight_gradient", y, back.gradient(normed), spec.bias ? 3 : 2);
+    if (spec.bias) {
+      weights.push_back(*spec.bias);
+      of_weights.reads.push_back(back.gradient(y));
+      if (sum.site.active) of_weights.reads.push_back(sum.site.step);
+    }
+    back.add_weight_gradients<AllTypes>(
+        weights, of_weights, [=]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
+          const cpu::NormBackward<T> kernel = norm.backward_kernel<T>(context);
+          const std::size_t of_y            = norm.num_backward_reads();
+          const T* dy                       = sum.bias ? context.read<T>(of_y).data() : nullptr;
+          const auto drop                   = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
+          cpu::for_tiles(context, sum.width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+            cpu::norm_weight_gradient(kernel, sums[0], norm.bias ? &sums[1] : nullptr, norm.rows, begin, end);
+            if (sum.bias) cpu::column_sum(dy, sum.width, drop, sums.back(), sum.num_rows, begin, end);
+          });
+        });
+  };
+  tape.on_backward({.outputs = {y, normed}, .input_gradients = input_gradients, .weight_gradients = weight_gradients});
+  return {y, normed};
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,24 @@
+#pragma once
+#include <optional>
+
+#include "ops/residual.hpp"
+
+namespace stepgraph {
+
+// y = x + drop(branch + bias) and the norm of y, in one pass over the rows; backward, the gradient of y is completed in
+// one pass too, and is that of x and of the branch. The same bits as `residual` followed by `layer_norm` or `rms_norm`.
+struct ResidualNorm {
+  Tensor x                        = {};
+  Tensor branch                   = {};
+  std::optional<Weight> bias      = {};  // [width]
+  Weight norm_weight              = {};  // [width]
+  std::optional<Weight> norm_bias = {};  // [width]; given: a layer norm, none: an RMS norm
+  double eps                      = 1e-5;
+  Dropout dropout                 = {};
+};
+struct ResidualNormed {
+  Tensor y, normed;
+};
+[[nodiscard]] ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec);
+
+}  // namespace stepgraph
