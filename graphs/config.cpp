@@ -139,6 +139,12 @@ void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerP
   section.real("clip", optimizer.clip, not_negative);
 }
 
+Recompute read_recompute(const ConfigReader& root) {
+  Names names;
+  for (int i = 0; i <= static_cast<int>(Recompute::full); ++i) names.push_back(to_string(static_cast<Recompute>(i)));
+  return static_cast<Recompute>(root.choice("recompute", 0, names));
+}
+
 void read_memory(const ConfigReader& root, Reuse& reuse) {
   const ConfigReader section = root.section("memory", {"limit_bytes", "reuse"});
   std::int64_t limit         = 0;
@@ -170,7 +176,7 @@ Config read(const JsonValue& value) {
   check_offload(root);
   read_precision(root, config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
-  root.only("recompute", "none");
+  config.plan.recompute = read_recompute(root);
   read_memory(root, config.plan.reuse);
   read_comm(root, config);
   root.integer("seed", config.seed, 0, max_seed);

@@ -93,7 +93,7 @@ std::string to_json(const Config& config) {
                 {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
                 {"precision", {{"param", precision(plan.precision.param)}, {"reduce", precision(plan.precision.reduce)}}},
                 {"optimizer", optimizer_json(plan.optimizer)},
-                {"recompute", "none"},
+                {"recompute", to_string(plan.recompute)},
                 {"memory", {{"limit_bytes", 0}, {"reuse", plan.reuse == Reuse::free ? "free" : "tight"}}},
                 {"comm", {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}}},
                 {"seed", config.seed},

@@ -7,6 +7,7 @@
 #include "engine/types.hpp"
 #include "graphs/collective_algorithms.hpp"
 #include "graphs/layout.hpp"
+#include "graphs/recompute.hpp"
 
 // How a step is to be done, as data: the parts of a config that say nothing of model, data or run.
 namespace stepgraph {
@@ -43,6 +44,7 @@ struct Plan {
   PipelinePlan pipeline                            = {};
   PrecisionPlan precision                          = {};
   OptimizerPlan optimizer                          = {};
+  Recompute recompute                              = Recompute::none;
   Algorithm algorithm                              = Algorithm::direct;  // of collectives
   Reuse reuse                                      = Reuse::tight;       // of memory
   friend bool operator==(const Plan&, const Plan&) = default;

@@ -261,6 +261,7 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   }
   check_size(setup.step.graph);
   const Plan& plan = setup.plan;
+  setup.step.graph = recompute(setup.step.graph, plan.recompute);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
                                            .ranks_per_node = plan.layout.devices_per_node,

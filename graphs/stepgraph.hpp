@@ -35,6 +35,7 @@
 #include "graphs/parameters.hpp"
 #include "graphs/partition.hpp"
 #include "graphs/plan.hpp"
+#include "graphs/recompute.hpp"
 #include "graphs/round_robin.hpp"
 #include "graphs/safetensors.hpp"
 #include "graphs/schedule.hpp"

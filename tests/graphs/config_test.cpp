@@ -105,6 +105,10 @@ TEST_CASE("every key of a config reaches its field", "[graphs][config]") {
         sg::MlpSpec{.layers = 2, .width = 8, .context = 128, .vocab = 16, .inner = 24, .init_deviation = 0});
   CHECK(std::get<sg::LoadFrom>(with({R"(model={"load": "a folder"})"}).model).folder == "a folder");
   CHECK(std::get<sg::TextFile>(with({R"(data={"text": "t.txt"})"}).data).path == "t.txt");
+  CHECK(with({}).plan.recompute == sg::Recompute::none);
+  CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
+  CHECK(with({"recompute=selective"}).plan.recompute == sg::Recompute::selective);
+  CHECK(with({"recompute=full"}).plan.recompute == sg::Recompute::full);
   CHECK(with({"pipeline.schedule=my own.csv"}).plan.pipeline.schedule == "my own.csv");
 }
 
@@ -115,8 +119,9 @@ TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][conf
             "seed=12345678901234567890"},
            {R"(model={"kind": "mlp"})", R"(data={"text": "a \"quoted\" name"})", "precision.param=fp64"},
            {R"(model={"load": "DIR"})", R"(data={"tokens": "x.u16"})", "batch.seq=7", "optimizer.kind=sgd"},
-           {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree"},
-           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1"},
+           {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree",
+            "recompute=full"},
+           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {
     CAPTURE(overrides);
     const sg::Config config = with(overrides);

@@ -177,11 +177,14 @@ TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agre
 }
 
 TEST_CASE("a rank's slice can be built alone", "[graphs][step]") {
-  const auto model = GENERATE(small_gpt2, small_llama)();
-  const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .pipeline = {.schedule = "interleaved", .chunks = 2}};
+  const auto model     = GENERATE(small_gpt2, small_llama)();
+  const auto recompute = GENERATE(sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full);
+  const sg::Plan plan{.layout    = {.dp = 2, .tp = 2, .pp = 2},
+                      .pipeline  = {.schedule = "interleaved", .chunks = 2},
+                      .recompute = recompute};
   const sg::StepGraph step = sg::training_step(model, plan, batch_of_8);
   for (int rank = 0; rank < 8; ++rank) {
-    CAPTURE(model.kind, rank);
+    CAPTURE(model.kind, recompute, rank);
     CHECK(sg::training_step(model, plan, batch_of_8, {.only = sg::Rank{rank}}).graph ==
           sg::slice(step.graph, sg::Rank{rank}));
   }

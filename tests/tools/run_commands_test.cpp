@@ -119,7 +119,7 @@ TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]")
        sg::testing::some_of(std::vector<std::tuple<std::string, std::string, std::string>>{
            {"eval", "--steps 13", "--steps 13: the data has 393 tokens"},
            {"eval", "--steps 0", "--steps"},
-           {"eval", "--set recompute=full", "recompute: 'full' is not supported by this version (supported: none)"},
+           {"eval", "--set recompute=ful", "recompute: \"ful\" is unknown (did you mean full? known: none"},
            {"generate", "", "--prompt"},
            {"generate", "--prompt ''", "--prompt: is empty"},
            {"generate", "--prompt 256", "--prompt: token 256 is not in the model's vocabulary (0 to 255"},

@@ -17,8 +17,9 @@ std::vector<Costs> measured_costs(const StepGraph& step, const Timeline& timelin
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
     const Labels labels = step.graph.labels(Node{i});
     if (labels.stage < 0 || labels.microbatch < 0 || step.graph.has_part(Node{i})) continue;
-    Costs& stage = costs[static_cast<std::size_t>(labels.stage)];
-    double& cost = labels.phase == "forward" ? stage.F : labels.phase == "backward" ? stage.I : stage.W;
+    Costs& stage        = costs[static_cast<std::size_t>(labels.stage)];
+    const bool backward = labels.phase == "backward" || labels.phase == "recompute";
+    double& cost        = labels.phase == "forward" ? stage.F : backward ? stage.I : stage.W;
     cost += (timeline.nodes[i].end_s - timeline.nodes[i].begin_s) / times;
   }
   return costs;
