@@ -60,7 +60,7 @@ void read_layout(const ConfigReader& root, LayoutSpec& layout) {
   section.integer("pp", layout.pp, 1, max_degree);
   section.text("order", layout.order);
   section.integer("devices_per_node", layout.devices_per_node, 1, max_degree);
-  section.only_false("sequence_parallel");
+  section.boolean("sequence_parallel", layout.sequence_parallel);
 }
 
 void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
@@ -108,12 +108,21 @@ void check_offload(const ConfigReader& root) {
 
 void read_precision(const ConfigReader& root, PrecisionPlan& precision) {
   const ConfigReader section = root.section("precision", {"param", "reduce"});
-  const Names types{"fp32", "fp64"}, later{"bf16", "fp16"};
-  const std::size_t param  = section.choice("param", 0, types, later);
-  const std::size_t reduce = section.choice("reduce", param, types, later);
-  if (reduce != param)
-    section.refuse("reduce", str(types[reduce], " with param ", types[param], " (", types[param], ", as param)"));
-  precision.param = precision.reduce = param == 0 ? DType::f32 : DType::f64;
+  const Names names{"fp32", "fp64", "bf16"}, later{"fp16"};
+  constexpr DType types[] = {DType::f32, DType::f64, DType::bf16};
+  const auto place        = [&](DType type) {
+    return static_cast<std::size_t>(std::find(types, std::end(types), type) - types);
+  };
+  const auto choice = [&](std::string_view key, DType otherwise) {
+    return types[section.choice(key, place(otherwise), names, later)];
+  };
+  precision.param  = choice("param", DType::f32);
+  precision.reduce = choice("reduce", wide_type(precision.param));
+  const bool full  = precision.param == DType::f64;
+  if (full != (precision.reduce == DType::f64)) {
+    section.refuse("reduce", str(names[place(precision.reduce)], " with param ", names[place(precision.param)],
+                                 full ? " (fp64)" : " (fp32 or bf16)"));
+  }
 }
 
 void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer) {

@@ -15,7 +15,8 @@ namespace stepgraph {
 
 // A Hugging Face folder: config.json and model.safetensors.
 struct LoadFrom {
-  std::string folder                                       = {};
+  std::string folder = {};
+  double dropout     = 0;  // what its config.json says of it is not done: that is for the training it came from
   friend bool operator==(const LoadFrom&, const LoadFrom&) = default;
 };
 

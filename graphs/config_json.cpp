@@ -20,7 +20,8 @@ Json model_json(const Gpt2Spec& spec) {
           {"init_deviation", spec.init_deviation},
           {"tied", spec.tied},
           {"scale_attention", spec.scale_attention},
-          {"scale_attention_by_layer", spec.scale_attention_by_layer}};
+          {"scale_attention_by_layer", spec.scale_attention_by_layer},
+          {"dropout", spec.dropout}};
 }
 
 Json model_json(const LlamaSpec& spec) {
@@ -38,7 +39,8 @@ Json model_json(const LlamaSpec& spec) {
           {"init_deviation", spec.init_deviation},
           {"tied", spec.tied},
           {"attention_bias", spec.attention_bias},
-          {"mlp_bias", spec.mlp_bias}};
+          {"mlp_bias", spec.mlp_bias},
+          {"dropout", spec.dropout}};
 }
 
 Json model_json(const MlpSpec& spec) {
@@ -51,7 +53,7 @@ Json model_json(const MlpSpec& spec) {
           {"init_deviation", spec.init_deviation}};
 }
 
-Json model_json(const LoadFrom& source) { return {{"load", source.folder}}; }
+Json model_json(const LoadFrom& source) { return {{"load", source.folder}, {"dropout", source.dropout}}; }
 
 Json data_json(const TokenFile& file) { return {{"tokens", file.path.string()}}; }
 Json data_json(const TextFile& file) { return {{"text", file.path.string()}}; }
@@ -76,6 +78,7 @@ Json optimizer_json(const OptimizerPlan& plan) {
 std::string to_json(const Config& config) {
   const Plan& plan         = config.plan;
   const LayoutSpec& layout = plan.layout;
+<<<<<<< HEAD
   const auto precision     = [](DType type) { return type == DType::f64 ? "fp64" : "fp32"; };
   const Json out           = {
                 {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
@@ -99,6 +102,31 @@ std::string to_json(const Config& config) {
                 {"seed", config.seed},
                 {"threads", config.threads},
                 {"backend", config.backend},
+=======
+  const auto precision = [](DType type) { return type == DType::f64 ? "fp64" : type == DType::bf16 ? "bf16" : "fp32"; };
+  const Json out       = {
+            {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
+            {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
+            {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
+            {"layout",
+             {{"dp", layout.dp},
+              {"tp", layout.tp},
+              {"pp", layout.pp},
+              {"order", layout.order},
+              {"devices_per_node", layout.devices_per_node},
+              {"sequence_parallel", layout.sequence_parallel}}},
+            {"pipeline", {{"schedule", plan.pipeline.schedule}, {"chunks", plan.pipeline.chunks}}},
+            {"shard", {{"strategy", "none"}}},
+            {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
+            {"precision", {{"param", precision(plan.precision.param)}, {"reduce", precision(plan.precision.reduce)}}},
+            {"optimizer", optimizer_json(plan.optimizer)},
+            {"recompute", "none"},
+            {"memory", {{"limit_bytes", 0}, {"reuse", plan.reuse == Reuse::free ? "free" : "tight"}}},
+            {"comm", {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}}},
+            {"seed", config.seed},
+            {"threads", config.threads},
+            {"backend", config.backend},
+>>>>>>> mine
   };
   // A file's name need not be UTF-8.
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -21,11 +21,12 @@ const Names kinds{"gpt2", "llama", "mlp"};
 Names keys_of(std::string_view kind) {
   Names keys{"kind", "layers", "width", "context", "vocab", "inner", "init_deviation"};
   if (kind == "gpt2")
-    for (const char* key : {"heads", "activation", "eps", "tied", "scale_attention", "scale_attention_by_layer"})
+    for (const char* key :
+         {"heads", "activation", "eps", "tied", "scale_attention", "scale_attention_by_layer", "dropout"})
       keys.emplace_back(key);
   if (kind == "llama")
     for (const char* key :
-         {"heads", "kv_heads", "head_size", "eps", "rope_theta", "tied", "attention_bias", "mlp_bias"})
+         {"heads", "kv_heads", "head_size", "eps", "rope_theta", "tied", "attention_bias", "mlp_bias", "dropout"})
       keys.emplace_back(key);
   return keys;
 }
@@ -76,6 +77,7 @@ Gpt2Spec read_gpt2(const ConfigReader& model) {
   model.boolean("tied", spec.tied);
   model.boolean("scale_attention", spec.scale_attention);
   model.boolean("scale_attention_by_layer", spec.scale_attention_by_layer);
+  model.real("dropout", spec.dropout, share);
   check_heads_divide(model, spec.width, spec.heads);
   return spec;
 }
@@ -91,6 +93,7 @@ LlamaSpec read_llama(const ConfigReader& model) {
   model.boolean("tied", spec.tied);
   model.boolean("attention_bias", spec.attention_bias);
   model.boolean("mlp_bias", spec.mlp_bias);
+  model.real("dropout", spec.dropout, share);
   if (spec.head_size == 0) check_heads_divide(model, spec.width, spec.heads);
   const std::int64_t head_size = spec.head_size == 0 ? spec.width / spec.heads : spec.head_size;
   if (head_size % 2 != 0)
@@ -113,11 +116,14 @@ MlpSpec read_mlp(const ConfigReader& model) {
 ModelSource read_model_source(const JsonValue& value) {
   if (value.find("load")) {
     for (const std::string& key : value.key) {
-      if (key != "load")
-        throw Error(ErrorKind::config, str("model.", key, ": beside load (load alone: the folder says the rest)"));
+      if (key != "load" && key != "dropout")
+        throw Error(ErrorKind::config,
+                    str("model.", key, ": beside load (load alone, or with dropout: the folder says the rest)"));
     }
     LoadFrom source;
-    ConfigReader(&value, "model", {"load"}).text("load", source.folder);
+    const ConfigReader model(&value, "model", {"load", "dropout"});
+    model.text("load", source.folder);
+    model.real("dropout", source.dropout, share);
     return source;
   }
   std::size_t kind = 0;

@@ -6,10 +6,12 @@
 #include "graphs/huggingface.hpp"
 #include "graphs/weights.hpp"
 #include "ops/attention.hpp"
+#include "ops/dropout.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
 #include "ops/norm.hpp"
 #include "ops/residual.hpp"
+#include "ops/residual_norm.hpp"
 #include "ops/tensor_parallel.hpp"
 
 namespace stepgraph {
@@ -23,13 +25,14 @@ Block embedding_block(const Gpt2Spec& spec) {
       .name    = "embedding",
       .weights = {{.name = token_weight, .shape = {spec.vocab, spec.width}, .cut = true, .init = init},
                   {.name = "transformer.wpe.weight", .shape = {spec.context, spec.width}, .cut = true, .init = init}},
-      .forward = [vocab = spec.vocab, context = spec.context](Tape& tape, const Tensor& tokens) {
+      .forward = [vocab = spec.vocab, context = spec.context, rate = spec.dropout](Tape& tape, const Tensor& tokens) {
         const auto begin = [&](std::int64_t size) { return cut_range(size, tape.tp().size, tape.tp().index).begin; };
         const Tensor x =
             embedding(tape, {.tokens = tokens, .weight = tape.weight(token_weight), .vocab_begin = begin(vocab)});
-        return tp_sum(tape, positional_embedding(tape, {.x              = x,
-                                                        .weight         = tape.weight("transformer.wpe.weight"),
-                                                        .position_begin = begin(context)}));
+        const Tensor sum = tp_sum(tape, positional_embedding(tape, {.x      = x,
+                                                                    .weight = tape.weight("transformer.wpe.weight"),
+                                                                    .position_begin = begin(context)}));
+        return dropout(tape, sum, {.rate = rate, .site = "transformer.drop"});
       }};
 }
 
@@ -79,31 +82,41 @@ Block layer_block(const Gpt2Spec& spec, int layer) {
           .weights = layer_weights(spec, prefix),
           .forward = [spec, prefix, layer](Tape& tape, const Tensor& x) {
             const auto weight   = [&](const char* name) { return tape.weight(prefix + name); };
-            const auto into_out = [&](const char* name, const Tensor& in, const char* weights, const char* bias) {
-              return linear(tape, {.x      = in,
-                                   .weight = weight(weights),
-                                   .bias   = bias == nullptr ? std::nullopt : std::optional(weight(bias)),
-                                   .layout = WeightLayout::in_out,
-                                   .name   = name});
+            const auto into_out = [&](const char* name, const Tensor& in, const char* weights, const char* bias,
+                                      Activation activation = Activation::none) {
+              return linear(tape, {.x          = in,
+                                   .weight     = weight(weights),
+                                   .bias       = bias == nullptr ? std::nullopt : std::optional(weight(bias)),
+                                   .layout     = WeightLayout::in_out,
+                                   .activation = activation,
+                                   .name       = name});
             };
+            const auto drop = [&](const char* site) { return Dropout{.rate = spec.dropout, .site = prefix + site}; };
+            const Activation gelu    = spec.activation == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_exact;
             const std::int64_t heads = spec.heads / tape.tp().size, head_size = spec.width / spec.heads;
             double scale = spec.scale_attention ? 1 / std::sqrt(static_cast<double>(head_size)) : 1;
             if (spec.scale_attention_by_layer) scale /= layer + 1;
 
             Tensor h = layer_norm(
                 tape, {.x = x, .weight = weight("ln_1.weight"), .bias = weight("ln_1.bias"), .eps = spec.eps});
-            h = into_out("qkv", tp_copy(tape, h), "attn.c_attn.weight", "attn.c_attn.bias");
-            h = attention(
-                tape, {.qkv = h, .heads = {.heads = heads, .kv_heads = heads, .head_size = head_size}, .scale = scale});
-            h                   = tp_sum(tape, into_out("projected", h, "attn.c_proj.weight", nullptr));
-            const Tensor middle = residual(tape, {.x = x, .branch = h, .bias = weight("attn.c_proj.bias")});
+            h                 = into_out("qkv", tp_copy(tape, h), "attn.c_attn.weight", "attn.c_attn.bias");
+            h                 = attention(tape, {.qkv     = h,
+                                                 .heads   = {.heads = heads, .kv_heads = heads, .head_size = head_size},
+                                                 .scale   = scale,
+                                                 .dropout = drop("attn.attn_dropout")});
+            h                 = tp_sum(tape, into_out("projected", h, "attn.c_proj.weight", nullptr));
+            const auto middle = residual_norm(tape, {.x           = x,
+                                                     .branch      = h,
+                                                     .bias        = weight("attn.c_proj.bias"),
+                                                     .norm_weight = weight("ln_2.weight"),
+                                                     .norm_bias   = weight("ln_2.bias"),
+                                                     .eps         = spec.eps,
+                                                     .dropout     = drop("attn.resid_dropout")});
 
-            h = layer_norm(
-                tape, {.x = middle, .weight = weight("ln_2.weight"), .bias = weight("ln_2.bias"), .eps = spec.eps});
-            h = into_out("inner", tp_copy(tape, h), "mlp.c_fc.weight", "mlp.c_fc.bias");
-            h = gelu(tape, h, spec.activation);
+            h = into_out("inner", tp_copy(tape, middle.normed), "mlp.c_fc.weight", "mlp.c_fc.bias", gelu);
             h = tp_sum(tape, into_out("mlp", h, "mlp.c_proj.weight", nullptr));
-            return residual(tape, {.x = middle, .branch = h, .bias = weight("mlp.c_proj.bias")});
+            return residual(
+                tape, {.x = middle.y, .branch = h, .bias = weight("mlp.c_proj.bias"), .dropout = drop("mlp.dropout")});
           }};
 }
 

@@ -20,6 +20,7 @@ struct Gpt2Spec {
   bool tied                     = true;   // the head's weight is the embedding's
   bool scale_attention          = true;   // by 1 / sqrt(head size)
   bool scale_attention_by_layer = false;  // and by 1 / (layer + 1)
+  double dropout                = 0;      // while training: of embeddings, attention weights and both branches
   friend bool operator==(const Gpt2Spec&, const Gpt2Spec&) = default;
 };
 [[nodiscard]] Model gpt2(const Gpt2Spec& spec);

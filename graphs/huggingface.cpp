@@ -77,7 +77,7 @@ class Fields {
 
   void note_dropout(const char* name, double otherwise, std::vector<std::string>& notes) const {
     const double share = number(name, otherwise, 0);
-    if (share > 0) notes.push_back(str(name, " ", share, ": dropout is not applied"));
+    if (share > 0) notes.push_back(str(name, " ", share, ": not applied (model.dropout is)"));
   }
 
  private:
@@ -228,8 +228,8 @@ std::string model_config(const Gpt2Spec& spec) {
   ordered_json config               = {{"activation_function", spec.activation == Gelu::tanh ? "gelu_new" : "gelu"},
                                        {"add_cross_attention", false}};
   config["architectures"]           = {families[0].architecture};
-  config["attn_pdrop"]              = 0.0;
-  config["embd_pdrop"]              = 0.0;
+  config["attn_pdrop"]              = spec.dropout;
+  config["embd_pdrop"]              = spec.dropout;
   config["initializer_range"]       = spec.init_deviation;
   config["layer_norm_epsilon"]      = spec.eps;
   config["model_type"]              = families[0].model_type;
@@ -239,7 +239,7 @@ std::string model_config(const Gpt2Spec& spec) {
   config["n_layer"]                 = spec.layers;
   config["n_positions"]             = spec.context;
   config["reorder_and_upcast_attn"] = false;
-  config["resid_pdrop"]             = 0.0;
+  config["resid_pdrop"]             = spec.dropout;
   config["scale_attn_by_inverse_layer_idx"] = spec.scale_attention_by_layer;
   config["scale_attn_weights"]              = spec.scale_attention;
   config["summary_activation"]              = nullptr;
@@ -258,7 +258,7 @@ std::string model_config(const LlamaSpec& spec) {
   ordered_json config;
   config["architectures"]           = {families[1].architecture};
   config["attention_bias"]          = spec.attention_bias;
-  config["attention_dropout"]       = 0.0;
+  config["attention_dropout"]       = spec.dropout;
   config["head_dim"]                = spec.head_size == 0 ? spec.width / spec.heads : spec.head_size;
   config["hidden_act"]              = "silu";
   config["hidden_size"]             = spec.width;

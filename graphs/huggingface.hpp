@@ -27,10 +27,11 @@ struct ModelConfig {
 [[nodiscard]] Model make_model(const std::variant<Gpt2Spec, LlamaSpec, MlpSpec>& spec);
 
 // The model it describes, ready to be loaded or trained afresh; its `config` is config_to_save(text).
-[[nodiscard]] Model model_from_config(std::string_view text, std::string_view subject);
+// `dropout` is while training; what the config says of it is noted, not done.
+[[nodiscard]] Model model_from_config(std::string_view text, std::string_view subject, double dropout = 0);
 
 // The model of a Hugging Face folder, by its config.json; `Checkpoint` has the weights.
-[[nodiscard]] Model load_model(const std::filesystem::path& folder);
+[[nodiscard]] Model load_model(const std::filesystem::path& folder, double dropout = 0);
 
 // A whole config.json, which transformers loads and parse_model_config reads back.
 [[nodiscard]] std::string model_config(const Gpt2Spec& spec);

@@ -12,6 +12,7 @@
 #include "ops/linear.hpp"
 #include "ops/norm.hpp"
 #include "ops/residual.hpp"
+#include "ops/residual_norm.hpp"
 #include "ops/tensor_parallel.hpp"
 
 namespace stepgraph {
@@ -103,20 +104,24 @@ Block layer_block(const LlamaSpec& spec, int layer) {
                                      .name   = "qkv"});
             h        = rotary_embedding(
                        tape, {.qkv = h, .heads = heads, .frequencies = rotary_frequencies(spec.head_size, spec.rope_theta)});
-            h = attention(tape,
-                          {.qkv = h, .heads = heads, .scale = 1 / std::sqrt(static_cast<double>(spec.head_size))});
+            h = attention(tape, {.qkv     = h,
+                                 .heads   = heads,
+                                 .scale   = 1 / std::sqrt(static_cast<double>(spec.head_size)),
+                                 .dropout = {.rate = spec.dropout, .site = prefix + "self_attn"}});
             h = tp_sum(tape, linear(tape, {.x = h, .weight = weight("self_attn.o_proj"), .name = "projected"}));
-            const Tensor middle =
-                residual(tape, {.x = x, .branch = h, .bias = bias_of("self_attn.o_proj", spec.attention_bias)});
+            const auto middle = residual_norm(tape, {.x           = x,
+                                                     .branch      = h,
+                                                     .bias        = bias_of("self_attn.o_proj", spec.attention_bias),
+                                                     .norm_weight = weight("post_attention_layernorm.weight"),
+                                                     .eps         = spec.eps});
 
-            h = rms_norm(tape, {.x = middle, .weight = weight("post_attention_layernorm.weight"), .eps = spec.eps});
-            h = linear(tape, {.x      = tp_copy(tape, h),
+            h = linear(tape, {.x      = tp_copy(tape, middle.normed),
                               .weight = weight("mlp.gate_up"),
                               .bias   = bias_of("mlp.gate_up", spec.mlp_bias),
                               .name   = "gate_up"});
             h = swiglu(tape, h);
             h = tp_sum(tape, linear(tape, {.x = h, .weight = weight("mlp.down_proj"), .name = "mlp"}));
-            return residual(tape, {.x = middle, .branch = h, .bias = bias_of("mlp.down_proj", spec.mlp_bias)});
+            return residual(tape, {.x = middle.y, .branch = h, .bias = bias_of("mlp.down_proj", spec.mlp_bias)});
           }};
 }
 

@@ -21,6 +21,7 @@ struct LlamaSpec {
   bool tied              = false;
   bool attention_bias    = false;  // on q, k, v and o
   bool mlp_bias          = false;
+  double dropout         = 0;  // while training: of attention weights
   friend bool operator==(const LlamaSpec&, const LlamaSpec&) = default;
 };
 [[nodiscard]] Model llama(const LlamaSpec& spec);

@@ -3,7 +3,6 @@
 #include "engine/error.hpp"
 #include "graphs/huggingface.hpp"
 #include "graphs/weights.hpp"
-#include "ops/activation.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
 #include "ops/residual.hpp"
@@ -45,10 +44,11 @@ Model mlp(const MlpSpec& given) {
               {.name = down + ".weight", .shape = {spec.width, spec.inner}, .dim = 1, .cut = true, .init = normal},
               {.name = down + ".bias", .shape = {spec.width}}},
          .forward = [up, down](Tape& tape, const Tensor& x) {
-           const Tensor h = gelu(tape, linear(tape, {.x      = tp_copy(tape, x),
-                                                     .weight = tape.weight(up + ".weight"),
-                                                     .bias   = tape.weight(up + ".bias"),
-                                                     .name   = "inner"}));
+           const Tensor h = linear(tape, {.x          = tp_copy(tape, x),
+                                          .weight     = tape.weight(up + ".weight"),
+                                          .bias       = tape.weight(up + ".bias"),
+                                          .activation = Activation::gelu_tanh,
+                                          .name       = "inner"});
            const Tensor y =
                tp_sum(tape, linear(tape, {.x = h, .weight = tape.weight(down + ".weight"), .name = "mlp"}));
            return residual(tape, {.x = x, .branch = y, .bias = tape.weight(down + ".bias")});

@@ -19,8 +19,11 @@ struct PipelinePlan {
 };
 
 struct PrecisionPlan {
-  DType param                                                        = DType::f32;  // f32 or f64
-  DType reduce                                                       = DType::f32;  // as param
+  // Of weights, activations and their gradients: f32, f64 or bf16. With bf16 the optimizer works on f32 masters, and
+  // gradients of weights are summed in f32.
+  DType param = DType::f32;
+  // In which gradients of weights travel between data-parallel ranks: as they are summed, or bf16.
+  DType reduce                                                       = DType::f32;
   friend bool operator==(const PrecisionPlan&, const PrecisionPlan&) = default;
 };
 

@@ -9,7 +9,7 @@ namespace stepgraph {
 
 StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
     : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
-  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}};
+  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.shares_rows()};
   if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
 }
 
@@ -57,12 +57,14 @@ void StepBuilder::declare_weights(bool trains) {
         const bool shares = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to));
         weight.value = shares ? table_.find(spec.tied_to).value : make(spec.name, elements, type, Lifetime::persistent);
         if (trains) {
-          weight.gradient = make("gradient of " + spec.name, elements, type, gradient);
+          const DType sums = wide_type(type);
+          weight.gradient  = make("gradient of " + spec.name, elements, sums, gradient);
           if (!shares) {
             const bool adam = setup_.plan.optimizer.kind == OptimizerKind::adamw;
+            if (sums != type) weight.master = make("master of " + spec.name, elements, sums, Lifetime::persistent);
             weight.first =
-                make(str(adam ? "mean of " : "velocity of ", spec.name), elements, type, Lifetime::persistent);
-            if (adam) weight.second = make("square of " + spec.name, elements, type, Lifetime::persistent);
+                make(str(adam ? "mean of " : "velocity of ", spec.name), elements, sums, Lifetime::persistent);
+            if (adam) weight.second = make("square of " + spec.name, elements, sums, Lifetime::persistent);
           }
         }
         table_.add({.name = spec.name, .shape = shape, .value = weight.value, .gradient = weight.gradient});
@@ -74,25 +76,31 @@ void StepBuilder::declare_weights(bool trains) {
 
 void StepBuilder::forward(const Action& action, ForwardResult result) {
   const int s = index(action.stage), mb = index(action.microbatch);
-  const bool trains = here().grad_norm != Buffer{};
-  Work& work        = work_[key(action)];
-  work.tape         = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
-                                                      .weights    = &table_,
-                                                      .rank       = rank_,
-                                                      .type       = setup_.step.type,
-                                                      .tp         = tp_,
-                                                      .sequences  = setup_.step.batch.micro,
-                                                      .seq        = setup_.step.batch.seq,
-                                                      .stage      = s,
-                                                      .microbatch = mb,
-                                                      .records    = trains});
-  Tape& tape        = *work.tape;
+  const bool trains      = here().grad_norm != Buffer{};
+  const BatchSpec& batch = setup_.step.batch;
+  RandomStream random{
+      .seed           = setup_.options.seed,
+      .first_sequence = coord_.dp * (batch.global / setup_.plan.layout.dp) + std::int64_t{mb} * batch.micro};
+  if (trains) random.step = here().step;
+  Work& work = work_[key(action)];
+  work.tape  = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
+                                               .weights    = &table_,
+                                               .rank       = rank_,
+                                               .type       = setup_.step.type,
+                                               .tp         = tp_,
+                                               .sequences  = batch.micro,
+                                               .seq        = batch.seq,
+                                               .stage      = s,
+                                               .microbatch = mb,
+                                               .random     = random,
+                                               .records    = trains});
+  Tape& tape = *work.tape;
   if (s == 0) {
     work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.rows()}, DType::i32, false);
   } else {
     const auto received = received_.find(key(action));  // else the stage before is this rank's own
     const Buffer from   = received != received_.end() ? received->second : work_.at({s - 1, mb}).output.buffer;
-    work.input          = tape.input(from, {setup_.rows(), setup_.step.model.width}, setup_.step.type, true);
+    work.input          = tape.input(from, {setup_.shared_rows(), setup_.step.model.width}, setup_.step.type, true);
   }
   Tensor x = work.input;
   for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
@@ -150,7 +158,7 @@ void StepBuilder::transfer(const Action& action) {
   const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
   const Group group           = setup_.transfer_group(from, to, coord_);
   const DType type            = setup_.step.type;
-  const std::int64_t elements = setup_.rows() * setup_.step.model.width;
+  const std::int64_t elements = setup_.shared_rows() * setup_.step.model.width;
   const std::string what      = forwards ? "activation" : "gradient";
   NodeSpec node{.name   = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
                 .lane   = graph().lane(rank_, sends ? LaneKind::pp_send : LaneKind::pp_recv),

@@ -35,6 +35,7 @@ class StepBuilder {
   void begin_backward(const Action& action);
   void transfer(const Action& action);
   void reduce_gradients(Stage stage);
+  void reduce_gradient(const StepWeight& weight, const Labels& labels);
   void sum_losses();
 
   void join_tied_weights();
@@ -45,6 +46,7 @@ class StepBuilder {
   [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
+  [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime);
   void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,

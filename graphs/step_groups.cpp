@@ -55,6 +55,7 @@ void StepSetup::make_groups(bool trains) {
   if (dp > 1) along(Axis::dp, "loss");
   if (dp > 1 && trains) along(Axis::dp, "gradients");
   if (tp * pp > 1 && trains) along({Axis::tp, Axis::pp}, "norm");
+  if (shares_rows() && trains) along(Axis::tp, "shares");
   // What is left connects ranks of one data-parallel replica: once for each pair of coordinates.
   for (int replica = 0; replica < dp; ++replica) {
     for (int t = 0; t < tp; ++t) {

@@ -9,11 +9,20 @@
 namespace stepgraph {
 namespace {
 
-// f(T{}) with the element type of a step.
+// f(T{}) with the element type of a buffer.
 template <class F>
 void with_type(DType type, const F& f) {
   if (type == DType::f64) return f(double{});
+  if (type == DType::bf16) return f(bf16{});
   f(float{});
+}
+
+template <class T>
+std::vector<T> rounded(const std::vector<double>& values) {
+  std::vector<T> made(values.size());
+  std::transform(values.begin(), values.end(), made.begin(),
+                 [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
+  return made;
 }
 
 }  // namespace
@@ -64,16 +73,21 @@ void StepRun::set_weights(const FillTensor& fill) {
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
     const auto all = holders(parameter.name, false);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
-    with_type(step_.type, [&](auto zero) {
-      using T = decltype(zero);
-      std::vector<T> typed(whole.begin(), whole.end());
-      for (const Holder& holder : all) {
-        WeightSpec spec = step_.spec(*holder.weight);
-        if (holder.weight->tied) spec.name = spec.tied_to;
-        const auto pieces = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
-        take_piece<T>(spec, pieces[holder.piece], typed, memory().span<T>(holder.weight->value));
-      }
-    });
+    const auto set = [&](DType type, Buffer StepWeight::*which) {
+      with_type(type, [&](auto zero) {
+        using T                    = decltype(zero);
+        const std::vector<T> typed = rounded<T>(whole);
+        for (const Holder& holder : all) {
+          if (holder.weight->*which == Buffer{}) continue;
+          WeightSpec spec = step_.spec(*holder.weight);
+          if (holder.weight->tied) spec.name = spec.tied_to;
+          const auto pieces = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
+          take_piece<T>(spec, pieces[holder.piece], typed, memory().span<T>(holder.weight->*which));
+        }
+      });
+    };
+    set(step_.type, &StepWeight::value);
+    if (wide_type(step_.type) != step_.type) set(wide_type(step_.type), &StepWeight::master);
   }
 }
 
@@ -84,16 +98,22 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     throw Error(ErrorKind::config,
                 str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
   }
-  with_type(step_.type, [&](auto zero) {
+  // The value that training goes on with, not the rounded copy of it.
+  const auto all     = holders(name, true);
+  const bool rounds  = all.front().weight->master != Buffer{};
+  const auto member  = which == Which::gradient ? &StepWeight::gradient
+                       : rounds                 ? &StepWeight::master
+                                                : &StepWeight::value;
+  const DType stored = step_.graph.spec(all.front().weight->*member).type;
+  with_type(stored, [&](auto zero) {
     using Own = decltype(zero);
     std::vector<Own> whole(wanted);
-    for (const Holder& holder : holders(name, true)) {
+    for (const Holder& holder : all) {
       const WeightSpec& spec = step_.spec(*holder.weight);
       const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
-      const Buffer from      = which == Which::value ? holder.weight->value : holder.weight->gradient;
-      put_piece<Own>(spec, pieces[holder.piece], memory().span<Own>(from), whole);
+      put_piece<Own>(spec, pieces[holder.piece], memory().span<Own>(holder.weight->*member), whole);
     }
-    std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(value); });
+    std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(wide(value)); });
   });
 }
 

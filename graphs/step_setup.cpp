@@ -64,6 +64,17 @@ void check_model(const Model& model) {
   }
 }
 
+void check_precision(const PrecisionPlan& precision) {
+  const DType param = precision.param, reduce = precision.reduce;
+  if (param != DType::f32 && param != DType::f64 && param != DType::bf16) {
+    throw Error(ErrorKind::config, str("precision.param: ", param, " (f32, f64 or bf16)"));
+  }
+  if (reduce != wide_type(param) && (reduce != DType::bf16 || param == DType::f64)) {
+    throw Error(ErrorKind::config, str("precision.reduce: ", reduce, " with param ", param, " (", wide_type(param),
+                                       param == DType::f64 ? ")" : " or bf16)"));
+  }
+}
+
 void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
   if (batch.seq > model.context) {
@@ -76,9 +87,13 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
     throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than a vocabulary of ", model.vocab,
                                        " or an MLP of width ", model.inner, " can be cut into"));
   }
-  if (plan.layout.sequence_parallel) {
-    throw Error(ErrorKind::config, "layout.sequence_parallel: not supported by this version (supported: false)");
+  if (const std::int64_t rows = std::int64_t{batch.micro} * batch.seq;
+      plan.layout.sequence_parallel && rows % plan.layout.tp != 0) {
+    throw Error(ErrorKind::config,
+                str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ", batch.micro,
+                    " x batch.seq ", batch.seq, ") do not divide over tp(", plan.layout.tp, ")"));
   }
+  check_precision(plan.precision);
   const OptimizerPlan& optimizer = plan.optimizer;
   const auto check               = [](const char* name, double value, bool right, const char* range) {
     if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));
@@ -187,6 +202,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
       plan(given),
       options(asked) {
   const int num_ranks = step.layout.num_ranks();
+  if (!trains) plan.layout.sequence_parallel = false;  // a prompt has as many tokens as it has, and keeps no activation
   check_model(model);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});

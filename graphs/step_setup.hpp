@@ -21,7 +21,11 @@ struct StepSetup {
   [[nodiscard]] Rank rank_of(Stage stage, Coord coord) const;  // who has the stage, with coord's dp and tp
   [[nodiscard]] int num_stages() const { return step.schedule.num_stages(); }
   [[nodiscard]] bool is_last(Stage stage) const { return index(stage) + 1 == num_stages(); }
+  // Tokens of a microbatch; and rows of what goes from block to block: those, or with sequence parallelism a rank's
+  // share.
   [[nodiscard]] std::int64_t rows() const { return std::int64_t{step.batch.micro} * step.batch.seq; }
+  [[nodiscard]] bool shares_rows() const { return plan.layout.sequence_parallel && plan.layout.tp > 1; }
+  [[nodiscard]] std::int64_t shared_rows() const { return shares_rows() ? rows() / plan.layout.tp : rows(); }
 
   StepGraph step;
   Plan plan;

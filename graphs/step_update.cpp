@@ -2,6 +2,7 @@
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
+#include "ops/convert.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/reduce.hpp"
 
@@ -22,6 +23,24 @@ void StepBuilder::all_reduce_part(const std::string& name, Group group, int memb
                .labels      = labels});
 }
 
+// Over data-parallel ranks, in the type that the plan chooses for it.
+void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels) {
+  const std::string& of = setup_.step.spec(weight).name;
+  const DType type      = setup_.plan.precision.reduce;
+  const Group group     = setup_.group(rank_, Axis::dp, "gradients");
+  const int members     = setup_.plan.layout.dp;
+  if (type == sum_type()) {
+    all_reduce_part("all_reduce gradient of " + of, group, members, weight.gradient, type, LaneKind::reduce, labels);
+    return;
+  }
+  const std::int64_t elements =
+      graph().spec(weight.gradient).size_bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
+  const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step);
+  convert(graph(), {.name = "round gradient of " + of, .to = rounded, .from = weight.gradient, .labels = labels});
+  all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
+  convert(graph(), {.name = "widen gradient of " + of, .to = weight.gradient, .from = rounded, .labels = labels});
+}
+
 // A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
 // tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
 void StepBuilder::reduce_gradients(Stage stage) {
@@ -38,11 +57,14 @@ void StepBuilder::reduce_gradients(Stage stage) {
     }
     const Labels labels{
         .stage = index(stage), .layer = setup_.step.model.blocks[weight->block].layer, .phase = "reduce"};
-    if (setup_.plan.layout.dp > 1) {
-      all_reduce_part("all_reduce gradient of " + spec.name, setup_.group(rank_, Axis::dp, "gradients"),
-                      setup_.plan.layout.dp, weight->gradient, setup_.step.type, LaneKind::reduce, labels);
+    if (setup_.plan.layout.dp > 1) reduce_gradient(*weight, labels);
+    if (!spec.cut) {
+      if (setup_.shares_rows()) {  // each rank has the gradient of its own rows
+        all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"),
+                        tp_.size, weight->gradient, sum_type(), LaneKind::reduce, labels);
+      }
+      continue;
     }
-    if (!spec.cut) continue;
     for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
       if (piece.num_holders == 1) continue;
       if (spec.dim != 0) {
@@ -52,7 +74,7 @@ void StepBuilder::reduce_gradients(Stage stage) {
       const std::int64_t row_bytes = graph().spec(weight->gradient).size_bytes / entry.shape[0];
       all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
                       piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes),
-                      setup_.step.type, LaneKind::reduce, labels);
+                      sum_type(), LaneKind::reduce, labels);
     }
   }
 }
@@ -79,7 +101,7 @@ void StepBuilder::join_tied_weights() {
       if (has(owner_stage) == has(own_stage)) continue;  // both here, or neither
       const Weight mine = table_.find(has(owner_stage) ? spec.tied_to : spec.name);
       all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                      table_[mine].gradient, setup_.step.type, LaneKind::reduce, {.phase = "reduce"});
+                      table_[mine].gradient, sum_type(), LaneKind::reduce, {.phase = "reduce"});
     }
   }
 }
@@ -133,10 +155,14 @@ void StepBuilder::add_updates() {
     const WeightSpec& spec = setup_.step.spec(weight);
     const Labels labels{
         .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
-    const double decay = spec.shape.size() >= 2 ? plan.weight_decay : 0;
+    const double decay                  = spec.shape.size() >= 2 ? plan.weight_decay : 0;
+    const bool rounds                   = weight.master != Buffer{};
+    const Buffer updated                = rounds ? weight.master : weight.value;
+    const std::optional<Access> rounded = rounds ? std::optional<Access>(weight.value) : std::nullopt;
     if (plan.kind == OptimizerKind::adamw) {
       adamw(graph(), {.name         = "adamw " + spec.name,
-                      .weight       = weight.value,
+                      .weight       = updated,
+                      .value        = rounded,
                       .gradient     = weight.gradient,
                       .first        = weight.first,
                       .second       = weight.second,
@@ -150,7 +176,8 @@ void StepBuilder::add_updates() {
                       .labels       = labels});
     } else {
       sgd(graph(), {.name         = "sgd " + spec.name,
-                    .weight       = weight.value,
+                    .weight       = updated,
+                    .value        = rounded,
                     .gradient     = weight.gradient,
                     .velocity     = weight.first,
                     .factor       = factor_,

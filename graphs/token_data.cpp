@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/error.hpp"
-#include "ops/counter_random.hpp"
 #include "graphs/files.hpp"
+#include "ops/counter_random.hpp"
 
 namespace stepgraph {
 namespace {

@@ -10,7 +10,7 @@ namespace stepgraph {
 
 Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                  const TrainerOptions& options)
-    : run_(training_step(model, plan, batch, {.keep_gradients = options.keep_gradients}), world,
+    : run_(training_step(model, plan, batch, {.keep_gradients = options.keep_gradients, .seed = options.seed}), world,
            {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
       rate_(plan.optimizer.lr),
       seed_(options.seed) {}
@@ -65,10 +65,12 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
       const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
       const auto append    = [&](auto all) {
         const auto row = all.subspan((prompt.size() - 1) * columns, columns);
-        logits.insert(logits.end(), row.begin(), row.end());
+        for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));
       };
       if (step.type == DType::f64) {
         append(run_.memory().span<double>(rank.logits[0]));
+      } else if (step.type == DType::bf16) {
+        append(run_.memory().span<bf16>(rank.logits[0]));
       } else {
         append(run_.memory().span<float>(rank.logits[0]));
       }

@@ -28,7 +28,7 @@ struct TrainerOptions {
   int threads = 0;
   std::chrono::milliseconds step_timeout{0};
   bool keep_gradients = false;  // for save_gradients
-  std::uint64_t seed  = 0;      // of fresh weights, where none are set before the first step
+  std::uint64_t seed  = 0;      // of dropout, and of fresh weights where none are set before the first step
 };
 
 // Trains a model on a world: builds the step, proves it, plans its memory and runs it, batch after batch.

@@ -21,6 +21,7 @@ struct StepWeight {
   Buffer gradient    = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
   Buffer first       = {};     // the optimizer's: running mean of gradients, or velocity; persistent
   Buffer second      = {};     // running mean of their squares (AdamW)
+  Buffer master      = {};     // what is updated, where the value is a rounded copy of it (bf16); persistent
   bool tied          = false;  // the value is another weight's: that of this rank, or a copy of another rank's
 };
 
@@ -58,6 +59,7 @@ struct StepGraph {
 
 struct StepOptions {
   bool keep_gradients      = false;  // gradients are persistent: to be read after a run
+  std::uint64_t seed       = 0;      // of what is random in a step: dropout
   std::optional<Rank> only = {};     // build the slice of one rank alone
   // Where Algorithm::adaptive tries its candidates; none: nodes of `devices_per_node` ranks with 100 GB/s inside and 25
   // GB/s between them, at 2 and 5 microseconds.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/error.hpp"
+#include "engine/half.hpp"
 
 namespace stepgraph {
 namespace {
@@ -109,8 +110,10 @@ void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<con
 }
 
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
 template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
+template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
 template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
 
 }  // namespace stepgraph

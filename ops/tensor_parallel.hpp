@@ -4,14 +4,18 @@
 #include "ops/tape.hpp"
 
 // The two collectives of tensor parallelism, each the other's adjoint. With one rank they are nothing: the tensor
-// itself.
+// itself. Between a tp_sum and the next tp_copy every rank has all rows and does the same with them; or, with sequence
+// parallelism (TensorParallel::sequence), each has its share of the rows, and the same bytes travel as a reduce_scatter
+// and an all_gather.
 namespace stepgraph {
 
 // Every rank uses all of x for its own share of the work: nothing to do forward; backward, the ranks' gradients are
-// added up.
+// added up. With sequence parallelism: x are the rank's rows, and all ranks' are gathered; backward, each gets its
+// share of the gradients' sum.
 [[nodiscard]] Tensor tp_copy(Tape& tape, const Tensor& x);
 
-// Every rank has a summand of the whole: they are added up, in place; backward, the gradient is everybody's.
+// Every rank has a summand of the whole: they are added up, in place; backward, the gradient is everybody's. With
+// sequence parallelism each gets its rows of the sum; backward, the gradients of all rows are gathered.
 [[nodiscard]] Tensor tp_sum(Tape& tape, const Tensor& x);
 
 // One part of an all_reduce over the tensor-parallel ranks, in place on the tape's tensor, for ops that need more.

@@ -109,19 +109,19 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
        "memory, comm, seed, threads, backend)"},
       {{"model.layer=2"},
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
-       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer)"},
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
       {{"model.rope_theta=2"},
        "model.rope_theta: not a key of gpt2 (of llama; gpt2 has: kind, layers, width, context, vocab, inner, "
-       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer)"},
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
       {{"model.kind=mlp", "model.heads=2"},
        "model.heads: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
        "init_deviation)"},
       {{"model.kind=llama", "model.kvheads=2"},
        "model.kvheads: unknown key of llama (did you mean kv_heads? known: kind, layers, width, context, vocab, inner, "
-       "init_deviation, heads, kv_heads, head_size, eps, rope_theta, tied, attention_bias, mlp_bias)"},
+       "init_deviation, heads, kv_heads, head_size, eps, rope_theta, tied, attention_bias, mlp_bias, dropout)"},
       {{"model={\"laod\": \"DIR\"}"},
        "model.laod: unknown key of gpt2 (did you mean load? known: kind, layers, width, context, vocab, inner, "
-       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, load)"},
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
       {{"data.token=x"}, "data.token: unknown key (did you mean tokens? known: tokens, text, synthetic)"},
       {{"batch.size=2"}, "batch.size: unknown key (known: global, micro, seq)"},
       {{"layout.ddp=2"},
@@ -147,7 +147,7 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
   check_all({
       {{"model=gpt2"},
        "model: \"gpt2\" is not an object (one with keys: kind, layers, width, context, vocab, inner, init_deviation, "
-       "heads, activation, eps, tied, scale_attention, scale_attention_by_layer, load)"},
+       "heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
       {{"data=[]"}, "data: [] is not an object (one with keys: tokens, text, synthetic)"},
       {{"batch=8"}, "batch: 8 is not an object (one with keys: global, micro, seq)"},
       {{"layout=null"},
@@ -187,7 +187,7 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
       {{"shard.min_params=1.5"}, "shard.min_params: 1.5 is not an integer (an integer from 0 to 9223372036854775807)"},
       {{"shard.group=-"}, "shard.group: \"-\" is not an integer (an integer from 0 to 2147483647)"},
       {{"offload.params=0"}, "offload.params: 0 is not true or false (true or false, without quotes)"},
-      {{"precision.param=32"}, "precision.param: 32 is not a string (one of: fp32, fp64)"},
+      {{"precision.param=32"}, "precision.param: 32 is not a string (one of: fp32, fp64, bf16)"},
       {{"optimizer.lr=fast"}, "optimizer.lr: \"fast\" is not a number (a number 0 or more)"},
       {{"recompute=false"}, "recompute: false is not a string (one of: none, selective, full)"},
       {{"memory.limit_bytes=none"},
@@ -264,8 +264,8 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
        "layout.order: 'pp-dp-tp-dp' has dp twice (dp, tp, pp once each, slowest to fastest)"},
       {{"layout.order=pp,dp,tp"},
        "layout.order: 'pp,dp,tp' has 'pp,dp,tp', which is no axis (dp, tp, pp once each, slowest to fastest)"},
-      {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64)"},
-      {{"precision.param=fp3"}, "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64)"},
+      {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64, bf16)"},
+      {{"precision.param=fp3"}, "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64, bf16)"},
       {{"optimizer.kind=adam"}, "optimizer.kind: \"adam\" is unknown (did you mean adamw? known: adamw, sgd)"},
       {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
       {{"shard.units=layers"}, "shard.units: \"layers\" is unknown (did you mean layer? known: layer)"},
@@ -278,8 +278,6 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
 
 TEST_CASE("what this version does not have is refused plainly", "[graphs][config][refuses]") {
   check_all({
-      {{"layout.sequence_parallel=true"},
-       "layout.sequence_parallel: 'true' is not supported by this version (supported: false)"},
       {{"pipeline.schedule=zb-v", "pipeline.chunks=2"},
        "pipeline.schedule: 'zb-v' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
        "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
@@ -304,8 +302,16 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
+<<<<<<< HEAD
       {{"precision.param=bf16"}, "precision.param: 'bf16' is not supported by this version (supported: fp32, fp64)"},
       {{"precision.reduce=fp16"}, "precision.reduce: 'fp16' is not supported by this version (supported: fp32, fp64)"},
+=======
+      {{"precision.param=fp16"},
+       "precision.param: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
+      {{"precision.reduce=fp16"},
+       "precision.reduce: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
+      {{"recompute=full"}, "recompute: 'full' is not supported by this version (supported: none)"},
+>>>>>>> mine
       {{"memory.limit_bytes=1"}, "memory.limit_bytes: '1' is not supported by this version (supported: 0, no limit)"},
       {{"backend=cuda"}, "backend: 'cuda' is not supported by this version (supported: loopback)"},
       {{"backend=\xff"}, "backend: '\\ufffd' is not supported by this version (supported: loopback)"},
@@ -314,9 +320,15 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
 
 TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]") {
   check_all({
+      {{"model.dropout=1"}, "model.dropout: 1 is out of range (a number from 0 to less than 1)"},
+      {{"model={\"load\": \"DIR\", \"dropout\": -0.5}"},
+       "model.dropout: -0.5 is out of range (a number from 0 to less than 1)"},
+      {{"model={\"kind\": \"mlp\", \"dropout\": 0.1}"},
+       "model.dropout: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
+       "init_deviation)"},
       {{"model={\"load\": \"DIR\", \"layers\": 2}"},
-       "model.layers: beside load (load alone: the folder says the rest)"},
-      {{"model.load=DIR"}, "model.kind: beside load (load alone: the folder says the rest)"},
+       "model.layers: beside load (load alone, or with dropout: the folder says the rest)"},
+      {{"model.load=DIR"}, "model.kind: beside load (load alone, or with dropout: the folder says the rest)"},
       {{"data={}"},
        "data: names no source ({\"tokens\": \"FILE.u16\"}, {\"text\": \"FILE\"} or {\"synthetic\": SEED})"},
       {{"data={\"text\": \"a\", \"tokens\": \"b\", \"synthetic\": 1}"},
@@ -333,8 +345,9 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
        "optimizer.momentum: not a key of adamw (kind, lr, weight_decay, clip, beta1, beta2, eps)"},
       {{"optimizer.kind=sgd", "optimizer.beta2=0.9"},
        "optimizer.beta2: not a key of sgd (kind, lr, weight_decay, clip, momentum)"},
-      {{"precision.reduce=fp64"}, "precision.reduce: fp64 with param fp32 (fp32, as param)"},
-      {{"precision.param=fp64", "precision.reduce=fp32"}, "precision.reduce: fp32 with param fp64 (fp64, as param)"},
+      {{"precision.reduce=fp64"}, "precision.reduce: fp64 with param fp32 (fp32 or bf16)"},
+      {{"precision.param=fp64", "precision.reduce=fp32"}, "precision.reduce: fp32 with param fp64 (fp64)"},
+      {{"precision.param=fp64", "precision.reduce=bf16"}, "precision.reduce: bf16 with param fp64 (fp64)"},
       {{"batch.seq=129"}, "batch.seq: 129 tokens are more than the model's context of 128 (at most that)"},
       {{"batch.global=9"},
        "batch: the 9 sequences of a data-parallel rank (global 9 / dp 1) do not divide into microbatches of 2 (global "

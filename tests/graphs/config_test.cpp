@@ -104,6 +104,12 @@ TEST_CASE("every key of a config reaches its field", "[graphs][config]") {
                                   .model) ==
         sg::MlpSpec{.layers = 2, .width = 8, .context = 128, .vocab = 16, .inner = 24, .init_deviation = 0});
   CHECK(std::get<sg::LoadFrom>(with({R"(model={"load": "a folder"})"}).model).folder == "a folder");
+  CHECK(std::get<sg::LoadFrom>(with({R"(model={"load": "DIR", "dropout": 0.25})"}).model).dropout == 0.25);
+  CHECK(std::get<sg::Gpt2Spec>(with({"model.dropout=0.25"}).model).dropout == 0.25);
+  CHECK(with({"precision.param=bf16"}).plan.precision ==
+        sg::PrecisionPlan{.param = sg::DType::bf16, .reduce = sg::DType::f32});
+  CHECK(with({"precision.reduce=bf16"}).plan.precision ==
+        sg::PrecisionPlan{.param = sg::DType::f32, .reduce = sg::DType::bf16});
   CHECK(std::get<sg::TextFile>(with({R"(data={"text": "t.txt"})"}).data).path == "t.txt");
   CHECK(with({}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
@@ -119,9 +125,16 @@ TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][conf
             "seed=12345678901234567890"},
            {R"(model={"kind": "mlp"})", R"(data={"text": "a \"quoted\" name"})", "precision.param=fp64"},
            {R"(model={"load": "DIR"})", R"(data={"tokens": "x.u16"})", "batch.seq=7", "optimizer.kind=sgd"},
+<<<<<<< HEAD
            {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree",
             "recompute=full"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
+=======
+           {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree"},
+           {"layout.tp=2", "layout.sequence_parallel=true", "precision.param=bf16", "model.dropout=0.125"},
+           {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
+           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1"},
+>>>>>>> mine
        }) {
     CAPTURE(overrides);
     const sg::Config config = with(overrides);

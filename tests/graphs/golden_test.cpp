@@ -71,6 +71,17 @@ TEST_CASE("every layout trains as transformers does", "[graphs][golden]") {
   check_against_golden(model, plan_of(degrees), 2, sg::testing::cases(20));
 }
 
+TEST_CASE("with sequence parallelism every layout trains as transformers does", "[graphs][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& degrees     = GENERATE(from_range(all_layouts));
+  if (degrees.tp == 1) return;
+  CAPTURE(model, degrees.dp, degrees.tp, degrees.pp);
+  if (sg::testing::scale() > 1 && degrees.pp == 1) return;
+  sg::Plan plan                 = plan_of(degrees);
+  plan.layout.sequence_parallel = true;
+  check_against_golden(model, plan, 2, sg::testing::cases(20));
+}
+
 TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   const auto kind         = GENERATE(from_range(sg::all_schedule_kinds));

@@ -343,5 +343,8 @@ TEST_CASE("a plan that cannot be is refused, by name", "[graphs][step]") {
   refuses({.optimizer = {.beta2 = 1}}, "optimizer.beta2: 1 (0 or more, below 1)");
   refuses({.optimizer = {.clip = std::nan("")}}, "optimizer.clip: nan");
   refuses({.layout = {.tp = 65}}, "tp(65) is more than a vocabulary of 64");
-  refuses({.layout = {.sequence_parallel = true}}, "sequence_parallel");
+  refuses({.precision = {.param = sg::DType::f16}}, "precision.param: f16 (f32, f64 or bf16)");
+  refuses({.precision = {.param = sg::DType::f64, .reduce = sg::DType::bf16}},
+          "precision.reduce: bf16 with param f64 (f64)");
+  refuses({.precision = {.reduce = sg::DType::f64}}, "precision.reduce: f64 with param f32 (f32 or bf16)");
 }

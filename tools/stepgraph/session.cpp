@@ -32,9 +32,9 @@ std::int64_t choose_steps(const TokenData& data, std::int64_t tokens_per_step, s
   return asked.value_or(there);
 }
 
-Model load_named(const std::string& folder) {
+Model load_named(const LoadFrom& from) {
   try {
-    return load_model(folder);
+    return load_model(from.folder, from.dropout);
   } catch (const Error& error) {
     throw Error(error.kind(), str("model.load: ", error.what()));
   }
@@ -67,7 +67,7 @@ Model model_of(const Config& config) {
   return std::visit(
       [&](const auto& from) {
         if constexpr (std::is_same_v<std::decay_t<decltype(from)>, LoadFrom>) {
-          Model model = load_named(from.folder);
+          Model model = load_named(from);
           check_fit(config, model);
           for (const std::string& note : model.notes) std::cerr << from.folder << "/config.json: " << note << '\n';
           return model;
