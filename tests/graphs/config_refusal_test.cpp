@@ -302,16 +302,10 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
-<<<<<<< HEAD
-      {{"precision.param=bf16"}, "precision.param: 'bf16' is not supported by this version (supported: fp32, fp64)"},
-      {{"precision.reduce=fp16"}, "precision.reduce: 'fp16' is not supported by this version (supported: fp32, fp64)"},
-=======
       {{"precision.param=fp16"},
        "precision.param: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
       {{"precision.reduce=fp16"},
        "precision.reduce: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
-      {{"recompute=full"}, "recompute: 'full' is not supported by this version (supported: none)"},
->>>>>>> mine
       {{"memory.limit_bytes=1"}, "memory.limit_bytes: '1' is not supported by this version (supported: 0, no limit)"},
       {{"backend=cuda"}, "backend: 'cuda' is not supported by this version (supported: loopback)"},
       {{"backend=\xff"}, "backend: '\\ufffd' is not supported by this version (supported: loopback)"},

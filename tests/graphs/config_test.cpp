@@ -125,16 +125,11 @@ TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][conf
             "seed=12345678901234567890"},
            {R"(model={"kind": "mlp"})", R"(data={"text": "a \"quoted\" name"})", "precision.param=fp64"},
            {R"(model={"load": "DIR"})", R"(data={"tokens": "x.u16"})", "batch.seq=7", "optimizer.kind=sgd"},
-<<<<<<< HEAD
            {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree",
             "recompute=full"},
-           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
-=======
-           {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree"},
            {"layout.tp=2", "layout.sequence_parallel=true", "precision.param=bf16", "model.dropout=0.125"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
-           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1"},
->>>>>>> mine
+           {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {
     CAPTURE(overrides);
     const sg::Config config = with(overrides);
