@@ -1,0 +1,116 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <cmath>
+#include <map>
+
+#include "backends/loopback/world.hpp"
+#include "engine/half.hpp"
+#include "engine/memory_plan.hpp"
+#include "graphs/schedule_kinds.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
+
+namespace sg = stepgraph;
+using sg::testing::History;
+using sg::testing::small_gpt2;
+using sg::testing::small_llama;
+using sg::testing::train;
+
+namespace {
+
+constexpr sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
+
+sg::Plan bf16_plan(const sg::LayoutSpec& layout = {}) {
+  return {.layout = layout, .precision = {.param = sg::DType::bf16}, .optimizer = {.lr = 3e-3}};
+}
+
+}  // namespace
+
+TEST_CASE("bf16 training follows fp32 over 200 steps", "[graphs][precision]") {
+  const auto model   = GENERATE(small_gpt2, small_llama)(0);
+  const int steps    = sg::testing::scale() > 1 ? 10 : 200;
+  const sg::Plan one = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
+  sg::Plan full      = one;
+  full.precision     = {};
+  CAPTURE(model.kind);
+  const History half = train(model, one, batch, steps), exact = train(model, full, batch, steps);
+  CHECK(exact.loss.back() < 0.9 * exact.loss.front());
+  CHECK(sg::testing::loss_distance(half, exact) < 1e-2);
+  CHECK(half.loss[0] != exact.loss[0]);
+}
+
+TEST_CASE("bf16 has the same bits in every pipeline split, schedule, recomputation and number of threads",
+          "[graphs][precision]") {
+  const auto model        = GENERATE(small_gpt2, small_llama)(0);
+  const History reference = train(model, bf16_plan({.dp = 2, .tp = 2}), batch, 4, {.threads = 1, .seed = 7});
+  for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-h2"}) {
+    if (sg::testing::scale() > 1 && std::string(schedule) != "zb-h1") continue;
+    sg::Plan plan  = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
+    plan.pipeline  = {.schedule = schedule};
+    plan.recompute = sg::Recompute::full;
+    CAPTURE(model.kind, schedule);
+    CHECK(train(model, plan, batch, 4) == reference);
+  }
+}
+
+TEST_CASE("with bf16 the optimizer works on f32 masters, and values are those rounded", "[graphs][precision]") {
+  const auto kind = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
+  sg::Plan plan   = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
+  plan.optimizer  = {.kind = kind, .lr = 1e-3};
+  sg::LoopbackWorld world(8);
+  sg::Trainer trainer(small_gpt2(), plan, batch, world, {.threads = 2, .seed = 7});
+  for (int step = 0; step < 3; ++step) trainer.step(sg::testing::tokens_for(batch, step, 64));
+  int between            = 0;  // masters that bf16 does not have
+  const sg::StepRun& run = trainer.run();
+  for (const sg::StepRank& rank : run.step().ranks) {
+    for (const sg::StepWeight& weight : rank.weights) {
+      if (weight.master == sg::Buffer{}) continue;
+      const auto masters = run.memory().span<float>(weight.master);
+      const auto values  = run.memory().span<sg::bf16>(weight.value);
+      REQUIRE(masters.size() == values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        REQUIRE(values[i].bits() == sg::bf16(masters[i]).bits());
+        between += static_cast<float>(values[i]) != masters[i];
+      }
+    }
+  }
+  CHECK(between > 1000);
+  // What is read, and saved, is the master.
+  const std::string name = "transformer.h.0.ln_1.weight";
+  std::vector<float> read(32);
+  run.read_tensor(sg::StepRun::Which::value, name, read);
+  CHECK(std::any_of(read.begin(), read.end(), [](float v) { return static_cast<float>(sg::bf16(v)) != v; }));
+}
+
+TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") {
+  const auto model = small_gpt2();
+  sg::Plan plan{.layout = {.dp = 2}, .optimizer = {.lr = 3e-3}};
+  const History exact       = train(model, plan, batch, 20);
+  const auto sent_gradients = [&](const sg::Plan& of) {
+    std::map<sg::DType, double> bytes;
+    const sg::StepGraph step = sg::training_step(model, of, batch);
+    for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+      const sg::NodeSpec node = step.graph.spec(sg::Node{i});
+      if (node.part && node.labels.phase == "reduce") bytes[node.part->type] += node.cost.bytes_sent;
+    }
+    return bytes;
+  };
+  const double full     = sent_gradients(plan).at(sg::DType::f32);
+  plan.precision.reduce = sg::DType::bf16;
+  CHECK(sent_gradients(plan) == std::map<sg::DType, double>{{sg::DType::bf16, full / 2}});
+  const History rounded = train(model, plan, batch, 20);
+  CHECK(rounded.loss[0] == exact.loss[0]);
+  CHECK(rounded != exact);
+  CHECK(sg::testing::loss_distance(rounded, exact) < 1e-3);
+}
+
+TEST_CASE("bf16 halves activations and adds masters", "[graphs][precision]") {
+  const auto persistent = [](const sg::Plan& plan) {
+    return sg::plan_memory(sg::training_step(small_gpt2(), plan, batch).graph).arena(sg::Rank{0});
+  };
+  const auto half = persistent(bf16_plan()), full = persistent({});
+  const std::int64_t parameters = small_gpt2().parameters().num_elements();
+  // Four bytes more for the master, two less for the value; small buffers are rounded up to cache lines.
+  CHECK(std::abs((half.persistent_bytes - full.persistent_bytes) - 2 * parameters) < 8192);
+  CHECK(half.lower_bound - half.persistent_bytes < full.lower_bound - full.persistent_bytes);
+}

@@ -1,0 +1,64 @@
+#include "tests/support/short_training.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backends/loopback/world.hpp"
+
+namespace stepgraph::testing {
+namespace {
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]) / std::abs(b[i]);
+    most                    = difference <= most ? most : difference;  // what is no number is the largest
+  }
+  return most;
+}
+
+}  // namespace
+
+Model small_gpt2(double dropout) {
+  return gpt2({.layers = 4, .width = 32, .heads = 4, .context = 16, .vocab = 64, .dropout = dropout});
+}
+
+Model small_llama(double dropout) {
+  return llama({.layers   = 4,
+                .width    = 32,
+                .heads    = 4,
+                .kv_heads = 2,
+                .context  = 16,
+                .vocab    = 64,
+                .tied     = true,
+                .dropout  = dropout});
+}
+
+std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch.global * batch.seq + 1));
+  std::uint32_t state = 12345u + static_cast<std::uint32_t>(step % 2) * 7919u;
+  for (auto& token : tokens) {
+    state = state * 1664525u + 1013904223u;
+    token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocab));
+  }
+  return tokens;
+}
+
+History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, const TrainerOptions& options) {
+  LoopbackWorld world(Layout(plan.layout).num_ranks());
+  Trainer trainer(model, plan, batch, world, options);
+  History history;
+  for (int step = 0; step < steps; ++step) {
+    const StepResult result = trainer.step(tokens_for(batch, step, model.vocab));
+    history.loss.push_back(result.loss);
+    history.grad_norm.push_back(result.grad_norm);
+  }
+  return history;
+}
+
+double loss_distance(const History& a, const History& b) { return distance(a.loss, b.loss); }
+double norm_distance(const History& a, const History& b) { return distance(a.grad_norm, b.grad_norm); }
+
+}  // namespace stepgraph::testing

@@ -1,0 +1,29 @@
+#pragma once
+#include <vector>
+
+#include "graphs/gpt2.hpp"
+#include "graphs/llama.hpp"
+#include "graphs/plan.hpp"
+#include "graphs/trainer.hpp"
+
+// Small models, trained for a few steps on tokens of no meaning but with something to learn.
+namespace stepgraph::testing {
+
+[[nodiscard]] Model small_gpt2(double dropout = 0);   // 4 layers
+[[nodiscard]] Model small_llama(double dropout = 0);  // 4 layers, 2 of 4 key and value heads, tied
+
+// global * seq + 1 tokens below `vocab`; every second batch is the same one.
+[[nodiscard]] std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab);
+
+struct History {
+  std::vector<double> loss, grad_norm;
+  friend bool operator==(const History&, const History&) = default;
+};
+[[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
+                            const TrainerOptions& options = {.threads = 2, .seed = 7});
+
+// The largest relative difference of losses; of norms.
+[[nodiscard]] double loss_distance(const History& a, const History& b);
+[[nodiscard]] double norm_distance(const History& a, const History& b);
+
+}  // namespace stepgraph::testing
