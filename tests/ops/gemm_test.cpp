@@ -59,23 +59,36 @@ std::vector<T> product(const Problem<T>& problem, sg::GemmKernel kernel = sg::Ge
 }
 
 template <class T>
+double worst_error(const Problem<T>& problem, const std::vector<T>& c) {
+  double worst = 0;
+  for (std::int64_t i = 0; i < problem.m; ++i) {
+    for (std::int64_t j = 0; j < problem.n; ++j) {
+      const double found = static_cast<double>(c[static_cast<std::size_t>(i * problem.n + j)]);
+      const double error = std::abs(problem.expected(i, j) - found);
+      worst              = std::isnan(error) ? 1 : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
+template <class T>
 void check_products() {
-  const auto [m, n, k]    = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
-      {{1, 1, 1}, {6, 12, 5}, {7, 13, 300}, {97, 5, 257}, {5, 200, 128}, {193, 100, 33}, {3, 4, 0}, {1, 700, 9}}));
+  const auto [m, n, k]    = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>({{1, 1, 1},
+                                                                                      {6, 12, 5},
+                                                                                      {7, 13, 300},
+                                                                                      {97, 5, 257},
+                                                                                      {5, 200, 128},
+                                                                                      {193, 100, 33},
+                                                                                      {3, 4, 0},
+                                                                                      {1, 700, 9},
+                                                                                      {40, 700, 20}}));
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
   CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<T> problem{m, n, k, a_transposed, b_transposed};
   const std::vector<T> c = product(problem, kernel);
-  double worst           = 0;
-  for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      const double error =
-          std::abs(problem.expected(i, j) - static_cast<double>(c[static_cast<std::size_t>(i * n + j)]));
-      worst = std::isnan(error) ? 1 : std::max(worst, error);
-    }
-  }
-  CHECK(worst < std::numeric_limits<T>::epsilon() * static_cast<double>(k + 1));  // factors are below 1
+  CHECK(worst_error(problem, c) <
+        std::numeric_limits<T>::epsilon() * static_cast<double>(k + 1));  // factors are below 1
 }
 
 }  // namespace
@@ -86,6 +99,13 @@ TEST_CASE("products of all sizes and transposes agree with three plain loops in 
 
 TEST_CASE("products of all sizes and transposes agree with three plain loops in f64", "[ops][gemm]") {
   check_products<double>();
+}
+
+TEST_CASE("a product cut both ways agrees with three plain loops", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const Problem<float> problem{.m = 1001, .n = 1650, .k = 3};
+  REQUIRE(sg::num_gemm_tiles(problem.m, problem.n) == 4);
+  CHECK(worst_error(problem, product(problem, kernel)) < std::numeric_limits<float>::epsilon() * 4);
 }
 
 TEST_CASE("our own kernel: an element's bits depend on its row, its column and k, not on where in the matrix it lies",
@@ -184,6 +204,12 @@ TEST_CASE("a product is added to what is there, in place or elsewhere, with the 
   sg::gemm(with_bias, kernel);
   for (std::size_t i = 0; i < alone.size(); ++i) expected[i] = alone[i] + bias[i % 101];
   CHECK(biased == expected);
+  with_bias.c.base = with_bias.c.out = elsewhere.data();
+  sg::gemm(with_bias, kernel);
+  float worst = 0;
+  for (std::size_t i = 0; i < alone.size(); ++i)
+    worst = std::max(worst, std::abs(elsewhere[i] - (in_place[i] + alone[i] + bias[i % 101])));
+  CHECK(worst < std::numeric_limits<float>::epsilon() * 2 * 1602);
 }
 
 TEST_CASE("a product leaves what lies between the rows of its result alone", "[ops][gemm]") {

@@ -1,12 +1,19 @@
 #include "ops/linear.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+#include <utility>
 #include <vector>
 
+#include "backends/loopback/world.hpp"
+#include "engine/executor.hpp"
 #include "ops/activation.hpp"
+#include "ops/reduce.hpp"
+#include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
 
 namespace sg = stepgraph;
@@ -144,6 +151,103 @@ TEST_CASE("a linear keeps what its activation was applied to for a backward pass
   CHECK(graph.num_buffers() - before == (records ? 2 : 1));
   CHECK(graph.spec(y.buffer).name == "up");
   CHECK(graph.op(sg::Node{0}) == "linear_gelu");
+}
+
+namespace {
+
+// A linear of numbers that bf16 has, run forward and backward in a tape of `type`.
+struct Trained {
+  std::vector<double> y, dx, dw, db;
+};
+Trained train(const Sizes& sizes, const sg::Linear& like, sg::DType type) {
+  sg::Graph graph;
+  sg::WeightTable weights;
+  const bool out_in = like.layout == sg::WeightLayout::out_in;
+  const auto kept   = [&](const sg::TensorShape& shape, sg::DType of) {
+    return graph.buffer({.size_bytes = sg::num_elements(shape) * static_cast<std::int64_t>(sg::size_bytes(of)),
+                           .type       = of,
+                           .lifetime   = sg::Lifetime::persistent});
+  };
+  const auto add_weight = [&](const std::string& name, const sg::TensorShape& shape) {
+    const sg::Buffer value = kept(shape, type), gradient = kept(shape, sg::wide_type(type));
+    weights.add({.name = name, .shape = shape, .value = value, .gradient = gradient});
+    return std::pair(value, gradient);
+  };
+  const auto [w, dw] =
+      add_weight("w", out_in ? sg::TensorShape{sizes.out, sizes.in} : sg::TensorShape{sizes.in, sizes.out});
+  const auto [b, db] = add_weight("b", {sizes.out});
+  sg::Tape tape({.graph = &graph, .weights = &weights, .type = type});
+  const sg::Tensor x  = tape.input(kept({sizes.rows, sizes.in}, type), {sizes.rows, sizes.in}, type, true);
+  const sg::Tensor dy = tape.input(kept({sizes.rows, sizes.out}, type), {sizes.rows, sizes.out}, type, false);
+  sg::Linear spec     = like;
+  spec.x = x, spec.weight = tape.weight("w"), spec.bias = tape.weight("b");
+  const sg::Tensor y = sg::linear(tape, spec);
+  tape.set_gradient(y, dy);
+  tape.emit_gradients();
+  const sg::Buffer kept_y = kept(y.shape, type), kept_dx = kept(x.shape, type);
+  sg::copy(graph, {.name = "keep y", .to = kept_y, .from = y});
+  sg::copy(graph, {.name = "keep dx", .to = kept_dx, .from = tape.gradient(x)});
+  sg::LoopbackWorld world(1);
+  const sg::Program program(graph, world);
+  const auto bytes   = [&](sg::Buffer of) { return program.memory().bytes(of); };
+  std::uint64_t seed = 0;
+  for (const sg::Buffer buffer : {x.buffer, dy.buffer, w, b}) {
+    const std::size_t size = sg::size_bytes(type);
+    for (std::size_t i = 0; i < bytes(buffer).size() / size; ++i) {
+      const auto bits = static_cast<double>(sg::testing::mix(++seed) >> 57);  // 7 of them
+      sg::testing::encode(type, (bits - 63.5) / 64, bytes(buffer).data() + i * size);
+    }
+  }
+  sg::Executor executor({.threads = 2});
+  executor.run(program);
+  const auto load = [&](sg::Buffer of) {
+    const sg::DType stored = graph.spec(of).type;
+    std::vector<double> found(bytes(of).size() / sg::size_bytes(stored));
+    for (std::size_t i = 0; i < found.size(); ++i)
+      found[i] = sg::testing::decode(stored, bytes(of).data() + i * sg::size_bytes(stored));
+    return found;
+  };
+  return {load(kept_y), load(kept_dx), load(dw), load(db)};
+}
+
+// The largest |a - b| / |b|, where values of b below `least` count as that.
+double worst(const std::vector<double>& a, const std::vector<double>& b, double least) {
+  double found = a.size() == b.size() ? 0 : 1e300;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const double ratio = std::abs(a[i] - b[i]) / std::max(std::abs(b[i]), least);
+    found              = std::isnan(ratio) ? 1e300 : std::max(found, ratio);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("in bf16, linear sums in f32 and rounds once; gradients of weights are not rounded", "[ops][linear]") {
+  const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
+  const Sizes sizes = GENERATE(Sizes{5, 7, 4}, Sizes{130, 110, 145});
+  CAPTURE(static_cast<int>(layout), sizes.rows);
+  const sg::Linear like{.layout = layout};
+  const Trained half = train(sizes, like, sg::DType::bf16), exact = train(sizes, like, sg::DType::f64);
+  // Half of the distance between two neighbours is at most 2^-8 of a value; the sums' own errors are far below.
+  CHECK(worst(half.y, exact.y, 1e-2) < 0x1.01p-8);
+  CHECK(worst(half.dx, exact.dx, 1e-2) < 0x1.01p-8);
+  CHECK(worst(half.y, exact.y, 1e-2) > 1e-4);  // or it is not bf16
+  CHECK(worst(half.dw, exact.dw, 1) < 1e-5);
+  CHECK(worst(half.db, exact.db, 1) < 1e-5);
+}
+
+TEST_CASE("in bf16, a linear with an activation is within the rounding of what is stored", "[ops][linear]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  CAPTURE(static_cast<int>(activation));
+  const sg::Linear like{.activation = activation};
+  const Sizes sizes{130, 40, 143};
+  const Trained half = train(sizes, like, sg::DType::bf16), exact = train(sizes, like, sg::DType::f64);
+  // y is rounded twice and the gradient before the activation once, each by at most 2^-8, on average by much less.
+  CHECK(sg::testing::distance(half.y, exact.y) < 0x1p-8);
+  CHECK(sg::testing::distance(half.dx, exact.dx) < 0x1p-8);
+  CHECK(sg::testing::distance(half.dw, exact.dw) < 0x1p-8);
+  CHECK(sg::testing::distance(half.db, exact.db) < 0x1p-8);
+  CHECK(sg::testing::distance(half.y, exact.y) > 1e-4);
 }
 
 TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {
