@@ -160,6 +160,7 @@ void attention_forward(const AttentionForward<T>& attention, std::int64_t sequen
              values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
   const Rooms<W> rooms(shape, workspace);
   for (std::int64_t first = 0; first < shape.seq; first += tile_size) {
+    for (const auto& rows_of : {queries, keys, values}) prefetch_tile(rows_of, shape, first + tile_size);
     const auto tile_of_queries = tile_rows(queries, shape, first, rooms.out);
     for (std::int64_t query = 0; query < tile_size; query += strip<W>) {
       transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>, padded,

@@ -75,10 +75,15 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
   const bool diagonal      = first == first_key;
   const std::int64_t count = std::min(tile_size, shape.seq - first), end = rounded_up(count, block_rows);
-  copy_tile(head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size), shape, first, W(1),
-            rooms.queries);
-  copy_tile(head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size), shape, first, W(1),
-            rooms.d_out);
+  const auto queries = head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size);
+  const auto d_out   = head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size);
+  const auto out     = head_rows(attention.out + row * shape.out_row(), shape.out_row(), head, size);
+  if (first_key == 0) {
+    for (const auto& rows_of : {queries, d_out, out}) prefetch_tile(rows_of, shape, first + tile_size);
+    prefetch_tile(d_queries, shape, first + tile_size);
+  }
+  copy_tile(queries, shape, first, W(1), rooms.queries);
+  copy_tile(d_out, shape, first, W(1), rooms.d_out);
   if (first_key == 0) set_products(first, count);
   for (std::int64_t query = 0; query < end; query += block_rows) {
     const std::int64_t seen = diagonal ? std::min(tile_size, rounded_up(query + block_rows, block_cols<W>)) : tile_size;
@@ -232,6 +237,7 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
               rooms.keys_across, tile_size);
     transpose(tile_rows(values, shape, first_key, rooms.keys), tile_size, padded, W(1), rooms.values_across, tile_size);
     copy_tile(keys, shape, first_key, static_cast<W>(shape.scale), rooms.keys);
+    for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + tile_size);
     std::fill_n(rooms.d_keys, 2 * tile_size * padded, W(0));  // and of values
     for (std::int64_t i = 0; i < group; ++i) {
       const Head<T> head{attention, rooms, sequence, first_head + i, d_queries(i)};

@@ -35,6 +35,15 @@ template <class T>
   return {rows + head * head_size, stride};
 }
 
+// Asks for the rows of a tile that is needed soon: rows of a head are far apart, so no hardware foresees them.
+template <class T>
+void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first) {
+  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
+  for (std::int64_t r = first; r < std::min(first + tile_size, shape.seq); ++r) {
+    for (std::int64_t i = 0; i < shape.head_size; i += line) __builtin_prefetch(from.data + r * from.stride + i, 0, 2);
+  }
+}
+
 // Rows [first, end of the tile or the sequence) of a head, as a tile: wide, times a factor, filled up with zeros.
 template <class T>
 void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, Wide<T> factor,
