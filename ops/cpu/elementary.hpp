@@ -47,8 +47,8 @@ inline Vector<double> exp2(Vector<double> x) {
   constexpr float to_integer = 12583039.0f, lowest = -126.5f;
   using Bits                  = Vector<std::uint32_t>;
   const Vector<float> shifted = x + to_integer, r = x - (shifted - to_integer), square = r * r;
-  const Vector<float> low = r * 0.693146967f + 1.0f, middle = r * 0.0555071327f + 0.240221197f,
-                      high = r * 1.32764720e-3f + 9.67554133e-3f;
+  const Vector<float> low = r * 0.693146978f + 1.0f, middle = r * 0.0555073375f + 0.240222421f,
+                      high = r * 1.32647290e-3f + 9.67151366e-3f;
   const Vector<float> p    = (high * square + middle) * square + low;
   const auto power         = std::bit_cast<Vector<float>>(std::bit_cast<Bits>(shifted) << 23);
   return std::bit_cast<Vector<float>>(std::bit_cast<Bits>(p * power) & ~std::bit_cast<Bits>(x < lowest));
