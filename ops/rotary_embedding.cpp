@@ -39,7 +39,7 @@ void add_rotation(Tape& tape, const Tensor& from, const Tensor& to, cpu::Rotatio
     node.reads = from;
     node.writes.push_back(to);
   }
-  tape.add(node, [rotation, in_place, rows = from.rows()]<class T>(const Context& context, T) {
+  tape.add<AllTypes>(node, [rotation, in_place, rows = from.rows()]<class T>(const Context& context, T) {
     T* out        = in_place ? context.accumulate<T>().data() : context.write<T>(1).data();
     const T* data = in_place ? out : context.read<T>().data();
     cpu::rotate(rotation, rows, data, out, context.write<double>(0).data());

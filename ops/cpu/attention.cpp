@@ -1,5 +1,6 @@
 #include "ops/cpu/attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,112 +10,130 @@
 namespace stepgraph::cpu {
 namespace {
 
+// So many queries are done together, a lane each, from their scores to their output: what exists of both beside the
+// keys and values stays in a first-level cache.
+template <class W>
+constexpr std::int64_t strip = std::max(block_rows, block_cols<W>);
+
 // Parts of the workspace.
 template <class W>
 struct Rooms {
-  W *queries, *keys, *values, *out, *scores;  // queries transposed; scores of a key in a row
-  W *largest, *sums, *shrinks;                // of each query
+  W *queries, *out;             // of a tile of queries; queries are strips, each transposed
+  W *keys, *values;             // of a tile of keys; keys transposed
+  W* scores;                    // of a tile of keys and a strip of queries, a key in a row
+  W *largest, *sums, *shrinks;  // of each query
 
   Rooms(const AttentionShape& shape, W* workspace) {
     const std::int64_t size = tile_size * padded_head<W>(shape);
     queries                 = workspace;
-    keys                    = queries + size;
+    out                     = queries + size;
+    keys                    = out + size;
     values                  = keys + size;
-    out                     = values + size;
-    scores                  = out + size;
-    largest                 = scores + tile_size * tile_size;
+    scores                  = values + size;
+    largest                 = scores + tile_size * strip<W>;
     sums                    = largest + tile_size;
     shrinks                 = sums + tile_size;
   }
 };
 
-// Keys of a tile that are needed for the queries before `end`: on the diagonal, whole blocks up to the last of them.
-std::int64_t keys_seen(bool diagonal, std::int64_t end) {
-  return diagonal ? std::min(tile_size, rounded_up(end, block_rows)) : tile_size;
-}
-
-// Scores become powers of two, up to a common factor of each query; largest, sums and shrinks follow. A block of
-// queries at a time, each a lane.
+// A strip of queries of a tile, from `query` on, and the keys of a tile that it sees, in whole blocks.
 template <class W>
-void exponentiate(const Rooms<W>& rooms, bool diagonal, bool first_tile) {
-  constexpr int lanes = lanes_of<W>, cols = block_cols<W>;
-  constexpr W nothing = -std::numeric_limits<W>::infinity();
-  for (std::int64_t query = 0; query < tile_size; query += cols) {
-    const std::int64_t seen = keys_seen(diagonal, query + cols);
-    W* scores               = rooms.scores + query;
-    if (diagonal) {
-      for (std::int64_t key = query; key < seen; ++key) {
-        for (int v = 0; v < block_vectors; ++v) {
-          W* at              = scores + key * tile_size + v * lanes;
-          const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(query + v * lanes));
-          const auto sees    = numbers >= static_cast<LaneInteger<W>>(key);
-          store_vector(at, sees ? load_vector(at) : Vector<W>{} + nothing);
-        }
-      }
-    }
-    Vector<W> before[block_vectors], most[block_vectors], sum[block_vectors];
-    for (int v = 0; v < block_vectors; ++v) {
-      before[v] = first_tile ? Vector<W>{} + nothing : load_vector(rooms.largest + query + v * lanes);
-      most[v]   = before[v];
-      sum[v]    = Vector<W>{};
-    }
-    for (std::int64_t key = 0; key < seen; ++key) {
-      for (int v = 0; v < block_vectors; ++v)
-        most[v] = larger(load_vector(scores + key * tile_size + v * lanes), most[v]);
-    }
-    for (std::int64_t key = 0; key < seen; ++key) {
-      for (int v = 0; v < block_vectors; ++v) {
-        W* at                 = scores + key * tile_size + v * lanes;
-        const Vector<W> power = cpu::exp2(load_vector(at) - most[v]);
-        sum[v] += power;
-        store_vector(at, power);
-      }
-    }
-    for (int v = 0; v < block_vectors; ++v) {
-      const std::int64_t at = query + v * lanes;
-      if (!first_tile) {
-        const Vector<W> shrink = cpu::exp2(before[v] - most[v]);
-        sum[v] += load_vector(rooms.sums + at) * shrink;
-        store_vector(rooms.shrinks + at, shrink);
-      }
-      store_vector(rooms.largest + at, most[v]);
-      store_vector(rooms.sums + at, sum[v]);
-    }
-  }
-}
+struct Strip {
+  const Rooms<W>& rooms;
+  std::int64_t padded;  // columns of a head
+  std::int64_t query;
+  std::int64_t seen;
+  bool diagonal;    // queries and keys are of one tile: not every query sees every key
+  bool first_tile;  // of keys
+
+  void score() const;
+  void exponentiate() const;
+  void add_values() const;
+};
 
 // scores = keys queries^T.
 template <class W>
-void score(const HeadRows<const W>& keys, const Rooms<W>& rooms, std::int64_t padded, bool diagonal) {
-  for (std::int64_t key = 0; key < tile_size; key += block_rows) {
-    const std::int64_t from = diagonal ? key / block_cols<W> * block_cols<W> : 0;  // queries before see none of these
-    multiply_rows<W>({.depth = padded,
-                      .a     = keys.data + key * keys.stride,
-                      .a_row = keys.stride,
-                      .b     = rooms.queries + from,
-                      .b_row = tile_size,
-                      .c     = rooms.scores + key * tile_size + from,
-                      .c_row = tile_size},
-                     tile_size - from, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
+void Strip<W>::score() const {
+  for (std::int64_t key = 0; key < seen; key += block_rows) {
+    multiply_block<W>({.depth = padded,
+                       .a     = rooms.keys + key,
+                       .a_row = tile_size,
+                       .b     = rooms.queries + query * padded,
+                       .b_row = strip<W>,
+                       .c     = rooms.scores + key * strip<W>,
+                       .c_row = strip<W>},
+                      strip<W>, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
+  }
+}
+
+// Scores become powers of two, up to a common factor of each query; largest, sums and shrinks follow.
+template <class W>
+void Strip<W>::exponentiate() const {
+  constexpr int lanes = lanes_of<W>, vectors = strip<W> / lanes;
+  constexpr W nothing = -std::numeric_limits<W>::infinity();
+  // Copies: what is stored might be a member, for all the compiler knows.
+  W* const scores        = rooms.scores;
+  const std::int64_t end = seen;
+  if (diagonal) {
+    for (std::int64_t key = query; key < end; ++key) {
+      for (int v = 0; v < vectors; ++v) {
+        W* at              = scores + key * strip<W> + v * lanes;
+        const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(query + v * lanes));
+        store_vector(at, numbers >= static_cast<LaneInteger<W>>(key) ? load_vector(at) : Vector<W>{} + nothing);
+      }
+    }
+  }
+  Vector<W> before[vectors], most[vectors], of_odd[vectors], sum[vectors];
+  for (int v = 0; v < vectors; ++v) {
+    before[v] = first_tile ? Vector<W>{} + nothing : load_vector(rooms.largest + query + v * lanes);
+    most[v]   = before[v];
+    of_odd[v] = before[v];
+    sum[v]    = Vector<W>{};
+  }
+  for (std::int64_t key = 0; key < end; key += 2) {  // two at a time, because each comparison waits for another
+    const W* at = scores + key * strip<W>;
+    for (int v = 0; v < vectors; ++v) {
+      most[v]   = larger(load_vector(at + v * lanes), most[v]);
+      of_odd[v] = larger(load_vector(at + strip<W> + v * lanes), of_odd[v]);
+    }
+  }
+  for (int v = 0; v < vectors; ++v) most[v] = larger(of_odd[v], most[v]);
+  for (std::int64_t key = 0; key < end; ++key) {
+    for (int v = 0; v < vectors; ++v) {
+      W* at                 = scores + key * strip<W> + v * lanes;
+      const Vector<W> power = cpu::exp2(load_vector(at) - most[v]);
+      sum[v] += power;
+      store_vector(at, power);
+    }
+  }
+  for (int v = 0; v < vectors; ++v) {
+    const std::int64_t at = query + v * lanes;
+    if (!first_tile) {
+      const Vector<W> shrink = cpu::exp2(before[v] - most[v]);
+      sum[v] += load_vector(rooms.sums + at) * shrink;
+      store_vector(rooms.shrinks + at, shrink);
+    }
+    store_vector(rooms.largest + at, most[v]);
+    store_vector(rooms.sums + at, sum[v]);
   }
 }
 
 // out = out * shrinks + scores^T values.
 template <class W>
-void add_values(const Rooms<W>& rooms, std::int64_t padded, bool diagonal, bool first_tile) {
-  for (std::int64_t query = 0; query < tile_size; query += block_rows) {
-    const Product<W> product{.depth = keys_seen(diagonal, query + block_rows),
-                             .a     = rooms.scores + query,
-                             .a_row = tile_size,
+void Strip<W>::add_values() const {
+  for (std::int64_t r = 0; r < strip<W>; r += block_rows) {
+    const Product<W> product{.depth = seen,
+                             .a     = rooms.scores + r,
+                             .a_row = strip<W>,
                              .b     = rooms.values,
                              .b_row = padded,
-                             .c     = rooms.out + query * padded,
+                             .c     = rooms.out + (query + r) * padded,
                              .c_row = padded};
     if (first_tile) {
-      multiply_transposed(product, padded, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
+      multiply_block(product, padded, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
     } else {
-      const W* shrinks = rooms.shrinks + query;
-      multiply_transposed(product, padded, [shrinks](W* to, int row, Vector<W> sum) {
+      const W* shrinks = rooms.shrinks + query + r;
+      multiply_block(product, padded, [shrinks](W* to, int row, Vector<W> sum) {
         store_vector(to, load_vector(to) * shrinks[row] + sum);
       });
     }
@@ -125,7 +144,7 @@ void add_values(const Rooms<W>& rooms, std::int64_t padded, bool diagonal, bool 
 
 template <class T>
 std::int64_t attention_forward_workspace(const AttentionShape& shape) {
-  return tile_size * (4 * padded_head<Wide<T>>(shape) + tile_size + 3);
+  return tile_size * (4 * padded_head<Wide<T>>(shape) + strip<Wide<T>> + 3);
 }
 
 template <class T>
@@ -141,19 +160,29 @@ void attention_forward(const AttentionForward<T>& attention, std::int64_t sequen
              values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
   const Rooms<W> rooms(shape, workspace);
   for (std::int64_t first = 0; first < shape.seq; first += tile_size) {
-    transpose_tile(tile_rows(queries, shape, first, rooms.out), shape, binary_scale<W>(shape), rooms.queries);
+    for (const auto& rows_of : {queries, keys, values}) prefetch_tile(rows_of, shape, first + tile_size);
+    const auto tile_of_queries = tile_rows(queries, shape, first, rooms.out);
+    for (std::int64_t query = 0; query < tile_size; query += strip<W>) {
+      transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>, padded,
+                   binary_scale<W>(shape), rooms.queries + query * padded, strip<W>);
+    }
     for (std::int64_t key = 0; key <= first; key += tile_size) {
-      const bool diagonal = key == first, first_tile = key == 0;
-      score(tile_rows(keys, shape, key, rooms.keys), rooms, padded, diagonal);
-      exponentiate(rooms, diagonal, first_tile);
-      if (attention.dropout) {
-        const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first, key);
-        mask.apply<W>(
-            tile_size, 1, tile_size, shape.seq,
-            [scores = rooms.scores](std::int64_t r, std::int64_t c, W factor) { scores[r * tile_size + c] *= factor; });
-      }
+      const bool diagonal = key == first;
+      transpose(tile_rows(keys, shape, key, rooms.values), tile_size, padded, W(1), rooms.keys, tile_size);
       copy_tile(values, shape, key, W(1), rooms.values);
-      add_values(rooms, padded, diagonal, first_tile);
+      for (std::int64_t query = 0; query < std::min(tile_size, shape.seq - first); query += strip<W>) {
+        const std::int64_t seen = diagonal ? query + strip<W> : tile_size;
+        const Strip<W> with{rooms, padded, query, seen, diagonal, key == 0};
+        with.score();
+        with.exponentiate();
+        if (attention.dropout) {
+          const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, key);
+          mask.apply<W>(seen, 1, strip<W>, shape.seq, [&rooms](std::int64_t r, std::int64_t c, W factor) {
+            rooms.scores[r * strip<W> + c] *= factor;
+          });
+        }
+        with.add_values();
+      }
     }
     const std::int64_t count = std::min(tile_size, shape.seq - first);
     for (std::int64_t r = 0; r < count; ++r) {

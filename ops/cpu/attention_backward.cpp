@@ -18,6 +18,7 @@ struct Rooms {
   W *keys, *keys_across, *values_across, *d_keys, *d_values;  // of a tile of keys; `across`: transposed
   W *queries, *d_out;                                         // of a tile of queries
   W *scores, *d_scores;                                       // of both: a query in a row
+  W* block;                                                   // of one of these, for a block of queries, transposed
   W* d_queries;                                               // a panel of the whole sequence, where there is one
 
   Rooms(const AttentionShape& shape, W* workspace) {
@@ -31,7 +32,8 @@ struct Rooms {
     d_out                   = queries + size;
     scores                  = d_out + size;
     d_scores                = scores + tile_size * tile_size;
-    d_queries               = d_scores + tile_size * tile_size;
+    block                   = d_scores + tile_size * tile_size;
+    d_queries               = block + std::max(tile_size, padded_head<W>(shape)) * block_rows;
   }
 };
 
@@ -73,48 +75,58 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
   const bool diagonal      = first == first_key;
   const std::int64_t count = std::min(tile_size, shape.seq - first), end = rounded_up(count, block_rows);
-  copy_tile(head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size), shape, first, W(1),
-            rooms.queries);
-  copy_tile(head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size), shape, first, W(1),
-            rooms.d_out);
+  const auto queries = head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size);
+  const auto d_out   = head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size);
+  const auto out     = head_rows(attention.out + row * shape.out_row(), shape.out_row(), head, size);
+  if (first_key == 0) {
+    for (const auto& rows_of : {queries, d_out, out}) prefetch_tile(rows_of, shape, first + tile_size);
+    prefetch_tile(d_queries, shape, first + tile_size);
+  }
+  copy_tile(queries, shape, first, W(1), rooms.queries);
+  copy_tile(d_out, shape, first, W(1), rooms.d_out);
   if (first_key == 0) set_products(first, count);
   for (std::int64_t query = 0; query < end; query += block_rows) {
     const std::int64_t seen = diagonal ? std::min(tile_size, rounded_up(query + block_rows, block_cols<W>)) : tile_size;
-    const auto across       = [&](const W* rows, const W* columns, W* scores) -> Product<W> {
-      return {.depth = padded,
-                    .a     = rows + query * padded,
-                    .a_row = padded,
-                    .b     = columns,
-                    .b_row = tile_size,
-                    .c     = scores + query * tile_size,
-                    .c_row = tile_size};
+    const auto across       = [&](const W* rows, W* rows_across, const W* columns, W* scores) {
+      transpose<W>({rows + query * padded, padded}, block_rows, padded, W(1), rows_across, block_rows);
+      multiply_block<W>({.depth = padded,
+                               .a     = rows_across,
+                               .a_row = block_rows,
+                               .b     = columns,
+                               .b_row = tile_size,
+                               .c     = scores + query * tile_size,
+                               .c_row = tile_size},
+                        seen, store<W>);
     };
-    multiply_rows(across(rooms.queries, rooms.keys_across, rooms.scores), seen, store<W>);
-    multiply_rows(across(rooms.d_out, rooms.values_across, rooms.d_scores), seen, store<W>);
+    across(rooms.queries, rooms.block, rooms.keys_across, rooms.scores);
+    across(rooms.d_out, rooms.block, rooms.values_across, rooms.d_scores);
     to_gradients(first, first_key, query, seen);
-    multiply_rows<W>({.depth = diagonal ? query + block_rows : tile_size,
-                      .a     = rooms.d_scores + query * tile_size,
-                      .a_row = tile_size,
-                      .b     = rooms.keys,
-                      .b_row = padded,
-                      .c     = d_queries.data + (first + query) * d_queries.stride,
-                      .c_row = d_queries.stride},
-                     padded, add_to<W>);
+    transpose<W>({rooms.d_scores + query * tile_size, tile_size}, block_rows, seen, W(1), rooms.block, block_rows);
+    multiply_block<W>({.depth = diagonal ? query + block_rows : tile_size,
+                       .a     = rooms.block,
+                       .a_row = block_rows,
+                       .b     = rooms.keys,
+                       .b_row = padded,
+                       .c     = d_queries.data + (first + query) * d_queries.stride,
+                       .c_row = d_queries.stride},
+                      padded, add_to<W>);
   }
-  for (std::int64_t key = 0; key < (diagonal ? end : tile_size); key += block_rows) {
-    const std::int64_t from = diagonal ? key : 0;  // queries before see none of these
-    const auto down         = [&](const W* scores, const W* rows, W* sums) -> Product<W> {
-      return {.depth = end - from,
-                      .a     = scores + from * tile_size + key,
-                      .a_row = tile_size,
-                      .b     = rows + from * padded,
-                      .b_row = padded,
-                      .c     = sums + key * padded,
-                      .c_row = padded};
-    };
-    multiply_transposed(down(rooms.scores, rooms.d_out, rooms.d_values), padded, add_to<W>);
-    multiply_transposed(down(rooms.d_scores, rooms.queries, rooms.d_keys), padded, add_to<W>);
-  }
+  // One after the other: what both need at once is more than a first-level cache has.
+  const auto add_down = [&](const W* scores, const W* rows, W* sums) {
+    for (std::int64_t key = 0; key < (diagonal ? end : tile_size); key += block_rows) {
+      const std::int64_t from = diagonal ? key : 0;  // queries before see none of these
+      multiply_block<W>({.depth = end - from,
+                         .a     = scores + from * tile_size + key,
+                         .a_row = tile_size,
+                         .b     = rows + from * padded,
+                         .b_row = padded,
+                         .c     = sums + key * padded,
+                         .c_row = padded},
+                        padded, add_to<W>);
+    }
+  };
+  add_down(rooms.scores, rooms.d_out, rooms.d_values);
+  add_down(rooms.d_scores, rooms.queries, rooms.d_keys);
 }
 
 template <class T>
@@ -176,7 +188,8 @@ std::int64_t attention_backward_workspace(const AttentionShape& shape) {
   using W                   = Wide<T>;
   const std::int64_t padded = padded_head<W>(shape);
   const std::int64_t panel  = shape.heads / shape.kv_heads * rounded_up(shape.seq, block_rows) * padded;
-  return tile_size * (7 * padded + 2 * tile_size) + (sums_in_place<T>(shape) ? 0 : panel);
+  return tile_size * (7 * padded + 2 * tile_size) + std::max(tile_size, padded) * block_rows +
+         (sums_in_place<T>(shape) ? 0 : panel);
 }
 
 template <class T>
@@ -220,9 +233,11 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
   const auto keys   = head_rows(attention.qkv + begin, stride, key_head, size),
              values = head_rows(attention.qkv + begin, stride, value_head, size);
   for (std::int64_t first_key = 0; first_key < shape.seq; first_key += tile_size) {
-    transpose_tile(tile_rows(keys, shape, first_key, rooms.keys), shape, binary_scale<W>(shape), rooms.keys_across);
-    transpose_tile(tile_rows(values, shape, first_key, rooms.keys), shape, W(1), rooms.values_across);
+    transpose(tile_rows(keys, shape, first_key, rooms.keys), tile_size, padded, binary_scale<W>(shape),
+              rooms.keys_across, tile_size);
+    transpose(tile_rows(values, shape, first_key, rooms.keys), tile_size, padded, W(1), rooms.values_across, tile_size);
     copy_tile(keys, shape, first_key, static_cast<W>(shape.scale), rooms.keys);
+    for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + tile_size);
     std::fill_n(rooms.d_keys, 2 * tile_size * padded, W(0));  // and of values
     for (std::int64_t i = 0; i < group; ++i) {
       const Head<T> head{attention, rooms, sequence, first_head + i, d_queries(i)};

@@ -11,7 +11,7 @@
 // what is beyond the sequence or the head is zero, so no loop has a tail.
 namespace stepgraph::cpu {
 
-// Queries, and keys, of one tile.
+// Rows of a tile: queries or keys.
 inline constexpr std::int64_t tile_size = 64;
 
 [[nodiscard]] constexpr std::int64_t rounded_up(std::int64_t size, std::int64_t to) {
@@ -33,6 +33,15 @@ struct HeadRows {
 template <class T>
 [[nodiscard]] HeadRows<T> head_rows(T* rows, std::int64_t stride, std::int64_t head, std::int64_t head_size) {
   return {rows + head * head_size, stride};
+}
+
+// Asks for the rows of a tile that is needed soon: rows of a head are far apart, so no hardware foresees them.
+template <class T>
+void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first) {
+  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
+  for (std::int64_t r = first; r < std::min(first + tile_size, shape.seq); ++r) {
+    for (std::int64_t i = 0; i < shape.head_size; i += line) __builtin_prefetch(from.data + r * from.stride + i, 0, 2);
+  }
 }
 
 // Rows [first, end of the tile or the sequence) of a head, as a tile: wide, times a factor, filled up with zeros.
@@ -64,30 +73,30 @@ HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const Attention
   return {room, padded};
 }
 
-// A tile times a factor, transposed: [padded head, tile].
+// to[i][r] = from[r][i] * factor, rows of `to` so many elements apart. Rows and columns are multiples of 4.
 template <class W>
-void transpose_tile(const HeadRows<const W>& from, const AttentionShape& shape, W factor, W* to) {
-  const std::int64_t padded = padded_head<W>(shape);
+void transpose(const HeadRows<const W>& from, std::int64_t rows, std::int64_t cols, W factor, W* to,
+               std::int64_t to_row) {
   if constexpr (lanes_of<W> == 4) {
-    for (std::int64_t r = 0; r < tile_size; r += 4) {
+    for (std::int64_t r = 0; r < rows; r += 4) {
       const W* row = from.data + r * from.stride;
-      for (std::int64_t i = 0; i < padded; i += 4) {
+      for (std::int64_t i = 0; i < cols; i += 4) {
         const auto a = load_vector(row + i), b = load_vector(row + from.stride + i),
                    c = load_vector(row + 2 * from.stride + i), d = load_vector(row + 3 * from.stride + i);
         const auto ac_low  = __builtin_shufflevector(a, c, 0, 4, 1, 5),
-                   ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7);
-        const auto bd_low  = __builtin_shufflevector(b, d, 0, 4, 1, 5),
+                   bd_low  = __builtin_shufflevector(b, d, 0, 4, 1, 5),
+                   ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7),
                    bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
-        W* out             = to + i * tile_size + r;
+        W* out             = to + i * to_row + r;
         store_vector(out, __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5) * factor);
-        store_vector(out + tile_size, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7) * factor);
-        store_vector(out + 2 * tile_size, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5) * factor);
-        store_vector(out + 3 * tile_size, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7) * factor);
+        store_vector(out + to_row, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7) * factor);
+        store_vector(out + 2 * to_row, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5) * factor);
+        store_vector(out + 3 * to_row, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7) * factor);
       }
     }
   } else {
-    for (std::int64_t r = 0; r < tile_size; ++r) {
-      for (std::int64_t i = 0; i < padded; ++i) to[i * tile_size + r] = from.data[r * from.stride + i] * factor;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < cols; ++i) to[i * to_row + r] = from.data[r * from.stride + i] * factor;
     }
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/number.hpp"
+
 namespace stepgraph::cpu {
 
 // A table of all positions would be as large as an activation, for each node; so a row's angles are those of the row
@@ -38,10 +40,10 @@ void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, do
       const T* x = from + head * rotation.head_size;
       T* y       = to + head * rotation.head_size;
       for (std::int64_t i = 0; i < half; ++i) {
-        const T c = static_cast<T>(cosines[i]), s = static_cast<T>(sines[i]);
-        const T first = x[i], second = x[i + half];
-        y[i]        = first * c - second * s;
-        y[i + half] = second * c + first * s;
+        const auto c = static_cast<Wide<T>>(cosines[i]), s = static_cast<Wide<T>>(sines[i]);
+        const Wide<T> first = wide(x[i]), second = wide(x[i + half]);
+        y[i]        = narrow<T>(first * c - second * s);
+        y[i + half] = narrow<T>(second * c + first * s);
       }
     }
     const std::int64_t turned = rotation.turned_heads * rotation.head_size;
@@ -50,6 +52,7 @@ void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, do
 }
 
 template void rotate<float>(const Rotation&, std::int64_t, const float*, float*, double*);
+template void rotate<bf16>(const Rotation&, std::int64_t, const bf16*, bf16*, double*);
 template void rotate<double>(const Rotation&, std::int64_t, const double*, double*, double*);
 
 }  // namespace stepgraph::cpu

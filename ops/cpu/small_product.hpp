@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <utility>
 
 #include "ops/cpu/vector.hpp"
 
@@ -12,12 +11,13 @@ inline constexpr int block_rows = 8, block_vectors = 2;
 template <class T>
 inline constexpr int block_cols = block_vectors* lanes_of<T>;
 
-// c = a b: rows of b and c are contiguous. put(c, row, sum) takes a vector of sums for where c points, `row` from 0.
+// c = a^T b: all of them in rows, so many elements apart. put(c, row, sum) takes a vector of sums for where c points,
+// in row `row` of the block.
 template <class T>
 struct Product {
-  std::int64_t depth;
+  std::int64_t depth;  // rows of a and of b
   const T* a;
-  std::int64_t a_row;  // elements from one row to the next
+  std::int64_t a_row;
   const T* b;
   std::int64_t b_row;
   T* c;
@@ -47,34 +47,15 @@ struct Block {
 };
 }  // namespace detail
 
-// A block of rows of the product with as many columns as given, whole blocks of them. The depth is whole vectors.
+// A block of rows of the product, of as many columns as given: whole blocks of them.
 template <class T, class Put>
-[[gnu::always_inline]] inline void multiply_rows(const Product<T>& p, std::int64_t cols, const Put& put) {
-  constexpr int lanes = lanes_of<T>;
-  for (std::int64_t col = 0; col < cols; col += block_cols<T>) {
-    detail::Block<T> block;
-    const T *a = p.a, *b = p.b + col;
-    for (std::int64_t k = 0; k < p.depth; k += lanes, a += lanes, b += lanes * p.b_row) {
-      // A number of a row, taken from a vector by its constant place, is an operand of the multiplication.
-      Vector<T> of_a[block_rows];
-      for (int r = 0; r < block_rows; ++r) of_a[r] = load_vector(a + r * p.a_row);
-      [&]<int... lane>(std::integer_sequence<int, lane...>) {
-        (block.add(b + lane * p.b_row, [&of_a](int r) { return of_a[r][lane]; }), ...);
-      }
-      (std::make_integer_sequence<int, lanes>());
-    }
-    block.put_into(p.c + col, p.c_row, put);
-  }
-}
-
-// Likewise with `a` transposed: its rows, a_row apart, are the numbers of one depth. Any depth.
-template <class T, class Put>
-[[gnu::always_inline]] inline void multiply_transposed(const Product<T>& p, std::int64_t cols, const Put& put) {
+[[gnu::always_inline]] inline void multiply_block(const Product<T>& p, std::int64_t cols, const Put& put) {
   constexpr int lanes = lanes_of<T>;
   for (std::int64_t col = 0; col < cols; col += block_cols<T>) {
     detail::Block<T> block;
     const T *a = p.a, *b = p.b + col;
     for (std::int64_t k = 0; k < p.depth; ++k, a += p.a_row, b += p.b_row) {
+      // A number taken from a vector by its constant place is an operand of the multiplication.
       if constexpr (block_rows % lanes == 0) {
         Vector<T> of_a[block_rows / lanes];
         for (int v = 0; v < block_rows / lanes; ++v) of_a[v] = load_vector(a + v * lanes);

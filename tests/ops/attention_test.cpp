@@ -8,9 +8,11 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cmath>
 
+#include "ops/cpu/attention.hpp"
 #include "tests/support/op_case.hpp"
 
-namespace sg = stepgraph;
+namespace sg  = stepgraph;
+namespace cpu = stepgraph::cpu;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 using sg::testing::OpCase;
@@ -205,6 +207,14 @@ TEST_CASE("a rotary embedding turns a pair of elements by position times frequen
   CHECK(sg::testing::distance(in_f32, x) < 1e-7);
 }
 
+TEST_CASE("a rotary embedding in bf16 rounds once, forward and backward", "[ops][rotary][bf16]") {
+  const OpCase test = rotary_case({2, 70, 2, 1, 4}, sg::rotary_frequencies(4, 100));
+  const double once = 0x1p-8;  // the inputs' rounding and that of the outputs
+  CHECK(sg::testing::distance(sg::testing::evaluate(test, sg::DType::bf16), sg::testing::evaluate(test)) < once);
+  CHECK(sg::testing::distance(sg::testing::gradients(test, sg::DType::bf16).inputs[0],
+                              sg::testing::gradients(test).inputs[0]) < once);
+}
+
 TEST_CASE("rotary frequencies are powers of theta", "[ops][rotary]") {
   const auto found = sg::rotary_frequencies(8, 10000);
   CHECK(sg::testing::distance(found, {1, 0.1, 0.01, 0.001}) < 1e-15);
@@ -248,6 +258,18 @@ TEST_CASE("gradients of a rotary embedding agree with finite differences, in pla
   both.build    = [rotary = both.build, attention = attention_case(s).build](
                    sg::Tape& tape, const std::vector<sg::Tensor>& in) { return attention(tape, {rotary(tape, in)}); };
   check_gradients(both);
+}
+
+TEST_CASE("the workspace of attention does not grow with the sequence, but for a panel of queries in bf16",
+          "[ops][attention]") {
+  const cpu::AttentionShape shorter{.seq = 128, .heads = 8, .kv_heads = 4, .head_size = 64};
+  cpu::AttentionShape longer = shorter;
+  longer.seq                 = 4096;
+  CHECK(cpu::attention_forward_workspace<float>(longer) == cpu::attention_forward_workspace<float>(shorter));
+  CHECK(cpu::attention_forward_workspace<sg::bf16>(longer) == cpu::attention_forward_workspace<sg::bf16>(shorter));
+  CHECK(cpu::attention_backward_workspace<float>(longer) == cpu::attention_backward_workspace<float>(shorter));
+  CHECK(cpu::attention_backward_workspace<sg::bf16>(longer) - cpu::attention_backward_workspace<sg::bf16>(shorter) ==
+        (4096 - 128) * 2 * 64);
 }
 
 TEST_CASE("attention and rotary embeddings refuse heads that do not fit", "[ops][attention][refuses]") {
