@@ -4,6 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/cpu/elementary.hpp"
+#include "ops/cpu/into.hpp"
+#include "ops/cpu/lanes.hpp"
 #include "ops/op_checks.hpp"
 #include "ops/streams.hpp"
 #include "ops/tensor_parallel.hpp"
@@ -19,33 +22,79 @@ struct RowSums {
   Number& target;
   RowSums(std::span<Number> sums, std::int64_t i)
       : exps(sums[static_cast<std::size_t>(2 * i)]), target(sums[static_cast<std::size_t>(2 * i + 1)]) {}
+  template <class T>
+  void set(double sum, const T* row, std::int64_t at) const {
+    exps   = sum;
+    target = at < 0 ? 0 : static_cast<double>(wide(row[at]));
+  }
 };
 
+// The largest of a row; NaN is none.
 template <class T>
-struct Logits {
-  const T* data;
-  std::int64_t cols;
-  [[nodiscard]] const T* row(std::int64_t i) const { return data + i * cols; }
+double maximum(const T* row, std::int64_t cols) {
+  Wide<T> most[cpu::num_lanes];
+  std::fill(std::begin(most), std::end(most), -std::numeric_limits<Wide<T>>::infinity());
+  std::int64_t j = 0;
+  for (; j + cpu::num_lanes <= cols; j += cpu::num_lanes) {
+    for (int lane = 0; lane < cpu::num_lanes; ++lane) {
+      const Wide<T> each = wide(row[j + lane]);
+      most[lane]         = each > most[lane] ? each : most[lane];
+    }
+  }
+  for (; j < cols; ++j) most[0] = std::max(most[0], wide(row[j]));
+  return static_cast<double>(*std::max_element(std::begin(most), std::end(most)));
+}
 
-  [[nodiscard]] double maximum(std::int64_t i) const {
-    T most = -std::numeric_limits<T>::infinity();
-    for (std::int64_t j = 0; j < cols; ++j) most = std::max(most, row(i)[j]);
-    return static_cast<double>(most);
+// exp(row - maximum) for up to `block` elements.
+constexpr std::int64_t block = 256;
+template <class T>
+void exponentials(const T* row, std::int64_t count, Wide<T> maximum, Wide<T>* __restrict exps) {
+  for (std::int64_t j = 0; j < count; ++j) exps[j] = cpu::exp(wide(row[j]) - maximum);
+}
+
+// The sum of exp(row - maximum). `kept` gets the exponentials themselves, where it is not null; it may be the row.
+template <class T>
+double sum_of_exponentials(const T* row, std::int64_t cols, double maximum, Wide<T>* kept = nullptr) {
+  double sum = 0;
+  Wide<T> exps[block];
+  for (std::int64_t begin = 0; begin < cols; begin += block) {
+    const std::int64_t count = std::min(block, cols - begin);
+    exponentials(row + begin, count, static_cast<Wide<T>>(maximum), exps);
+    sum += cpu::lane_sum<double>(count, [&](std::int64_t j) { return static_cast<double>(exps[j]); });
+    if (kept != nullptr) std::copy_n(exps, count, kept + begin);
   }
-  void sum(std::int64_t i, double maximum, std::int64_t target, RowSums<double> into) const {
-    double exps = 0;
-    for (std::int64_t j = 0; j < cols; ++j) exps += static_cast<double>(std::exp(row(i)[j] - static_cast<T>(maximum)));
-    into.exps   = exps;
-    into.target = target < 0 ? 0 : static_cast<double>(row(i)[target]);
+  return sum;
+}
+
+// Into (+)= scale * (softmax(row) - onehot(target)), at element `begin`; -1: the target is another rank's.
+template <class T>
+void put_gradient(const T* row, std::int64_t cols, double maximum, double exps_sum, std::int64_t target, double scale,
+                  const Into<T>& into, std::int64_t begin) {
+  using W        = Wide<T>;
+  const W factor = static_cast<W>(scale / exps_sum);
+  W exps[block];
+  for (std::int64_t first = 0; first < cols; first += block) {
+    const std::int64_t count = std::min(block, cols - first);
+    exponentials(row + first, count, static_cast<W>(maximum), exps);
+    for (std::int64_t j = 0; j < count; ++j) exps[j] *= factor;
+    if (target >= first && target < first + count) exps[target - first] -= static_cast<W>(scale);
+    cpu::put(into, begin + first, count, [&](std::int64_t j) { return exps[j]; });
   }
-};
+}
+
+// The same in place of the row, from exponentials that are there already.
+template <class T>
+void finish_gradient(T* row, std::int64_t cols, double exps_sum, std::int64_t target, double scale) {
+  const T factor = static_cast<T>(scale / exps_sum);
+  for (std::int64_t j = 0; j < cols; ++j) row[j] *= factor;
+  if (target >= 0) row[target] -= static_cast<T>(scale);
+}
 
 // Row by row, on idle threads too.
 template <class Work>
 void for_rows(const Context& context, std::int64_t rows, const Work& work) {
-  constexpr std::int64_t block = 16;
-  context.parallel_for((rows + block - 1) / block, [&](std::int64_t tile) {
-    for (std::int64_t i = tile * block; i < std::min(rows, (tile + 1) * block); ++i) work(i);
+  cpu::for_tiles(context, rows, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) work(i);
   });
 }
 
@@ -76,40 +125,78 @@ class Adder {
 
   void add_forward() {
     const auto body = [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
-      const Logits<T> logits{context.read<T>(0).data(), cols};
+      const T* logits    = context.read<T>(0).data();
       const auto targets = context.read<std::int32_t>(1);
       const auto maxima  = context.write<double>(0);
       const auto sums    = context.write<double>(1);
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at = static_cast<std::size_t>(i);
-        maxima[at]    = logits.maximum(i);
-        logits.sum(i, maxima[at], shard.find("cross_entropy: target", targets[at], i), {sums, i});
+        const T* row  = logits + i * cols;
+        maxima[at]    = maximum(row, cols);
+        RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, shard.find(what, targets[at], i));
       });
       context.write<double>(2)[0] = total(maxima, sums);
     };
-    tape_.add(node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 3), body);
+    tape_.add<AllTypes>(node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 20), body);
+  }
+
+  // Likewise, and the gradient in place of the logits.
+  void add_forward_and_gradient() {
+    OpNode both      = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
+    both.accumulates = spec_.logits;
+    both.cost.bytes_moved *= 2;
+    const auto body = [rows = rows_, cols = cols_, shard = shard_, scale = spec_.scale]<class T>(const Context& context,
+                                                                                                 T) {
+      const std::span<T> logits = context.accumulate<T>();
+      const auto targets        = context.read<std::int32_t>();
+      const auto maxima         = context.write<double>(0);
+      const auto sums           = context.write<double>(1);
+      for_rows(context, rows, [&](std::int64_t i) {
+        const auto at             = static_cast<std::size_t>(i);
+        T* row                    = logits.data() + i * cols;
+        const std::int64_t target = shard.find(what, targets[at], i);
+        maxima[at]                = maximum(row, cols);
+        RowSums of_row(sums, i);
+        of_row.set(0, row, target);
+        if constexpr (std::is_same_v<T, Wide<T>>) {  // the row holds its exponentials until their sum is known
+          of_row.exps = sum_of_exponentials(row, cols, maxima[at], row);
+          finish_gradient(row, cols, of_row.exps, target, scale);
+        } else {  // it would round them
+          of_row.exps = sum_of_exponentials(row, cols, maxima[at]);
+          put_gradient(row, cols, maxima[at], of_row.exps, target, scale,
+                       Into<T>{logits.data(), nullptr, std::ssize(logits)}, i * cols);
+        }
+      });
+      context.write<double>(2)[0] = total(maxima, sums);
+    };
+    tape_.add<AllTypes>(both, body);
+    register_gradient([](Tape&) {});
   }
 
   // Each rank has some columns: what they share is the maximum of every row, then its sums.
   void add_tensor_parallel_forward() {
-    tape_.add(node("cross_entropy_maxima", spec_.logits, maxima_, 1), [rows = rows_, cols = cols_]<class T>(
-                                                                          const Context& context, T) {
-      const Logits<T> logits{context.read<T>().data(), cols};
-      const auto maxima = context.write<double>();
-      for_rows(context, rows, [&](std::int64_t i) { maxima[static_cast<std::size_t>(i)] = logits.maximum(i); });
-    });
+    tape_.add<AllTypes>(node("cross_entropy_maxima", spec_.logits, maxima_, 1),
+                        [rows = rows_, cols = cols_]<class T>(const Context& context, T) {
+                          const T* logits   = context.read<T>().data();
+                          const auto maxima = context.write<double>();
+                          for_rows(context, rows, [&](std::int64_t i) {
+                            maxima[static_cast<std::size_t>(i)] = maximum(logits + i * cols, cols);
+                          });
+                        });
     tp_all_reduce(tape_, maxima_, "all_reduce maxima", Reduction::max);
-    tape_.add(node("cross_entropy_sums", {spec_.logits, spec_.targets, maxima_}, sums_, 2),
-              [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
-                const Logits<T> logits{context.read<T>(0).data(), cols};
-                const auto targets = context.read<std::int32_t>(1);
-                const auto maxima  = context.read<double>(2);
-                const auto sums    = context.write<double>();
-                for_rows(context, rows, [&](std::int64_t i) {
-                  const auto at = static_cast<std::size_t>(i);
-                  logits.sum(i, maxima[at], shard.find("cross_entropy: target", targets[at], i), {sums, i});
-                });
-              });
+    tape_.add<AllTypes>(node("cross_entropy_sums", {spec_.logits, spec_.targets, maxima_}, sums_, 20),
+                        [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
+                          const T* logits    = context.read<T>(0).data();
+                          const auto targets = context.read<std::int32_t>(1);
+                          const auto maxima  = context.read<double>(2);
+                          const auto sums    = context.write<double>();
+                          for_rows(context, rows, [&](std::int64_t i) {
+                            const auto at = static_cast<std::size_t>(i);
+                            const T* row  = logits + i * cols;
+                            RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row,
+                                                 shard.find(what, targets[at], i));
+                          });
+                        });
     tp_all_reduce(tape_, sums_, "all_reduce sums");
     tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_}, .writes = spec_.loss}, [](const Context& context) {
       context.write<double>()[0] = total(context.read<double>(0), context.read<double>(1));
@@ -117,29 +204,53 @@ class Adder {
   }
 
   void add_backward() {
-    const OpNode of_logits = node("cross_entropy_gradient", {spec_.logits, spec_.targets, maxima_, sums_}, {}, 4);
-    tape_.on_backward({.input_gradients = [of_logits, logits = spec_.logits, scale = spec_.scale, rows = rows_,
-                                           cols = cols_, shard = shard_](Tape& back) {
-      back.add_gradient(logits, of_logits, [=]<class T>(const Context& context, Into<T> into) {
-        const Logits<T> given{context.read<T>(0).data(), cols};
-        const auto targets = context.read<std::int32_t>(1);
-        const auto maxima  = context.read<double>(2);
-        const auto sums    = context.read<double>(3);
-        for_rows(context, rows, [&](std::int64_t i) {
-          const auto at             = static_cast<std::size_t>(i);
-          const T maximum           = static_cast<T>(maxima[at]);
-          const T factor            = static_cast<T>(scale / RowSums(sums, i).exps);
-          const std::int64_t target = shard.find("cross_entropy: target", targets[at], i);
-          for (std::int64_t j = 0; j < cols; ++j) {
-            const T soft = factor * std::exp(given.row(i)[j] - maximum);
-            into.put(i * cols + j, j == target ? soft - static_cast<T>(scale) : soft);
-          }
+    OpNode of_logits = node("cross_entropy_gradient", {spec_.targets, maxima_, sums_}, {}, 20);
+    of_logits.cost.bytes_moved *= 2;
+    // Whatever the logits are to the node, they come first.
+    const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scale = spec_.scale]<class T>(
+                            const Context& context, const T* logits, const Into<T>& into) {
+      const auto targets = context.read<std::int32_t>(0);
+      const auto maxima  = context.read<double>(1);
+      const auto sums    = context.read<double>(2);
+      for_rows(context, rows, [&](std::int64_t i) {
+        const auto at = static_cast<std::size_t>(i);
+        put_gradient(logits + i * cols, cols, maxima[at], RowSums(sums, i).exps, shard.find(what, targets[at], i),
+                     scale, into, i * cols);
+      });
+    };
+    if (spec_.in_place) {
+      of_logits.accumulates = spec_.logits;
+      register_gradient([of_logits, kernel](Tape& back) {
+        back.add<AllTypes>(of_logits, [kernel]<class T>(const Context& context, T) {
+          const std::span<T> logits = context.accumulate<T>();
+          kernel(context, logits.data(), Into<T>{logits.data(), nullptr, std::ssize(logits)});
         });
+      });
+      return;
+    }
+    of_logits.reads.push_back(spec_.logits);
+    tape_.on_backward({.input_gradients = [of_logits, kernel, logits = spec_.logits](Tape& back) {
+      back.add_gradient<AllTypes>(logits, of_logits, [kernel]<class T>(const Context& context, Into<T> into) {
+        kernel(context, context.read<T>(3).data(), into);
       });
     }});
   }
 
  private:
+  static constexpr std::string_view what = "cross_entropy: target";
+
+  // The gradient is in the logits' place once `make` has added what puts it there.
+  template <class Make>
+  void register_gradient(const Make& make) {
+    const Tensor gradient = tape_.same_bytes(spec_.logits);
+    tape_.on_backward({.input_gradients = [make, gradient, logits = spec_.logits](Tape& back) {
+      if (!back.needs_gradient(logits)) return;
+      make(back);
+      back.replace_gradient(gradient, gradient);
+      back.hand_over_gradient(logits, gradient);
+    }});
+  }
+
   [[nodiscard]] OpNode node(std::string op, const AccessList& reads, const AccessList& writes, double flops) const {
     return {.op       = std::move(op),
             .reads    = reads,
@@ -160,10 +271,11 @@ class Adder {
 
 void cross_entropy(Tape& tape, const CrossEntropy& spec) {
   Adder adder(tape, spec);
-  if (tape.tp().size > 1) {
-    adder.add_tensor_parallel_forward();
-  } else {
+  if (tape.tp().size == 1 && spec.in_place && tape.records()) return adder.add_forward_and_gradient();
+  if (tape.tp().size == 1) {
     adder.add_forward();
+  } else {
+    adder.add_tensor_parallel_forward();
   }
   adder.add_backward();
 }

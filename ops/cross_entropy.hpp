@@ -12,6 +12,9 @@ struct CrossEntropy {
   Access loss              = {};  // where the sum is written: one f64
   double scale             = 1;
   std::int64_t vocab_begin = 0;
+  // Nobody else reads the logits from here on: on a tape that records, their gradient takes their place. With one
+  // tensor-parallel rank it is made in the forward pass, by the node that has the exponentials at hand.
+  bool in_place = false;
 };
 void cross_entropy(Tape& tape, const CrossEntropy& spec);
 

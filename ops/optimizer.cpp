@@ -1,5 +1,6 @@
 #include "ops/optimizer.hpp"
 
+#include <array>
 #include <cmath>
 #include <initializer_list>
 
@@ -72,20 +73,53 @@ Body typed(DType type, const Kernel& kernel) {
   return Body([kernel](const Context& context) { kernel(context, double{}); });
 }
 
+// term(0) + ... + term(count - 1), added up in this order. Terms are computed a few hundred at a time, side by side.
+template <class Term>
+double in_order(const Context& context, std::int64_t count, const Term& term) {
+  constexpr std::int64_t batch = 2048, tile = 8;
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < count; begin += batch) {
+    std::array<double, batch> terms;
+    const std::int64_t size = std::min(batch, count - begin);
+    cpu::for_tiles(context, size, tile, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t i = first; i < last; ++i) terms[static_cast<std::size_t>(i)] = term(begin + i);
+    });
+    for (std::int64_t i = 0; i < size; ++i) sum += terms[static_cast<std::size_t>(i)];
+  }
+  return sum;
+}
+
+// Of a master's update: nothing is there, or one bf16 for each element of an f32 weight.
+void check_value(const Graph& graph, std::string_view op, const std::string& name, const std::optional<Access>& value,
+                 const Elements& elements) {
+  if (!value) return;
+  const DType type         = graph.spec(value->buffer).type;
+  const std::int64_t bytes = num_bytes(graph, *value);
+  if (elements.type != DType::f32) refuse(op, name, str("a value beside a weight of ", elements.type, " (f32)"));
+  const std::int64_t piece = value->region.length == Access::whole ? bytes : value->region.length;
+  if (type == DType::bf16 && bytes == 2 * elements.count && piece % 2 == 0) return;
+  refuse(op, name,
+         str("value has ", bytes, " bytes of ", type, " (", elements.count, " elements of bf16, as the weight has)"));
+}
+
 }  // namespace
 
 Node square_sum(Graph& graph, const SquareSum& spec) {
   const Elements values = check_elements(graph, "square_sum", spec.name, {{"values", spec.values}});
   check_number(graph, "square_sum", spec.name, {"sum", spec.sum}, DType::f64);
-  return graph.add({.name   = spec.name,
-                    .reads  = spec.values,
-                    .writes = spec.sum,
-                    .op     = "square_sum",
-                    .cost   = {.flops       = 2 * static_cast<double>(values.count),
-                               .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
-                    .labels = spec.labels},
-                   typed(values.type, []<class T>(const Context& context, T) {
-                     context.write<double>().front() = cpu::square_sum(context.read_rows<T>());
+  const std::int64_t blocks = (values.count + cpu::square_block - 1) / cpu::square_block;
+  return graph.add({.name     = spec.name,
+                    .reads    = spec.values,
+                    .writes   = spec.sum,
+                    .op       = "square_sum",
+                    .parallel = true,
+                    .cost     = {.flops       = 2 * static_cast<double>(values.count),
+                                 .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
+                    .labels   = spec.labels},
+                   typed(values.type, [blocks]<class T>(const Context& context, T) {
+                     const Rows<const T> rows = context.read_rows<T>();
+                     context.write<double>().front() =
+                         in_order(context, blocks, [&](std::int64_t i) { return cpu::square_block_sum(rows, i); });
                    }));
 }
 
@@ -127,8 +161,9 @@ Node adamw(Graph& graph, const AdamW& spec) {
   check_fraction("adamw", spec.name, "beta2", spec.beta2);
   check_positive("adamw", spec.name, "eps", spec.eps);
   check_positive("adamw", spec.name, "weight_decay", spec.weight_decay);
-  const auto kernel = [count = elements.count, beta1 = spec.beta1, beta2 = spec.beta2, eps = spec.eps,
-                       weight_decay = spec.weight_decay]<class T>(const Context& context, T) {
+  check_value(graph, "adamw", spec.name, spec.value, elements);
+  const auto kernel = [count = elements.count, valued = spec.value.has_value(), beta1 = spec.beta1, beta2 = spec.beta2,
+                       eps = spec.eps, weight_decay = spec.weight_decay]<class T>(const Context& context, T) {
     const cpu::AdamWScalars scalars{.factor       = context.read<double>(1).front(),
                                     .rate         = context.read<double>(2).front(),
                                     .beta1        = beta1,
@@ -140,17 +175,20 @@ Node adamw(Graph& graph, const AdamW& spec) {
     const cpu::AdamWRows<T> rows{.weight   = context.accumulate_rows<T>(0),
                                  .first    = context.accumulate_rows<T>(1),
                                  .second   = context.accumulate_rows<T>(2),
-                                 .gradient = context.read_rows<T>(0)};
+                                 .gradient = context.read_rows<T>(0),
+                                 .value    = valued ? context.write_rows<bf16>(0) : Rows<bf16>{}};
     cpu::for_tiles(context, count, cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::adamw(rows, scalars, begin, end); });
   };
   return graph.add({.name        = spec.name,
                     .reads       = {spec.gradient, spec.factor, spec.rate, spec.step},
+                    .writes      = spec.value ? AccessList(*spec.value) : AccessList(),
                     .accumulates = {spec.weight, spec.first, spec.second},
                     .op          = "adamw",
                     .parallel    = true,
                     .cost        = {.flops       = 15 * static_cast<double>(elements.count),
-                                    .bytes_moved = 7 * static_cast<double>(num_bytes(graph, spec.weight))},
+                                    .bytes_moved = 7 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                                   (spec.value ? 2 * static_cast<double>(elements.count) : 0)},
                     .labels      = spec.labels},
                    typed(elements.type, kernel));
 }
@@ -162,25 +200,29 @@ Node sgd(Graph& graph, const Sgd& spec) {
   check_number(graph, "sgd", spec.name, {"rate", spec.rate}, DType::f64);
   check_fraction("sgd", spec.name, "momentum", spec.momentum);
   check_positive("sgd", spec.name, "weight_decay", spec.weight_decay);
-  const auto kernel = [count = elements.count, momentum = spec.momentum, weight_decay = spec.weight_decay]<class T>(
-                          const Context& context, T) {
+  check_value(graph, "sgd", spec.name, spec.value, elements);
+  const auto kernel = [count = elements.count, valued = spec.value.has_value(), momentum = spec.momentum,
+                       weight_decay = spec.weight_decay]<class T>(const Context& context, T) {
     const cpu::SgdScalars scalars{.factor       = context.read<double>(1).front(),
                                   .rate         = context.read<double>(2).front(),
                                   .momentum     = momentum,
                                   .weight_decay = weight_decay};
     const cpu::SgdRows<T> rows{.weight   = context.accumulate_rows<T>(0),
                                .velocity = context.accumulate_rows<T>(1),
-                               .gradient = context.read_rows<T>(0)};
+                               .gradient = context.read_rows<T>(0),
+                               .value    = valued ? context.write_rows<bf16>(0) : Rows<bf16>{}};
     cpu::for_tiles(context, count, cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::sgd(rows, scalars, begin, end); });
   };
   return graph.add({.name        = spec.name,
                     .reads       = {spec.gradient, spec.factor, spec.rate},
+                    .writes      = spec.value ? AccessList(*spec.value) : AccessList(),
                     .accumulates = {spec.weight, spec.velocity},
                     .op          = "sgd",
                     .parallel    = true,
                     .cost        = {.flops       = 6 * static_cast<double>(elements.count),
-                                    .bytes_moved = 5 * static_cast<double>(num_bytes(graph, spec.weight))},
+                                    .bytes_moved = 5 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                                   (spec.value ? 2 * static_cast<double>(elements.count) : 0)},
                     .labels      = spec.labels},
                    typed(elements.type, kernel));
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,34 +32,39 @@ Node clip_factor(Graph& graph, const ClipFactor& spec);
 
 // What changes from step to step is read, never captured: `factor` (f64) scales the gradient, `rate` (f64) is the
 // learning rate, `step` (i64) counts from 1.
+//
+// Mixed precision: `value` (bf16) is what the model computes with; `weight` (f32), its master, is what is updated, and
+// `value` gets it rounded in the same pass.
 struct AdamW {
-  std::string name    = {};
-  Access weight       = {};
-  Access gradient     = {};
-  Access first        = {};  // running mean of gradients, of the weight's type; zero at first
-  Access second       = {};  // of their squares
-  Access factor       = {};
-  Access rate         = {};
-  Access step         = {};
-  double beta1        = 0.9;
-  double beta2        = 0.95;
-  double eps          = 1e-8;
-  double weight_decay = 0;  // decoupled: weight -= rate * weight_decay * weight, before the rest
-  Labels labels       = {};
+  std::string name            = {};
+  Access weight               = {};
+  Access gradient             = {};
+  Access first                = {};  // running mean of gradients, of the weight's type; zero at first
+  Access second               = {};  // of their squares
+  Access factor               = {};
+  Access rate                 = {};
+  Access step                 = {};
+  double beta1                = 0.9;
+  double beta2                = 0.95;
+  double eps                  = 1e-8;
+  double weight_decay         = 0;  // decoupled: weight -= rate * weight_decay * weight, before the rest
+  Labels labels               = {};
+  std::optional<Access> value = {};  // bf16, as many elements as the weight
 };
 Node adamw(Graph& graph, const AdamW& spec);
 
 // velocity = momentum * velocity + (factor * gradient + weight_decay * weight); weight -= rate * velocity.
 struct Sgd {
-  std::string name    = {};
-  Access weight       = {};
-  Access gradient     = {};
-  Access velocity     = {};  // zero at first
-  Access factor       = {};
-  Access rate         = {};
-  double momentum     = 0;
-  double weight_decay = 0;
-  Labels labels       = {};
+  std::string name            = {};
+  Access weight               = {};
+  Access gradient             = {};
+  Access velocity             = {};  // zero at first
+  Access factor               = {};
+  Access rate                 = {};
+  double momentum             = 0;
+  double weight_decay         = 0;
+  Labels labels               = {};
+  std::optional<Access> value = {};
 };
 Node sgd(Graph& graph, const Sgd& spec);
 

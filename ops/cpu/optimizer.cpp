@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ops/cpu/lanes.hpp"
 
@@ -20,6 +21,18 @@ Stretch<T> stretch(const Rows<T>& rows, std::int64_t element) {
   return {rows.data + row * rows.stride + offset, rows.length - offset};
 }
 
+// The value's, which need not be.
+Stretch<bf16> value_stretch(const Rows<bf16>& rows, std::int64_t element) {
+  if (rows.data == nullptr) return {nullptr, std::numeric_limits<std::int64_t>::max()};
+  return stretch(rows, element);
+}
+// While the weights are in the first cache.
+template <class T>
+void round_into(bf16* __restrict value, const T* __restrict weight, std::int64_t count) {
+  if (value == nullptr) return;
+  for (std::int64_t i = 0; i < count; ++i) value[i] = bf16(static_cast<float>(weight[i]));
+}
+
 }  // namespace
 
 // As PyTorch's AdamW: the decay first, then m and v, both corrected for having started at zero.
@@ -29,22 +42,26 @@ void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t b
   const double unbiased1 = 1 - std::pow(scalars.beta1, steps), unbiased2 = 1 - std::pow(scalars.beta2, steps);
   const T factor = static_cast<T>(scalars.factor), keep = static_cast<T>(1 - scalars.rate * scalars.weight_decay),
           new1 = static_cast<T>(1 - scalars.beta1), beta2 = static_cast<T>(scalars.beta2),
-          new2 = static_cast<T>(1 - scalars.beta2), root2 = static_cast<T>(std::sqrt(unbiased2)),
+          new2 = static_cast<T>(1 - scalars.beta2), unroot2 = static_cast<T>(1 / std::sqrt(unbiased2)),
           eps = static_cast<T>(scalars.eps), size = static_cast<T>(scalars.rate / unbiased1);
   for (std::int64_t at = begin; at < end;) {
     const auto [weight, num_weight]     = stretch(rows.weight, at);
     const auto [first, num_first]       = stretch(rows.first, at);
     const auto [second, num_second]     = stretch(rows.second, at);
     const auto [gradient, num_gradient] = stretch(rows.gradient, at);
-    const std::int64_t count            = std::min({num_weight, num_first, num_second, num_gradient, end - at});
+    const auto [value, num_value]       = value_stretch(rows.value, at);
+    const std::int64_t count = std::min({num_weight, num_first, num_second, num_gradient, num_value, end - at});
     T* __restrict w = weight, * __restrict m = first, * __restrict v = second;
     const T* __restrict of = gradient;
     for (std::int64_t i = 0; i < count; ++i) {
-      const T g = of[i] * factor;
-      m[i]      = m[i] + (g - m[i]) * new1;
-      v[i]      = v[i] * beta2 + new2 * g * g;
-      w[i]      = w[i] * keep - size * (m[i] / (std::sqrt(v[i]) / root2 + eps));
+      const T g  = of[i] * factor;
+      const T mi = m[i] + (g - m[i]) * new1;
+      const T vi = v[i] * beta2 + new2 * g * g;
+      m[i]       = mi;
+      v[i]       = vi;
+      w[i]       = w[i] * keep - size * (mi / (std::sqrt(vi) * unroot2 + eps));
     }
+    round_into(value, w, count);
     at += count;
   }
 }
@@ -57,51 +74,46 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
     const auto [weight, num_weight]     = stretch(rows.weight, at);
     const auto [velocity, num_velocity] = stretch(rows.velocity, at);
     const auto [gradient, num_gradient] = stretch(rows.gradient, at);
-    const std::int64_t count            = std::min({num_weight, num_velocity, num_gradient, end - at});
+    const auto [value, num_value]       = value_stretch(rows.value, at);
+    const std::int64_t count            = std::min({num_weight, num_velocity, num_gradient, num_value, end - at});
     T* __restrict w = weight, * __restrict v = velocity;
     const T* __restrict of = gradient;
     for (std::int64_t i = 0; i < count; ++i) {
-      v[i] = momentum * v[i] + (factor * of[i] + decay * w[i]);
-      w[i] = w[i] - rate * v[i];
+      const T vi = momentum * v[i] + (factor * of[i] + decay * w[i]);
+      v[i]       = vi;
+      w[i]       = w[i] - rate * vi;
     }
+    round_into(value, w, count);
     at += count;
   }
 }
 
 template <class T>
-double square_sum(const Rows<const T>& rows) {
+double square_block_sum(const Rows<const T>& rows, std::int64_t block) {
   const auto squares = [](const T* values, std::int64_t size) {
     return lane_sum<double>(size, [values](std::int64_t i) {
       const auto value = static_cast<double>(values[i]);
       return value * value;
     });
   };
-  const std::int64_t size = rows.length * rows.count;
-  double sum              = 0;
-  for (std::int64_t begin = 0; begin < size; begin += square_block) {
-    const std::int64_t count    = std::min(square_block, size - begin);
-    const Stretch<const T> here = stretch(rows, begin);
-    if (here.size >= count) {
-      sum += squares(here.data, count);
-      continue;
-    }
-    T block[square_block];  // in pieces: side by side first
-    for (std::int64_t done = 0; done < count;) {
-      const Stretch<const T> piece = stretch(rows, begin + done);
-      const std::int64_t some      = std::min(piece.size, count - done);
-      std::copy_n(piece.data, some, block + done);
-      done += some;
-    }
-    sum += squares(block, count);
+  const std::int64_t begin = block * square_block, count = std::min(square_block, rows.length * rows.count - begin);
+  const Stretch<const T> here = stretch(rows, begin);
+  if (here.size >= count) return squares(here.data, count);
+  T side_by_side[square_block];
+  for (std::int64_t done = 0; done < count;) {
+    const Stretch<const T> piece = stretch(rows, begin + done);
+    const std::int64_t some      = std::min(piece.size, count - done);
+    std::copy_n(piece.data, some, side_by_side + done);
+    done += some;
   }
-  return sum;
+  return squares(side_by_side, count);
 }
 
 template void adamw<float>(const AdamWRows<float>&, const AdamWScalars&, std::int64_t, std::int64_t);
 template void adamw<double>(const AdamWRows<double>&, const AdamWScalars&, std::int64_t, std::int64_t);
 template void sgd<float>(const SgdRows<float>&, const SgdScalars&, std::int64_t, std::int64_t);
 template void sgd<double>(const SgdRows<double>&, const SgdScalars&, std::int64_t, std::int64_t);
-template double square_sum<float>(const Rows<const float>&);
-template double square_sum<double>(const Rows<const double>&);
+template double square_block_sum<float>(const Rows<const float>&, std::int64_t);
+template double square_block_sum<double>(const Rows<const double>&, std::int64_t);
 
 }  // namespace stepgraph::cpu

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "engine/context.hpp"
+#include "engine/half.hpp"
 
 // Updates of weights, element by element, and the sum of their gradients' squares. What changes from step to step comes
 // in as doubles and is rounded to the weight's type once.
@@ -15,6 +16,7 @@ template <class T>
 struct AdamWRows {
   Rows<T> weight, first, second;
   Rows<const T> gradient;
+  Rows<bf16> value = {};  // of no data: none; else it gets the weight, rounded
 };
 // Elements [begin, end) of rows laid end to end.
 template <class T>
@@ -27,13 +29,15 @@ template <class T>
 struct SgdRows {
   Rows<T> weight, velocity;
   Rows<const T> gradient;
+  Rows<bf16> value = {};
 };
 template <class T>
 void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end);
 
-// The squares of rows laid end to end, blocks of square_block elements summed by themselves and then in their order.
+// The squares of rows laid end to end: blocks of square_block elements are summed by themselves and, in a second step,
+// added up in their order.
 inline constexpr std::int64_t square_block = 4096;
 template <class T>
-[[nodiscard]] double square_sum(const Rows<const T>& rows);
+[[nodiscard]] double square_block_sum(const Rows<const T>& rows, std::int64_t block);
 
 }  // namespace stepgraph::cpu

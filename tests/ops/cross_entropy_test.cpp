@@ -15,16 +15,19 @@ using Catch::Matchers::MessageMatches;
 
 namespace {
 
-sg::testing::OpCase loss_case(std::int64_t columns, std::vector<std::int32_t> targets, double scale = 1) {
+sg::testing::OpCase loss_case(std::int64_t columns, std::vector<std::int32_t> targets, double scale = 1,
+                              bool in_place = false) {
   return {.inputs = {{static_cast<std::int64_t>(targets.size()), columns}},
           .tokens = std::move(targets),
           .build =
-              [scale](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+              [scale, in_place](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
                 const sg::Tensor loss = tape.tensor("loss", {1}, sg::DType::f64);
-                sg::cross_entropy(tape, {.logits = in[0], .targets = in[1], .loss = loss, .scale = scale});
+                sg::cross_entropy(
+                    tape, {.logits = in[0], .targets = in[1], .loss = loss, .scale = scale, .in_place = in_place});
                 return loss;
               },
-          .loss_scale = scale};
+          .loss_scale = scale,
+          .in_place   = in_place};
 }
 
 // -log(exp(x_t) / sum exp(x)), with sums of long doubles and no thought of overflow.
@@ -53,6 +56,34 @@ TEST_CASE("cross-entropy is the sum of -log softmax at the targets", "[ops][cros
 
 TEST_CASE("cross-entropy's gradient is right, times its scale", "[ops][cross_entropy]") {
   sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, GENERATE(1.0, 0.125)));
+}
+
+TEST_CASE("cross-entropy's gradient in place of the logits has the same bits", "[ops][cross_entropy]") {
+  const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16);
+  CAPTURE(type);
+  std::vector<std::int32_t> targets(37);
+  for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<std::int32_t>(i * 53 % 700);
+  const auto apart = loss_case(700, targets, 0.25), in_place = loss_case(700, targets, 0.25, true);
+  CHECK(sg::testing::evaluate(in_place, type) == sg::testing::evaluate(apart, type));
+  CHECK((sg::testing::gradients(in_place, type).inputs == sg::testing::gradients(apart, type).inputs));
+}
+
+TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]") {
+  sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, 0.5, true));
+  sg::Graph graph;
+  sg::WeightTable weights;
+  sg::Tape tape({.graph = &graph, .weights = &weights});
+  const sg::Tensor logits = tape.tensor("logits", {3, 4}), targets = tape.tensor("targets", {3}, sg::DType::i32),
+                   loss = tape.tensor("loss", {1}, sg::DType::f64);
+  sg::cross_entropy(tape, {.logits = logits, .targets = targets, .loss = loss, .in_place = true});
+  tape.emit_gradients();
+  CHECK(graph.num_nodes() == 1);
+  CHECK(tape.gradient(logits).buffer == logits.buffer);
+  CHECK(tape.owns_gradient(logits));
+}
+
+TEST_CASE("cross-entropy in bf16 is that in f32 of the same logits", "[ops][cross_entropy]") {
+  sg::testing::check_bf16(loss_case(300, {0, 6, 299, 3}, 1, GENERATE(false, true)));
 }
 
 TEST_CASE("logits too large for exp give finite losses and gradients", "[ops][cross_entropy]") {

@@ -13,6 +13,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/half.hpp"
 #include "engine/verify.hpp"
 #include "tests/support/elements.hpp"
 
@@ -293,4 +294,74 @@ TEST_CASE("what ends a step refuses other sizes and types, and settings out of r
   CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = a, .sum = wide}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = wide, .norm = one, .factor = one, .clip = -1}), sg::Error);
+}
+
+TEST_CASE("a master is updated as any weight, and its value is the master rounded", "[ops][optimizer]") {
+  const bool strided = GENERATE(false, true), is_adamw = GENERATE(false, true);
+  CAPTURE(strided, is_adamw);
+  const auto updated = [&](bool valued) {
+    Update update(sg::DType::f32, strided);
+    const sg::Buffer value = kept(update.graph, "value", 2 * Update::count, sg::DType::bf16);
+    const sg::Access rows  = value.strided(328 * 2, 328 * 2, 2 * 328 * 2, Update::count / 328);
+    if (is_adamw) {
+      sg::AdamW spec{.name     = "update",
+                     .weight   = update.weight,
+                     .gradient = update.access(update.gradient),
+                     .first    = update.access(update.first, 200),
+                     .second   = update.access(update.second, 328),
+                     .factor   = update.factor,
+                     .rate     = update.rate,
+                     .step     = update.step};
+      if (valued) spec.value = rows;
+      sg::adamw(update.graph, spec);
+    } else {
+      sg::Sgd spec{.name     = "update",
+                   .weight   = update.weight,
+                   .gradient = update.access(update.gradient),
+                   .velocity = update.access(update.first, 200),
+                   .factor   = update.factor,
+                   .rate     = update.rate,
+                   .momentum = 0.5};
+      if (valued) spec.value = rows;
+      sg::sgd(update.graph, spec);
+    }
+    update.make();
+    const auto weights   = update.program->memory().span<float>(update.weight);
+    const auto gradients = update.program->memory().span<float>(update.gradient);
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(number(0, i));
+    for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>(number(1, i));
+    update.program->memory().span<double>(update.factor)[0]     = 0.7;
+    update.program->memory().span<double>(update.rate)[0]       = 0.01;
+    update.program->memory().span<std::int64_t>(update.step)[0] = 1;
+    update.executor.run(*update.program);
+    std::size_t wrong = 0;
+    const auto values = update.program->memory().span<sg::bf16>(value);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const sg::bf16 found = values[i / 328 * 656 + 328 + i % 328];
+      if (valued && found.bits() != sg::bf16(weights[i]).bits()) ++wrong;
+    }
+    CHECK(wrong == 0);
+    return std::vector<float>(weights.begin(), weights.end());
+  };
+  CHECK((updated(true) == updated(false)));
+}
+
+TEST_CASE("a value that does not go with its master is refused", "[ops][optimizer][refuses]") {
+  sg::Graph graph;
+  const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 4, sg::DType::f32),
+                   wide = kept(graph, "wide", 4, sg::DType::f64), few = kept(graph, "few", 3, sg::DType::bf16),
+                   half = kept(graph, "half", 4, sg::DType::bf16), one = kept(graph, "one", 1, sg::DType::f64);
+  const auto refuses = [&](sg::Buffer weight, sg::Buffer value, const std::string& why) {
+    const sg::Sgd spec{.name     = "w",
+                       .weight   = weight,
+                       .gradient = weight,
+                       .velocity = weight,
+                       .factor   = one,
+                       .rate     = one,
+                       .value    = value};
+    CHECK_THROWS_MATCHES(sg::sgd(graph, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
+  };
+  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16, as the weight has)");
+  refuses(a, b, "value has 16 bytes of f32");
+  refuses(wide, half, "a value beside a weight of f64 (f32)");
 }

@@ -224,23 +224,29 @@ const Net pair_of_linears{
 
 // Tokens to a loss, both ends cut by the vocabulary, which 4 does not divide; positions are cut too, more of them than
 // a sequence has, so that a rank has none that are used.
-const Net vocabulary{
-    .weights = {{"wte", {vocab, width}, 0}, {"wpe", {context, width}, 0}, {"head", {vocab, width}, 0}},
-    .build =
-        [](sg::Tape& tape, const sg::Tensor&, const sg::Tensor& given, sg::Buffer loss) {
-          const std::int64_t begin = vocab * tape.tp().index / tape.tp().size;
-          const sg::Tensor rows =
-              sg::embedding(tape, {.tokens = given, .weight = tape.weight("wte"), .vocab_begin = begin});
-          const sg::Tensor x = sg::tp_sum(
-              tape, sg::positional_embedding(tape, {.x              = rows,
+Net vocabulary(bool in_place) {
+  return {.weights = {{"wte", {vocab, width}, 0}, {"wpe", {context, width}, 0}, {"head", {vocab, width}, 0}},
+          .build =
+              [in_place](sg::Tape& tape, const sg::Tensor&, const sg::Tensor& given, sg::Buffer loss) {
+                const std::int64_t begin = vocab * tape.tp().index / tape.tp().size;
+                const sg::Tensor rows =
+                    sg::embedding(tape, {.tokens = given, .weight = tape.weight("wte"), .vocab_begin = begin});
+                const sg::Tensor x = sg::tp_sum(
+                    tape,
+                    sg::positional_embedding(tape, {.x              = rows,
                                                     .weight         = tape.weight("wpe"),
                                                     .position_begin = context * tape.tp().index / tape.tp().size}));
-          const sg::Tensor logits = sg::linear(tape, {.x = sg::tp_copy(tape, x), .weight = tape.weight("head")});
-          sg::cross_entropy(tape,
-                            {.logits = logits, .targets = given, .loss = loss, .scale = 0.25, .vocab_begin = begin});
-          return x;
-        },
-    .has_loss = true};
+                const sg::Tensor logits = sg::linear(tape, {.x = sg::tp_copy(tape, x), .weight = tape.weight("head")});
+                sg::cross_entropy(tape, {.logits      = logits,
+                                         .targets     = given,
+                                         .loss        = loss,
+                                         .scale       = 0.25,
+                                         .vocab_begin = begin,
+                                         .in_place    = in_place});
+                return x;
+              },
+          .has_loss = true};
+}
 
 }  // namespace
 
@@ -251,14 +257,14 @@ TEST_CASE("linears cut by columns and by rows give what the whole ones give, for
 
 TEST_CASE("an embedding and a loss cut by the vocabulary give what the whole ones give, forward and backward",
           "[ops][tensor_parallel]") {
-  check_same(vocabulary, {0, 9, 3, 3, 7, 5});
+  check_same(vocabulary(GENERATE(false, true)), {0, 9, 3, 3, 7, 5});
 }
 
 TEST_CASE("a token in no rank's vocabulary is refused by one of them", "[ops][tensor_parallel][refuses]") {
   const int size = GENERATE(2, 4);
-  CHECK_THROWS_MATCHES(Ranks(vocabulary, size, false).run({0, 9, 10, 3, 7, 5}), sg::Error,
+  CHECK_THROWS_MATCHES(Ranks(vocabulary(false), size, false).run({0, 9, 10, 3, 7, 5}), sg::Error,
                        MessageMatches(ContainsSubstring("embedding: token at position 2 is 10 (0 to 9)")));
-  CHECK_THROWS_MATCHES(Ranks(vocabulary, size, false).run({0, 9, 3, 3, 7, -1}), sg::Error,
+  CHECK_THROWS_MATCHES(Ranks(vocabulary(false), size, false).run({0, 9, 3, 3, 7, -1}), sg::Error,
                        MessageMatches(ContainsSubstring("embedding: token at position 5 is -1 (0 to ")));
 }
 

@@ -19,8 +19,8 @@ sg::testing::Outcome run_stepgraph(const std::string& arguments) {
 }  // namespace
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
-  for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "schedule ", "train ", "eval ",
-                           "generate ", "graph ", "verify "}) {
+  for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "schedule ", "train ",
+                           "eval ", "generate ", "graph ", "verify "}) {
     CAPTURE(path);
     const auto help = run_stepgraph(std::string(path) + "--help");
     CHECK(help.exit_code == 0);
@@ -37,8 +37,8 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
         std::pair{"bench overhead --threads 0", "--threads"}, std::pair{"bench overhead --nodes many", "--nodes"},
         std::pair{"bench overhead --fast", "--fast"}, std::pair{"bench collectives --ranks 1", "--ranks"},
         std::pair{"bench collectives --ops all_reduse", "all_reduse"},
-        std::pair{"bench collectives --algorithms magic", "magic"},
-        std::pair{"bench collectives --sizes 0", "--sizes"}}) {
+        std::pair{"bench collectives --algorithms magic", "magic"}, std::pair{"bench collectives --sizes 0", "--sizes"},
+        std::pair{"bench adam --elements 0", "--elements"}}) {
     CAPTURE(arguments);
     const auto outcome = run_stepgraph(arguments);
     CHECK(outcome.exit_code == 2);
@@ -73,6 +73,18 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
   CHECK(runs == 4);
   CHECK(records == 4);
   CHECK(builds == 3);
+}
+
+TEST_CASE("bench adam checks its answer and prints the promised fields and nothing else", "[tools][bench]") {
+  const auto outcome = run_stepgraph("bench adam --elements 5000 --threads 2 --runs 2 --json");
+  REQUIRE(outcome.exit_code == 0);
+  const auto line = nlohmann::json::parse(outcome.out);
+  CHECK(line.at("type") == "adam");
+  CHECK(line.at("elements") == 5000);
+  CHECK(line.at("threads") == 2);
+  CHECK(line.at("adam_GBps").get<double>() > 0);
+  CHECK(line.at("triad_GBps").get<double>() > 0);
+  CHECK(line.at("ratio").get<double>() > 0);
 }
 
 TEST_CASE("bench collectives checks every collective and prints the promised fields and nothing else",

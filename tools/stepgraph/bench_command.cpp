@@ -1,11 +1,31 @@
 #include <memory>
 
+#include "tools/bench/adam.hpp"
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/overhead.hpp"
 #include "tools/stepgraph/commands.hpp"
 
 namespace stepgraph::cli {
 namespace {
+
+void add_adam(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "adam", "Speed of AdamW on f32, beside a triad a = b + s c over as much memory by the same threads");
+  auto options = std::make_shared<bench::AdamOptions>();
+  command->add_option("--elements", options->elements, "Parameters")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32));
+  command->add_option("--threads", options->threads, "Workers, for both sides")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--runs", options->runs, "Steps, each followed by a triad; the medians count")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_flag("--dry-run", options->dry_run, "One small iteration of everything: a smoke test, not a figure");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph bench adam --elements 29500000 --threads 2 --json");
+  command->callback([options] { bench::adam(*options); });
+}
 
 void add_collectives(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
@@ -67,6 +87,7 @@ void add_bench(CLI::App& app) {
   overhead->add_flag("--json", options->json, "Print JSON lines and nothing else");
   overhead->footer("Example: stepgraph bench overhead --pairs 21 --json");
   overhead->callback([options] { bench::overhead(*options); });
+  add_adam(*bench);
   add_collectives(*bench);
 }
 

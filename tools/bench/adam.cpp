@@ -1,0 +1,178 @@
+#include "tools/bench/adam.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "backends/loopback/world.hpp"
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "engine/verify.hpp"
+#include "ops/optimizer.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+Buffer array(Graph& graph, const char* name, std::int64_t count, DType type = DType::f32) {
+  return graph.buffer({.name       = name,
+                       .size_bytes = count * static_cast<std::int64_t>(size_bytes(type)),
+                       .type       = type,
+                       .lifetime   = Lifetime::persistent});
+}
+
+double seconds(Executor& executor, const Program& program) {
+  const auto start = std::chrono::steady_clock::now();
+  executor.run(program);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void triad(float* __restrict a, const float* __restrict b, const float* __restrict c, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) a[i] = b[i] + 3.0f * c[i];
+}
+
+class AdamStep {
+ public:
+  explicit AdamStep(std::int64_t elements) : elements_(elements) {
+    weight_   = array(graph_, "weight", elements);
+    gradient_ = array(graph_, "gradient", elements);
+    first_    = array(graph_, "first", elements);
+    second_   = array(graph_, "second", elements);
+    factor_   = array(graph_, "factor", 1, DType::f64);
+    rate_     = array(graph_, "rate", 1, DType::f64);
+    step_     = array(graph_, "step", 1, DType::i64);
+    adamw(graph_, {.name     = "adamw",
+                   .weight   = weight_,
+                   .gradient = gradient_,
+                   .first    = first_,
+                   .second   = second_,
+                   .factor   = factor_,
+                   .rate     = rate_,
+                   .step     = step_,
+                   .beta1    = 0.5,
+                   .beta2    = 0.5,
+                   .eps      = 0});
+    verify(graph_);
+    program_ = std::make_unique<Program>(graph_, world_);
+    for (const Buffer buffer : {weight_, first_, second_}) fill(buffer, 0);
+    fill(gradient_, 0.5f);
+    memory().span<double>(factor_)[0] = 1;
+    memory().span<double>(rate_)[0]   = rate;
+  }
+
+  // Gradients that never change make steps of exactly the rate.
+  double run(Executor& executor) {
+    memory().span<std::int64_t>(step_)[0] = ++steps_;
+    return seconds(executor, *program_);
+  }
+  void check() const {
+    const double expected = -rate * static_cast<double>(steps_);
+    for (const float weight : memory().span<float>(weight_)) {
+      if (std::abs(static_cast<double>(weight) - expected) <= 1e-4 * std::abs(expected)) continue;
+      throw Error(ErrorKind::run, str("adamw: a weight is ", weight, " after ", steps_, " steps (", expected, ")"));
+    }
+  }
+  [[nodiscard]] double num_bytes() const { return 28 * static_cast<double>(elements_); }
+
+ private:
+  static constexpr double rate = 0.125;
+  [[nodiscard]] Memory& memory() const { return program_->memory(); }
+  void fill(Buffer buffer, float value) {
+    const auto values = memory().span<float>(buffer);
+    std::fill(values.begin(), values.end(), value);
+  }
+
+  std::int64_t elements_;
+  Graph graph_;
+  LoopbackWorld world_{1};
+  Buffer weight_, gradient_, first_, second_, factor_, rate_, step_;
+  std::unique_ptr<Program> program_;
+  std::int64_t steps_ = 0;
+};
+
+class Triad {
+ public:
+  Triad(std::int64_t elements, int threads) : elements_(elements) {
+    a_ = array(graph_, "a", elements);
+    b_ = array(graph_, "b", elements);
+    c_ = array(graph_, "c", elements);
+    graph_.add({.name = "triad", .reads = {b_, c_}, .writes = a_, .parallel = true}, [threads](const Context& context) {
+      const std::span<float> a = context.write<float>();
+      const float *b = context.read<float>(0).data(), *c = context.read<float>(1).data();
+      const auto count         = static_cast<std::int64_t>(a.size());
+      const std::int64_t tiles = 32 * threads, tile = (count + tiles - 1) / tiles;
+      context.parallel_for(tiles, [=](std::int64_t i) {
+        const std::int64_t begin = std::min(count, i * tile), end = std::min(count, begin + tile);
+        triad(a.data() + begin, b + begin, c + begin, end - begin);
+      });
+    });
+    verify(graph_);
+    program_     = std::make_unique<Program>(graph_, world_);
+    const auto b = program_->memory().span<float>(b_), c = program_->memory().span<float>(c_);
+    std::fill(b.begin(), b.end(), 1.0f);
+    std::fill(c.begin(), c.end(), 2.0f);
+  }
+  double run(Executor& executor) const { return seconds(executor, *program_); }
+  void check() const {
+    for (const float sum : program_->memory().span<float>(a_)) {
+      if (sum != 7.0f) throw Error(ErrorKind::run, str("triad: 1 + 3 * 2 is ", sum));
+    }
+  }
+  [[nodiscard]] double num_bytes() const { return 12 * static_cast<double>(elements_); }
+
+ private:
+  std::int64_t elements_;
+  Graph graph_;
+  LoopbackWorld world_{1};
+  Buffer a_, b_, c_;
+  std::unique_ptr<Program> program_;
+};
+
+}  // namespace
+
+void adam(const AdamOptions& options) {
+  const std::int64_t elements = options.dry_run ? std::min<std::int64_t>(options.elements, 100'000) : options.elements;
+  const int runs              = options.dry_run ? 1 : options.runs;
+  Executor executor({.threads = options.threads});
+  AdamStep step(elements);
+  const Triad as_much((4 * elements + 2) / 3, options.threads);
+  std::vector<double> steps, triads;
+  for (int i = -2; i < runs; ++i) {
+    const double of_step = step.run(executor), of_triad = as_much.run(executor);
+    if (i < 0) continue;
+    steps.push_back(step.num_bytes() / of_step / 1e9);
+    triads.push_back(as_much.num_bytes() / of_triad / 1e9);
+  }
+  step.check();
+  as_much.check();
+  const double adam_rate = median(steps), triad_rate = median(triads);
+  if (options.json) {
+    std::cout << nlohmann::json{{"type", "adam"},
+                                {"elements", elements},
+                                {"threads", options.threads},
+                                {"runs", runs},
+                                {"adam_GBps", adam_rate},
+                                {"triad_GBps", triad_rate},
+                                {"ratio", adam_rate / triad_rate}}
+                     .dump()
+              << std::endl;
+    return;
+  }
+  std::cout << "AdamW on f32, " << options.threads << " threads, median of " << runs
+            << " runs, beside a triad over as much memory\n"
+            << "   elements     adam GB/s    triad GB/s   ratio\n"
+            << std::setw(11) << elements << std::fixed << std::setprecision(2) << std::setw(14) << adam_rate
+            << std::setw(14) << triad_rate << std::setw(8) << adam_rate / triad_rate << std::endl;
+}
+
+}  // namespace stepgraph::bench
