@@ -24,6 +24,10 @@ void check_rate(const Rate& rate, std::string_view of) {
   }
 }
 
+void check_named(std::string_view op) {
+  if (op.empty()) throw Error(ErrorKind::config, "machine: a rate for an op without a name (name it, or give a kind)");
+}
+
 void check_link(const Link& link, std::string_view of) {
   if (duration(link.latency_s) && positive(link.bytes_per_s)) return;
   throw Error(ErrorKind::config,
@@ -61,9 +65,14 @@ void Machine::rate(NodeKind kind, const Rate& rate) {
 }
 
 void Machine::rate(std::string_view op, const Rate& rate) {
-  if (op.empty()) throw Error(ErrorKind::config, "machine: a rate for an op without a name (name it, or give a kind)");
+  check_named(op);
   check_rate(rate, str("op '", op, "'"));
   op_rates_.insert_or_assign(std::string(op), rate);
+}
+
+void Machine::rate(std::string_view op, RateTable measured) {
+  check_named(op);
+  op_tables_.insert_or_assign(std::string(op), std::move(measured));
 }
 
 PoolId Machine::pool(PoolSpec spec) {
@@ -133,6 +142,12 @@ const Rate& Machine::rate_of(NodeKind kind, std::string_view op) const {
     if (found != op_rates_.end()) return found->second;
   }
   return kind_rates_.at(static_cast<std::size_t>(kind));
+}
+
+const RateTable* Machine::table_of(std::string_view op) const {
+  if (op.empty()) return nullptr;
+  const auto found = op_tables_.find(op);
+  return found != op_tables_.end() ? &found->second : nullptr;
 }
 
 SwitchId Machine::root_switch() {

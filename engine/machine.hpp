@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/rate_table.hpp"
 #include "engine/types.hpp"
 
 namespace stepgraph {
@@ -81,6 +82,10 @@ class Machine {
   // The rate of an op beats that of its kind. Parts of communications count as NodeKind::communicate.
   void rate(NodeKind kind, const Rate& rate);
   void rate(std::string_view op, const Rate& rate);
+  // What was measured beats both, but for their overhead, which comes first. Such a node takes its time `busy` while
+  // the other workers of its pools have nodes, `alone` while they have none, parallel or not. The parts of a
+  // communication without a network are looked up together, with the sum of what they cost.
+  void rate(std::string_view op, RateTable measured);
 
   PoolId pool(PoolSpec spec);
   BusId bus(BusSpec spec);
@@ -113,6 +118,7 @@ class Machine {
 
   [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
   [[nodiscard]] const Rate& rate_of(NodeKind kind, std::string_view op = {}) const;
+  [[nodiscard]] const RateTable* table_of(std::string_view op) const;  // null: none
   [[nodiscard]] const std::vector<PoolSpec>& pools() const noexcept { return pools_; }
   [[nodiscard]] const std::vector<BusSpec>& buses() const noexcept { return buses_; }
   [[nodiscard]] PoolId pool_of(Rank rank, std::optional<LaneKind> lane) const;  // none: a node without a lane
@@ -140,6 +146,7 @@ class Machine {
   int num_ranks_;
   std::array<Rate, 4> kind_rates_;
   std::map<std::string, Rate, std::less<>> op_rates_;
+  std::map<std::string, RateTable, std::less<>> op_tables_;
   std::vector<PoolSpec> pools_;
   std::vector<BusSpec> buses_;
   Bindings pool_bindings_, bus_bindings_;

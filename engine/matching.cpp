@@ -77,4 +77,9 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
   return out;
 }
 
+double bytes_in_shared_memory(const Graph& graph, Node part) {
+  const Graph::PartView view = graph.part(part);
+  return std::max(static_cast<double>(view.bytes_read + view.bytes_written), graph.cost(part).bytes_moved);
+}
+
 }  // namespace stepgraph

@@ -29,4 +29,7 @@ struct Matching {
 // members or mix operations.
 [[nodiscard]] Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_here = {});
 
+// What a part moves where all ranks share one memory: what it reads and writes, or what its cost says if that is more.
+[[nodiscard]] double bytes_in_shared_memory(const Graph& graph, Node part);
+
 }  // namespace stepgraph

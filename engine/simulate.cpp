@@ -81,8 +81,10 @@ class Simulation {
     }
     speeds_.clear();
     pools_.share_helpers(speeds_);
-    for (const Pools::Speed& speed : speeds_)
-      sharing_.set_cap(speed.activity, speed.workers / activities_.times[speed.activity].own_s);
+    for (const Pools::Speed& speed : speeds_) {
+      const Activities::Time& time = activities_.times[speed.activity];
+      sharing_.set_cap(speed.activity, (1 + speed.helpers * time.help) / time.own_s);
+    }
     forecasts_.clear();
     sharing_.settle(now_s_, forecasts_);
     for (const Forecast& forecast : forecasts_) expect(forecast.activity, forecast.end_s);

@@ -15,6 +15,8 @@ namespace stepgraph {
 //   links that it shares, max-min fairly, with whatever else uses them at that time.
 // - A `parallel` node, and a communication without a network, is worked on by the idle workers of its pools too, in
 //   equal shares, until something else needs them.
+// - A node of an op that was measured takes the time that its table says, nearer to `busy` or to `alone` as more or
+//   fewer of the other workers have nodes.
 // - A collective is the direct algorithm: every member exchanges its share with every other. Its fixed time is the
 //   largest latency from one that sends to one that takes, for each round, and the message overhead for each message of
 //   the busiest member.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
@@ -129,6 +130,13 @@ class Builder {
     return *rates_[at];
   }
 
+  const RateTable* table_of(std::uint32_t node) {
+    const std::uint32_t op = data_.nodes[node].op;
+    if (op >= tables_.size()) tables_.resize(op + 1);
+    if (!tables_[op]) tables_[op] = machine_.table_of(data_.strings[op]);
+    return *tables_[op];
+  }
+
   [[nodiscard]] std::size_t lane_of(std::uint32_t node) const {
     const NodeRecord& record = data_.nodes[node];
     return static_cast<std::size_t>(record.rank) * (num_lane_kinds + 1) +
@@ -141,50 +149,77 @@ class Builder {
     demands_.push_back({static_cast<std::uint32_t>(bus), bytes});
   }
 
-  // A node by itself, or what a part costs beside its traffic.
-  Time time_of(std::uint32_t node) {
-    const Rate& rate = rate_of(node);
+  [[nodiscard]] const Cost& cost_of(std::uint32_t node) const {
     const Cost& cost = data_.nodes[node].cost;
     if (!(cost.flops >= 0 && std::isfinite(cost.flops) && cost.bytes_moved >= 0 && std::isfinite(cost.bytes_moved))) {
       throw Error(ErrorKind::graph, str("simulate: ", graph_.describe(Node{node}), " costs ", cost.flops, " flops and ",
                                         cost.bytes_moved, " bytes moved (not negative, and finite)"));
     }
-    demand_of_bus(node, cost.bytes_moved);
+    return cost;
+  }
+
+  // By itself, or beside its traffic; unless it was measured.
+  Time time_of(std::uint32_t node) {
+    const Rate& rate = rate_of(node);
+    const Cost& cost = cost_of(node);
     return {rate.overhead_s, std::max(cost.flops / rate.flops_per_s, cost.bytes_moved / rate.bytes_per_s)};
   }
 
+  // As measured. With the other workers of its pools idle, all of them, it takes as long as alone.
+  Time measured(const RateTable& table, double flops, double bytes_moved, double overhead_s) const {
+    const RatePoint point = table.at(flops, bytes_moved);
+    int others            = -1;
+    for (const std::int32_t pool : std::set(pools_.begin(), pools_.end())) {
+      if (pool >= 0) others += machine_.pools()[static_cast<std::size_t>(pool)].workers;
+    }
+    if (others < 1) return {overhead_s, point.alone_s};
+    return {overhead_s, point.busy_s, (point.busy_s / point.alone_s - 1) / others};
+  }
+
   void add_node(std::uint32_t node) {
-    out_.times.push_back(time_of(node));
     pools_.push_back(pool_of_lane_[lane_of(node)]);
-    out_.helped.push_back(data_.nodes[node].parallel && pools_.back() >= 0);
+    demand_of_bus(node, cost_of(node).bytes_moved);
+    const bool pooled = pools_.back() >= 0;
+    if (const RateTable* table = table_of(node)) {
+      const Cost& cost = data_.nodes[node].cost;
+      out_.times.push_back(measured(*table, cost.flops, cost.bytes_moved, rate_of(node).overhead_s));
+      out_.helped.push_back(pooled);
+    } else {
+      out_.times.push_back(time_of(node));
+      out_.helped.push_back(data_.nodes[node].parallel && pooled);
+    }
   }
 
   void add_meeting(std::span<const std::uint32_t> parts) {
     check_complete(parts);
+    const bool copies = !machine_.has_network();
     Time time;
-    double copied = 0, copy_s = 0;
+    double flops = 0, copied = 0;
     for (const std::uint32_t node : parts) {
       pools_.push_back(pool_of_lane_[lane_of(node)]);
+      const Cost& cost   = cost_of(node);
       const Time own     = time_of(node);
-      const auto& record = data_.parts[static_cast<std::size_t>(data_.nodes[node].part)];
-      const auto bytes   = static_cast<double>(record.bytes_read + record.bytes_written);
-      time.fixed_s       = std::max(time.fixed_s, own.fixed_s);
-      time.own_s         = std::max(time.own_s, own.own_s);
+      const double bytes = copies ? bytes_in_shared_memory(graph_, Node{node}) : cost.bytes_moved;
+      demand_of_bus(node, bytes);
+      time.fixed_s = std::max(time.fixed_s, own.fixed_s);
+      time.own_s   = std::max(time.own_s, own.own_s);
+      flops += cost.flops;
       copied += bytes;
-      if (!machine_.has_network()) demand_of_bus(node, bytes);
     }
-    if (machine_.has_network()) {
+    const RateTable* const table = copies ? table_of(parts.front()) : nullptr;
+    if (table != nullptr) {
+      time = measured(*table, flops, copied, time.fixed_s);
+    } else if (copies) {
+      time.own_s = std::max(time.own_s, copied / rate_of(parts.front()).bytes_per_s);
+    } else {
       const Traffic traffic = traffic_of(graph_, parts);
       time.fixed_s +=
           traffic.rounds * network_.largest_latency(traffic) + traffic.messages * machine_.message_overhead_s();
       network_.add_demands(traffic, demands_);
-    } else {
-      copy_s = copied / rate_of(parts.front()).bytes_per_s;
     }
-    time.own_s = std::max(time.own_s, copy_s);
     out_.times.push_back(time);
     const bool pooled = std::any_of(pools_.begin(), pools_.end(), [](std::int32_t pool) { return pool >= 0; });
-    out_.helped.push_back(pooled && !machine_.has_network());
+    out_.helped.push_back(pooled && copies);
   }
 
   // In a graph of all ranks everybody who should meet must be there; verify says more.
@@ -231,6 +266,7 @@ class Builder {
   Activities out_;
   std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [rank * (num_lane_kinds + 1) + kind]
   std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not asked yet
+  std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not asked yet
   std::vector<Demand> demands_;                           // of the activity being added
   std::vector<std::int32_t> pools_;
 };

@@ -24,11 +24,12 @@ struct Activities {
   struct Time {
     double fixed_s = 0;  // overhead and latency: nothing shortens or stretches it
     double own_s   = 0;  // then its own work, by one worker that shares nothing
+    double help    = 1;  // of one idle worker, against that of its own
   };
   std::vector<Time> times;
   std::vector<std::uint32_t> demand_begin{0};
   std::vector<Demand> demands;  // what its work moves over shared resources
-  std::vector<bool> helped;     // idle workers of its pools join in its work
+  std::vector<bool> helped;     // idle workers of its pools join in its work, or just make it faster
 
   // Pools that it takes a worker of. Most take of one pool or none, so the rest are kept apart.
   std::vector<std::int32_t> pool;  // -1: none; below: -2 - i for row i of `pools`

@@ -209,10 +209,10 @@ void Pools::share_helpers(std::vector<Speed>& changed) {
     Pool& pool   = pools_[static_cast<std::size_t>(id)];
     pool.touched = false;
     for (const std::uint32_t activity : pool.helped) {
-      double workers = 1;
+      double helpers = 0;
       for (const std::int32_t other : activities_.pools_of(activity))
-        workers += share(pools_[static_cast<std::size_t>(other)]);
-      changed.push_back({activity, workers});
+        helpers += share(pools_[static_cast<std::size_t>(other)]);
+      changed.push_back({activity, helpers});
     }
   }
   touched_.clear();

@@ -32,7 +32,7 @@ class Pools {
   void end_helping(std::uint32_t activity);
   struct Speed {
     std::uint32_t activity;
-    double workers;  // that work on it
+    double helpers;  // idle workers that it has
   };
   void share_helpers(std::vector<Speed>& changed);
 

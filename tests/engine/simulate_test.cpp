@@ -10,6 +10,7 @@
 
 #include "engine/error.hpp"
 #include "graphs/shapes.hpp"
+#include "tests/support/rebuild.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -283,10 +284,52 @@ TEST_CASE("without a network a communication is copying by a worker and who is i
   CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
             .nodes[0]
             .end_s == 21);
+  // Bytes that a builder counts too are the same bytes.
+  const sg::Graph counted = sg::testing::rebuild(graph, [](sg::Node node, sg::NodeSpec& spec) {
+    if (node.id < 2) spec.cost.bytes_moved = 200;
+  });
+  CHECK(simulate(counted, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
+            .nodes[0]
+            .end_s == 21);
   // Unbound: nobody helps.
   sg::Machine unbound(2);
   unbound.rate(sg::NodeKind::communicate, rates.communicate);
   CHECK(simulate(graph, unbound).nodes[0] == sg::NodeTime{0, 41, -1});
+}
+
+TEST_CASE("an op that was measured takes its time beside others, or alone", "[engine][simulate]") {
+  const auto order    = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
+  sg::Machine machine = one_pool(3, order);
+  machine.rate(sg::NodeKind::compute, {.overhead_s = 1});
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
+  const auto makespan = [&](int copies, bool parallel = false) {
+    sg::Graph graph;
+    for (int i = 0; i < copies; ++i) timed(graph, 100, {.op = "mul", .parallel = parallel});
+    return simulate(graph, machine).makespan_s;
+  };
+  CHECK_THAT(makespan(1), WithinRel(1.0 + 4, 1e-12));
+  CHECK_THAT(makespan(1, true), WithinRel(1.0 + 4, 1e-12));  // whoever helps is in what was measured
+  CHECK_THAT(makespan(3), WithinRel(1.0 + 12, 1e-12));
+  // Two of three: each has half an idle worker, one of which makes it twice as fast.
+  CHECK_THAT(makespan(2), WithinRel(1.0 + 8, 1e-12));
+  sg::Machine single = one_pool(1, order);
+  single.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
+  sg::Graph graph;
+  timed(graph, 50, {.op = "mul"});
+  CHECK_THAT(simulate(graph, single).makespan_s, WithinRel(2.0, 1e-12));
+
+  // Parts that meet are looked up together.
+  sg::Graph two(2);
+  const sg::Group pair = two.group({.ranks = {r0, r1}});
+  for (const sg::Rank rank : {r0, r1}) {
+    const sg::Buffer x = two.buffer({.rank = rank, .size_bytes = 100, .type = sg::DType::f32});
+    two.add({.accumulates = {x},
+             .part        = sg::PartSpec{.group = pair, .op = sg::PartOp::all_reduce, .type = sg::DType::f32},
+             .op          = "all_reduce"});
+  }
+  sg::Machine shared = sg::loopback_machine({.ranks = 2, .threads = 2});
+  shared.rate("all_reduce", sg::RateTable({{.bytes_moved = 400, .busy_s = 9, .alone_s = 7}}));
+  CHECK_THAT(simulate(two, shared).makespan_s, WithinRel(7.0, 1e-12));
 }
 
 TEST_CASE("parts bound to several pools take one worker of each, all at once", "[engine][simulate]") {

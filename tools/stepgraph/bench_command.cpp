@@ -1,8 +1,14 @@
+#include <algorithm>
 #include <memory>
 
+#include "engine/error.hpp"
+#include "graphs/calibration.hpp"
 #include "tools/bench/adam.hpp"
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/overhead.hpp"
+#include "tools/bench/predict.hpp"
+#include "tools/bench/train.hpp"
+#include "tools/bench/training.hpp"
 #include "tools/stepgraph/commands.hpp"
 
 namespace stepgraph::cli {
@@ -61,6 +67,62 @@ void add_collectives(CLI::App& bench) {
   command->callback([options] { bench::collectives(*options); });
 }
 
+// What benchmarks of training have in common.
+template <class Options>
+void add_training_options(CLI::App& command, Options& options) {
+  command.add_option("--models", options.models, "Which models")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::IsMember(bench::known_models()));
+  command.add_option("--layouts", options.layouts, "Ranks: data x tensor x pipeline parallel")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--steps", options.steps, "Steps that are counted; the median is taken")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  options.threads = std::min(2, num_cores());
+  command.add_option("--threads", options.threads, "Workers; all ranks share them")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command.add_flag("--dry-run", options.dry_run, "One step of everything: a smoke test, not a figure");
+  command.add_flag("--json", options.json, "Print JSON lines and nothing else");
+}
+
+constexpr const char* models_text =
+    "Models are GPT-2 in fp32 with AdamW. S: 4 layers, width 256, 8 heads, sequences of 128, 8 of them, vocabulary "
+    "4096; "
+    "M: 8 layers, width 512, 8 heads, sequences of 256, 4 of them, vocabulary 8192; tiny is for tests. Data-parallel "
+    "ranks share those sequences. Layouts with tensor or pipeline parallel ranks train eight times as many, in eight "
+    "microbatches (M: 32 in microbatches of 4), as a pipeline needs several to be full.";
+
+void add_bench_train(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "train",
+      str("Speed of training steps on loopback, beside sgemm on the same threads, and what they are spent on. ",
+          models_text,
+          " ratio_to_1x1x1 is the speed against the same sequences in as many microbatches on one rank with as "
+          "many threads: work and machine are the same, steps alternate. peak_gflops is the best sgemm of "
+          "squares from 512 to 2048; a token takes 6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is what is "
+          "planned for all ranks together, resident_bytes by how much the process grew. Kernels are the nodes "
+          "of one more step: their time is that on their own thread, helped or not; idle threads are those "
+          "that used no processor."));
+  auto options = std::make_shared<bench::TrainOptions>();
+  add_training_options(*command, *options);
+  command->footer("Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json");
+  command->callback([options] { bench::train(*options); });
+}
+
+void add_bench_predict(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "predict", str("How well `simulate` predicts: measures this machine, predicts training steps, then runs them. ",
+                     models_text));
+  auto options = std::make_shared<bench::PredictOptions>();
+  add_training_options(*command, *options);
+  command->add_option("--machine", options->machine, "What was measured before, by simulate --calibrate");
+  command->footer("Example: stepgraph bench predict --models S --json");
+  command->callback([options] { bench::predict(*options); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -89,6 +151,8 @@ void add_bench(CLI::App& app) {
   overhead->callback([options] { bench::overhead(*options); });
   add_adam(*bench);
   add_collectives(*bench);
+  add_bench_train(*bench);
+  add_bench_predict(*bench);
 }
 
 }  // namespace stepgraph::cli

@@ -9,6 +9,7 @@ void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_graph(CLI::App& app);
 void add_schedule(CLI::App& app);
+void add_simulate(CLI::App& app);
 void add_train(CLI::App& app);
 void add_verify(CLI::App& app);
 

@@ -4,36 +4,10 @@
 
 #include "engine/analysis.hpp"
 #include "engine/error.hpp"
-#include "graphs/schedule_simulation.hpp"
+#include "graphs/prediction.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::cli {
-namespace {
-
-// What a microbatch took on each stage, over all ranks that have the stage.
-std::vector<Costs> measured_costs(const StepGraph& step, const Timeline& timeline) {
-  std::vector<Costs> costs(static_cast<std::size_t>(step.schedule.num_stages()), Costs{.F = 0, .I = 0, .W = 0});
-  const int times = step.num_microbatches * step.layout.degree({Axis::dp, Axis::tp});
-  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
-    const Labels labels = step.graph.labels(Node{i});
-    if (labels.stage < 0 || labels.microbatch < 0 || step.graph.has_part(Node{i})) continue;
-    Costs& stage        = costs[static_cast<std::size_t>(labels.stage)];
-    const bool backward = labels.phase == "backward" || labels.phase == "recompute";
-    double& cost        = labels.phase == "forward" ? stage.F : backward ? stage.I : stage.W;
-    cost += (timeline.nodes[i].end_s - timeline.nodes[i].begin_s) / times;
-  }
-  return costs;
-}
-
-// The schedule that ran, without what lowering put between its actions. The plan's may be a file, which need not be
-// there any more.
-PipelineSchedule without_transfers(PipelineSchedule schedule) {
-  for (std::vector<Action>& row : schedule.rows)
-    std::erase_if(row, [](const Action& action) { return !is_compute(action.kind); });
-  return schedule;
-}
-
-}  // namespace
 
 StepSummary summarize_step(const StepRun& run, const Timeline& timeline) {
   const StepGraph& step = run.step();
@@ -46,7 +20,7 @@ StepSummary summarize_step(const StepRun& run, const Timeline& timeline) {
     all.hidden_s += rank.hidden_s;
   }
   summary.hidden = all.share();
-  summary.bubble = simulate(without_transfers(step.schedule), {.costs = measured_costs(step, timeline)}).bubble_rate;
+  summary.bubble = pipeline_bubble(step, timeline);
   for (int rank = 0; rank < step.layout.num_ranks(); ++rank) {
     summary.planned_bytes = std::max(summary.planned_bytes, run.memory().size_bytes(Rank{rank}));
     summary.used_bytes    = std::max(summary.used_bytes, run.memory().used_bytes(Rank{rank}));

@@ -1,0 +1,207 @@
+// What ops take, from steps that are really run.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "engine/error.hpp"
+#include "engine/op_times.hpp"
+#include "engine/recorder.hpp"
+#include "graphs/calibration.hpp"
+#include "graphs/gpt2.hpp"
+#include "graphs/llama.hpp"
+#include "graphs/token_data.hpp"
+#include "graphs/trainer.hpp"
+
+namespace stepgraph {
+namespace {
+
+// One step that is run: a model of few layers in one layout.
+struct Trial {
+  Model model;
+  LayoutSpec layout = {};
+  BatchSpec batch   = {};
+};
+
+// A model's size; layers are alike, so that one is enough to see what its nodes take.
+struct Size {
+  std::int64_t width, heads, seq, vocab;
+  int sequences;  // of a microbatch
+};
+
+Model gpt2_of(const Size& size, int layers = 1) {
+  return gpt2({.layers = layers, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = size.vocab});
+}
+
+// Every rank has nodes of its own, so that with as many ranks as threads none is idle; with one rank the others help.
+std::vector<Trial> trials(int threads, bool small) {
+  const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 4096, 4};
+  const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
+  std::vector<Trial> all;
+  const auto add = [&](const Model& model, const LayoutSpec& layout, const Size& size, int sequences,
+                       int microbatches) {
+    all.push_back(
+        {model,
+         layout,
+         {.global = layout.dp * sequences * microbatches, .micro = sequences, .seq = static_cast<int>(size.seq)}});
+  };
+  for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
+    const Model model = gpt2_of(size);
+    add(model, {}, size, size.sequences, 1);
+    if (ranks > 1) {
+      add(model, {.dp = ranks}, size, size.sequences, 1);
+      add(model, {.dp = ranks}, size, size.sequences / 2, 1);
+      add(model, {.dp = pairs, .tp = 2}, size, size.sequences, 1);
+    }
+    if (size.width < large.width) add(gpt2_of(size, 2), {.pp = 2}, size, size.sequences, 2);
+    // The ops that the other family has of its own need no large vocabulary.
+    const Model other = llama({.layers  = 1,
+                               .width   = size.width,
+                               .heads   = size.heads,
+                               .context = size.seq,
+                               .vocab   = std::min<std::int64_t>(size.vocab, 512)});
+    add(other, {}, size, size.sequences, 1);
+    if (ranks > 1) add(other, {.dp = ranks}, size, size.sequences, 1);
+  }
+  return all;
+}
+
+// Values that are quick to make and as large as fresh weights are.
+void set_some_weights(StepRun& run) {
+  run.set_weights([](const std::string&, const TensorShape&, const Init& init, std::span<double> values) {
+    std::uint32_t bits = 12345;
+    for (double& value : values) {
+      bits  = bits * 1664525 + 1013904223;
+      value = init.deviation == 0 ? init.constant : init.deviation * 3.4 * (bits / 4294967296.0 - 0.5);
+    }
+  });
+}
+
+struct Sample {
+  double others_share;
+  double seconds;
+};
+using Key     = std::tuple<std::string, double, double>;  // op, flops, bytes
+using Samples = std::map<Key, std::vector<Sample>>;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Measured at one end of how busy others are.
+struct End {
+  double others_share;
+  double seconds;
+};
+std::optional<End> end_of(const std::vector<Sample>& samples, bool busy) {
+  std::vector<double> shares, seconds;
+  for (const Sample& sample : samples) {
+    if (busy ? sample.others_share < 0.6 : sample.others_share > 0.4) continue;
+    shares.push_back(sample.others_share);
+    seconds.push_back(sample.seconds);
+  }
+  if (shares.empty()) return std::nullopt;
+  return End{median(shares), median(seconds)};
+}
+
+// Speed falls in proportion as others get nodes (engine/machine.hpp): a line through both ends, at 0 and at 1. A line
+// that would leave the ground there is bent.
+RatePoint between(const Key& key, const End& alone, const End& busy) {
+  const double slope = (1 / busy.seconds - 1 / alone.seconds) / (busy.others_share - alone.others_share);
+  const auto speed   = [&](double share) {
+    const double found = 1 / alone.seconds + slope * (share - alone.others_share);
+    return std::max(found, 0.5 / std::max(alone.seconds, busy.seconds));
+  };
+  return {std::get<1>(key), std::get<2>(key), 1 / speed(1), 1 / speed(0)};
+}
+
+class Calibrator {
+ public:
+  Calibrator(const MakeWorld& make_world, const CalibrateOptions& options, int threads)
+      : make_world_(make_world), options_(options), threads_(threads) {}
+
+  void run(const Trial& trial) {
+    const auto world = make_world_(Layout(trial.layout).num_ranks());
+    Trainer trainer(trial.model, {.layout = trial.layout}, trial.batch, *world, {.threads = threads_});
+    set_some_weights(trainer.run());
+    const TokenData data(SyntheticTokens{}, trial.model.vocab);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(trial.batch.global * trial.batch.seq) + 1);
+    data.read(0, tokens);
+    Recorder recorder;
+    (void)trainer.step(tokens);  // memory is seen for the first time
+    for (int step = 0; step < options_.steps; ++step) {
+      (void)trainer.step(tokens, &recorder);
+      look_at(trainer.run().step().graph, recorder.timeline(), trial.layout == LayoutSpec{});
+    }
+  }
+
+  [[nodiscard]] Calibration result() const {
+    Calibration out{.host            = host_name(),
+                    .cores           = num_cores(),
+                    .threads         = threads_,
+                    .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
+    // Where an op of some size was seen at one end only, the other follows from what is usual for that op.
+    std::map<std::string, std::vector<double>> ratios;
+    for (const auto& [key, samples] : samples_) {
+      const auto alone = end_of(samples, false), busy = end_of(samples, true);
+      if (!alone || !busy) continue;
+      const RatePoint point = between(key, *alone, *busy);
+      ratios[std::get<0>(key)].push_back(point.busy_s / point.alone_s);
+    }
+    for (const auto& [key, samples] : samples_) {
+      const auto alone = end_of(samples, false), busy = end_of(samples, true);
+      RatePoint point{std::get<1>(key), std::get<2>(key), 0, 0};
+      if (alone && busy) {
+        point = between(key, *alone, *busy);
+      } else if (alone || busy) {
+        const auto usual   = ratios.find(std::get<0>(key));
+        const double ratio = usual != ratios.end() ? median(usual->second) : 1;
+        point.busy_s       = busy ? busy->seconds : alone->seconds * ratio;
+        point.alone_s      = alone ? alone->seconds : busy->seconds / ratio;
+      } else {
+        continue;
+      }
+      if (point.busy_s > 0 && point.alone_s > 0) out.ops[std::get<0>(key)].push_back(point);
+    }
+    return out;
+  }
+
+ private:
+  void look_at(const Graph& graph, const Timeline& timeline, bool one_rank) {
+    std::map<std::uint32_t, double> lane_ends;  // by position on the compute lane
+    for (const TaskTime& task : task_times(graph, timeline, threads_)) {
+      if (!graph.op(task.node).empty() && task.seconds() > 0) {
+        samples_[{std::string(graph.op(task.node)), task.flops, task.bytes_moved}].push_back(
+            {task.others_share, task.seconds()});
+      }
+      if (!one_rank || graph.lane(task.node) != graph.lane(Rank{0}, LaneKind::compute)) continue;
+      const std::uint32_t position = graph.lane_position(task.node);
+      const auto before            = lane_ends.find(position - 1);
+      if (before != lane_ends.end()) gaps_.push_back(std::max(0.0, task.begin_s - before->second));
+      lane_ends.emplace(position, task.end_s);
+    }
+  }
+
+  const MakeWorld& make_world_;
+  const CalibrateOptions& options_;
+  int threads_;
+  Samples samples_;
+  std::vector<double> gaps_;
+};
+
+}  // namespace
+
+Calibration calibrate(const MakeWorld& make_world, const CalibrateOptions& options) {
+  if (options.threads < 0 || options.steps < 1) {
+    throw Error(ErrorKind::config, str("calibrate: ", options.threads, " threads and ", options.steps,
+                                       " steps (threads of at least 0, steps of at least 1)"));
+  }
+  const int threads = options.threads > 0 ? options.threads : num_cores();
+  Calibrator calibrator(make_world, options, threads);
+  for (const Trial& trial : trials(threads, options.small)) calibrator.run(trial);
+  return calibrator.result();
+}
+
+}  // namespace stepgraph

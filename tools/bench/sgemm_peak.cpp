@@ -1,0 +1,66 @@
+#include "tools/bench/sgemm_peak.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "backends/loopback/world.hpp"
+#include "engine/context.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "ops/cpu/gemm.hpp"
+#include "tools/bench/training.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+// c = a b as one node; checked at one element, which is a sum of small whole numbers.
+double gflops_of(Executor& executor, std::int64_t size, int runs) {
+  Graph graph;
+  Buffer of[3];
+  for (Buffer& buffer : of)
+    buffer = graph.buffer({.size_bytes = size * size * 4, .type = DType::f32, .lifetime = Lifetime::persistent});
+  graph.add({.reads = {of[0], of[1]}, .writes = of[2], .op = "sgemm", .parallel = true, .rank = Rank{0}},
+            [size](const Context& context) {
+              const auto c = context.write<float>();
+              const Gemm<float> problem{.m        = size,
+                                        .n        = size,
+                                        .k        = size,
+                                        .a        = {context.read<float>(0).data(), size, 1},
+                                        .b        = {context.read<float>(1).data(), size, 1},
+                                        .c        = {c.data(), nullptr, static_cast<std::int64_t>(c.size())},
+                                        .c_stride = size};
+              context.parallel_for(num_gemm_tiles(size, size), [&](std::int64_t tile) { gemm_tile(problem, tile); });
+            });
+  LoopbackWorld world(1);
+  const Program program(graph, world);
+  const auto a = program.memory().span<float>(of[0]), b = program.memory().span<float>(of[1]);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i] = static_cast<float>(i % 3);
+    b[i] = static_cast<float>(i % 2);
+  }
+  std::vector<double> seconds;
+  for (int run = -1; run < runs; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    executor.run(program);
+    if (run >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  double expected  = 0;
+  const auto width = static_cast<std::size_t>(size);
+  for (std::size_t k = 0; k < width; ++k) expected += double{a[k]} * b[k * width + 1];
+  if (program.memory().span<float>(of[2])[1] != static_cast<float>(expected))
+    throw Error(ErrorKind::run,
+                str("sgemm of ", size, ": element 1 is ", program.memory().span<float>(of[2])[1], " (", expected, ")"));
+  const auto n = static_cast<double>(size);
+  return 2 * n * n * n / quantile(seconds, 0.5) / 1e9;
+}
+
+}  // namespace
+
+double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs) {
+  Executor executor({.threads = threads});
+  double best = 0;
+  for (const std::int64_t size : sizes) best = std::max(best, gflops_of(executor, size, runs));
+  return best;
+}
+
+}  // namespace stepgraph::bench

@@ -1,0 +1,176 @@
+#include "tools/bench/train.hpp"
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "engine/error.hpp"
+#include "engine/op_times.hpp"
+#include "engine/recorder.hpp"
+#include "tools/bench/sgemm_peak.hpp"
+#include "tools/bench/training.hpp"
+#include "tools/stepgraph/output.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+// What the process has in memory now, without what it gave back and the library still holds; 0: not known.
+std::int64_t resident_bytes() {
+  malloc_trim(0);
+  std::int64_t all = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+struct Measured {
+  std::vector<double> seconds, reference_seconds;
+  double idle_share           = 0;  // of the threads' time
+  std::int64_t resident_bytes = 0;  // by how much the process grew
+  std::int64_t process_bytes  = 0;
+  std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0;
+  std::vector<OpTime> ops;
+};
+
+Measured measure(const TrainingCase& what, const TrainOptions& options) {
+  Measured out;
+  const int steps = options.dry_run ? 1 : options.steps, warm_up = options.dry_run ? 1 : 2;
+  const std::int64_t before = resident_bytes();
+  Training training(what, options.threads);
+  for (int i = 0; i < warm_up; ++i) training.step();
+  out.process_bytes  = resident_bytes();
+  out.resident_bytes = out.process_bytes - before;
+  for (const ArenaPlan& arena : training.run().plan().arenas) {
+    out.peak_bytes += arena.size_bytes;
+    out.lower_bound_bytes += arena.lower_bound;
+    out.rank_peak_bytes = std::max(out.rank_peak_bytes, arena.size_bytes);
+  }
+  // In turn with the same work on one rank, so that both see the same machine.
+  std::unique_ptr<Training> reference;
+  if (what.layout != "1x1x1") {
+    reference = std::make_unique<Training>(what.on_one_rank(), options.threads);
+    reference->step();
+  }
+  double busy_s = 0;
+  for (int i = 0; i < steps; ++i) {
+    const double cpu_s = cpu_seconds();
+    out.seconds.push_back(training.step());
+    busy_s += cpu_seconds() - cpu_s;
+    if (reference) out.reference_seconds.push_back(reference->step());
+  }
+  const double wall_s = std::accumulate(out.seconds.begin(), out.seconds.end(), 0.0);
+  out.idle_share      = std::clamp(1 - busy_s / (wall_s * options.threads), 0.0, 1.0);
+  Recorder recorder;
+  training.step(&recorder);
+  out.ops = op_times(training.run().step().graph, recorder.timeline());
+  return out;
+}
+
+struct Line {
+  const TrainingCase& what;
+  const Measured& measured;
+  double step_s, tokens_per_s, gflops, peak_gflops, ratio;
+};
+
+void print_json(const Line& line, const TrainOptions& options) {
+  nlohmann::ordered_json json = {{"type", "train"},
+                                 {"model", line.what.model},
+                                 {"layout", line.what.layout},
+                                 {"backend", "loopback"},
+                                 {"threads", options.threads},
+                                 {"global_batch", line.what.batch.global},
+                                 {"micro_batch", line.what.batch.micro},
+                                 {"steps", line.measured.seconds.size()},
+                                 {"tokens_per_s", line.tokens_per_s},
+                                 {"step_s", line.step_s},
+                                 {"step_p95_s", quantile(line.measured.seconds, 0.95)},
+                                 {"flops_per_token", line.what.flops_per_token()},
+                                 {"gflops", line.gflops},
+                                 {"peak_gflops", line.peak_gflops},
+                                 {"share_of_peak", line.gflops / line.peak_gflops},
+                                 {"ratio_to_1x1x1", line.ratio},
+                                 {"idle_share", line.measured.idle_share},
+                                 {"peak_bytes", line.measured.peak_bytes},
+                                 {"rank_peak_bytes", line.measured.rank_peak_bytes},
+                                 {"lower_bound_bytes", line.measured.lower_bound_bytes},
+                                 {"resident_bytes", line.measured.resident_bytes},
+                                 {"process_bytes", line.measured.process_bytes}};
+  cli::print_line(json.dump());
+}
+
+void print_text(const Line& line) {
+  const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << line.what.model << ' ' << line.what.layout << ": " << line.tokens_per_s
+      << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
+      << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of sgemm's "
+      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio << " of 1x1x1's speed; threads idle "
+      << std::setprecision(1) << 100 * line.measured.idle_share << "%\n  memory: planned "
+      << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
+      << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)
+      << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s";
+  cli::print_line(out.str());
+}
+
+void print_kernels(const Line& line, const TrainOptions& options) {
+  double all_s = 0;
+  for (const OpTime& op : line.measured.ops) all_s += op.seconds;
+  for (const OpTime& op : line.measured.ops) {
+    const double share = op.seconds / all_s, gflops = op.seconds > 0 ? op.flops / op.seconds / 1e9 : 0,
+                 gbps = op.seconds > 0 ? op.bytes_moved / op.seconds / 1e9 : 0;
+    if (options.json) {
+      cli::print_line(nlohmann::ordered_json{
+          {"type", "kernel"},
+          {"model", line.what.model},
+          {"layout", line.what.layout},
+          {"op", op.op},
+          {"nodes", op.num_tasks},
+          {"ms", 1e3 * op.seconds},
+          {"share", share},
+          {"gflops", gflops},
+          {"GBps", gbps}}.dump());
+    } else {
+      std::ostringstream out;
+      out << "  " << std::left << std::setw(24) << op.op << std::right << std::setw(8) << op.num_tasks << std::fixed
+          << std::setprecision(2) << std::setw(11) << 1e3 * op.seconds << std::setprecision(1) << std::setw(7)
+          << 100 * share << '%' << std::setw(11) << gflops << std::setw(11) << gbps;
+      cli::print_line(out.str());
+    }
+  }
+}
+
+}  // namespace
+
+void train(const TrainOptions& options) {
+  std::vector<TrainingCase> cases;  // what cannot be done is said before anything is measured
+  for (const std::string& model : options.models) {
+    for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout));
+  }
+  using Sizes              = std::vector<std::int64_t>;
+  const double peak_gflops = sgemm_peak(
+      options.threads, options.dry_run ? Sizes{64} : Sizes{512, 768, 1024, 1536, 2048}, options.dry_run ? 1 : 5);
+  for (const TrainingCase& what : cases) {
+    const Measured measured = measure(what, options);
+    const double step_s     = quantile(measured.seconds, 0.5);
+    const double per_s      = static_cast<double>(what.tokens()) / step_s;
+    const double ratio = measured.reference_seconds.empty() ? 1 : quantile(measured.reference_seconds, 0.5) / step_s;
+    const Line line{what, measured, step_s, per_s, per_s * what.flops_per_token() / 1e9, peak_gflops, ratio};
+    options.json ? print_json(line, options) : print_text(line);
+    print_kernels(line, options);
+  }
+}
+
+}  // namespace stepgraph::bench

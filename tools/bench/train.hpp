@@ -1,0 +1,20 @@
+#pragma once
+#include <string>
+#include <vector>
+
+namespace stepgraph::bench {
+
+struct TrainOptions {
+  std::vector<std::string> models  = {"S", "M"};
+  std::vector<std::string> layouts = {"1x1x1", "2x1x1", "1x2x1", "1x1x2"};
+  int steps                        = 7;
+  int threads                      = 2;
+  bool dry_run                     = false;
+  bool json                        = false;
+};
+
+// Times training steps beside the same work on one rank, step by step in turn, and says what they are spent on. Results
+// on stdout.
+void train(const TrainOptions& options);
+
+}  // namespace stepgraph::bench

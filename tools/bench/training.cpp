@@ -1,0 +1,105 @@
+#include "tools/bench/training.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/error.hpp"
+#include "graphs/token_data.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+struct KnownModel {
+  const char* name;
+  Gpt2Spec spec;
+  int batch;
+};
+const std::vector<KnownModel>& models() {
+  static const std::vector<KnownModel> all = {
+      {"S", {.layers = 4, .width = 256, .heads = 8, .context = 128, .vocab = 4096}, 8},
+      {"M", {.layers = 8, .width = 512, .heads = 8, .context = 256, .vocab = 8192}, 4},
+      {"tiny", {.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 64}, 4},
+  };
+  return all;
+}
+
+constexpr int pipeline_microbatches = 8;
+
+}  // namespace
+
+std::vector<std::string> known_models() {
+  std::vector<std::string> names;
+  for (const KnownModel& model : models()) names.emplace_back(model.name);
+  return names;
+}
+
+LayoutSpec parse_degrees(const std::string& text) {
+  LayoutSpec layout;
+  char more = 0;
+  if (std::sscanf(text.c_str(), "%4dx%4dx%4d%c", &layout.dp, &layout.tp, &layout.pp, &more) != 3 || layout.dp < 1 ||
+      layout.tp < 1 || layout.pp < 1) {
+    throw Error(ErrorKind::config, str("layout '", text,
+                                       "': is no DPxTPxPP (as 2x1x1: two data-parallel ranks, one tensor- and one "
+                                       "pipeline-parallel)"));
+  }
+  return layout;
+}
+
+double TrainingCase::flops_per_token() const {
+  const auto width  = static_cast<double>(spec.width);
+  const auto layers = static_cast<double>(spec.layers);
+  return 6 * (12 * layers * width * width + static_cast<double>(spec.vocab) * width) +
+         12 * layers * static_cast<double>(batch.seq) * width;
+}
+
+TrainingCase TrainingCase::on_one_rank() const {
+  TrainingCase out = *this;
+  out.batch.micro *= plan.layout.dp;
+  out.layout      = "1x1x1";
+  out.plan.layout = {};
+  return out;
+}
+
+TrainingCase training_case(const std::string& model, const std::string& layout) {
+  const auto known = std::find_if(models().begin(), models().end(), [&](const auto& one) { return one.name == model; });
+  if (known == models().end()) {
+    std::string names;
+    for (const std::string& name : known_models()) names += (names.empty() ? "" : ", ") + name;
+    throw Error(ErrorKind::config, str("unknown model '", model, "' (known: ", names, ")"));
+  }
+  TrainingCase out{.model = model, .layout = layout, .spec = known->spec, .plan = {}, .batch = {}};
+  out.plan.layout = parse_degrees(layout);
+  const int dp    = out.plan.layout.dp;
+  if (known->batch % dp != 0)
+    throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model, " for ",
+                                       dp, " data-parallel ranks (a divisor)"));
+  const bool in_pieces = out.plan.layout.tp > 1 || out.plan.layout.pp > 1;
+  out.batch            = {.global = known->batch * (in_pieces ? pipeline_microbatches : 1),
+                          .micro  = known->batch / dp,
+                          .seq    = static_cast<int>(known->spec.context)};
+  return out;
+}
+
+Training::Training(const TrainingCase& what, int threads)
+    : world_(Layout(what.plan.layout).num_ranks()),
+      trainer_(gpt2(what.spec), what.plan, what.batch, world_, {.threads = threads}),
+      tokens_(static_cast<std::size_t>(what.tokens()) + 1) {
+  TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens_);
+}
+
+double Training::step(Recorder* recorder) {
+  const auto begin        = std::chrono::steady_clock::now();
+  const StepResult result = trainer_.step(tokens_, recorder);
+  const double seconds    = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!std::isfinite(result.loss)) throw Error(ErrorKind::run, str("the loss is ", result.loss));
+  return seconds;
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
+}
+
+}  // namespace stepgraph::bench

@@ -1,0 +1,49 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/loopback/world.hpp"
+#include "graphs/gpt2.hpp"
+#include "graphs/trainer.hpp"
+
+// Training steps of known models in known layouts, for benchmarks.
+namespace stepgraph::bench {
+
+[[nodiscard]] std::vector<std::string> known_models();
+// "2x1x1": data, tensor and pipeline parallel. Throws Error(config) for anything else.
+[[nodiscard]] LayoutSpec parse_degrees(const std::string& text);
+
+// A model in a layout, and the batch that is fair to it. Data-parallel ranks share the model's batch: the same work as
+// on one rank. Tensor- and pipeline-parallel ones get eight microbatches of that size, as a pipeline needs several.
+struct TrainingCase {
+  std::string model;
+  std::string layout;
+  Gpt2Spec spec;
+  Plan plan;
+  BatchSpec batch;
+
+  [[nodiscard]] double flops_per_token() const;  // 6 (12 L d^2 + V d) + 12 L T d
+  [[nodiscard]] std::int64_t tokens() const { return std::int64_t{batch.global} * batch.seq; }
+  // The same work on one rank: as many sequences, in as many microbatches.
+  [[nodiscard]] TrainingCase on_one_rank() const;
+};
+[[nodiscard]] TrainingCase training_case(const std::string& model, const std::string& layout);
+
+// Ready to run again and again, on synthetic tokens.
+class Training {
+ public:
+  Training(const TrainingCase& what, int threads);
+  double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) when the loss is no number
+  [[nodiscard]] StepRun& run() { return trainer_.run(); }
+
+ private:
+  LoopbackWorld world_;
+  Trainer trainer_;
+  std::vector<std::int32_t> tokens_;
+};
+
+[[nodiscard]] double quantile(std::vector<double> values, double share);
+
+}  // namespace stepgraph::bench
