@@ -36,9 +36,17 @@ void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels
   const std::int64_t elements =
       graph().spec(weight.gradient).size_bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
   const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step);
-  convert(graph(), {.name = "round gradient of " + of, .to = rounded, .from = weight.gradient, .labels = labels});
+  convert(graph(), {.name   = "round gradient of " + of,
+                    .lane   = LaneKind::reduce,
+                    .to     = rounded,
+                    .from   = weight.gradient,
+                    .labels = labels});
   all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
-  convert(graph(), {.name = "widen gradient of " + of, .to = weight.gradient, .from = rounded, .labels = labels});
+  convert(graph(), {.name   = "widen gradient of " + of,
+                    .lane   = LaneKind::reduce,
+                    .to     = weight.gradient,
+                    .from   = rounded,
+                    .labels = labels});
 }
 
 // A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
@@ -162,7 +170,6 @@ void StepBuilder::add_updates() {
     if (plan.kind == OptimizerKind::adamw) {
       adamw(graph(), {.name         = "adamw " + spec.name,
                       .weight       = updated,
-                      .value        = rounded,
                       .gradient     = weight.gradient,
                       .first        = weight.first,
                       .second       = weight.second,
@@ -173,18 +180,19 @@ void StepBuilder::add_updates() {
                       .beta2        = plan.beta2,
                       .eps          = plan.eps,
                       .weight_decay = decay,
-                      .labels       = labels});
+                      .labels       = labels,
+                      .value        = rounded});
     } else {
       sgd(graph(), {.name         = "sgd " + spec.name,
                     .weight       = updated,
-                    .value        = rounded,
                     .gradient     = weight.gradient,
                     .velocity     = weight.first,
                     .factor       = factor_,
                     .rate         = here().rate,
                     .momentum     = plan.momentum,
                     .weight_decay = decay,
-                    .labels       = labels});
+                    .labels       = labels,
+                    .value        = rounded});
     }
   }
 }

@@ -2,53 +2,72 @@
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "engine/half.hpp"
 #include "ops/cpu/into.hpp"
-#include "ops/number.hpp"
 #include "ops/streams.hpp"
 
 namespace stepgraph {
 namespace {
 
+// Elements [begin, end) of rows laid end to end.
 template <class To, class From>
-Body body() {
-  return Body([](const Context& context) {
-    const From* from = context.read<From>().data();
-    const auto to    = context.write<To>();
-    cpu::for_tiles(context, std::ssize(to), cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-      To* out = to.data();
-      for (std::int64_t i = begin; i < end; ++i) out[i] = narrow<To>(wide(from[i]));
-    });
+void convert_elements(const Rows<To>& to, const Rows<const From>& from, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t in_to = at % to.length, in_from = at % from.length;
+    const std::int64_t count      = std::min({to.length - in_to, from.length - in_from, end - at});
+    To* __restrict out            = to.data + at / to.length * to.stride + in_to;
+    const From* __restrict values = from.data + at / from.length * from.stride + in_from;
+    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<To>(values[i]);
+    at += count;
+  }
+}
+
+template <class To, class From>
+Body convert_body(std::int64_t count) {
+  return Body([count](const Context& context) {
+    const Rows<To> to           = context.write_rows<To>();
+    const Rows<const From> from = context.read_rows<From>();
+    cpu::for_tiles(context, count, 2 * cpu::elements_per_tile,
+                   [&](std::int64_t begin, std::int64_t end) { convert_elements(to, from, begin, end); });
   });
+}
+
+// Elements of an access, which is whole ones.
+std::int64_t num_elements(const Graph& graph, const std::string& name, const Access& access) {
+  const DType type         = graph.spec(access.buffer).type;
+  const auto size          = static_cast<std::int64_t>(size_bytes(type));
+  const std::int64_t bytes = num_bytes(graph, access);
+  const std::int64_t piece = access.region.length == Access::whole ? bytes : access.region.length;
+  if (piece % size == 0) return bytes / size;
+  throw Error(ErrorKind::config,
+              str("convert '", name, "': ranges of ", piece, " bytes are not whole elements of ", type));
 }
 
 }  // namespace
 
 Node convert(Graph& graph, const Convert& spec) {
-  const BufferSpec &to = graph.spec(spec.to.buffer), &from = graph.spec(spec.from.buffer);
-  const bool rounds = to.type == DType::bf16 && from.type == DType::f32,
-             widens = to.type == DType::f32 && from.type == DType::bf16;
-  if (!rounds && !widens) {
+  const DType to = graph.spec(spec.to.buffer).type, from = graph.spec(spec.from.buffer).type;
+  const bool narrows = from == DType::f32 && to == DType::bf16, widens = from == DType::bf16 && to == DType::f32;
+  if (!narrows && !widens) {
     throw Error(ErrorKind::config,
-                str("convert '", spec.name, "': from ", from.type, " to ", to.type, " (f32 to bf16, or back)"));
+                str("convert '", spec.name, "': ", from, " to ", to, " (f32 to bf16, or bf16 to f32)"));
   }
-  const std::int64_t to_bytes = num_bytes(graph, spec.to), from_bytes = num_bytes(graph, spec.from);
-  const auto elements = [](std::int64_t bytes, DType type) {
-    return bytes / static_cast<std::int64_t>(size_bytes(type));
-  };
-  if (elements(to_bytes, to.type) != elements(from_bytes, from.type)) {
-    throw Error(ErrorKind::config, str("convert '", spec.name, "': ", elements(from_bytes, from.type),
-                                       " elements into room for ", elements(to_bytes, to.type), " (as many)"));
+  const std::int64_t count = num_elements(graph, spec.name, spec.to), given = num_elements(graph, spec.name, spec.from);
+  if (count != given) {
+    throw Error(ErrorKind::config,
+                str("convert '", spec.name, "': ", given, " elements into ", count, " (as many on both sides)"));
   }
-  NodeSpec node{.name     = spec.name,
-                .reads    = spec.from,
-                .writes   = spec.to,
-                .kind     = NodeKind::compute,
-                .op       = "convert",
-                .parallel = true,
-                .cost     = {.bytes_moved = static_cast<double>(to_bytes + from_bytes)},
-                .labels   = spec.labels};
-  if (spec.lane) node.lane = graph.lane(to.rank, *spec.lane);
-  return graph.add(node, rounds ? body<bf16, float>() : body<float, bf16>());
+  std::optional<Lane> lane;
+  if (spec.lane) lane = graph.lane(graph.spec(spec.to.buffer).rank, *spec.lane);
+  return graph.add({.name     = spec.name,
+                    .lane     = lane,
+                    .reads    = spec.from,
+                    .writes   = spec.to,
+                    .op       = "convert",
+                    .parallel = true,
+                    .cost     = {.flops = static_cast<double>(count), .bytes_moved = 6 * static_cast<double>(count)},
+                    .labels   = spec.labels},
+                   narrows ? convert_body<bf16, float>(count) : convert_body<float, bf16>(count));
 }
 
 }  // namespace stepgraph

@@ -6,10 +6,11 @@
 
 namespace stepgraph {
 
-// to = from, in the element type of `to`: f32 and bf16, in either direction. Rounds to the nearest; widening is exact.
+// to = from in another type, element by element: f32 to bf16 (to the nearest, ties to even) or bf16 to f32 (exact).
+// Both may be strided, and cut differently. For reductions in another type than that of what is reduced.
 struct Convert {
   std::string name             = {};
-  std::optional<LaneKind> lane = LaneKind::reduce;  // none: only its accesses order it
+  std::optional<LaneKind> lane = LaneKind::compute;  // none: only its accesses order it
   Access to                    = {};
   Access from                  = {};
   Labels labels                = {};

@@ -26,7 +26,32 @@ Stretch<bf16> value_stretch(const Rows<bf16>& rows, std::int64_t element) {
   if (rows.data == nullptr) return {nullptr, std::numeric_limits<std::int64_t>::max()};
   return stretch(rows, element);
 }
-// While the weights are in the first cache.
+// What an update of one weight touches; all apart.
+template <class T>
+struct Updated {
+  T* __restrict weight;
+  T* __restrict first;
+  T* __restrict second;
+  const T* __restrict gradient;
+};
+
+// a b + c, rounded once where the machine has an instruction for that: said, so that no compiler chooses for vectors
+// one way and for the elements left over another.
+template <class T>
+T multiply_add(T a, T b, T c) {
+#if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Elements of one turn of the loop: as many as it takes that square roots and divisions, which are the slowest part,
+// never wait for one another (measured: 1.3 times the speed of one vector per turn).
+constexpr std::int64_t unrolled = 32;
+// Elements after which values are rounded, while weights are in the first cache.
+constexpr std::int64_t at_a_time = 2048;
+
 template <class T>
 void round_into(bf16* __restrict value, const T* __restrict weight, std::int64_t count) {
   if (value == nullptr) return;
@@ -44,24 +69,29 @@ void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t b
           new1 = static_cast<T>(1 - scalars.beta1), beta2 = static_cast<T>(scalars.beta2),
           new2 = static_cast<T>(1 - scalars.beta2), unroot2 = static_cast<T>(1 / std::sqrt(unbiased2)),
           eps = static_cast<T>(scalars.eps), size = static_cast<T>(scalars.rate / unbiased1);
+  const auto update = [=](const Updated<T>& of, std::int64_t i) {
+    const T g    = of.gradient[i] * factor;
+    const T m    = multiply_add(g - of.first[i], new1, of.first[i]);
+    const T v    = multiply_add(new2 * g, g, of.second[i] * beta2);
+    of.first[i]  = m;
+    of.second[i] = v;
+    of.weight[i] = multiply_add(-size, m / multiply_add(std::sqrt(v), unroot2, eps), of.weight[i] * keep);
+  };
   for (std::int64_t at = begin; at < end;) {
     const auto [weight, num_weight]     = stretch(rows.weight, at);
     const auto [first, num_first]       = stretch(rows.first, at);
     const auto [second, num_second]     = stretch(rows.second, at);
     const auto [gradient, num_gradient] = stretch(rows.gradient, at);
     const auto [value, num_value]       = value_stretch(rows.value, at);
-    const std::int64_t count = std::min({num_weight, num_first, num_second, num_gradient, num_value, end - at});
-    T* __restrict w = weight, * __restrict m = first, * __restrict v = second;
-    const T* __restrict of = gradient;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const T g  = of[i] * factor;
-      const T mi = m[i] + (g - m[i]) * new1;
-      const T vi = v[i] * beta2 + new2 * g * g;
-      m[i]       = mi;
-      v[i]       = vi;
-      w[i]       = w[i] * keep - size * (mi / (std::sqrt(vi) * unroot2 + eps));
+    const std::int64_t count =
+        std::min({num_weight, num_first, num_second, num_gradient, num_value, end - at, at_a_time});
+    const Updated<T> of{weight, first, second, gradient};
+    std::int64_t i = 0;
+    for (; i + unrolled <= count; i += unrolled) {
+      for (std::int64_t k = 0; k < unrolled; ++k) update(of, i + k);
     }
-    round_into(value, w, count);
+    for (; i < count; ++i) update(of, i);
+    round_into(value, weight, count);
     at += count;
   }
 }
@@ -75,7 +105,7 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
     const auto [velocity, num_velocity] = stretch(rows.velocity, at);
     const auto [gradient, num_gradient] = stretch(rows.gradient, at);
     const auto [value, num_value]       = value_stretch(rows.value, at);
-    const std::int64_t count            = std::min({num_weight, num_velocity, num_gradient, num_value, end - at});
+    const std::int64_t count = std::min({num_weight, num_velocity, num_gradient, num_value, end - at, at_a_time});
     T* __restrict w = weight, * __restrict v = velocity;
     const T* __restrict of = gradient;
     for (std::int64_t i = 0; i < count; ++i) {
