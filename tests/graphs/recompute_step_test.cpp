@@ -7,6 +7,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/dot.hpp"
+#include "engine/edges.hpp"
 #include "engine/memory_plan.hpp"
 #include "engine/verify.hpp"
 #include "graphs/gpt2.hpp"
@@ -175,6 +176,21 @@ TEST_CASE("buffers of a step keep their numbers, and without a backward nothing 
   std::ostringstream drawing;
   sg::write_dot(after, drawing, {.detail = sg::Detail::layer});
   CHECK_THAT(drawing.str(), ContainsSubstring("recompute"));
+}
+
+TEST_CASE("a stage's last layer can run again before the gradient of its output has come", "[graphs][recompute]") {
+  const auto step =
+      sg::training_step(small_gpt2(2), {.layout = {.pp = 2}, .recompute = sg::Recompute::full}, batch_of_4);
+  std::vector<sg::Node> received, repeated;
+  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+    const sg::Labels labels = step.graph.labels(sg::Node{i});
+    if (labels.microbatch != 0 || step.graph.rank(sg::Node{i}) != sg::Rank{0}) continue;
+    if (step.graph.op(sg::Node{i}) == "recv") received.push_back(sg::Node{i});
+    if (labels.phase == "recompute") repeated.push_back(sg::Node{i});
+  }
+  REQUIRE(received.size() == 1);
+  REQUIRE(repeated.size() == 8);
+  for (const sg::Node node : repeated) CHECK_FALSE(sg::reaches(step.graph, received.front(), node));
 }
 
 namespace {

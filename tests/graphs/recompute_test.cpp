@@ -172,12 +172,13 @@ TEST_CASE("a message is not sent again, and an order of tokens is kept", "[graph
                                                   .out   = [&] { return sg::AccessList(received); }});
   for (const sg::Node part : message) made.places[part] = region;
   made.add(region, {.name = "use", .lane = lane, .reads = received, .writes = a, .accumulates = token});
-  made.add(reader, {.name = "back", .lane = lane, .reads = a, .writes = b});
+  made.add(reader, {.name = "back", .lane = lane, .reads = a, .writes = b, .accumulates = token});
   const sg::Graph again = made.recompute();
   CHECK(names_of(again).size() == names_of(made.graph).size() + 1);
   CHECK(buffer_at(again, "recompute use", 0) == received);
   CHECK(buffer_at(again, "recompute use", 2) == token);
   CHECK(buffer_at(again, "back", 0) != a);
+  CHECK(buffer_at(again, "back", 2) == token);
 }
 
 TEST_CASE("a collective is issued again after the parts before it, and by all members alike", "[graphs][recompute]") {
