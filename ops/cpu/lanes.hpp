@@ -68,15 +68,35 @@ template <class Part, class Value>
 // How many columns of a matrix are summed at a time, by whoever sums them.
 inline constexpr std::int64_t columns_per_tile = 128;
 
-// Sums of columns from the first row to the last. Rows are added to `part`, those of every 32 rows in f64.
+// Sums of columns from the first row to the last: those of 4 rows are added to `part`, and part, after every 32 rows,
+// to sums in f64.
 template <class Part>
 struct ColumnParts {
   double sums[columns_per_tile] = {};
   Part part[columns_per_tile]   = {};
-  void end_row(std::int64_t row, std::int64_t columns) {
-    if (row % 32 == 31) finish(columns);
+
+  // row_of(row) gives what row adds: a function of the column.
+  template <class RowOf>
+  void add_rows(std::int64_t rows, std::int64_t columns, const RowOf& row_of) {
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+      add_four(columns, row_of(row), row_of(row + 1), row_of(row + 2), row_of(row + 3));
+      if (row % 32 == 28) flush(columns);
+    }
+    for (; row < rows; ++row) {
+      const auto value = row_of(row);
+      for (std::int64_t c = 0; c < columns; ++c) part[c] += value(c);
+    }
+    flush(columns);
   }
-  void finish(std::int64_t columns) {
+
+ private:
+  template <class Value>
+  void add_four(std::int64_t columns, const Value& a, const Value& b, const Value& c, const Value& d) {
+    Part* __restrict to = part;
+    for (std::int64_t i = 0; i < columns; ++i) to[i] += (a(i) + b(i)) + (c(i) + d(i));
+  }
+  void flush(std::int64_t columns) {
     for (std::int64_t c = 0; c < columns; ++c) sums[c] += static_cast<double>(part[c]);
     for (std::int64_t c = 0; c < columns; ++c) part[c] = 0;
   }

@@ -66,25 +66,18 @@ void norm_weight_gradient(const NormBackward<T>& norm, const Into<T, Wide<T>>& d
                           std::int64_t rows, std::int64_t begin, std::int64_t end) {
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
-  ColumnParts<W> of_weight, of_bias;
-  for (std::int64_t row = 0; row < rows; ++row) {
+  ColumnParts<W> of_weight;
+  of_weight.add_rows(rows, size, [&](std::int64_t row) {
     const T *x = norm.x + row * norm.width + begin, *dy = norm.dy + row * norm.width + begin;
     const W scale = norm.scale[row], center = norm.center == nullptr ? W(0) : norm.center[row];
-    if (db == nullptr) {
-      for (std::int64_t c = 0; c < size; ++c) of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
-    } else {
-      for (std::int64_t c = 0; c < size; ++c) {
-        of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
-        of_bias.part[c] += wide(dy[c]);
-      }
-    }
-    of_weight.end_row(row, size);
-    if (db != nullptr) of_bias.end_row(row, size);
-  }
-  of_weight.finish(size);
+    return [=](std::int64_t c) { return wide(dy[c]) * ((wide(x[c]) - center) * scale); };
+  });
   put(dw, begin, size, [&](std::int64_t c) { return static_cast<W>(of_weight.sums[c]); });
   if (db == nullptr) return;
-  of_bias.finish(size);
+  ColumnParts<W> of_bias;
+  of_bias.add_rows(rows, size, [&](std::int64_t row) {
+    return [dy = norm.dy + row * norm.width + begin](std::int64_t c) { return wide(dy[c]); };
+  });
   put(*db, begin, size, [&](std::int64_t c) { return static_cast<W>(of_bias.sums[c]); });
 }
 
