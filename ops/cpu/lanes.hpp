@@ -27,9 +27,27 @@ template <class Sum, class Value>
   return add_lanes(lanes);
 }
 
-// Two sums over the same elements: value(i) has a `first` and a `second`, of type Part. Lanes are added up in Part over
-// blocks of 256 elements, that is 16 additions, and blocks in f64: as good as f64 throughout for what is then rounded
-// to float, and no conversion for each element.
+// Likewise where value(i) is of type Part: lanes are added up in Part over blocks of 256 elements, that is 16
+// additions, and blocks in f64: as good as f64 throughout for what is then rounded to float, and no conversion of each
+// element.
+inline constexpr std::int64_t elements_per_block = 16 * num_lanes;
+template <class Part, class Value>
+[[nodiscard]] inline double block_sum(std::int64_t size, const Value& value) {
+  double lanes[num_lanes] = {};
+  for (std::int64_t begin = 0; begin < size; begin += elements_per_block) {
+    const std::int64_t end = std::min(size, begin + elements_per_block);
+    Part part[num_lanes]   = {};
+    std::int64_t i         = begin;
+    for (; i + num_lanes <= end; i += num_lanes) {
+      for (int lane = 0; lane < num_lanes; ++lane) part[lane] += value(i + lane);
+    }
+    for (int lane = 0; i < end; ++i, ++lane) part[lane] += value(i);
+    for (int lane = 0; lane < num_lanes; ++lane) lanes[lane] += static_cast<double>(part[lane]);
+  }
+  return add_lanes(lanes);
+}
+
+// Two such sums over the same elements: value(i) has a `first` and a `second`.
 struct TwoSums {
   double first, second;
 };
@@ -39,10 +57,9 @@ struct TwoParts {
 };
 template <class Part, class Value>
 [[nodiscard]] inline TwoSums block_sums(std::int64_t size, const Value& value) {
-  constexpr std::int64_t block = 16 * num_lanes;
   double first[num_lanes] = {}, second[num_lanes] = {};
-  for (std::int64_t begin = 0; begin < size; begin += block) {
-    const std::int64_t end = std::min(size, begin + block);
+  for (std::int64_t begin = 0; begin < size; begin += elements_per_block) {
+    const std::int64_t end = std::min(size, begin + elements_per_block);
     Part a[num_lanes] = {}, b[num_lanes] = {};
     std::int64_t i = begin;
     for (; i + num_lanes <= end; i += num_lanes) {
