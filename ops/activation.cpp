@@ -28,12 +28,14 @@ Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
                      []<class T>(const Context& context, T) {
                        const T* from = context.read<T>().data();
                        const auto to = context.write<T>();
-                       cpu::for_tiles(context, std::ssize(to), cpu::elements_per_tile,
-                                      [&](std::int64_t begin, std::int64_t end) {
-                                        T* out = to.data();
-                                        for (std::int64_t i = begin; i < end; ++i)
-                                          out[i] = narrow<T>(Function::value(wide(from[i])));
-                                      });
+                       const Into<T> out{to.data(), nullptr, std::ssize(to)};
+                       cpu::for_tiles(
+                           context, out.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+                             cpu::for_blocks(from, begin, end, cpu::values<Function, T>,
+                                             [&](std::int64_t at, std::int64_t count, const Wide<T>* y0) {
+                                               cpu::put(out, at, count, [y0](std::int64_t i) { return y0[i]; });
+                                             });
+                           });
                      });
   tape.on_backward(
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
@@ -43,9 +45,11 @@ Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
              []<class T>(const Context& context, Into<T> dx) {
                const T *from = context.read<T>(0).data(), *up = context.read<T>(1).data();
                cpu::for_tiles(context, dx.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-                 cpu::put(dx, begin, end - begin, [x0 = from + begin, dy0 = up + begin](std::int64_t i) {
-                   return wide(dy0[i]) * Function::slope(wide(x0[i]));
-                 });
+                 cpu::for_blocks(from, begin, end, cpu::slopes<Function, T>,
+                                 [&](std::int64_t at, std::int64_t count, const Wide<T>* slope) {
+                                   cpu::put(dx, at, count,
+                                            [slope, dy0 = up + at](std::int64_t i) { return wide(dy0[i]) * slope[i]; });
+                                 });
                });
              });
        }});
@@ -81,20 +85,24 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
   TensorShape shape = gate_up.shape;
   shape.back()      = width;
   const Tensor y    = tape.tensor("swiglu", shape);
-  tape.add<AllTypes>({.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
-                     [=]<class T>(const Context& context, T) {
-                       const T* x = context.read<T>().data();
-                       T* to      = context.write<T>().data();
-                       cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
-                                      [&](std::int64_t begin, std::int64_t end) {
-                                        for (std::int64_t row = begin; row < end; ++row) {
-                                          const auto [gate, up] = gate_up_row(x, row, width);
-                                          T* out                = to + row * width;
-                                          for (std::int64_t i = 0; i < width; ++i)
-                                            out[i] = narrow<T>(cpu::Silu::value(wide(gate[i])) * wide(up[i]));
-                                        }
-                                      });
-                     });
+  tape.add<AllTypes>(
+      {.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
+      [=]<class T>(const Context& context, T) {
+        const T* x = context.read<T>().data();
+        T* to      = context.write<T>().data();
+        cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t row = begin; row < end; ++row) {
+            const GateUp<T> in = gate_up_row(x, row, width);
+            const Into<T> out{to + row * width, nullptr, width};
+            cpu::for_blocks(in.gate, 0, width, cpu::values<cpu::Silu, T>,
+                            [&](std::int64_t at, std::int64_t count, const Wide<T>* silu_of_gate) {
+                              cpu::put(out, at, count, [silu_of_gate, up = in.up + at](std::int64_t i) {
+                                return silu_of_gate[i] * wide(up[i]);
+                              });
+                            });
+          }
+        });
+      });
   tape.on_backward(
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
          const Tensor dy = back.gradient(y);
@@ -104,14 +112,22 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
                const T *x = context.read<T>(0).data(), *gradient = context.read<T>(1).data();
                cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t row = begin; row < end; ++row) {
-                   const GateUp<T> in = gate_up_row(x, row, width);
-                   const T* above     = gradient + row * width;
-                   cpu::put(dx, 2 * width * row, width, [in, above](std::int64_t i) {
-                     return wide(above[i]) * wide(in.up[i]) * cpu::Silu::slope(wide(in.gate[i]));
-                   });
-                   cpu::put(dx, 2 * width * row + width, width, [in, above](std::int64_t i) {
-                     return wide(above[i]) * cpu::Silu::value(wide(in.gate[i]));
-                   });
+                   const GateUp<T> in         = gate_up_row(x, row, width);
+                   const T* above             = gradient + row * width;
+                   const std::int64_t of_gate = 2 * width * row, of_up = of_gate + width;
+                   cpu::for_blocks(in.gate, 0, width, cpu::slopes<cpu::Silu, T>,
+                                   [&](std::int64_t at, std::int64_t count, const Wide<T>* slope) {
+                                     cpu::put(dx, of_gate + at, count,
+                                              [slope, dy0 = above + at, up = in.up + at](std::int64_t i) {
+                                                return wide(dy0[i]) * wide(up[i]) * slope[i];
+                                              });
+                                   });
+                   cpu::for_blocks(in.gate, 0, width, cpu::values<cpu::Silu, T>,
+                                   [&](std::int64_t at, std::int64_t count, const Wide<T>* silu_of_gate) {
+                                     cpu::put(dx, of_up + at, count, [silu_of_gate, dy0 = above + at](std::int64_t i) {
+                                       return wide(dy0[i]) * silu_of_gate[i];
+                                     });
+                                   });
                  }
                });
              });

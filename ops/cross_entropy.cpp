@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/cpu/activation.hpp"
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
@@ -49,7 +50,7 @@ double maximum(const T* row, std::int64_t cols) {
 constexpr std::int64_t block = 256;
 template <class T>
 void exponentials(const T* row, std::int64_t count, Wide<T> maximum, Wide<T>* __restrict exps) {
-  for (std::int64_t j = 0; j < count; ++j) exps[j] = cpu::exp(wide(row[j]) - maximum);
+  cpu::transform(row, count, exps, [maximum](Wide<T> each) { return cpu::exp(each - maximum); });
 }
 
 // The sum of exp(row - maximum). `kept` gets the exponentials themselves, where it is not null; it may be the row.

@@ -27,9 +27,27 @@ template <class Sum, class Value>
   return add_lanes(lanes);
 }
 
-// Two sums over the same elements: value(i) has a `first` and a `second`, of type Part. Lanes are added up in Part over
-// blocks of 256 elements, that is 16 additions, and blocks in f64: as good as f64 throughout for what is then rounded
-// to float, and no conversion for each element.
+// Likewise where value(i) is of type Part: lanes are added up in Part over blocks of 256 elements, that is 16
+// additions, and blocks in f64: as good as f64 throughout for what is then rounded to float, and no conversion of each
+// element.
+inline constexpr std::int64_t elements_per_block = 16 * num_lanes;
+template <class Part, class Value>
+[[nodiscard]] inline double block_sum(std::int64_t size, const Value& value) {
+  double lanes[num_lanes] = {};
+  for (std::int64_t begin = 0; begin < size; begin += elements_per_block) {
+    const std::int64_t end = std::min(size, begin + elements_per_block);
+    Part part[num_lanes]   = {};
+    std::int64_t i         = begin;
+    for (; i + num_lanes <= end; i += num_lanes) {
+      for (int lane = 0; lane < num_lanes; ++lane) part[lane] += value(i + lane);
+    }
+    for (int lane = 0; i < end; ++i, ++lane) part[lane] += value(i);
+    for (int lane = 0; lane < num_lanes; ++lane) lanes[lane] += static_cast<double>(part[lane]);
+  }
+  return add_lanes(lanes);
+}
+
+// Two such sums over the same elements: value(i) has a `first` and a `second`.
 struct TwoSums {
   double first, second;
 };
@@ -39,10 +57,9 @@ struct TwoParts {
 };
 template <class Part, class Value>
 [[nodiscard]] inline TwoSums block_sums(std::int64_t size, const Value& value) {
-  constexpr std::int64_t block = 16 * num_lanes;
   double first[num_lanes] = {}, second[num_lanes] = {};
-  for (std::int64_t begin = 0; begin < size; begin += block) {
-    const std::int64_t end = std::min(size, begin + block);
+  for (std::int64_t begin = 0; begin < size; begin += elements_per_block) {
+    const std::int64_t end = std::min(size, begin + elements_per_block);
     Part a[num_lanes] = {}, b[num_lanes] = {};
     std::int64_t i = begin;
     for (; i + num_lanes <= end; i += num_lanes) {
@@ -68,15 +85,35 @@ template <class Part, class Value>
 // How many columns of a matrix are summed at a time, by whoever sums them.
 inline constexpr std::int64_t columns_per_tile = 128;
 
-// Sums of columns from the first row to the last. Rows are added to `part`, those of every 32 rows in f64.
+// Sums of columns from the first row to the last: those of 4 rows are added to `part`, and part, after every 32 rows,
+// to sums in f64.
 template <class Part>
 struct ColumnParts {
   double sums[columns_per_tile] = {};
   Part part[columns_per_tile]   = {};
-  void end_row(std::int64_t row, std::int64_t columns) {
-    if (row % 32 == 31) finish(columns);
+
+  // row_of(row) gives what row adds: a function of the column.
+  template <class RowOf>
+  void add_rows(std::int64_t rows, std::int64_t columns, const RowOf& row_of) {
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+      add_four(columns, row_of(row), row_of(row + 1), row_of(row + 2), row_of(row + 3));
+      if (row % 32 == 28) flush(columns);
+    }
+    for (; row < rows; ++row) {
+      const auto value = row_of(row);
+      for (std::int64_t c = 0; c < columns; ++c) part[c] += value(c);
+    }
+    flush(columns);
   }
-  void finish(std::int64_t columns) {
+
+ private:
+  template <class Value>
+  void add_four(std::int64_t columns, const Value& a, const Value& b, const Value& c, const Value& d) {
+    Part* __restrict to = part;
+    for (std::int64_t i = 0; i < columns; ++i) to[i] += (a(i) + b(i)) + (c(i) + d(i));
+  }
+  void flush(std::int64_t columns) {
     for (std::int64_t c = 0; c < columns; ++c) sums[c] += static_cast<double>(part[c]);
     for (std::int64_t c = 0; c < columns; ++c) part[c] = 0;
   }

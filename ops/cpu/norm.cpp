@@ -24,12 +24,12 @@ void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_
     }
     // The deviation from the mean itself, not from its square: no cancellation. As the mean was rounded, that of the
     // deviations is not quite 0; the variance is the same to the last bit but one, whatever it is.
-    const auto squares = block_sums<W>(width, [x, center](std::int64_t i) {
-                           const W deviation = wide(x[i]) - center;
-                           return TwoParts<W>{deviation * deviation, 0};
-                         }).first;
-    const auto scale   = static_cast<W>(1 / std::sqrt(squares / static_cast<double>(width) + norm.eps));
-    norm.scale[row]    = scale;
+    const double squares = block_sum<W>(width, [x, center](std::int64_t i) {
+      const W deviation = wide(x[i]) - center;
+      return deviation * deviation;
+    });
+    const auto scale     = static_cast<W>(1 / std::sqrt(squares / static_cast<double>(width) + norm.eps));
+    norm.scale[row]      = scale;
     if (norm.center != nullptr) {
       for (std::int64_t i = 0; i < width; ++i)
         y[i] = narrow<T>((wide(x[i]) - center) * scale * wide(weight[i]) + wide(bias[i]));
@@ -66,25 +66,18 @@ void norm_weight_gradient(const NormBackward<T>& norm, const Into<T, Wide<T>>& d
                           std::int64_t rows, std::int64_t begin, std::int64_t end) {
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
-  ColumnParts<W> of_weight, of_bias;
-  for (std::int64_t row = 0; row < rows; ++row) {
+  ColumnParts<W> of_weight;
+  of_weight.add_rows(rows, size, [&](std::int64_t row) {
     const T *x = norm.x + row * norm.width + begin, *dy = norm.dy + row * norm.width + begin;
     const W scale = norm.scale[row], center = norm.center == nullptr ? W(0) : norm.center[row];
-    if (db == nullptr) {
-      for (std::int64_t c = 0; c < size; ++c) of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
-    } else {
-      for (std::int64_t c = 0; c < size; ++c) {
-        of_weight.part[c] += wide(dy[c]) * ((wide(x[c]) - center) * scale);
-        of_bias.part[c] += wide(dy[c]);
-      }
-    }
-    of_weight.end_row(row, size);
-    if (db != nullptr) of_bias.end_row(row, size);
-  }
-  of_weight.finish(size);
+    return [=](std::int64_t c) { return wide(dy[c]) * ((wide(x[c]) - center) * scale); };
+  });
   put(dw, begin, size, [&](std::int64_t c) { return static_cast<W>(of_weight.sums[c]); });
   if (db == nullptr) return;
-  of_bias.finish(size);
+  ColumnParts<W> of_bias;
+  of_bias.add_rows(rows, size, [&](std::int64_t row) {
+    return [dy = norm.dy + row * norm.width + begin](std::int64_t c) { return wide(dy[c]); };
+  });
   put(*db, begin, size, [&](std::int64_t c) { return static_cast<W>(of_bias.sums[c]); });
 }
 

@@ -60,24 +60,21 @@ void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
   ColumnParts<W> columns;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const T* at = dy + row * width + begin;
-    if (drop) {
-      const auto scale = static_cast<W>(drop->mask.scale);
-      drop->mask.for_pieces(drop->first + row * width + begin, size,
-                            [&](DropoutBlock block, std::uint32_t low, std::int64_t first, std::int64_t count) {
-                              for (std::int64_t i = 0; i < count; ++i) {
-                                const W kept = wide(at[first + i]) * scale;
-                                columns.part[first + i] +=
-                                    block.keeps(low + static_cast<std::uint32_t>(i)) ? kept : W(0);
-                              }
-                            });
-    } else {
-      for (std::int64_t c = 0; c < size; ++c) columns.part[c] += wide(at[c]);
-    }
-    columns.end_row(row, size);
+  if (!drop) {
+    columns.add_rows(rows, size, [=](std::int64_t row) {
+      return [at = dy + row * width + begin](std::int64_t c) { return wide(at[c]); };
+    });
+  } else {
+    W dropped[4][columns_per_tile];  // of the rows that are added at a time
+    columns.add_rows(rows, size, [&](std::int64_t row) {
+      const Into<W> kept{dropped[row % 4], nullptr, size};
+      W* at         = dropped[row % 4];
+      const T* from = dy + row * width + begin;
+      for (std::int64_t c = 0; c < size; ++c) at[c] = wide(from[c]);
+      put_dropped<W>({.mask = drop->mask, .first = drop->first + row * width + begin}, at, kept, 0, size);
+      return [at](std::int64_t c) { return at[c]; };
+    });
   }
-  columns.finish(size);
   put(into, begin, size, [&](std::int64_t c) { return static_cast<W>(columns.sums[c]); });
 }
 
