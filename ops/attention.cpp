@@ -21,8 +21,8 @@ double forward_flops(const Tape& tape, const Heads& heads) {
          (seq + 1) / 2;
 }
 
-// Some heads of each sequence, and the workspaces for them. Workspace w serves the heads w, w + count, ... of all
-// sequences: which thread does which changes nothing.
+// Some heads of each sequence, and the workspaces for them. Each serves heads that are beside each other, as equal a
+// number as can be: which thread does which changes nothing.
 struct Workspaces {
   std::int64_t sequences, heads;  // heads: of one sequence
   std::int64_t size;              // elements of one
@@ -35,7 +35,8 @@ struct Workspaces {
   template <class W, class Body>
   void for_heads(const Context& context, W* workspace, const Body& body) const {
     context.parallel_for(count(), [&](std::int64_t w) {
-      for (std::int64_t i = w; i < sequences * heads; i += count()) body(i / heads, i % heads, workspace + w * size);
+      const std::int64_t all = sequences * heads, end = (w + 1) * all / count();
+      for (std::int64_t i = w * all / count(); i < end; ++i) body(i / heads, i % heads, workspace + w * size);
     });
   }
 };

@@ -10,6 +10,9 @@
 namespace stepgraph::cpu {
 namespace {
 
+// Each tile of keys is made ready once for every tile of queries: these are larger.
+constexpr std::int64_t query_tile = 128, key_tile = 64;
+
 // So many queries are done together, a lane each, from their scores to their output: what exists of both beside the
 // keys and values stays in a first-level cache.
 template <class W>
@@ -24,27 +27,27 @@ struct Rooms {
   W *largest, *sums, *shrinks;  // of each query
 
   Rooms(const AttentionShape& shape, W* workspace) {
-    const std::int64_t size = tile_size * padded_head<W>(shape);
-    queries                 = workspace;
-    out                     = queries + size;
-    keys                    = out + size;
-    values                  = keys + size;
-    scores                  = values + size;
-    largest                 = scores + tile_size * strip<W>;
-    sums                    = largest + tile_size;
-    shrinks                 = sums + tile_size;
+    const std::int64_t padded = padded_head<W>(shape);
+    queries                   = workspace;
+    out                       = queries + query_tile * padded;
+    keys                      = out + query_tile * padded;
+    values                    = keys + key_tile * padded;
+    scores                    = values + key_tile * padded;
+    largest                   = scores + key_tile * strip<W>;
+    sums                      = largest + query_tile;
+    shrinks                   = sums + query_tile;
   }
 };
 
-// A strip of queries of a tile, from `query` on, and the keys of a tile that it sees, in whole blocks.
+// A strip of queries of a tile, from `query` on, and the keys of a tile that it sees.
 template <class W>
 struct Strip {
   const Rooms<W>& rooms;
   std::int64_t padded;  // columns of a head
   std::int64_t query;
-  std::int64_t seen;
-  bool diagonal;    // queries and keys are of one tile: not every query sees every key
-  bool first_tile;  // of keys
+  std::int64_t first_seen;  // keys that the first of the queries sees: those of its position and before
+  bool first_tile;          // of keys
+  [[nodiscard]] std::int64_t seen() const { return std::min(key_tile, first_seen - 1 + strip<W>); }
 
   void score() const;
   void exponentiate() const;
@@ -54,10 +57,10 @@ struct Strip {
 // scores = keys queries^T.
 template <class W>
 void Strip<W>::score() const {
-  for (std::int64_t key = 0; key < seen; key += block_rows) {
+  for (std::int64_t key = 0; key < seen(); key += block_rows) {
     multiply_block<W>({.depth = padded,
                        .a     = rooms.keys + key,
-                       .a_row = tile_size,
+                       .a_row = key_tile,
                        .b     = rooms.queries + query * padded,
                        .b_row = strip<W>,
                        .c     = rooms.scores + key * strip<W>,
@@ -73,14 +76,12 @@ void Strip<W>::exponentiate() const {
   constexpr W nothing = -std::numeric_limits<W>::infinity();
   // Copies: what is stored might be a member, for all the compiler knows.
   W* const scores        = rooms.scores;
-  const std::int64_t end = seen;
-  if (diagonal) {
-    for (std::int64_t key = query; key < end; ++key) {
-      for (int v = 0; v < vectors; ++v) {
-        W* at              = scores + key * strip<W> + v * lanes;
-        const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(query + v * lanes));
-        store_vector(at, numbers >= static_cast<LaneInteger<W>>(key) ? load_vector(at) : Vector<W>{} + nothing);
-      }
+  const std::int64_t end = seen();
+  for (std::int64_t key = first_seen; key < end; ++key) {
+    for (int v = 0; v < vectors; ++v) {
+      W* at              = scores + key * strip<W> + v * lanes;
+      const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(first_seen + v * lanes));
+      store_vector(at, numbers > static_cast<LaneInteger<W>>(key) ? load_vector(at) : Vector<W>{} + nothing);
     }
   }
   Vector<W> before[vectors], most[vectors], of_odd[vectors], sum[vectors];
@@ -122,7 +123,7 @@ void Strip<W>::exponentiate() const {
 template <class W>
 void Strip<W>::add_values() const {
   for (std::int64_t r = 0; r < strip<W>; r += block_rows) {
-    const Product<W> product{.depth = seen,
+    const Product<W> product{.depth = seen(),
                              .a     = rooms.scores + r,
                              .a_row = strip<W>,
                              .b     = rooms.values,
@@ -144,7 +145,7 @@ void Strip<W>::add_values() const {
 
 template <class T>
 std::int64_t attention_forward_workspace(const AttentionShape& shape) {
-  return tile_size * (4 * padded_head<Wide<T>>(shape) + strip<Wide<T>> + 3);
+  return (2 * query_tile + 2 * key_tile) * padded_head<Wide<T>>(shape) + key_tile * strip<Wide<T>> + 3 * query_tile;
 }
 
 template <class T>
@@ -159,32 +160,30 @@ void attention_forward(const AttentionForward<T>& attention, std::int64_t sequen
              keys            = head_rows(rows, shape.qkv_row(), shape.heads + kv_head, size),
              values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
   const Rooms<W> rooms(shape, workspace);
-  for (std::int64_t first = 0; first < shape.seq; first += tile_size) {
-    for (const auto& rows_of : {queries, keys, values}) prefetch_tile(rows_of, shape, first + tile_size);
-    const auto tile_of_queries = tile_rows(queries, shape, first, rooms.out);
-    for (std::int64_t query = 0; query < tile_size; query += strip<W>) {
+  for (std::int64_t first = 0; first < shape.seq; first += query_tile) {
+    const std::int64_t count = std::min(query_tile, shape.seq - first);
+    for (const auto& of : {queries, keys, values}) prefetch_tile(of, shape, first + query_tile, query_tile);
+    const auto tile_of_queries = tile_rows(queries, shape, first, query_tile, rooms.out);
+    for (std::int64_t query = 0; query < count; query += strip<W>) {
       transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>, padded,
                    binary_scale<W>(shape), rooms.queries + query * padded, strip<W>);
     }
-    for (std::int64_t key = 0; key <= first; key += tile_size) {
-      const bool diagonal = key == first;
-      transpose(tile_rows(keys, shape, key, rooms.values), tile_size, padded, W(1), rooms.keys, tile_size);
-      copy_tile(values, shape, key, W(1), rooms.values);
-      for (std::int64_t query = 0; query < std::min(tile_size, shape.seq - first); query += strip<W>) {
-        const std::int64_t seen = diagonal ? query + strip<W> : tile_size;
-        const Strip<W> with{rooms, padded, query, seen, diagonal, key == 0};
+    for (std::int64_t key = 0; key < first + count; key += key_tile) {
+      transpose(tile_rows(keys, shape, key, key_tile, rooms.values), key_tile, padded, W(1), rooms.keys, key_tile);
+      copy_tile(values, shape, key, key_tile, W(1), rooms.values);
+      for (std::int64_t query = std::max<std::int64_t>(0, key - first); query < count; query += strip<W>) {
+        const Strip<W> with{rooms, padded, query, first + query - key + 1, key == 0};
         with.score();
         with.exponentiate();
         if (attention.dropout) {
           const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, key);
-          mask.apply<W>(seen, 1, strip<W>, shape.seq, [&rooms](std::int64_t r, std::int64_t c, W factor) {
+          mask.apply<W>(with.seen(), 1, strip<W>, shape.seq, [&rooms](std::int64_t r, std::int64_t c, W factor) {
             rooms.scores[r * strip<W> + c] *= factor;
           });
         }
         with.add_values();
       }
     }
-    const std::int64_t count = std::min(tile_size, shape.seq - first);
     for (std::int64_t r = 0; r < count; ++r) {
       const W* from = rooms.out + r * padded;
       T* to         = attention.out + (row + first + r) * shape.out_row() + head * size;

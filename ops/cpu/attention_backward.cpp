@@ -12,6 +12,8 @@
 namespace stepgraph::cpu {
 namespace {
 
+constexpr std::int64_t query_tile = 64, key_tile = 64;
+
 // Parts of the workspace.
 template <class W>
 struct Rooms {
@@ -22,18 +24,18 @@ struct Rooms {
   W* d_queries;                                               // a panel of the whole sequence, where there is one
 
   Rooms(const AttentionShape& shape, W* workspace) {
-    const std::int64_t size = tile_size * padded_head<W>(shape);
-    keys                    = workspace;
-    keys_across             = keys + size;
-    values_across           = keys_across + size;
-    d_keys                  = values_across + size;
-    d_values                = d_keys + size;
-    queries                 = d_values + size;
-    d_out                   = queries + size;
-    scores                  = d_out + size;
-    d_scores                = scores + tile_size * tile_size;
-    block                   = d_scores + tile_size * tile_size;
-    d_queries               = block + std::max(tile_size, padded_head<W>(shape)) * block_rows;
+    const std::int64_t padded = padded_head<W>(shape), size = key_tile * padded;
+    keys          = workspace;
+    keys_across   = keys + size;
+    values_across = keys_across + size;
+    d_keys        = values_across + size;
+    d_values      = d_keys + size;
+    queries       = d_values + size;
+    d_out         = queries + query_tile * padded;
+    scores        = d_out + query_tile * padded;
+    d_scores      = scores + query_tile * key_tile;
+    block         = d_scores + query_tile * key_tile;
+    d_queries     = block + std::max(key_tile, padded) * block_rows;
   }
 };
 
@@ -73,36 +75,36 @@ template <class T>
 void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   const AttentionShape& shape = attention.shape;
   const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
-  const bool diagonal      = first == first_key;
-  const std::int64_t count = std::min(tile_size, shape.seq - first), end = rounded_up(count, block_rows);
+  const std::int64_t count = std::min(query_tile, shape.seq - first), end = rounded_up(count, block_rows);
   const auto queries = head_rows(attention.qkv + row * shape.qkv_row(), shape.qkv_row(), head, size);
   const auto d_out   = head_rows(attention.d_out + row * shape.out_row(), shape.out_row(), head, size);
   const auto out     = head_rows(attention.out + row * shape.out_row(), shape.out_row(), head, size);
   if (first_key == 0) {
-    for (const auto& rows_of : {queries, d_out, out}) prefetch_tile(rows_of, shape, first + tile_size);
-    prefetch_tile(d_queries, shape, first + tile_size);
+    for (const auto& rows_of : {queries, d_out, out}) prefetch_tile(rows_of, shape, first + query_tile, query_tile);
+    prefetch_tile(d_queries, shape, first + query_tile, query_tile);
   }
-  copy_tile(queries, shape, first, W(1), rooms.queries);
-  copy_tile(d_out, shape, first, W(1), rooms.d_out);
+  copy_tile(queries, shape, first, query_tile, W(1), rooms.queries);
+  copy_tile(d_out, shape, first, query_tile, W(1), rooms.d_out);
   if (first_key == 0) set_products(first, count);
   for (std::int64_t query = 0; query < end; query += block_rows) {
-    const std::int64_t seen = diagonal ? std::min(tile_size, rounded_up(query + block_rows, block_cols<W>)) : tile_size;
+    const std::int64_t last = first + query + block_rows - first_key;  // keys that the last of the block sees
+    const std::int64_t seen = std::min(key_tile, rounded_up(last, block_cols<W>));
     const auto across       = [&](const W* rows, W* rows_across, const W* columns, W* scores) {
       transpose<W>({rows + query * padded, padded}, block_rows, padded, W(1), rows_across, block_rows);
       multiply_block<W>({.depth = padded,
                                .a     = rows_across,
                                .a_row = block_rows,
                                .b     = columns,
-                               .b_row = tile_size,
-                               .c     = scores + query * tile_size,
-                               .c_row = tile_size},
+                               .b_row = key_tile,
+                               .c     = scores + query * key_tile,
+                               .c_row = key_tile},
                         seen, store<W>);
     };
     across(rooms.queries, rooms.block, rooms.keys_across, rooms.scores);
     across(rooms.d_out, rooms.block, rooms.values_across, rooms.d_scores);
     to_gradients(first, first_key, query, seen);
-    transpose<W>({rooms.d_scores + query * tile_size, tile_size}, block_rows, seen, W(1), rooms.block, block_rows);
-    multiply_block<W>({.depth = diagonal ? query + block_rows : tile_size,
+    transpose<W>({rooms.d_scores + query * key_tile, key_tile}, block_rows, seen, W(1), rooms.block, block_rows);
+    multiply_block<W>({.depth = std::min(key_tile, last),
                        .a     = rooms.block,
                        .a_row = block_rows,
                        .b     = rooms.keys,
@@ -113,11 +115,11 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   }
   // One after the other: what both need at once is more than a first-level cache has.
   const auto add_down = [&](const W* scores, const W* rows, W* sums) {
-    for (std::int64_t key = 0; key < (diagonal ? end : tile_size); key += block_rows) {
-      const std::int64_t from = diagonal ? key : 0;  // queries before see none of these
+    for (std::int64_t key = 0; key < std::min(key_tile, first + end - first_key); key += block_rows) {
+      const std::int64_t from = std::max<std::int64_t>(0, first_key + key - first);  // queries before see none of these
       multiply_block<W>({.depth = end - from,
-                         .a     = scores + from * tile_size + key,
-                         .a_row = tile_size,
+                         .a     = scores + from * key_tile + key,
+                         .a_row = key_tile,
                          .b     = rows + from * padded,
                          .b_row = padded,
                          .c     = sums + key * padded,
@@ -149,21 +151,21 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
   constexpr int lanes         = lanes_of<W>;
   const AttentionShape& shape = attention.shape;
   const bool drops            = attention.dropout.has_value();
-  W factors[block_rows * tile_size];
+  W factors[block_rows * key_tile];
   if (drops) {
     const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, first_key);
     mask.apply<W>(block_rows, shape.seq, seen, 1,
-                  [&factors](std::int64_t r, std::int64_t c, W factor) { factors[r * tile_size + c] = factor; });
+                  [&factors](std::int64_t r, std::int64_t c, W factor) { factors[r * key_tile + c] = factor; });
   }
   for (std::int64_t r = 0; r < block_rows; ++r) {
     const std::int64_t position = std::min(first + query + r, shape.seq - 1);
     const std::int64_t at       = (sequence * shape.seq + position) * shape.heads + head;
     const W log_sum = attention.log_sums[at], product = attention.products[at];
-    W *scores = rooms.scores + (query + r) * tile_size, *d_scores = rooms.d_scores + (query + r) * tile_size;
+    W *scores = rooms.scores + (query + r) * key_tile, *d_scores = rooms.d_scores + (query + r) * key_tile;
     const auto step = [&](std::int64_t key, const auto& seen_part) {
       const Vector<W> share = seen_part(cpu::exp2(load_vector(scores + key) - log_sum));
       if (drops) {
-        const Vector<W> factor = load_vector(factors + r * tile_size + key);
+        const Vector<W> factor = load_vector(factors + r * key_tile + key);
         store_vector(scores + key, share * factor);
         store_vector(d_scores + key, share * (load_vector(d_scores + key) * factor - product));
       } else {
@@ -172,10 +174,10 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
       }
     };
     // Whole vectors of keys that it sees, and those around the last of them.
-    const std::int64_t whole = first == first_key ? (query + r + 1) / lanes * lanes : seen;
+    const std::int64_t own = first + query + r - first_key, whole = std::min(seen, (own + 1) / lanes * lanes);
     for (std::int64_t key = 0; key < whole; key += lanes) step(key, [](Vector<W> share) { return share; });
     for (std::int64_t key = whole; key < seen; key += lanes) {
-      const auto sees = counting_from<W>(static_cast<LaneInteger<W>>(key)) <= static_cast<LaneInteger<W>>(query + r);
+      const auto sees = counting_from<W>(static_cast<LaneInteger<W>>(key)) <= static_cast<LaneInteger<W>>(own);
       step(key, [sees](Vector<W> share) { return sees ? share : Vector<W>{}; });
     }
   }
@@ -188,8 +190,8 @@ std::int64_t attention_backward_workspace(const AttentionShape& shape) {
   using W                   = Wide<T>;
   const std::int64_t padded = padded_head<W>(shape);
   const std::int64_t panel  = shape.heads / shape.kv_heads * rounded_up(shape.seq, block_rows) * padded;
-  return tile_size * (7 * padded + 2 * tile_size) + std::max(tile_size, padded) * block_rows +
-         (sums_in_place<T>(shape) ? 0 : panel);
+  return (5 * key_tile + 2 * query_tile) * padded + 2 * query_tile * key_tile +
+         std::max(key_tile, padded) * block_rows + (sums_in_place<T>(shape) ? 0 : panel);
 }
 
 template <class T>
@@ -232,18 +234,19 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
 
   const auto keys   = head_rows(attention.qkv + begin, stride, key_head, size),
              values = head_rows(attention.qkv + begin, stride, value_head, size);
-  for (std::int64_t first_key = 0; first_key < shape.seq; first_key += tile_size) {
-    transpose(tile_rows(keys, shape, first_key, rooms.keys), tile_size, padded, binary_scale<W>(shape),
-              rooms.keys_across, tile_size);
-    transpose(tile_rows(values, shape, first_key, rooms.keys), tile_size, padded, W(1), rooms.values_across, tile_size);
-    copy_tile(keys, shape, first_key, static_cast<W>(shape.scale), rooms.keys);
-    for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + tile_size);
-    std::fill_n(rooms.d_keys, 2 * tile_size * padded, W(0));  // and of values
+  for (std::int64_t first_key = 0; first_key < shape.seq; first_key += key_tile) {
+    transpose(tile_rows(keys, shape, first_key, key_tile, rooms.keys), key_tile, padded, binary_scale<W>(shape),
+              rooms.keys_across, key_tile);
+    transpose(tile_rows(values, shape, first_key, key_tile, rooms.keys), key_tile, padded, W(1), rooms.values_across,
+              key_tile);
+    copy_tile(keys, shape, first_key, key_tile, static_cast<W>(shape.scale), rooms.keys);
+    for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + key_tile, key_tile);
+    std::fill_n(rooms.d_keys, 2 * key_tile * padded, W(0));  // and of values
     for (std::int64_t i = 0; i < group; ++i) {
       const Head<T> head{attention, rooms, sequence, first_head + i, d_queries(i)};
-      for (std::int64_t first = first_key; first < shape.seq; first += tile_size) head.add(first, first_key);
+      for (std::int64_t first = first_key; first < shape.seq; first += query_tile) head.add(first, first_key);
     }
-    const std::int64_t count = std::min(tile_size, shape.seq - first_key);
+    const std::int64_t count = std::min(key_tile, shape.seq - first_key);
     put_rows(first_key, count, key_head, rooms.d_keys, static_cast<W>(shape.scale));
     put_rows(first_key, count, value_head, rooms.d_values, W(1));
   }

@@ -11,9 +11,6 @@
 // what is beyond the sequence or the head is zero, so no loop has a tail.
 namespace stepgraph::cpu {
 
-// Rows of a tile: queries or keys.
-inline constexpr std::int64_t tile_size = 64;
-
 [[nodiscard]] constexpr std::int64_t rounded_up(std::int64_t size, std::int64_t to) {
   return (size + to - 1) / to * to;
 }
@@ -37,39 +34,39 @@ template <class T>
 
 // Asks for the rows of a tile that is needed soon: rows of a head are far apart, so no hardware foresees them.
 template <class T>
-void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first) {
+void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows) {
   constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
-  for (std::int64_t r = first; r < std::min(first + tile_size, shape.seq); ++r) {
+  for (std::int64_t r = first; r < std::min(first + rows, shape.seq); ++r) {
     for (std::int64_t i = 0; i < shape.head_size; i += line) __builtin_prefetch(from.data + r * from.stride + i, 0, 2);
   }
 }
 
-// Rows [first, end of the tile or the sequence) of a head, as a tile: wide, times a factor, filled up with zeros.
+// `rows` rows of a head from `first` on, as a tile: wide, times a factor, filled up with zeros.
 template <class T>
-void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, Wide<T> factor,
-               Wide<T>* to) {
+void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows,
+               Wide<T> factor, Wide<T>* to) {
   const std::int64_t size = shape.head_size, padded = padded_head<Wide<T>>(shape);
-  const std::int64_t count = std::min(tile_size, shape.seq - first);
+  const std::int64_t count = std::min(rows, shape.seq - first);
   for (std::int64_t r = 0; r < count; ++r) {
     const T* row = from.data + (first + r) * from.stride;
     Wide<T>* out = to + r * padded;
     for (std::int64_t i = 0; i < size; ++i) out[i] = wide(row[i]) * factor;
     std::fill(out + size, out + padded, Wide<T>(0));
   }
-  std::fill(to + count * padded, to + tile_size * padded, Wide<T>(0));
+  std::fill(to + count * padded, to + rows * padded, Wide<T>(0));
 }
 
 // The rows themselves where they are a tile already, else a copy in `room`.
 template <class T>
 HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first,
-                                  Wide<T>* room) {
+                                  std::int64_t rows, Wide<T>* room) {
   const std::int64_t padded = padded_head<Wide<T>>(shape);
   if constexpr (std::is_same_v<T, Wide<T>>) {
-    if (first + tile_size <= shape.seq && padded == shape.head_size) {
+    if (first + rows <= shape.seq && padded == shape.head_size) {
       return {from.data + first * from.stride, from.stride};
     }
   }
-  copy_tile(from, shape, first, Wide<T>(1), room);
+  copy_tile(from, shape, first, rows, Wide<T>(1), room);
   return {room, padded};
 }
 
