@@ -271,7 +271,7 @@ TEST_CASE("random graphs compute the same with recomputation, whatever is read a
           "[graphs][recompute]") {
   sg::Executor executor({.threads = 2});
   int repeated = 0, refused = 0;
-  for (std::uint32_t seed = 0; seed < 600u / static_cast<unsigned>(sg::testing::scale()); ++seed) {
+  for (std::uint32_t seed = 0; seed < 1000u / static_cast<unsigned>(sg::testing::scale()); ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);
     const auto below = [&](int bound) { return static_cast<int>(random() % static_cast<unsigned>(bound)); };
@@ -288,7 +288,7 @@ TEST_CASE("random graphs compute the same with recomputation, whatever is read a
     };
     const int nodes = 12 + below(10);
     for (int i = 0; i < nodes; ++i) {
-      const bool late = i >= nodes / 2;
+      const bool late = (i >= nodes / 2) != (below(10) == 0);  // now and then a reader comes before its region
       // Regions write buffers 0 to 3, others mostly the rest: else most graphs would be refused.
       const int who = below(4);
       const sg::RecomputePlace place =
@@ -315,6 +315,6 @@ TEST_CASE("random graphs compute the same with recomputation, whatever is read a
     }
   }
   CAPTURE(repeated, refused);
-  CHECK(repeated * sg::testing::scale() > 100);
+  CHECK(repeated * sg::testing::scale() > 80);
   CHECK(refused * sg::testing::scale() > 100);
 }
