@@ -35,34 +35,34 @@ Model gpt2_of(const Size& size, int layers = 1) {
 }
 
 // Every rank has nodes of its own, so that with as many ranks as threads none is idle; with one rank the others help.
+// Large models are seen at fewer sizes: they take most of the time.
 std::vector<Trial> trials(int threads, bool small) {
-  const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 4096, 4};
+  const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
   std::vector<Trial> all;
-  const auto add = [&](const Model& model, const LayoutSpec& layout, const Size& size, int sequences,
-                       int microbatches) {
+  const auto add = [&](const Model& model, const LayoutSpec& layout, const Size& size, int part = 1,
+                       int microbatches = 1) {
+    const int sequences = size.sequences / part;
     all.push_back(
         {model,
          layout,
          {.global = layout.dp * sequences * microbatches, .micro = sequences, .seq = static_cast<int>(size.seq)}});
   };
   for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
-    const Model model = gpt2_of(size);
-    add(model, {}, size, size.sequences, 1);
-    if (ranks > 1) {
-      add(model, {.dp = ranks}, size, size.sequences, 1);
-      add(model, {.dp = ranks}, size, size.sequences / 2, 1);
-      add(model, {.dp = pairs, .tp = 2}, size, size.sequences, 1);
-    }
-    if (size.width < large.width) add(gpt2_of(size, 2), {.pp = 2}, size, size.sequences, 2);
-    // The ops that the other family has of its own need no large vocabulary.
-    const Model other = llama({.layers  = 1,
-                               .width   = size.width,
-                               .heads   = size.heads,
-                               .context = size.seq,
-                               .vocab   = std::min<std::int64_t>(size.vocab, 512)});
-    add(other, {}, size, size.sequences, 1);
-    if (ranks > 1) add(other, {.dp = ranks}, size, size.sequences, 1);
+    const bool is_large = size.width >= large.width;
+    const Model model   = gpt2_of(size);
+    // The ops that the other family has of its own need no vocabulary.
+    const Model other =
+        llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
+    add(model, {}, size);
+    add(model, {}, size, 2);
+    add(other, {}, size, is_large ? 2 : 1);
+    if (!is_large) add(gpt2_of(size, 2), {.pp = 2}, size, 1, 2);
+    if (ranks == 1) continue;
+    add(model, {.dp = ranks}, size, 2);
+    if (!is_large) add(model, {.dp = ranks}, size);
+    if (!is_large) add(other, {.dp = ranks}, size);
+    add(model, {.dp = pairs, .tp = 2}, size);
   }
   return all;
 }
@@ -85,12 +85,16 @@ struct Sample {
 using Key     = std::tuple<std::string, double, double>;  // op, flops, bytes
 using Samples = std::map<Key, std::vector<Sample>>;
 
-double median(std::vector<double> values) {
+double quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
 }
+double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-// Measured at one end of how busy others are.
+// Of times. Rather below the median: a node that is disturbed by other programs only ever takes longer.
+constexpr double undisturbed = 0.35;
+
+// Measured at one end of how busy others are; the ends are far enough apart for a line.
 struct End {
   double others_share;
   double seconds;
@@ -98,12 +102,12 @@ struct End {
 std::optional<End> end_of(const std::vector<Sample>& samples, bool busy) {
   std::vector<double> shares, seconds;
   for (const Sample& sample : samples) {
-    if (busy ? sample.others_share < 0.6 : sample.others_share > 0.4) continue;
+    if (busy ? sample.others_share < 0.65 : sample.others_share > 0.35) continue;
     shares.push_back(sample.others_share);
     seconds.push_back(sample.seconds);
   }
   if (shares.empty()) return std::nullopt;
-  return End{median(shares), median(seconds)};
+  return End{median(shares), quantile(seconds, undisturbed)};
 }
 
 // Speed falls in proportion as others get nodes (engine/machine.hpp): a line through both ends, at 0 and at 1. A line
@@ -161,7 +165,9 @@ class Calibrator {
         point.busy_s       = busy ? busy->seconds : alone->seconds * ratio;
         point.alone_s      = alone ? alone->seconds : busy->seconds / ratio;
       } else {
-        continue;
+        std::vector<double> seconds;
+        for (const Sample& sample : samples) seconds.push_back(sample.seconds);
+        point.busy_s = point.alone_s = quantile(seconds, undisturbed);
       }
       if (point.busy_s > 0 && point.alone_s > 0) out.ops[std::get<0>(key)].push_back(point);
     }
