@@ -24,12 +24,14 @@ void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_
     }
     // The deviation from the mean itself, not from its square: no cancellation. As the mean was rounded, that of the
     // deviations is not quite 0; the variance is the same to the last bit but one, whatever it is.
-    const double squares = block_sum<W>(width, [x, center](std::int64_t i) {
+    const double squares     = block_sum<W>(width, [x, center](std::int64_t i) {
       const W deviation = wide(x[i]) - center;
       return deviation * deviation;
     });
-    const auto scale     = static_cast<W>(1 / std::sqrt(squares / static_cast<double>(width) + norm.eps));
-    norm.scale[row]      = scale;
+    const double mean_square = squares / static_cast<double>(width);
+    // Squares that overflowed are no row of zeros: infinity times zero is what says so.
+    const auto scale = static_cast<W>(1 / std::sqrt(mean_square + norm.eps) + 0 * mean_square);
+    norm.scale[row]  = scale;
     if (norm.center != nullptr) {
       for (std::int64_t i = 0; i < width; ++i)
         y[i] = narrow<T>((wide(x[i]) - center) * scale * wide(weight[i]) + wide(bias[i]));

@@ -76,9 +76,10 @@ TEST_CASE("what a config leaves out is what transformers takes", "[graphs][huggi
                                                .vocab     = 32000,
                                                .inner     = 11008,
                                                .eps       = 1e-6});
-  CHECK(parse({{"model_type", "gpt2"}}).notes == std::vector<std::string>{"resid_pdrop 0.1: not applied (model.dropout is)",
-                                                                          "embd_pdrop 0.1: not applied (model.dropout is)",
-                                                                          "attn_pdrop 0.1: not applied (model.dropout is)"});
+  CHECK(parse({{"model_type", "gpt2"}}).notes ==
+        std::vector<std::string>{"resid_pdrop 0.1: not applied (model.dropout is)",
+                                 "embd_pdrop 0.1: not applied (model.dropout is)",
+                                 "attn_pdrop 0.1: not applied (model.dropout is)"});
   CHECK(parse({{"model_type", "llama"}, {"attention_dropout", 0.25}}).notes ==
         std::vector<std::string>{"attention_dropout 0.25: not applied (model.dropout is)"});
 }

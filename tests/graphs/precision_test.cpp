@@ -33,8 +33,11 @@ TEST_CASE("bf16 training follows fp32 over 200 steps", "[graphs][precision]") {
   sg::Plan full      = one;
   full.precision     = {};
   CAPTURE(model.kind);
-  const History half = train(model, one, batch, steps), exact = train(model, full, batch, steps);
-  CHECK(exact.loss.back() < 0.9 * exact.loss.front());
+  const sg::TrainerOptions options{.threads = 2, .seed = 7};
+  const auto tokens   = sg::testing::Tokens::chain;
+  const History half  = train(model, one, batch, steps, options, tokens),
+                exact = train(model, full, batch, steps, options, tokens);
+  if (steps == 200) CHECK(exact.loss.back() < 0.6 * exact.loss.front());
   CHECK(sg::testing::loss_distance(half, exact) < 1e-2);
   CHECK(half.loss[0] != exact.loss[0]);
 }

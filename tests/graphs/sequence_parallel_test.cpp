@@ -42,7 +42,8 @@ std::map<std::string, int> collectives(const sg::StepGraph& step, int layer) {
 TEST_CASE("with sequence parallelism gathers and scatters take the place of all-reduces", "[graphs][sequence]") {
   const std::string kind = GENERATE("gpt2", "llama");
   CAPTURE(kind);
-  const sg::StepGraph whole = step_of(model_of(kind), {.tp = 2}, false), shared = step_of(model_of(kind), {.tp = 2}, true);
+  const sg::StepGraph whole  = step_of(model_of(kind), {.tp = 2}, false),
+                      shared = step_of(model_of(kind), {.tp = 2}, true);
   sg::verify(shared);
   // Two halves of a layer, each summed up and copied, forward and backward.
   CHECK(collectives(whole, 1) == std::map<std::string, int>{{"all_reduce", 4}});
@@ -62,7 +63,9 @@ TEST_CASE("sequence parallelism sends and keeps a rank's share of the rows", "[g
     return bytes;
   };
   CHECK(sent(shared) == sent(whole) / 2);
-  const auto peak = [](const sg::StepGraph& step) { return sg::plan_memory(step.graph).arena(sg::Rank{0}).lower_bound; };
+  const auto peak = [](const sg::StepGraph& step) {
+    return sg::plan_memory(step.graph).arena(sg::Rank{0}).lower_bound;
+  };
   CHECK(peak(shared) < peak(whole));
 }
 

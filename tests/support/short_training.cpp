@@ -36,22 +36,26 @@ Model small_llama(double dropout) {
                 .dropout  = dropout});
 }
 
-std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab) {
+std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab, Tokens kind) {
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch.global * batch.seq + 1));
-  std::uint32_t state = 12345u + static_cast<std::uint32_t>(step % 2) * 7919u;
+  const bool chain    = kind == Tokens::chain;
+  std::uint32_t state = 12345u + static_cast<std::uint32_t>(chain ? step : step % 2) * 7919u, last = 0;
   for (auto& token : tokens) {
     state = state * 1664525u + 1013904223u;
-    token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocab));
+    last  = chain ? 7 * last + 3 + (state >> 30) : state >> 8;
+    last %= static_cast<std::uint32_t>(vocab);
+    token = static_cast<std::int32_t>(last);
   }
   return tokens;
 }
 
-History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, const TrainerOptions& options) {
+History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, const TrainerOptions& options,
+              Tokens kind) {
   LoopbackWorld world(Layout(plan.layout).num_ranks());
   Trainer trainer(model, plan, batch, world, options);
   History history;
   for (int step = 0; step < steps; ++step) {
-    const StepResult result = trainer.step(tokens_for(batch, step, model.vocab));
+    const StepResult result = trainer.step(tokens_for(batch, step, model.vocab, kind));
     history.loss.push_back(result.loss);
     history.grad_norm.push_back(result.grad_norm);
   }

@@ -12,15 +12,18 @@ namespace stepgraph::testing {
 [[nodiscard]] Model small_gpt2(double dropout = 0);   // 4 layers
 [[nodiscard]] Model small_llama(double dropout = 0);  // 4 layers, 2 of 4 key and value heads, tied
 
-// global * seq + 1 tokens below `vocab`; every second batch is the same one.
-[[nodiscard]] std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab);
+// global * seq + 1 tokens below `vocab`: noise, two batches in turn; or ever new ones, each of which follows from the
+// one before it but for two bits.
+enum class Tokens : std::uint8_t { noise, chain };
+[[nodiscard]] std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab,
+                                                   Tokens kind = Tokens::noise);
 
 struct History {
   std::vector<double> loss, grad_norm;
   friend bool operator==(const History&, const History&) = default;
 };
 [[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
-                            const TrainerOptions& options = {.threads = 2, .seed = 7});
+                            const TrainerOptions& options = {.threads = 2, .seed = 7}, Tokens kind = Tokens::noise);
 
 // The largest relative difference of losses; of norms.
 [[nodiscard]] double loss_distance(const History& a, const History& b);
