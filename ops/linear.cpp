@@ -74,41 +74,46 @@ const char* name(Activation activation) {
   }
 }
 
+// In place, where nobody will ask for the slope.
 template <class Function, class T>
-void activate(const T* from, T* to, std::int64_t size) {
-  for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(Function::value(wide(from[i])));
+void activate(T* c, T* y, std::int64_t size) {
+  cpu::for_blocks(
+      c, 0, size, [](const T* x, std::int64_t count, Wide<T>* out) { cpu::values<Function>(x, count, out); },
+      [y](std::int64_t at, std::int64_t count, const Wide<T>* results) {
+        for (std::int64_t i = 0; i < count; ++i) y[at + i] = narrow<T>(results[i]);
+      });
+}
+template <class Function, class T>
+void activate_keeping_slope(T* c, T* y, std::int64_t size) {
+  cpu::values_and_slopes<Function>(c, size, y);
 }
 
-// `before` is what y = activation(before) was made of. Its gradient takes the place of y's, where that is nobody
-// else's.
-void add_activation_gradient(Tape& back, Activation activation, const Tensor& before, const Tensor& y) {
+// The gradient of what was activated is dy times its slope, which the product left in `slope`. It takes the place of
+// y's, where that is nobody else's.
+void add_activation_gradient(Tape& back, Activation activation, const Tensor& slope, const Tensor& y) {
   const Tensor dy          = back.gradient(y);
   const std::int64_t total = y.num_elements();
   OpNode node{.op       = str(name(activation), "_backward"),
-              .reads    = before,
-              .cost     = {.flops       = flops_per_activation * static_cast<double>(total),
-                           .bytes_moved = 3 * static_cast<double>(y.num_bytes())},
+              .reads    = slope,
+              .cost     = {.flops = static_cast<double>(total), .bytes_moved = 3 * static_cast<double>(y.num_bytes())},
               .parallel = total > cpu::elements_per_tile};
-  const auto kernel = [activation]<class T>(const Context& context, const T* dy0, const Into<T>& into) {
-    const T* const x = context.read<T>(0).data();
-    with_function(activation, [&]<class Function>(Function) {
-      cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-        cpu::put(into, begin, end - begin, [from = x + begin, up = dy0 + begin](std::int64_t i) {
-          return wide(up[i]) * Function::slope(wide(from[i]));
-        });
-      });
+  const auto kernel = []<class T>(const Context& context, const T* dy0, const Into<T>& into) {
+    const T* const slopes = context.read<T>(0).data();
+    cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
+      cpu::put(into, begin, end - begin,
+               [by = slopes + begin, up = dy0 + begin](std::int64_t i) { return wide(up[i]) * wide(by[i]); });
     });
   };
-  if (back.owns_gradient(y) && !back.has_gradient(before)) {
+  if (back.owns_gradient(y) && !back.has_gradient(slope)) {
     node.accumulates = dy;
     back.add<AllTypes>(node, [kernel]<class T>(const Context& context, T) {
       const std::span<T> both = context.accumulate<T>();
       kernel(context, both.data(), Into<T>{both.data(), nullptr, static_cast<std::int64_t>(both.size())});
     });
-    back.hand_over_gradient(before, y);
+    back.hand_over_gradient(slope, y);
   } else {
     node.reads.push_back(dy);
-    back.add_gradient<AllTypes>(before, node, [kernel]<class T>(const Context& context, Into<T> into) {
+    back.add_gradient<AllTypes>(slope, node, [kernel]<class T>(const Context& context, Into<T> into) {
       kernel(context, context.read<T>(1).data(), into);
     });
   }
@@ -128,7 +133,8 @@ void check(const Tape& tape, const Linear& spec) {
   if (spec.bias) check_same_shape(spec.name, "bias", spec.bias->shape, {shape[out_in ? 0 : 1]});
 }
 
-// y = x w + bias; and where there is an activation, `activated` of it: the same tensor where y need not be kept.
+// y = x w + bias; and where there is an activation, `activated` of it: the same tensor where nothing is kept for a
+// backward pass, else y is left with the slopes.
 void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tensor& y, const Tensor& activated) {
   const bool active = spec.activation != Activation::none, kept = activated.id != y.id;
   OpNode node =
@@ -154,7 +160,9 @@ void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tenso
                  .bias     = biased ? context.read<T>(2).data() : nullptr};
     if (activation != Activation::none) {
       gemm.y        = kept ? context.write<T>(1).data() : out.data();
-      gemm.activate = with_function(activation, []<class Function>(Function) { return &activate<Function, T>; });
+      gemm.activate = with_function(activation, [kept]<class Function>(Function) {
+        return kept ? &activate_keeping_slope<Function, T> : &activate<Function, T>;
+      });
     }
     multiply(context, gemm);
   });
@@ -209,7 +217,7 @@ Tensor linear(Tape& tape, const Linear& spec) {
   TensorShape shape      = spec.x.shape;
   shape.back()           = sizes.out;
   const bool kept        = active && tape.records();
-  const Tensor y         = tape.tensor(kept ? str(spec.name, " before ", name(spec.activation)) : spec.name, shape);
+  const Tensor y         = tape.tensor(kept ? str(spec.name, " slope") : spec.name, shape);
   const Tensor activated = kept ? tape.tensor(spec.name, shape) : y;
   add_product(tape, spec, sizes, y, activated);
 

@@ -14,8 +14,8 @@ enum class Activation : std::uint8_t { none, gelu_tanh, gelu_exact, silu };
 
 // y = activation(x w + bias), x: [rows, in], y: [rows, out]. Tensor parallel: a rank that has a share of the outputs
 // (columns) or of the inputs (rows) computes just that; tp_copy goes before the first, tp_sum after the second.
-// An activation is applied to each tile of the product as it is made; what it was applied to is kept where a backward
-// pass will ask for it.
+// An activation is applied to each tile of the product as it is made; its slope is kept where a backward pass will ask
+// for it.
 struct Linear {
   Tensor x                   = {};
   Weight weight              = {};

@@ -10,6 +10,11 @@
 // Each function and its derivative, for one element.
 namespace stepgraph::cpu {
 
+template <class T>
+struct ValueSlope {
+  T value, slope;
+};
+
 // x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u): no cancellation where tanh
 // is near -1.
 struct GeluTanh {
@@ -19,14 +24,18 @@ struct GeluTanh {
     return a * (x + b * x * x * x);
   }
   template <class T>
+  static ValueSlope<T> both(T x) {
+    constexpr T a = T(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi), b = T(3 * 0.044715);
+    const T s = sigmoid(twice_u(x));
+    return {x * s, s + x * s * (T(1) - s) * (a * (T(1) + b * x * x))};
+  }
+  template <class T>
   static T value(T x) {
     return x * sigmoid(twice_u(x));
   }
   template <class T>
   static T slope(T x) {
-    constexpr T a = T(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi), b = T(3 * 0.044715);
-    const T s = sigmoid(twice_u(x));
-    return s + x * s * (T(1) - s) * (a * (T(1) + b * x * x));
+    return both(x).slope;
   }
 };
 
@@ -50,25 +59,34 @@ struct GeluExact {
     return x < 0 ? half_of_tail : 1.0f - half_of_tail;
   }
   template <class T>
+  static ValueSlope<T> both(T x) {
+    constexpr T density = T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
+    const T share       = phi(x);
+    return {x * share, share + x * density * cpu::exp(T(-0.5) * x * x)};
+  }
+  template <class T>
   static T value(T x) {
     return x * phi(x);
   }
   template <class T>
   static T slope(T x) {
-    constexpr T density = T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
-    return phi(x) + x * density * cpu::exp(T(-0.5) * x * x);
+    return both(x).slope;
   }
 };
 
 struct Silu {
+  template <class T>
+  static ValueSlope<T> both(T x) {
+    const T s = sigmoid(x);
+    return {x * s, s + x * s * (T(1) - s)};
+  }
   template <class T>
   static T value(T x) {
     return x * sigmoid(x);
   }
   template <class T>
   static T slope(T x) {
-    const T s = sigmoid(x);
-    return s + x * s * (T(1) - s);
+    return both(x).slope;
   }
 };
 
@@ -92,6 +110,22 @@ template <class Function, class T>
 template <class Function, class T>
 [[gnu::noinline]] void slopes(const T* x, std::int64_t count, Wide<T>* out) {
   transform(x, count, out, [](Wide<T> each) { return Function::slope(each); });
+}
+
+// to = value(x), and in place of x its slope.
+template <class Function, class T>
+[[gnu::noinline]] void values_and_slopes(T* __restrict x, std::int64_t count, T* __restrict to) {
+  constexpr std::int64_t unrolled = 16;
+  const auto one                  = [=](std::int64_t i) {
+    const auto [value, slope] = Function::both(wide(x[i]));
+    to[i]                     = narrow<T>(value);
+    x[i]                      = narrow<T>(slope);
+  };
+  std::int64_t i = 0;
+  for (; i + unrolled <= count; i += unrolled) {
+    for (std::int64_t k = 0; k < unrolled; ++k) one(i + k);
+  }
+  for (; i < count; ++i) one(i);
 }
 
 // finish(at, count, results) for blocks of [begin, end), with compute(x + at, count, results) done.

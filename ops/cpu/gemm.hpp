@@ -28,7 +28,8 @@ template <class T>
   return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
 }
 
-// c = (base +) a b + bias, and y = activate(c). Sums are in the wide type; c is rounded once.
+// c = (base +) a b + bias; then activate, which writes y and may change c. Sums are in the wide type; c is rounded
+// once.
 template <class T, class Sum = T>
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
@@ -38,8 +39,8 @@ struct Gemm {
   std::int64_t c_stride = 0;        // from row to row
   const T* bias         = nullptr;  // [n], for every row; none: 0
   // Of `size` neighbours in a row of c, as it is stored; none: c is all there is.
-  void (*activate)(const Sum* c, Sum* y, std::int64_t size) = nullptr;
-  Sum* y                                                    = nullptr;  // lies as c does; may be c
+  void (*activate)(Sum* c, Sum* y, std::int64_t size) = nullptr;
+  Sum* y                                              = nullptr;  // lies as c does; may be c
 };
 
 // c is cut into tiles by its shape alone; they may be computed in any order, on any thread, each once: equal ones and

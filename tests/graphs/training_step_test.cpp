@@ -218,8 +218,8 @@ TEST_CASE("tensor-parallel ranks have equal shares of the work and of the weight
     for (std::size_t a = 0; a < cut.graph.num_accesses(sg::Node{i}); ++a) {
       const auto access       = cut.graph.access(sg::Node{i}, a);
       const std::string& name = cut.graph.spec(access.buffer).name;
-      // A bias is no matrix, and what an activation is applied to is there beside its result.
-      const bool beside = name.find("bias") != std::string::npos || name.find("before") != std::string::npos;
+      // A bias is no matrix, and the slope of an activation is there beside its result.
+      const bool beside = name.find("bias") != std::string::npos || name.find("slope") != std::string::npos;
       if (!beside) elements *= static_cast<double>(access.region.num_bytes()) / 4;
     }
     const double gelu = op == "linear_gelu" ? 20 * 16 * 4 * 32.0 / tp : 0;  // 20 for each element, of 16 rows

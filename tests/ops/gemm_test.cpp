@@ -277,7 +277,7 @@ TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][ge
   gemm.bias            = bias.data();
   sg::gemm(gemm, kernel);
   const std::vector<float> expected = before;
-  gemm.activate                     = [](const float* c, float* y, std::int64_t size) {
+  gemm.activate                     = [](float* c, float* y, std::int64_t size) {
     for (std::int64_t i = 0; i < size; ++i) y[i] = 3 * c[i];
   };
   gemm.y = after.data();
