@@ -1,6 +1,7 @@
 // simulate, and the benchmarks of training.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
 #include <filesystem>
 
 #include "engine/error.hpp"
