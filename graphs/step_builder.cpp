@@ -133,7 +133,8 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
                        .scale       = 1.0 / (static_cast<double>(batch.global) * batch.seq),
-                       .vocab_begin = vocab.begin});
+                       .vocab_begin = vocab.begin,
+                       .in_place    = true});
 }
 
 // The gradient of a stage's output is there before its own backward begins.

@@ -58,11 +58,14 @@ struct GeluExact {
     const float half_of_tail = 0.5f * t * cpu::exp(p - z * z);
     return x < 0 ? half_of_tail : 1.0f - half_of_tail;
   }
+  // share + a b. In double the share is a product too, and either could be the one that is not rounded: said which.
+  static double plus(double share, double a, double b) { return std::fma(a, b, share); }
+  static float plus(float share, float a, float b) { return share + a * b; }
   template <class T>
   static ValueSlope<T> both(T x) {
     constexpr T density = T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
-    const T share       = phi(x);
-    return {x * share, share + x * density * cpu::exp(T(-0.5) * x * x)};
+    const T share = phi(x), term = x * density, by = cpu::exp(T(-0.5) * x * x);
+    return {x * share, plus(share, term, by)};
   }
   template <class T>
   static T value(T x) {
