@@ -6,6 +6,9 @@
 #include "ops/cpu/blas.hpp"
 #include "ops/cpu/gemm_blocks.hpp"
 #include "ops/cpu/into.hpp"
+#ifdef __aarch64__
+#include "ops/cpu/gemm_neon.hpp"
+#endif
 
 namespace stepgraph {
 namespace {
@@ -68,6 +71,72 @@ void own_tile(const Gemm<T, Out>& problem, const Range& tile) {
   }
 }
 
+#ifdef __aarch64__
+constexpr bool has_neon = true;
+#else
+constexpr bool has_neon    = false;
+#endif
+// Whether products of f32 go through a CBLAS that was asked for by its name.
+#ifdef STEPGRAPH_CBLAS_FIRST
+constexpr bool cblas_first = true;
+#else
+constexpr bool cblas_first = false;
+#endif
+
+// Into c itself, or a buffer of sums where c, or its bias, is no f32. False where there is no such kernel.
+template <class T, class Out>
+[[gnu::noinline]] bool neon_tile([[maybe_unused]] const Gemm<T, Out>& problem, [[maybe_unused]] const Range& tile) {
+#ifdef __aarch64__
+  if constexpr (std::same_as<Wide<T>, float>) {
+    if (problem.k == 0) return false;
+    cpu::NeonBlocks packed;
+    if constexpr (std::same_as<Out, float>) {
+      const std::int64_t first = tile.row * problem.c_stride + tile.col;
+      cpu::NeonProduct<T> product{.m        = tile.rows,
+                                  .n        = tile.cols,
+                                  .k        = problem.k,
+                                  .a        = from_row(problem.a, tile.row),
+                                  .b        = from_col(problem.b, tile.col),
+                                  .c        = problem.c.out + first,
+                                  .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
+                                  .c_stride = problem.c_stride};
+      if constexpr (std::same_as<T, float>) product.bias = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
+      if (std::same_as<T, float> || problem.bias == nullptr) {
+        cpu::multiply_neon(packed, product,
+                           [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+                             if (problem.activate == nullptr) return;
+                             for (std::int64_t i = row; i < row + rows; ++i) {
+                               const std::int64_t at = first + i * problem.c_stride + col;
+                               problem.activate(problem.c.out + at, problem.y + at, cols);
+                             }
+                           });
+        return true;
+      }
+    }
+    constexpr std::int64_t max_rows = 256, max_cols = 384;
+    alignas(64) float sums[max_rows * max_cols];
+    for (std::int64_t row = tile.row; row < tile.row + tile.rows; row += max_rows) {
+      for (std::int64_t col = tile.col; col < tile.col + tile.cols; col += max_cols) {
+        const Range at{row, col, std::min(max_rows, tile.row + tile.rows - row),
+                       std::min(max_cols, tile.col + tile.cols - col)};
+        cpu::multiply_neon(packed,
+                           cpu::NeonProduct<T>{.m        = at.rows,
+                                               .n        = at.cols,
+                                               .k        = problem.k,
+                                               .a        = from_row(problem.a, row),
+                                               .b        = from_col(problem.b, col),
+                                               .c        = sums,
+                                               .c_stride = max_cols},
+                           [](auto...) {});
+        finish(problem, at, [&](std::int64_t i, std::int64_t j) { return sums[i * max_cols + j]; });
+      }
+    }
+    return true;
+  }
+#endif
+  return false;
+}
+
 // Into c itself: onto what is there or was copied there. False where the BLAS cannot.
 template <class T>
 bool blas_tile(const Gemm<T>& problem, const Range& tile) {
@@ -97,7 +166,11 @@ bool blas_tile(const Gemm<T>& problem, const Range& tile) {
 
 }  // namespace
 
-std::string_view gemm_library() { return cpu::blas_library().empty() ? "own" : cpu::blas_library(); }
+std::string_view gemm_library() {
+  const std::string_view blas = cpu::blas_library();
+  if (has_neon && (!cblas_first || blas.empty())) return "neon";
+  return blas.empty() ? "own" : blas;
+}
 
 std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n) {
   if (m == 0 || n == 0) return 0;
@@ -111,9 +184,12 @@ void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel
   const std::int64_t across = pieces(problem.n, size.cols);
   const std::int64_t row = tile / across * size.rows, col = tile % across * size.cols;
   const Range range{row, col, std::min(size.rows, problem.m - row), std::min(size.cols, problem.n - col)};
+  const bool fastest = kernel == GemmKernel::fastest;
+  if ((kernel == GemmKernel::neon || (fastest && !cblas_first)) && neon_tile(problem, range)) return;
   if constexpr (std::same_as<T, Wide<T>>) {
-    if (kernel == GemmKernel::fastest && blas_tile(problem, range)) return;
+    if (fastest && blas_tile(problem, range)) return;
   }
+  if (fastest && cblas_first && neon_tile(problem, range)) return;
   own_tile(problem, range);
 }
 

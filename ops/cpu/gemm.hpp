@@ -44,14 +44,16 @@ struct Gemm {
 };
 
 // c is cut into tiles by its shape alone; they may be computed in any order, on any thread, each once: equal ones and
-// an even number of them where that can be. A tile takes a quarter of a MiB of stack.
+// an even number of them where that can be. A tile takes up to 1.7 MiB of stack.
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n);
 
 // `own` is written in plain C++ and always there; in it each element is a sum over k in blocks of fixed length, in
-// order, whose bits depend on its row, its column and k alone. `fastest` is the CBLAS that was found at configure time,
-// for types that one has.
-enum class GemmKernel : std::uint8_t { fastest, own };
-[[nodiscard]] std::string_view gemm_library();  // "blis", "openblas" or "own": the fastest one
+// order, whose bits depend on its row, its column and k alone. `neon` is our kernel for 64-bit Arm, for f32 and bf16:
+// the same holds for it, except that blocks of k are added to what was there one by one; where it is not there, or does
+// not know the type, it is `own`. `fastest` is neon, else the CBLAS that was found at configure time, for types that
+// one has; the CBLAS first if it was asked for by name.
+enum class GemmKernel : std::uint8_t { fastest, neon, own };
+[[nodiscard]] std::string_view gemm_library();  // "blis", "openblas", "neon" or "own": the fastest one, for f32
 
 template <class T, class Sum>
 void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel = GemmKernel::fastest);

@@ -81,9 +81,11 @@ void check_products() {
                                                                                       {193, 100, 33},
                                                                                       {3, 4, 0},
                                                                                       {1, 700, 9},
-                                                                                      {40, 700, 20}}));
+                                                                                      {40, 700, 20},
+                                                                                      {1200, 8, 3},
+                                                                                      {19, 33, 1300}}));
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<T> problem{m, n, k, a_transposed, b_transposed};
   const std::vector<T> c = product(problem, kernel);
@@ -102,16 +104,17 @@ TEST_CASE("products of all sizes and transposes agree with three plain loops in 
 }
 
 TEST_CASE("a product cut both ways agrees with three plain loops", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> problem{.m = 1001, .n = 1650, .k = 3};
   REQUIRE(sg::num_gemm_tiles(problem.m, problem.n) == 4);
   CHECK(worst_error(problem, product(problem, kernel)) < std::numeric_limits<float>::epsilon() * 4);
 }
 
-TEST_CASE("our own kernel: an element's bits depend on its row, its column and k, not on where in the matrix it lies",
+TEST_CASE("our own kernels: an element's bits depend on its row, its column and k, not on where in the matrix it lies",
           "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> whole{.m = 130, .n = 150, .k = 700};
-  const std::vector<float> all = product(whole, sg::GemmKernel::own);
+  const std::vector<float> all = product(whole, kernel);
   for (const std::int64_t skip : {1, 5, 64, 129}) {
     // Rows and columns from `skip` on, alone.
     const std::int64_t m = whole.m - skip, n = whole.n - skip;
@@ -120,16 +123,78 @@ TEST_CASE("our own kernel: an element's bits depend on its row, its column and k
     gemm.m = m, gemm.n = n, gemm.c_stride = n;
     gemm.a.data += skip * whole.k;
     gemm.b.data += skip;
-    sg::gemm(gemm, sg::GemmKernel::own);
+    sg::gemm(gemm, kernel);
     bool same = true;
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j)
         same = same && part[static_cast<std::size_t>(i * n + j)] ==
                            all[static_cast<std::size_t>((i + skip) * whole.n + j + skip)];
     }
-    CAPTURE(skip);
+    CAPTURE(skip, static_cast<int>(kernel));
     CHECK(same);
   }
+}
+
+TEST_CASE("our own kernels: an element's bits do not depend on which way its operands lie", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto [m, n, k] =
+      GENERATE(table<std::int64_t, std::int64_t, std::int64_t>({{37, 45, 1100}, {16, 28, 64}, {90, 70, 19}}));
+  CAPTURE(static_cast<int>(kernel), m, n, k);
+  const Problem<float> straight{m, n, k};
+  Problem<float> turned{m, n, k, true, true};
+  for (std::int64_t p = 0; p < k; ++p) {
+    for (std::int64_t i = 0; i < m; ++i)
+      turned.a[static_cast<std::size_t>(p * m + i)] = straight.a[static_cast<std::size_t>(i * k + p)];
+    for (std::int64_t j = 0; j < n; ++j)
+      turned.b[static_cast<std::size_t>(j * k + p)] = straight.b[static_cast<std::size_t>(p * n + j)];
+  }
+  CHECK(product(straight, kernel) == product(turned, kernel));
+}
+
+TEST_CASE("products of every small number of rows and columns write those and nothing else", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  double worst      = 0;
+  bool alone        = true;
+  for (std::int64_t m = 1; m <= 17; m += 2) {
+    for (std::int64_t n = 1; n <= 40; ++n) {
+      const std::int64_t k = 1 + n % 6, stride = n + 3;
+      const Problem<float> problem{m, n, k};
+      const std::vector<float> base = numbers<float>((m + 1) * stride, 3), bias = numbers<float>(n, 4);
+      std::vector<float> c = base;
+      sg::Gemm<float> gemm = problem.gemm({c.data(), c.data(), m * stride});
+      gemm.c_stride        = stride;
+      gemm.bias            = bias.data();
+      sg::gemm(gemm, kernel);
+      for (std::int64_t i = 0; i <= m; ++i) {
+        for (std::int64_t j = 0; j < stride; ++j) {
+          const auto at = static_cast<std::size_t>(i * stride + j);
+          if (i == m || j >= n) {
+            alone = alone && c[at] == base[at];
+          } else {
+            const auto sum = problem.expected(i, j) + static_cast<double>(base[at] + bias[static_cast<std::size_t>(j)]);
+            worst          = std::max(worst, std::abs(sum - static_cast<double>(c[at])));
+          }
+        }
+      }
+    }
+  }
+  CAPTURE(static_cast<int>(kernel));
+  CHECK(alone);
+  CHECK(worst < std::numeric_limits<float>::epsilon() * 16);
+}
+
+TEST_CASE("neither operand need have neighbours in memory", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const Problem<float> dense{.m = 21, .n = 30, .k = 40};
+  std::vector<float> a(dense.a.size() * 2), b(dense.b.size() * 3), c(21 * 30);
+  for (std::size_t i = 0; i < dense.a.size(); ++i) a[2 * i] = dense.a[i];
+  for (std::size_t i = 0; i < dense.b.size(); ++i) b[3 * i] = dense.b[i];
+  sg::Gemm<float> gemm = dense.gemm({c.data(), nullptr, 21 * 30});
+  gemm.a               = {a.data(), 2 * 40, 2};
+  gemm.b               = {b.data(), 3 * 30, 3};
+  sg::gemm(gemm, kernel);
+  CAPTURE(static_cast<int>(kernel));
+  CHECK(worst_error(dense, c) < std::numeric_limits<float>::epsilon() * 41);
 }
 
 TEST_CASE("a product's bits depend neither on where its operands lie in memory nor on the order of its tiles",
@@ -182,7 +247,7 @@ TEST_CASE("large products start no thread: those are the executor's", "[ops][gem
 
 TEST_CASE("a product is added to what is there, in place or elsewhere, with the same bits; a bias to every row",
           "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> problem{.m = 20, .n = 101, .k = 1600};
   const std::vector<float> alone = product(problem, kernel), base = numbers<float>(20 * 101, 3),
                            bias = numbers<float>(101, 4);
@@ -239,8 +304,8 @@ std::vector<float> widened(const std::vector<sg::bf16>& from) {
 
 TEST_CASE("a product of bf16 is that of its operands in f32, rounded once where it is stored in bf16", "[ops][gemm]") {
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
-  const auto [m, n, k] = GENERATE(
-      table<std::int64_t, std::int64_t, std::int64_t>({{1, 1, 1}, {7, 13, 300}, {193, 100, 33}, {100, 120, 600}}));
+  const auto [m, n, k] = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
+      {{1, 1, 1}, {7, 13, 300}, {193, 100, 33}, {100, 120, 600}, {600, 20, 9}, {40, 500, 9}}));
   CAPTURE(a_transposed, b_transposed, m, n, k);
   Problem<float> wide{m, n, k, a_transposed, b_transposed};
   const std::vector<sg::bf16> a = rounded(wide.a), b = rounded(wide.b), bias = rounded(numbers<float>(n, 4));
@@ -269,7 +334,7 @@ TEST_CASE("a product of bf16 is that of its operands in f32, rounded once where 
 }
 
 TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::own);
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> problem{.m = 130, .n = 101, .k = 60};
   const std::vector<float> bias = numbers<float>(101, 4);
   std::vector<float> before(130 * 101), after(before.size()), in_place(before.size());

@@ -1,5 +1,6 @@
 # The CBLAS that matrix products go through, as target stepgraph::blas. Used by the build, and by the installed package
-# on the machine of its user.
+# on the machine of its user. On 64-bit Arm a kernel of our own is faster in f32: there, unless it is asked for by name,
+# it is for f64 only.
 #
 # It is linked by the path of a *serial* library, the static one where there is one: threads are the executor's business,
 # and what /etc/alternatives calls libblas.so.3 may be anything. STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR
@@ -62,9 +63,19 @@ function(stepgraph_choose_blas)
       set(chosen own)
     endif()
   endif()
+  set(own_first FALSE)
+  if(STEPGRAPH_BLAS STREQUAL "auto" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+    set(own_first TRUE)
+  endif()
   if(found)
     get_target_property(library stepgraph::blas IMPORTED_LOCATION)
-    message(STATUS "Matrix products: ${chosen}, ${library}")
+    if(own_first)
+      message(STATUS "Matrix products: our own kernel, in f64 ${chosen}, ${library}")
+    else()
+      message(STATUS "Matrix products: ${chosen}, ${library}")
+    endif()
+  elseif(own_first)
+    message(STATUS "Matrix products: our own kernel")
   elseif(STEPGRAPH_BLAS STREQUAL "auto" AND NOT STEPGRAPH_SANITIZE)
     message(STATUS "Matrix products: our own kernel, which is slower (libblis-serial-dev or libopenblas-serial-dev would "
                    "be used)")

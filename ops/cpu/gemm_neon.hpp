@@ -1,0 +1,239 @@
+#pragma once
+#include <arm_neon.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/gemm_neon_pack.hpp"
+
+// The product of ours for 64-bit Arm: left operands are packed by blocks that stay in the second-level cache, right
+// ones by a few panels of which one at a time stays in the first, and sums of 8 rows by 12 (or 8) columns in registers.
+namespace stepgraph::cpu {
+
+inline constexpr std::int64_t neon_rows = 8, neon_cols = 12;
+
+// c = (base +) a b (+ bias), in f32.
+template <class T>
+struct NeonProduct {
+  std::int64_t m = 0, n = 0, k = 0;
+  Matrix<T> a           = {};  // [m, k]
+  Matrix<T> b           = {};  // [k, n]
+  float* c              = nullptr;
+  const float* base     = nullptr;  // lies as c does, and may be c
+  std::int64_t c_stride = 0;
+  const float* bias     = nullptr;
+};
+
+// Where a register block goes to: out = (base +) sums (+ bias).
+struct NeonOut {
+  float* out;
+  const float* base;
+  std::int64_t stride;
+  const float* bias;
+};
+
+// sum = a b over one block of k, a multiple of 4 and not 0. Compilers run out of registers over this, all 32 of which
+// are in use: it is written by hand. Vectors 0 and 1 are 8 lanes of the left panel, 2 to 4 and 5 to 7, by turns, those
+// of the right one. Loads stand one by one between multiplications, of what comes next: in pairs, or all at the
+// beginning of a step, they cost a Neoverse V1 4% of its speed. Up to 48 bytes are read beyond the end of a panel. What
+// is still in the second-level cache of the left one is asked for ahead of time.
+// clang-format off
+#define STEPGRAPH_LOAD(to, from, at) "ldr q" #to ", [%[" #from "], #" #at "]\n"
+#define STEPGRAPH_AHEAD(at) "prfm pldl1keep, [%[a], #" #at "]\n"
+#define STEPGRAPH_ADD(row, col, left, right) "fmla %[s" #row #col "].4s, v" #right ".4s, v" left "\n"
+#define STEPGRAPH_ROW_2(row, left, r0, r1) STEPGRAPH_ADD(row, 0, left, r0) STEPGRAPH_ADD(row, 1, left, r1)
+#define STEPGRAPH_ROW_3(row, left, r0, r1, r2) STEPGRAPH_ROW_2(row, left, r0, r1) STEPGRAPH_ADD(row, 2, left, r2)
+// One step of k: multiplies with r*, loads n* from n*_at and the left lanes from a*_at.
+#define STEPGRAPH_STEP_2(r0, r1, n0, n1, a1_at, a0_at, n0_at, n1_at, ahead)                      \
+  STEPGRAPH_ROW_2(0, "0.s[0]", r0, r1) STEPGRAPH_LOAD(1, a, a1_at)                               \
+  STEPGRAPH_ROW_2(1, "0.s[1]", r0, r1)                                                           \
+  STEPGRAPH_ROW_2(2, "0.s[2]", r0, r1) STEPGRAPH_LOAD(n0, b, n0_at)                              \
+  STEPGRAPH_ROW_2(3, "0.s[3]", r0, r1)                                                           \
+  STEPGRAPH_ROW_2(4, "1.s[0]", r0, r1) STEPGRAPH_LOAD(0, a, a0_at)                               \
+  STEPGRAPH_ROW_2(5, "1.s[1]", r0, r1) ahead                                                     \
+  STEPGRAPH_ROW_2(6, "1.s[2]", r0, r1) STEPGRAPH_LOAD(n1, b, n1_at)                              \
+  STEPGRAPH_ROW_2(7, "1.s[3]", r0, r1)
+#define STEPGRAPH_STEP_3(r0, r1, r2, n0, n1, n2, a1_at, a0_at, n0_at, n1_at, n2_at, ahead)       \
+  STEPGRAPH_ROW_3(0, "0.s[0]", r0, r1, r2) STEPGRAPH_LOAD(1, a, a1_at)                           \
+  STEPGRAPH_ROW_3(1, "0.s[1]", r0, r1, r2) STEPGRAPH_LOAD(n0, b, n0_at)                          \
+  STEPGRAPH_ROW_3(2, "0.s[2]", r0, r1, r2) STEPGRAPH_LOAD(n1, b, n1_at)                          \
+  STEPGRAPH_ROW_3(3, "0.s[3]", r0, r1, r2) STEPGRAPH_LOAD(0, a, a0_at)                           \
+  STEPGRAPH_ROW_3(4, "1.s[0]", r0, r1, r2)                                                       \
+  STEPGRAPH_ROW_3(5, "1.s[1]", r0, r1, r2) STEPGRAPH_LOAD(n2, b, n2_at)                          \
+  STEPGRAPH_ROW_3(6, "1.s[2]", r0, r1, r2) ahead                                                 \
+  STEPGRAPH_ROW_3(7, "1.s[3]", r0, r1, r2)
+#define STEPGRAPH_ZERO_2(row) "movi %[s" #row "0].4s, #0\n movi %[s" #row "1].4s, #0\n"
+#define STEPGRAPH_ZERO_3(row) STEPGRAPH_ZERO_2(row) "movi %[s" #row "2].4s, #0\n"
+#define STEPGRAPH_SUM_2(row) [s##row##0] "=&w"(sum[row][0]), [s##row##1] "=&w"(sum[row][1])
+#define STEPGRAPH_SUM_3(row) STEPGRAPH_SUM_2(row), [s##row##2] "=&w"(sum[row][2])
+#define STEPGRAPH_ZEROS(ZERO) ZERO(0) ZERO(1) ZERO(2) ZERO(3) ZERO(4) ZERO(5) ZERO(6) ZERO(7)
+#define STEPGRAPH_SUMS(SUM) SUM(0), SUM(1), SUM(2), SUM(3), SUM(4), SUM(5), SUM(6), SUM(7)
+
+inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[neon_rows][2]) {
+  asm volatile(STEPGRAPH_ZEROS(STEPGRAPH_ZERO_2)
+      STEPGRAPH_LOAD(0, a, 0) STEPGRAPH_LOAD(2, b, 0) STEPGRAPH_LOAD(3, b, 16)
+      ".p2align 5\n 1:\n"
+      STEPGRAPH_STEP_2(2, 3, 5, 6, 16, 32, 32, 48, STEPGRAPH_AHEAD(512))
+      STEPGRAPH_STEP_2(5, 6, 2, 3, 48, 64, 64, 80, )
+      STEPGRAPH_STEP_2(2, 3, 5, 6, 80, 96, 96, 112, STEPGRAPH_AHEAD(576))
+      STEPGRAPH_STEP_2(5, 6, 2, 3, 112, 128, 128, 144, )
+      "add %[a], %[a], #128\n add %[b], %[b], #128\n subs %[k], %[k], #4\n b.gt 1b\n"
+      : STEPGRAPH_SUMS(STEPGRAPH_SUM_2), [a] "+r"(a), [b] "+r"(b), [k] "+r"(depth)
+      :
+      : "v0", "v1", "v2", "v3", "v5", "v6", "memory", "cc");
+}
+inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[neon_rows][3]) {
+  asm volatile(STEPGRAPH_ZEROS(STEPGRAPH_ZERO_3)
+      STEPGRAPH_LOAD(0, a, 0) STEPGRAPH_LOAD(2, b, 0) STEPGRAPH_LOAD(3, b, 16) STEPGRAPH_LOAD(4, b, 32)
+      ".p2align 5\n 1:\n"
+      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 16, 32, 48, 64, 80, STEPGRAPH_AHEAD(512))
+      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 48, 64, 96, 112, 128, )
+      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 80, 96, 144, 160, 176, STEPGRAPH_AHEAD(576))
+      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 112, 128, 192, 208, 224, )
+      "add %[a], %[a], #128\n add %[b], %[b], #192\n subs %[k], %[k], #4\n b.gt 1b\n"
+      : STEPGRAPH_SUMS(STEPGRAPH_SUM_3), [a] "+r"(a), [b] "+r"(b), [k] "+r"(depth)
+      :
+      : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "memory", "cc");
+}
+#undef STEPGRAPH_LOAD
+#undef STEPGRAPH_AHEAD
+#undef STEPGRAPH_ADD
+#undef STEPGRAPH_ROW_2
+#undef STEPGRAPH_ROW_3
+#undef STEPGRAPH_STEP_2
+#undef STEPGRAPH_STEP_3
+#undef STEPGRAPH_ZERO_2
+#undef STEPGRAPH_ZERO_3
+#undef STEPGRAPH_SUM_2
+#undef STEPGRAPH_SUM_3
+#undef STEPGRAPH_ZEROS
+#undef STEPGRAPH_SUMS
+// clang-format on
+
+// One register block over one block of k, a multiple of 4 and not 0.
+template <int vectors>
+[[gnu::noinline]] void multiply_panels(const float* a, const float* b, std::int64_t depth, const NeonOut& to) {
+  // Copies: what is stored could lie in `to` for all that a compiler knows.
+  const auto [out, base, stride, bias] = to;
+  float32x4_t sum[neon_rows][vectors];
+  for (std::int64_t i = 0; i < neon_rows; ++i) {
+    __builtin_prefetch(out + i * stride, 1);
+    __builtin_prefetch(out + i * stride + 4 * vectors - 1, 1);
+  }
+  sum_panels(a, b, depth, sum);
+  if (base != nullptr) {
+    const float* row = base;
+#pragma GCC unroll 8
+    for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+#pragma GCC unroll 3
+      for (std::int64_t j = 0; j < vectors; ++j) sum[i][j] = vaddq_f32(vld1q_f32(row + 4 * j), sum[i][j]);
+    }
+  }
+  if (bias != nullptr) {
+#pragma GCC unroll 3
+    for (std::int64_t j = 0; j < vectors; ++j) {
+      const float32x4_t of_columns = vld1q_f32(bias + 4 * j);
+#pragma GCC unroll 8
+      for (std::int64_t i = 0; i < neon_rows; ++i) sum[i][j] = vaddq_f32(sum[i][j], of_columns);
+    }
+  }
+  float* row = out;
+#pragma GCC unroll 8
+  for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+#pragma GCC unroll 3
+    for (std::int64_t j = 0; j < vectors; ++j) vst1q_f32(row + 4 * j, sum[i][j]);
+  }
+}
+
+// Likewise where only some rows and columns of the block are there: the same operations on each.
+template <int vectors>
+[[gnu::noinline]] void multiply_some(const float* a, const float* b, std::int64_t depth, const NeonOut& to,
+                                     std::int64_t rows, std::int64_t cols) {
+  float sums[neon_rows * 4 * vectors];
+  multiply_panels<vectors>(a, b, depth, {sums, nullptr, 4 * vectors, nullptr});
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const std::int64_t at = i * to.stride + j;
+      float value           = sums[i * 4 * vectors + j];
+      if (to.base != nullptr) value = to.base[at] + value;
+      to.out[at] = to.bias != nullptr ? value + to.bias[j] : value;
+    }
+  }
+}
+
+// How columns are cut into panels: of 12, and one or two of 8 where that leaves less over.
+struct NeonPanels {
+  std::int64_t twelves, all;
+  explicit NeonPanels(std::int64_t cols) : twelves(cols / 12), all(twelves) {
+    const std::int64_t rest = cols % 12;
+    if (rest > 8) {
+      all = ++twelves;
+    } else if (rest > 4 || (rest > 0 && twelves == 0)) {
+      all = twelves + 1;
+    } else if (rest > 0) {
+      all = --twelves + 2;
+    }
+  }
+  [[nodiscard]] std::int64_t col(std::int64_t panel) const { return 8 * panel + 4 * std::min(panel, twelves); }
+};
+
+struct NeonBlocks {
+  static constexpr std::int64_t max_rows = 512, max_depth = 512, max_panels = 8;
+  alignas(64) float a[max_rows * max_depth + neon_cols];  // with what is read beyond the end
+  alignas(64) float b[max_panels * neon_cols * max_depth + neon_cols];
+};
+
+// Calls done(row, rows, col, cols) for parts of c that are finished, while they are near. k is not 0.
+// An element's bits depend on its row, its column, base, bias and k alone: sums over blocks of k, of a length that
+// follows from k, are added to base one after the other.
+template <class T, class Done>
+void multiply_neon(NeonBlocks& packed, const NeonProduct<T>& product, const Done& done) {
+  using Blocks              = NeonBlocks;
+  const std::int64_t blocks = (product.k + Blocks::max_depth - 1) / Blocks::max_depth;
+  const std::int64_t length = padded_depth((product.k + blocks - 1) / blocks);
+  const NeonPanels panels(product.n);
+  for (std::int64_t row = 0; row < product.m; row += Blocks::max_rows) {
+    const std::int64_t rows = std::min(Blocks::max_rows, product.m - row);
+    for (std::int64_t p = 0; p < product.k; p += length) {
+      const std::int64_t depth = std::min(length, product.k - p), padded = padded_depth(depth);
+      const bool last   = p + depth == product.k;
+      const Matrix<T> a = from_col(from_row(product.a, row), p);
+      pack_panels<neon_rows>(a.data, a.row_stride, a.col_stride, rows, depth, packed.a, neon_rows * padded);
+      for (std::int64_t first = 0; first < panels.all; first += Blocks::max_panels) {
+        const std::int64_t end     = std::min(panels.all, first + Blocks::max_panels);
+        const std::int64_t twelves = std::clamp(panels.twelves, first, end);
+        const std::int64_t col = panels.col(first), split = std::min(product.n, panels.col(twelves)),
+                           cols_end = std::min(product.n, panels.col(end));
+        const Matrix<T> b           = from_row(product.b, p);
+        const auto pack             = [&]<std::int64_t width>(std::int64_t panel, std::int64_t from, std::int64_t to) {
+          pack_panels<width>(from_col(b, from).data, b.col_stride, b.row_stride, to - from, depth,
+                             packed.b + (panel - first) * neon_cols * padded, neon_cols * padded);
+        };
+        pack.template operator()<12>(first, col, split);
+        pack.template operator()<8>(twelves, split, cols_end);
+        for (std::int64_t panel = first; panel < end; ++panel) {
+          const std::int64_t at = panels.col(panel), width = panel < panels.twelves ? 12 : 8,
+                             cols  = std::min(width, product.n - at);
+          const float* const right = packed.b + (panel - first) * neon_cols * padded;
+          for (std::int64_t i = 0; i < rows; i += neon_rows) {
+            const std::int64_t start = (row + i) * product.c_stride + at;
+            const float* const base  = p == 0 ? product.base : product.c;
+            const NeonOut to{product.c + start, base == nullptr ? nullptr : base + start, product.c_stride,
+                             last && product.bias != nullptr ? product.bias + at : nullptr};
+            const float* const left = packed.a + i * padded;
+            if (rows - i >= neon_rows && cols == width) {
+              width == 12 ? multiply_panels<3>(left, right, padded, to) : multiply_panels<2>(left, right, padded, to);
+            } else {
+              const std::int64_t some = std::min(neon_rows, rows - i);
+              width == 12 ? multiply_some<3>(left, right, padded, to, some, cols)
+                          : multiply_some<2>(left, right, padded, to, some, cols);
+            }
+          }
+        }
+        if (last) done(row, rows, col, cols_end - col);
+      }
+    }
+  }
+}
+
+}  // namespace stepgraph::cpu
