@@ -34,16 +34,16 @@ struct NeonOut {
 
 // sum = a b over one block of k, a multiple of 4 and not 0. Compilers run out of registers over this, all 32 of which
 // are in use: it is written by hand. Vectors 0 and 1 are 8 lanes of the left panel, 2 to 4 and 5 to 7, by turns, those
-// of the right one. Loads stand one by one between multiplications, of what comes next: in pairs, or all at the
-// beginning of a step, they cost a Neoverse V1 4% of its speed. Up to 48 bytes are read beyond the end of a panel. What
-// is still in the second-level cache of the left one is asked for ahead of time.
+// of the right one. Loads stand one by one between multiplications, every fifth instruction or so, of what comes next:
+// in pairs, or all at the beginning of a step, or every fourth, they cost a Neoverse V1 2 to 4% of its speed. Up to 48
+// bytes are read beyond the end of a panel.
 // clang-format off
 #define STEPGRAPH_LOAD(to, from, at) "ldr q" #to ", [%[" #from "], #" #at "]\n"
 #define STEPGRAPH_AHEAD(at) "prfm pldl1keep, [%[a], #" #at "]\n"
 #define STEPGRAPH_ADD(row, col, left, right) "fmla %[s" #row #col "].4s, v" #right ".4s, v" left "\n"
 #define STEPGRAPH_ROW_2(row, left, r0, r1) STEPGRAPH_ADD(row, 0, left, r0) STEPGRAPH_ADD(row, 1, left, r1)
-#define STEPGRAPH_ROW_3(row, left, r0, r1, r2) STEPGRAPH_ROW_2(row, left, r0, r1) STEPGRAPH_ADD(row, 2, left, r2)
-// One step of k: multiplies with r*, loads n* from n*_at and the left lanes from a*_at.
+// One step of k: multiplies with r*, loads n* from n*_at and the left lanes from a*_at. Blocks of 8 columns take lines of
+// the left panel faster than they come, unless they are asked for.
 #define STEPGRAPH_STEP_2(r0, r1, n0, n1, a1_at, a0_at, n0_at, n1_at, ahead)                      \
   STEPGRAPH_ROW_2(0, "0.s[0]", r0, r1) STEPGRAPH_LOAD(1, a, a1_at)                               \
   STEPGRAPH_ROW_2(1, "0.s[1]", r0, r1)                                                           \
@@ -53,15 +53,19 @@ struct NeonOut {
   STEPGRAPH_ROW_2(5, "1.s[1]", r0, r1) ahead                                                     \
   STEPGRAPH_ROW_2(6, "1.s[2]", r0, r1) STEPGRAPH_LOAD(n1, b, n1_at)                              \
   STEPGRAPH_ROW_2(7, "1.s[3]", r0, r1)
-#define STEPGRAPH_STEP_3(r0, r1, r2, n0, n1, n2, a1_at, a0_at, n0_at, n1_at, n2_at, ahead)       \
-  STEPGRAPH_ROW_3(0, "0.s[0]", r0, r1, r2) STEPGRAPH_LOAD(1, a, a1_at)                           \
-  STEPGRAPH_ROW_3(1, "0.s[1]", r0, r1, r2) STEPGRAPH_LOAD(n0, b, n0_at)                          \
-  STEPGRAPH_ROW_3(2, "0.s[2]", r0, r1, r2) STEPGRAPH_LOAD(n1, b, n1_at)                          \
-  STEPGRAPH_ROW_3(3, "0.s[3]", r0, r1, r2) STEPGRAPH_LOAD(0, a, a0_at)                           \
-  STEPGRAPH_ROW_3(4, "1.s[0]", r0, r1, r2)                                                       \
-  STEPGRAPH_ROW_3(5, "1.s[1]", r0, r1, r2) STEPGRAPH_LOAD(n2, b, n2_at)                          \
-  STEPGRAPH_ROW_3(6, "1.s[2]", r0, r1, r2) ahead                                                 \
-  STEPGRAPH_ROW_3(7, "1.s[3]", r0, r1, r2)
+#define STEPGRAPH_STEP_3(r0, r1, r2, n0, n1, n2, a1_at, a0_at, n0_at, n1_at, n2_at)              \
+  STEPGRAPH_ADD(0, 0, "0.s[0]", r0) STEPGRAPH_ADD(1, 0, "0.s[1]", r0) STEPGRAPH_LOAD(1, a, a1_at)  \
+  STEPGRAPH_ADD(2, 0, "0.s[2]", r0) STEPGRAPH_ADD(3, 0, "0.s[3]", r0)                              \
+  STEPGRAPH_ADD(0, 1, "0.s[0]", r1) STEPGRAPH_ADD(1, 1, "0.s[1]", r1)                              \
+  STEPGRAPH_ADD(2, 1, "0.s[2]", r1) STEPGRAPH_LOAD(n0, b, n0_at) STEPGRAPH_ADD(3, 1, "0.s[3]", r1) \
+  STEPGRAPH_ADD(0, 2, "0.s[0]", r2) STEPGRAPH_ADD(1, 2, "0.s[1]", r2)                              \
+  STEPGRAPH_ADD(2, 2, "0.s[2]", r2) STEPGRAPH_ADD(3, 2, "0.s[3]", r2) STEPGRAPH_LOAD(0, a, a0_at)  \
+  STEPGRAPH_ADD(4, 0, "1.s[0]", r0) STEPGRAPH_ADD(5, 0, "1.s[1]", r0)                              \
+  STEPGRAPH_ADD(6, 0, "1.s[2]", r0) STEPGRAPH_ADD(7, 0, "1.s[3]", r0)                              \
+  STEPGRAPH_ADD(4, 1, "1.s[0]", r1) STEPGRAPH_LOAD(n1, b, n1_at) STEPGRAPH_ADD(5, 1, "1.s[1]", r1) \
+  STEPGRAPH_ADD(6, 1, "1.s[2]", r1) STEPGRAPH_ADD(7, 1, "1.s[3]", r1)                              \
+  STEPGRAPH_ADD(4, 2, "1.s[0]", r2) STEPGRAPH_ADD(5, 2, "1.s[1]", r2) STEPGRAPH_LOAD(n2, b, n2_at) \
+  STEPGRAPH_ADD(6, 2, "1.s[2]", r2) STEPGRAPH_ADD(7, 2, "1.s[3]", r2)
 #define STEPGRAPH_ZERO_2(row) "movi %[s" #row "0].4s, #0\n movi %[s" #row "1].4s, #0\n"
 #define STEPGRAPH_ZERO_3(row) STEPGRAPH_ZERO_2(row) "movi %[s" #row "2].4s, #0\n"
 #define STEPGRAPH_SUM_2(row) [s##row##0] "=&w"(sum[row][0]), [s##row##1] "=&w"(sum[row][1])
@@ -86,10 +90,10 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
   asm volatile(STEPGRAPH_ZEROS(STEPGRAPH_ZERO_3)
       STEPGRAPH_LOAD(0, a, 0) STEPGRAPH_LOAD(2, b, 0) STEPGRAPH_LOAD(3, b, 16) STEPGRAPH_LOAD(4, b, 32)
       ".p2align 5\n 1:\n"
-      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 16, 32, 48, 64, 80, STEPGRAPH_AHEAD(512))
-      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 48, 64, 96, 112, 128, )
-      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 80, 96, 144, 160, 176, STEPGRAPH_AHEAD(576))
-      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 112, 128, 192, 208, 224, )
+      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 16, 32, 48, 64, 80)
+      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 48, 64, 96, 112, 128)
+      STEPGRAPH_STEP_3(2, 3, 4, 5, 6, 7, 80, 96, 144, 160, 176)
+      STEPGRAPH_STEP_3(5, 6, 7, 2, 3, 4, 112, 128, 192, 208, 224)
       "add %[a], %[a], #128\n add %[b], %[b], #192\n subs %[k], %[k], #4\n b.gt 1b\n"
       : STEPGRAPH_SUMS(STEPGRAPH_SUM_3), [a] "+r"(a), [b] "+r"(b), [k] "+r"(depth)
       :
@@ -99,7 +103,6 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
 #undef STEPGRAPH_AHEAD
 #undef STEPGRAPH_ADD
 #undef STEPGRAPH_ROW_2
-#undef STEPGRAPH_ROW_3
 #undef STEPGRAPH_STEP_2
 #undef STEPGRAPH_STEP_3
 #undef STEPGRAPH_ZERO_2
@@ -177,60 +180,82 @@ struct NeonPanels {
   [[nodiscard]] std::int64_t col(std::int64_t panel) const { return 8 * panel + 4 * std::min(panel, twelves); }
 };
 
+// What is packed at a time: up to max_rows of the left operand, and max_panels of the right one.
 struct NeonBlocks {
   static constexpr std::int64_t max_rows = 512, max_depth = 512, max_panels = 8;
   alignas(64) float a[max_rows * max_depth + neon_cols];  // with what is read beyond the end
   alignas(64) float b[max_panels * neon_cols * max_depth + neon_cols];
 };
 
+// A block of rows and of k; `depth` of it, and that filled up to panels'.
+struct NeonStep {
+  std::int64_t row, rows, first, depth, padded;
+};
+
+// Panels [begin, end) of the right operand, each into as much as one of 12 takes.
+template <class T>
+void pack_right(NeonBlocks& packed, const NeonProduct<T>& product, const NeonPanels& panels, const NeonStep& step,
+                std::int64_t begin, std::int64_t end) {
+  const Matrix<T> b             = from_row(product.b, step.first);
+  const std::int64_t panel_size = neon_cols * step.padded, split = std::clamp(panels.twelves, begin, end);
+  const auto pack = [&]<std::int64_t width>(std::int64_t from, std::int64_t to) {
+    const std::int64_t col = std::min(product.n, panels.col(from)), cols = std::min(product.n, panels.col(to)) - col;
+    pack_panels<width>(from_col(b, col).data, b.col_stride, b.row_stride, cols, step.depth,
+                       packed.b + (from - begin) * panel_size, panel_size);
+  };
+  pack.template operator()<12>(begin, split);
+  pack.template operator()<8>(split, end);
+}
+
+// All packed rows times one panel, `width` wide, of the columns from `col` on.
+template <std::int64_t width, class T>
+void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, const NeonStep& step, std::int64_t col,
+                     const float* right) {
+  constexpr int vectors    = width / 4;
+  const bool last          = step.first + step.depth == product.k;
+  const float* const base  = step.first == 0 ? product.base : product.c;
+  const float* const bias  = last && product.bias != nullptr ? product.bias + col : nullptr;
+  const std::int64_t cols  = std::min(width, product.n - col);
+  const std::int64_t start = step.row * product.c_stride + col;
+  for (std::int64_t i = 0; i < step.rows; i += neon_rows) {
+    const std::int64_t at = start + i * product.c_stride, rows = std::min(neon_rows, step.rows - i);
+    const NeonOut to{product.c + at, base == nullptr ? nullptr : base + at, product.c_stride, bias};
+    const float* const left = packed.a + i * step.padded;
+    if (rows == neon_rows && cols == width) {
+      multiply_panels<vectors>(left, right, step.padded, to);
+    } else {
+      multiply_some<vectors>(left, right, step.padded, to, rows, cols);
+    }
+  }
+}
+
 // Calls done(row, rows, col, cols) for parts of c that are finished, while they are near. k is not 0.
 // An element's bits depend on its row, its column, base, bias and k alone: sums over blocks of k, of a length that
 // follows from k, are added to base one after the other.
 template <class T, class Done>
 void multiply_neon(NeonBlocks& packed, const NeonProduct<T>& product, const Done& done) {
-  using Blocks              = NeonBlocks;
-  const std::int64_t blocks = (product.k + Blocks::max_depth - 1) / Blocks::max_depth;
+  const std::int64_t blocks = (product.k + NeonBlocks::max_depth - 1) / NeonBlocks::max_depth;
   const std::int64_t length = padded_depth((product.k + blocks - 1) / blocks);
   const NeonPanels panels(product.n);
-  for (std::int64_t row = 0; row < product.m; row += Blocks::max_rows) {
-    const std::int64_t rows = std::min(Blocks::max_rows, product.m - row);
-    for (std::int64_t p = 0; p < product.k; p += length) {
-      const std::int64_t depth = std::min(length, product.k - p), padded = padded_depth(depth);
-      const bool last   = p + depth == product.k;
-      const Matrix<T> a = from_col(from_row(product.a, row), p);
-      pack_panels<neon_rows>(a.data, a.row_stride, a.col_stride, rows, depth, packed.a, neon_rows * padded);
-      for (std::int64_t first = 0; first < panels.all; first += Blocks::max_panels) {
-        const std::int64_t end     = std::min(panels.all, first + Blocks::max_panels);
-        const std::int64_t twelves = std::clamp(panels.twelves, first, end);
-        const std::int64_t col = panels.col(first), split = std::min(product.n, panels.col(twelves)),
-                           cols_end = std::min(product.n, panels.col(end));
-        const Matrix<T> b           = from_row(product.b, p);
-        const auto pack             = [&]<std::int64_t width>(std::int64_t panel, std::int64_t from, std::int64_t to) {
-          pack_panels<width>(from_col(b, from).data, b.col_stride, b.row_stride, to - from, depth,
-                             packed.b + (panel - first) * neon_cols * padded, neon_cols * padded);
-        };
-        pack.template operator()<12>(first, col, split);
-        pack.template operator()<8>(twelves, split, cols_end);
-        for (std::int64_t panel = first; panel < end; ++panel) {
-          const std::int64_t at = panels.col(panel), width = panel < panels.twelves ? 12 : 8,
-                             cols  = std::min(width, product.n - at);
-          const float* const right = packed.b + (panel - first) * neon_cols * padded;
-          for (std::int64_t i = 0; i < rows; i += neon_rows) {
-            const std::int64_t start = (row + i) * product.c_stride + at;
-            const float* const base  = p == 0 ? product.base : product.c;
-            const NeonOut to{product.c + start, base == nullptr ? nullptr : base + start, product.c_stride,
-                             last && product.bias != nullptr ? product.bias + at : nullptr};
-            const float* const left = packed.a + i * padded;
-            if (rows - i >= neon_rows && cols == width) {
-              width == 12 ? multiply_panels<3>(left, right, padded, to) : multiply_panels<2>(left, right, padded, to);
-            } else {
-              const std::int64_t some = std::min(neon_rows, rows - i);
-              width == 12 ? multiply_some<3>(left, right, padded, to, some, cols)
-                          : multiply_some<2>(left, right, padded, to, some, cols);
-            }
+  for (std::int64_t row = 0; row < product.m; row += NeonBlocks::max_rows) {
+    for (std::int64_t first = 0; first < product.k; first += length) {
+      const std::int64_t depth = std::min(length, product.k - first);
+      const NeonStep step{row, std::min(NeonBlocks::max_rows, product.m - row), first, depth, padded_depth(depth)};
+      const Matrix<T> a = from_col(from_row(product.a, row), first);
+      pack_panels<neon_rows>(a.data, a.row_stride, a.col_stride, step.rows, depth, packed.a, neon_rows * step.padded);
+      for (std::int64_t begin = 0; begin < panels.all; begin += NeonBlocks::max_panels) {
+        const std::int64_t end = std::min(panels.all, begin + NeonBlocks::max_panels);
+        pack_right(packed, product, panels, step, begin, end);
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+          const float* const right = packed.b + (panel - begin) * neon_cols * step.padded;
+          if (panel < panels.twelves) {
+            multiply_column<12>(packed, product, step, panels.col(panel), right);
+          } else {
+            multiply_column<8>(packed, product, step, panels.col(panel), right);
           }
         }
-        if (last) done(row, rows, col, cols_end - col);
+        const std::int64_t col = panels.col(begin);
+        if (first + depth == product.k) done(row, step.rows, col, std::min(product.n, panels.col(end)) - col);
       }
     }
   }
