@@ -1,10 +1,39 @@
 #include "engine/crew.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace stepgraph {
+namespace {
+
+// What a core does instead of running ahead of a loop that waits for another one.
+void pause_core() noexcept {
+#if defined(__aarch64__)
+  asm volatile("isb");
+#elif defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Until it is so, or time is up; says which.
+template <class Condition>
+bool spin(std::chrono::microseconds most, const Condition& condition) noexcept {
+  if (condition()) return true;
+  const auto end = std::chrono::steady_clock::now() + most;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      pause_core();
+      if (condition()) return true;
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+}  // namespace
 
 Crew::Crew(int num_threads, int num_workers, Slots& slots, Arena& arena)
     : num_threads_(num_threads), slots_(slots), arena_(arena), jobs_(static_cast<std::size_t>(num_workers)) {
@@ -35,10 +64,12 @@ void Crew::run(std::int64_t num_tiles, const std::function<void(std::int64_t)>& 
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
-  for (std::int64_t i = 1; i < num_shares && slots_.some_free(); ++i) offer();
+  for (std::int64_t i = 1 + lingering_.load(); i < num_shares && slots_.some_free(); ++i) offer();
   work(*job, 0, nullptr);
   job->open.store(false);
   open_jobs_.fetch_sub(1);
+  // Tiles are alike: whoever is still at one is done soon, before a thread could fall asleep and be woken.
+  spin(std::chrono::microseconds(50), [&] { return job->helpers.load() == 0; });
   for (int left; (left = job->helpers.load()) > 0;) job->helpers.wait(left);
   const std::optional<Error> error = std::exchange(job->error, std::nullopt);
   job->taken.store(false);
@@ -69,6 +100,10 @@ void Crew::help() noexcept {
       if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
     }
     slots_.release(slot);
+    // Kernels follow each other closely: the next one would wait many times longer for a thread that sleeps.
+    lingering_.fetch_add(1);
+    spin(std::chrono::microseconds(500), [&] { return open_jobs_.load() > 0 || !slots_.some_free(); });
+    lingering_.fetch_sub(1);
   }
 }
 

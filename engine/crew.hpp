@@ -57,7 +57,8 @@ class Crew {
   Arena& arena_;
   std::vector<Job> jobs_;
   std::atomic<int> open_jobs_{0};
-  std::atomic<int> asked_{0};  // helpers that were asked and have not come yet
+  std::atomic<int> asked_{0};      // helpers that were asked and have not come yet
+  std::atomic<int> lingering_{0};  // helpers that wait for the next kernel, awake
 };
 
 }  // namespace stepgraph
