@@ -4,13 +4,14 @@
 #include <iterator>
 
 #include "ops/cpu/gemm.hpp"
+#include "ops/cpu/vector.hpp"
 
 // Our own product: blocks whose operands are packed, and widened, into caches, and whose sums stay in registers.
 namespace stepgraph::cpu {
 
 // The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere, the rest for operands.
-// Bits are the same for both.
-#if defined(__aarch64__)
+// Neither this nor the width of a vector changes an element's bits: it is one sum over k, in its order.
+#if defined(__aarch64__) || defined(__AVX512F__)
 inline constexpr std::int64_t block_rows = 6, block_vectors = 3;
 #else
 inline constexpr std::int64_t block_rows = 6, block_vectors = 2;
@@ -19,9 +20,9 @@ inline constexpr std::int64_t block_rows = 6, block_vectors = 2;
 // What is packed at a time, and its sums. T is a wide type.
 template <class T>
 struct GemmBlock {
-  typedef T Vector __attribute__((vector_size(16), may_alias));
+  typedef T Vector __attribute__((vector_size(vector_bytes), may_alias));
   static constexpr std::int64_t max_rows = 96, max_cols = 96;  // multiples of the register block's, for either type
-  static constexpr std::int64_t lanes      = 16 / sizeof(T);
+  static constexpr std::int64_t lanes      = lanes_of<T>;
   static constexpr std::int64_t block_cols = block_vectors * lanes;
   static constexpr std::int64_t depth = 1024 / sizeof(T);  // of a block of k; part of what the sums' bits depend on
   static_assert(max_rows % block_rows == 0 && max_cols % block_cols == 0);

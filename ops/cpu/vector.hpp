@@ -2,13 +2,13 @@
 #include <cstdint>
 #include <type_traits>
 
-// Vectors of the width that the compiler was told to use, through its own extension: arithmetic, comparison and
-// selection work on them as on numbers. For kernels whose loops must be vectors, not just may be.
+// Vectors of the width that the compiler was told to use (STEPGRAPH_MARCH), through its own extension: arithmetic,
+// comparison and selection work on them as on numbers. For kernels whose loops must be vectors, not just may be.
 namespace stepgraph::cpu {
 
 #if defined(__AVX512F__)
 inline constexpr int vector_bytes = 64;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)  // AVX alone has no whole numbers of this width
 inline constexpr int vector_bytes = 32;
 #else
 inline constexpr int vector_bytes = 16;

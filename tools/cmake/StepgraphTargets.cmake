@@ -65,6 +65,22 @@ function(stepgraph_library folder)
   target_link_libraries(stepgraph_all INTERFACE ${target})
 endfunction()
 
+# stepgraph_use_march(target): compiles it for the processors that STEPGRAPH_MARCH names. Nothing that others include may
+# depend on it.
+function(stepgraph_use_march target)
+  if(STEPGRAPH_MARCH STREQUAL "")
+    return()
+  endif()
+  include(CheckCXXCompilerFlag)
+  string(MAKE_C_IDENTIFIER "STEPGRAPH_TAKES_MARCH_${STEPGRAPH_MARCH}" taken)
+  check_cxx_compiler_flag(-march=${STEPGRAPH_MARCH} ${taken})
+  if(NOT ${taken})
+    message(FATAL_ERROR "STEPGRAPH_MARCH is '${STEPGRAPH_MARCH}', which the compiler does not take (native, what its "
+                        "-march= takes, as x86-64-v3, or nothing for its baseline)")
+  endif()
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-march=${STEPGRAPH_MARCH}>)
+endfunction()
+
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that
 # include them are compiled without it; what they order is annotated along the graph's edges instead (engine/tsan.hpp),
 # so a race between node bodies is still reported and no suppression is needed.
