@@ -161,7 +161,8 @@ Model gpt2(const Gpt2Spec& given) {
               .heads    = spec.heads,
               .kv_heads = spec.heads,
               .inner    = spec.inner};
-  model.config = model_config(spec);
+  model.logits_are_free = true;  // a product makes them
+  model.config          = model_config(spec);
   model.blocks.push_back(embedding_block(spec));
   for (int layer = 0; layer < spec.layers; ++layer) model.blocks.push_back(layer_block(spec, layer));
   model.blocks.push_back(head_block(spec));

@@ -174,7 +174,8 @@ Model llama(const LlamaSpec& given) {
               .heads    = spec.heads,
               .kv_heads = spec.kv_heads,
               .inner    = spec.inner};
-  model.config = model_config(spec);
+  model.logits_are_free = true;  // a product makes them
+  model.config          = model_config(spec);
   model.blocks.push_back(embedding_block(spec));
   for (int layer = 0; layer < spec.layers; ++layer) model.blocks.push_back(layer_block(spec, layer));
   model.blocks.push_back(head_block(spec));

@@ -24,7 +24,8 @@ Model mlp(const MlpSpec& given) {
               .vocab   = spec.vocab,
               .context = spec.context,
               .inner   = spec.inner};
-  model.config = model_config(spec);
+  model.logits_are_free = true;  // a product makes them
+  model.config          = model_config(spec);
   model.blocks.push_back(
       {.name    = "embedding",
        .weights = {{.name = "embedding.weight", .shape = {spec.vocab, spec.width}, .cut = true, .init = normal}},

@@ -60,8 +60,9 @@ struct Model {
   std::int64_t kv_heads          = 0;
   std::int64_t inner             = 0;  // width inside the MLP; cut by tensor parallelism
   std::vector<Block> blocks      = {};
-  std::string config             = {};  // config.json of a checkpoint, as text
-  std::vector<std::string> notes = {};  // what that asks for and is not done, as dropout: for people to read
+  bool logits_are_free           = false;  // no op's backward reads them: their gradient may take their bytes
+  std::string config             = {};     // config.json of a checkpoint, as text
+  std::vector<std::string> notes = {};     // what that asks for and is not done, as dropout: for people to read
 
   // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
   [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;

@@ -134,7 +134,7 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
                        .loss        = losses_.range(8 * microbatch, 8),
                        .scale       = 1.0 / (static_cast<double>(batch.global) * batch.seq),
                        .vocab_begin = vocab.begin,
-                       .in_place    = true});
+                       .in_place    = setup_.step.model.logits_are_free});
 }
 
 // The gradient of a stage's output is there before its own backward begins.

@@ -124,7 +124,7 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
     for (const char* field : {"tokens_per_s", "step_s", "peak_gflops", "share_of_peak", "peak_bytes", "ratio_to_1x1x1"})
       CHECK(line.at(field).get<double>() > 0);
     CHECK(line.at("lower_bound_bytes") <= line.at("peak_bytes"));
-    for (const char* field : {"resident_bytes", "process_bytes", "idle_share"}) CHECK(line.at(field).is_number());
+    for (const char* field : {"resident_bytes", "process_bytes", "cpu_share"}) CHECK(line.at(field).is_number());
     const bool in_pieces = layouts.back() == "1x2x1" || layouts.back() == "1x1x2";
     CHECK(line.at("global_batch") == (in_pieces ? 32 : 4));
     CHECK(line.at("micro_batch") == (layouts.back() == "2x1x1" ? 2 : 4));

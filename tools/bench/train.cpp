@@ -39,7 +39,7 @@ double cpu_seconds() {
 
 struct Measured {
   std::vector<double> seconds, reference_seconds;
-  double idle_share           = 0;  // of the threads' time
+  double cpu_share            = 0;  // of the threads' time, a processor's; looking for work included
   std::int64_t resident_bytes = 0;  // by how much the process grew
   std::int64_t process_bytes  = 0;
   std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0;
@@ -73,7 +73,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
     if (reference) out.reference_seconds.push_back(reference->step());
   }
   const double wall_s = std::accumulate(out.seconds.begin(), out.seconds.end(), 0.0);
-  out.idle_share      = std::clamp(1 - busy_s / (wall_s * options.threads), 0.0, 1.0);
+  out.cpu_share       = busy_s / (wall_s * options.threads);
   Recorder recorder;
   training.step(&recorder);
   out.ops = op_times(training.run().step().graph, recorder.timeline());
@@ -103,7 +103,7 @@ void print_json(const Line& line, const TrainOptions& options) {
                                  {"peak_gflops", line.peak_gflops},
                                  {"share_of_peak", line.gflops / line.peak_gflops},
                                  {"ratio_to_1x1x1", line.ratio},
-                                 {"idle_share", line.measured.idle_share},
+                                 {"cpu_share", line.measured.cpu_share},
                                  {"peak_bytes", line.measured.peak_bytes},
                                  {"rank_peak_bytes", line.measured.rank_peak_bytes},
                                  {"lower_bound_bytes", line.measured.lower_bound_bytes},
@@ -118,8 +118,8 @@ void print_text(const Line& line) {
   out << std::fixed << std::setprecision(1) << line.what.model << ' ' << line.what.layout << ": " << line.tokens_per_s
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
       << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of sgemm's "
-      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio << " of 1x1x1's speed; threads idle "
-      << std::setprecision(1) << 100 * line.measured.idle_share << "%\n  memory: planned "
+      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio << " of 1x1x1's speed; processors used "
+      << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
       << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
       << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)
       << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s";

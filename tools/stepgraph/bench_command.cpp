@@ -104,8 +104,8 @@ void add_bench_train(CLI::App& bench) {
           "many threads: work and machine are the same, steps alternate. peak_gflops is the best sgemm of "
           "squares from 512 to 2048; a token takes 6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is what is "
           "planned for all ranks together, resident_bytes by how much the process grew. Kernels are the nodes "
-          "of one more step: their time is that on their own thread, helped or not; idle threads are those "
-          "that used no processor."));
+          "of one more step: their time is that on their own thread, helped or not; cpu_share "
+          "is processor time over the threads' time, in which helpers also look for the next kernel."));
   auto options = std::make_shared<bench::TrainOptions>();
   add_training_options(*command, *options);
   command->footer("Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json");

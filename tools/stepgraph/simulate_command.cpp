@@ -156,6 +156,9 @@ void run_simulate(const SimulateOptions& options) {
   const Model model               = model_of(config);
   const Calibration calibration   = calibration_for(options, config);
   const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration);
+  if (config.plan.precision.param != DType::f32)
+    std::cerr << "simulate: ops were measured in fp32 and are taken to last as long in " << config.plan.precision.param
+              << '\n';
   if (!prediction.unmeasured.empty()) {
     std::string names;
     for (const std::string& op : prediction.unmeasured) names += (names.empty() ? "" : ", ") + op;
