@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <memory>
 
 #include "ops/cpu/blas.hpp"
 #include "ops/cpu/gemm_blocks.hpp"
@@ -57,10 +58,17 @@ void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
   }
 }
 
+// A thread's own room for what a tile packs: made once, since it is large for a stack.
+template <class Room>
+Room& room() {
+  static thread_local const std::unique_ptr<Room> made(new Room);
+  return *made;
+}
+
 template <class T, class Out>
 void own_tile(const Gemm<T, Out>& problem, const Range& tile) {
-  using Block = cpu::GemmBlock<Wide<T>>;
-  Block block;
+  using Block  = cpu::GemmBlock<Wide<T>>;
+  Block& block = room<Block>();
   for (std::int64_t row = tile.row; row < tile.row + tile.rows; row += Block::max_rows) {
     for (std::int64_t col = tile.col; col < tile.col + tile.cols; col += Block::max_cols) {
       const Range at{row, col, std::min(Block::max_rows, tile.row + tile.rows - row),
@@ -89,7 +97,7 @@ template <class T, class Out>
 #ifdef __aarch64__
   if constexpr (std::same_as<Wide<T>, float>) {
     if (problem.k == 0) return false;
-    cpu::NeonBlocks packed;
+    cpu::NeonBlocks& packed = room<cpu::NeonBlocks>();
     if constexpr (std::same_as<Out, float>) {
       const std::int64_t first = tile.row * problem.c_stride + tile.col;
       cpu::NeonProduct<T> product{.m        = tile.rows,
@@ -114,7 +122,10 @@ template <class T, class Out>
       }
     }
     constexpr std::int64_t max_rows = 256, max_cols = 384;
-    alignas(64) float sums[max_rows * max_cols];
+    struct Sums {
+      alignas(64) float at[max_rows * max_cols];
+    };
+    float* const sums = room<Sums>().at;
     for (std::int64_t row = tile.row; row < tile.row + tile.rows; row += max_rows) {
       for (std::int64_t col = tile.col; col < tile.col + tile.cols; col += max_cols) {
         const Range at{row, col, std::min(max_rows, tile.row + tile.rows - row),

@@ -44,7 +44,7 @@ struct Gemm {
 };
 
 // c is cut into tiles by its shape alone; they may be computed in any order, on any thread, each once: equal ones and
-// an even number of them where that can be. A tile takes up to 1.7 MiB of stack.
+// an even number of them where that can be. A thread keeps up to 1.7 MiB for the tiles it computes.
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n);
 
 // `own` is written in plain C++ and always there; in it each element is a sum over k in blocks of fixed length, in
