@@ -40,7 +40,7 @@ Rows<std::byte> Context::range(AccessMode mode, std::size_t i, Element element) 
               str(to_string(mode), "(", i, ") is strided, ", rows.count, " rows (use ", to_string(mode), "_rows)"));
 }
 
-void Context::parallel_for(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) const {
+void Context::run_tiles(std::int64_t num_tiles, TileCall tile) const {
   step_->parallel_for(node(), num_tiles, tile);
 }
 

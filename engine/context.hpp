@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string_view>
 
@@ -23,6 +22,13 @@ struct Rows {
   [[nodiscard]] std::span<T> operator[](std::int64_t row) const {
     return {data + row * stride, static_cast<std::size_t>(length)};
   }
+};
+
+// What is called for each tile of a kernel: somebody's callable, by reference.
+struct TileCall {
+  const void* callable                         = nullptr;
+  void (*call)(const void* of, std::int64_t i) = nullptr;
+  void operator()(std::int64_t i) const { call(callable, i); }
 };
 
 // What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
@@ -65,7 +71,11 @@ class Context {
 
   // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
   // the first tile's exception. The node must have been declared `parallel`; a part always is.
-  void parallel_for(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) const;
+  // Nothing is allocated, whatever the tile captures.
+  template <class Tile>
+  void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
+    run_tiles(num_tiles, {&tile, [](const void* of, std::int64_t i) { (*static_cast<const Tile*>(of))(i); }});
+  }
 
   // True once the step has failed, was cancelled or ran out of time: a long body should return.
   [[nodiscard]] bool stopping() const noexcept;
@@ -77,6 +87,7 @@ class Context {
   [[nodiscard]] Rank rank() const;
 
  private:
+  void run_tiles(std::int64_t num_tiles, TileCall tile) const;
   struct Element {
     std::size_t size_bytes;
     std::optional<DType> type;  // none: the caller's own

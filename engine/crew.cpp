@@ -48,7 +48,7 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-void Crew::run(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) {
+void Crew::run(std::int64_t num_tiles, TileCall tile) {
   Job* const job = num_tiles > 1 && num_threads_ > 1 ? take_job() : nullptr;
   if (job == nullptr) {
     for (std::int64_t i = 0; i < num_tiles; ++i) tile(i);
@@ -60,7 +60,7 @@ void Crew::run(std::int64_t num_tiles, const std::function<void(std::int64_t)>& 
     share.end.store(num_tiles * std::min(i + 1, num_shares) / num_shares);
     share.next.store(num_tiles * std::min(i, num_shares) / num_shares);
   }
-  job->tile = &tile;
+  job->tile = tile;
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
@@ -124,7 +124,7 @@ void Crew::work(Job& job, std::size_t first_share, const Slots* while_free) noex
       Share& share = job.shares[(first_share + k) % job.shares.size()];
       for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
         if (while_free != nullptr && while_free->contended()) return;
-        if ((i = share.next.fetch_add(1)) < share.end.load()) (*job.tile)(i);
+        if ((i = share.next.fetch_add(1)) < share.end.load()) job.tile(i);
       }
     }
   } catch (const Error& error) {

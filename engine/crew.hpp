@@ -1,7 +1,6 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "engine/arena.hpp"
+#include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "engine/slots.hpp"
 
@@ -23,7 +23,7 @@ class Crew {
 
   // Calls tile(0) to tile(num_tiles - 1), each once, and returns when all are done. Throws the first error. The caller
   // holds a licence.
-  void run(std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile);
+  void run(std::int64_t num_tiles, TileCall tile);
 
   // A licence came free: if there is something to help with, somebody is asked to.
   void offer() noexcept;
@@ -40,7 +40,7 @@ class Crew {
     std::atomic<bool> open{false};  // tiles may be left; `tile` is there at least until nobody helps
     std::atomic<int> helpers{0};
     std::vector<Share> shares;
-    const std::function<void(std::int64_t)>* tile = nullptr;
+    TileCall tile;
     std::mutex mutex;  // guards the rest
     std::optional<Error> error;
   };

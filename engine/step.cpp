@@ -220,7 +220,7 @@ void Step::waiting_for(std::string_view what) {
   worker.said_waiting = true;
 }
 
-void Step::parallel_for(Node node, std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile) {
+void Step::parallel_for(Node node, std::int64_t num_tiles, TileCall tile) {
   const NodeRecord& record = data_.nodes[node.id];
   if (!record.parallel && record.part < 0) {
     throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");

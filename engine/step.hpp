@@ -92,7 +92,7 @@ class Step {
 
   [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
   [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
-  void parallel_for(Node node, std::int64_t num_tiles, const std::function<void(std::int64_t)>& tile);
+  void parallel_for(Node node, std::int64_t num_tiles, TileCall tile);
   void waiting_for(std::string_view what);
 
   // Only used when ThreadSanitizer watches: who runs before whom, by task.

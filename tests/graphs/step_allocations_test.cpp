@@ -1,0 +1,35 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "backends/loopback/world.hpp"
+#include "tests/support/allocations.hpp"
+#include "tests/support/short_training.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+// Allocations of one run of a training step of so many layers, once everything that is made on first use has been.
+std::int64_t allocations_of_step(int layers, const sg::Plan& plan, double dropout) {
+  const sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
+  const sg::Model model =
+      sg::gpt2({.layers = layers, .width = 128, .heads = 4, .context = 16, .vocab = 512, .dropout = dropout});
+  sg::LoopbackWorld world(sg::Layout(plan.layout).num_ranks());
+  sg::Trainer trainer(model, plan, batch, world, {.threads = 2, .seed = 7});
+  for (int step = 0; step < 10; ++step) trainer.step(sg::testing::tokens_for(batch, step, model.vocab));
+  const std::int64_t before = sg::testing::allocations();
+  trainer.run().run();
+  return sg::testing::allocations() - before;
+}
+
+}  // namespace
+
+TEST_CASE("the nodes of a training step allocate nothing", "[graphs][step][allocations]") {
+  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  const auto layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true});
+  const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const sg::Plan plan{.layout = layout, .precision = {.param = type}, .recompute = sg::Recompute::full};
+  CAPTURE(to_string(layout), type);
+  // Starting a run costs some, whatever is in it.
+  CHECK(allocations_of_step(2, plan, 0.1) == allocations_of_step(6, plan, 0.1));
+}
