@@ -15,7 +15,11 @@ bool time(double seconds) { return seconds > 0 && std::isfinite(seconds); }
 // Doublings are what counts, and next to nothing is nothing.
 double octaves(double value) { return std::log2(std::max(value, 1.0)); }
 
-double work_of(double flops, double bytes_moved) { return std::max(flops > 0 ? flops : bytes_moved, 1.0); }
+// How many times the point's work a node is: in flops if both have some, else in bytes.
+double times_the_work(double flops, double bytes_moved, const RatePoint& point) {
+  const bool computes = flops > 0 && point.flops > 0;
+  return std::max(computes ? flops : bytes_moved, 1.0) / std::max(computes ? point.flops : point.bytes_moved, 1.0);
+}
 
 }  // namespace
 
@@ -32,19 +36,18 @@ RateTable::RateTable(std::vector<RatePoint> points) : points_(std::move(points))
 // Shepard's method on the logarithms of time per work, with weights that fall with the fourth power of the distance: a
 // neighbour at half the size does not blur what was measured here.
 RatePoint RateTable::at(double flops, double bytes_moved) const {
-  const double work = work_of(flops, bytes_moved);
   double weights = 0, busy = 0, alone = 0;
   for (const RatePoint& point : points_) {
     const double across  = octaves(flops) - octaves(point.flops),
                  along   = octaves(bytes_moved) - octaves(point.bytes_moved);
     const double squared = across * across + along * along;
     if (squared == 0) return {flops, bytes_moved, point.busy_s, point.alone_s};
-    const double weight = 1 / (squared * squared), point_work = work_of(flops > 0 ? point.flops : 0, point.bytes_moved);
+    const double weight = 1 / (squared * squared), times = times_the_work(flops, bytes_moved, point);
     weights += weight;
-    busy += weight * std::log(point.busy_s / point_work);
-    alone += weight * std::log(point.alone_s / point_work);
+    busy += weight * std::log(point.busy_s * times);
+    alone += weight * std::log(point.alone_s * times);
   }
-  return {flops, bytes_moved, work * std::exp(busy / weights), work * std::exp(alone / weights)};
+  return {flops, bytes_moved, std::exp(busy / weights), std::exp(alone / weights)};
 }
 
 }  // namespace stepgraph

@@ -19,8 +19,8 @@ class RateTable {
  public:
   explicit RateTable(std::vector<RatePoint> points);
 
-  // What a node of that cost takes: in proportion to the flops (bytes, where it has none) of the points around it, the
-  // nearer in flops and bytes the more. A point's own cost gives the point's own times.
+  // What a node of that cost takes: in proportion to the flops (bytes, where one of them has none) of the points around
+  // it, the nearer in flops and bytes the more. A point's own cost gives the point's own times.
   [[nodiscard]] RatePoint at(double flops, double bytes_moved) const;
 
   [[nodiscard]] std::span<const RatePoint> points() const noexcept { return points_; }

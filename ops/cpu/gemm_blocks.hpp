@@ -9,18 +9,17 @@
 // Our own product: blocks whose operands are packed, and widened, into caches, and whose sums stay in registers.
 namespace stepgraph::cpu {
 
-// The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere, the rest for operands.
-// Neither this nor the width of a vector changes an element's bits: it is one sum over k, in its order.
-#if defined(__aarch64__) || defined(__AVX512F__)
-inline constexpr std::int64_t block_rows = 6, block_vectors = 3;
-#else
-inline constexpr std::int64_t block_rows = 6, block_vectors = 2;
-#endif
-
 // What is packed at a time, and its sums. T is a wide type.
 template <class T>
 struct GemmBlock {
   typedef T Vector __attribute__((vector_size(vector_bytes), may_alias));
+  // The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere, the rest for operands.
+  // Neither this nor the width of a vector changes an element's bits: it is one sum over k, in its order.
+#if defined(__aarch64__) || defined(__AVX512F__)
+  static constexpr std::int64_t block_rows = 6, block_vectors = 3;
+#else
+  static constexpr std::int64_t block_rows = 6, block_vectors = 2;
+#endif
   static constexpr std::int64_t max_rows = 96, max_cols = 96;  // multiples of the register block's, for either type
   static constexpr std::int64_t lanes      = lanes_of<T>;
   static constexpr std::int64_t block_cols = block_vectors * lanes;
@@ -59,7 +58,8 @@ void pack(const T* from, std::int64_t across, std::int64_t along, std::int64_t u
 // sum (+)= a b for one register block over one block of k.
 template <class T>
 void multiply_block(const T* a, const T* b, std::int64_t depth, bool first, T* sum) {
-  using Vector = typename GemmBlock<T>::Vector;
+  using Vector                      = typename GemmBlock<T>::Vector;
+  constexpr std::int64_t block_rows = GemmBlock<T>::block_rows, block_vectors = GemmBlock<T>::block_vectors;
   Vector acc[block_rows][block_vectors];
 #pragma GCC unroll 6
   for (std::int64_t i = 0; i < block_rows; ++i) {
@@ -88,7 +88,7 @@ template <class T>
 void multiply_packed(GemmBlock<Wide<T>>& t, const Matrix<T>& a, const Matrix<T>& b, std::int64_t rows,
                      std::int64_t cols, std::int64_t k) {
   using Block                       = GemmBlock<Wide<T>>;
-  constexpr std::int64_t block_cols = Block::block_cols;
+  constexpr std::int64_t block_rows = Block::block_rows, block_cols = Block::block_cols;
   if (k == 0) std::fill(std::begin(t.sum), std::end(t.sum), Wide<T>{0});
   for (std::int64_t p = 0; p < k; p += Block::depth) {
     const std::int64_t depth = std::min(Block::depth, k - p);

@@ -35,8 +35,8 @@ struct NeonOut {
 // sum = a b over one block of k, a multiple of 4 and not 0. Compilers run out of registers over this, all 32 of which
 // are in use: it is written by hand. Vectors 0 and 1 are 8 lanes of the left panel, 2 to 4 and 5 to 7, by turns, those
 // of the right one. Loads stand one by one between multiplications, every fifth instruction or so, of what comes next:
-// in pairs, or all at the beginning of a step, or every fourth, they cost a Neoverse V1 2 to 4% of its speed. Up to 48
-// bytes are read beyond the end of a panel.
+// in pairs, or all at the beginning of a step, multiplications wait for them. Up to 48 bytes are read beyond the end of
+// a panel.
 // clang-format off
 #define STEPGRAPH_LOAD(to, from, at) "ldr q" #to ", [%[" #from "], #" #at "]\n"
 #define STEPGRAPH_AHEAD(at) "prfm pldl1keep, [%[a], #" #at "]\n"

@@ -16,6 +16,14 @@ namespace stepgraph::cpu {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from)), 16));
 }
 
+// Asks for what lies so many elements from here, as far as a cache: beyond the end of an array there is no such
+// pointer.
+template <int level, class T>
+[[gnu::always_inline]] inline void prefetch_ahead(const T* from, std::int64_t elements) {
+  const auto bytes = static_cast<std::uintptr_t>(elements) * sizeof(T);  // modulo 2^64, as addresses go
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + bytes), 0, level);
+}
+
 // Of one panel, element by element: what is left over by those below.
 template <std::int64_t width, class T>
 void pack_some(const T* from, std::int64_t across, std::int64_t along, std::int64_t used, std::int64_t first,
@@ -39,7 +47,7 @@ void pack_copied(const T* from, std::int64_t along, std::int64_t panels, std::in
       for (std::int64_t q = 0; q < 4; ++q) {
         const T* const row = from + (p + q) * along + panel * width;
         float* const at    = to + panel * panel_size + (p + q) * width;
-        __builtin_prefetch(row + 16 * along, 0, 2);
+        prefetch_ahead<2>(row, 16 * along);
 #pragma GCC unroll 3
         for (std::int64_t i = 0; i < width; i += 4) vst1q_f32(at + i, load_four(row + i));
       }
@@ -69,7 +77,7 @@ void pack_transposed(const T* from, std::int64_t across, std::int64_t depth, flo
   };
   for (; p + 16 <= depth; p += 16) {
     for (std::int64_t lane = 0; lane < width; lane += 4) {
-      for (std::int64_t i = 0; i < 4; ++i) __builtin_prefetch(from + (lane + i) * across + p + 64);
+      for (std::int64_t i = 0; i < 4; ++i) prefetch_ahead<3>(from + (lane + i) * across + p, 64);
 #pragma GCC unroll 4
       for (std::int64_t q = 0; q < 16; q += 4) four_steps(lane, p + q);
     }

@@ -24,6 +24,15 @@ TEST_CASE("a rate table gives back what was measured, and scales one point by fl
   CHECK_THAT(copies.at(0, 500).busy_s, WithinRel(1.0, 1e-12));
 }
 
+TEST_CASE("a point without flops is scaled by bytes, whatever else a node has", "[engine][rates]") {
+  const sg::RatePoint copy{.bytes_moved = 1000, .busy_s = 2, .alone_s = 1};
+  CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
+  CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).alone_s, WithinRel(3.0, 1e-12));
+  // Beside a point that has some, both say 6 s: so does what lies between them.
+  const sg::RatePoint product{.flops = 5e5, .bytes_moved = 3000, .busy_s = 3, .alone_s = 3};
+  CHECK_THAT(sg::RateTable({copy, product}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
+}
+
 TEST_CASE("a rate table is nearest to the nearest point", "[engine][rates]") {
   // Per byte: 1 ns while it fits a cache, 4 ns beyond.
   const sg::RateTable table({{.bytes_moved = 1 << 20, .busy_s = (1 << 20) * 1e-9, .alone_s = (1 << 20) * 1e-9},
