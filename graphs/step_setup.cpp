@@ -89,9 +89,9 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   }
   if (const std::int64_t rows = std::int64_t{batch.micro} * batch.seq;
       plan.layout.sequence_parallel && rows % plan.layout.tp != 0) {
-    throw Error(ErrorKind::config,
-                str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ", batch.micro,
-                    " x batch.seq ", batch.seq, ") do not divide over tp(", plan.layout.tp, ")"));
+    throw Error(ErrorKind::config, str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ",
+                                       batch.micro, " x batch.seq ", batch.seq, ") do not divide over tp(",
+                                       plan.layout.tp, ") (a multiple of ", plan.layout.tp, ")"));
   }
   check_precision(plan.precision);
   const OptimizerPlan& optimizer = plan.optimizer;

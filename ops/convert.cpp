@@ -39,8 +39,8 @@ std::int64_t num_elements(const Graph& graph, const std::string& name, const Acc
   const std::int64_t bytes = num_bytes(graph, access);
   const std::int64_t piece = access.region.length == Access::whole ? bytes : access.region.length;
   if (piece % size == 0) return bytes / size;
-  throw Error(ErrorKind::config,
-              str("convert '", name, "': ranges of ", piece, " bytes are not whole elements of ", type));
+  throw Error(ErrorKind::config, str("convert '", name, "': ranges of ", piece, " bytes are not whole elements of ",
+                                     type, " (a multiple of ", size, ")"));
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "ops/linear.hpp"
 
 #include "ops/cpu/activation.hpp"
-#include "ops/cpu/column_sums.hpp"
 #include "ops/cpu/gemm.hpp"
+#include "ops/cpu/into.hpp"
+#include "ops/cpu/lanes.hpp"
+#include "ops/cpu/residual.hpp"
 #include "ops/op_checks.hpp"
 
 namespace stepgraph {
@@ -201,10 +203,12 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
   if (!spec.bias) return;
   const Cost cost{.flops = static_cast<double>(dy.num_elements()), .bytes_moved = static_cast<double>(dy.num_bytes())};
   back.add_weight_gradient<AllTypes>(
-      *spec.bias,
-      {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = column_sums_side_by_side(sizes.rows, sizes.out)},
-      [sizes]<class T, class Sum>(const Context& context, Into<T, Sum> into) {
-        column_sums(context, context.read<T>().data(), sizes.rows, sizes.out, into);
+      *spec.bias, {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = sizes.out > cpu::columns_per_tile},
+      [sizes]<class T>(const Context& context, Into<T, Wide<T>> into) {
+        const T* const of_y = context.read<T>().data();
+        cpu::for_tiles(context, sizes.out, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+          cpu::column_sum<T>(of_y, sizes.out, std::nullopt, into, sizes.rows, begin, end);
+        });
       });
 }
 

@@ -205,7 +205,8 @@ class Tape {
       }
       kernel(context, std::span<const Into<T, Sum>>(into.data(), places.size()));
     };
-    if (of.size() > max_weights) throw Error(ErrorKind::config, str("op '", node.op, "': ", of.size(), " weights"));
+    if (of.size() > max_weights)
+      throw Error(ErrorKind::config, str("op '", node.op, "': ", of.size(), " weights (at most ", max_weights, ")"));
     using Floats  = std::span<const Into<float>>;
     using Doubles = std::span<const Into<double>>;
     add_node(node, typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Floats>>(),

@@ -40,7 +40,7 @@ Tensor with_rows(Tape& tape, std::string_view name, const Tensor& of, std::int64
 
 void check_rows(const Tape& tape, std::string_view op, const Tensor& x, std::int64_t rows) {
   check_same_shape(op, "x", {x.rows(), x.cols()}, {rows, x.cols()});
-  (void)tape.needs_gradient(x);
+  check_tensor(tape, op, "x", x);
 }
 
 // `of` gets one more gradient, which nobody else holds.

@@ -144,8 +144,8 @@ void Head<T>::set_products(std::int64_t first, std::int64_t count) const {
 }
 
 // For a block of queries from `query` of the tile on, scores become probabilities, as dropout leaves them, and d_scores
-// the gradients of scores. Queries beyond the sequence have no gradient of their output, so it is all the same what
-// their probabilities are.
+// the gradients of scores. Queries beyond the sequence see no key: they have no log_sum, and a probability made up for
+// them need not be finite.
 template <class T>
 void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int64_t query, std::int64_t seen) const {
   constexpr int lanes         = lanes_of<W>;
@@ -158,10 +158,14 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
                   [&factors](std::int64_t r, std::int64_t c, W factor) { factors[r * key_tile + c] = factor; });
   }
   for (std::int64_t r = 0; r < block_rows; ++r) {
-    const std::int64_t position = std::min(first + query + r, shape.seq - 1);
-    const std::int64_t at       = (sequence * shape.seq + position) * shape.heads + head;
-    const W log_sum = attention.log_sums[at], product = attention.products[at];
     W *scores = rooms.scores + (query + r) * key_tile, *d_scores = rooms.d_scores + (query + r) * key_tile;
+    if (first + query + r >= shape.seq) {
+      std::fill_n(scores, seen, W(0));
+      std::fill_n(d_scores, seen, W(0));
+      continue;
+    }
+    const std::int64_t at = (sequence * shape.seq + first + query + r) * shape.heads + head;
+    const W log_sum = attention.log_sums[at], product = attention.products[at];
     const auto step = [&](std::int64_t key, const auto& seen_part) {
       const Vector<W> share = seen_part(cpu::exp2(load_vector(scores + key) - log_sum));
       if (drops) {

@@ -21,7 +21,7 @@ Stretch<T> stretch(const Rows<T>& rows, std::int64_t element) {
   return {rows.data + row * rows.stride + offset, rows.length - offset};
 }
 
-// The value's, which need not be.
+// Of the rounded copy of a weight; without one, no data and no end.
 Stretch<bf16> value_stretch(const Rows<bf16>& rows, std::int64_t element) {
   if (rows.data == nullptr) return {nullptr, std::numeric_limits<std::int64_t>::max()};
   return stretch(rows, element);
@@ -109,9 +109,9 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
     T* __restrict w = weight, * __restrict v = velocity;
     const T* __restrict of = gradient;
     for (std::int64_t i = 0; i < count; ++i) {
-      const T vi = momentum * v[i] + (factor * of[i] + decay * w[i]);
+      const T vi = multiply_add(momentum, v[i], multiply_add(factor, of[i], decay * w[i]));
       v[i]       = vi;
-      w[i]       = w[i] - rate * vi;
+      w[i]       = multiply_add(-rate, vi, w[i]);
     }
     round_into(value, w, count);
     at += count;

@@ -42,6 +42,33 @@ TEST_CASE("a thread that runs out of nodes helps with a kernel that began when a
   }
 }
 
+TEST_CASE("a chain of short kernels is helped with in each, and helpers go when their executor does",
+          "[engine][executor][threads]") {
+  constexpr int num_kernels = 50;
+  std::atomic<int> inside{0}, helped{0};
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  for (int kernel = 0; kernel < num_kernels; ++kernel) {
+    graph.add({.name = "kernel", .lane = lane, .parallel = true}, [&, kernel](const sg::Context& c) {
+      std::atomic<int> others{0};
+      const auto own = std::this_thread::get_id();
+      // Both tiles wait for each other: no thread can do both.
+      c.parallel_for(2, [&](std::int64_t) {
+        ++inside;
+        while (inside < 2 * (kernel + 1) && !c.stopping()) std::this_thread::yield();
+        others += std::this_thread::get_id() != own;
+      });
+      helped += others == 1;
+    });
+  }
+  sg::LoopbackWorld world(1);
+  for (int run = 0; run < sg::testing::cases(20); ++run) {
+    inside = helped = 0;
+    sg::Executor({.threads = 2, .step_timeout = 20s}).run(graph, world);  // gone while a helper is still awake
+    REQUIRE(helped == num_kernels);
+  }
+}
+
 TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executor][threads]") {
   constexpr int num_nodes = 64, num_tiles = 23;
   std::vector<std::atomic<int>> counts(num_nodes * num_tiles);

@@ -15,6 +15,7 @@
 #include "graphs/recompute.hpp"
 #include "graphs/trainer.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -32,16 +33,6 @@ sg::Model small_llama(int layers) {
       {.layers = layers, .width = 16, .heads = 4, .kv_heads = 2, .context = 8, .vocab = 32, .inner = 40, .tied = true});
 }
 
-std::vector<std::int32_t> tokens_for(const sg::BatchSpec& batch, int step, std::int64_t vocab) {
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch.global * batch.seq + 1));
-  std::uint32_t state = 12345u + static_cast<std::uint32_t>(step) * 7919u;
-  for (auto& token : tokens) {
-    state = state * 1664525u + 1013904223u;
-    token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocab));
-  }
-  return tokens;
-}
-
 // Of every step: loss, norm, and the gradients of all weights on all ranks.
 struct History {
   std::vector<double> loss, grad_norm;
@@ -55,7 +46,7 @@ History train(const sg::Model& model, const sg::Plan& plan, int steps) {
   sg::set_fresh_weights(trainer.run(), 7);
   History history;
   for (int step = 0; step < steps; ++step) {
-    const auto result = trainer.step(tokens_for(batch_of_4, step, model.vocab));
+    const auto result = trainer.step(sg::testing::tokens_for(batch_of_4, step, model.vocab));
     history.loss.push_back(result.loss);
     history.grad_norm.push_back(result.grad_norm);
     for (const sg::StepRank& rank : trainer.run().step().ranks) {
@@ -84,6 +75,8 @@ std::vector<sg::Plan> plans() {
     add({.dp = 2, .tp = 2, .devices_per_node = 2}, "1f1b");
     out.back().algorithm = algorithm;
   }
+  add({.tp = 2, .sequence_parallel = true}, "1f1b");
+  add({.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true}, "zb-h1");
   return out;
 }
 

@@ -24,17 +24,17 @@
 #include "graphs/trainer.hpp"
 #include "graphs/weights.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::WithinRel;
+using sg::testing::History;
 
 namespace {
 
-sg::Model small_gpt2() { return sg::gpt2({.layers = 4, .width = 32, .heads = 4, .context = 16, .vocab = 64}); }
-sg::Model small_llama() {
-  return sg::llama({.layers = 4, .width = 32, .heads = 4, .kv_heads = 2, .context = 16, .vocab = 64, .tied = true});
-}
+sg::Model small_gpt2() { return sg::testing::small_gpt2(); }
+sg::Model small_llama() { return sg::testing::small_llama(); }
 // A vocabulary, an MLP and positions that ranks cannot share evenly; the head has a weight of its own.
 sg::Model uneven_gpt2() {
   return sg::gpt2({.layers     = 4,
@@ -60,32 +60,8 @@ sg::Model biased_llama() {
 }
 sg::Model small_mlp() { return sg::mlp({.layers = 4, .width = 16, .context = 16, .vocab = 64}); }
 
-std::vector<std::int32_t> tokens_for(const sg::BatchSpec& batch, int step, std::int64_t vocab) {
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch.global * batch.seq + 1));
-  std::uint32_t state = 12345u + static_cast<std::uint32_t>(step) * 7919u;
-  for (auto& token : tokens) {
-    state = state * 1664525u + 1013904223u;
-    token = static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocab));
-  }
-  return tokens;
-}
-
-struct History {
-  std::vector<double> loss, grad_norm;
-  friend bool operator==(const History&, const History&) = default;
-};
-
 History train(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec& batch, int steps, int threads = 2) {
-  sg::LoopbackWorld world(sg::Layout(plan.layout).num_ranks());
-  sg::Trainer trainer(model, plan, batch, world, {.threads = threads});
-  sg::set_fresh_weights(trainer.run(), 7);
-  History history;
-  for (int step = 0; step < steps; ++step) {
-    const auto result = trainer.step(tokens_for(batch, step % 2, model.vocab));
-    history.loss.push_back(result.loss);
-    history.grad_norm.push_back(result.grad_norm);
-  }
-  return history;
+  return sg::testing::train(model, plan, batch, steps, {.threads = threads, .seed = 7});
 }
 
 // All of them; of what is slow under sanitizers, every fourth.
@@ -153,7 +129,9 @@ TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agre
                              {.pp = 4},
                              {.dp = 2, .tp = 2, .pp = 2},
                              {.dp = 2, .tp = 2, .pp = 2, .order = "dp-tp-pp"},
-                             {.dp = 4, .tp = 2}}) {
+                             {.dp = 4, .tp = 2},
+                             {.tp = 4, .sequence_parallel = true},
+                             {.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true}}) {
     plans.push_back(one);
     plans.back().layout = layout;
   }
@@ -231,6 +209,15 @@ TEST_CASE("tensor-parallel ranks have equal shares of the work and of the weight
     CHECK_THAT(flops(cut, sg::Rank{rank}, product) * tp, WithinRel(flops(whole, sg::Rank{0}, product), 0.02));
     CHECK_THAT(matrix_bytes(cut, static_cast<std::size_t>(rank)) * tp, WithinRel(matrix_bytes(whole, 0), 0.02));
   }
+}
+
+TEST_CASE("a microbatch has one buffer of logits: their gradient takes their place", "[graphs][step]") {
+  const auto model = uneven_gpt2();  // nothing else has as many elements
+  const auto step  = sg::training_step(model, {}, batch_of_8);
+  int buffers      = 0;
+  for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i)
+    buffers += step.graph.spec(sg::Buffer{i}).size_bytes == 16 * 61 * 4;
+  CHECK(buffers == 8);
 }
 
 TEST_CASE("a pipeline rank holds its own layers only", "[graphs][step]") {

@@ -186,6 +186,37 @@ TEST_CASE("attention bears scores that overflow an exponential, and passes NaN o
   for (std::size_t i = 0; i < bad.size(); ++i) CHECK(std::isnan(bad[i]) == (i / 4 >= 10));
 }
 
+TEST_CASE("gradients of attention bear a last row whose probabilities would overflow if its scores were 0",
+          "[ops][attention][gradient]") {
+  // Scores of the last row are `score` and a few more or less; blocks of queries are not whole.
+  const Shape s      = GENERATE(Shape{1, 1, 1, 1, 4}, Shape{1, 9, 1, 1, 4}, Shape{2, 67, 2, 1, 4});
+  const double score = GENERATE(-89.0, -95.0, -300.0);
+  CAPTURE(s, score);
+  OpCase test = attention_case(s, 0, 0, 0.0625);
+  test.build  = [=, inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor moved = tape.tensor("moved", in[0].shape), from = in[0];
+    tape.add({.op = "move", .reads = from, .writes = moved}, [s, score](const sg::Context& context, auto zero) {
+      using T       = decltype(zero);
+      const auto to = context.write<T>();
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const std::int64_t row  = static_cast<std::int64_t>(i) / s.width(),
+                           head = static_cast<std::int64_t>(i) % s.width() / 4;
+        double more             = 0;
+        if (static_cast<std::int64_t>(i) % 4 == 0 && head < s.heads && row % s.seq == s.seq - 1)
+          more = score / scale / 2;
+        if (static_cast<std::int64_t>(i) % 4 == 0 && head >= s.heads && head < s.heads + s.kv_heads) more = 2;
+        to[i] = context.read<T>()[i] + static_cast<T>(more);
+      }
+    });
+    tape.on_backward({.outputs = {moved}, .input_gradients = [=](sg::Tape& back) { back.pass_gradient(from, moved); }});
+    return inner(tape, {moved});
+  };
+  const auto exact = sg::testing::gradients(test).inputs[0],
+             found = sg::testing::gradients(test, sg::DType::f32).inputs[0];
+  CHECK(sg::testing::distance(found, exact) < 1e-4);
+  for (const double each : sg::testing::gradients(test, sg::DType::bf16).inputs[0]) CHECK(std::isfinite(each));
+}
+
 TEST_CASE("a rotary embedding turns a pair of elements by position times frequency", "[ops][rotary]") {
   const Shape s                   = {2, 70, 2, 1, 4};
   const auto frequencies          = sg::rotary_frequencies(4, 100);

@@ -1,9 +1,10 @@
 #include "tools/bench/training.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
+#include <system_error>
 
 #include "engine/error.hpp"
 #include "graphs/token_data.hpp"
@@ -37,9 +38,15 @@ std::vector<std::string> known_models() {
 
 LayoutSpec parse_degrees(const std::string& text) {
   LayoutSpec layout;
-  char more = 0;
-  if (std::sscanf(text.c_str(), "%4dx%4dx%4d%c", &layout.dp, &layout.tp, &layout.pp, &more) != 3 || layout.dp < 1 ||
-      layout.tp < 1 || layout.pp < 1) {
+  const char *at = text.data(), *const end = at + text.size();
+  bool right = true;
+  for (int* const degree : {&layout.dp, &layout.tp, &layout.pp}) {
+    if (degree != &layout.dp) right = right && at != end && *at++ == 'x';
+    const auto [rest, error] = std::from_chars(at, end, *degree);
+    right                    = right && error == std::errc() && *degree >= 1 && *degree <= 9999;
+    at                       = rest;
+  }
+  if (!right || at != end) {
     throw Error(ErrorKind::config, str("layout '", text,
                                        "': is no DPxTPxPP (as 2x1x1: two data-parallel ranks, one tensor- and one "
                                        "pipeline-parallel)"));
