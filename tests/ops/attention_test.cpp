@@ -215,6 +215,8 @@ TEST_CASE("gradients of attention bear a last row whose probabilities would over
   const auto exact = sg::testing::gradients(test).inputs[0],
              found = sg::testing::gradients(test, sg::DType::f32).inputs[0];
   CHECK(sg::testing::distance(found, exact) < 1e-4);
+  const auto in_bf16 = sg::testing::gradients(test, sg::DType::bf16).inputs[0];
+  for (const double each : in_bf16) CHECK(std::isfinite(each));
 }
 
 TEST_CASE("a rotary embedding turns a pair of elements by position times frequency", "[ops][rotary]") {
