@@ -42,9 +42,13 @@ function(stepgraph_program target)
   target_link_libraries(${target} PRIVATE stepgraph::warnings)
 endfunction()
 
-# For programs that are large and do little themselves: assertions, command lines. What they call stays optimised.
+# For programs that are large and do little themselves: assertions, command lines. What they call stays optimised: of
+# equal inline functions a linker keeps the first, so the libraries go before the program's own files.
 function(stepgraph_compile_quickly target)
   target_compile_options(${target} PRIVATE $<IF:$<CONFIG:Sanitize>,-O0,-O1>)
+  target_link_options(${target} PRIVATE "SHELL:-Wl,--whole-archive \
+$<TARGET_FILE:stepgraph_engine> $<TARGET_FILE:stepgraph_ops> $<TARGET_FILE:stepgraph_graphs> \
+$<TARGET_FILE:stepgraph_backends> -Wl,--no-whole-archive")
 endfunction()
 
 # stepgraph_library(folder SOURCES ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ...): the library of one folder.
