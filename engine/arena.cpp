@@ -28,6 +28,7 @@ Arena::Arena(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 // A helper that comes too late to help still looks at what its executor lent it.
 Arena::~Arena() {
   for (int left; (left = impl_->under_way.load()) > 0;) impl_->under_way.wait(left);
+  tsan::acquire(impl_.get());
 }
 
 void Arena::enqueue(void (*work)(void*), void* argument) {
@@ -38,6 +39,7 @@ void Arena::enqueue(void (*work)(void*), void* argument) {
   impl.arena.enqueue([work, argument, &impl] {
     tsan::acquire(argument);
     work(argument);
+    tsan::release(&impl);  // what it looked at may go once nothing is under way
     if (impl.under_way.fetch_sub(1) == 1) impl.under_way.notify_all();
   });
   tsan::leave_scheduler();
