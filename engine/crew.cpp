@@ -18,19 +18,18 @@ void pause_core() noexcept {
 #endif
 }
 
-// Until it is so, or time is up; says which.
+// Until it is so, or time is up.
 template <class Condition>
-bool spin(std::chrono::microseconds most, const Condition& condition) noexcept {
-  if (condition()) return true;
+void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
+  if (condition()) return;
   const auto end = std::chrono::steady_clock::now() + most;
   do {
     for (int i = 0; i < 32; ++i) {
       pause_core();
-      if (condition()) return true;
+      if (condition()) return;
     }
     std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < end);
-  return false;
 }
 
 }  // namespace

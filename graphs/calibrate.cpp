@@ -7,6 +7,7 @@
 
 #include "engine/error.hpp"
 #include "engine/op_times.hpp"
+#include "engine/quantile.hpp"
 #include "engine/recorder.hpp"
 #include "graphs/calibration.hpp"
 #include "graphs/gpt2.hpp"
@@ -85,10 +86,6 @@ struct Sample {
 using Key     = std::tuple<std::string, double, double>;  // op, flops, bytes
 using Samples = std::map<Key, std::vector<Sample>>;
 
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
-}
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
 // Of times. Rather below the median: a node that is disturbed by other programs only ever takes longer.

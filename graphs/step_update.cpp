@@ -128,11 +128,12 @@ void StepBuilder::add_norm() {
     const WeightSpec& spec = setup_.step.spec(weight);
     const auto pieces      = pieces_of(spec, tp_.size, tp_.index);
     const std::size_t slot = setup_.slot_of_weight.at(spec.name);
-    const auto add         = [&](const std::string& name, const Access& values, std::size_t place) {
+    // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
+    const auto add = [&](const std::string& name, const Access& values, std::size_t place) {
       square_sum(graph(), {.name   = "square_sum " + name,
-                                   .values = values,
-                                   .sum    = squares_.range(static_cast<std::int64_t>(8 * place), 8),
-                                   .labels = labels});
+                           .values = values,
+                           .sum    = squares_.range(static_cast<std::int64_t>(8 * place), 8),
+                           .labels = labels});
     };
     if (num_norm_slots(spec, tp_.size) == 1) {
       if (pieces.front().first_holder) add(spec.name, weight.gradient, slot);

@@ -108,7 +108,10 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
   const Elements values = check_elements(graph, "square_sum", spec.name, {{"values", spec.values}});
   check_number(graph, "square_sum", spec.name, {"sum", spec.sum}, DType::f64);
   const std::int64_t blocks = (values.count + cpu::square_block - 1) / cpu::square_block;
+  std::optional<Lane> lane;
+  if (spec.lane) lane = graph.lane(graph.spec(spec.values.buffer).rank, *spec.lane);
   return graph.add({.name     = spec.name,
+                    .lane     = lane,
                     .reads    = spec.values,
                     .writes   = spec.sum,
                     .op       = "square_sum",

@@ -12,10 +12,11 @@ namespace stepgraph {
 // sum = the squares of all elements of `values` in f64, over blocks of fixed size, so that its bits depend on nothing
 // but the elements. `values` may be strided.
 struct SquareSum {
-  std::string name = {};
-  Access values    = {};
-  Access sum       = {};  // one f64
-  Labels labels    = {};
+  std::string name             = {};
+  std::optional<LaneKind> lane = LaneKind::compute;  // none: only its accesses order it
+  Access values                = {};
+  Access sum                   = {};  // one f64
+  Labels labels                = {};
 };
 Node square_sum(Graph& graph, const SquareSum& spec);
 

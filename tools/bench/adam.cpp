@@ -13,6 +13,7 @@
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/quantile.hpp"
 #include "engine/verify.hpp"
 #include "ops/optimizer.hpp"
 #include "tools/bench/training.hpp"

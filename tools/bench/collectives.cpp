@@ -16,6 +16,7 @@
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
 #include "engine/machine.hpp"
+#include "engine/quantile.hpp"
 #include "engine/verify.hpp"
 #include "graphs/collective_algorithms.hpp"
 #include "tools/bench/collective_cases.hpp"
@@ -67,11 +68,6 @@ double seconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
 }
 
 // One collective as `sets` chains, one after another, each on buffers of its own.

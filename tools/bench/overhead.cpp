@@ -21,6 +21,7 @@
 #include "engine/executor.hpp"
 #include "engine/machine.hpp"
 #include "engine/memory_plan.hpp"
+#include "engine/quantile.hpp"
 #include "engine/recorder.hpp"
 #include "engine/simulate.hpp"
 #include "engine/verify.hpp"
@@ -34,11 +35,6 @@ double nanoseconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
-}
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
 }
 
 void raw_taskflow(const Shape& shape, tf::Taskflow& taskflow) {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "engine/error.hpp"
+#include "engine/quantile.hpp"
 #include "graphs/prediction.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"

@@ -7,6 +7,7 @@
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
+#include "engine/quantile.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "tools/bench/training.hpp"
 

@@ -15,6 +15,7 @@
 
 #include "engine/error.hpp"
 #include "engine/op_times.hpp"
+#include "engine/quantile.hpp"
 #include "engine/recorder.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"

@@ -104,9 +104,4 @@ double Training::step(Recorder* recorder) {
   return seconds;
 }
 
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(std::llround(share * static_cast<double>(values.size() - 1)))];
-}
-
 }  // namespace stepgraph::bench

@@ -44,6 +44,4 @@ class Training {
   std::vector<std::int32_t> tokens_;
 };
 
-[[nodiscard]] double quantile(std::vector<double> values, double share);
-
 }  // namespace stepgraph::bench
