@@ -171,14 +171,6 @@ std::vector<std::vector<std::size_t>> cut_into_stages(const Model& model, int nu
 
 }  // namespace
 
-std::size_t num_norm_slots(const WeightSpec& weight, int tp) {
-  if (!weight.cut) return 1;
-  const auto pieces = pieces_of(weight, tp, 0);
-  const bool shared =
-      std::any_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.num_holders > 1; });
-  return shared ? pieces.size() : 1;
-}
-
 PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches) {
   if (!plan.schedule.ends_with(".csv")) {
     return pipeline_schedule(parse_schedule_kind(plan.schedule),
@@ -223,9 +215,6 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
     for (const std::size_t block : blocks_of_stage[stage]) {
       for (const WeightSpec& weight : step.model.blocks[block].weights) {
         stage_of_weight.emplace(weight.name, Stage{static_cast<int>(stage)});
-        if (!weight.tied_to.empty()) continue;
-        slot_of_weight.emplace(weight.name, num_slots);
-        num_slots += num_norm_slots(weight, plan.layout.tp);
       }
     }
   }

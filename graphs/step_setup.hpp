@@ -32,8 +32,6 @@ struct StepSetup {
   StepOptions options;
   std::vector<std::vector<std::size_t>> blocks_of_stage = {};
   std::map<std::string, Stage> stage_of_weight          = {};
-  std::map<std::string, std::size_t> slot_of_weight = {};  // of those that are not tied: first place in the norm's sum
-  std::size_t num_slots                             = 0;
 
  private:
   void make_groups(bool trains);
@@ -41,9 +39,5 @@ struct StepSetup {
 
   std::map<std::string, Group> groups_;
 };
-
-// How many summands of the squared norm a weight has: one, or one for each section where some are held by several
-// ranks.
-[[nodiscard]] std::size_t num_norm_slots(const WeightSpec& weight, int tp);
 
 }  // namespace stepgraph

@@ -1,4 +1,6 @@
 // The end of a training step: gradients over ranks, the norm of all of them, the update.
+#include <algorithm>
+
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
@@ -114,43 +116,40 @@ void StepBuilder::join_tied_weights() {
   }
 }
 
-// One summand for each weight of the whole model, so that its sum has the same bits however stages are cut.
+// Every element once: of a piece that several tensor-parallel ranks hold, at the first of them.
 void StepBuilder::add_norm() {
-  squares_            = make("squares", static_cast<std::int64_t>(setup_.num_slots), DType::f64, Lifetime::step);
+  squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
   const Labels labels = {.phase = "norm"};
   graph().add({.name = "clear squares", .writes = squares_, .op = "clear", .labels = {.phase = "clear"}},
               [](const Context& context) {
-                for (double& square : context.write<double>()) square = 0;
+                for (std::int64_t& limb : context.write<std::int64_t>()) limb = 0;
               });
   for (const StepWeight& weight : here().weights) {
     if (weight.tied) continue;
     const WeightSpec& spec = setup_.step.spec(weight);
-    const auto pieces      = pieces_of(spec, tp_.size, tp_.index);
-    const std::size_t slot = setup_.slot_of_weight.at(spec.name);
     // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
-    const auto add = [&](const std::string& name, const Access& values, std::size_t place) {
-      square_sum(graph(), {.name   = "square_sum " + name,
-                           .values = values,
-                           .sum    = squares_.range(static_cast<std::int64_t>(8 * place), 8),
-                           .labels = labels});
+    const auto add = [&](const std::string& name, const Access& values) {
+      square_sum(graph(), {.name = "square_sum " + name, .values = values, .sum = squares_, .labels = labels});
     };
-    if (num_norm_slots(spec, tp_.size) == 1) {
-      if (pieces.front().first_holder) add(spec.name, weight.gradient, slot);
+    const auto pieces = pieces_of(spec, tp_.size, tp_.index);
+    const bool all    = std::all_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.first_holder; });
+    if (all) {
+      add(spec.name, weight.gradient);
       continue;
     }
     const std::int64_t row_bytes = graph().spec(weight.gradient).size_bytes / local_shape(spec, tp_.size, tp_.index)[0];
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (!pieces[i].first_holder) continue;
-      add(pieces[i].tensor, weight.gradient.range(pieces[i].local * row_bytes, pieces[i].size * row_bytes), slot + i);
+    for (const WeightPiece& piece : pieces) {
+      if (piece.first_holder) add(piece.tensor, weight.gradient.range(piece.local * row_bytes, piece.size * row_bytes));
     }
   }
   const int members = setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
     all_reduce_part("all_reduce squares", setup_.group(rank_, {Axis::tp, Axis::pp}, "norm"), members, squares_,
-                    DType::f64, LaneKind::reduce, labels);
+                    DType::i64, LaneKind::reduce, labels);
   }
   clip_factor(graph(), {.squares = squares_,
+                        .type    = sum_type(),
                         .norm    = here().grad_norm,
                         .factor  = factor_,
                         .clip    = setup_.plan.optimizer.clip,

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <string_view>
 
-// Random bits by position instead of by turn: internal to ops/ and graphs/. Whoever asks, in whatever order, gets the same
-// ones for the same key and counter.
+// Random bits by position instead of by turn: internal to ops/ and graphs/. Whoever asks, in whatever order, gets the
+// same ones for the same key and counter.
 namespace stepgraph {
 
 // A bijection of 64 bits in which every bit of the input flips every bit of the output with probability 1/2 (the

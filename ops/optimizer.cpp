@@ -1,11 +1,11 @@
 #include "ops/optimizer.hpp"
 
-#include <array>
 #include <cmath>
 #include <initializer_list>
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/cpu/exact_squares.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/optimizer.hpp"
 #include "ops/streams.hpp"
@@ -73,20 +73,14 @@ Body typed(DType type, const Kernel& kernel) {
   return Body([kernel](const Context& context) { kernel(context, double{}); });
 }
 
-// term(0) + ... + term(count - 1), added up in this order. Terms are computed a few hundred at a time, side by side.
-template <class Term>
-double in_order(const Context& context, std::int64_t count, const Term& term) {
-  constexpr std::int64_t batch = 2048, tile = 8;
-  double sum = 0;
-  for (std::int64_t begin = 0; begin < count; begin += batch) {
-    std::array<double, batch> terms;
-    const std::int64_t size = std::min(batch, count - begin);
-    cpu::for_tiles(context, size, tile, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t i = first; i < last; ++i) terms[static_cast<std::size_t>(i)] = term(begin + i);
-    });
-    for (std::int64_t i = 0; i < size; ++i) sum += terms[static_cast<std::size_t>(i)];
-  }
-  return sum;
+// A sum of squares of elements of `type`, not rounded yet.
+void check_exact_sum(const Graph& graph, std::string_view op, const std::string& name, const Named& sum, DType type) {
+  const DType given        = graph.spec(sum.access.buffer).type;
+  const std::int64_t bytes = num_bytes(graph, sum.access), wanted = 8 * exact_sum_size(type);
+  if (given == DType::i64 && bytes == wanted && sum.access.region.count == 1) return;
+  refuse(op, name,
+         str(sum.name, " has ", bytes, " bytes of ", given, " (", exact_sum_size(type), " of i64 in one range, for ",
+             type, ")"));
 }
 
 // Of a master's update: nothing is there, or one bf16 for each element of an f32 weight.
@@ -104,31 +98,37 @@ void check_value(const Graph& graph, std::string_view op, const std::string& nam
 
 }  // namespace
 
+std::int64_t exact_sum_size(DType type) {
+  return type == DType::f64 ? cpu::exact_size<double> : cpu::exact_size<float>;
+}
+
 Node square_sum(Graph& graph, const SquareSum& spec) {
   const Elements values = check_elements(graph, "square_sum", spec.name, {{"values", spec.values}});
-  check_number(graph, "square_sum", spec.name, {"sum", spec.sum}, DType::f64);
-  const std::int64_t blocks = (values.count + cpu::square_block - 1) / cpu::square_block;
+  check_exact_sum(graph, "square_sum", spec.name, {"sum", spec.sum}, values.type);
   std::optional<Lane> lane;
   if (spec.lane) lane = graph.lane(graph.spec(spec.values.buffer).rank, *spec.lane);
-  return graph.add({.name     = spec.name,
-                    .lane     = lane,
-                    .reads    = spec.values,
-                    .writes   = spec.sum,
-                    .op       = "square_sum",
-                    .parallel = true,
-                    .cost     = {.flops       = 2 * static_cast<double>(values.count),
-                                 .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
-                    .labels   = spec.labels},
-                   typed(values.type, [blocks]<class T>(const Context& context, T) {
+  return graph.add({.name        = spec.name,
+                    .lane        = lane,
+                    .reads       = spec.values,
+                    .accumulates = spec.sum,
+                    .op          = "square_sum",
+                    .parallel    = true,
+                    .cost        = {.flops       = 2 * static_cast<double>(values.count),
+                                    .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
+                    .labels      = spec.labels},
+                   typed(values.type, [count = values.count]<class T>(const Context& context, T) {
                      const Rows<const T> rows = context.read_rows<T>();
-                     context.write<double>().front() =
-                         in_order(context, blocks, [&](std::int64_t i) { return cpu::square_block_sum(rows, i); });
+                     const auto sum           = context.accumulate<std::int64_t>();
+                     cpu::for_tiles(
+                         context, count, 2 * cpu::elements_per_tile,
+                         [&](std::int64_t begin, std::int64_t end) { cpu::add_squares(rows, begin, end, sum); });
                    }));
 }
 
 Node clip_factor(Graph& graph, const ClipFactor& spec) {
-  const Elements squares = check_elements(graph, "clip_factor", spec.name, {{"squares", spec.squares}});
-  if (squares.type != DType::f64) refuse("clip_factor", spec.name, str("squares are ", squares.type, " (f64)"));
+  if (spec.type != DType::f32 && spec.type != DType::f64)
+    refuse("clip_factor", spec.name, str("squares of ", spec.type, " (f32 or f64)"));
+  check_exact_sum(graph, "clip_factor", spec.name, {"squares", spec.squares}, spec.type);
   check_number(graph, "clip_factor", spec.name, {"norm", spec.norm}, DType::f64);
   check_number(graph, "clip_factor", spec.name, {"factor", spec.factor}, DType::f64);
   check_positive("clip_factor", spec.name, "clip", spec.clip);
@@ -136,15 +136,13 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
                     .reads  = spec.squares,
                     .writes = {spec.norm, spec.factor},
                     .op     = "clip_factor",
-                    .cost   = {.flops       = static_cast<double>(squares.count),
+                    .cost   = {.flops       = static_cast<double>(exact_sum_size(spec.type)),
                                .bytes_moved = static_cast<double>(num_bytes(graph, spec.squares))},
                     .labels = spec.labels},
-                   [clip = spec.clip](const Context& context) {
-                     const Rows<const double> rows = context.read_rows<double>();
-                     double sum                    = 0;
-                     for (std::int64_t row = 0; row < rows.count; ++row) {
-                       for (const double square : rows[row]) sum += square;
-                     }
+                   [clip = spec.clip, type = spec.type](const Context& context) {
+                     const auto squares = context.read<std::int64_t>();
+                     const double sum =
+                         type == DType::f64 ? cpu::rounded<double>(squares) : cpu::rounded<float>(squares);
                      const double norm = std::sqrt(sum), ratio = clip / (norm + 1e-6);
                      context.write<double>(0).front() = norm;
                      // A norm that is no number makes a factor that is none: a wrong step must not look like a good

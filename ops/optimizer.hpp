@@ -9,23 +9,27 @@
 // a lane: only their accesses order them.
 namespace stepgraph {
 
-// sum = the squares of all elements of `values` in f64, over blocks of fixed size, so that its bits depend on nothing
-// but the elements. `values` may be strided.
+// A sum of squares that is not rounded: integers, which a clear sets to 0 and which are added up element by element
+// wherever two sums meet. So its bits depend on nothing but the elements, however they are cut and ordered.
+[[nodiscard]] std::int64_t exact_sum_size(DType type);  // elements of i64, for squares of f32 or f64
+
+// Adds the squares of all elements of `values` to the sum. `values` may be strided.
 struct SquareSum {
   std::string name             = {};
   std::optional<LaneKind> lane = LaneKind::compute;  // none: only its accesses order it
   Access values                = {};
-  Access sum                   = {};  // one f64
+  Access sum                   = {};  // exact_sum_size elements of i64
   Labels labels                = {};
 };
 Node square_sum(Graph& graph, const SquareSum& spec);
 
-// norm = sqrt(the squares, added in their order), factor = min(1, clip / (norm + 1e-6)), or 1 where clip is 0.
+// norm = sqrt(squares), factor = min(1, clip / (norm + 1e-6)), or 1 where clip is 0.
 struct ClipFactor {
   std::string name = "clip";
-  Access squares   = {};  // f64, any number
-  Access norm      = {};  // one f64
-  Access factor    = {};  // one f64
+  Access squares   = {};          // a sum of them
+  DType type       = DType::f32;  // of what was squared
+  Access norm      = {};          // one f64
+  Access factor    = {};          // one f64
   double clip      = 0;
   Labels labels    = {};
 };

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/lanes.hpp"
-
 namespace stepgraph::cpu {
 namespace {
 
@@ -118,32 +116,9 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
   }
 }
 
-template <class T>
-double square_block_sum(const Rows<const T>& rows, std::int64_t block) {
-  const auto squares = [](const T* values, std::int64_t size) {
-    return lane_sum<double>(size, [values](std::int64_t i) {
-      const auto value = static_cast<double>(values[i]);
-      return value * value;
-    });
-  };
-  const std::int64_t begin = block * square_block, count = std::min(square_block, rows.length * rows.count - begin);
-  const Stretch<const T> here = stretch(rows, begin);
-  if (here.size >= count) return squares(here.data, count);
-  T side_by_side[square_block];
-  for (std::int64_t done = 0; done < count;) {
-    const Stretch<const T> piece = stretch(rows, begin + done);
-    const std::int64_t some      = std::min(piece.size, count - done);
-    std::copy_n(piece.data, some, side_by_side + done);
-    done += some;
-  }
-  return squares(side_by_side, count);
-}
-
 template void adamw<float>(const AdamWRows<float>&, const AdamWScalars&, std::int64_t, std::int64_t);
 template void adamw<double>(const AdamWRows<double>&, const AdamWScalars&, std::int64_t, std::int64_t);
 template void sgd<float>(const SgdRows<float>&, const SgdScalars&, std::int64_t, std::int64_t);
 template void sgd<double>(const SgdRows<double>&, const SgdScalars&, std::int64_t, std::int64_t);
-template double square_block_sum<float>(const Rows<const float>&, std::int64_t);
-template double square_block_sum<double>(const Rows<const double>&, std::int64_t);
 
 }  // namespace stepgraph::cpu

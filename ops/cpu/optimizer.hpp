@@ -4,7 +4,7 @@
 #include "engine/context.hpp"
 #include "engine/half.hpp"
 
-// Updates of weights, element by element, and the sum of their gradients' squares. What changes from step to step comes
+// Updates of weights, element by element. What changes from step to step comes
 // in as doubles and is rounded to the weight's type once.
 namespace stepgraph::cpu {
 
@@ -33,11 +33,5 @@ struct SgdRows {
 };
 template <class T>
 void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end);
-
-// The squares of rows laid end to end: blocks of square_block elements are summed by themselves and, in a second step,
-// added up in their order.
-inline constexpr std::int64_t square_block = 4096;
-template <class T>
-[[nodiscard]] double square_block_sum(const Rows<const T>& rows, std::int64_t block);
 
 }  // namespace stepgraph::cpu

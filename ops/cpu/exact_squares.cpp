@@ -1,0 +1,150 @@
+#include "ops/cpu/exact_squares.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace stepgraph::cpu {
+namespace {
+
+__extension__ using Wide = unsigned __int128;
+
+// How a number is written: mantissa times 2^(exponent - 1) times the smallest number there is.
+template <class T>
+struct Format {
+  using Bits                        = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
+  static constexpr int fraction     = std::numeric_limits<T>::digits - 1;
+  static constexpr int max_exponent = 2 * std::numeric_limits<T>::max_exponent - 1;  // infinities and NaNs have it
+  static constexpr int smallest     = std::numeric_limits<T>::min_exponent - 1 - fraction;  // it is 2 to this power
+};
+
+constexpr int limb_bits              = 32;
+constexpr std::uint64_t limb_mask    = (std::uint64_t{1} << limb_bits) - 1;
+constexpr std::int64_t at_a_time     = 32768;  // elements: their squares of 48 bits do not fill 64
+constexpr std::size_t num_histograms = 4;      // so that neighbours, alike in size, do not wait for each other
+
+template <class T>
+using Limbs = std::array<std::int64_t, static_cast<std::size_t>(exact_size<T>)>;
+
+// value * 2^position.
+template <class T>
+void add(Limbs<T>& limbs, Wide value, int position) {
+  auto limb       = static_cast<std::size_t>(position / limb_bits);
+  const int shift = position % limb_bits;
+  // What the shift would push out at the top comes afterwards.
+  const Wide low = value << shift;
+  Wide left      = low >> limb_bits;
+  if (shift > 0) left |= (value >> (128 - shift)) << (128 - limb_bits);
+  limbs[limb] += static_cast<std::int64_t>(static_cast<std::uint64_t>(low) & limb_mask);
+  for (; left != 0; left >>= limb_bits) {
+    limbs[++limb] += static_cast<std::int64_t>(static_cast<std::uint64_t>(left) & limb_mask);
+  }
+}
+
+template <class T>
+void count_special(Limbs<T>& limbs, typename Format<T>::Bits fraction) {
+  ++limbs[static_cast<std::size_t>(exact_limbs<T> + (fraction != 0))];
+}
+
+// Squares of equal exponent are added as integers.
+void add_stretch(Limbs<float>& limbs, const float* values, std::int64_t count) {
+  using F = Format<float>;
+  std::array<std::array<std::uint64_t, F::max_exponent + 1>, num_histograms> sums{};
+  const auto one = [&](std::int64_t i, std::size_t histogram) {
+    const auto bits     = std::bit_cast<std::uint32_t>(values[i]);
+    const auto exponent = (bits >> F::fraction) & F::max_exponent;
+    const std::uint64_t mantissa =
+        (bits & ((1u << F::fraction) - 1)) | (static_cast<std::uint32_t>(exponent != 0) << F::fraction);
+    sums[histogram][exponent] += mantissa * mantissa;
+  };
+  std::int64_t i = 0;
+  for (; i + static_cast<std::int64_t>(num_histograms) <= count; i += num_histograms) {
+    for (std::size_t k = 0; k < num_histograms; ++k) one(i + static_cast<std::int64_t>(k), k);
+  }
+  for (; i < count; ++i) one(i, 0);
+  for (int exponent = 0; exponent < F::max_exponent; ++exponent) {
+    Wide sum = 0;
+    for (const auto& histogram : sums) sum += histogram[static_cast<std::size_t>(exponent)];
+    if (sum != 0) add<float>(limbs, sum, 2 * (std::max(exponent, 1) - 1));
+  }
+  bool special = false;
+  for (const auto& histogram : sums) special = special || histogram[F::max_exponent] != 0;
+  if (!special) return;
+  for (i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+    if (!std::isfinite(values[i])) count_special<float>(limbs, bits & ((1u << F::fraction) - 1));
+  }
+}
+
+void add_stretch(Limbs<double>& limbs, const double* values, std::int64_t count) {
+  using F = Format<double>;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto bits              = std::bit_cast<std::uint64_t>(values[i]);
+    const auto exponent          = static_cast<int>(bits >> F::fraction) & F::max_exponent;
+    const std::uint64_t fraction = bits & ((std::uint64_t{1} << F::fraction) - 1);
+    if (exponent == F::max_exponent) {
+      count_special<double>(limbs, fraction);
+      continue;
+    }
+    const Wide mantissa = fraction | (static_cast<std::uint64_t>(exponent != 0) << F::fraction);
+    add<double>(limbs, mantissa * mantissa, 2 * (std::max(exponent, 1) - 1));
+  }
+}
+
+// Limbs below 2^32, but for the highest.
+void carry(std::span<std::int64_t> limbs) {
+  for (std::size_t i = 0; i + 1 < limbs.size(); ++i) {
+    limbs[i + 1] += limbs[i] >> limb_bits;
+    limbs[i] &= static_cast<std::int64_t>(limb_mask);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum) {
+  Limbs<T> limbs{};
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t row = at / rows.length, offset = at % rows.length;
+    const std::int64_t count = std::min({rows.length - offset, end - at, at_a_time});
+    add_stretch(limbs, rows.data + row * rows.stride + offset, count);
+    at += count;
+  }
+  carry(std::span(limbs).first(exact_limbs<T>));
+  for (std::size_t i = 0; i < limbs.size(); ++i) {
+    if (limbs[i] != 0) std::atomic_ref(sum[i]).fetch_add(limbs[i], std::memory_order_relaxed);
+  }
+}
+
+template <class T>
+double rounded(std::span<const std::int64_t> sum) {
+  Limbs<T> limbs{};
+  std::copy(sum.begin(), sum.end(), limbs.begin());
+  if (limbs[exact_limbs<T> + 1] != 0) return std::numeric_limits<double>::quiet_NaN();
+  if (limbs[exact_limbs<T>] != 0) return std::numeric_limits<double>::infinity();
+  carry(std::span(limbs).first(exact_limbs<T>));
+  int top = exact_limbs<T> - 1;
+  while (top >= 0 && limbs[static_cast<std::size_t>(top)] == 0) --top;
+  if (top < 0) return 0;
+  // The highest limbs, of which the first may be larger than the others; of those below, whether they are nothing.
+  const int lowest = std::max(top - 2, 0);
+  Wide head        = 0;
+  for (int i = top; i >= lowest; --i) {
+    head = (head << limb_bits) | static_cast<std::uint64_t>(limbs[static_cast<std::size_t>(i)]);
+  }
+  bool below = false;
+  for (int i = 0; i < lowest; ++i) below = below || limbs[static_cast<std::size_t>(i)] != 0;
+  head |= static_cast<std::uint64_t>(below);
+  return std::ldexp(static_cast<double>(head), limb_bits * lowest + 2 * Format<T>::smallest);
+}
+
+template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
+template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
+template double rounded<float>(std::span<const std::int64_t>);
+template double rounded<double>(std::span<const std::int64_t>);
+
+}  // namespace stepgraph::cpu
