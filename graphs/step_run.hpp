@@ -57,6 +57,13 @@ class StepRun {
   template <class T>
   void read(Which which, const std::string& name, std::span<T> out) const;
   [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
+  [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
+  template <class T>
+  [[nodiscard]] std::span<T> span(const WeightPart& part) const {
+    return memory()
+        .span<T>(part.buffer)
+        .subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(part.size()));
+  }
 
   StepGraph step_;
   bool has_weights_ = false;
