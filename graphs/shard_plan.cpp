@@ -39,7 +39,7 @@ bool operator==(const ShardPlan& a, const ShardPlan& b) {
     return std::tie(plan.strategy, plan.reduce, plan.prefetch, plan.forward_prefetch, plan.slots, plan.grad_slots,
                     plan.units, plan.min_params, plan.flat, plan.group, plan.reshard_after_forward, plan.reshard_group,
                     plan.keep_between_microbatches, plan.bucket_mb, plan.first_bucket_mb, plan.bucket_views,
-                    plan.delay_all_reduce, plan.find_unused_parameters, plan.reduction);
+                    plan.delay_all_reduce, plan.find_unused_parameters, plan.static_graph, plan.reduction);
   };
   return fields(a) == fields(b);
 }

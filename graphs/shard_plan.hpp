@@ -52,11 +52,14 @@ struct ShardPlan {
   bool keep_between_microbatches = false;  // a stage stays gathered from UNSHARD to RESHARD
 
   // Gradients of weights that are whole everywhere travel in buckets, filled in the order of the backward pass.
-  double bucket_mb            = 25;
-  double first_bucket_mb      = 0;      // 0: as the others
-  bool bucket_views           = true;   // gradients lie in their bucket; else they are copied there and back
-  bool delay_all_reduce       = false;  // one reduction, after the backward pass
-  bool find_unused_parameters = false;  // weights that no op reads take part with zeros; else they are refused
+  double bucket_mb       = 25;
+  double first_bucket_mb = 0;      // 0: as the others
+  bool bucket_views      = true;   // gradients lie in their bucket; else they are copied there and back
+  bool delay_all_reduce  = false;  // one reduction, after the backward pass
+  // Weights that no op reads take part with zeros, and are named (StepGraph::unused); else they are refused. A step is
+  // one graph, built once: which weights it uses never changes, so that both allow it.
+  bool find_unused_parameters = false;
+  bool static_graph           = false;
   Reduction reduction         = Reduction::average;  // sum: gradients are dp times as large
 
   friend bool operator==(const ShardPlan& a, const ShardPlan& b);  // functions aside

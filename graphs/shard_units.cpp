@@ -34,6 +34,24 @@ std::string joined_name(const Model& model, const std::vector<std::size_t>& bloc
   return blocks.size() == 1 ? first : str(first, " to ", model.blocks[blocks.back()].name);
 }
 
+std::int64_t least_params(const ShardPlan& plan) {
+  const std::string text  = plan.units.substr(7);
+  std::int64_t least      = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), least);
+  if (error != std::errc() || end != text.data() + text.size() || least < 1)
+    refuse_units(plan, "(params: and a number of at least 1, as params:1000000)");
+  return least;
+}
+
+void check_units(const ShardPlan& plan) {
+  if (plan.unit_of || plan.units == "layer" || plan.units == "model") return;
+  if (plan.units.starts_with("params:")) {
+    static_cast<void>(least_params(plan));
+  } else if (!plan.units.starts_with("type:") || plan.units.size() == 5) {
+    refuse_units(plan, "is unknown (layer, model, params:N or type:NAME)");
+  }
+}
+
 // A name for each block; neighbours that share one are a unit. An empty one: a unit of its own.
 std::vector<std::string> chosen_names(const Model& model, const ShardPlan& plan,
                                       const std::vector<std::size_t>& blocks) {
@@ -53,13 +71,9 @@ std::vector<std::string> chosen_names(const Model& model, const ShardPlan& plan,
       names.push_back(is_type ? std::string() : str("beside ", type, " ", run));
     }
   } else if (plan.units.starts_with("params:")) {
-    const std::string text  = plan.units.substr(7);
-    std::int64_t least      = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), least);
-    if (error != std::errc() || end != text.data() + text.size() || least < 1)
-      refuse_units(plan, "(params: and a number of at least 1, as params:1000000)");
-    std::int64_t sum = 0;
-    int run          = 0;
+    const std::int64_t least = least_params(plan);
+    std::int64_t sum         = 0;
+    int run                  = 0;
     for (const std::size_t block : blocks) {
       names.push_back(str("run ", run));
       sum += num_parameters(model.blocks[block]);
@@ -67,8 +81,6 @@ std::vector<std::string> chosen_names(const Model& model, const ShardPlan& plan,
       sum = 0;
       ++run;
     }
-  } else {
-    refuse_units(plan, "(layer, model, params:N or type:NAME)");
   }
   return names;
 }
@@ -194,6 +206,7 @@ void check_shard_plan(const Plan& plan) {
   const ShardPlan& shard = plan.shard;
   const auto refuse      = [](const std::string& why) { throw Error(ErrorKind::config, "shard." + why); };
   const bool cuts_values = shard.strategy == Shard::full || shard.strategy == Shard::hybrid;
+  check_units(shard);
   if (shard.slots < 1) refuse(str("slots: ", shard.slots, " (at least 1)"));
   if (shard.grad_slots < 1) refuse(str("grad_slots: ", shard.grad_slots, " (at least 1)"));
   if (shard.min_params < 0) refuse(str("min_params: ", shard.min_params, " (at least 0)"));

@@ -62,6 +62,7 @@ class StepBuilder {
   void fill_buckets();
   void add_to_table();
   void add_slots();
+  void add_kept(const Unit& unit, UnitValues& values);
   [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
   WeightPart part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime, Buffer Unit::*flat);
   [[nodiscard]] Access access(const WeightPart& part) const;

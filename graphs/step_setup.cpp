@@ -196,6 +196,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   const int num_ranks = step.layout.num_ranks();
   if (!trains) plan.layout.sequence_parallel = false;  // a prompt has as many tokens as it has, and keeps no activation
   check_shard_plan(plan);
+  plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
   if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
   check_model(model);
   check_plan(model, plan, batch);

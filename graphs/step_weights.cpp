@@ -4,6 +4,7 @@
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
+#include "ops/reduce.hpp"
 
 namespace stepgraph {
 
@@ -200,33 +201,90 @@ void StepBuilder::declare_weights(bool trains) {
   if (cuts_values()) add_slots();
 }
 
+namespace {
+
+UnitText gather_text(const ShardUnit& unit, const std::vector<std::string>& others, const Labels& at,
+                     const AccessList& after) {
+  const bool forward = at.phase == "forward";
+  std::string name   = str(forward ? "F " : "B ", unit.name);
+  if (at.microbatch >= 0) name += str(" mb", at.microbatch);
+  return {.name   = std::move(name),
+          .others = others,
+          .labels = {.stage      = index(unit.stage),
+                     .microbatch = at.microbatch,
+                     .layer      = unit.layer,
+                     .phase      = forward ? "forward" : "backward"},
+          .after  = after};
+}
+
+// The same unit among fewer members, each of which has what several neighbours had.
+ShardUnit among_fewer(const ShardUnit& unit, int members) {
+  ShardUnit fewer = unit;
+  if (unit.flat) fewer.flat = FlatShards(unit.flat->padded_elements(), members);
+  for (CutWeight& weight : fewer.weights) {
+    const std::size_t together = weight.ranges.size() / static_cast<std::size_t>(members);
+    std::vector<ElementRange> ranges;
+    for (std::size_t first = 0; first < weight.ranges.size(); first += together) {
+      ranges.push_back({weight.ranges[first].begin, weight.ranges[first + together - 1].end});
+    }
+    weight.ranges = std::move(ranges);
+  }
+  return fewer;
+}
+
+}  // namespace
+
 // How a unit's weights are gathered, for the pass that knows when.
 void StepBuilder::add_slots() {
   const DType type = setup_.step.type;
   for (const Unit& unit : units_) {
-    const auto text = [](const std::shared_ptr<const ShardUnit>& cut, const std::vector<std::string>& others,
-                         const Labels& at, const AccessList& after) {
-      std::string name = str(at.phase == "forward" ? "F " : "B ", cut->name);
-      if (at.microbatch >= 0) name += str(" mb", at.microbatch);
-      return UnitText{.name   = std::move(name),
-                      .others = others,
-                      .labels = {.stage      = index(cut->stage),
-                                 .microbatch = at.microbatch,
-                                 .layer      = cut->layer,
-                                 .phase      = at.phase == "forward" ? "forward" : "backward"},
-                      .after  = after};
-    };
     UnitValues values{.whole      = unit.whole,
                       .unit       = unit.cut->name,
                       .size_bytes = unit.cut->elements * static_cast<std::int64_t>(size_bytes(type)),
                       .type       = type};
-    values.gather = [=, cut = unit.cut, others = unit.others, from = parts(unit, &Unit::values, &StepWeight::value),
+    values.gather = [type, cut = unit.cut, others = unit.others, from = parts(unit, &Unit::values, &StepWeight::value),
                      by = member("gather", LaneKind::gather)](Graph& graph, Buffer slot, const Labels& at,
-                                                              const AccessList& after, bool) {
-      gather_unit(graph, by, *cut, type, from, slot, text(cut, others, at, after));
+                                                              const AccessList& after) {
+      gather_unit(graph, by, *cut, type, from, slot, gather_text(*cut, others, at, after));
     };
+    if (setup_.plan.shard.reshard_group > 0) add_kept(unit, values);
     setup_.slots.values.push_back(std::move(values));
   }
+}
+
+// For the backward pass a few neighbours keep the whole between them.
+void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
+  const DType type = setup_.step.type;
+  const int size   = setup_.plan.shard.reshard_group;
+  const Member by{.rank  = rank_,
+                  .group = setup_.reshard_group(coord_),
+                  .size  = size,
+                  .index = coord_.dp % size,
+                  .lane  = LaneKind::gather};
+  const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.cut, size));
+  UnitParts kept;
+  if (fewer->flat) kept.flat = make("kept " + fewer->name, fewer->flat->shard_elements(), type, Lifetime::step);
+  std::size_t other = 0;
+  for (const CutWeight& weight : fewer->weights) {
+    if (weight.flat) continue;
+    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(by.index)].size();
+    kept.others.push_back(elements == 0 ? Access()
+                                        : Access(make("kept " + unit.others[other], elements, type, Lifetime::step)));
+    ++other;
+  }
+  values.keep = [=](Graph& graph, Buffer slot, const Labels& at) {
+    const UnitParts in_slot = parts_in_whole(*fewer, type, slot, by.index);
+    const auto keep         = [&](const Access& to, const Access& from, const std::string& what) {
+      copy(graph, {.name = "keep " + what, .lane = std::nullopt, .to = to, .from = from, .labels = at});
+    };
+    if (fewer->flat) keep(kept.flat, in_slot.flat, fewer->name);
+    for (std::size_t i = 0; i < kept.others.size(); ++i) {
+      if (kept.others[i].buffer != Buffer{}) keep(kept.others[i], in_slot.others[i], fewer->name);
+    }
+  };
+  values.gather_kept = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at, const AccessList& after) {
+    gather_unit(graph, by, *fewer, type, kept, slot, gather_text(*fewer, others, at, after));
+  };
 }
 
 }  // namespace stepgraph

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
+#include <set>
+#include <tuple>
 
 #include "engine/error.hpp"
 
@@ -222,13 +223,13 @@ class RankSlots {
     AccessList after;
     if (done_ != Buffer{} && waits_for(tenancy)) after.push_back(done_);
     current_[tenancy.owner] = tenancy.slot;
-    const bool again        = values.keep && !tenancy.forward && kept_.contains(tenancy.owner);
-    values.gather(out, tenancy.slot, graph_.labels({tenancy.first}), after, again);
+    const bool again        = !tenancy.forward && kept_.contains(tenancy.owner);
+    (again ? values.gather_kept : values.gather)(out, tenancy.slot, graph_.labels({tenancy.first}), after);
   }
 
   void keep(Graph& out, const Tenancy& tenancy, const Labels& labels) {
     const UnitValues& values = slots_.values[tenancy.owner];
-    if (!values.keep || !tenancy.forward || !kept_.emplace(tenancy.owner, true).second) return;
+    if (!values.keep || !tenancy.forward || !kept_.insert(tenancy.owner).second) return;
     values.keep(out, tenancy.slot, labels);
   }
 
@@ -243,7 +244,7 @@ class RankSlots {
   std::map<std::uint32_t, Tenancy*> ends_written_;
   std::map<std::uint32_t, std::size_t> written_by_;  // by owner
   std::map<std::uint32_t, Buffer> current_;          // by owner, while nodes are emitted
-  std::map<std::uint32_t, bool> kept_;
+  std::set<std::uint32_t> kept_;
   Buffer done_;  // what the next gathering may have to wait for
 };
 

@@ -21,9 +21,13 @@ struct UnitValues {
   std::string unit        = {};
   std::int64_t size_bytes = 0;
   DType type              = DType::f32;
-  // Adds the nodes that fill a slot; each also reads `after`. `again`: from what `keep` has kept.
-  std::function<void(Graph&, Buffer slot, const Labels&, const AccessList& after, bool again)> gather = {};
-  std::function<void(Graph&, Buffer slot, const Labels&)> keep = {};  // empty: nothing is kept
+  // Adds the nodes that fill a slot; each also reads `after`.
+  using Gather  = std::function<void(Graph&, Buffer slot, const Labels&, const AccessList& after)>;
+  Gather gather = {};
+  // Where a smaller group keeps what was gathered for the forward pass: adds the nodes that keep it, and those that
+  // gather it again.
+  std::function<void(Graph&, Buffer slot, const Labels&)> keep = {};
+  Gather gather_kept                                           = {};
 };
 
 // Gradients of a unit and a microbatch on one rank.
