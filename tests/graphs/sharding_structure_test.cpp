@@ -1,4 +1,6 @@
 // What sharding looks like in the graph: who may run beside whom, and who needs how much memory.
+#include <algorithm>
+#include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -14,7 +16,7 @@
 #include "engine/simulate.hpp"
 #include "engine/verify.hpp"
 #include "graphs/gpt2.hpp"
-#include "graphs/mlp.hpp"
+#include "graphs/shard_report.hpp"
 #include "graphs/step_run.hpp"
 #include "graphs/trainer.hpp"
 #include "graphs/training_step.hpp"
@@ -340,4 +342,72 @@ TEST_CASE("a weight that no op reads is refused, or takes part with zeros and is
   CHECK(step.unused == std::vector<std::string>{"spare"});
   const auto with = sg::testing::train(model, plan, batch, 3);
   CHECK(with.loss == sg::testing::train(model_of(2), {.layout = {.dp = 2}}, batch, 3).loss);
+}
+
+TEST_CASE("every element of a sharded weight has one owner, which knows where it is", "[graphs][shard]") {
+  const bool flat          = GENERATE(true, false);
+  const sg::StepGraph step = step_of({.strategy = Shard::full, .min_params = 0, .flat = flat}, 2, 3);
+  for (const sg::StepWeight& weight : step.ranks[0].weights) {
+    const sg::WeightSpec& spec  = step.spec(weight);
+    const std::int64_t elements = sg::num_elements(spec.shape);
+    CAPTURE(flat, spec.name);
+    const auto shards = sg::weight_shards(step, spec.name);
+    std::int64_t next = 0;
+    for (const sg::WeightShard& shard : shards) {
+      CHECK(shard.begin == next);
+      next += shard.size;
+      CHECK(sg::find_element(step, spec.name, shard.begin).owner == shard.owner);
+      CHECK(sg::find_element(step, spec.name, next - 1).local == shard.size - 1);
+    }
+    CHECK(next == elements);
+    CHECK_THROWS_MATCHES(sg::find_element(step, spec.name, elements), sg::Error,
+                         MessageMatches(ContainsSubstring(sg::str("has no element ", elements))));
+  }
+  CHECK_THROWS_AS(sg::weight_shards(step, "none"), sg::Error);
+  CHECK_THROWS_AS(sg::weight_shards(step, step.spec(step.ranks[0].weights[0]).name, 1), sg::Error);
+}
+
+TEST_CASE("statistics of sharding count what the graph does", "[graphs][shard]") {
+  const sg::StepGraph full   = step_of({.strategy = Shard::full, .min_params = 0}, 4, 4);
+  const sg::ShardStats stats = sg::shard_stats(full, sg::Rank{0});
+  // Embedding, four layers and the head for the forward pass, the head by two: what is tied to the embedding is cut as
+  // that is. For the backward pass the layers again: the head's follows at once, the embedding's reads no weight.
+  CHECK(stats.all_gathers == 5 + 2 + 4);
+  CHECK(stats.reduce_scatters == 6 + 1);
+  CHECK(stats.all_reduces == 0);
+  CHECK(stats.local_ratio == Catch::Approx(0.25).epsilon(0.01));
+  CHECK(static_cast<double>(stats.current_bytes) < 0.26 * 0.75 * static_cast<double>(stats.whole_bytes));
+  CHECK(stats.saved_bytes == stats.whole_bytes - stats.peak_bytes);
+  const sg::ShardStats none = sg::shard_stats(step_of({.min_params = 0}, 4, 4), sg::Rank{0});
+  CHECK(none.local_ratio == 1);
+  CHECK(none.all_gathers == 0);
+  CHECK(none.saved_bytes == 0);
+  CHECK(none.all_reduces >= 1);
+}
+
+TEST_CASE("a unit is gathered, used and resharded in this order, never two in one slot", "[graphs][shard]") {
+  const int slots             = GENERATE(1, 2);
+  const sg::StepGraph step    = step_of({.strategy = Shard::full, .slots = slots, .min_params = 0});
+  const sg::Machine machine   = sg::two_level_machine({.ranks          = 2,
+                                                       .ranks_per_node = 2,
+                                                       .inside         = {.latency_s = 1e-6, .bytes_per_s = 1e9},
+                                                       .between        = {.latency_s = 1e-6, .bytes_per_s = 1e9},
+                                                       .rates = {.compute = {.flops_per_s = 1e9, .overhead_s = 1e-6}}});
+  const sg::Timeline timeline = sg::simulate(step.graph, machine);
+  const auto states           = sg::shard_states(step, timeline, sg::Rank{0});
+  std::map<std::string, int> gathered;
+  std::vector<std::pair<double, int>> whole;  // +1 where a unit begins to take memory, -1 where it ends to be used
+  for (const sg::ShardInterval& interval : states) {
+    CHECK(interval.begin_s <= interval.end_s);
+    gathered[interval.unit] += interval.state == sg::ShardState::gathered;
+    if (interval.state == sg::ShardState::gathering) whole.emplace_back(interval.begin_s, 1);
+    if (interval.state == sg::ShardState::gathered)
+      whole.emplace_back(interval.end_s - 1e-9, -1);  // the next begins at once
+  }
+  std::sort(whole.begin(), whole.end());
+  int now = 0, most = 0;
+  for (const auto& [time, change] : whole) most = std::max(most, now += change);
+  CHECK(most == slots);
+  CHECK(gathered.at("layer0") == 2);
+  CHECK(gathered.at("embedding") >= 1);
 }
