@@ -37,7 +37,7 @@ void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels
   }
   const std::int64_t elements =
       graph().spec(weight.gradient).size_bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
-  const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step);
+  const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step, MemoryRole::gradients);
   convert(graph(), {.name   = "round gradient of " + of,
                     .lane   = LaneKind::reduce,
                     .to     = rounded,
