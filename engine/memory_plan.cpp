@@ -21,10 +21,6 @@
 namespace stepgraph {
 namespace {
 
-std::int64_t aligned(std::int64_t size) {
-  return (size + MemoryPlan::alignment - 1) / MemoryPlan::alignment * MemoryPlan::alignment;
-}
-
 // Every node takes one second.
 Machine even_machine(int num_ranks) {
   Machine machine(num_ranks);
@@ -74,7 +70,7 @@ class Planner {
       if (buffer.token || buffer.lifetime != Lifetime::persistent) continue;
       ArenaPlan& in    = arena(buffer.rank, buffer.space);
       plan_.offsets[i] = in.persistent_bytes;
-      in.persistent_bytes += aligned(buffer.size_bytes);
+      in.persistent_bytes += MemoryPlan::aligned(buffer.size_bytes);
     }
     for (auto& [where, in] : arenas_)
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
@@ -93,8 +89,8 @@ class Planner {
     };
     std::vector<PackItem> items;
     for (const std::uint32_t i : tenants)
-      items.push_back({aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes), count(tenants_[i].first),
-                       count(tenants_[i].last)});
+      items.push_back({MemoryPlan::aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes),
+                       count(tenants_[i].first), count(tenants_[i].last)});
     return items;
   }
 

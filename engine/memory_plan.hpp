@@ -43,6 +43,9 @@ struct ReuseEdge {
 struct MemoryPlan {
   static constexpr std::int64_t nowhere   = -1;  // tokens, and step buffers that no node touches
   static constexpr std::int64_t alignment = 64;  // a cache line: neighbours do not share one
+  [[nodiscard]] static constexpr std::int64_t aligned(std::int64_t size_bytes) noexcept {
+    return (size_bytes + alignment - 1) / alignment * alignment;
+  }
 
   Reuse reuse                         = Reuse::tight;
   std::vector<std::int64_t> offsets   = {};  // by buffer, in bytes from the start of its arena

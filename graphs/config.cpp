@@ -172,18 +172,21 @@ void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerP
   section.real("clip", optimizer.clip, not_negative);
 }
 
-Recompute read_recompute(const ConfigReader& root) {
+Recompute read_recompute(const ConfigReader& root, Recompute otherwise) {
   Names names;
   for (int i = 0; i <= static_cast<int>(Recompute::full); ++i) names.push_back(to_string(static_cast<Recompute>(i)));
-  return static_cast<Recompute>(root.choice("recompute", 0, names));
+  return static_cast<Recompute>(root.choice("recompute", static_cast<std::size_t>(otherwise), names));
 }
 
-void read_memory(const ConfigReader& root, Reuse& reuse) {
-  const ConfigReader section = root.section("memory", {"limit_bytes", "reuse"});
-  std::int64_t limit         = 0;
-  section.integer("limit_bytes", limit, 0, std::numeric_limits<std::int64_t>::max());
-  if (limit != 0) section.refuse_unsupported("limit_bytes", str(limit), "0, no limit");
-  reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
+// The preset first: what it chooses stands where no other key says otherwise.
+void read_memory(const ConfigReader& root, Config& config) {
+  const ConfigReader section = root.section("memory", {"limit_bytes", "reuse", "preset"});
+  Names presets;
+  for (const MemoryPreset preset : all_memory_presets) presets.push_back(to_string(preset));
+  config.preset = all_memory_presets[section.choice("preset", 0, presets)];
+  config.plan   = with_preset(config.plan, config.preset);
+  section.integer("limit_bytes", config.plan.memory_limit_bytes, 0, std::numeric_limits<std::int64_t>::max());
+  config.plan.reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
 }
 
 void read_comm(const ConfigReader& root, Config& config) {
@@ -203,14 +206,14 @@ Config read(const JsonValue& value) {
   config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
   config.data  = read_data(root);
   config.batch = read_batch(root, config.batch);
+  read_memory(root, config);
   read_layout(root, config.plan.layout);
   read_pipeline(root, config.plan.pipeline);
   read_shard(root, config.plan.shard);
   check_offload(root);
   read_precision(root, config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
-  config.plan.recompute = read_recompute(root);
-  read_memory(root, config.plan.reuse);
+  config.plan.recompute = read_recompute(root, config.plan.recompute);
   read_comm(root, config);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);

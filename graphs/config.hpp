@@ -7,6 +7,7 @@
 
 #include "graphs/gpt2.hpp"
 #include "graphs/llama.hpp"
+#include "graphs/memory_preset.hpp"
 #include "graphs/mlp.hpp"
 #include "graphs/plan.hpp"
 #include "graphs/token_data.hpp"
@@ -34,9 +35,10 @@ struct Config {
   DataSpec data       = SyntheticTokens{};
   BatchSpec batch     = {.global = 8, .micro = 2, .seq = 128};
   Plan plan           = {};
-  int timeout_ms      = 30'000;  // of communication; on loopback nothing waits, so it never expires
-  std::uint64_t seed  = 0;       // of fresh weights
-  int threads         = 0;       // 0: all cores
+  MemoryPreset preset = MemoryPreset::basic;  // what chose those parts of the plan that no key says
+  int timeout_ms      = 30'000;               // of communication; on loopback nothing waits, so it never expires
+  std::uint64_t seed  = 0;                    // of fresh weights
+  int threads         = 0;                    // 0: all cores
   std::string backend = "loopback";
 
   friend bool operator==(const Config&, const Config&) = default;

@@ -52,6 +52,7 @@ struct Plan {
   Recompute recompute                              = Recompute::none;
   Algorithm algorithm                              = Algorithm::direct;  // of collectives
   Reuse reuse                                      = Reuse::tight;       // of memory
+  std::int64_t memory_limit_bytes                  = 0;  // a step of which a rank needs more is refused; 0: no limit
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 

@@ -1,6 +1,7 @@
 #include "graphs/step_builder.hpp"
 
 #include "engine/error.hpp"
+#include "graphs/memory_limit.hpp"
 #include "graphs/weights.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/reduce.hpp"
@@ -14,12 +15,16 @@ StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
   shards_ = shard_group(setup.plan, coord_.dp);
 }
 
-Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime) {
-  return graph().buffer({.name       = std::move(name),
-                         .rank       = rank_,
-                         .size_bytes = elements * static_cast<std::int64_t>(size_bytes(type)),
-                         .type       = type,
-                         .lifetime   = lifetime});
+Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role) {
+  const Buffer buffer            = graph().buffer({.name       = std::move(name),
+                                                   .rank       = rank_,
+                                                   .size_bytes = elements * static_cast<std::int64_t>(size_bytes(type)),
+                                                   .type       = type,
+                                                   .lifetime   = lifetime});
+  std::vector<MemoryRole>& roles = setup_.step.roles;
+  roles.resize(buffer.id, MemoryRole::activations);  // what tapes have made since
+  roles.push_back(role);
+  return buffer;
 }
 
 void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
@@ -89,7 +94,8 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   }
   tape.set_layer(-1);
   if (result == ForwardResult::logits) {
-    const Buffer kept = make(str("logits mb", microbatch), logits.num_elements(), logits.type, Lifetime::persistent);
+    const Buffer kept = make(str("logits mb", microbatch), logits.num_elements(), logits.type, Lifetime::persistent,
+                             MemoryRole::activations);
     here().logits.push_back(kept);
     copy(graph(), {.name = str("keep logits mb", microbatch), .to = kept, .from = logits, .labels = tape.labels()});
     return;
@@ -147,7 +153,8 @@ void StepBuilder::transfer(const Action& action) {
     const Work& work = work_.at(key(action));
     node.reads       = forwards ? work.output : work.tape->gradient(work.input);
   } else {
-    const Buffer buffer = make(str("received ", what, " s", s, " mb", mb), elements, type, Lifetime::step);
+    const Buffer buffer =
+        make(str("received ", what, " s", s, " mb", mb), elements, type, Lifetime::step, MemoryRole::activations);
     (forwards ? received_ : received_gradient_)[key(action)] = buffer;
     node.writes                                              = buffer;
   }
@@ -242,6 +249,20 @@ void check_size(const Graph& graph) {
   }
 }
 
+// A weight's buffers are known by where StepWeight has them.
+void mark_weights(StepGraph& step) {
+  const auto mark = [&](const WeightPart& part, MemoryRole role) {
+    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
+  };
+  for (const StepRank& rank : step.ranks) {
+    for (const StepWeight& weight : rank.weights) {
+      mark(weight.value, MemoryRole::parameters);
+      mark(weight.gradient, MemoryRole::gradients);
+      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
+    }
+  }
+}
+
 StepGraph build(StepSetup setup, const auto& build_rank) {
   for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
     if (setup.options.only && *setup.options.only != Rank{rank}) continue;
@@ -251,7 +272,10 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   check_size(setup.step.graph);
   const Plan& plan = setup.plan;
   setup.step.graph = recompute(setup.step.graph, plan.recompute);
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
+  mark_weights(setup.step);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
                                            .ranks_per_node = plan.layout.devices_per_node,
@@ -261,19 +285,30 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
                                            {.algorithm      = plan.algorithm,
                                             .ranks_per_node = plan.layout.devices_per_node,
                                             .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::other);
   return std::move(setup.step);
+}
+
+StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build_step) {
+  StepGraph step = build_step(plan, batch);
+  check_memory_limit(step, plan, build_step);
+  return step;
 }
 
 }  // namespace
 
 StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
-  return build(StepSetup(model, plan, batch, true, options), [](StepBuilder& builder) { builder.training(); });
+  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
+    return build(StepSetup(model, by, of, true, options), [](StepBuilder& builder) { builder.training(); });
+  });
 }
 
 StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                        const StepOptions& options) {
-  return build(StepSetup(model, plan, batch, false, options),
-               [result](StepBuilder& builder) { builder.forward_only(result); });
+  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
+    return build(StepSetup(model, by, of, false, options),
+                 [result](StepBuilder& builder) { builder.forward_only(result); });
+  });
 }
 
 }  // namespace stepgraph

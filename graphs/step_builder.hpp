@@ -99,7 +99,8 @@ class StepBuilder {
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
   [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
-  Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime);
+  Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
+              MemoryRole role = MemoryRole::other);
   void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
                        LaneKind lane, const Labels& labels);
 

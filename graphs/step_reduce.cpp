@@ -130,8 +130,8 @@ void StepBuilder::begin_gradients(const Action& action) {
 
 void StepBuilder::make_incoming(Unit& unit, const UnitParts& like) {
   if (unit.cut->flat) {
-    unit.incoming.flat =
-        make("incoming gradient of " + unit.cut->name, unit.cut->flat->shard_elements(), sum_type(), Lifetime::step);
+    unit.incoming.flat = make("incoming gradient of " + unit.cut->name, unit.cut->flat->shard_elements(), sum_type(),
+                              Lifetime::step, MemoryRole::gradients);
   }
   for (std::size_t i = 0; i < like.others.size(); ++i) {
     const Access& part = like.others[i];
@@ -140,7 +140,7 @@ void StepBuilder::make_incoming(Unit& unit, const UnitParts& like) {
             ? Access()
             : Access(make("incoming gradient of " + unit.others[i],
                           part.region.num_bytes() / static_cast<std::int64_t>(size_bytes(sum_type())), sum_type(),
-                          Lifetime::step)));
+                          Lifetime::step, MemoryRole::gradients)));
   }
 }
 
@@ -197,7 +197,8 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (type == sum_type()) {
     all_reduce_part("all_reduce gradient of " + of, group, members, bucket.buffer, type, LaneKind::reduce, labels);
   } else {
-    const Buffer rounded = make("rounded gradient of " + of, bucket.elements, type, Lifetime::step);
+    const Buffer rounded =
+        make("rounded gradient of " + of, bucket.elements, type, Lifetime::step, MemoryRole::gradients);
     convert(graph(), {.name   = "round gradient of " + of,
                       .lane   = LaneKind::reduce,
                       .to     = rounded,

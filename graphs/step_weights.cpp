@@ -99,7 +99,7 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
     if (cut != nullptr && setup_.plan.shard.strategy == Shard::zero1) {
       Unit& unit = units_[cut->unit];
       if (unit.gradients == Buffer{})
-        unit.gradients = make("gradients of " + unit.cut->name, unit.cut->elements, sums, kept);
+        unit.gradients = make("gradients of " + unit.cut->name, unit.cut->elements, sums, kept, MemoryRole::gradients);
       const ElementRange range = cut->weight->ranges[static_cast<std::size_t>(shards_.member)];
       weight.gradient          = {.buffer = unit.gradients,
                                   .begin  = range.begin,
@@ -140,7 +140,7 @@ void StepBuilder::fill_buckets() {
   const Lifetime kept = setup_.options.keep_gradients && plan.bucket_views ? Lifetime::persistent : Lifetime::step;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
-    bucket.buffer  = make(str("bucket ", b), bucket.elements, sum_type(), kept);
+    bucket.buffer  = make(str("bucket ", b), bucket.elements, sum_type(), kept, MemoryRole::gradients);
     if (!plan.bucket_views) continue;
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
@@ -193,7 +193,8 @@ void StepBuilder::declare_weights(bool trains) {
     const std::int64_t elements = unit.cut->elements;
     if (cuts_values()) unit.whole = make("whole " + unit.cut->name, elements, setup_.step.type, Lifetime::step);
     if (trains && !reduces_each() && unit.gradients == Buffer{}) {
-      unit.gradients = make("gradients of " + unit.cut->name, elements, sum_type(), Lifetime::step);
+      unit.gradients =
+          make("gradients of " + unit.cut->name, elements, sum_type(), Lifetime::step, MemoryRole::gradients);
     }
   }
   if (trains && setup_.plan.layout.dp > 1) fill_buckets();
@@ -263,13 +264,15 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
                   .lane  = LaneKind::gather};
   const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.cut, size));
   UnitParts kept;
-  if (fewer->flat) kept.flat = make("kept " + fewer->name, fewer->flat->shard_elements(), type, Lifetime::step);
+  if (fewer->flat)
+    kept.flat = make("kept " + fewer->name, fewer->flat->shard_elements(), type, Lifetime::step, MemoryRole::slots);
   std::size_t other = 0;
   for (const CutWeight& weight : fewer->weights) {
     if (weight.flat) continue;
     const std::int64_t elements = weight.ranges[static_cast<std::size_t>(by.index)].size();
-    kept.others.push_back(elements == 0 ? Access()
-                                        : Access(make("kept " + unit.others[other], elements, type, Lifetime::step)));
+    kept.others.push_back(
+        elements == 0 ? Access()
+                      : Access(make("kept " + unit.others[other], elements, type, Lifetime::step, MemoryRole::slots)));
     ++other;
   }
   values.keep = [=](Graph& graph, Buffer slot, const Labels& at) {

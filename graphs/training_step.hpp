@@ -6,6 +6,7 @@
 #include "engine/graph.hpp"
 #include "engine/machine.hpp"
 #include "graphs/layout.hpp"
+#include "graphs/memory_role.hpp"
 #include "graphs/model.hpp"
 #include "graphs/plan.hpp"
 #include "graphs/schedule.hpp"
@@ -62,7 +63,12 @@ struct StepGraph {
   PipelineSchedule schedule       = {};  // as lowered: with transfers
   std::vector<StepRank> ranks     = {};
   std::vector<std::string> unused = {};  // weights that no op reads, where the plan lets them be
+  std::vector<MemoryRole> roles   = {};  // by buffer
 
+  // What a buffer is there for; what a pass of one's own has added is `other`.
+  [[nodiscard]] MemoryRole role(Buffer buffer) const {
+    return buffer.id < roles.size() ? roles[buffer.id] : MemoryRole::other;
+  }
   [[nodiscard]] const WeightSpec& spec(const StepWeight& weight) const {
     return model.blocks[weight.block].weights[weight.number];
   }
@@ -80,7 +86,8 @@ struct StepOptions {
 
 // One training step for all ranks: forward, backward and accumulation over microbatches in the schedule's order,
 // tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping, update.
-// Throws Error(config) where model, plan and batch do not fit together.
+// Throws Error(config) where model, plan and batch do not fit together, and where a rank would need more memory than
+// the plan allows: with what would fit.
 [[nodiscard]] StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                       const StepOptions& options = {});
 

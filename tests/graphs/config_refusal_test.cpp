@@ -137,7 +137,7 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
       {{"optimizer.beta=0.5"},
        "optimizer.beta: unknown key (did you mean beta1? known: kind, lr, weight_decay, clip, beta1, beta2, eps, "
        "momentum)"},
-      {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse)"},
+      {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse, preset)"},
       {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms)"},
   });
   std::string long_key(100'000, 'x');
@@ -271,6 +271,8 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
       {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
       {{"shard.units=layers"}, "shard.units: 'layers' is unknown (layer, model, params:N or type:NAME)"},
       {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full)"},
+      {{"memory.preset=standart"},
+       "memory.preset: \"standart\" is unknown (did you mean standard? known: basic, standard, aggressive, extreme)"},
       {{"memory.reuse=loose"}, "memory.reuse: \"loose\" is unknown (known: free, tight)"},
       {{"comm.algorithm=rings"},
        "comm.algorithm: \"rings\" is unknown (did you mean ring? known: direct, ring, tree, hierarchical, adaptive)"},
@@ -325,7 +327,6 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
        "precision.param: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
       {{"precision.reduce=fp16"},
        "precision.reduce: 'fp16' is not supported by this version (supported: fp32, fp64, bf16)"},
-      {{"memory.limit_bytes=1"}, "memory.limit_bytes: '1' is not supported by this version (supported: 0, no limit)"},
       {{"backend=cuda"}, "backend: 'cuda' is not supported by this version (supported: loopback)"},
       {{"backend=\xff"}, "backend: '\\ufffd' is not supported by this version (supported: loopback)"},
   });

@@ -8,6 +8,7 @@ void add_bench(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_graph(CLI::App& app);
+void add_plan_memory(CLI::App& app);
 void add_schedule(CLI::App& app);
 void add_simulate(CLI::App& app);
 void add_train(CLI::App& app);

@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
   sg::cli::add_generate(app);
   sg::cli::add_graph(app);
   sg::cli::add_verify(app);
+  sg::cli::add_plan_memory(app);
   sg::cli::add_simulate(app);
   sg::cli::add_schedule(app);
   sg::cli::add_bench(app);

@@ -1,0 +1,25 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <ostream>
+#include <string_view>
+
+#include "graphs/plan.hpp"
+
+namespace stepgraph {
+
+// How hard a plan tries to need less memory, in one word.
+//   basic       nothing: fastest
+//   standard    attention is recomputed
+//   aggressive  layers are recomputed
+//   extreme     the same, and whatever else there is
+enum class MemoryPreset : std::uint8_t { basic, standard, aggressive, extreme };
+inline constexpr std::array all_memory_presets{MemoryPreset::basic, MemoryPreset::standard, MemoryPreset::aggressive,
+                                               MemoryPreset::extreme};
+[[nodiscard]] std::string_view to_string(MemoryPreset preset) noexcept;
+inline std::ostream& operator<<(std::ostream& out, MemoryPreset preset) { return out << to_string(preset); }
+
+// The plan with what the preset chooses. In a config (`memory.preset`) it chooses what no key says.
+[[nodiscard]] Plan with_preset(Plan plan, MemoryPreset preset);
+
+}  // namespace stepgraph
