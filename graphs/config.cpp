@@ -102,9 +102,11 @@ void read_shard(const ConfigReader& root, ShardPlan& shard) {
                                                       "reshard_after_forward",
                                                       "reshard_group",
                                                       "keep_between_microbatches"});
-  shard.strategy             = read_enum(section, "strategy", shard.strategy, Shard::hybrid);
-  shard.reduce               = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
-  shard.prefetch             = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
+  const Shard preset         = shard.strategy;
+  shard.strategy             = read_enum(section, "strategy", preset, Shard::hybrid);
+  if (shard.strategy != preset) shard = {.strategy = shard.strategy};  // a preset's other choices go with its own
+  shard.reduce   = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
+  shard.prefetch = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
   section.boolean("forward_prefetch", shard.forward_prefetch);
   section.integer("slots", shard.slots, 1, max_int);
   section.integer("grad_slots", shard.grad_slots, 1, max_int);
