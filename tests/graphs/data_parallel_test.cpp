@@ -16,6 +16,7 @@
 #include "engine/verify.hpp"
 #include "graphs/mlp.hpp"
 #include "graphs/trainer.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 
 namespace sg = stepgraph;
@@ -76,10 +77,11 @@ TEST_CASE("several devices give the loss, the logits and the gradients of one wi
           "[graphs][data_parallel]") {
   const auto model  = GENERATE(sg::testing::small_gpt2(), sg::testing::small_llama(),
                                sg::mlp({.layers = 2, .width = 16, .context = 16, .vocab = 64}));
-  const auto one    = on(1, model);
   const int devices = GENERATE(2, 4, 8);
   const int micro   = GENERATE(0, 1);
   CAPTURE(model.kind, devices, micro);
+  if (sg::testing::scale() > 1 && (devices != 4 || model.kind == "gpt2")) return;  // sanitizers see that below
+  const auto one     = on(1, model);
   const auto several = on(devices, model, {.micro = micro});
   CHECK_THAT(several.loss, WithinRel(one.loss, 1e-6));
   REQUIRE(one.logits.size() == std::size_t{global} * seq * 64);
@@ -126,7 +128,9 @@ TEST_CASE("losses, gradients and logits have the bits of plain data parallelism"
     }
     return logits;
   };
-  for (int step = 0; step < 3; ++step) {  // each updates the weights
+  const int steps = sg::testing::scale() > 1 ? 2 : 3;
+  if (sg::testing::scale() > 1 && devices == 2 && model.kind == "llama") return;
+  for (int step = 0; step < steps; ++step) {  // each updates the weights
     CAPTURE(step);
     if (step == 0) {
       sg::set_fresh_weights(forward, 7);
