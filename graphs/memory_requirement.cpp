@@ -42,7 +42,8 @@ struct Likeness {
   friend auto operator<=>(const Likeness&, const Likeness&) = default;
 };
 
-// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut evenly.
+// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
+// evenly.
 Likeness likeness_of(const StepSetup& setup, Rank rank) {
   const Coord coord = setup.step.layout.coord(rank);
   Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};

@@ -27,7 +27,7 @@ std::vector<T> rounded(const std::vector<double>& values) {
 
 }  // namespace
 
-StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)) {
+StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)), world_(&world) {
   for (int rank = 0; rank < step_.layout.num_ranks(); ++rank) {
     if (world.num_ranks() != step_.layout.num_ranks() || !world.is_local(Rank{rank})) {
       throw Error(ErrorKind::config,
@@ -176,6 +176,16 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
 }
 
 void StepRun::run(Recorder* recorder) { executor_->run(*program_, recorder); }
+
+Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
+  std::vector<Loan> loans;
+  for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().bytes(each.of_step)});
+  const MemoryPlan plan = plan_memory(graph, {.reuse = plan_.reuse});
+  verify(graph, plan);
+  return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans));
+}
+
+void StepRun::run(const Program& program) { executor_->run(program); }
 
 double StepRun::loss() const {
   for (const StepRank& rank : step_.ranks) {

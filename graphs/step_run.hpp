@@ -21,6 +21,12 @@ struct RunOptions {
   Reuse reuse = Reuse::tight;
 };
 
+// A buffer of a second graph that is one of the step's.
+struct SameBytes {
+  Buffer here    = {};
+  Buffer of_step = {};  // persistent
+};
+
 // A step graph that is proved, has its memory planned and is ready to run again and again on a world whose ranks all
 // live in this process: tokens go in, tensors go in and come out under the names that checkpoints use. The world must
 // outlive it. One thread at a time.
@@ -48,6 +54,11 @@ class StepRun {
 
   [[nodiscard]] double loss() const;  // of the last run
 
+  // A second graph of the same ranks, for between the steps: proved and planned as the step was, and on the same bytes
+  // where `same` says so. Must not outlive this run.
+  [[nodiscard]] Program beside(const Graph& graph, std::span<const SameBytes> same) const;
+  void run(const Program& program);
+
  private:
   struct Holder {  // who has a piece of a tensor
     Rank rank;
@@ -66,6 +77,7 @@ class StepRun {
   }
 
   StepGraph step_;
+  World* world_;
   bool has_weights_ = false;
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;

@@ -8,6 +8,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/trace.hpp"
+#include "graphs/broadcast_weights.hpp"
 #include "graphs/shard_report.hpp"
 #include "graphs/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
@@ -122,13 +123,16 @@ void run_train(const TrainOptions& options) {
   Trainer trainer(start.model, config.plan, config.batch, world,
                   {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
   set_weights(trainer.run(), start, config.seed);
+  std::optional<std::uint64_t> weights_hash;
+  if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
 
   if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
   const Interrupt interrupt;
   Progress progress({.what = "train", .log_lines = 0});
   Lines lines(progress, options.save || options.dump_grads || options.trace);
   if (json) lines.print(str("{\"type\":\"config\",", to_json(config).substr(1)));
-  lines.print(plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json}));
+  lines.print(
+      plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json, .weights_hash = weights_hash}));
   Recorder recorder;
   StepResult result{.loss = std::nan(""), .grad_norm = std::nan("")};
   std::int64_t step         = 0;
