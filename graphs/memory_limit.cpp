@@ -63,8 +63,8 @@ std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool train
     if (trains && plan.recompute < kind) out.push_back(with_recompute(kind));
   }
   const auto with_shard = [&](const Change& of, Shard strategy, ReduceWhen reduce) {
-    std::string setting = str("shard.strategy=", to_string(strategy));
-    if (reduce == ReduceWhen::each) setting += " shard.reduce=each";
+    const std::string setting =
+        str("shard.strategy=", to_string(strategy), reduce == ReduceWhen::each ? " shard.reduce=each" : "");
     return of.with(setting, [&](Change& change) {
       change.plan.shard.strategy = strategy;
       change.plan.shard.reduce   = reduce;

@@ -127,7 +127,8 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
   }
   // The value that training goes on with, not the rounded copy of it.
   const auto all     = holders(name, true);
-  const bool rounds  = wide_type(step_.type) != step_.type && all.front().weight->first.buffer != Buffer{};
+  const bool trains  = step_.ranks[static_cast<std::size_t>(index(all.front().rank))].grad_norm != Buffer{};
+  const bool rounds  = trains && wide_type(step_.type) != step_.type;
   const auto member  = which == Which::gradient ? &StepWeight::gradient
                        : rounds                 ? &StepWeight::master
                                                 : &StepWeight::value;
