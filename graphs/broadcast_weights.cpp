@@ -7,7 +7,6 @@
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "graphs/layout.hpp"
-#include "graphs/weights.hpp"
 #include "ops/collectives.hpp"
 #include "ops/hash.hpp"
 
@@ -15,21 +14,12 @@ namespace stepgraph {
 namespace {
 
 // What a rank has that its data-parallel neighbours have too, bit for bit; a buffer that two weights share once.
-std::vector<Buffer> replicated(const StepGraph& step, Rank rank) {
+std::vector<Buffer> replicated(const StepRank& rank) {
   std::vector<Buffer> found;
-  const auto& weights = step.ranks[static_cast<std::size_t>(index(rank))].weights;
-  Coord coord         = step.layout.coord(rank);
-  const int tp = step.layout.degree(Axis::tp), dp = step.layout.degree(Axis::dp);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const std::int64_t elements = num_elements(local_shape(step.spec(weights[i]), tp, coord.tp));
-    for (const auto part : {&StepWeight::value, &StepWeight::master, &StepWeight::first, &StepWeight::second}) {
-      bool whole = true;  // on all of them; ranks that are elsewhere have what this one has
-      for (coord.dp = 0; coord.dp < dp; ++coord.dp) {
-        const auto& others = step.ranks[static_cast<std::size_t>(index(step.layout.rank(coord)))].weights;
-        if (!others.empty()) whole = whole && (others[i].*part).size() == elements;
-      }
-      const Buffer buffer = (weights[i].*part).buffer;
-      if (whole && std::find(found.begin(), found.end(), buffer) == found.end()) found.push_back(buffer);
+  for (const StepWeight& weight : rank.weights) {
+    for (const WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
+      if (part.cut || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end()) continue;
+      found.push_back(part.buffer);
     }
   }
   return found;
@@ -63,7 +53,7 @@ class Builder {
   [[nodiscard]] bool has(Rank rank) const { return !at(copies_, rank).empty(); }
 
   void declare(std::size_t rank) {
-    for (const Buffer of_step : replicated(step_, Rank{static_cast<int>(rank)})) {
+    for (const Buffer of_step : replicated(step_.ranks[rank])) {
       const Buffer here = made_.graph.buffer(step_.graph.spec(of_step));
       made_.same.push_back({.here = here, .of_step = of_step});
       copies_[rank].push_back(here);

@@ -42,7 +42,9 @@ std::vector<Change> with_smaller_microbatches(const Change& from) {
   const int sequences = from.batch.global / from.plan.layout.dp;
   for (int micro = from.batch.micro - 1; micro >= 1; --micro) {
     if (sequences % micro != 0) continue;
-    out.push_back(from.with(str("batch.micro=", micro), [&](Change& change) { change.batch.micro = micro; }));
+    std::string setting = "batch.micro=";
+    setting += std::to_string(micro);
+    out.push_back(from.with(std::move(setting), [&](Change& change) { change.batch.micro = micro; }));
   }
   return out;
 }

@@ -1,5 +1,7 @@
 #include "graphs/shard_nodes.hpp"
 
+#include <algorithm>
+
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 
@@ -10,15 +12,18 @@ std::int64_t bytes_of(DType type, std::int64_t elements) {
   return elements * static_cast<std::int64_t>(size_bytes(type));
 }
 
-Access part_of(const ShardUnit& unit, const CutWeight& weight, DType type, Buffer whole, int member) {
-  static_cast<void>(unit);
+Access part_of(const CutWeight& weight, DType type, Buffer whole, int member) {
   const ElementRange& range = weight.ranges[static_cast<std::size_t>(member)];
   return whole.range(bytes_of(type, weight.offset + range.begin), bytes_of(type, range.size()));
 }
 
-AccessList parts_of_all(const ShardUnit& unit, const CutWeight& weight, DType type, Buffer whole, int members) {
+// One access for each member; one for all where they have as many elements each, which says the same.
+AccessList parts_of_all(const CutWeight& weight, DType type, Buffer whole, int members) {
+  const bool even = std::all_of(weight.ranges.begin(), weight.ranges.end(),
+                                [&](const ElementRange& range) { return range.size() * members == weight.elements; });
+  if (even) return whole.range(bytes_of(type, weight.offset), bytes_of(type, weight.elements));
   AccessList all;
-  for (int member = 0; member < members; ++member) all.push_back(part_of(unit, weight, type, whole, member));
+  for (int member = 0; member < members; ++member) all.push_back(part_of(weight, type, whole, member));
   return all;
 }
 
@@ -47,7 +52,7 @@ UnitParts parts_in_whole(const ShardUnit& unit, DType type, Buffer whole, int me
     parts.flat              = whole.range(member * size, size);
   }
   for (const CutWeight& weight : unit.weights) {
-    if (!weight.flat) parts.others.push_back(part_of(unit, weight, type, whole, member));
+    if (!weight.flat) parts.others.push_back(part_of(weight, type, whole, member));
   }
   return parts;
 }
@@ -65,7 +70,7 @@ void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DTyp
     const Access& part = from.others[other];
     const bool has     = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
     add_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
-             has ? AccessList(part) : AccessList(), parts_of_all(unit, weight, type, whole, member.size),
+             has ? AccessList(part) : AccessList(), parts_of_all(weight, type, whole, member.size),
              bytes_of(type, weight.elements), text, {});
     ++other;
   }
@@ -83,7 +88,7 @@ void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& un
     if (weight.flat) continue;
     const bool has = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
     add_part(graph, member, PartOp::reduce_scatter, type, str("reduce_scatter ", text.name, " ", text.others[other]),
-             parts_of_all(unit, weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
+             parts_of_all(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
              bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
     ++other;
   }

@@ -26,7 +26,8 @@ enum class ReduceWhen : std::uint8_t { last, each };
 [[nodiscard]] std::string_view to_string(ReduceWhen when) noexcept;
 
 // How early the weights of the unit that is next in the backward pass may be gathered: while the one before it computes
-// its gradients; when it has; or when those are reduced too. Nothing is ever gathered earlier than a slot is free.
+// its gradients; when it has; or, where they are reduced after each microbatch, when they are. Nothing is ever gathered
+// earlier than a slot is free.
 enum class Prefetch : std::uint8_t { backward_pre, backward_post, none };
 [[nodiscard]] std::string_view to_string(Prefetch prefetch) noexcept;
 
@@ -35,12 +36,12 @@ struct ShardPlan {
   ReduceWhen reduce     = ReduceWhen::last;
   Prefetch prefetch     = Prefetch::backward_pre;
   bool forward_prefetch = true;  // false: the next unit is gathered when the one before it has computed
-  int slots             = 2;     // gathered units alive at once
+  int slots             = 2;     // gathered units alive at once, where weights are dropped after each use
   int grad_slots        = 2;     // with `each`: gradients of units that are not reduced yet
 
   // Which blocks are gathered together: "layer" (each block), "model" (all of a stage), "params:N" (neighbours, until
-  // they have N parameters), "type:NAME" (each block whose name begins so; the others of a stage are one unit). Or a
-  // function's choice: blocks of a stage with the same name are one.
+  // they have N parameters or more), "type:NAME" (each block whose name begins so, and each run of others in between).
+  // Or a function's choice: neighbours of a stage with the same name are one.
   std::string units                                = "layer";
   std::function<std::string(const Block&)> unit_of = {};
   std::int64_t min_params                          = 1000;  // smaller weights stay whole everywhere
@@ -55,7 +56,7 @@ struct ShardPlan {
   double bucket_mb       = 25;
   double first_bucket_mb = 0;      // 0: as the others
   bool bucket_views      = true;   // gradients lie in their bucket; else they are copied there and back
-  bool delay_all_reduce  = false;  // one reduction, after the backward pass
+  bool delay_all_reduce  = false;  // one bucket for each stage, however large
   // Weights that no op reads take part with zeros, and are named (StepGraph::unused); else they are refused. A step is
   // one graph, built once: which weights it uses never changes, so that both allow it.
   bool find_unused_parameters = false;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/error.hpp"
+#include "graphs/memory_requirement.hpp"
 #include "graphs/weights.hpp"
 
 namespace stepgraph {
@@ -70,50 +71,42 @@ ElementPlace find_element(const StepGraph& step, const std::string& weight, std:
   throw Error(ErrorKind::config, str("weight '", weight, "': has no element ", element, " (0 to ", size - 1, ")"));
 }
 
-ShardStats shard_stats(const StepGraph& step, Rank rank) {
-  ShardStats stats;
-  const Graph& graph = step.graph;
-  const auto size    = [&](Buffer buffer) { return static_cast<std::int64_t>(size_bytes(graph.spec(buffer).type)); };
+ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank) {
+  const StepRank& here = rank_of(step, rank);
+  ShardStats stats{.all_gathers     = here.num_all_gathers,
+                   .reduce_scatters = here.num_reduce_scatters,
+                   .all_reduces     = here.num_all_reduces};
+  const auto bytes_of = [&](const WeightPart& part) {
+    return part.empty() ? 0 : part.size() * static_cast<std::int64_t>(size_bytes(step.graph.spec(part.buffer).type));
+  };
+  bool adam = false;  // some rank has some of it
+  for (const StepRank& each : step.ranks) {
+    for (const StepWeight& weight : each.weights) adam = adam || !weight.second.empty();
+  }
+  const auto wide = static_cast<std::int64_t>(size_bytes(wide_type(step.type)));
+  const auto kept = static_cast<std::int64_t>(size_bytes(step.type)) +
+                    wide * ((adam ? 2 : 1) + (wide_type(step.type) != step.type ? 1 : 0));
   std::int64_t local = 0, all = 0;
-  const std::int64_t wide = static_cast<std::int64_t>(size_bytes(wide_type(step.type)));
-  for (const StepWeight& weight : rank_of(step, rank).weights) {
-    const std::int64_t elements = local_elements(step, weight, rank_of(step, rank).coord.tp);
-    const bool own              = !weight.tied || !std::any_of(rank_of(step, rank).weights.begin(),
-                                                               rank_of(step, rank).weights.end(), [&](const StepWeight& other) {
-                                                    return step.spec(other).name == step.spec(weight).tied_to;
-                                                  });
+  for (const StepWeight& weight : here.weights) {
+    const std::int64_t elements = local_elements(step, weight, here.coord.tp);
     stats.whole_bytes += elements * wide;  // its gradient
-    if (!own) continue;
+    const bool shares =
+        weight.tied && std::any_of(here.weights.begin(), here.weights.end(), [&](const StepWeight& other) {
+          return step.spec(other).name == step.spec(weight).tied_to;
+        });
+    if (shares) continue;
     all += elements;
     local += weight.value.size();
-    stats.whole_bytes += elements * static_cast<std::int64_t>(size_bytes(step.type));
-    for (const WeightPart* part : {&weight.value, &weight.first, &weight.second, &weight.master}) {
-      if (!part->empty()) stats.current_bytes += part->size() * size(part->buffer);
+    stats.whole_bytes += elements * kept;
+    for (const WeightPart& part : {weight.value, weight.first, weight.second, weight.master}) {
+      stats.current_bytes += bytes_of(part);
     }
-    const bool adam = rank_of(step, rank).weights.front().second.buffer != Buffer{};
-    stats.whole_bytes += elements * wide * ((adam ? 2 : 1) + (wide_type(step.type) != step.type));
   }
   if (all > 0) stats.local_ratio = static_cast<double>(local) / static_cast<double>(all);
-  stats.peak_bytes = stats.current_bytes;
-  std::vector<bool> touched(graph.num_buffers());
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    if (graph.rank(Node{node}) != rank) continue;
-    stats.all_gathers += is_gathering(graph, Node{node}) ||
-                         (graph.op(Node{node}) == "all_gather" && graph.labels(Node{node}).phase == "update");
-    stats.reduce_scatters += graph.op(Node{node}) == "reduce_scatter" && graph.labels(Node{node}).phase == "reduce";
-    stats.all_reduces += graph.op(Node{node}) == "all_reduce" && graph.labels(Node{node}).phase == "reduce";
-    for (std::size_t i = 0; i < graph.num_accesses(Node{node}); ++i)
-      touched[graph.access(Node{node}, i).buffer.id] = true;
-  }
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    if (spec.rank != rank || spec.lifetime != Lifetime::step || !touched[i]) continue;
-    for (const std::string_view kind : {"weight slot ", "gathered ", "gradient slot ", "gradients of ", "gradient of ",
-                                        "bucket ", "incoming gradient of ", "kept "}) {
-      if (!spec.name.starts_with(kind)) continue;
-      stats.peak_bytes += spec.size_bytes;
-      break;
-    }
+  const MemoryRequirement needed = memory_requirement(step, plan, rank);
+  for (const MemoryRole role :
+       {MemoryRole::parameters, MemoryRole::gradients, MemoryRole::optimizer, MemoryRole::slots}) {
+    stats.peak_bytes += needed[role];
   }
   stats.saved_bytes = stats.whole_bytes - stats.peak_bytes;
   return stats;

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/memory_plan.hpp"
 #include "engine/timeline.hpp"
 #include "graphs/training_step.hpp"
 
@@ -32,14 +33,14 @@ struct ElementPlace {
 struct ShardStats {
   std::int64_t whole_bytes   = 0;  // if the rank kept all of it
   std::int64_t current_bytes = 0;  // that it keeps from one step to the next
-  std::int64_t peak_bytes    = 0;  // that and what a step needs: slots, gradients
-  std::int64_t saved_bytes   = 0;  // whole_bytes less peak_bytes; less than 0 where slots take more than sharding saves
+  std::int64_t peak_bytes    = 0;  // of it and of slots, where the step needs most memory
+  std::int64_t saved_bytes   = 0;  // whole_bytes less peak_bytes; below 0 where slots take more than sharding saves
   double local_ratio         = 1;  // the rank's share of the elements of its weights
   int all_gathers            = 0;  // in a step
   int reduce_scatters        = 0;
   int all_reduces            = 0;  // of gradients
 };
-[[nodiscard]] ShardStats shard_stats(const StepGraph& step, Rank rank);
+[[nodiscard]] ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank);
 
 // Whether a unit's weights are whole on a rank, over the time of a step.
 enum class ShardState : std::uint8_t { sharded, gathering, gathered, resharding };

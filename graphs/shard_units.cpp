@@ -43,7 +43,7 @@ std::int64_t least_params(const ShardPlan& plan) {
   return least;
 }
 
-void check_units(const ShardPlan& plan) {
+void check_units_text(const ShardPlan& plan) {
   if (plan.unit_of || plan.units == "layer" || plan.units == "model") return;
   if (plan.units.starts_with("params:")) {
     static_cast<void>(least_params(plan));
@@ -144,15 +144,6 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   std::vector<ShardUnit> units;
   const int members = shard_group(plan, 0).size, tp = plan.layout.tp;
   if (members == 1) return units;
-  if (plan.shard.units.starts_with("type:") && !plan.shard.unit_of) {
-    const std::string_view type = std::string_view(plan.shard.units).substr(5);
-    const auto& blocks          = model.blocks;
-    if (type.empty() ||
-        std::none_of(blocks.begin(), blocks.end(), [&](const Block& block) { return block.name.starts_with(type); })) {
-      refuse_units(plan.shard, str("matches no block (blocks are ",
-                                   join_text(blocks, ", ", [](const Block& block) { return block.name; }), ")"));
-    }
-  }
   std::map<std::string, std::vector<ElementRange>> ranges_of;  // of weights that are not tied
   const auto spec_of = [&](const CutWeight& weight) -> const WeightSpec& {
     return model.blocks[weight.block].weights[weight.number];
@@ -202,11 +193,21 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   return units;
 }
 
+void check_units(const Model& model, const ShardPlan& plan) {
+  if (!plan.units.starts_with("type:") || plan.unit_of) return;
+  const std::string_view type = std::string_view(plan.units).substr(5);
+  const auto& blocks          = model.blocks;
+  if (std::any_of(blocks.begin(), blocks.end(), [&](const Block& block) { return block.name.starts_with(type); }))
+    return;
+  refuse_units(plan, str("matches no block (blocks are ",
+                         join_text(blocks, ", ", [](const Block& block) { return block.name; }), ")"));
+}
+
 void check_shard_plan(const Plan& plan) {
   const ShardPlan& shard = plan.shard;
   const auto refuse      = [](const std::string& why) { throw Error(ErrorKind::config, "shard." + why); };
   const bool cuts_values = shard.strategy == Shard::full || shard.strategy == Shard::hybrid;
-  check_units(shard);
+  check_units_text(shard);
   if (shard.slots < 1) refuse(str("slots: ", shard.slots, " (at least 1)"));
   if (shard.grad_slots < 1) refuse(str("grad_slots: ", shard.grad_slots, " (at least 1)"));
   if (shard.min_params < 0) refuse(str("min_params: ", shard.min_params, " (at least 0)"));
@@ -235,6 +236,9 @@ void check_shard_plan(const Plan& plan) {
   needs_cut_values("reshard_after_forward", !shard.reshard_after_forward);
   needs_cut_values("reshard_group", shard.reshard_group != 0);
   needs_cut_values("keep_between_microbatches", shard.keep_between_microbatches);
+  if (shard.keep_between_microbatches && !shard.reshard_after_forward) {
+    refuse("keep_between_microbatches: with reshard_after_forward false (one of them)");
+  }
   const int members = shard_group(plan, 0).size;
   if (shard.reshard_group != 0 && (shard.reshard_group < 2 || members % shard.reshard_group != 0)) {
     refuse(str("reshard_group: ", shard.reshard_group, " ranks do not divide a shard group of ", members,

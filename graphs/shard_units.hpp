@@ -36,8 +36,8 @@ struct CutWeight {
 };
 
 // Weights that are gathered and reduced together: blocks of one stage, neighbours. Gathered, it is its flat, if it has
-// one, and then its other weights, each of which is cut by its rows: those that are to be in the same hands elsewhere
-// too (tied weights, those whose gradients tensor-parallel ranks add up).
+// one, and then its other weights, each of which is in the same hands elsewhere too: one whose gradient tensor-parallel
+// ranks add up is cut by its rows, one that is tied to another as that one is.
 struct ShardUnit {
   std::string name               = {};
   Stage stage                    = {};
@@ -52,7 +52,8 @@ struct ShardUnit {
                                                  const std::vector<std::vector<std::size_t>>& blocks_of_stage,
                                                  int tp_index);
 
-// Throws Error(config) where fields of the plan do not go together.
+// Throws Error(config) where fields of the plan do not go together; where its units are none of the model's.
 void check_shard_plan(const Plan& plan);
+void check_units(const Model& model, const ShardPlan& plan);
 
 }  // namespace stepgraph

@@ -263,6 +263,21 @@ void mark_weights(StepGraph& step) {
   }
 }
 
+// Before they are expanded.
+void count_collectives(StepGraph& step) {
+  const Graph& graph = step.graph;
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    if (!graph.has_part(Node{i})) continue;
+    StepRank& rank         = step.ranks[static_cast<std::size_t>(index(graph.rank(Node{i})))];
+    const PartOp op        = graph.part(Node{i}).op;
+    const bool on_gather   = graph.lane(Node{i}) == Lane{graph.rank(Node{i}), LaneKind::gather};
+    const bool of_gradient = graph.labels(Node{i}).phase == "reduce";
+    rank.num_all_gathers += op == PartOp::all_gather && on_gather;
+    rank.num_reduce_scatters += op == PartOp::reduce_scatter && of_gradient;
+    rank.num_all_reduces += op == PartOp::all_reduce && of_gradient;
+  }
+}
+
 StepGraph build(StepSetup setup, const auto& build_rank) {
   for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
     if (setup.options.only && *setup.options.only != Rank{rank}) continue;
@@ -276,6 +291,7 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
   mark_weights(setup.step);
+  count_collectives(setup.step);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
                                            .ranks_per_node = plan.layout.devices_per_node,

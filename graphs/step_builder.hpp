@@ -15,6 +15,12 @@
 // of the schedule, so a slice is built alone at its own cost.
 namespace stepgraph {
 
+// Bytes of a unit's gradients that are to be zeros.
+struct Cleared {
+  std::string weight;
+  std::int64_t offset, size;
+};
+
 class StepBuilder {
  public:
   StepBuilder(StepSetup& setup, Rank rank);
@@ -32,17 +38,17 @@ class StepBuilder {
   // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
   struct Unit {
     std::shared_ptr<const ShardUnit> cut;
-    std::vector<std::string> others  = {};  // names of weights beside the flat
-    Buffer values                    = {};  // the rank's part of the flat; or all of it, where values are whole
-    Buffer whole                     = {};  // gathered: read, and without memory before the pass
-    Buffer gradients                 = {};  // whole, where they are reduced once
-    Buffer gradient                  = {};  // the rank's parts of flats
-    Buffer first                     = {};
-    Buffer second                    = {};
-    Buffer master                    = {};
-    UnitParts incoming               = {};  // what is added to `gradient` next, where they are reduced often
-    std::vector<std::size_t> weights = {};  // into here().weights, in the unit's order
-    int num_reduced                  = 0;
+    std::vector<std::string> others = {};  // names of weights beside the flat
+    Buffer values                   = {};  // the rank's part of the flat; or all of it, where values are whole
+    Buffer whole                    = {};  // gathered: read, and without memory before the pass
+    Buffer gradients                = {};  // whole, where they are reduced once
+    Buffer gradient                 = {};  // the rank's parts of flats
+    Buffer first                    = {};
+    Buffer second                   = {};
+    Buffer master                   = {};
+    std::shared_ptr<std::vector<Cleared>> cleared = {};  // of the microbatch under way
+    std::vector<std::size_t> weights              = {};  // into here().weights, in the unit's order
+    int num_reduced                               = 0;
   };
   struct Cut {
     std::size_t unit;
@@ -81,7 +87,8 @@ class StepBuilder {
   void end_gradients(const Action& action);
   void reduce_gradients(Stage stage);
   void check_used(const StepWeight& weight);
-  void make_incoming(Unit& unit, const UnitParts& like);
+  void refuse_unused(const StepWeight& weight);  // or names it, where the plan lets it be
+  UnitParts incoming_parts(const Unit& unit);
   void join_replicas(const Unit& unit, const Labels& labels);
   void reduce_unit(Unit& unit, const Labels& labels);
   void reduce_bucket(const Bucket& bucket, const Labels& labels);
@@ -112,6 +119,7 @@ class StepBuilder {
   std::vector<Unit> units_;
   std::map<std::string, Cut> cuts_;
   std::vector<Bucket> buckets_;
+  Buffer incoming_;
   WeightTable table_;
   std::map<Key, Work> work_;
   std::map<Key, Buffer> received_, received_gradient_;

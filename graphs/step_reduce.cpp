@@ -9,6 +9,12 @@
 namespace stepgraph {
 namespace {
 
+void clear(Graph& graph, const std::string& name, const Access& values, const Labels& labels) {
+  graph.add({.name = name, .writes = values, .op = "clear", .labels = labels}, [](const Context& context) {
+    for (std::byte& byte : context.write<std::byte>()) byte = std::byte{0};
+  });
+}
+
 // How the gradients of a unit become this rank's part of their sum.
 struct UnitReduction {
   Member by;
@@ -16,11 +22,16 @@ struct UnitReduction {
   DType sums, travel;  // in which they are added up here, and sent
   UnitParts to, incoming;
   std::vector<std::string> others;
+  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
 
   // `first`: nothing is there yet to which they are added.
   void add(Graph& graph, Buffer whole, const std::string& name, const Labels& labels, bool first,
            const AccessList& done) const {
     clear_padding(graph, *unit, sums, whole, labels);
+    for (std::size_t i = 0; cleared && i < cleared->size(); ++i) {
+      const auto& [weight, offset, size] = (*cleared)[i];
+      clear(graph, str("clear gradient of ", weight, " of ", name), whole.range(offset, size), labels);
+    }
     const UnitParts& target = first ? to : incoming;
     const UnitText text{.name = name, .others = others, .labels = labels};
     if (travel == sums) {
@@ -81,12 +92,6 @@ struct UnitReduction {
   }
 };
 
-void clear(Graph& graph, const std::string& name, const Access& values, const Labels& labels) {
-  graph.add({.name = name, .writes = values, .op = "clear", .labels = labels}, [](const Context& context) {
-    for (std::byte& byte : context.write<std::byte>()) byte = std::byte{0};
-  });
-}
-
 }  // namespace
 
 // Where they are reduced after every microbatch, each microbatch has gradients of its own.
@@ -105,17 +110,15 @@ void StepBuilder::begin_gradients(const Action& action) {
       entry.has_gradient        = false;
     }
     const bool first = unit.num_reduced++ == 0;
-    UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
-                            .unit     = unit.cut,
-                            .sums     = sum_type(),
-                            .travel   = setup_.plan.precision.reduce,
-                            .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
-                            .incoming = {},
-                            .others   = unit.others};
-    if (!first) {
-      if (unit.incoming.flat.buffer == Buffer{} && unit.incoming.others.empty()) make_incoming(unit, reduction.to);
-      reduction.incoming = unit.incoming;
-    }
+    unit.cleared     = std::make_shared<std::vector<Cleared>>();
+    const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
+                                  .unit     = unit.cut,
+                                  .sums     = sum_type(),
+                                  .travel   = setup_.plan.precision.reduce,
+                                  .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                  .incoming = first ? UnitParts{} : incoming_parts(unit),
+                                  .others   = unit.others,
+                                  .cleared  = unit.cleared};
     const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.cut->layer, .phase = "reduce"};
     setup_.slots.gradients.push_back(
         {.whole      = whole,
@@ -128,44 +131,78 @@ void StepBuilder::begin_gradients(const Action& action) {
   }
 }
 
-void StepBuilder::make_incoming(Unit& unit, const UnitParts& like) {
+// Where a unit's part of a later microbatch comes in, to be added: one place for all units, as they come one by one.
+UnitParts StepBuilder::incoming_parts(const Unit& unit) {
+  const auto size  = static_cast<std::int64_t>(size_bytes(sum_type()));
+  const auto bytes = [&](const Unit& of) {
+    std::int64_t elements = of.cut->flat ? of.cut->flat->shard_elements() : 0;
+    for (const CutWeight& weight : of.cut->weights) {
+      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    }
+    return elements;
+  };
+  if (incoming_ == Buffer{}) {
+    std::int64_t most = 0;
+    for (const Unit& each : units_) most = std::max(most, bytes(each));
+    incoming_ = make("incoming gradients", most, sum_type(), Lifetime::step, MemoryRole::gradients);
+  }
+  UnitParts parts;
+  std::int64_t offset = 0;
   if (unit.cut->flat) {
-    unit.incoming.flat = make("incoming gradient of " + unit.cut->name, unit.cut->flat->shard_elements(), sum_type(),
-                              Lifetime::step, MemoryRole::gradients);
+    offset     = unit.cut->flat->shard_elements();
+    parts.flat = incoming_.range(0, offset * size);
   }
-  for (std::size_t i = 0; i < like.others.size(); ++i) {
-    const Access& part = like.others[i];
-    unit.incoming.others.push_back(
-        part.buffer == Buffer{}
-            ? Access()
-            : Access(make("incoming gradient of " + unit.others[i],
-                          part.region.num_bytes() / static_cast<std::int64_t>(size_bytes(sum_type())), sum_type(),
-                          Lifetime::step, MemoryRole::gradients)));
+  for (const CutWeight& weight : unit.cut->weights) {
+    if (weight.flat) continue;
+    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    parts.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
+    offset += elements;
   }
+  return parts;
 }
 
+// Weights without a gradient are cleared when their unit is reduced: until then its slot may be another's.
 void StepBuilder::end_gradients(const Action& action) {
   if (!reduces_each()) return;
   for (const Unit& unit : units_) {
     if (unit.cut->stage != action.stage) continue;
-    for (const std::size_t weight : unit.weights) check_used(here().weights[weight]);
+    bool used = false;
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const StepWeight& weight  = here().weights[unit.weights[i]];
+      const std::string& name   = setup_.step.spec(weight).name;
+      WeightTable::Entry& entry = table_[table_.find(name)];
+      used                      = used || entry.has_gradient;
+      if (entry.has_gradient) continue;
+      refuse_unused(weight);
+      const bool last = i + 1 == unit.weights.size();
+      if (last && !used) {  // nothing of the unit is: the slot has a tenant all the same
+        clear(graph(), "clear gradient of " + name, entry.gradient, {.stage = index(weight.stage), .phase = "clear"});
+      } else {
+        unit.cleared->push_back({name, entry.gradient.region.offset, entry.gradient.region.length});
+      }
+    }
   }
 }
 
 // A weight to which no op adds a gradient is a mistake, or has one of zeros.
 void StepBuilder::check_used(const StepWeight& weight) {
-  const WeightSpec& spec    = setup_.step.spec(weight);
-  WeightTable::Entry& entry = table_[table_.find(spec.name)];
+  WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(weight).name)];
   if (entry.has_gradient) return;
+  refuse_unused(weight);
+  clear(graph(), "clear gradient of " + setup_.step.spec(weight).name, entry.gradient,
+        {.stage = index(weight.stage), .phase = "clear"});
+  entry.has_gradient = true;
+}
+
+void StepBuilder::refuse_unused(const StepWeight& weight) {
+  const WeightSpec& spec = setup_.step.spec(weight);
   if (!setup_.plan.shard.find_unused_parameters) {
     throw Error(ErrorKind::config,
                 str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight.block].name,
                     "': nothing adds to its gradient (an op of the forward pass that reads it, with "
                     "weight_gradients, and on_backward in every op after it; or shard.find_unused_parameters)"));
   }
-  clear(graph(), "clear gradient of " + spec.name, entry.gradient, {.stage = index(weight.stage), .phase = "clear"});
-  entry.has_gradient = true;
-  auto& unused       = setup_.step.unused;
+  auto& unused = setup_.step.unused;
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 

@@ -196,9 +196,15 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   const int num_ranks = step.layout.num_ranks();
   if (!trains) plan.layout.sequence_parallel = false;  // a prompt has as many tokens as it has, and keeps no activation
   check_shard_plan(plan);
+  if (!trains) {  // whatever is gathered is dropped when it was used
+    plan.shard.reshard_after_forward     = true;
+    plan.shard.reshard_group             = 0;
+    plan.shard.keep_between_microbatches = false;
+  }
   plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
   if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
   check_model(model);
+  check_units(model, plan.shard);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
   if (trains) {

@@ -1,5 +1,6 @@
 // The end of a training step: gradients over ranks, the norm of all of them, the update.
 #include <algorithm>
+#include <utility>
 
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
@@ -45,26 +46,26 @@ void StepBuilder::all_reduce_part(const std::string& name, Group group, int memb
 // The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
 // owner's first.
 void StepBuilder::join_tied_weights() {
-  for (const StepWeight& weight : here().weights) {
-    const WeightSpec& spec = setup_.step.spec(weight);
-    for (const StepWeight& owner : here().weights) {  // both here
-      if (spec.tied_to.empty() || setup_.step.spec(owner).name != spec.tied_to || owner.gradient.empty()) continue;
-      reduce_into(graph(), {.name   = "add gradient of " + spec.name,
-                            .lane   = std::nullopt,
-                            .into   = access(owner.gradient),
-                            .from   = access(weight.gradient),
-                            .labels = {.phase = "reduce"}});
-    }
-  }
-  for (const StepWeight& weight : here().weights) {
-    const WeightSpec& spec   = setup_.step.spec(weight);
-    const std::string& owner = weight.tied ? spec.tied_to : spec.name;
-    for (const Block& block : setup_.step.model.blocks) {
-      for (const WeightSpec& other : block.weights) {
-        if (other.tied_to != owner || weight.gradient.empty()) continue;
-        if (has(setup_.stage_of_weight.at(owner)) == has(setup_.stage_of_weight.at(other.name))) continue;  // both here
-        all_reduce_part("all_reduce tied gradient of " + owner, setup_.tied_group(other, coord_), 2,
-                        access(weight.gradient), sum_type(), LaneKind::reduce, {.phase = "reduce"});
+  const auto find = [&](const std::string& name) {
+    const auto& weights = here().weights;
+    return std::find_if(weights.begin(), weights.end(),
+                        [&](const StepWeight& weight) { return setup_.step.spec(weight).name == name; });
+  };
+  for (const Block& block : setup_.step.model.blocks) {
+    for (const WeightSpec& spec : block.weights) {
+      if (spec.tied_to.empty()) continue;
+      const auto tied = find(spec.name), owner = find(spec.tied_to), none = std::as_const(here()).weights.end();
+      const auto mine = owner != none ? owner : tied;
+      if (mine == none || mine->gradient.empty()) continue;
+      if (tied != none && owner != none) {
+        reduce_into(graph(), {.name   = "add gradient of " + spec.name,
+                              .lane   = std::nullopt,
+                              .into   = access(owner->gradient),
+                              .from   = access(tied->gradient),
+                              .labels = {.phase = "reduce"}});
+      } else {
+        all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
+                        access(mine->gradient), sum_type(), LaneKind::reduce, {.phase = "reduce"});
       }
     }
   }

@@ -36,7 +36,7 @@ WeightPart StepBuilder::part(const std::string& what, const Cut& cut, DType type
   Unit& unit               = units_[cut.unit];
   const ElementRange range = cut.weight->ranges[static_cast<std::size_t>(shards_.member)];
   const WeightSpec& spec   = setup_.step.model.blocks[cut.weight->block].weights[cut.weight->number];
-  WeightPart made{.begin = range.begin, .end = range.end};
+  WeightPart made{.begin = range.begin, .end = range.end, .cut = true};
   if (cut.weight->flat) {
     if (unit.*flat == Buffer{})
       unit.*flat = make(what + unit.cut->name, unit.cut->flat->shard_elements(), type, lifetime);
@@ -104,7 +104,8 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
       weight.gradient          = {.buffer = unit.gradients,
                                   .begin  = range.begin,
                                   .end    = range.end,
-                                  .offset = cut->weight->offset + range.begin};
+                                  .offset = cut->weight->offset + range.begin,
+                                  .cut    = true};
     } else if (cut != nullptr) {
       weight.gradient = part("gradient of ", *cut, sums, kept, &Unit::gradient);
     } else if (setup_.plan.layout.dp == 1 || !setup_.plan.shard.bucket_views) {
@@ -275,14 +276,14 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
                       : Access(make("kept " + unit.others[other], elements, type, Lifetime::step, MemoryRole::slots)));
     ++other;
   }
-  values.keep = [=](Graph& graph, Buffer slot, const Labels& at) {
+  values.keep = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at) {
     const UnitParts in_slot = parts_in_whole(*fewer, type, slot, by.index);
     const auto keep         = [&](const Access& to, const Access& from, const std::string& what) {
       copy(graph, {.name = "keep " + what, .lane = std::nullopt, .to = to, .from = from, .labels = at});
     };
     if (fewer->flat) keep(kept.flat, in_slot.flat, fewer->name);
     for (std::size_t i = 0; i < kept.others.size(); ++i) {
-      if (kept.others[i].buffer != Buffer{}) keep(kept.others[i], in_slot.others[i], fewer->name);
+      if (kept.others[i].buffer != Buffer{}) keep(kept.others[i], in_slot.others[i], others[i]);
     }
   };
   values.gather_kept = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at, const AccessList& after) {

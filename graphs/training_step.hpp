@@ -20,6 +20,7 @@ struct WeightPart {
   std::int64_t begin  = 0;
   std::int64_t end    = 0;
   std::int64_t offset = 0;
+  bool cut            = false;  // data-parallel ranks have other elements of it; none, maybe
   [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
   [[nodiscard]] bool empty() const noexcept { return begin == end; }
 };
@@ -49,6 +50,10 @@ struct StepRank {
   Buffer step                     = {};  // i64, from 1: to be set before each run
   Buffer rate                     = {};  // f64: learning rate
   std::vector<StepWeight> weights = {};
+  // Of weights, and of their gradients, in a step.
+  int num_all_gathers     = 0;
+  int num_reduce_scatters = 0;
+  int num_all_reduces     = 0;
 };
 
 // A step as a graph, and where its inputs and results are. Stands for its graph wherever one is wanted: verify(step),

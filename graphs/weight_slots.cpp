@@ -16,8 +16,9 @@ constexpr std::uint32_t none = ~std::uint32_t{0};
 struct Tenancy {
   std::uint32_t owner = 0;  // into SlotPlan::values or ::gradients
   std::uint32_t first = 0, last = 0;
-  bool forward = false;
-  Buffer slot  = {};
+  std::uint32_t user = 0;  // the first that reads it: a mark may come before
+  bool forward       = false;
+  Buffer slot        = {};
 };
 
 bool is_forward(const Labels& labels) { return labels.phase == "forward"; }
@@ -112,7 +113,8 @@ class RankSlots {
       tenancies_.back().last = node;
       return;
     }
-    tenancies_.push_back({.owner = owner, .first = node, .last = node, .forward = is_forward(graph_.labels({node}))});
+    tenancies_.push_back(
+        {.owner = owner, .first = node, .last = node, .user = node, .forward = is_forward(graph_.labels({node}))});
   }
 
   void add_to(std::uint32_t owner, std::uint32_t node) {
@@ -121,7 +123,8 @@ class RankSlots {
     written_[found->second].last = node;
   }
 
-  // Each tenancy in the next slot, the first again after the last. A slot is as large as its largest tenant.
+  // Each tenancy in the next slot, the first again after the last. A slot is as large as its largest tenant. Tenants
+  // come one after another: those of a slot never meet.
   template <class Units>
   void share(Graph& out, std::vector<Tenancy>& tenancies, int num_slots, const Units& units, std::string_view name) {
     const auto count = std::min(static_cast<std::size_t>(num_slots), tenancies.size());
@@ -130,7 +133,14 @@ class RankSlots {
       for (std::size_t i = s; i < tenancies.size(); i += count)
         size = std::max(size, units[tenancies[i].owner].size_bytes);
       const Buffer shared = slot(out, str(name, s), size, units[tenancies[s].owner].type);
-      for (std::size_t i = s; i < tenancies.size(); i += count) tenancies[i].slot = shared;
+      for (std::size_t i = s; i < tenancies.size(); i += count) {
+        tenancies[i].slot = shared;
+        if (i < count || tenancies[i - count].last < tenancies[i].first) continue;
+        throw Error(ErrorKind::config,
+                    str("shard: '", units[tenancies[i].owner].unit, "' and '", units[tenancies[i - count].owner].unit,
+                        "' are in use at the same time and would share ", name, s,
+                        " (units whose blocks run one after another)"));
+      }
     }
   }
 
@@ -194,8 +204,12 @@ class RankSlots {
         if (tenancies_.size() > before && first <= tenancies_.back().last) {
           tenancies_.back().last = std::max(tenancies_.back().last, last);
         } else {
-          tenancies_.push_back(
-              {.owner = owner, .first = first, .last = last, .forward = is_forward(graph_.labels({first}))});
+          const std::uint32_t user = graph_.op({first}) == unshard_mark ? last : first;
+          tenancies_.push_back({.owner   = owner,
+                                .first   = first,
+                                .last    = last,
+                                .user    = user,
+                                .forward = is_forward(graph_.labels({user}))});
         }
       }
     }
@@ -224,7 +238,7 @@ class RankSlots {
     if (done_ != Buffer{} && waits_for(tenancy)) after.push_back(done_);
     current_[tenancy.owner] = tenancy.slot;
     const bool again        = !tenancy.forward && kept_.contains(tenancy.owner);
-    (again ? values.gather_kept : values.gather)(out, tenancy.slot, graph_.labels({tenancy.first}), after);
+    (again ? values.gather_kept : values.gather)(out, tenancy.slot, graph_.labels({tenancy.user}), after);
   }
 
   void keep(Graph& out, const Tenancy& tenancy, const Labels& labels) {
@@ -251,7 +265,7 @@ class RankSlots {
 }  // namespace
 
 Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& plan) {
-  if (slots.values.empty() && slots.gradients.empty()) return graph;
+  if (slots.values.empty() && slots.gradients.empty() && !plan.keep_between_microbatches) return graph;
   std::map<Rank, RankSlots> ranks;
   const auto of = [&](Rank rank) -> RankSlots& {
     return ranks.try_emplace(rank, graph, slots, plan, rank).first->second;

@@ -36,7 +36,7 @@ struct UnitGradients {
   std::string unit        = {};
   std::int64_t size_bytes = 0;
   DType type              = DType::f32;
-  // Adds the nodes that empty a slot; the last of them also writes `done`.
+  // Adds the nodes that empty a slot; the last that reads it also writes `done`.
   std::function<void(Graph&, Buffer slot, const AccessList& done)> reduce = {};
 };
 

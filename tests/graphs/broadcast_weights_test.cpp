@@ -82,8 +82,7 @@ TEST_CASE("after a broadcast all data-parallel ranks have the first one's weight
   std::vector<std::vector<std::vector<std::byte>>> before;
   for (std::size_t rank = 0; rank < run.step().ranks.size(); ++rank) before.push_back(bytes_of(run, rank));
   const auto& weights = run.step().ranks[0].weights;
-  const auto own =
-      std::count_if(weights.begin(), weights.end(), [](const auto& each) { return !each.first.empty(); });
+  const auto own = std::count_if(weights.begin(), weights.end(), [](const auto& each) { return !each.first.empty(); });
   const auto shared = static_cast<std::ptrdiff_t>(weights.size()) - own;  // tied on the same rank: a value, not its own
   REQUIRE(static_cast<std::ptrdiff_t>(before[0].size()) == own * num_states + shared);
   const std::size_t other = static_cast<std::size_t>(sg::index(layout.rank({.dp = 1})));

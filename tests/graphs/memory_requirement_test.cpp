@@ -136,7 +136,7 @@ TEST_CASE("every buffer of a step has a role, what passes add as well", "[graphs
     return found;
   };
   using Roles = std::set<MemoryRole>;
-  CHECK(role_of("gradient of ") == Roles{MemoryRole::gradients});
+  CHECK(role_of("bucket ") == Roles{MemoryRole::gradients});
   CHECK(role_of("rounded gradient of ") == Roles{MemoryRole::gradients});
   for (const char* name : {"master of ", "mean of ", "square of "}) {
     CAPTURE(name);

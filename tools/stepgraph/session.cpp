@@ -131,14 +131,15 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
     return str(number, " ", number == 1 ? one : more);
   };
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
-  return str(
-      options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
-      count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters, " parameters; ",
-      count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()), "), ",
-      config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"), " and ",
-      count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(), " nodes, ",
-      plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
-      options.weights_hash ? str("\nweights: ", hash_text(*options.weights_hash), " on every data-parallel rank") : "");
+  return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
+             count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters,
+             " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()),
+             "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
+             " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
+             " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
+             options.weights_hash
+                 ? str("\nweights: ", hash_text(*options.weights_hash), ", all that every data-parallel rank has whole")
+                 : "");
 }
 
 void check_can_write(std::string_view what, const std::optional<std::string>& path) {

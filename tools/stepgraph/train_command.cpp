@@ -125,6 +125,7 @@ void run_train(const TrainOptions& options) {
   set_weights(trainer.run(), start, config.seed);
   std::optional<std::uint64_t> weights_hash;
   if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
+  if (weights_hash == 0) weights_hash.reset();  // every rank has its own part of everything
 
   if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
   const Interrupt interrupt;
@@ -169,7 +170,8 @@ void run_train(const TrainOptions& options) {
     lines.print(json ? to_json(summary) : to_text(summary));
   }
   if (config.plan.shard.strategy != Shard::none && config.plan.layout.dp > 1)
-    lines.print(shard_line(shard_stats(trainer.run().step(), Rank{0}), config.plan.shard.strategy, json));
+    lines.print(
+        shard_line(shard_stats(trainer.run().step(), trainer.run().plan(), Rank{0}), config.plan.shard.strategy, json));
   lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
   if (interrupted)
     throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",
