@@ -54,6 +54,11 @@ struct Access {
   Access() = default;
   Access(Buffer whole_buffer) : buffer(whole_buffer) {}  // NOLINT: implicit on purpose
   Access(Buffer of, Region bytes) : buffer(of), region(bytes) {}
+
+  // Bytes [offset, offset + length) of an access that is one range.
+  [[nodiscard]] Access range(std::int64_t offset_bytes, std::int64_t length_bytes) const {
+    return buffer.range((region.length == whole ? 0 : region.offset) + offset_bytes, length_bytes);
+  }
 };
 
 // The accesses of one declaration: up to four without touching the heap.

@@ -97,7 +97,8 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     const BufferSpec& buffer  = graph.spec(Buffer{i});
     const std::int64_t offset = plan.offsets[i];
-    places_.push_back({nullptr, offset, buffer.token || offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes, false});
+    places_.push_back(
+        {nullptr, offset, buffer.token || offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes, false, false});
     if (buffer.token || offset == MemoryPlan::nowhere) continue;
     const Arena* const arena = find(buffer.rank, buffer.space);
     if (!arena || offset < 0 || offset + buffer.size_bytes > arena->size_bytes) {
@@ -114,6 +115,38 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
     const std::byte* const behind = place.data + place.size_bytes;
     place.shared                  = place.data < end || (i + 1 < order.size() && places_[order[i + 1]].data < behind);
     end                           = std::max(end, behind);
+  }
+}
+
+Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans) : Memory(graph, plan) {
+  borrow(loans);
+}
+
+void Memory::borrow(std::span<const Loan> loans) {
+  std::map<const std::byte*, Buffer> ends;  // of what was lent so far
+  for (const Loan& loan : loans) {
+    const auto refuse = [&](const std::string& why) {
+      throw Error(ErrorKind::config, str("memory: ", describe(loan.buffer), why));
+    };
+    if (loan.buffer.id >= places_.size()) {
+      throw Error(ErrorKind::config, str("memory: bytes are lent to buffer #", loan.buffer.id,
+                                         ", which is not of this graph (", places_.size(), " buffers)"));
+    }
+    Place& place = places_[loan.buffer.id];
+    if (graph_.spec(loan.buffer).lifetime != Lifetime::persistent) refuse(" is lent bytes (declare it persistent)");
+    if (static_cast<std::int64_t>(loan.bytes.size()) != place.size_bytes) {
+      refuse(str(" has ", place.size_bytes, " bytes, but is lent ", loan.bytes.size()));
+    }
+    if (place.size_bytes == 0) continue;
+    const std::byte* const begin = loan.bytes.data();
+    const std::byte* const end   = begin + loan.bytes.size();
+    const auto next              = ends.upper_bound(begin);
+    if (next != ends.end() && next->first - places_[next->second.id].size_bytes < end) {
+      refuse(str(" is lent bytes of ", describe(next->second), ", and nothing would order who uses them"));
+    }
+    ends.emplace(end, loan.buffer);
+    place.data = loan.bytes.data();
+    place.lent = true;
   }
 }
 
@@ -183,7 +216,7 @@ void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
                                          place.size_bytes, " were set aside for buffer #", i));
     }
     const Arena* const arena = wanted > 0 ? find(buffer.rank, buffer.space) : nullptr;
-    if (wanted > 0 && (!arena || arena->begin + place.offset != place.data)) {
+    if (wanted > 0 && (!arena || (!place.lent && arena->begin + place.offset != place.data))) {
       throw Error(ErrorKind::config,
                   str("memory: ", graph.describe(Buffer{i}), " is of rank ", buffer.rank, " in ",
                       to_string(buffer.space), " memory, but buffer #", i, " was set aside elsewhere"));

@@ -12,6 +12,12 @@
 
 namespace stepgraph {
 
+// Bytes of another memory that a persistent buffer takes for its own, so that one graph works on what another keeps.
+struct Loan {
+  Buffer buffer              = {};
+  std::span<std::byte> bytes = {};  // as many as the buffer has, and nobody else's in the same graph
+};
+
 // The bytes behind a graph's buffers, zeroed when made: one arena per rank and space, which never moves. Tokens have no
 // bytes. A graph that is built anew for every step keeps its persistent bytes by running on the same Memory: the
 // buffers, and where they lie, must then be the same. Moves; spans are valid while it lives. Which threads may touch
@@ -20,6 +26,9 @@ class Memory {
  public:
   explicit Memory(const Graph& graph);                 // every buffer has bytes of its own
   Memory(const Graph& graph, const MemoryPlan& plan);  // exactly the plan's arenas
+  // The same, but some buffers lie elsewhere, and their places stay empty. Whoever lends must outlive this memory, and
+  // the graphs of both must not run at once.
+  Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans);
 
   // Refuses a step buffer that shares bytes: between runs they are somebody else's.
   [[nodiscard]] std::span<std::byte> bytes(Buffer buffer) const;
@@ -67,7 +76,9 @@ class Memory {
     std::int64_t offset;  // MemoryPlan::nowhere: no bytes
     std::int64_t size_bytes;
     bool shared;
+    bool lent;
   };
+  void borrow(std::span<const Loan> loans);
   [[nodiscard]] std::string describe(Buffer buffer) const;
   [[nodiscard]] static Block allocate(std::size_t size);  // null: there is no memory
   [[nodiscard]] const Arena* find(Rank rank, Space space) const;

@@ -74,30 +74,56 @@ void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
   static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
 }
 
-// Sharding is not in this version: without it each key has one value, so that none is believed to do something.
-void check_shard(const ConfigReader& root) {
-  const ConfigReader section =
-      root.section("shard", {"strategy", "reduce", "prefetch", "slots", "bucket_mb", "units", "min_params", "group"});
-  const auto only_number = [&](std::string_view key, auto number, auto supported) {
-    if (number != supported) section.refuse_unsupported(key, str(number), str(supported));
-  };
-  section.only("strategy", "none");
-  section.only("reduce", "last");
-  const Names prefetch{"backward_pre", "backward_post", "none"};
-  if (const std::size_t given = section.choice("prefetch", 0, prefetch); given != 0)
-    section.refuse_unsupported("prefetch", prefetch[given], prefetch[0]);
-  static_cast<void>(section.choice("units", 0, {"layer"}));
-  double bucket_mb = 25;
-  section.real("bucket_mb", bucket_mb, positive);
-  only_number("bucket_mb", bucket_mb, 25.0);
-  int slots = 2, group = 0;
-  section.integer("slots", slots, 1, max_int);
-  only_number("slots", slots, 2);
-  section.integer("group", group, 0, max_int);
-  only_number("group", group, 0);
-  std::int64_t min_params = 1000;
-  section.integer("min_params", min_params, 0, std::numeric_limits<std::int64_t>::max());
-  only_number("min_params", min_params, std::int64_t{1000});
+template <class Enum>
+Enum read_enum(const ConfigReader& section, std::string_view key, Enum otherwise, Enum last) {
+  Names names;
+  for (int i = 0; i <= static_cast<int>(last); ++i) names.push_back(to_string(static_cast<Enum>(i)));
+  return static_cast<Enum>(section.choice(key, static_cast<std::size_t>(otherwise), names));
+}
+
+void read_shard(const ConfigReader& root, ShardPlan& shard) {
+  const ConfigReader section = root.section("shard", {"strategy",
+                                                      "reduce",
+                                                      "prefetch",
+                                                      "forward_prefetch",
+                                                      "slots",
+                                                      "grad_slots",
+                                                      "bucket_mb",
+                                                      "first_bucket_mb",
+                                                      "bucket_views",
+                                                      "delay_all_reduce",
+                                                      "find_unused_parameters",
+                                                      "static_graph",
+                                                      "reduction",
+                                                      "units",
+                                                      "min_params",
+                                                      "flat",
+                                                      "group",
+                                                      "reshard_after_forward",
+                                                      "reshard_group",
+                                                      "keep_between_microbatches"});
+  const Shard preset         = shard.strategy;
+  shard.strategy             = read_enum(section, "strategy", preset, Shard::hybrid);
+  if (shard.strategy != preset) shard = {.strategy = shard.strategy};  // a preset's other choices go with its own
+  shard.reduce   = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
+  shard.prefetch = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
+  section.boolean("forward_prefetch", shard.forward_prefetch);
+  section.integer("slots", shard.slots, 1, max_int);
+  section.integer("grad_slots", shard.grad_slots, 1, max_int);
+  section.text("units", shard.units);
+  section.integer("min_params", shard.min_params, 0, std::numeric_limits<std::int64_t>::max());
+  section.boolean("flat", shard.flat);
+  section.integer("group", shard.group, 0, max_int);
+  section.boolean("reshard_after_forward", shard.reshard_after_forward);
+  section.integer("reshard_group", shard.reshard_group, 0, max_int);
+  section.boolean("keep_between_microbatches", shard.keep_between_microbatches);
+  section.real("bucket_mb", shard.bucket_mb, positive);
+  section.real("first_bucket_mb", shard.first_bucket_mb, not_negative);
+  section.boolean("bucket_views", shard.bucket_views);
+  section.boolean("delay_all_reduce", shard.delay_all_reduce);
+  section.boolean("find_unused_parameters", shard.find_unused_parameters);
+  section.boolean("static_graph", shard.static_graph);
+  shard.reduction = section.choice("reduction", 0, {"average", "sum"}) == 0 ? Reduction::average : Reduction::sum;
 }
 
 void check_offload(const ConfigReader& root) {
@@ -185,7 +211,7 @@ Config read(const JsonValue& value) {
   read_memory(root, config);
   read_layout(root, config.plan.layout);
   read_pipeline(root, config.plan.pipeline);
-  check_shard(root);
+  read_shard(root, config.plan.shard);
   check_offload(root);
   read_precision(root, config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);

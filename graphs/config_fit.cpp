@@ -4,6 +4,7 @@
 #include "graphs/config_sections.hpp"
 #include "graphs/divisibility.hpp"
 #include "graphs/schedule_kinds.hpp"
+#include "graphs/shard_units.hpp"
 
 namespace stepgraph {
 namespace {
@@ -81,6 +82,7 @@ void check_fit(const Config& config) {
   const LayoutSpec& layout = config.plan.layout;
   at("layout.order", "layout: order ", [&] { Layout(LayoutSpec{.order = layout.order}); });
   at("layout", "layout: ", [&] { Layout{layout}; });
+  check_shard_plan(config.plan);
   const int microbatches =
       num_microbatches({.global = config.batch.global, .micro = config.batch.micro, .dp = layout.dp});
   constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // and one more: the last target

@@ -73,6 +73,29 @@ Json optimizer_json(const OptimizerPlan& plan) {
   return out;
 }
 
+Json shard_json(const ShardPlan& plan) {
+  return {{"strategy", to_string(plan.strategy)},
+          {"reduce", to_string(plan.reduce)},
+          {"prefetch", to_string(plan.prefetch)},
+          {"forward_prefetch", plan.forward_prefetch},
+          {"slots", plan.slots},
+          {"grad_slots", plan.grad_slots},
+          {"units", plan.units},
+          {"min_params", plan.min_params},
+          {"flat", plan.flat},
+          {"group", plan.group},
+          {"reshard_after_forward", plan.reshard_after_forward},
+          {"reshard_group", plan.reshard_group},
+          {"keep_between_microbatches", plan.keep_between_microbatches},
+          {"bucket_mb", plan.bucket_mb},
+          {"first_bucket_mb", plan.first_bucket_mb},
+          {"bucket_views", plan.bucket_views},
+          {"delay_all_reduce", plan.delay_all_reduce},
+          {"find_unused_parameters", plan.find_unused_parameters},
+          {"static_graph", plan.static_graph},
+          {"reduction", to_string(plan.reduction)}};
+}
+
 }  // namespace
 
 std::string to_json(const Config& config) {
@@ -91,7 +114,7 @@ std::string to_json(const Config& config) {
               {"devices_per_node", layout.devices_per_node},
               {"sequence_parallel", layout.sequence_parallel}}},
             {"pipeline", {{"schedule", plan.pipeline.schedule}, {"chunks", plan.pipeline.chunks}}},
-            {"shard", {{"strategy", "none"}}},
+            {"shard", shard_json(plan.shard)},
             {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
             {"precision", {{"param", precision(plan.precision.param)}, {"reduce", precision(plan.precision.reduce)}}},
             {"optimizer", optimizer_json(plan.optimizer)},

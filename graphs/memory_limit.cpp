@@ -62,11 +62,30 @@ std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool train
   for (const Recompute kind : {Recompute::selective, Recompute::full}) {
     if (trains && plan.recompute < kind) out.push_back(with_recompute(kind));
   }
+  const auto with_shard = [&](const Change& of, Shard strategy, ReduceWhen reduce) {
+    const std::string setting =
+        str("shard.strategy=", to_string(strategy), reduce == ReduceWhen::each ? " shard.reduce=each" : "");
+    return of.with(setting, [&](Change& change) {
+      change.plan.shard.strategy = strategy;
+      change.plan.shard.reduce   = reduce;
+    });
+  };
+  const bool shards = trains && plan.layout.dp > 1 && plan.shard.strategy != Shard::hybrid;
+  for (const Shard strategy : {Shard::zero1, Shard::grad_op, Shard::full}) {
+    if (shards && plan.shard.strategy < strategy) out.push_back(with_shard(from, strategy, plan.shard.reduce));
+  }
+  if (shards && plan.shard.reduce != ReduceWhen::each) out.push_back(with_shard(from, Shard::full, ReduceWhen::each));
   const std::vector<Change> smaller = with_smaller_microbatches(from);
   out.insert(out.end(), smaller.begin(), smaller.end());
   if (trains && plan.recompute != Recompute::full) {
     const std::vector<Change> both = with_smaller_microbatches(with_recompute(Recompute::full));
     out.insert(out.end(), both.begin(), both.end());
+  }
+  if (shards) {
+    const Change all = with_shard(with_recompute(Recompute::full), Shard::full, ReduceWhen::each);
+    out.push_back(all);
+    const std::vector<Change> smallest = with_smaller_microbatches(all);
+    out.insert(out.end(), smallest.begin(), smallest.end());
   }
   return out;
 }

@@ -12,11 +12,19 @@ Plan with_preset(Plan plan, MemoryPreset preset) {
     case MemoryPreset::basic:
       break;
     case MemoryPreset::standard:
-      plan.recompute = Recompute::selective;
+      plan.recompute      = Recompute::selective;
+      plan.shard.strategy = Shard::zero1;
       break;
     case MemoryPreset::aggressive:
+      plan.recompute      = Recompute::full;
+      plan.shard.strategy = Shard::full;
+      break;
     case MemoryPreset::extreme:
-      plan.recompute = Recompute::full;
+      plan.recompute        = Recompute::full;
+      plan.shard.strategy   = Shard::full;
+      plan.shard.reduce     = ReduceWhen::each;
+      plan.shard.slots      = 1;
+      plan.shard.grad_slots = 1;
       break;
   }
   return plan;

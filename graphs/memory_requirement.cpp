@@ -38,18 +38,27 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
 struct Likeness {
   int pp = 0;
   std::vector<TensorShape> weights;
+  std::vector<std::int64_t> kept;  // elements of weights that are cut by rows, which not all members have as many of
   friend auto operator<=>(const Likeness&, const Likeness&) = default;
 };
 
-// Data-parallel ranks do the same. So do tensor-parallel ones, where all are cut evenly.
+// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
+// evenly.
 Likeness likeness_of(const StepSetup& setup, Rank rank) {
   const Coord coord = setup.step.layout.coord(rank);
-  Likeness out{.pp = coord.pp, .weights = {}};
+  Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
   for (std::size_t stage = 0; stage < setup.blocks_of_stage.size(); ++stage) {
     if (setup.rank_of(Stage{static_cast<int>(stage)}, coord) != rank) continue;
     for (const std::size_t block : setup.blocks_of_stage[stage]) {
       for (const WeightSpec& weight : setup.step.model.blocks[block].weights)
         out.weights.push_back(local_shape(weight, setup.plan.layout.tp, coord.tp));
+    }
+  }
+  const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
+  for (const ShardUnit& unit : shard_units(setup.step.model, setup.plan, setup.blocks_of_stage, coord.tp)) {
+    if (setup.rank_of(unit.stage, coord) != rank) continue;
+    for (const CutWeight& weight : unit.weights) {
+      if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
     }
   }
   return out;

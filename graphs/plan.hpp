@@ -8,6 +8,7 @@
 #include "graphs/collective_algorithms.hpp"
 #include "graphs/layout.hpp"
 #include "graphs/recompute.hpp"
+#include "graphs/shard_plan.hpp"
 
 // How a step is to be done, as data: the parts of a config that say nothing of model, data or run.
 namespace stepgraph {
@@ -45,6 +46,7 @@ struct OptimizerPlan {
 struct Plan {
   LayoutSpec layout                                = {};
   PipelinePlan pipeline                            = {};
+  ShardPlan shard                                  = {};
   PrecisionPlan precision                          = {};
   OptimizerPlan optimizer                          = {};
   Recompute recompute                              = Recompute::none;

@@ -31,9 +31,9 @@ enum class Prefetch : std::uint8_t { backward_pre, backward_post, none };
 [[nodiscard]] std::string_view to_string(Prefetch prefetch) noexcept;
 
 struct ShardPlan {
-  Shard strategy    = Shard::none;
-  ReduceWhen reduce = ReduceWhen::last;
-  Prefetch prefetch = Prefetch::backward_pre;
+  Shard strategy        = Shard::none;
+  ReduceWhen reduce     = ReduceWhen::last;
+  Prefetch prefetch     = Prefetch::backward_pre;
   bool forward_prefetch = true;  // false: the next unit is gathered when the one before it has computed
   int slots             = 2;     // gathered units alive at once
   int grad_slots        = 2;     // with `each`: gradients of units that are not reduced yet
@@ -41,22 +41,25 @@ struct ShardPlan {
   // Which blocks are gathered together: "layer" (each block), "model" (all of a stage), "params:N" (neighbours, until
   // they have N parameters), "type:NAME" (each block whose name begins so; the others of a stage are one unit). Or a
   // function's choice: blocks of a stage with the same name are one.
-  std::string units                               = "layer";
+  std::string units                                = "layer";
   std::function<std::string(const Block&)> unit_of = {};
-  std::int64_t min_params = 1000;  // smaller weights stay whole everywhere
-  bool flat               = true;  // a unit's weights are laid end to end and cut; else each is cut by its rows
-  int group               = 0;     // hybrid: ranks that share one whole
+  std::int64_t min_params                          = 1000;  // smaller weights stay whole everywhere
+  bool flat = true;  // a unit's weights are laid end to end and cut; else each is cut by its rows
+  int group = 0;     // hybrid: ranks that share one whole
 
   bool reshard_after_forward     = true;
   int reshard_group              = 0;      // more than 1: for backward, so many neighbours keep a whole between them
   bool keep_between_microbatches = false;  // a stage stays gathered from UNSHARD to RESHARD
 
   // Gradients of weights that are whole everywhere travel in buckets, filled in the order of the backward pass.
-  double bucket_mb            = 25;
-  double first_bucket_mb      = 0;  // 0: as the others
-  bool bucket_views           = true;   // gradients lie in their bucket; else they are copied there and back
-  bool delay_all_reduce       = false;  // one reduction, after the backward pass
-  bool find_unused_parameters = false;  // weights that no op reads take part with zeros; else they are refused
+  double bucket_mb       = 25;
+  double first_bucket_mb = 0;      // 0: as the others
+  bool bucket_views      = true;   // gradients lie in their bucket; else they are copied there and back
+  bool delay_all_reduce  = false;  // one reduction, after the backward pass
+  // Weights that no op reads take part with zeros, and are named (StepGraph::unused); else they are refused. A step is
+  // one graph, built once: which weights it uses never changes, so that both allow it.
+  bool find_unused_parameters = false;
+  bool static_graph           = false;
   Reduction reduction         = Reduction::average;  // sum: gradients are dp times as large
 
   friend bool operator==(const ShardPlan& a, const ShardPlan& b);  // functions aside

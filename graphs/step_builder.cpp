@@ -12,6 +12,7 @@ StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
     : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
   tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.shares_rows()};
   if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
+  shards_ = shard_group(setup.plan, coord_.dp);
 }
 
 Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role) {
@@ -44,39 +45,6 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
   rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
   rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
-}
-
-void StepBuilder::declare_weights(bool trains) {
-  const DType type        = setup_.step.type;
-  const Lifetime gradient = setup_.options.keep_gradients ? Lifetime::persistent : Lifetime::step;
-  for (int s = 0; s < setup_.num_stages(); ++s) {
-    if (!has(Stage{s})) continue;
-    for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
-      const std::vector<WeightSpec>& specs = setup_.step.model.blocks[block].weights;
-      for (std::size_t number = 0; number < specs.size(); ++number) {
-        const WeightSpec& spec = specs[number];
-        StepWeight weight{.block = block, .number = number, .stage = Stage{s}, .tied = !spec.tied_to.empty()};
-        const TensorShape shape     = local_shape(spec, tp_.size, tp_.index);
-        const std::int64_t elements = num_elements(shape);
-        // A tied weight shares the value of the weight it is tied to, where that is on this rank, and its update.
-        const bool shares = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to));
-        weight.value = shares ? table_.find(spec.tied_to).value : make(spec.name, elements, type, Lifetime::persistent);
-        if (trains) {
-          const DType sums = wide_type(type);
-          weight.gradient  = make("gradient of " + spec.name, elements, sums, gradient);
-          if (!shares) {
-            const bool adam = setup_.plan.optimizer.kind == OptimizerKind::adamw;
-            if (sums != type) weight.master = make("master of " + spec.name, elements, sums, Lifetime::persistent);
-            weight.first =
-                make(str(adam ? "mean of " : "velocity of ", spec.name), elements, sums, Lifetime::persistent);
-            if (adam) weight.second = make("square of " + spec.name, elements, sums, Lifetime::persistent);
-          }
-        }
-        table_.add({.name = spec.name, .shape = shape, .value = weight.value, .gradient = weight.gradient});
-        here().weights.push_back(weight);
-      }
-    }
-  }
 }
 
 void StepBuilder::forward(const Action& action, ForwardResult result) {
@@ -135,10 +103,12 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
       tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
+  // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
+  const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
   cross_entropy(tape, {.logits      = logits,
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
-                       .scale       = 1.0 / (static_cast<double>(batch.global) * batch.seq),
+                       .scale       = replicas / (static_cast<double>(batch.global) * batch.seq),
                        .vocab_begin = vocab.begin,
                        .in_place    = setup_.step.model.logits_are_free});
 }
@@ -199,10 +169,14 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
       begin_backward(action);
       return work_.at(key(action)).tape->emit_input_gradients();
     case ActionKind::weight_gradient:
-      return work_.at(key(action)).tape->emit_weight_gradients();
+      begin_gradients(action);
+      work_.at(key(action)).tape->emit_weight_gradients();
+      return end_gradients(action);
     case ActionKind::backward:
       begin_backward(action);
-      return work_.at(key(action)).tape->emit_gradients();
+      begin_gradients(action);
+      work_.at(key(action)).tape->emit_gradients();
+      return end_gradients(action);
     case ActionKind::reduce_grad:
       return reduce_gradients(action.stage);
     case ActionKind::send_forward:
@@ -212,7 +186,12 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
       return transfer(action);
     case ActionKind::unshard:
     case ActionKind::reshard:
-      break;  // weights are whole here
+      // Weights are whole in between: for the pass that gives them memory.
+      graph().add({.name   = to_string(action),
+                   .op     = std::string(action.kind == ActionKind::unshard ? unshard_mark : reshard_mark),
+                   .labels = {.stage = index(action.stage)},
+                   .rank   = rank_});
+      return;
   }
 }
 
@@ -243,6 +222,7 @@ void StepBuilder::training() {
   join_tied_weights();
   add_norm();
   add_updates();
+  gather_updated();
 }
 
 void StepBuilder::forward_only(ForwardResult result) {
@@ -271,14 +251,14 @@ void check_size(const Graph& graph) {
 
 // A weight's buffers are known by where StepWeight has them.
 void mark_weights(StepGraph& step) {
-  const auto mark = [&](Buffer buffer, MemoryRole role) {
-    if (buffer != Buffer{}) step.roles[buffer.id] = role;
+  const auto mark = [&](const WeightPart& part, MemoryRole role) {
+    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
   };
   for (const StepRank& rank : step.ranks) {
     for (const StepWeight& weight : rank.weights) {
       mark(weight.value, MemoryRole::parameters);
       mark(weight.gradient, MemoryRole::gradients);
-      for (const Buffer buffer : {weight.first, weight.second, weight.master}) mark(buffer, MemoryRole::optimizer);
+      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
     }
   }
 }
@@ -293,6 +273,8 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   const Plan& plan = setup.plan;
   setup.step.graph = recompute(setup.step.graph, plan.recompute);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
+  setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
   mark_weights(setup.step);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),

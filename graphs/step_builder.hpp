@@ -2,10 +2,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "graphs/shard_nodes.hpp"
 #include "graphs/step_setup.hpp"
+#include "graphs/weights.hpp"
 #include "ops/tape.hpp"
 
 // Builds the nodes of one rank of a step: internal to graphs/. Ranks are built one after another, each from its own row
@@ -26,21 +29,69 @@ class StepBuilder {
     Tensor input, output;  // on the tape; the last stage has no output
   };
 
+  // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
+  struct Unit {
+    std::shared_ptr<const ShardUnit> cut;
+    std::vector<std::string> others  = {};  // names of weights beside the flat
+    Buffer values                    = {};  // the rank's part of the flat; or all of it, where values are whole
+    Buffer whole                     = {};  // gathered: read, and without memory before the pass
+    Buffer gradients                 = {};  // whole, where they are reduced once
+    Buffer gradient                  = {};  // the rank's parts of flats
+    Buffer first                     = {};
+    Buffer second                    = {};
+    Buffer master                    = {};
+    UnitParts incoming               = {};  // what is added to `gradient` next, where they are reduced often
+    std::vector<std::size_t> weights = {};  // into here().weights, in the unit's order
+    int num_reduced                  = 0;
+  };
+  struct Cut {
+    std::size_t unit;
+    const CutWeight* weight;
+  };
+  // Gradients that travel together.
+  struct Bucket {
+    Stage stage;
+    std::vector<std::size_t> weights = {};  // into here().weights, in the order of the backward pass
+    std::int64_t elements            = 0;
+    Buffer buffer                    = {};
+  };
+
   void declare_inputs(bool trains, ForwardResult result);
   void declare_weights(bool trains);
+  void declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains);
+  void fill_buckets();
+  void add_to_table();
+  void add_slots();
+  void add_kept(const Unit& unit, UnitValues& values);
+  [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
+  WeightPart part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime, Buffer Unit::*flat);
+  [[nodiscard]] Access access(const WeightPart& part) const;
+  [[nodiscard]] WeightPart piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const;
+  [[nodiscard]] UnitParts parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const;
+  [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
+  [[nodiscard]] bool cuts_values() const;
+  [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
   void forward(const Action& action, ForwardResult result);
   void loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result);
   void begin_backward(const Action& action);
   void transfer(const Action& action);
+  void begin_gradients(const Action& action);
+  void end_gradients(const Action& action);
   void reduce_gradients(Stage stage);
-  void reduce_gradient(const StepWeight& weight, const Labels& labels);
+  void check_used(const StepWeight& weight);
+  void make_incoming(Unit& unit, const UnitParts& like);
+  void join_replicas(const Unit& unit, const Labels& labels);
+  void reduce_unit(Unit& unit, const Labels& labels);
+  void reduce_bucket(const Bucket& bucket, const Labels& labels);
+  void join_tensor_parallel(const StepWeight& weight, const Labels& labels);
   void sum_losses();
 
   void join_tied_weights();
   void add_norm();
   void add_updates();
+  void gather_updated();
 
   [[nodiscard]] Graph& graph() { return setup_.step.graph; }
   [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
@@ -57,6 +108,10 @@ class StepBuilder {
   Rank rank_;
   Coord coord_;
   TensorParallel tp_;
+  ShardGroup shards_;
+  std::vector<Unit> units_;
+  std::map<std::string, Cut> cuts_;
+  std::vector<Bucket> buckets_;
   WeightTable table_;
   std::map<Key, Work> work_;
   std::map<Key, Buffer> received_, received_gradient_;

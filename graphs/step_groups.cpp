@@ -23,6 +23,17 @@ std::string tied_name(const WeightSpec& weight, const Coord& coord) {
   return str("tied_", weight.name, "_dp", coord.dp, "_tp", coord.tp);
 }
 
+std::string shard_name(const Plan& plan, const Coord& coord, std::string_view purpose) {
+  return str("shard", shard_group(plan, coord.dp).replica, "_tp", coord.tp, "_pp", coord.pp, " ", purpose);
+}
+std::string replica_name(const Plan& plan, const Coord& coord) {
+  return str("replicas", shard_group(plan, coord.dp).member, "_tp", coord.tp, "_pp", coord.pp);
+}
+std::string reshard_name(const Plan& plan, const Coord& coord) {
+  return str("reshard", coord.dp / plan.shard.reshard_group, "_tp", coord.tp, "_pp", coord.pp);
+}
+std::string norm_name(const Plan& plan, const Coord& coord) { return str("norm", shard_group(plan, coord.dp).replica); }
+
 // How many neighbours hold a piece of some weight between them, where several do.
 std::set<int> shared_by(const Model& model, int tp) {
   std::set<int> numbers;
@@ -54,7 +65,7 @@ void StepSetup::make_groups(bool trains) {
   if (tp > 1) along(Axis::tp, "tp");
   if (dp > 1) along(Axis::dp, "loss");
   if (dp > 1 && trains) along(Axis::dp, "gradients");
-  if (tp * pp > 1 && trains) along({Axis::tp, Axis::pp}, "norm");
+  make_shard_groups(trains);
   if (shares_rows() && trains) along(Axis::tp, "shares");
   // What is left connects ranks of one data-parallel replica: once for each pair of coordinates.
   for (int replica = 0; replica < dp; ++replica) {
@@ -88,6 +99,53 @@ void StepSetup::make_groups(bool trains) {
     }
   }
 }
+
+// Neighbours along the data-parallel axis, for each place on the others.
+void StepSetup::make_shard_groups(bool trains) {
+  const Layout& layout = step.layout;
+  const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp, size = stepgraph::shard_group(plan, 0).size;
+  const auto ranks_of = [&](Coord coord, int first, int count, int stride) {
+    std::vector<Rank> ranks;
+    for (int i = 0; i < count; ++i) {
+      coord.dp = first + i * stride;
+      ranks.push_back(layout.rank(coord));
+    }
+    return ranks;
+  };
+  for (int p = 0; p < pp && size > 1; ++p) {
+    for (int t = 0; t < tp; ++t) {
+      const Coord at{.tp = t, .pp = p};
+      for (int first = 0; first < dp; first += size) {
+        const Coord coord{.dp = first, .tp = t, .pp = p};
+        make_group(shard_name(plan, coord, "gather"), ranks_of(at, first, size, 1));
+        if (trains) make_group(shard_name(plan, coord, "reduce"), ranks_of(at, first, size, 1));
+      }
+      if (!trains) continue;
+      for (int member = 0; member < size && size < dp; ++member) {
+        make_group(replica_name(plan, {.dp = member, .tp = t, .pp = p}), ranks_of(at, member, dp / size, size));
+      }
+      const int neighbours = plan.shard.reshard_group;
+      for (int first = 0; first < dp && neighbours > 0; first += neighbours) {
+        make_group(reshard_name(plan, {.dp = first, .tp = t, .pp = p}), ranks_of(at, first, neighbours, 1));
+      }
+    }
+  }
+  if (!trains || size * tp * pp == 1) return;
+  for (int first = 0; first < dp; first += size) {  // all that have a part of one whole
+    std::vector<Rank> ranks;
+    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
+      if (layout.coord(Rank{rank}).dp / size == first / size) ranks.push_back(Rank{rank});
+    }
+    make_group(norm_name(plan, {.dp = first}), std::move(ranks));
+  }
+}
+
+Group StepSetup::shard_group(const Coord& coord, std::string_view purpose) const {
+  return groups_.at(shard_name(plan, coord, purpose));
+}
+Group StepSetup::replica_group(const Coord& coord) const { return groups_.at(replica_name(plan, coord)); }
+Group StepSetup::reshard_group(const Coord& coord) const { return groups_.at(reshard_name(plan, coord)); }
+Group StepSetup::norm_group(const Coord& coord) const { return groups_.at(norm_name(plan, coord)); }
 
 Group StepSetup::group(Rank rank, Axes axes, std::string_view purpose) const {
   return groups_.at(name_of(step.layout.group_of(rank, axes), purpose));

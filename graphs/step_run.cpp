@@ -27,7 +27,7 @@ std::vector<T> rounded(const std::vector<double>& values) {
 
 }  // namespace
 
-StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)) {
+StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)), world_(&world) {
   for (int rank = 0; rank < step_.layout.num_ranks(); ++rank) {
     if (world.num_ranks() != step_.layout.num_ranks() || !world.is_local(Rank{rank})) {
       throw Error(ErrorKind::config,
@@ -65,6 +65,24 @@ std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool fi
   return found;
 }
 
+// All of a holder's weight: its own part, and those of the data-parallel ranks that share it.
+std::vector<WeightPart> StepRun::parts_of(const Holder& holder, WeightPart StepWeight::*which) const {
+  std::vector<WeightPart> parts;
+  const auto number = static_cast<std::size_t>(
+      holder.weight - step_.ranks[static_cast<std::size_t>(index(holder.rank))].weights.data());
+  Coord coord        = step_.layout.coord(holder.rank);
+  std::int64_t found = 0;
+  const std::int64_t wanted =
+      num_elements(local_shape(step_.spec(*holder.weight), step_.layout.degree(Axis::tp), coord.tp));
+  for (coord.dp = 0; coord.dp < step_.layout.degree(Axis::dp) && found < wanted; ++coord.dp) {
+    const StepRank& rank = step_.ranks[static_cast<std::size_t>(index(step_.layout.rank(coord)))];
+    parts.push_back(rank.weights[number].*which);
+    found += parts.back().size();
+    if (parts.back().empty()) parts.pop_back();
+  }
+  return parts;
+}
+
 void StepRun::set_weights(const FillTensor& fill) {
   has_weights_ = true;
   std::vector<double> whole;
@@ -73,16 +91,25 @@ void StepRun::set_weights(const FillTensor& fill) {
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
     const auto all = holders(parameter.name, false);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
-    const auto set = [&](DType type, Buffer StepWeight::*which) {
+    const auto set = [&](DType type, WeightPart StepWeight::*which) {
       with_type(type, [&](auto zero) {
         using T                    = decltype(zero);
         const std::vector<T> typed = rounded<T>(whole);
         for (const Holder& holder : all) {
-          if (holder.weight->*which == Buffer{}) continue;
+          const WeightPart& part = holder.weight->*which;
+          if (part.empty()) continue;
           WeightSpec spec = step_.spec(*holder.weight);
           if (holder.weight->tied) spec.name = spec.tied_to;
-          const auto pieces = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
-          take_piece<T>(spec, pieces[holder.piece], typed, memory().span<T>(holder.weight->*which));
+          const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
+          const auto pieces   = pieces_of(spec, tp, tp_index);
+          const auto elements = num_elements(local_shape(spec, tp, tp_index));
+          // Other pieces of the weight stay as they are.
+          std::vector<T> local(static_cast<std::size_t>(elements));
+          const std::span<T> here  = span<T>(part),
+                             there = std::span(local).subspan(static_cast<std::size_t>(part.begin), here.size());
+          std::copy(here.begin(), here.end(), there.begin());
+          take_piece<T>(spec, pieces[holder.piece], typed, local);
+          std::copy(there.begin(), there.end(), here.begin());
         }
       });
     };
@@ -100,18 +127,25 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
   }
   // The value that training goes on with, not the rounded copy of it.
   const auto all     = holders(name, true);
-  const bool rounds  = all.front().weight->master != Buffer{};
+  const bool trains  = step_.ranks[static_cast<std::size_t>(index(all.front().rank))].grad_norm != Buffer{};
+  const bool rounds  = trains && wide_type(step_.type) != step_.type;
   const auto member  = which == Which::gradient ? &StepWeight::gradient
                        : rounds                 ? &StepWeight::master
                                                 : &StepWeight::value;
-  const DType stored = step_.graph.spec(all.front().weight->*member).type;
+  const DType stored = which == Which::value && !rounds ? step_.type : wide_type(step_.type);
   with_type(stored, [&](auto zero) {
     using Own = decltype(zero);
     std::vector<Own> whole(wanted);
     for (const Holder& holder : all) {
       const WeightSpec& spec = step_.spec(*holder.weight);
-      const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
-      put_piece<Own>(spec, pieces[holder.piece], memory().span<Own>(holder.weight->*member), whole);
+      const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
+      const auto pieces = pieces_of(spec, tp, tp_index);
+      std::vector<Own> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
+      for (const WeightPart& part : parts_of(holder, member)) {
+        const std::span<const Own> values = span<Own>(part);
+        std::copy(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin));
+      }
+      put_piece<Own>(spec, pieces[holder.piece], local, whole);
     }
     std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(wide(value)); });
   });
@@ -143,6 +177,16 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
 }
 
 void StepRun::run(Recorder* recorder) { executor_->run(*program_, recorder); }
+
+Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
+  std::vector<Loan> loans;
+  for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().bytes(each.of_step)});
+  const MemoryPlan plan = plan_memory(graph, {.reuse = plan_.reuse});
+  verify(graph, plan);
+  return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans));
+}
+
+void StepRun::run(const Program& program) { executor_->run(program); }
 
 double StepRun::loss() const {
   for (const StepRank& rank : step_.ranks) {

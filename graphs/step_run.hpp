@@ -21,6 +21,12 @@ struct RunOptions {
   Reuse reuse = Reuse::tight;
 };
 
+// A buffer of a second graph that is one of the step's.
+struct SameBytes {
+  Buffer here    = {};
+  Buffer of_step = {};  // persistent
+};
+
 // A step graph that is proved, has its memory planned and is ready to run again and again on a world whose ranks all
 // live in this process: tokens go in, tensors go in and come out under the names that checkpoints use. The world must
 // outlive it. One thread at a time.
@@ -48,6 +54,11 @@ class StepRun {
 
   [[nodiscard]] double loss() const;  // of the last run
 
+  // A second graph of the same ranks, for between the steps: proved and planned as the step was, and on the same bytes
+  // where `same` says so. Must not outlive this run.
+  [[nodiscard]] Program beside(const Graph& graph, std::span<const SameBytes> same) const;
+  void run(const Program& program);
+
  private:
   struct Holder {  // who has a piece of a tensor
     Rank rank;
@@ -57,8 +68,16 @@ class StepRun {
   template <class T>
   void read(Which which, const std::string& name, std::span<T> out) const;
   [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
+  [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
+  template <class T>
+  [[nodiscard]] std::span<T> span(const WeightPart& part) const {
+    return memory()
+        .span<T>(part.buffer)
+        .subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(part.size()));
+  }
 
   StepGraph step_;
+  World* world_;
   bool has_weights_ = false;
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;

@@ -195,12 +195,16 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
       options(asked) {
   const int num_ranks = step.layout.num_ranks();
   if (!trains) plan.layout.sequence_parallel = false;  // a prompt has as many tokens as it has, and keeps no activation
+  check_shard_plan(plan);
+  plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
+  if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
   check_model(model);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
     validate(step.schedule);
+    if (plan.shard.keep_between_microbatches) step.schedule = with_unshard(step.schedule);
     step.schedule = with_send_recv(with_reduce_grad(step.schedule));
   } else {
     step.schedule = forward_schedule(plan.pipeline, plan.layout.pp, step.num_microbatches);

@@ -3,7 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "graphs/shard_units.hpp"
 #include "graphs/training_step.hpp"
+#include "graphs/weight_slots.hpp"
 
 // What all ranks of a step share while it is built: internal to graphs/.
 namespace stepgraph {
@@ -17,6 +19,12 @@ struct StepSetup {
   [[nodiscard]] Group transfer_group(int from_stage, int to_stage, const Coord& coord) const;
   [[nodiscard]] Group shared_group(int num_holders, const Coord& coord) const;  // that hold one piece of a weight
   [[nodiscard]] Group tied_group(const WeightSpec& weight, const Coord& coord) const;
+  // Of ranks that keep one whole between them; those that have the same part of another whole; neighbours that keep a
+  // whole for the backward pass; and all whose parts make one whole model.
+  [[nodiscard]] Group shard_group(const Coord& coord, std::string_view purpose) const;
+  [[nodiscard]] Group replica_group(const Coord& coord) const;
+  [[nodiscard]] Group reshard_group(const Coord& coord) const;
+  [[nodiscard]] Group norm_group(const Coord& coord) const;
 
   [[nodiscard]] Rank rank_of(Stage stage, Coord coord) const;  // who has the stage, with coord's dp and tp
   [[nodiscard]] int num_stages() const { return step.schedule.num_stages(); }
@@ -32,9 +40,11 @@ struct StepSetup {
   StepOptions options;
   std::vector<std::vector<std::size_t>> blocks_of_stage = {};
   std::map<std::string, Stage> stage_of_weight          = {};
+  SlotPlan slots                                        = {};  // what has no memory of its own yet
 
  private:
   void make_groups(bool trains);
+  void make_shard_groups(bool trains);
   void make_group(std::string name, std::vector<Rank> ranks);
 
   std::map<std::string, Group> groups_;

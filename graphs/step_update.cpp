@@ -10,6 +10,23 @@
 
 namespace stepgraph {
 
+namespace {
+
+WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) {
+  begin = std::clamp(begin, part.begin, part.end);
+  end   = std::clamp(end, begin, part.end);
+  return {.buffer = part.buffer, .begin = begin, .end = end, .offset = part.offset + begin - part.begin};
+}
+
+}  // namespace
+
+// What a part has of a piece, which is cut along the first dim.
+WeightPart StepBuilder::piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const {
+  const TensorShape shape = local_shape(spec, tp_.size, tp_.index);
+  const std::int64_t row  = num_elements(shape) / shape[0];
+  return within(part, piece.local * row, (piece.local + piece.size) * row);
+}
+
 void StepBuilder::all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
                                   LaneKind lane, const Labels& labels) {
   const Region region = bytes.region;
@@ -25,98 +42,36 @@ void StepBuilder::all_reduce_part(const std::string& name, Group group, int memb
                .labels      = labels});
 }
 
-// Over data-parallel ranks, in the type that the plan chooses for it.
-void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels) {
-  const std::string& of = setup_.step.spec(weight).name;
-  const DType type      = setup_.plan.precision.reduce;
-  const Group group     = setup_.group(rank_, Axis::dp, "gradients");
-  const int members     = setup_.plan.layout.dp;
-  if (type == sum_type()) {
-    all_reduce_part("all_reduce gradient of " + of, group, members, weight.gradient, type, LaneKind::reduce, labels);
-    return;
-  }
-  const std::int64_t elements =
-      graph().spec(weight.gradient).size_bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
-  const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step, MemoryRole::gradients);
-  convert(graph(), {.name   = "round gradient of " + of,
-                    .lane   = LaneKind::reduce,
-                    .to     = rounded,
-                    .from   = weight.gradient,
-                    .labels = labels});
-  all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
-  convert(graph(), {.name   = "widen gradient of " + of,
-                    .lane   = LaneKind::reduce,
-                    .to     = weight.gradient,
-                    .from   = rounded,
-                    .labels = labels});
-}
-
-// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
-// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
-void StepBuilder::reduce_gradients(Stage stage) {
-  const auto& weights = here().weights;
-  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
-    if (weight->stage != stage) continue;
-    const WeightSpec& spec = setup_.step.spec(*weight);
-    const Weight entry     = table_.find(spec.name);
-    if (!table_[entry].has_gradient) {
-      throw Error(ErrorKind::config,
-                  str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight->block].name,
-                      "': nothing adds to its gradient (an op of the forward pass that reads it, with "
-                      "weight_gradients, and on_backward in every op after it)"));
-    }
-    const Labels labels{
-        .stage = index(stage), .layer = setup_.step.model.blocks[weight->block].layer, .phase = "reduce"};
-    if (setup_.plan.layout.dp > 1) reduce_gradient(*weight, labels);
-    if (!spec.cut) {
-      if (setup_.shares_rows()) {  // each rank has the gradient of its own rows
-        all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"),
-                        tp_.size, weight->gradient, sum_type(), LaneKind::reduce, labels);
-      }
-      continue;
-    }
-    for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
-      if (piece.num_holders == 1) continue;
-      if (spec.dim != 0) {
-        throw Error(ErrorKind::config,
-                    str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
-      }
-      const std::int64_t row_bytes = graph().spec(weight->gradient).size_bytes / entry.shape[0];
-      all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
-                      piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes),
-                      sum_type(), LaneKind::reduce, labels);
-    }
-  }
-}
-
 // The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
 // owner's first.
 void StepBuilder::join_tied_weights() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     for (const StepWeight& owner : here().weights) {  // both here
-      if (spec.tied_to.empty() || setup_.step.spec(owner).name != spec.tied_to) continue;
+      if (spec.tied_to.empty() || setup_.step.spec(owner).name != spec.tied_to || owner.gradient.empty()) continue;
       reduce_into(graph(), {.name   = "add gradient of " + spec.name,
                             .lane   = std::nullopt,
-                            .into   = owner.gradient,
-                            .from   = weight.gradient,
+                            .into   = access(owner.gradient),
+                            .from   = access(weight.gradient),
                             .labels = {.phase = "reduce"}});
     }
   }
-  for (const Block& block : setup_.step.model.blocks) {
-    for (const WeightSpec& spec : block.weights) {
-      if (spec.tied_to.empty()) continue;
-      const Stage owner_stage = setup_.stage_of_weight.at(spec.tied_to),
-                  own_stage   = setup_.stage_of_weight.at(spec.name);
-      if (has(owner_stage) == has(own_stage)) continue;  // both here, or neither
-      const Weight mine = table_.find(has(owner_stage) ? spec.tied_to : spec.name);
-      all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                      table_[mine].gradient, sum_type(), LaneKind::reduce, {.phase = "reduce"});
+  for (const StepWeight& weight : here().weights) {
+    const WeightSpec& spec   = setup_.step.spec(weight);
+    const std::string& owner = weight.tied ? spec.tied_to : spec.name;
+    for (const Block& block : setup_.step.model.blocks) {
+      for (const WeightSpec& other : block.weights) {
+        if (other.tied_to != owner || weight.gradient.empty()) continue;
+        if (has(setup_.stage_of_weight.at(owner)) == has(setup_.stage_of_weight.at(other.name))) continue;  // both here
+        all_reduce_part("all_reduce tied gradient of " + owner, setup_.tied_group(other, coord_), 2,
+                        access(weight.gradient), sum_type(), LaneKind::reduce, {.phase = "reduce"});
+      }
     }
   }
 }
 
-// Every element once: of a piece that several tensor-parallel ranks hold, at the first of them.
+// Every element once in all ranks: of weights that all data-parallel ranks have, at the first of them; of a piece that
+// several tensor-parallel ranks hold, at the first of those.
 void StepBuilder::add_norm() {
   squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
@@ -126,11 +81,12 @@ void StepBuilder::add_norm() {
                 for (std::int64_t& limb : context.write<std::int64_t>()) limb = 0;
               });
   for (const StepWeight& weight : here().weights) {
-    if (weight.tied) continue;
     const WeightSpec& spec = setup_.step.spec(weight);
+    if (weight.tied || (cut_of(spec) == nullptr && shards_.member > 0)) continue;
     // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
-    const auto add = [&](const std::string& name, const Access& values) {
-      square_sum(graph(), {.name = "square_sum " + name, .values = values, .sum = squares_, .labels = labels});
+    const auto add = [&](const std::string& name, const WeightPart& values) {
+      if (values.empty()) return;
+      square_sum(graph(), {.name = "square_sum " + name, .values = access(values), .sum = squares_, .labels = labels});
     };
     const auto pieces = pieces_of(spec, tp_.size, tp_.index);
     const bool all    = std::all_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.first_holder; });
@@ -138,15 +94,14 @@ void StepBuilder::add_norm() {
       add(spec.name, weight.gradient);
       continue;
     }
-    const std::int64_t row_bytes = graph().spec(weight.gradient).size_bytes / local_shape(spec, tp_.size, tp_.index)[0];
     for (const WeightPiece& piece : pieces) {
-      if (piece.first_holder) add(piece.tensor, weight.gradient.range(piece.local * row_bytes, piece.size * row_bytes));
+      if (piece.first_holder) add(piece.tensor, piece_of(weight.gradient, spec, piece));
     }
   }
-  const int members = setup_.plan.layout.tp * setup_.plan.layout.pp;
+  const int members = shards_.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
-    all_reduce_part("all_reduce squares", setup_.group(rank_, {Axis::tp, Axis::pp}, "norm"), members, squares_,
-                    DType::i64, LaneKind::reduce, labels);
+    all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
+                    labels);
   }
   clip_factor(graph(), {.squares = squares_,
                         .type    = sum_type(),
@@ -159,20 +114,21 @@ void StepBuilder::add_norm() {
 void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
   for (const StepWeight& weight : here().weights) {
-    if (weight.first == Buffer{}) continue;  // another weight's value
+    if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
     const WeightSpec& spec = setup_.step.spec(weight);
     const Labels labels{
         .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
     const double decay                  = spec.shape.size() >= 2 ? plan.weight_decay : 0;
-    const bool rounds                   = weight.master != Buffer{};
-    const Buffer updated                = rounds ? weight.master : weight.value;
-    const std::optional<Access> rounded = rounds ? std::optional<Access>(weight.value) : std::nullopt;
+    const bool rounds                   = !weight.master.empty();
+    const Access value                  = access(within(weight.value, weight.first.begin, weight.first.end));
+    const Access updated                = rounds ? access(weight.master) : value;
+    const std::optional<Access> rounded = rounds ? std::optional<Access>(value) : std::nullopt;
     if (plan.kind == OptimizerKind::adamw) {
       adamw(graph(), {.name         = "adamw " + spec.name,
                       .weight       = updated,
-                      .gradient     = weight.gradient,
-                      .first        = weight.first,
-                      .second       = weight.second,
+                      .gradient     = access(weight.gradient),
+                      .first        = access(weight.first),
+                      .second       = access(weight.second),
                       .factor       = factor_,
                       .rate         = here().rate,
                       .step         = here().step,
@@ -185,14 +141,38 @@ void StepBuilder::add_updates() {
     } else {
       sgd(graph(), {.name         = "sgd " + spec.name,
                     .weight       = updated,
-                    .gradient     = weight.gradient,
-                    .velocity     = weight.first,
+                    .gradient     = access(weight.gradient),
+                    .velocity     = access(weight.first),
                     .factor       = factor_,
                     .rate         = here().rate,
                     .momentum     = plan.momentum,
                     .weight_decay = decay,
                     .labels       = labels,
                     .value        = rounded});
+    }
+  }
+}
+
+// Where every rank has whole weights and updates its part of them, the others' parts follow.
+void StepBuilder::gather_updated() {
+  if (cuts_values()) return;
+  for (const Unit& unit : units_) {
+    const DType type = setup_.step.type;
+    const Member by  = member("gather", LaneKind::gather);
+    const Labels labels{.stage = index(unit.cut->stage), .layer = unit.cut->layer, .phase = "update"};
+    ShardUnit flat{.name = unit.cut->name, .flat = unit.cut->flat};
+    if (flat.flat) {
+      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, unit.values, by.index), unit.values,
+                  {.name = "updated " + flat.name, .labels = labels});
+    }
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const StepWeight& weight = here().weights[unit.weights[i]];
+      const WeightSpec& spec   = setup_.step.spec(weight);
+      if (unit.cut->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
+      ShardUnit other{.name = spec.name, .weights = {unit.cut->weights[i]}};
+      other.weights.front().offset = 0;
+      gather_unit(graph(), by, other, type, parts_in_whole(other, type, weight.value.buffer, by.index),
+                  weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
     }
   }
 }

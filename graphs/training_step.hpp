@@ -13,17 +13,28 @@
 
 namespace stepgraph {
 
+// Elements [begin, end) of a rank's weight, and where they are: from element `offset` of a buffer on. All of the
+// weight, or what sharding leaves to the rank; nothing: of no graph.
+struct WeightPart {
+  Buffer buffer       = {};
+  std::int64_t begin  = 0;
+  std::int64_t end    = 0;
+  std::int64_t offset = 0;
+  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
+  [[nodiscard]] bool empty() const noexcept { return begin == end; }
+};
+
 // A weight as one rank of a step holds it.
 struct StepWeight {
-  std::size_t block  = 0;  // which of the model's, and which weight of that: StepGraph::spec
-  std::size_t number = 0;
-  Stage stage        = {};
-  Buffer value       = {};     // persistent
-  Buffer gradient    = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
-  Buffer first       = {};     // the optimizer's: running mean of gradients, or velocity; persistent
-  Buffer second      = {};     // running mean of their squares (AdamW)
-  Buffer master      = {};     // what is updated, where the value is a rounded copy of it (bf16); persistent
-  bool tied          = false;  // the value is another weight's: that of this rank, or a copy of another rank's
+  std::size_t block   = 0;  // which of the model's, and which weight of that: StepGraph::spec
+  std::size_t number  = 0;
+  Stage stage         = {};
+  WeightPart value    = {};     // persistent
+  WeightPart gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
+  WeightPart first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
+  WeightPart second   = {};     // running mean of their squares (AdamW)
+  WeightPart master   = {};     // what is updated, where the value is a rounded copy of it (bf16); persistent
+  bool tied           = false;  // the value is another weight's: that of this rank, or a copy of another rank's
 };
 
 // What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
@@ -47,11 +58,12 @@ struct StepGraph {
   Layout layout;
   Model model;
   BatchSpec batch;
-  DType type                    = DType::f32;
-  int num_microbatches          = 1;   // of each data-parallel rank
-  PipelineSchedule schedule     = {};  // as lowered: with transfers
-  std::vector<StepRank> ranks   = {};
-  std::vector<MemoryRole> roles = {};  // by buffer
+  DType type                      = DType::f32;
+  int num_microbatches            = 1;   // of each data-parallel rank
+  PipelineSchedule schedule       = {};  // as lowered: with transfers
+  std::vector<StepRank> ranks     = {};
+  std::vector<std::string> unused = {};  // weights that no op reads, where the plan lets them be
+  std::vector<MemoryRole> roles   = {};  // by buffer
 
   // What a buffer is there for; what a pass of one's own has added is `other`.
   [[nodiscard]] MemoryRole role(Buffer buffer) const {

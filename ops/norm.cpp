@@ -35,7 +35,7 @@ void NormParts::add_to(OpNode& node) const {
 
 OpNode NormParts::backward_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const {
   OpNode made{.op       = std::move(op),
-              .reads    = {x, weight, gradient, scale},
+              .reads    = {x, gradient, scale},
               .cost     = {.flops       = (bias ? 12 : 10) * static_cast<double>(x.num_elements()),
                            .bytes_moved = moved * static_cast<double>(x.num_bytes())},
               .parallel = true};
@@ -44,12 +44,14 @@ OpNode NormParts::backward_node(std::string op, const Tensor& x, const Tensor& g
 }
 
 void NormParts::add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const {
-  back.add_gradient<AllTypes>(
-      x, backward_node(op, x, gradient, 3), [*this]<class T>(const Context& context, Into<T> dx) {
-        const cpu::NormBackward<T> kernel = backward_kernel<T>(context);
-        cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
-                       [&](std::int64_t begin, std::int64_t end) { cpu::norm_backward(kernel, dx, begin, end); });
-      });
+  OpNode node = backward_node(op, x, gradient, 3);
+  node.reads.push_back(weight);
+  back.add_gradient<AllTypes>(x, node, [*this]<class T>(const Context& context, Into<T> dx) {
+    cpu::NormBackward<T> kernel = backward_kernel<T>(context);
+    kernel.weight               = context.read<T>(num_backward_reads()).data();
+    cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
+                   [&](std::int64_t begin, std::int64_t end) { cpu::norm_backward(kernel, dx, begin, end); });
+  });
 }
 
 std::vector<Weight> NormParts::weights() const {

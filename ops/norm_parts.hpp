@@ -38,17 +38,18 @@ struct NormParts {
             .eps    = eps};
   }
 
-  // A node of the backward pass: reads x, the weight, the normed's gradient, the scale and, last, the center.
+  // A node of the backward pass: reads x, the normed's gradient, the scale and, last, the center. The input's gradient
+  // needs the weight too, those of the weights do not: they may be made when it is not there any more.
   [[nodiscard]] OpNode backward_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const;
-  [[nodiscard]] std::size_t num_backward_reads() const { return bias ? 5 : 4; }
+  [[nodiscard]] std::size_t num_backward_reads() const { return bias ? 4 : 3; }
   template <class T>
   [[nodiscard]] cpu::NormBackward<T> backward_kernel(const Context& context) const {
     return {.width  = width,
             .x      = context.read<T>(0).data(),
-            .weight = context.read<T>(1).data(),
-            .center = bias ? context.read<Wide<T>>(4).data() : nullptr,
-            .scale  = context.read<Wide<T>>(3).data(),
-            .dy     = context.read<T>(2).data()};
+            .weight = nullptr,
+            .center = bias ? context.read<Wide<T>>(3).data() : nullptr,
+            .scale  = context.read<Wide<T>>(2).data(),
+            .dy     = context.read<T>(1).data()};
   }
   // Adds to the gradient of x.
   void add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const;

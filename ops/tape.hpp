@@ -247,7 +247,7 @@ class Tape {
   };
   // A node's list grown by the place of a sum, and where in the lists it is.
   struct Target {
-    Buffer out;
+    Access out;
     std::optional<Buffer> base = {};  // another buffer
     bool in_place              = false;
   };

@@ -28,7 +28,7 @@ struct Tensor {
 
 // A parameter as one rank holds it: what an op reads; its gradient is the tape's business.
 struct Weight {
-  Buffer value      = {};
+  Access value      = {};  // one range
   TensorShape shape = {};
   int id            = -1;                        // in the rank's WeightTable
   operator Access() const { return value; }      // NOLINT

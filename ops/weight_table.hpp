@@ -16,8 +16,8 @@ class WeightTable {
   struct Entry {
     std::string name  = {};
     TensorShape shape = {};
-    Buffer value      = {};
-    Buffer gradient   = {};
+    Access value      = {};  // one range each
+    Access gradient   = {};
     bool has_gradient = false;  // some node of the graph has written it
   };
 

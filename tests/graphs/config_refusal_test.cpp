@@ -128,9 +128,10 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
        "layout.ddp: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
       {{"pipeline.shcedule=gpipe"}, "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks)"},
       {{"shard.strategie=full"},
-       "shard.strategie: unknown key (did you mean strategy? known: strategy, reduce, prefetch, slots, bucket_mb, "
-       "units, "
-       "min_params, group)"},
+       "shard.strategie: unknown key (did you mean strategy? known: strategy, reduce, prefetch, forward_prefetch, "
+       "slots, grad_slots, bucket_mb, first_bucket_mb, bucket_views, delay_all_reduce, find_unused_parameters, "
+       "static_graph, reduction, units, min_params, flat, group, reshard_after_forward, reshard_group, "
+       "keep_between_microbatches)"},
       {{"offload.param=false"}, "offload.param: unknown key (did you mean params? known: params, grads, optimizer)"},
       {{"precision.params=fp32"}, "precision.params: unknown key (did you mean param? known: param, reduce)"},
       {{"optimizer.beta=0.5"},
@@ -179,10 +180,10 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
       {{"data={\"text\": [\"a\"]}"}, "data.text: [\"a\"] is not a string (text in quotes)"},
       {{"data={\"synthetic\": true}"},
        "data.synthetic: true is not an integer (an integer from 0 to 18446744073709551615)"},
-      {{"shard.strategy=1"}, "shard.strategy: 1 is not a string (text in quotes)"},
+      {{"shard.strategy=1"}, "shard.strategy: 1 is not a string (one of: none, zero1, grad_op, full, hybrid)"},
       {{"shard.slots=x"}, "shard.slots: \"x\" is not an integer (an integer from 1 to 2147483647)"},
       {{"shard.prefetch=false"}, "shard.prefetch: false is not a string (one of: backward_pre, backward_post, none)"},
-      {{"shard.units=1"}, "shard.units: 1 is not a string (one of: layer)"},
+      {{"shard.units=1"}, "shard.units: 1 is not a string (text in quotes)"},
       {{"shard.bucket_mb=big"}, "shard.bucket_mb: \"big\" is not a number (a number above 0)"},
       {{"shard.min_params=1.5"}, "shard.min_params: 1.5 is not an integer (an integer from 0 to 9223372036854775807)"},
       {{"shard.group=-"}, "shard.group: \"-\" is not an integer (an integer from 0 to 2147483647)"},
@@ -268,13 +269,40 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
       {{"precision.param=fp3"}, "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64, bf16)"},
       {{"optimizer.kind=adam"}, "optimizer.kind: \"adam\" is unknown (did you mean adamw? known: adamw, sgd)"},
       {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
-      {{"shard.units=layers"}, "shard.units: \"layers\" is unknown (did you mean layer? known: layer)"},
+      {{"shard.units=layers"}, "shard.units: 'layers' is unknown (layer, model, params:N or type:NAME)"},
       {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full)"},
       {{"memory.preset=standart"},
        "memory.preset: \"standart\" is unknown (did you mean standard? known: basic, standard, aggressive, extreme)"},
       {{"memory.reuse=loose"}, "memory.reuse: \"loose\" is unknown (known: free, tight)"},
       {{"comm.algorithm=rings"},
        "comm.algorithm: \"rings\" is unknown (did you mean ring? known: direct, ring, tree, hierarchical, adaptive)"},
+  });
+}
+
+TEST_CASE("sharding that does not go together is refused by name", "[graphs][config][shard][refuses]") {
+  check_all({
+      {{"layout.dp=4", "shard.strategy=hybrid", "shard.group=3"},
+       "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4)"},
+      {{"layout.dp=4", "shard.strategy=hybrid"}, "shard.group: 0 ranks do not divide layout.dp, 4 (a divisor of 4)"},
+      {{"layout.dp=4", "shard.group=2"}, "shard.group: 2 with strategy none (hybrid has groups; else 0)"},
+      {{"shard.slots=0"}, "shard.slots: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"shard.grad_slots=0"}, "shard.grad_slots: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"shard.units=params:0"}, "shard.units: 'params:0' (params: and a number of at least 1, as params:1000000)"},
+      {{"shard.units=params:1x"}, "shard.units: 'params:1x' (params: and a number of at least 1, as params:1000000)"},
+      {{"shard.units=type:"}, "shard.units: 'type:' is unknown (layer, model, params:N or type:NAME)"},
+      {{"shard.reduce=each"},
+       "shard.reduce: each with strategy none, which keeps gradients whole (last; or strategy grad_op, full or "
+       "hybrid)"},
+      {{"layout.dp=2", "shard.strategy=zero1", "shard.reduce=each"},
+       "shard.reduce: each with strategy zero1, which keeps gradients whole (last; or strategy grad_op, full or "
+       "hybrid)"},
+      {{"shard.reshard_after_forward=false"},
+       "shard.reshard_after_forward: with strategy none, which keeps weights whole (full or hybrid)"},
+      {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=3"},
+       "shard.reshard_group: 3 ranks do not divide a shard group of 4 (0, or a divisor of at least 2)"},
+      {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=2", "shard.reshard_after_forward=false"},
+       "shard.reshard_group: 2 where weights stay gathered (0, or reshard_after_forward without "
+       "keep_between_microbatches)"},
   });
 }
 
@@ -292,15 +320,6 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
       {{"pipeline.schedule=auto"},
        "pipeline.schedule: 'auto' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
        "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
-      {{"shard.strategy=full"}, "shard.strategy: 'full' is not supported by this version (supported: none)"},
-      {{"shard.reduce=each"}, "shard.reduce: 'each' is not supported by this version (supported: last)"},
-      {{"shard.bucket_mb=12.5"}, "shard.bucket_mb: '12.5' is not supported by this version (supported: 25)"},
-      {{"shard.prefetch=backward_post"},
-       "shard.prefetch: 'backward_post' is not supported by this version (supported: backward_pre)"},
-      {{"shard.prefetch=none"}, "shard.prefetch: 'none' is not supported by this version (supported: backward_pre)"},
-      {{"shard.slots=3"}, "shard.slots: '3' is not supported by this version (supported: 2)"},
-      {{"shard.group=2"}, "shard.group: '2' is not supported by this version (supported: 0)"},
-      {{"shard.min_params=0"}, "shard.min_params: '0' is not supported by this version (supported: 1000)"},
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},

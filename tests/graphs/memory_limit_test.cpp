@@ -179,6 +179,12 @@ TEST_CASE("a preset chooses what no key says", "[graphs][memory][config]") {
   CHECK(recompute({"recompute=none", "memory.preset=extreme"}) == sg::Recompute::none);
   CHECK(recompute({"memory.preset=standard", "recompute=full"}) == sg::Recompute::full);
   CHECK(with({"memory.preset=extreme"}).preset == sg::MemoryPreset::extreme);
+  const auto shard = [](const std::vector<std::string>& settings) { return with(settings).plan.shard; };
+  CHECK(shard({"memory.preset=standard"}).strategy == sg::Shard::zero1);
+  CHECK(shard({"memory.preset=aggressive"}) == sg::ShardPlan{.strategy = sg::Shard::full});
+  CHECK(shard({"memory.preset=extreme"}).reduce == sg::ReduceWhen::each);
+  CHECK(shard({"memory.preset=extreme", "shard.slots=3"}).slots == 3);
+  CHECK(shard({"memory.preset=extreme", "shard.strategy=none"}) == sg::ShardPlan{});
   CHECK(sg::with_preset({.reuse = sg::Reuse::free}, sg::MemoryPreset::basic) == sg::Plan{.reuse = sg::Reuse::free});
   for (const sg::MemoryPreset preset : sg::all_memory_presets) {
     const sg::Config config = with({sg::str("memory.preset=", preset), "memory.limit_bytes=123456789012"});
@@ -186,10 +192,13 @@ TEST_CASE("a preset chooses what no key says", "[graphs][memory][config]") {
     CHECK(sg::parse_config(sg::to_json(config)) == config);
   }
   // Each needs no more than the one before it.
-  std::int64_t before = peak({"memory.preset=basic"});
-  for (const char* preset : {"standard", "aggressive", "extreme"}) {
-    const std::int64_t now = peak({sg::str("memory.preset=", preset)});
-    CHECK(now <= before);
-    before = now;
+  for (const char* layout : {"layout.dp=1", "layout.dp=2"}) {
+    std::int64_t before = peak({"memory.preset=basic", layout});
+    for (const char* preset : {"standard", "aggressive", "extreme"}) {
+      const std::int64_t now = peak({sg::str("memory.preset=", preset), layout});
+      CAPTURE(layout, preset);
+      CHECK(now <= before);
+      before = now;
+    }
   }
 }

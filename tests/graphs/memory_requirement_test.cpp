@@ -46,6 +46,9 @@ std::vector<sg::Plan> plans() {
                  .optimizer = {.kind = sg::OptimizerKind::sgd},
                  .reuse     = sg::Reuse::free});
   out.push_back({.layout = {.dp = 2}, .precision = {.param = sg::DType::bf16, .reduce = sg::DType::bf16}});
+  out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::full, .reduce = sg::ReduceWhen::each}});
+  out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::grad_op, .flat = false}});
+  out.push_back({.layout = {.dp = 2, .tp = 2}, .shard = {.strategy = sg::Shard::zero1}});
   return out;
 }
 
@@ -55,11 +58,11 @@ std::int64_t sum(const sg::MemoryRequirement& of) {
 
 // Bytes of the buffers that a rank's weights have, each once: a tied one shares its value.
 std::int64_t bytes_of(const sg::StepGraph& step, sg::Rank rank,
-                      std::initializer_list<sg::Buffer sg::StepWeight::*> of) {
+                      std::initializer_list<sg::WeightPart sg::StepWeight::*> of) {
   std::set<std::uint32_t> buffers;
   for (const sg::StepWeight& weight : step.ranks[static_cast<std::size_t>(sg::index(rank))].weights) {
     for (const auto member : of) {
-      if (weight.*member != sg::Buffer{}) buffers.insert((weight.*member).id);
+      if (!(weight.*member).empty()) buffers.insert((weight.*member).buffer.id);
     }
   }
   std::int64_t bytes = 0;

@@ -76,9 +76,9 @@ TEST_CASE("with bf16 the optimizer works on f32 masters, and values are those ro
   const sg::StepRun& run = trainer.run();
   for (const sg::StepRank& rank : run.step().ranks) {
     for (const sg::StepWeight& weight : rank.weights) {
-      if (weight.master == sg::Buffer{}) continue;
-      const auto masters = run.memory().span<float>(weight.master);
-      const auto values  = run.memory().span<sg::bf16>(weight.value);
+      if (weight.master.empty()) continue;
+      const auto masters = run.memory().span<float>(weight.master.buffer);
+      const auto values  = run.memory().span<sg::bf16>(weight.value.buffer);
       REQUIRE(masters.size() == values.size());
       for (std::size_t i = 0; i < values.size(); ++i) {
         REQUIRE(values[i].bits() == sg::bf16(masters[i]).bits());

@@ -51,7 +51,7 @@ History train(const sg::Model& model, const sg::Plan& plan, int steps) {
     history.grad_norm.push_back(result.grad_norm);
     for (const sg::StepRank& rank : trainer.run().step().ranks) {
       for (const sg::StepWeight& weight : rank.weights) {
-        const auto values = trainer.run().memory().span<float>(weight.gradient);
+        const auto values = trainer.run().memory().span<float>(weight.gradient.buffer);
         history.gradients.insert(history.gradients.end(), values.begin(), values.end());
       }
     }

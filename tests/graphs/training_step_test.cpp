@@ -182,7 +182,7 @@ TEST_CASE("tensor-parallel ranks have equal shares of the work and of the weight
   const auto matrix_bytes = [](const sg::StepGraph& step, std::size_t rank) {
     std::int64_t bytes = 0;
     for (const auto& weight : step.ranks[rank].weights) {
-      if (step.spec(weight).shape.size() > 1 && !weight.tied) bytes += step.graph.spec(weight.value).size_bytes;
+      if (step.spec(weight).shape.size() > 1 && !weight.tied) bytes += step.graph.spec(weight.value.buffer).size_bytes;
     }
     return static_cast<double>(bytes);
   };

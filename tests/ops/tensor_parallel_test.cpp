@@ -98,7 +98,7 @@ class Ranks {
       std::copy(given.begin(), given.end(), program_->memory().span<std::int32_t>(one.tokens).begin());
       for (std::size_t w = 0; w < net_.weights.size(); ++w) {
         const Numbers whole = numbers(10 + w, sg::num_elements(net_.weights[w].shape));
-        const auto mine     = program_->memory().span<double>(one.weights->entries()[w].value);
+        const auto mine     = program_->memory().span<double>(one.weights->entries()[w].value.buffer);
         net_.weights[w].visit(r, size_, [&](std::size_t i, std::size_t local) { mine[local] = whole[i]; });
       }
     }
@@ -174,7 +174,7 @@ class Ranks {
       const Piece& piece = net_.weights[w];
       Numbers whole(static_cast<std::size_t>(sg::num_elements(piece.shape)));
       for (int r = 0; r < size_; ++r) {
-        const Numbers mine = load(ranks_[static_cast<std::size_t>(r)].weights->entries()[w].gradient);
+        const Numbers mine = load(ranks_[static_cast<std::size_t>(r)].weights->entries()[w].gradient.buffer);
         if (piece.cut < 0 && r > 0) CHECK(mine == whole);  // every rank has the same
         piece.visit(r, size_, [&](std::size_t i, std::size_t local) { whole[i] = mine[local]; });
       }

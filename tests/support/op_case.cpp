@@ -97,7 +97,7 @@ class Net {
       }
     }
     if (test_.step) program_->memory().span<std::int64_t>(step_)[0] = *test_.step;
-    for (std::size_t i = 0; i < test_.weights.size(); ++i) store(weights_.entries()[i].value, values[0].weights[i]);
+    for (std::size_t i = 0; i < test_.weights.size(); ++i) store(weights_.entries()[i].value.buffer, values[0].weights[i]);
     executor.run(*program_);
   }
 
@@ -107,7 +107,7 @@ class Net {
   [[nodiscard]] OpValues gradients(std::size_t microbatch = 0) const {
     OpValues found;
     for (const Buffer buffer : microbatches_[microbatch].gradients) found.inputs.push_back(load(buffer));
-    for (const WeightTable::Entry& entry : weights_.entries()) found.weights.push_back(load(entry.gradient));
+    for (const WeightTable::Entry& entry : weights_.entries()) found.weights.push_back(load(entry.gradient.buffer));
     return found;
   }
 

@@ -118,6 +118,7 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
     CHECK(line.at("type") == "train");
     CHECK(line.at("model") == "tiny");
     CHECK(line.at("backend") == "loopback");
+    CHECK(line.at("shard") == "none");
     layouts.push_back(line.at("layout"));
     // 6 (12 L d^2 + V d) + 12 L T d
     CHECK(line.at("flops_per_token") == 6 * (12 * 2 * 16 * 16 + 64 * 16) + 12 * 2 * 8 * 16);

@@ -62,6 +62,27 @@ TEST_CASE("train prints its config, its plan, its steps and a summary, and nothi
   CHECK(lines[14].at("interrupted") == false);
 }
 
+TEST_CASE("train compares the weights of data-parallel ranks before the first step, and says their hash",
+          "[tools][train]") {
+  const SmallRun small;
+  const auto hash = [&](const std::string& more) {
+    const auto outcome = small.run("train", "--json --steps 1 " + more);
+    CAPTURE(more, outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    const auto plan = json_lines(outcome.out).at(1);
+    CHECK(plan.at("type") == "plan");
+    return plan.value("weights_hash", std::string());
+  };
+  const std::string two = hash("--set layout.dp=2");
+  CHECK(two.size() == 16);
+  CHECK(two.find_first_not_of("0123456789abcdef") == std::string::npos);
+  CHECK(hash("--set layout.dp=4") == two);  // the same weights
+  CHECK(hash("--set layout.dp=2 --set seed=5") != two);
+  CHECK(hash("").empty());  // nobody to compare with
+  CHECK_THAT(small.run("train", "--steps 1 --set layout.dp=2").out,
+             ContainsSubstring("weights: " + two + " on every data-parallel rank\n"));
+}
+
 TEST_CASE("train prints loss and norm with digits enough to tell every double", "[tools][train]") {
   const SmallRun small;
   const auto json = small.run("train", "--json --steps 3"), text = small.run("train", "--steps 3");

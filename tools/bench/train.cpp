@@ -60,12 +60,14 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
     out.lower_bound_bytes += arena.lower_bound;
     out.rank_peak_bytes = std::max(out.rank_peak_bytes, arena.size_bytes);
   }
-  // In turn with the same work on one rank, so that both see the same machine.
+  // In turn with the same work on one rank, or not sharded, so that both see the same machine.
   std::unique_ptr<Training> reference;
-  if (what.layout != "1x1x1") {
+  if (what.plan.shard.strategy != Shard::none) {
+    reference = std::make_unique<Training>(what.not_sharded(), options.threads);
+  } else if (what.layout != "1x1x1") {
     reference = std::make_unique<Training>(what.on_one_rank(), options.threads);
-    reference->step();
   }
+  if (reference) reference->step();
   double busy_s = 0;
   for (int i = 0; i < steps; ++i) {
     const double cpu_s = cpu_seconds();
@@ -85,12 +87,16 @@ struct Line {
   const TrainingCase& what;
   const Measured& measured;
   double step_s, tokens_per_s, gflops, peak_gflops, ratio;
+  [[nodiscard]] const char* reference() const {
+    return what.plan.shard.strategy == Shard::none ? "ratio_to_1x1x1" : "ratio_to_dp";
+  }
 };
 
 void print_json(const Line& line, const TrainOptions& options) {
   nlohmann::ordered_json json = {{"type", "train"},
                                  {"model", line.what.model},
                                  {"layout", line.what.layout},
+                                 {"shard", to_string(line.what.plan.shard.strategy)},
                                  {"backend", "loopback"},
                                  {"threads", options.threads},
                                  {"global_batch", line.what.batch.global},
@@ -103,7 +109,7 @@ void print_json(const Line& line, const TrainOptions& options) {
                                  {"gflops", line.gflops},
                                  {"peak_gflops", line.peak_gflops},
                                  {"share_of_peak", line.gflops / line.peak_gflops},
-                                 {"ratio_to_1x1x1", line.ratio},
+                                 {line.reference(), line.ratio},
                                  {"cpu_share", line.measured.cpu_share},
                                  {"peak_bytes", line.measured.peak_bytes},
                                  {"rank_peak_bytes", line.measured.rank_peak_bytes},
@@ -119,8 +125,9 @@ void print_text(const Line& line) {
   out << std::fixed << std::setprecision(1) << line.what.model << ' ' << line.what.layout << ": " << line.tokens_per_s
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
       << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of sgemm's "
-      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio << " of 1x1x1's speed; processors used "
-      << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
+      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio
+      << (line.what.plan.shard.strategy == Shard::none ? " of 1x1x1's speed" : " of the speed without sharding")
+      << "; processors used " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
       << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
       << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)
       << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s";
@@ -157,9 +164,13 @@ void print_kernels(const Line& line, const TrainOptions& options) {
 }  // namespace
 
 void train(const TrainOptions& options) {
+  Shard strategy = Shard::none;
+  for (int i = 0; i <= static_cast<int>(Shard::full); ++i) {
+    if (to_string(static_cast<Shard>(i)) == options.shard) strategy = static_cast<Shard>(i);
+  }
   std::vector<TrainingCase> cases;  // what cannot be done is said before anything is measured
   for (const std::string& model : options.models) {
-    for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout));
+    for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout, strategy));
   }
   using Sizes              = std::vector<std::int64_t>;
   const double peak_gflops = sgemm_peak(

@@ -69,7 +69,13 @@ TrainingCase TrainingCase::on_one_rank() const {
   return out;
 }
 
-TrainingCase training_case(const std::string& model, const std::string& layout) {
+TrainingCase TrainingCase::not_sharded() const {
+  TrainingCase out = *this;
+  out.plan.shard   = {};
+  return out;
+}
+
+TrainingCase training_case(const std::string& model, const std::string& layout, Shard strategy) {
   const auto known = std::find_if(models().begin(), models().end(), [&](const auto& one) { return one.name == model; });
   if (known == models().end()) {
     std::string names;
@@ -77,8 +83,9 @@ TrainingCase training_case(const std::string& model, const std::string& layout) 
     throw Error(ErrorKind::config, str("unknown model '", model, "' (known: ", names, ")"));
   }
   TrainingCase out{.model = model, .layout = layout, .spec = known->spec, .plan = {}, .batch = {}};
-  out.plan.layout = parse_degrees(layout);
-  const int dp    = out.plan.layout.dp;
+  out.plan.layout         = parse_degrees(layout);
+  out.plan.shard.strategy = strategy;
+  const int dp            = out.plan.layout.dp;
   if (known->batch % dp != 0)
     throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model, " for ",
                                        dp, " data-parallel ranks (a divisor)"));

@@ -28,8 +28,10 @@ struct TrainingCase {
   [[nodiscard]] std::int64_t tokens() const { return std::int64_t{batch.global} * batch.seq; }
   // The same work on one rank: as many sequences, in as many microbatches.
   [[nodiscard]] TrainingCase on_one_rank() const;
+  [[nodiscard]] TrainingCase not_sharded() const;
 };
-[[nodiscard]] TrainingCase training_case(const std::string& model, const std::string& layout);
+[[nodiscard]] TrainingCase training_case(const std::string& model, const std::string& layout,
+                                         Shard strategy = Shard::none);
 
 // Ready to run again and again, on synthetic tokens.
 class Training {

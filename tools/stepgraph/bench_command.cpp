@@ -105,9 +105,13 @@ void add_bench_train(CLI::App& bench) {
           "squares from 512 to 2048; a token takes 6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is what is "
           "planned for all ranks together, resident_bytes by how much the process grew. Kernels are the nodes "
           "of one more step: their time is that on their own thread, helped or not; cpu_share "
-          "is processor time over the threads' time, in which helpers also look for the next kernel."));
+          "is processor time over the threads' time, in which helpers also look for the next kernel. With a "
+          "strategy of sharding, ratio_to_dp is the speed against the same layout without it."));
   auto options = std::make_shared<bench::TrainOptions>();
   add_training_options(*command, *options);
+  command->add_option("--shard", options->shard, "How data-parallel ranks share the state of training")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"none", "zero1", "grad_op", "full"}));
   command->footer("Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json");
   command->callback([options] { bench::train(*options); });
 }

@@ -13,6 +13,7 @@
 #include "engine/error.hpp"
 #include "graphs/huggingface.hpp"
 #include "graphs/trainer.hpp"
+#include "ops/hash.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::cli {
@@ -123,18 +124,21 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
         {"reuse_edges", plan.num_reuse_edges()},
         {"peak_bytes", peaks},
     });
+    if (options.weights_hash) line["weights_hash"] = hash_text(*options.weights_hash);
     return line.dump();
   }
   const auto count = [](std::int64_t number, std::string_view one, std::string_view more) {
     return str(number, " ", number == 1 ? one : more);
   };
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
-  return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
-             count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters,
-             " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()),
-             "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
-             " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
-             " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank");
+  return str(
+      options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
+      count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters, " parameters; ",
+      count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()), "), ",
+      config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"), " and ",
+      count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(), " nodes, ",
+      plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
+      options.weights_hash ? str("\nweights: ", hash_text(*options.weights_hash), " on every data-parallel rank") : "");
 }
 
 void check_can_write(std::string_view what, const std::optional<std::string>& path) {

@@ -52,8 +52,9 @@ class Batches {
 };
 
 struct PlanText {
-  bool json             = false;
-  std::string_view step = {};  // which one, where there are several: "training"
+  bool json                                 = false;
+  std::string_view step                     = {};  // which one, where there are several: "training"
+  std::optional<std::uint64_t> weights_hash = {};  // with which it begins, where ranks were compared
 };
 // What is about to run, or was proved: one JSON line of that type, or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,

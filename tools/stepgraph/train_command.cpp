@@ -8,6 +8,8 @@
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/trace.hpp"
+#include "graphs/broadcast_weights.hpp"
+#include "graphs/shard_report.hpp"
 #include "graphs/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
@@ -95,6 +97,22 @@ std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds
              " s: ", short_number(tokens_per_s), " tokens/s");
 }
 
+// What sharding did for rank 0.
+std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
+  if (json)
+    return str("{\"type\":\"shard\",\"strategy\":\"", to_string(strategy),
+               "\",\"rank\":0,\"whole_bytes\":", stats.whole_bytes, ",\"current_bytes\":", stats.current_bytes,
+               ",\"peak_bytes\":", stats.peak_bytes, ",\"saved_bytes\":", stats.saved_bytes,
+               ",\"local_ratio\":", digits(stats.local_ratio), ",\"all_gathers\":", stats.all_gathers,
+               ",\"reduce_scatters\":", stats.reduce_scatters, ",\"all_reduces\":", stats.all_reduces, "}");
+  const auto mib = [](std::int64_t bytes) { return short_number(static_cast<double>(bytes) / (1 << 20), 3); };
+  return str("sharding (", to_string(strategy), "): rank 0 keeps ", short_number(100 * stats.local_ratio, 3),
+             "% of its weights' elements; of ", mib(stats.whole_bytes),
+             " MiB of weights, gradients and optimizer's state it keeps ", mib(stats.current_bytes),
+             " MiB and needs at most ", mib(stats.peak_bytes), " MiB; a step has ", stats.all_gathers, " all-gathers, ",
+             stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces, " all-reduces of gradients");
+}
+
 void run_train(const TrainOptions& options) {
   const Config config = read(options.config);
   const bool json     = options.config.json;
@@ -105,13 +123,16 @@ void run_train(const TrainOptions& options) {
   Trainer trainer(start.model, config.plan, config.batch, world,
                   {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
   set_weights(trainer.run(), start, config.seed);
+  std::optional<std::uint64_t> weights_hash;
+  if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
 
   if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
   const Interrupt interrupt;
   Progress progress({.what = "train", .log_lines = 0});
   Lines lines(progress, options.save || options.dump_grads || options.trace);
   if (json) lines.print(str("{\"type\":\"config\",", to_json(config).substr(1)));
-  lines.print(plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json}));
+  lines.print(
+      plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json, .weights_hash = weights_hash}));
   Recorder recorder;
   StepResult result{.loss = std::nan(""), .grad_norm = std::nan("")};
   std::int64_t step         = 0;
@@ -147,6 +168,8 @@ void run_train(const TrainOptions& options) {
     const StepSummary summary = summarize_step(run, timeline);
     lines.print(json ? to_json(summary) : to_text(summary));
   }
+  if (config.plan.shard.strategy != Shard::none && config.plan.layout.dp > 1)
+    lines.print(shard_line(shard_stats(trainer.run().step(), Rank{0}), config.plan.shard.strategy, json));
   lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
   if (interrupted)
     throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",

@@ -1,0 +1,58 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graphs/flat_shards.hpp"
+#include "graphs/model.hpp"
+#include "graphs/plan.hpp"
+#include "graphs/schedule.hpp"
+
+// Which weights are gathered together, and who keeps which part of them.
+namespace stepgraph {
+
+// Data-parallel ranks that keep one whole between them, `size` neighbours; of those there are dp / size.
+struct ShardGroup {
+  int size    = 1;
+  int member  = 0;  // this rank's place in it
+  int replica = 0;  // which of them
+};
+[[nodiscard]] ShardGroup shard_group(const Plan& plan, int dp_index);
+
+// Elements [begin, end) of a weight.
+struct ElementRange {
+  std::int64_t begin = 0, end = 0;
+  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
+  friend bool operator==(const ElementRange&, const ElementRange&) = default;
+};
+
+// A weight that is cut over the members of a shard group, as the ranks of one tensor-parallel index have it.
+struct CutWeight {
+  std::size_t block = 0, number = 0;         // of the model
+  std::int64_t elements            = 0;      // on one rank, whole
+  std::int64_t offset              = 0;      // where it begins in the gathered unit, in elements
+  bool flat                        = false;  // it lies in the unit's flat
+  std::vector<ElementRange> ranges = {};     // by member
+};
+
+// Weights that are gathered and reduced together: blocks of one stage, neighbours. Gathered, it is its flat, if it has
+// one, and then its other weights, each of which is cut by its rows: those that are to be in the same hands elsewhere
+// too (tied weights, those whose gradients tensor-parallel ranks add up).
+struct ShardUnit {
+  std::string name               = {};
+  Stage stage                    = {};
+  int layer                      = -1;  // where it is one layer
+  std::vector<CutWeight> weights = {};
+  std::optional<FlatShards> flat = {};
+  std::int64_t elements          = 0;  // gathered, padding included
+};
+
+// Throws Error(config) where the plan's policy fits nothing or splits what lies between.
+[[nodiscard]] std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
+                                                 const std::vector<std::vector<std::size_t>>& blocks_of_stage,
+                                                 int tp_index);
+
+// Throws Error(config) where fields of the plan do not go together.
+void check_shard_plan(const Plan& plan);
+
+}  // namespace stepgraph

@@ -1,0 +1,290 @@
+// Gradients over data-parallel ranks: whole in buckets, or each rank's part of them.
+#include <algorithm>
+
+#include "engine/error.hpp"
+#include "graphs/step_builder.hpp"
+#include "ops/convert.hpp"
+#include "ops/reduce.hpp"
+
+namespace stepgraph {
+namespace {
+
+// How the gradients of a unit become this rank's part of their sum.
+struct UnitReduction {
+  Member by;
+  std::shared_ptr<const ShardUnit> unit;
+  DType sums, travel;  // in which they are added up here, and sent
+  UnitParts to, incoming;
+  std::vector<std::string> others;
+
+  // `first`: nothing is there yet to which they are added.
+  void add(Graph& graph, Buffer whole, const std::string& name, const Labels& labels, bool first,
+           const AccessList& done) const {
+    clear_padding(graph, *unit, sums, whole, labels);
+    const UnitParts& target = first ? to : incoming;
+    const UnitText text{.name = name, .others = others, .labels = labels};
+    if (travel == sums) {
+      reduce_scatter_unit(graph, by, *unit, sums, whole, target, text, done);
+    } else {
+      in_another_type(graph, whole, target, text, done);
+    }
+    if (first) return;
+    each_part([&](const Access& part, const Access& added, const std::string& what) {
+      reduce_into(graph, {.name = str("add ", name, what), .into = part, .from = added, .labels = labels});
+    });
+  }
+
+ private:
+  template <class F>
+  void each_part(const F& f) const {
+    if (unit->flat) f(to.flat, incoming.flat, std::string());
+    for (std::size_t i = 0; i < to.others.size(); ++i) {
+      if (to.others[i].buffer != Buffer{}) f(to.others[i], incoming.others[i], " " + others[i]);
+    }
+  }
+
+  void in_another_type(Graph& graph, Buffer whole, const UnitParts& target, const UnitText& text,
+                       const AccessList& done) const {
+    const auto make = [&](const std::string& name, std::int64_t bytes_in_sums) {
+      const auto elements = bytes_in_sums / static_cast<std::int64_t>(size_bytes(sums));
+      return graph.buffer({.name       = str("rounded ", text.name, name),
+                           .rank       = by.rank,
+                           .size_bytes = elements * static_cast<std::int64_t>(size_bytes(travel)),
+                           .type       = travel});
+    };
+    const auto bytes = [&](const Access& access) {
+      return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
+    };
+    const std::int64_t size = unit->elements * static_cast<std::int64_t>(size_bytes(sums));
+    const Buffer rounded    = make("", size);
+    convert(graph, {.name   = "round " + text.name,
+                    .lane   = by.lane,
+                    .to     = rounded,
+                    .from   = whole.range(0, size),
+                    .labels = text.labels});
+    UnitParts parts;
+    if (unit->flat) parts.flat = make(" part", bytes(target.flat));
+    for (std::size_t i = 0; i < target.others.size(); ++i) {
+      const bool has = target.others[i].buffer != Buffer{};
+      parts.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
+    }
+    reduce_scatter_unit(graph, by, *unit, travel, rounded, parts, text, done);
+    const auto widen = [&](const Access& part, const Access& into, const std::string& what) {
+      convert(
+          graph,
+          {.name = str("widen ", text.name, what), .lane = by.lane, .to = into, .from = part, .labels = text.labels});
+    };
+    if (unit->flat) widen(parts.flat, target.flat, "");
+    for (std::size_t i = 0; i < target.others.size(); ++i) {
+      if (target.others[i].buffer != Buffer{}) widen(parts.others[i], target.others[i], " " + others[i]);
+    }
+  }
+};
+
+void clear(Graph& graph, const std::string& name, const Access& values, const Labels& labels) {
+  graph.add({.name = name, .writes = values, .op = "clear", .labels = labels}, [](const Context& context) {
+    for (std::byte& byte : context.write<std::byte>()) byte = std::byte{0};
+  });
+}
+
+}  // namespace
+
+// Where they are reduced after every microbatch, each microbatch has gradients of its own.
+void StepBuilder::begin_gradients(const Action& action) {
+  if (!reduces_each()) return;
+  const int mb = index(action.microbatch);
+  for (Unit& unit : units_) {
+    if (unit.cut->stage != action.stage) continue;
+    const auto size = static_cast<std::int64_t>(size_bytes(sum_type()));
+    const Buffer whole =
+        make(str("gradients of ", unit.cut->name, " mb", mb), unit.cut->elements, sum_type(), Lifetime::step);
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const CutWeight& weight   = unit.cut->weights[i];
+      WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
+      entry.gradient            = whole.range(weight.offset * size, weight.elements * size);
+      entry.has_gradient        = false;
+    }
+    const bool first = unit.num_reduced++ == 0;
+    UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
+                            .unit     = unit.cut,
+                            .sums     = sum_type(),
+                            .travel   = setup_.plan.precision.reduce,
+                            .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
+                            .incoming = {},
+                            .others   = unit.others};
+    if (!first) {
+      if (unit.incoming.flat.buffer == Buffer{} && unit.incoming.others.empty()) make_incoming(unit, reduction.to);
+      reduction.incoming = unit.incoming;
+    }
+    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.cut->layer, .phase = "reduce"};
+    setup_.slots.gradients.push_back(
+        {.whole      = whole,
+         .unit       = unit.cut->name,
+         .size_bytes = unit.cut->elements * size,
+         .type       = sum_type(),
+         .reduce     = [=, name = str(unit.cut->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
+           reduction.add(graph, slot, name, labels, first, done);
+         }});
+  }
+}
+
+void StepBuilder::make_incoming(Unit& unit, const UnitParts& like) {
+  if (unit.cut->flat) {
+    unit.incoming.flat = make("incoming gradient of " + unit.cut->name, unit.cut->flat->shard_elements(), sum_type(),
+                              Lifetime::step, MemoryRole::gradients);
+  }
+  for (std::size_t i = 0; i < like.others.size(); ++i) {
+    const Access& part = like.others[i];
+    unit.incoming.others.push_back(
+        part.buffer == Buffer{}
+            ? Access()
+            : Access(make("incoming gradient of " + unit.others[i],
+                          part.region.num_bytes() / static_cast<std::int64_t>(size_bytes(sum_type())), sum_type(),
+                          Lifetime::step, MemoryRole::gradients)));
+  }
+}
+
+void StepBuilder::end_gradients(const Action& action) {
+  if (!reduces_each()) return;
+  for (const Unit& unit : units_) {
+    if (unit.cut->stage != action.stage) continue;
+    for (const std::size_t weight : unit.weights) check_used(here().weights[weight]);
+  }
+}
+
+// A weight to which no op adds a gradient is a mistake, or has one of zeros.
+void StepBuilder::check_used(const StepWeight& weight) {
+  const WeightSpec& spec    = setup_.step.spec(weight);
+  WeightTable::Entry& entry = table_[table_.find(spec.name)];
+  if (entry.has_gradient) return;
+  if (!setup_.plan.shard.find_unused_parameters) {
+    throw Error(ErrorKind::config,
+                str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight.block].name,
+                    "': nothing adds to its gradient (an op of the forward pass that reads it, with "
+                    "weight_gradients, and on_backward in every op after it; or shard.find_unused_parameters)"));
+  }
+  clear(graph(), "clear gradient of " + spec.name, entry.gradient, {.stage = index(weight.stage), .phase = "clear"});
+  entry.has_gradient = true;
+  auto& unused       = setup_.step.unused;
+  if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
+}
+
+void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
+  const DType type     = setup_.plan.precision.reduce;
+  const Group group    = setup_.group(rank_, Axis::dp, "gradients");
+  const int members    = setup_.plan.layout.dp;
+  const std::string of = bucket.weights.size() == 1
+                             ? setup_.step.spec(here().weights[bucket.weights.front()]).name
+                             : str(setup_.step.spec(here().weights[bucket.weights.front()]).name, " to ",
+                                   setup_.step.spec(here().weights[bucket.weights.back()]).name);
+  const auto copy_all  = [&](bool in) {
+    std::int64_t offset = 0;
+    for (const std::size_t i : bucket.weights) {
+      const WeightPart& gradient = here().weights[i].gradient;
+      const Access own           = access(gradient);
+      const Access there         = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
+      const std::string& name    = setup_.step.spec(here().weights[i]).name;
+      copy(graph(), {.name   = str(in ? "copy in gradient of " : "copy out gradient of ", name),
+                      .lane   = LaneKind::reduce,
+                      .to     = in ? there : own,
+                      .from   = in ? own : there,
+                      .labels = labels});
+      offset += gradient.size();
+    }
+  };
+  const bool views = setup_.plan.shard.bucket_views;
+  if (!views) copy_all(true);
+  if (type == sum_type()) {
+    all_reduce_part("all_reduce gradient of " + of, group, members, bucket.buffer, type, LaneKind::reduce, labels);
+  } else {
+    const Buffer rounded =
+        make("rounded gradient of " + of, bucket.elements, type, Lifetime::step, MemoryRole::gradients);
+    convert(graph(), {.name   = "round gradient of " + of,
+                      .lane   = LaneKind::reduce,
+                      .to     = rounded,
+                      .from   = bucket.buffer,
+                      .labels = labels});
+    all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
+    convert(graph(), {.name   = "widen gradient of " + of,
+                      .lane   = LaneKind::reduce,
+                      .to     = bucket.buffer,
+                      .from   = rounded,
+                      .labels = labels});
+  }
+  if (!views) copy_all(false);
+}
+
+// Whole gradients of a unit, summed over microbatches.
+void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
+  const bool in_place = setup_.plan.shard.strategy == Shard::zero1;
+  const UnitReduction reduction{.by     = member("reduce", LaneKind::reduce),
+                                .unit   = unit.cut,
+                                .sums   = sum_type(),
+                                .travel = setup_.plan.precision.reduce,
+                                .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
+                                               : parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                .incoming = {},
+                                .others   = unit.others};
+  reduction.add(graph(), unit.gradients, unit.cut->name, labels, true, {});
+}
+
+// Of ranks that have the same part of another whole.
+void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
+  const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
+  const int members   = setup_.plan.layout.dp / shards_.size;
+  const auto join     = [&](const Access& part, const std::string& what) {
+    all_reduce_part("all_reduce replicas of " + what, setup_.replica_group(coord_), members, part, sum_type(),
+                        LaneKind::reduce, labels);
+  };
+  if (unit.cut->flat) join(all.flat, unit.cut->name);
+  for (std::size_t i = 0; i < all.others.size(); ++i) {
+    if (all.others[i].buffer != Buffer{}) join(all.others[i], unit.others[i]);
+  }
+}
+
+// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
+// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
+void StepBuilder::reduce_gradients(Stage stage) {
+  auto& weights = here().weights;
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
+    if (weight->stage == stage && !(reduces_each() && cut_of(setup_.step.spec(*weight)))) check_used(*weight);
+  }
+  const auto labels_of = [&](int layer) { return Labels{.stage = index(stage), .layer = layer, .phase = "reduce"}; };
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    if (unit->cut->stage != stage) continue;
+    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->cut->layer));
+    if (shards_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->cut->layer));
+  }
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.stage != stage) continue;
+    const int layer = setup_.step.model.blocks[weights[bucket.weights.front()].block].layer;
+    reduce_bucket(bucket, labels_of(bucket.weights.size() == 1 ? layer : -1));
+  }
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
+    if (weight->stage != stage || weight->gradient.empty()) continue;
+    join_tensor_parallel(*weight, labels_of(setup_.step.model.blocks[weight->block].layer));
+  }
+}
+
+void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& labels) {
+  const WeightSpec& spec = setup_.step.spec(weight);
+  if (!spec.cut) {
+    if (!setup_.shares_rows()) return;
+    all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
+                    access(weight.gradient), sum_type(), LaneKind::reduce, labels);
+    return;
+  }
+  for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
+    if (piece.num_holders == 1) continue;
+    if (spec.dim != 0) {
+      throw Error(ErrorKind::config,
+                  str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
+    }
+    const WeightPart shared = piece_of(weight.gradient, spec, piece);
+    if (shared.empty()) continue;
+    all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
+                    piece.num_holders, access(shared), sum_type(), LaneKind::reduce, labels);
+  }
+}
+
+}  // namespace stepgraph
