@@ -10,9 +10,9 @@ namespace stepgraph {
 
 // How hard a plan tries to need less memory, in one word.
 //   basic       nothing: fastest
-//   standard    attention is recomputed
-//   aggressive  layers are recomputed
-//   extreme     the same, and whatever else there is
+//   standard    zero1, and attention is recomputed
+//   aggressive  full sharding, and layers are recomputed
+//   extreme     the same, with gradients reduced after each microbatch, one slot for weights and one for gradients
 enum class MemoryPreset : std::uint8_t { basic, standard, aggressive, extreme };
 inline constexpr std::array all_memory_presets{MemoryPreset::basic, MemoryPreset::standard, MemoryPreset::aggressive,
                                                MemoryPreset::extreme};

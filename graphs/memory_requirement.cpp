@@ -44,7 +44,7 @@ struct Likeness {
 
 // Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
 // evenly.
-Likeness likeness_of(const StepSetup& setup, Rank rank) {
+Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units, Rank rank) {
   const Coord coord = setup.step.layout.coord(rank);
   Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
   for (std::size_t stage = 0; stage < setup.blocks_of_stage.size(); ++stage) {
@@ -55,7 +55,7 @@ Likeness likeness_of(const StepSetup& setup, Rank rank) {
     }
   }
   const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
-  for (const ShardUnit& unit : shard_units(setup.step.model, setup.plan, setup.blocks_of_stage, coord.tp)) {
+  for (const ShardUnit& unit : units) {
     if (setup.rank_of(unit.stage, coord) != rank) continue;
     for (const CutWeight& weight : unit.weights) {
       if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
@@ -113,7 +113,13 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
     throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
   }
   std::map<Likeness, std::vector<Rank>> kinds;
-  for (int rank = 0; rank < num_ranks; ++rank) kinds[likeness_of(setup, Rank{rank})].push_back(Rank{rank});
+  std::map<int, std::vector<ShardUnit>> units;  // by tensor-parallel index
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const int tp               = setup.step.layout.coord(Rank{rank}).tp;
+    const auto [found, is_new] = units.try_emplace(tp);
+    if (is_new) found->second = shard_units(model, setup.plan, setup.blocks_of_stage, tp);
+    kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
+  }
   std::vector<MemoryRequirement> rows;
   for (const auto& [kind, ranks] : kinds) {
     if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;

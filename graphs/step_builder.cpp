@@ -27,6 +27,12 @@ Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Li
   return buffer;
 }
 
+void StepBuilder::mark_since(std::uint32_t first, MemoryRole role) {
+  std::vector<MemoryRole>& roles = setup_.step.roles;
+  if (roles.size() < first) roles.resize(first, MemoryRole::activations);
+  roles.resize(graph().num_buffers(), role);
+}
+
 void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   StepRank& rank = here();
   for (int mb = 0; mb < setup_.step.num_microbatches; ++mb) {

@@ -108,6 +108,7 @@ class StepBuilder {
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
               MemoryRole role = MemoryRole::other);
+  void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
   void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
                        LaneKind lane, const Labels& labels);
 

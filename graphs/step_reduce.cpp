@@ -262,7 +262,9 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
                                                : parts(unit, &Unit::gradient, &StepWeight::gradient),
                                 .incoming = {},
                                 .others   = unit.others};
+  const std::uint32_t before = graph().num_buffers();
   reduction.add(graph(), unit.gradients, unit.cut->name, labels, true, {});
+  mark_since(before, MemoryRole::gradients);  // what is rounded on the way
 }
 
 // Of ranks that have the same part of another whole.

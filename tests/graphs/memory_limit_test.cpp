@@ -122,6 +122,21 @@ TEST_CASE("what a config has already is not offered", "[graphs][memory]") {
   CHECK_THAT(refusal(joined(full, {limit(peak(full) - 1)})), ContainsSubstring(", as it is; more of layout.tp"));
 }
 
+TEST_CASE("where recomputation and small microbatches are not enough, sharding is offered, in the end with all of it",
+          "[graphs][memory]") {
+  const std::vector<std::string> base{"model.layers=8", "layout.dp=4", "batch.micro=1", "recompute=full"};
+  const auto offered = [&](std::int64_t bytes) { return offer_of(refusal(joined(base, {limit(bytes)}))).settings; };
+  const std::int64_t zero1 = peak(joined(base, {"shard.strategy=zero1"})),
+                     full  = peak(joined(base, {"shard.strategy=full"})),
+                     each  = peak(joined(base, {"shard.strategy=full", "shard.reduce=each"}));
+  REQUIRE(zero1 < peak(base));
+  REQUIRE(full < zero1);
+  CHECK(offered(zero1) == std::vector<std::string>{"shard.strategy=zero1"});
+  CHECK(offered(full) == std::vector<std::string>{"shard.strategy=full"});
+  REQUIRE(each < full);
+  CHECK(offered(each) == std::vector<std::string>{"shard.strategy=full", "shard.reduce=each"});
+}
+
 TEST_CASE("a change that the schedule does not allow is passed over", "[graphs][memory]") {
   // Interleaved wants a multiple of 2 microbatches: 12 sequences are 2 of 6 or 4 of 3, but not 3 of 4.
   const std::vector<std::string> base{"batch.global=12",

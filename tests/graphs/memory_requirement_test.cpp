@@ -49,6 +49,11 @@ std::vector<sg::Plan> plans() {
   out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::full, .reduce = sg::ReduceWhen::each}});
   out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::grad_op, .flat = false}});
   out.push_back({.layout = {.dp = 2, .tp = 2}, .shard = {.strategy = sg::Shard::zero1}});
+  out.push_back({.layout    = {.dp = 2, .tp = 2, .pp = 2},
+                 .shard     = {.strategy = sg::Shard::full, .min_params = 100},
+                 .precision = {.param = sg::DType::bf16, .reduce = sg::DType::bf16}});
+  out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::full, .min_params = 100, .flat = false}});
+  out.push_back({.layout = {.dp = 4}, .shard = {.strategy = sg::Shard::hybrid, .min_params = 100, .group = 2}});
   return out;
 }
 
@@ -159,6 +164,62 @@ TEST_CASE("every buffer of a step has a role, what passes add as well", "[graphs
   const auto logits =
       sg::forward_step(small(false, 2), {}, {.global = 1, .micro = 1, .seq = 8}, sg::ForwardResult::logits);
   CHECK(logits.role(logits.ranks[0].logits[0]) == MemoryRole::activations);
+}
+
+TEST_CASE("what a sharded step gathers and reduces goes through slots, what it keeps has the roles of wholes",
+          "[graphs][memory]") {
+  const auto step_of = [](sg::ReduceWhen reduce, sg::DType travel = sg::DType::f32) {
+    return sg::training_step(small(false, 2),
+                             {.layout    = {.dp = 2},
+                              .shard     = {.strategy = sg::Shard::full, .reduce = reduce, .min_params = 100},
+                              .precision = {.reduce = travel}},
+                             batch_of_4);
+  };
+  const auto roles_of = [](const sg::StepGraph& step, const std::string& name) {
+    std::set<MemoryRole> found;
+    for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
+      if (step.graph.spec(sg::Buffer{i}).name.starts_with(name)) found.insert(step.role(sg::Buffer{i}));
+    }
+    return found;
+  };
+  using Roles     = std::set<MemoryRole>;
+  const auto each = step_of(sg::ReduceWhen::each);
+  CHECK(each.roles.size() == each.graph.num_buffers());
+  CHECK(roles_of(each, "weight slot ") == Roles{MemoryRole::slots});
+  CHECK(roles_of(each, "gradient slot ") == Roles{MemoryRole::slots});
+  CHECK(roles_of(each, "gradient of ") == Roles{MemoryRole::gradients});
+  CHECK(roles_of(each, "incoming gradient of ") == Roles{MemoryRole::gradients});
+  CHECK(roles_of(each, "mean of ") == Roles{MemoryRole::optimizer});
+  const auto last = step_of(sg::ReduceWhen::last, sg::DType::bf16);
+  CHECK(roles_of(last, "gradients of ") == Roles{MemoryRole::gradients});
+  CHECK(roles_of(last, "rounded ") == Roles{MemoryRole::gradients});
+  CHECK(roles_of(last, "attention") == Roles{MemoryRole::activations});
+}
+
+TEST_CASE("full sharding keeps a share of parameters, gradients and optimizer state, and adds slots",
+          "[graphs][memory]") {
+  const auto model = sg::gpt2({.layers = 4, .width = 64, .heads = 4, .context = 16, .vocab = 64});
+  const sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 16};
+  const auto of = [&](const sg::ShardPlan& shard) {
+    return sg::memory_requirements(model, {.layout = {.dp = 4}, .shard = shard}, batch, {.keep_gradients = true}).at(0);
+  };
+  const auto share = [](std::int64_t part, std::int64_t whole) {
+    return static_cast<double>(part) / static_cast<double>(whole);
+  };
+  const auto none = of({}), zero1 = of({.strategy = sg::Shard::zero1}), grad_op = of({.strategy = sg::Shard::grad_op}),
+             full = of({.strategy = sg::Shard::full, .reduce = sg::ReduceWhen::each});
+  for (const MemoryRole role : {MemoryRole::parameters, MemoryRole::gradients, MemoryRole::optimizer}) {
+    CAPTURE(role);
+    CHECK(share(full[role], none[role]) < (role == MemoryRole::gradients ? 0.4 : 0.27));
+    CHECK(share(full[role], none[role]) > 0.25);
+  }
+  CHECK(share(zero1[MemoryRole::optimizer], none[MemoryRole::optimizer]) < 0.27);
+  CHECK(zero1[MemoryRole::parameters] >= none[MemoryRole::parameters]);
+  CHECK(zero1[MemoryRole::gradients] >= none[MemoryRole::gradients]);
+  CHECK(grad_op[MemoryRole::parameters] >= none[MemoryRole::parameters]);
+  CHECK(none[MemoryRole::slots] == 0);
+  CHECK(zero1[MemoryRole::slots] == 0);
+  CHECK(full[MemoryRole::slots] > 0);
 }
 
 TEST_CASE("data-parallel ranks are alike, tensor-parallel ones where their pieces are", "[graphs][memory]") {
