@@ -188,7 +188,7 @@ TEST_CASE("what a sharded step gathers and reduces goes through slots, what it k
   CHECK(roles_of(each, "weight slot ") == Roles{MemoryRole::slots});
   CHECK(roles_of(each, "gradient slot ") == Roles{MemoryRole::slots});
   CHECK(roles_of(each, "gradient of ") == Roles{MemoryRole::gradients});
-  CHECK(roles_of(each, "incoming gradient of ") == Roles{MemoryRole::gradients});
+  CHECK(roles_of(each, "incoming gradients") == Roles{MemoryRole::gradients});
   CHECK(roles_of(each, "mean of ") == Roles{MemoryRole::optimizer});
   const auto last = step_of(sg::ReduceWhen::last, sg::DType::bf16);
   CHECK(roles_of(last, "gradients of ") == Roles{MemoryRole::gradients});

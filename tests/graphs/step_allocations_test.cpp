@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <limits>
 
 #include "backends/loopback/world.hpp"
 #include "tests/support/allocations.hpp"
@@ -9,7 +11,8 @@ namespace sg = stepgraph;
 
 namespace {
 
-// Allocations of one run of a training step of so many layers, once everything that is made on first use has been.
+// Allocations of one run of a training step of so many layers, once everything that is made on first use has been. The
+// fewest of some runs: a scheduler's queue may grow whenever a thread was kept waiting longer than ever before.
 std::int64_t allocations_of_step(int layers, const sg::Plan& plan, double dropout) {
   const sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
   const sg::Model model =
@@ -17,9 +20,13 @@ std::int64_t allocations_of_step(int layers, const sg::Plan& plan, double dropou
   sg::LoopbackWorld world(sg::Layout(plan.layout).num_ranks());
   sg::Trainer trainer(model, plan, batch, world, {.threads = 2, .seed = 7});
   for (int step = 0; step < 10; ++step) trainer.step(sg::testing::tokens_for(batch, step, model.vocab));
-  const std::int64_t before = sg::testing::allocations();
-  trainer.run().run();
-  return sg::testing::allocations() - before;
+  std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
+  for (int run = 0; run < 8; ++run) {
+    const std::int64_t before = sg::testing::allocations();
+    trainer.run().run();
+    fewest = std::min(fewest, sg::testing::allocations() - before);
+  }
+  return fewest;
 }
 
 }  // namespace
