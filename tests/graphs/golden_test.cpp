@@ -33,21 +33,34 @@ double norm(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-void check_against_golden(const std::string& model, const sg::Plan& plan, int micro, int steps) {
+// Largest relative differences from the golden run; of gradients, that of a whole tensor.
+struct Errors {
+  double loss = 0, norm = 0, gradient = 0;
+};
+
+Errors errors(const std::string& model, const sg::Plan& plan, int micro, int steps) {
   const auto& expected = golden(model);
   const auto got       = train(expected, plan, micro, steps);
   REQUIRE(got.loss.size() == static_cast<std::size_t>(steps));
   REQUIRE(got.grad_norm.size() == static_cast<std::size_t>(steps));
-  CHECK(largest_error(got.loss, expected.loss) < 2e-6);
-  CHECK(largest_error(got.grad_norm, expected.grad_norm) < 5e-5);
   REQUIRE(got.gradients.size() == expected.gradients.size());
+  Errors found{.loss = largest_error(got.loss, expected.loss),
+               .norm = largest_error(got.grad_norm, expected.grad_norm)};
   for (const auto& [name, values] : expected.gradients) {
     CAPTURE(name);
     std::vector<double> difference = got.gradients.at(name);
     REQUIRE(difference.size() == values.size());
     for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= values[i];
-    CHECK(norm(difference) < 1e-5 * norm(values));
+    found.gradient = worse(found.gradient, norm(difference) / norm(values));
   }
+  return found;
+}
+
+void check_against_golden(const std::string& model, const sg::Plan& plan, int micro, int steps) {
+  const Errors found = errors(model, plan, micro, steps);
+  CHECK(found.loss < 2e-6);
+  CHECK(found.norm < 5e-5);
+  CHECK(found.gradient < 1e-5);
 }
 
 struct Degrees {
@@ -93,21 +106,38 @@ TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
   check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, sg::testing::cases(5));
 }
 
-// All that the layers and the batch allow; what they do not is refused by name.
+// All that the layers and the batch allow; what they do not is refused by name. Says how near it all is.
 TEST_CASE("all layouts, schedules and microbatches train as transformers does", "[.slow][golden]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
-  const auto& degrees     = GENERATE(from_range(all_layouts));
-  const auto kind         = GENERATE(from_range(sg::all_schedule_kinds));
-  const int micro = GENERATE(1, 2, 4), chunks = GENERATE(1, 2);
-  CAPTURE(model, degrees.dp, degrees.tp, degrees.pp, kind, micro, chunks);
-  const sg::Plan plan = plan_of(degrees, std::string(to_string(kind)), chunks);
   using enum sg::ScheduleKind;
-  const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // of a data-parallel rank
-  const bool one_chunk = kind == one_f_one_b || kind == zb_h1 || kind == zb_h2;
-  const bool fits      = sequences % micro == 0 && degrees.pp * chunks <= 4 && (chunks == 1 || !one_chunk) &&
-                    (chunks == 1 || kind != interleaved || microbatches % degrees.pp == 0);
-  if (fits) return check_against_golden(model, plan, micro, 20);
-  sg::BatchSpec batch = golden(model).batch;
-  batch.micro         = micro;
-  CHECK_THROWS_AS(sg::training_step(golden(model).model, plan, batch), sg::Error);
+  Errors worst;
+  int runs = 0;
+  for (const Degrees& degrees : all_layouts) {
+    for (const sg::ScheduleKind kind : sg::all_schedule_kinds) {
+      for (const int micro : {1, 2, 4}) {
+        for (const int chunks : {1, 2}) {
+          CAPTURE(model, degrees.dp, degrees.tp, degrees.pp, kind, micro, chunks);
+          const sg::Plan plan = plan_of(degrees, std::string(to_string(kind)), chunks);
+          const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // of a data-parallel rank
+          const bool one_chunk = kind == one_f_one_b || kind == zb_h1 || kind == zb_h2;
+          const bool fits      = sequences % micro == 0 && degrees.pp * chunks <= 4 && (chunks == 1 || !one_chunk) &&
+                            (chunks == 1 || kind != interleaved || microbatches % degrees.pp == 0);
+          if (!fits) {
+            sg::BatchSpec batch = golden(model).batch;
+            batch.micro         = micro;
+            CHECK_THROWS_AS(sg::training_step(golden(model).model, plan, batch), sg::Error);
+            continue;
+          }
+          const Errors found = errors(model, plan, micro, 20);
+          CHECK(found.loss < 2e-6);
+          CHECK(found.norm < 5e-5);
+          CHECK(found.gradient < 1e-5);
+          worst = {worse(worst.loss, found.loss), worse(worst.norm, found.norm), worse(worst.gradient, found.gradient)};
+          ++runs;
+        }
+      }
+    }
+  }
+  WARN(model << ", " << runs << " runs: loss within " << worst.loss << ", norm " << worst.norm << ", first gradients "
+             << worst.gradient);
 }
