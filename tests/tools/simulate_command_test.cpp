@@ -68,6 +68,15 @@ TEST_CASE("simulate says how long a step takes on a machine that was measured", 
              ContainsSubstring("as measured on 'elsewhere', which is not this machine"));
 }
 
+TEST_CASE("what was measured on another machine is not overwritten", "[tools][simulate][refuses]") {
+  const SmallRun small;
+  const std::string theirs = put_machine(small, 1, "elsewhere"), before = sg::testing::file_bytes(theirs);
+  const auto outcome = small.run("simulate", "--calibrate --machine " + theirs);
+  CHECK(outcome.exit_code == 2);
+  CHECK_THAT(outcome.err, ContainsSubstring("machine.json' was measured on 'elsewhere', this is '"));
+  CHECK(sg::testing::file_bytes(theirs) == before);
+}
+
 TEST_CASE("simulate refuses a machine that does not fit, with what to do", "[tools][simulate][refuses]") {
   const SmallRun small;
   sg::testing::TempFolder folder;

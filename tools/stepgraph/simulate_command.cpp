@@ -62,12 +62,27 @@ Calibration own_calibration(int threads) {
   return made;
 }
 
+// What was measured on another machine cannot be measured again here.
+void check_is_own(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return;
+  std::string host;
+  try {
+    host = load_calibration(path).host;
+  } catch (const Error&) {
+    return;  // of no use to anybody
+  }
+  if (host == host_name()) return;
+  throw Error(ErrorKind::config, str("--calibrate: '", path.string(), "' was measured on '", host, "', this is '",
+                                     host_name(), "' (another file for --machine, or none)"));
+}
+
 Calibration calibration_for(const SimulateOptions& options, const Config& config) {
   const int threads = config.threads > 0 ? config.threads : num_cores();
   if (options.calibrate) {
     const std::filesystem::path path =
         options.machine ? std::filesystem::path(*options.machine) : calibration_path(threads);
     if (options.machine) check_can_write("--machine", options.machine);
+    check_is_own(path);
     Calibration made = measure(threads, path, "--calibrate");
     save_calibration(made, path);
     return made;
@@ -75,9 +90,9 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
   if (!options.machine) return own_calibration(threads);
   Calibration found = load_calibration(*options.machine);
   if (config.threads > 0 && found.threads != config.threads)
-    throw Error(ErrorKind::config,
-                str("--machine '", *options.machine, "': was measured with ", found.threads, " threads, the run has ",
-                    config.threads, " (--threads ", found.threads, ", or --calibrate to measure anew)"));
+    throw Error(ErrorKind::config, str("--machine '", *options.machine, "': was measured with ", found.threads,
+                                       " threads, the run has ", config.threads, " (--threads ", found.threads,
+                                       found.host == host_name() ? ", or --calibrate to measure anew)" : ")"));
   if (found.host != host_name())
     std::cerr << "simulate: as measured on '" << found.host << "', which is not this machine\n";
   return found;
