@@ -20,6 +20,7 @@
 #include "graphs/step_run.hpp"
 #include "graphs/trainer.hpp"
 #include "graphs/training_step.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 
 namespace sg = stepgraph;
@@ -184,6 +185,7 @@ TEST_CASE("a rank holds its share, and the slots", "[graphs][shard]") {
   const int slots = GENERATE(1, 2), grad_slots = GENERATE(1, 2);
   const bool flat = GENERATE(true, false);
   CAPTURE(slots, grad_slots, flat);
+  if (sg::testing::scale() > 1 && slots + grad_slots < 4) return;
   const sg::Plan plan{.layout = {.dp = ranks},
                       .shard  = {.strategy   = Shard::full,
                                  .reduce     = sg::ReduceWhen::each,
@@ -256,6 +258,7 @@ TEST_CASE("nobody reads what the tenant before left in a slot", "[graphs][shard]
   const bool flat   = GENERATE(true, false);
   const int dp      = GENERATE(2, 3);
   CAPTURE(to_string(reduce), flat, dp);
+  if (sg::testing::scale() > 1 && dp != 3) return;
   const sg::Plan plan{.layout = {.dp = dp},
                       .shard  = {.strategy = Shard::full, .reduce = reduce, .min_params = 0, .flat = flat}};
   const sg::BatchSpec batch{.global = 2 * dp, .micro = 1, .seq = 16};
@@ -337,6 +340,7 @@ TEST_CASE("a weight that no op reads is refused, or takes part with zeros and is
   if (reduce == sg::ReduceWhen::each && (strategy == Shard::none || strategy == Shard::zero1)) return;
   sg::Plan plan{.layout = {.dp = 2}, .shard = {.strategy = strategy, .reduce = reduce, .grad_slots = GENERATE(1, 2)}};
   CAPTURE(to_string(strategy), to_string(reduce), block, plan.shard.grad_slots);
+  if (sg::testing::scale() > 1 && (block != 2 || plan.shard.grad_slots != 2)) return;
   CHECK_THROWS_MATCHES(
       sg::training_step(model, plan, batch), sg::Error,
       MessageMatches(ContainsSubstring("weight 'spare' of block '" + model.blocks[block].name + "': nothing adds")));

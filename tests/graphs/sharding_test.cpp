@@ -58,6 +58,7 @@ TEST_CASE("prefetch and slots change no bits", "[graphs][shard]") {
   const int slots     = GENERATE(1, 2, 3, 4);
   CAPTURE(to_string(prefetch), forward, slots);
   if (!forward && slots != 3) return;
+  if (sg::testing::scale() > 1 && slots > 2) return;
   check_same_bits(
       "gpt2-tiny",
       plan_of({.dp = 2}, {.strategy = Shard::full, .prefetch = prefetch, .forward_prefetch = forward, .slots = slots}),
@@ -83,6 +84,7 @@ TEST_CASE("buckets of any size change no bits", "[graphs][shard]") {
   const double bucket_mb = GENERATE(1e-6, 0.01, 25.0), first_bucket_mb = GENERATE(0.0, 0.003);
   const bool views = GENERATE(true, false), delay = GENERATE(true, false);
   if (delay && bucket_mb < 25) return;
+  if (sg::testing::scale() > 1 && (first_bucket_mb > 0 || model == "gpt2-tiny")) return;
   CAPTURE(model, bucket_mb, first_bucket_mb, views, delay);
   check_same_bits(model,
                   {.layout = {.dp = 2},
@@ -111,6 +113,7 @@ TEST_CASE("sharding goes with tensor and pipeline parallelism, schedules and rec
       Case{Shard::full, true, false, true, "interleaved", none}, Case{Shard::full, false, false, true, "1f1b", full},
       Case{Shard::full, true, true, false, "gpipe", none});
   CAPTURE(model, to_string(test.strategy), test.flat, test.schedule, to_string(test.recompute), test.rows, test.keep);
+  if (sg::testing::scale() > 1 && (model == "gpt2-tiny" || test.flat == test.rows)) return;
   sg::Plan plan  = plan_of({.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = test.rows},
                            {.strategy = test.strategy, .flat = test.flat, .keep_between_microbatches = test.keep});
   plan.pipeline  = {.schedule = test.schedule, .chunks = test.schedule == "interleaved" ? 2 : 1};
@@ -132,6 +135,7 @@ TEST_CASE("a smaller group may keep the weights for the backward pass", "[graphs
   const bool flat         = GENERATE(true, false);
   const int micro         = GENERATE(1, 2);
   CAPTURE(model, flat, micro);
+  if (sg::testing::scale() > 1 && model == "gpt2-tiny") return;
   check_same_bits(model, plan_of({.dp = 4}, {.strategy = Shard::full, .flat = flat, .reshard_group = 2}), micro, 3);
 }
 
@@ -140,6 +144,7 @@ TEST_CASE("three ranks share weights that do not divide by three", "[graphs][sha
   const bool flat       = GENERATE(true, false);
   const sg::Model model = GENERATE(sg::testing::small_gpt2(), sg::testing::small_llama());
   CAPTURE(to_string(strategy), flat, model.kind);
+  if (sg::testing::scale() > 1 && model.kind == "gpt2") return;
   const sg::BatchSpec batch{.global = 6, .micro = 1, .seq = 16};
   const sg::Plan whole{.layout = {.dp = 3}};
   CHECK(sg::testing::train(model, plan_of({.dp = 3}, {.strategy = strategy, .flat = flat}), batch, 5) ==
