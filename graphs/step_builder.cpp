@@ -39,17 +39,24 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
   rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
   rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
+  if (!setup_.plan.precision.scales()) return;
+  rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
+  rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
+  rank.good_steps  = make("good steps", 1, DType::i64, Lifetime::persistent);
+  rank.skipped     = make("skipped", 1, DType::i64, Lifetime::persistent);
 }
 
 void StepBuilder::declare_weights(bool trains) {
-  const DType type        = setup_.step.type;
-  const Lifetime gradient = setup_.options.keep_gradients ? Lifetime::persistent : Lifetime::step;
+  // A gradient that stays as it travelled is another buffer in the end.
+  const bool kept         = setup_.options.keep_gradients && !keeps_rounded_gradients();
+  const Lifetime gradient = kept ? Lifetime::persistent : Lifetime::step;
   for (int s = 0; s < setup_.num_stages(); ++s) {
     if (!has(Stage{s})) continue;
     for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
       const std::vector<WeightSpec>& specs = setup_.step.model.blocks[block].weights;
       for (std::size_t number = 0; number < specs.size(); ++number) {
         const WeightSpec& spec = specs[number];
+        const DType type       = spec.norm ? setup_.plan.precision.norm_type() : setup_.step.type;
         StepWeight weight{.block = block, .number = number, .stage = Stage{s}, .tied = !spec.tied_to.empty()};
         const TensorShape shape     = local_shape(spec, tp_.size, tp_.index);
         const std::int64_t elements = num_elements(shape);
@@ -129,12 +136,14 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
       tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
+  const bool scales = here().loss_scale != Buffer{};
   cross_entropy(tape, {.logits      = logits,
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
                        .scale       = 1.0 / (static_cast<double>(batch.global) * batch.seq),
                        .vocab_begin = vocab.begin,
-                       .in_place    = setup_.step.model.logits_are_free});
+                       .in_place    = setup_.step.model.logits_are_free,
+                       .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
 }
 
 // The gradient of a stage's output is there before its own backward begins.

@@ -14,6 +14,7 @@ template <class F>
 void with_type(DType type, const F& f) {
   if (type == DType::f64) return f(double{});
   if (type == DType::bf16) return f(bf16{});
+  if (type == DType::f16) return f(f16{});
   f(float{});
 }
 
@@ -86,8 +87,9 @@ void StepRun::set_weights(const FillTensor& fill) {
         }
       });
     };
-    set(step_.type, &StepWeight::value);
-    if (wide_type(step_.type) != step_.type) set(wide_type(step_.type), &StepWeight::master);
+    const DType type = step_.graph.spec(all.front().weight->value).type;
+    set(type, &StepWeight::value);
+    if (wide_type(type) != type) set(wide_type(type), &StepWeight::master);
   }
 }
 
@@ -113,7 +115,9 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
       const auto pieces      = pieces_of(spec, step_.layout.degree(Axis::tp), step_.layout.coord(holder.rank).tp);
       put_piece<Own>(spec, pieces[holder.piece], memory().span<Own>(holder.weight->*member), whole);
     }
-    std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(wide(value)); });
+    const double scale = which == Which::gradient ? loss_scale_.value_or(1) : 1;
+    std::transform(whole.begin(), whole.end(), out.begin(),
+                   [scale](Own value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
   });
 }
 
@@ -142,7 +146,11 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
   }
 }
 
-void StepRun::run(Recorder* recorder) { executor_->run(*program_, recorder); }
+void StepRun::run(Recorder* recorder) {
+  const Buffer scale = step_.ranks.front().loss_scale;
+  if (scale != Buffer{}) loss_scale_ = memory().span<double>(scale)[0];
+  executor_->run(*program_, recorder);
+}
 
 double StepRun::loss() const {
   for (const StepRank& rank : step_.ranks) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,6 +48,8 @@ class StepRun {
   void run(Recorder* recorder = nullptr);
 
   [[nodiscard]] double loss() const;  // of the last run
+  // What its loss was scaled by, where the step scales it. Gradients are read without it.
+  [[nodiscard]] std::optional<double> loss_scale() const noexcept { return loss_scale_; }
 
  private:
   struct Holder {  // who has a piece of a tensor
@@ -59,7 +62,8 @@ class StepRun {
   [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
 
   StepGraph step_;
-  bool has_weights_ = false;
+  bool has_weights_                 = false;
+  std::optional<double> loss_scale_ = {};
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;

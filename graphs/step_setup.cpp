@@ -64,17 +64,6 @@ void check_model(const Model& model) {
   }
 }
 
-void check_precision(const PrecisionPlan& precision) {
-  const DType param = precision.param, reduce = precision.reduce;
-  if (param != DType::f32 && param != DType::f64 && param != DType::bf16) {
-    throw Error(ErrorKind::config, str("precision.param: ", param, " (f32, f64 or bf16)"));
-  }
-  if (reduce != wide_type(param) && (reduce != DType::bf16 || param == DType::f64)) {
-    throw Error(ErrorKind::config, str("precision.reduce: ", reduce, " with param ", param, " (", wide_type(param),
-                                       param == DType::f64 ? ")" : " or bf16)"));
-  }
-}
-
 void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
   if (batch.seq > model.context) {

@@ -5,6 +5,7 @@
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
 #include "ops/convert.hpp"
+#include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/reduce.hpp"
 
@@ -26,7 +27,7 @@ void StepBuilder::all_reduce_part(const std::string& name, Group group, int memb
 }
 
 // Over data-parallel ranks, in the type that the plan chooses for it.
-void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels) {
+void StepBuilder::reduce_gradient(StepWeight& weight, const Labels& labels) {
   const std::string& of = setup_.step.spec(weight).name;
   const DType type      = setup_.plan.precision.reduce;
   const Group group     = setup_.group(rank_, Axis::dp, "gradients");
@@ -37,13 +38,19 @@ void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels
   }
   const std::int64_t elements =
       graph().spec(weight.gradient).size_bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
-  const Buffer rounded = make("rounded gradient of " + of, elements, type, Lifetime::step);
+  const bool kept = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const Buffer rounded =
+      make("rounded gradient of " + of, elements, type, kept ? Lifetime::persistent : Lifetime::step);
   convert(graph(), {.name   = "round gradient of " + of,
                     .lane   = LaneKind::reduce,
                     .to     = rounded,
                     .from   = weight.gradient,
                     .labels = labels});
   all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
+  if (keeps_rounded_gradients()) {
+    weight.gradient = rounded;
+    return;
+  }
   convert(graph(), {.name   = "widen gradient of " + of,
                     .lane   = LaneKind::reduce,
                     .to     = weight.gradient,
@@ -54,7 +61,7 @@ void StepBuilder::reduce_gradient(const StepWeight& weight, const Labels& labels
 // A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
 // tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
 void StepBuilder::reduce_gradients(Stage stage) {
-  const auto& weights = here().weights;
+  auto& weights = here().weights;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
     if (weight->stage != stage) continue;
     const WeightSpec& spec = setup_.step.spec(*weight);
@@ -71,7 +78,7 @@ void StepBuilder::reduce_gradients(Stage stage) {
     if (!spec.cut) {
       if (setup_.shares_rows()) {  // each rank has the gradient of its own rows
         all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"),
-                        tp_.size, weight->gradient, sum_type(), LaneKind::reduce, labels);
+                        tp_.size, weight->gradient, type_of(weight->gradient), LaneKind::reduce, labels);
       }
       continue;
     }
@@ -84,7 +91,7 @@ void StepBuilder::reduce_gradients(Stage stage) {
       const std::int64_t row_bytes = graph().spec(weight->gradient).size_bytes / entry.shape[0];
       all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
                       piece.num_holders, weight->gradient.range(piece.local * row_bytes, piece.size * row_bytes),
-                      sum_type(), LaneKind::reduce, labels);
+                      type_of(weight->gradient), LaneKind::reduce, labels);
     }
   }
 }
@@ -109,9 +116,12 @@ void StepBuilder::join_tied_weights() {
       const Stage owner_stage = setup_.stage_of_weight.at(spec.tied_to),
                   own_stage   = setup_.stage_of_weight.at(spec.name);
       if (has(owner_stage) == has(own_stage)) continue;  // both here, or neither
-      const Weight mine = table_.find(has(owner_stage) ? spec.tied_to : spec.name);
-      all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                      table_[mine].gradient, sum_type(), LaneKind::reduce, {.phase = "reduce"});
+      const std::string& mine = has(owner_stage) ? spec.tied_to : spec.name;
+      for (const StepWeight& weight : here().weights) {
+        if (setup_.step.spec(weight).name != mine) continue;
+        all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
+                        weight.gradient, type_of(weight.gradient), LaneKind::reduce, {.phase = "reduce"});
+      }
     }
   }
 }
@@ -148,16 +158,35 @@ void StepBuilder::add_norm() {
     all_reduce_part("all_reduce squares", setup_.group(rank_, {Axis::tp, Axis::pp}, "norm"), members, squares_,
                     DType::i64, LaneKind::reduce, labels);
   }
-  clip_factor(graph(), {.squares = squares_,
-                        .type    = sum_type(),
-                        .norm    = here().grad_norm,
-                        .factor  = factor_,
-                        .clip    = setup_.plan.optimizer.clip,
-                        .labels  = {.phase = "clip"}});
+  ClipFactor clip{.squares = squares_,
+                  .type    = sum_type(),
+                  .norm    = here().grad_norm,
+                  .factor  = factor_,
+                  .clip    = setup_.plan.optimizer.clip,
+                  .labels  = {.phase = "clip"}};
+  const PrecisionPlan& precision = setup_.plan.precision;
+  if (precision.scales()) {
+    clip.scale    = here().loss_scale;
+    clip.overflow = here().skipped;
+  }
+  clip_factor(graph(), clip);
+  if (precision.scales()) {
+    update_loss_scale(graph(), {.overflow     = here().skipped,
+                                .scale        = here().loss_scale,
+                                .good_steps   = here().good_steps,
+                                .num_updates  = here().num_updates,
+                                .dynamic      = precision.scaling() == Scaling::dynamic,
+                                .growth_steps = precision.loss_scale.growth_steps,
+                                .labels       = {.phase = "clip"}});
+  }
 }
 
 void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
+  // With scaling, steps that are skipped are not counted.
+  const bool scales                = setup_.plan.precision.scales();
+  const Buffer step                = scales ? here().num_updates : here().step;
+  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
     if (weight.first == Buffer{}) continue;  // another weight's value
     const WeightSpec& spec = setup_.step.spec(weight);
@@ -175,13 +204,14 @@ void StepBuilder::add_updates() {
                       .second       = weight.second,
                       .factor       = factor_,
                       .rate         = here().rate,
-                      .step         = here().step,
+                      .step         = step,
                       .beta1        = plan.beta1,
                       .beta2        = plan.beta2,
                       .eps          = plan.eps,
                       .weight_decay = decay,
                       .labels       = labels,
-                      .value        = rounded});
+                      .value        = rounded,
+                      .skip         = skip});
     } else {
       sgd(graph(), {.name         = "sgd " + spec.name,
                     .weight       = updated,
@@ -192,7 +222,8 @@ void StepBuilder::add_updates() {
                     .momentum     = plan.momentum,
                     .weight_decay = decay,
                     .labels       = labels,
-                    .value        = rounded});
+                    .value        = rounded,
+                    .skip         = skip});
     }
   }
 }

@@ -21,21 +21,26 @@ struct StepWeight {
   Buffer gradient    = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
   Buffer first       = {};     // the optimizer's: running mean of gradients, or velocity; persistent
   Buffer second      = {};     // running mean of their squares (AdamW)
-  Buffer master      = {};     // what is updated, where the value is a rounded copy of it (bf16); persistent
+  Buffer master      = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
   bool tied          = false;  // the value is another weight's: that of this rank, or a copy of another rank's
 };
 
 // What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
 // graph.
 struct StepRank {
-  Coord coord                     = {};
-  std::vector<Buffer> tokens      = {};  // by microbatch, i32, persistent: ranks of the first stage
-  std::vector<Buffer> targets     = {};  // ranks of the last stage
-  std::vector<Buffer> logits      = {};  // by microbatch, of a step that was asked for them
-  Buffer loss                     = {};  // f64: the mean over all tokens; ranks of the last stage
-  Buffer grad_norm                = {};  // f64
-  Buffer step                     = {};  // i64, from 1: to be set before each run
-  Buffer rate                     = {};  // f64: learning rate
+  Coord coord                 = {};
+  std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
+  std::vector<Buffer> targets = {};  // ranks of the last stage
+  std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
+  Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
+  Buffer grad_norm            = {};  // f64
+  Buffer step                 = {};  // i64, from 1: to be set before each run
+  Buffer rate                 = {};  // f64: learning rate
+  // Of a step whose loss is scaled. The scale is to be set before the first run; the others begin as 0.
+  Buffer loss_scale               = {};  // f64: this run's before it, the next one's after it
+  Buffer num_updates              = {};  // i64: steps that were not skipped
+  Buffer good_steps               = {};  // i64: of those, since the scale last changed
+  Buffer skipped                  = {};  // i64: whether the last run was
   std::vector<StepWeight> weights = {};
 };
 
