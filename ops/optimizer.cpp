@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <type_traits>
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
@@ -20,8 +21,10 @@ struct Named {
   Access access;
 };
 
+std::string titled(std::string_view op, const std::string& name) { return str(op, " '", name, "'"); }
+
 [[noreturn]] void refuse(std::string_view op, const std::string& name, const std::string& what) {
-  throw Error(ErrorKind::config, str(op, " '", name, "': ", what));
+  throw Error(ErrorKind::config, str(titled(op, name), ": ", what));
 }
 
 // Elements in each of `accesses`, which are as many of one type, f32 or f64, in all of them; or of two bytes, where
@@ -190,16 +193,16 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
   if (spec.type != DType::f32 && spec.type != DType::f64)
     refuse("clip_factor", spec.name, str("squares of ", spec.type, " (f32 or f64)"));
   check_exact_sum(graph, "clip_factor", spec.name, {"squares", spec.squares}, spec.type);
-  check_number(graph, str("clip_factor \'", spec.name, "\'"), "norm", spec.norm, DType::f64);
-  check_number(graph, str("clip_factor \'", spec.name, "\'"), "factor", spec.factor, DType::f64);
+  check_number(graph, titled("clip_factor", spec.name), "norm", spec.norm, DType::f64);
+  check_number(graph, titled("clip_factor", spec.name), "factor", spec.factor, DType::f64);
   check_positive("clip_factor", spec.name, "clip", spec.clip);
   const bool scaled = spec.scale.has_value();
   if (scaled != spec.overflow.has_value())
     refuse("clip_factor", spec.name, "of scale and overflow one is there (both, or neither)");
   AccessList reads{spec.squares}, writes{spec.norm, spec.factor};
   if (scaled) {
-    check_number(graph, str("clip_factor '", spec.name, "'"), "scale", *spec.scale, DType::f64);
-    check_number(graph, str("clip_factor '", spec.name, "'"), "overflow", *spec.overflow, DType::i64);
+    check_number(graph, titled("clip_factor", spec.name), "scale", *spec.scale, DType::f64);
+    check_number(graph, titled("clip_factor", spec.name), "overflow", *spec.overflow, DType::i64);
     reads.push_back(*spec.scale);
     writes.push_back(*spec.overflow);
   }
@@ -228,9 +231,9 @@ Node adamw(Graph& graph, const AdamW& spec) {
   const Elements elements = check_elements(graph, "adamw", spec.name,
                                            {{"weight", spec.weight}, {"first", spec.first}, {"second", spec.second}});
   check_gradient(graph, "adamw", spec.name, spec.weight, spec.gradient, elements);
-  check_number(graph, str("adamw \'", spec.name, "\'"), "factor", spec.factor, DType::f64);
-  check_number(graph, str("adamw \'", spec.name, "\'"), "rate", spec.rate, DType::f64);
-  check_number(graph, str("adamw \'", spec.name, "\'"), "step", spec.step, DType::i64);
+  check_number(graph, titled("adamw", spec.name), "factor", spec.factor, DType::f64);
+  check_number(graph, titled("adamw", spec.name), "rate", spec.rate, DType::f64);
+  check_number(graph, titled("adamw", spec.name), "step", spec.step, DType::i64);
   check_fraction("adamw", spec.name, "beta1", spec.beta1);
   check_fraction("adamw", spec.name, "beta2", spec.beta2);
   check_positive("adamw", spec.name, "eps", spec.eps);
@@ -238,7 +241,7 @@ Node adamw(Graph& graph, const AdamW& spec) {
   check_value(graph, "adamw", spec.name, spec.value, elements);
   AccessList reads{spec.gradient, spec.factor, spec.rate, spec.step};
   if (spec.skip) {
-    check_number(graph, str("adamw '", spec.name, "'"), "skip", *spec.skip, DType::i64);
+    check_number(graph, titled("adamw", spec.name), "skip", *spec.skip, DType::i64);
     reads.push_back(*spec.skip);
   }
   const auto kernel = [count = elements.count, valued = spec.value.has_value(), may_skip = spec.skip.has_value(),
@@ -280,14 +283,14 @@ Node sgd(Graph& graph, const Sgd& spec) {
   const Elements elements =
       check_elements(graph, "sgd", spec.name, {{"weight", spec.weight}, {"velocity", spec.velocity}});
   check_gradient(graph, "sgd", spec.name, spec.weight, spec.gradient, elements);
-  check_number(graph, str("sgd \'", spec.name, "\'"), "factor", spec.factor, DType::f64);
-  check_number(graph, str("sgd \'", spec.name, "\'"), "rate", spec.rate, DType::f64);
+  check_number(graph, titled("sgd", spec.name), "factor", spec.factor, DType::f64);
+  check_number(graph, titled("sgd", spec.name), "rate", spec.rate, DType::f64);
   check_fraction("sgd", spec.name, "momentum", spec.momentum);
   check_positive("sgd", spec.name, "weight_decay", spec.weight_decay);
   check_value(graph, "sgd", spec.name, spec.value, elements);
   AccessList reads{spec.gradient, spec.factor, spec.rate};
   if (spec.skip) {
-    check_number(graph, str("sgd '", spec.name, "'"), "skip", *spec.skip, DType::i64);
+    check_number(graph, titled("sgd", spec.name), "skip", *spec.skip, DType::i64);
     reads.push_back(*spec.skip);
   }
   const auto kernel = [count = elements.count, valued = spec.value.has_value(), may_skip = spec.skip.has_value(),
