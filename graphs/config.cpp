@@ -132,23 +132,34 @@ void check_offload(const ConfigReader& root) {
   for (const std::string_view key : keys) section.only_false(key);
 }
 
-void read_precision(const ConfigReader& root, PrecisionPlan& precision) {
-  const ConfigReader section = root.section("precision", {"param", "reduce"});
-  const Names names{"fp32", "fp64", "bf16"}, later{"fp16"};
-  constexpr DType types[] = {DType::f32, DType::f64, DType::bf16};
-  const auto place        = [&](DType type) {
-    return static_cast<std::size_t>(std::find(types, std::end(types), type) - types);
-  };
+// What is as it would be anyway is not remembered as given: a config that is printed whole is read as the same.
+void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionPlan& precision) {
+  const ConfigReader section =
+      root.section("precision", {"param", "reduce", "loss_scale", "keep_low_precision_grads", "norm"});
+  constexpr DType types[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+  Names names;
+  for (const DType type : types) names.push_back(config_name(type));
   const auto choice = [&](std::string_view key, DType otherwise) {
-    return types[section.choice(key, place(otherwise), names, later)];
+    const auto place = std::find(types, std::end(types), otherwise) - types;
+    return types[section.choice(key, static_cast<std::size_t>(place), names)];
   };
   precision.param  = choice("param", DType::f32);
   precision.reduce = choice("reduce", wide_type(precision.param));
-  const bool full  = precision.param == DType::f64;
-  if (full != (precision.reduce == DType::f64)) {
-    section.refuse("reduce", str(names[place(precision.reduce)], " with param ", names[place(precision.param)],
-                                 full ? " (fp64)" : " (fp32 or bf16)"));
+  if (const DType norm = choice("norm", precision.param); norm != precision.param) precision.norm = norm;
+  section.boolean("keep_low_precision_grads", precision.keep_low_precision_grads);
+  LossScale& scale       = precision.loss_scale;
+  const JsonValue* given = value ? value->find("loss_scale") : nullptr;
+  if (given && (given->kind == JsonValue::Kind::integer || given->kind == JsonValue::Kind::real)) {
+    section.real("loss_scale", scale.value, positive);
+    scale.scaling = Scaling::fixed;
+  } else if (given) {
+    const Names words{"none", "dynamic", "or a number above 0"};
+    const std::size_t word = section.choice("loss_scale", 0, words);
+    if (word > 1) section.refuse("loss_scale", "\"or a number above 0\" is no number (65536)");
+    const Scaling scaling = word == 0 ? Scaling::none : Scaling::dynamic;
+    if (scaling != precision.usual_scaling()) scale.scaling = scaling;
   }
+  check_precision(precision);
 }
 
 void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer) {
@@ -213,7 +224,7 @@ Config read(const JsonValue& value) {
   read_pipeline(root, config.plan.pipeline);
   read_shard(root, config.plan.shard);
   check_offload(root);
-  read_precision(root, config.plan.precision);
+  read_precision(root, value.find("precision"), config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
   config.plan.recompute = read_recompute(root, config.plan.recompute);
   read_comm(root, config);

@@ -96,37 +96,49 @@ Json shard_json(const ShardPlan& plan) {
           {"reduction", to_string(plan.reduction)}};
 }
 
+Json precision_json(const PrecisionPlan& plan) {
+  Json out         = {{"param", config_name(plan.param)}, {"reduce", config_name(plan.reduce)}};
+  const auto scale = plan.scaling();
+  if (scale == Scaling::fixed) {
+    out["loss_scale"] = plan.loss_scale.value;
+  } else {
+    out["loss_scale"] = scale == Scaling::dynamic ? "dynamic" : "none";
+  }
+  out["keep_low_precision_grads"] = plan.keep_low_precision_grads;
+  out["norm"]                     = config_name(plan.norm_type());
+  return out;
+}
+
 }  // namespace
 
 std::string to_json(const Config& config) {
   const Plan& plan         = config.plan;
   const LayoutSpec& layout = plan.layout;
-  const auto precision = [](DType type) { return type == DType::f64 ? "fp64" : type == DType::bf16 ? "bf16" : "fp32"; };
-  const Json out       = {
-            {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
-            {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
-            {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
-            {"layout",
-             {{"dp", layout.dp},
-              {"tp", layout.tp},
-              {"pp", layout.pp},
-              {"order", layout.order},
-              {"devices_per_node", layout.devices_per_node},
-              {"sequence_parallel", layout.sequence_parallel}}},
-            {"pipeline", {{"schedule", plan.pipeline.schedule}, {"chunks", plan.pipeline.chunks}}},
-            {"shard", shard_json(plan.shard)},
-            {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
-            {"precision", {{"param", precision(plan.precision.param)}, {"reduce", precision(plan.precision.reduce)}}},
-            {"optimizer", optimizer_json(plan.optimizer)},
-            {"recompute", to_string(plan.recompute)},
-            {"memory",
-             {{"limit_bytes", plan.memory_limit_bytes},
-              {"reuse", to_string(plan.reuse)},
-              {"preset", to_string(config.preset)}}},
-            {"comm", {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}}},
-            {"seed", config.seed},
-            {"threads", config.threads},
-            {"backend", config.backend},
+  const Json out           = {
+                {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
+                {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
+                {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
+                {"layout",
+                 {{"dp", layout.dp},
+                  {"tp", layout.tp},
+                  {"pp", layout.pp},
+                  {"order", layout.order},
+                  {"devices_per_node", layout.devices_per_node},
+                  {"sequence_parallel", layout.sequence_parallel}}},
+                {"pipeline", {{"schedule", plan.pipeline.schedule}, {"chunks", plan.pipeline.chunks}}},
+                {"shard", shard_json(plan.shard)},
+                {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
+                {"precision", precision_json(plan.precision)},
+                {"optimizer", optimizer_json(plan.optimizer)},
+                {"recompute", to_string(plan.recompute)},
+                {"memory",
+                 {{"limit_bytes", plan.memory_limit_bytes},
+                  {"reuse", to_string(plan.reuse)},
+                  {"preset", to_string(config.preset)}}},
+                {"comm", {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}}},
+                {"seed", config.seed},
+                {"threads", config.threads},
+                {"backend", config.backend},
   };
   // A file's name need not be UTF-8.
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);

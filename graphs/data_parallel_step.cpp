@@ -28,6 +28,8 @@ Plan plan_of(const DataParallelOptions& options) {
     refuse(str("micro ", options.micro, " does not divide the ", share, " sequences of a device (0: all at once)"));
   }
   if (options.precision.param == DType::f64) refuse("precision.param f64 (f32 or bf16: results are floats)");
+  if (options.precision.scales())
+    refuse("precision: f16 or a loss_scale, which only the root could change (f32 or bf16; a Trainer scales losses)");
   return {.layout    = {.dp = options.devices},
           .shard     = {.bucket_mb = 1e-9},  // each gradient by itself: the root alone keeps them
           .precision = options.precision,

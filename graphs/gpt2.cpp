@@ -49,7 +49,7 @@ std::vector<WeightSpec> layer_weights(const Gpt2Spec& spec, const std::string& p
   const std::string qkv = prefix + "attn.c_attn.weight", qkv_bias = prefix + "attn.c_attn.bias",
                     proj = prefix + "attn.c_proj.weight";
   const auto vector      = [&](const std::string& name, const Init& init) {
-    return WeightSpec{.name = prefix + name, .shape = {width}, .init = init};
+    return WeightSpec{.name = prefix + name, .shape = {width}, .init = init, .norm = name.starts_with("ln_")};
   };
   return {
       vector("ln_1.weight", ones),
@@ -127,7 +127,7 @@ Block head_block(const Gpt2Spec& spec) {
                   .init  = {.deviation = spec.init_deviation}};
   if (spec.tied) head.tied_to = token_weight;
   const auto vector = [&](const char* name, double value) {
-    return WeightSpec{.name = name, .shape = {spec.width}, .init = {.constant = value}};
+    return WeightSpec{.name = name, .shape = {spec.width}, .init = {.constant = value}, .norm = true};
   };
   return {.name    = "head",
           .weights = {vector("transformer.ln_f.weight", 1), vector("transformer.ln_f.bias", 0), head},

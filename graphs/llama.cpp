@@ -40,7 +40,7 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
   const Init normal{.deviation = spec.init_deviation}, zeros{}, ones{.constant = 1};
   std::vector<WeightSpec> weights;
   const auto norm = [&](const char* name) {
-    weights.push_back({.name = prefix + name, .shape = {spec.width}, .init = ones});
+    weights.push_back({.name = prefix + name, .shape = {spec.width}, .init = ones, .norm = true});
   };
   // Outputs are cut: the weight [out, in] along dim 0, its bias alike.
   const auto columns = [&](const char* name, std::vector<Section> sections, bool bias) {
@@ -131,12 +131,13 @@ Block head_block(const LlamaSpec& spec) {
                   .cut   = true,
                   .init  = {.deviation = spec.init_deviation}};
   if (spec.tied) head.tied_to = token_weight;
-  return {.name    = "head",
-          .weights = {{.name = "model.norm.weight", .shape = {spec.width}, .init = {.constant = 1}}, head},
-          .forward = [eps = spec.eps](Tape& tape, const Tensor& x) {
-            const Tensor h = rms_norm(tape, {.x = x, .weight = tape.weight("model.norm.weight"), .eps = eps});
-            return linear(tape, {.x = tp_copy(tape, h), .weight = tape.weight("lm_head.weight"), .name = "logits"});
-          }};
+  return {
+      .name    = "head",
+      .weights = {{.name = "model.norm.weight", .shape = {spec.width}, .init = {.constant = 1}, .norm = true}, head},
+      .forward = [eps = spec.eps](Tape& tape, const Tensor& x) {
+        const Tensor h = rms_norm(tape, {.x = x, .weight = tape.weight("model.norm.weight"), .eps = eps});
+        return linear(tape, {.x = tp_copy(tape, h), .weight = tape.weight("lm_head.weight"), .name = "logits"});
+      }};
 }
 
 }  // namespace

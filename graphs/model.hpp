@@ -34,7 +34,8 @@ struct WeightSpec {
   bool cut                      = false;
   std::vector<Section> sections = {};  // empty: one, the tensor of that name
   Init init                     = {};
-  std::string tied_to           = {};  // this weight is that one of another block: same values, one update
+  std::string tied_to           = {};     // this weight is that one of another block: same values, one update
+  bool norm                     = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
 };
 
 // A run of the model that stays on one pipeline stage.

@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "engine/memory_plan.hpp"
-#include "engine/types.hpp"
 #include "graphs/collective_algorithms.hpp"
 #include "graphs/layout.hpp"
+#include "graphs/precision.hpp"
 #include "graphs/recompute.hpp"
 #include "graphs/shard_plan.hpp"
 
@@ -17,16 +17,6 @@ struct PipelinePlan {
   std::string schedule                                             = "1f1b";  // a kind, or a CSV file of one's own
   int chunks                                                       = 1;       // stages of each rank
   friend bool operator==(const PipelinePlan&, const PipelinePlan&) = default;
-};
-
-struct PrecisionPlan {
-  // Of weights, activations and their gradients: f32, f64 or bf16. With bf16 the optimizer works on f32 masters, and
-  // gradients of weights are summed in f32.
-  DType param = DType::f32;
-  // In which gradients of weights travel between data-parallel ranks: as they are summed, or bf16. Between the replicas
-  // of hybrid sharding, as they are summed.
-  DType reduce                                                       = DType::f32;
-  friend bool operator==(const PrecisionPlan&, const PrecisionPlan&) = default;
 };
 
 enum class OptimizerKind : std::uint8_t { adamw, sgd };

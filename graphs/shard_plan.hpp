@@ -44,9 +44,9 @@ struct ShardPlan {
   // Or a function's choice: neighbours of a stage with the same name are one.
   std::string units                                = "layer";
   std::function<std::string(const Block&)> unit_of = {};
-  std::int64_t min_params                          = 1000;  // smaller weights stay whole everywhere
-  bool flat = true;  // a unit's weights are laid end to end and cut; else each is cut by its rows
-  int group = 0;     // hybrid: ranks that share one whole
+  std::int64_t min_params = 1000;  // smaller weights, and norms in a type of their own, stay whole everywhere
+  bool flat               = true;  // a unit's weights are laid end to end and cut; else each is cut by its rows
+  int group               = 0;     // hybrid: ranks that share one whole
 
   bool reshard_after_forward     = true;
   int reshard_group              = 0;      // more than 1: for backward, so many neighbours keep a whole between them

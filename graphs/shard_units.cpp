@@ -156,6 +156,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
         const auto& specs = model.blocks[block].weights;
         for (std::size_t number = 0; number < specs.size(); ++number) {
           if (num_elements(specs[number].shape) < plan.shard.min_params) continue;
+          if (specs[number].norm && plan.precision.norm_type() != plan.precision.param) continue;
           const std::int64_t elements = num_elements(local_shape(specs[number], tp, tp_index));
           const bool flat = plan.shard.flat && specs[number].tied_to.empty() && !is_joint(specs[number], plan.layout);
           unit.weights.push_back({.block = block, .number = number, .elements = elements, .flat = flat});

@@ -51,6 +51,11 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
   rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
   rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
+  if (!setup_.plan.precision.scales()) return;
+  rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
+  rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
+  rank.good_steps  = make("good steps", 1, DType::i64, Lifetime::persistent);
+  rank.skipped     = make("skipped", 1, DType::i64, Lifetime::persistent);
 }
 
 void StepBuilder::forward(const Action& action, ForwardResult result) {
@@ -111,12 +116,14 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
       tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
   // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
   const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
+  const bool scales     = here().loss_scale != Buffer{};
   cross_entropy(tape, {.logits      = logits,
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
                        .scale       = replicas / (static_cast<double>(batch.global) * batch.seq),
                        .vocab_begin = vocab.begin,
-                       .in_place    = setup_.step.model.logits_are_free});
+                       .in_place    = setup_.step.model.logits_are_free,
+                       .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
 }
 
 // The gradient of a stage's output is there before its own backward begins.

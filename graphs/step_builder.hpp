@@ -105,6 +105,10 @@ class StepBuilder {
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
   [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
+  [[nodiscard]] bool keeps_rounded_gradients() const {  // as they travelled between data-parallel ranks
+    return setup_.plan.precision.keep_low_precision_grads && setup_.plan.layout.dp > 1;
+  }
+  [[nodiscard]] DType type_of(Buffer buffer) const { return setup_.step.graph.spec(buffer).type; }
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
               MemoryRole role = MemoryRole::other);

@@ -20,6 +20,7 @@ struct UnitReduction {
   Member by;
   std::shared_ptr<const ShardUnit> unit;
   DType sums, travel;  // in which they are added up here, and sent
+  bool keeps;          // the part stays as it travelled
   UnitParts to, incoming;
   std::vector<std::string> others;
   std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
@@ -73,6 +74,10 @@ struct UnitReduction {
                     .to     = rounded,
                     .from   = whole.range(0, size),
                     .labels = text.labels});
+    if (keeps) {
+      reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
+      return;
+    }
     UnitParts parts;
     if (unit->flat) parts.flat = make(" part", bytes(target.flat));
     for (std::size_t i = 0; i < target.others.size(); ++i) {
@@ -115,6 +120,7 @@ void StepBuilder::begin_gradients(const Action& action) {
                                   .unit     = unit.cut,
                                   .sums     = sum_type(),
                                   .travel   = setup_.plan.precision.reduce,
+                                  .keeps    = keeps_rounded_gradients(),
                                   .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
                                   .incoming = first ? UnitParts{} : incoming_parts(unit),
                                   .others   = unit.others,
@@ -206,6 +212,7 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 
+// A gradient that stays as it travelled is then another buffer's.
 void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   const DType type     = setup_.plan.precision.reduce;
   const Group group    = setup_.group(rank_, Axis::dp, "gradients");
@@ -234,14 +241,25 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (type == sum_type()) {
     all_reduce_part("all_reduce gradient of " + of, group, members, bucket.buffer, type, LaneKind::reduce, labels);
   } else {
-    const Buffer rounded =
-        make("rounded gradient of " + of, bucket.elements, type, Lifetime::step, MemoryRole::gradients);
+    const bool persists  = keeps_rounded_gradients() && setup_.options.keep_gradients;
+    const Buffer rounded = make("rounded gradient of " + of, bucket.elements, type,
+                                persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
     convert(graph(), {.name   = "round gradient of " + of,
                       .lane   = LaneKind::reduce,
                       .to     = rounded,
                       .from   = bucket.buffer,
                       .labels = labels});
     all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
+    if (keeps_rounded_gradients()) {
+      std::int64_t offset = 0;
+      for (const std::size_t i : bucket.weights) {
+        WeightPart& gradient = here().weights[i].gradient;
+        gradient.buffer      = rounded;
+        gradient.offset      = offset;
+        offset += gradient.size();
+      }
+      return;
+    }
     convert(graph(), {.name   = "widen gradient of " + of,
                       .lane   = LaneKind::reduce,
                       .to     = bucket.buffer,
@@ -253,11 +271,12 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
 
 // Whole gradients of a unit, summed over microbatches.
 void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
-  const bool in_place = setup_.plan.shard.strategy == Shard::zero1;
+  const bool in_place = setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients();
   const UnitReduction reduction{.by     = member("reduce", LaneKind::reduce),
                                 .unit   = unit.cut,
                                 .sums   = sum_type(),
                                 .travel = setup_.plan.precision.reduce,
+                                .keeps  = keeps_rounded_gradients(),
                                 .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
                                                : parts(unit, &Unit::gradient, &StepWeight::gradient),
                                 .incoming = {},
@@ -272,7 +291,7 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
   const int members   = setup_.plan.layout.dp / shards_.size;
   const auto join     = [&](const Access& part, const std::string& what) {
-    all_reduce_part("all_reduce replicas of " + what, setup_.replica_group(coord_), members, part, sum_type(),
+    all_reduce_part("all_reduce replicas of " + what, setup_.replica_group(coord_), members, part, type_of(part.buffer),
                         LaneKind::reduce, labels);
   };
   if (unit.cut->flat) join(all.flat, unit.cut->name);
@@ -310,7 +329,7 @@ void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& l
   if (!spec.cut) {
     if (!setup_.shares_rows()) return;
     all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
-                    access(weight.gradient), sum_type(), LaneKind::reduce, labels);
+                    access(weight.gradient), type_of(weight.gradient.buffer), LaneKind::reduce, labels);
     return;
   }
   for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
@@ -322,7 +341,7 @@ void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& l
     const WeightPart shared = piece_of(weight.gradient, spec, piece);
     if (shared.empty()) continue;
     all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
-                    piece.num_holders, access(shared), sum_type(), LaneKind::reduce, labels);
+                    piece.num_holders, access(shared), type_of(shared.buffer), LaneKind::reduce, labels);
   }
 }
 

@@ -14,6 +14,7 @@ template <class F>
 void with_type(DType type, const F& f) {
   if (type == DType::f64) return f(double{});
   if (type == DType::bf16) return f(bf16{});
+  if (type == DType::f16) return f(f16{});
   f(float{});
 }
 
@@ -42,6 +43,9 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step
       std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
                                                  .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
                                                  .step_timeout  = options.step_timeout});
+  for (const StepRank& rank : step_.ranks) {
+    if (rank.loss_scale != Buffer{}) memory().span<double>(rank.loss_scale)[0] = step_.precision.loss_scale.value;
+  }
 }
 
 std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool first_only) const {
@@ -113,8 +117,9 @@ void StepRun::set_weights(const FillTensor& fill) {
         }
       });
     };
-    set(step_.type, &StepWeight::value);
-    if (wide_type(step_.type) != step_.type) set(wide_type(step_.type), &StepWeight::master);
+    const DType type = step_.value_type(step_.spec(*all.front().weight));
+    set(type, &StepWeight::value);
+    if (wide_type(type) != type) set(wide_type(type), &StepWeight::master);
   }
 }
 
@@ -128,27 +133,26 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
   // The value that training goes on with, not the rounded copy of it.
   const auto all     = holders(name, true);
   const bool trains  = step_.ranks[static_cast<std::size_t>(index(all.front().rank))].grad_norm != Buffer{};
-  const bool rounds  = trains && wide_type(step_.type) != step_.type;
+  const DType type   = step_.value_type(step_.spec(*all.front().weight));
+  const bool rounds  = trains && wide_type(type) != type;
   const auto member  = which == Which::gradient ? &StepWeight::gradient
                        : rounds                 ? &StepWeight::master
                                                 : &StepWeight::value;
-  const DType stored = which == Which::value && !rounds ? step_.type : wide_type(step_.type);
-  with_type(stored, [&](auto zero) {
-    using Own = decltype(zero);
-    std::vector<Own> whole(wanted);
-    for (const Holder& holder : all) {
-      const WeightSpec& spec = step_.spec(*holder.weight);
-      const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
-      const auto pieces = pieces_of(spec, tp, tp_index);
-      std::vector<Own> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
-      for (const WeightPart& part : parts_of(holder, member)) {
-        const std::span<const Own> values = span<Own>(part);
-        std::copy(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin));
-      }
-      put_piece<Own>(spec, pieces[holder.piece], local, whole);
+  const double scale = which == Which::gradient ? loss_scale_.value_or(1) : 1;
+  for (const Holder& holder : all) {
+    const WeightSpec& spec = step_.spec(*holder.weight);
+    const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
+    const auto pieces = pieces_of(spec, tp, tp_index);
+    std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
+    for (const WeightPart& part : parts_of(holder, member)) {
+      with_type(step_.graph.spec(part.buffer).type, [&](auto zero) {
+        const std::span<const decltype(zero)> values = span<decltype(zero)>(part);
+        std::transform(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin),
+                       [scale](auto value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
+      });
     }
-    std::transform(whole.begin(), whole.end(), out.begin(), [](Own value) { return static_cast<T>(wide(value)); });
-  });
+    put_piece<T>(spec, pieces[holder.piece], local, out);
+  }
 }
 
 void StepRun::read_tensor(Which which, const std::string& name, std::span<float> out) const { read(which, name, out); }
@@ -176,7 +180,11 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
   }
 }
 
-void StepRun::run(Recorder* recorder) { executor_->run(*program_, recorder); }
+void StepRun::run(Recorder* recorder) {
+  const Buffer scale = step_.ranks.front().loss_scale;
+  if (scale != Buffer{}) loss_scale_ = memory().span<double>(scale)[0];
+  executor_->run(*program_, recorder);
+}
 
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
   std::vector<Loan> loans;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,6 +54,8 @@ class StepRun {
   void run(Recorder* recorder = nullptr);
 
   [[nodiscard]] double loss() const;  // of the last run
+  // What its loss was scaled by, where the step scales it. Gradients are read without it.
+  [[nodiscard]] std::optional<double> loss_scale() const noexcept { return loss_scale_; }
 
   // A second graph of the same ranks, for between the steps: proved and planned as the step was, and on the same bytes
   // where `same` says so. Must not outlive this run.
@@ -78,7 +81,8 @@ class StepRun {
 
   StepGraph step_;
   World* world_;
-  bool has_weights_ = false;
+  bool has_weights_                 = false;
+  std::optional<double> loss_scale_ = {};
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;

@@ -64,17 +64,6 @@ void check_model(const Model& model) {
   }
 }
 
-void check_precision(const PrecisionPlan& precision) {
-  const DType param = precision.param, reduce = precision.reduce;
-  if (param != DType::f32 && param != DType::f64 && param != DType::bf16) {
-    throw Error(ErrorKind::config, str("precision.param: ", param, " (f32, f64 or bf16)"));
-  }
-  if (reduce != wide_type(param) && (reduce != DType::bf16 || param == DType::f64)) {
-    throw Error(ErrorKind::config, str("precision.reduce: ", reduce, " with param ", param, " (", wide_type(param),
-                                       param == DType::f64 ? ")" : " or bf16)"));
-  }
-}
-
 void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
   if (batch.seq > model.context) {
@@ -186,11 +175,12 @@ PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatc
 
 StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& batch, bool trains,
                      const StepOptions& asked)
-    : step{.graph  = Graph(1),
-           .layout = Layout(given.layout),
-           .model  = model,
-           .batch  = batch,
-           .type   = given.precision.param},
+    : step{.graph     = Graph(1),
+           .layout    = Layout(given.layout),
+           .model     = model,
+           .batch     = batch,
+           .type      = given.precision.param,
+           .precision = given.precision},
       plan(given),
       options(asked) {
   const int num_ranks = step.layout.num_ranks();
@@ -207,6 +197,12 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   check_units(model, plan.shard);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
+  if (plan.precision.keep_low_precision_grads && plan.shard.reduce == ReduceWhen::each && step.num_microbatches > 1) {
+    throw Error(ErrorKind::config,
+                str("precision.keep_low_precision_grads: with shard.reduce each and ", step.num_microbatches,
+                    " microbatches, whose sum would be rounded after each "
+                    "(false, or shard.reduce last)"));
+  }
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
     validate(step.schedule);

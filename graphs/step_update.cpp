@@ -6,6 +6,7 @@
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
 #include "ops/convert.hpp"
+#include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/reduce.hpp"
 
@@ -65,7 +66,7 @@ void StepBuilder::join_tied_weights() {
                               .labels = {.phase = "reduce"}});
       } else {
         all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                        access(mine->gradient), sum_type(), LaneKind::reduce, {.phase = "reduce"});
+                        access(mine->gradient), type_of(mine->gradient.buffer), LaneKind::reduce, {.phase = "reduce"});
       }
     }
   }
@@ -104,16 +105,35 @@ void StepBuilder::add_norm() {
     all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
                     labels);
   }
-  clip_factor(graph(), {.squares = squares_,
-                        .type    = sum_type(),
-                        .norm    = here().grad_norm,
-                        .factor  = factor_,
-                        .clip    = setup_.plan.optimizer.clip,
-                        .labels  = {.phase = "clip"}});
+  ClipFactor clip{.squares = squares_,
+                  .type    = sum_type(),
+                  .norm    = here().grad_norm,
+                  .factor  = factor_,
+                  .clip    = setup_.plan.optimizer.clip,
+                  .labels  = {.phase = "clip"}};
+  const PrecisionPlan& precision = setup_.plan.precision;
+  if (precision.scales()) {
+    clip.scale    = here().loss_scale;
+    clip.overflow = here().skipped;
+  }
+  clip_factor(graph(), clip);
+  if (precision.scales()) {
+    update_loss_scale(graph(), {.overflow     = here().skipped,
+                                .scale        = here().loss_scale,
+                                .good_steps   = here().good_steps,
+                                .num_updates  = here().num_updates,
+                                .dynamic      = precision.scaling() == Scaling::dynamic,
+                                .growth_steps = precision.loss_scale.growth_steps,
+                                .labels       = {.phase = "clip"}});
+  }
 }
 
 void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
+  // With scaling, steps that are skipped are not counted.
+  const bool scales                = setup_.plan.precision.scales();
+  const Buffer step                = scales ? here().num_updates : here().step;
+  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
     if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
     const WeightSpec& spec = setup_.step.spec(weight);
@@ -132,13 +152,14 @@ void StepBuilder::add_updates() {
                       .second       = access(weight.second),
                       .factor       = factor_,
                       .rate         = here().rate,
-                      .step         = here().step,
+                      .step         = step,
                       .beta1        = plan.beta1,
                       .beta2        = plan.beta2,
                       .eps          = plan.eps,
                       .weight_decay = decay,
                       .labels       = labels,
-                      .value        = rounded});
+                      .value        = rounded,
+                      .skip         = skip});
     } else {
       sgd(graph(), {.name         = "sgd " + spec.name,
                     .weight       = updated,
@@ -149,7 +170,8 @@ void StepBuilder::add_updates() {
                     .momentum     = plan.momentum,
                     .weight_decay = decay,
                     .labels       = labels,
-                    .value        = rounded});
+                    .value        = rounded,
+                    .skip         = skip});
     }
   }
 }

@@ -63,7 +63,7 @@ UnitParts StepBuilder::parts(const Unit& unit, Buffer Unit::*flat, WeightPart St
 
 void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains) {
   const WeightSpec& spec = setup_.step.model.blocks[block].weights[number];
-  const DType type = setup_.step.type, sums = wide_type(type);
+  const DType type = setup_.step.value_type(spec), sums = wide_type(type);
   const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
   const auto whole            = [&](const std::string& name, DType of, Lifetime lifetime) {
     return WeightPart{.buffer = make(name, elements, of, lifetime), .end = elements};
@@ -96,7 +96,7 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
       return cut != nullptr ? part(what, *cut, sums, Lifetime::persistent, flat)
                             : whole(what + spec.name, sums, Lifetime::persistent);
     };
-    if (cut != nullptr && setup_.plan.shard.strategy == Shard::zero1) {
+    if (cut != nullptr && setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients()) {
       Unit& unit = units_[cut->unit];
       if (unit.gradients == Buffer{})
         unit.gradients = make("gradients of " + unit.cut->name, unit.cut->elements, sums, kept, MemoryRole::gradients);
@@ -107,7 +107,8 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
                                   .offset = cut->weight->offset + range.begin,
                                   .cut    = true};
     } else if (cut != nullptr) {
-      weight.gradient = part("gradient of ", *cut, sums, kept, &Unit::gradient);
+      const DType as_kept = keeps_rounded_gradients() ? setup_.plan.precision.reduce : sums;
+      weight.gradient     = part("gradient of ", *cut, as_kept, kept, &Unit::gradient);
     } else if (setup_.plan.layout.dp == 1 || !setup_.plan.shard.bucket_views) {
       weight.gradient = whole("gradient of " + spec.name, sums, kept);
     }

@@ -46,6 +46,7 @@
 #include "graphs/parameters.hpp"
 #include "graphs/partition.hpp"
 #include "graphs/plan.hpp"
+#include "graphs/precision.hpp"
 #include "graphs/prediction.hpp"
 #include "graphs/recompute.hpp"
 #include "graphs/round_robin.hpp"

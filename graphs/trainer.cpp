@@ -25,7 +25,11 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
   }
   run_.run(recorder);
   ++num_steps_;
-  return {.loss = run_.loss(), .grad_norm = memory.span<double>(run_.step().ranks.front().grad_norm)[0]};
+  const StepRank& first = run_.step().ranks.front();
+  return {.loss       = run_.loss(),
+          .grad_norm  = memory.span<double>(first.grad_norm)[0],
+          .loss_scale = run_.loss_scale(),
+          .skipped    = first.skipped != Buffer{} && memory.span<std::int64_t>(first.skipped)[0] != 0};
 }
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
@@ -71,6 +75,8 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
         append(run_.memory().span<double>(rank.logits[0]));
       } else if (step.type == DType::bf16) {
         append(run_.memory().span<bf16>(rank.logits[0]));
+      } else if (step.type == DType::f16) {
+        append(run_.memory().span<f16>(rank.logits[0]));
       } else {
         append(run_.memory().span<float>(rank.logits[0]));
       }

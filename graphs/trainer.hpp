@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,7 +22,11 @@ void save_gradients(const StepRun& run, const std::string& path);
 
 struct StepResult {
   double loss      = 0;  // the mean over all tokens of the step, before the update
-  double grad_norm = 0;  // before clipping
+  double grad_norm = 0;  // before clipping, without the scale
+  // Where scaling is on: what this step's loss was scaled by, and whether its gradients overflowed. Then weights and
+  // the optimizer's state are as they were, and the norm is no number or infinite.
+  std::optional<double> loss_scale = {};
+  bool skipped                     = false;
 };
 
 struct TrainerOptions {

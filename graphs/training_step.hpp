@@ -34,21 +34,27 @@ struct StepWeight {
   WeightPart gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
   WeightPart first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
   WeightPart second   = {};     // running mean of their squares (AdamW)
-  WeightPart master   = {};     // what is updated, where the value is a rounded copy of it (bf16); persistent
+  WeightPart master   = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
   bool tied           = false;  // the value is another weight's: that of this rank, or a copy of another rank's
 };
 
 // What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
 // graph.
 struct StepRank {
-  Coord coord                     = {};
-  std::vector<Buffer> tokens      = {};  // by microbatch, i32, persistent: ranks of the first stage
-  std::vector<Buffer> targets     = {};  // ranks of the last stage
-  std::vector<Buffer> logits      = {};  // by microbatch, of a step that was asked for them
-  Buffer loss                     = {};  // f64: the mean over all tokens; ranks of the last stage
-  Buffer grad_norm                = {};  // f64
-  Buffer step                     = {};  // i64, from 1: to be set before each run
-  Buffer rate                     = {};  // f64: learning rate
+  Coord coord                 = {};
+  std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
+  std::vector<Buffer> targets = {};  // ranks of the last stage
+  std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
+  Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
+  Buffer grad_norm            = {};  // f64
+  Buffer step                 = {};  // i64, from 1: to be set before each run
+  Buffer rate                 = {};  // f64: learning rate
+  // Of a step whose loss is scaled. The scale is to be set before the first run, as StepRun does; the others begin as
+  // 0.
+  Buffer loss_scale               = {};  // f64: this run's before it, the next one's after it
+  Buffer num_updates              = {};  // i64: steps that were not skipped
+  Buffer good_steps               = {};  // i64: of those, since the scale last changed
+  Buffer skipped                  = {};  // i64: whether the last run was
   std::vector<StepWeight> weights = {};
   // Of weights, and of their gradients, in a step.
   int num_all_gathers     = 0;
@@ -64,6 +70,7 @@ struct StepGraph {
   Model model;
   BatchSpec batch;
   DType type                      = DType::f32;
+  PrecisionPlan precision         = {};  // of which `type` is the param
   int num_microbatches            = 1;   // of each data-parallel rank
   PipelineSchedule schedule       = {};  // as lowered: with transfers
   std::vector<StepRank> ranks     = {};
@@ -76,6 +83,9 @@ struct StepGraph {
   }
   [[nodiscard]] const WeightSpec& spec(const StepWeight& weight) const {
     return model.blocks[weight.block].weights[weight.number];
+  }
+  [[nodiscard]] DType value_type(const WeightSpec& weight) const noexcept {
+    return weight.norm ? precision.norm_type() : type;
   }
   operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
 };

@@ -111,9 +111,11 @@ void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<con
 
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::span<f16>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
 template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
 template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
+template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::span<f16>);
 template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
 
 }  // namespace stepgraph

@@ -44,7 +44,9 @@ struct Workspaces {
 // f with a number of the tape's type.
 template <class Function>
 auto with_type(DType type, const Function& f) {
-  return type == DType::f64 ? f(double{}) : type == DType::bf16 ? f(bf16{}) : f(float{});
+  if (type == DType::f64) return f(double{});
+  if (type == DType::bf16) return f(bf16{});
+  return type == DType::f16 ? f(f16{}) : f(float{});
 }
 
 // The dropout of a tape's probabilities, at a step.

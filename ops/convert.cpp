@@ -3,24 +3,13 @@
 #include "engine/context.hpp"
 #include "engine/error.hpp"
 #include "engine/half.hpp"
+#include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
+#include "ops/number.hpp"
 #include "ops/streams.hpp"
 
 namespace stepgraph {
 namespace {
-
-// Elements [begin, end) of rows laid end to end.
-template <class To, class From>
-void convert_elements(const Rows<To>& to, const Rows<const From>& from, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t at = begin; at < end;) {
-    const std::int64_t in_to = at % to.length, in_from = at % from.length;
-    const std::int64_t count      = std::min({to.length - in_to, from.length - in_from, end - at});
-    To* __restrict out            = to.data + at / to.length * to.stride + in_to;
-    const From* __restrict values = from.data + at / from.length * from.stride + in_from;
-    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<To>(values[i]);
-    at += count;
-  }
-}
 
 template <class To, class From>
 Body convert_body(std::int64_t count) {
@@ -28,8 +17,14 @@ Body convert_body(std::int64_t count) {
     const Rows<To> to           = context.write_rows<To>();
     const Rows<const From> from = context.read_rows<From>();
     cpu::for_tiles(context, count, 2 * cpu::elements_per_tile,
-                   [&](std::int64_t begin, std::int64_t end) { convert_elements(to, from, begin, end); });
+                   [&](std::int64_t begin, std::int64_t end) { cpu::convert_elements(to, from, begin, end); });
   });
+}
+
+Body body_for(DType to, DType from, std::int64_t count) {
+  if (to == DType::bf16) return convert_body<bf16, float>(count);
+  if (to == DType::f16) return convert_body<f16, float>(count);
+  return from == DType::bf16 ? convert_body<float, bf16>(count) : convert_body<float, f16>(count);
 }
 
 // Elements of an access, which is whole ones.
@@ -47,10 +42,9 @@ std::int64_t num_elements(const Graph& graph, const std::string& name, const Acc
 
 Node convert(Graph& graph, const Convert& spec) {
   const DType to = graph.spec(spec.to.buffer).type, from = graph.spec(spec.from.buffer).type;
-  const bool narrows = from == DType::f32 && to == DType::bf16, widens = from == DType::bf16 && to == DType::f32;
-  if (!narrows && !widens) {
+  if (!(from == DType::f32 && is_half(to)) && !(is_half(from) && to == DType::f32)) {
     throw Error(ErrorKind::config,
-                str("convert '", spec.name, "': ", from, " to ", to, " (f32 to bf16, or bf16 to f32)"));
+                str("convert '", spec.name, "': ", from, " to ", to, " (f32 to bf16 or f16, or one of those to f32)"));
   }
   const std::int64_t count = num_elements(graph, spec.name, spec.to), given = num_elements(graph, spec.name, spec.from);
   if (count != given) {
@@ -67,7 +61,7 @@ Node convert(Graph& graph, const Convert& spec) {
                     .parallel = true,
                     .cost     = {.flops = static_cast<double>(count), .bytes_moved = 6 * static_cast<double>(count)},
                     .labels   = spec.labels},
-                   narrows ? convert_body<bf16, float>(count) : convert_body<float, bf16>(count));
+                   body_for(to, from, count));
 }
 
 }  // namespace stepgraph

@@ -6,7 +6,8 @@
 
 namespace stepgraph {
 
-// to = from in another type, element by element: f32 to bf16 (to the nearest, ties to even) or bf16 to f32 (exact).
+// to = from in another type, element by element: f32 to bf16 or f16 (to the nearest, ties to even), or one of those to
+// f32 (exact).
 // Both may be strided, and cut differently. For reductions in another type than that of what is reduced.
 struct Convert {
   std::string name             = {};

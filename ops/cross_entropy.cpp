@@ -91,6 +91,16 @@ void finish_gradient(T* row, std::int64_t cols, double exps_sum, std::int64_t ta
   if (target >= 0) row[target] -= static_cast<T>(scale);
 }
 
+// What gradients are multiplied with: a number that never changes, and another of this step, the node's read of that
+// number.
+struct GradientScale {
+  double scale;
+  bool scaled;
+  [[nodiscard]] double at_step(const Context& context, std::size_t read) const {
+    return scaled ? scale * context.read<double>(read).front() : scale;
+  }
+};
+
 // Row by row, on idle threads too.
 template <class Work>
 void for_rows(const Context& context, std::int64_t rows, const Work& work) {
@@ -120,6 +130,7 @@ class Adder {
       throw Error(ErrorKind::config, str("cross_entropy: the loss goes to ", num_bytes(tape.graph(), spec.loss),
                                          " bytes of ", tape.graph().spec(spec.loss.buffer).type, " (one f64)"));
     }
+    if (spec.loss_scale) check_number(tape.graph(), "cross_entropy", "loss_scale", *spec.loss_scale, DType::f64);
     maxima_ = tape.tensor("maxima", {rows_}, DType::f64);
     sums_   = tape.tensor("sums", {rows_, 2}, DType::f64);
   }
@@ -146,8 +157,10 @@ class Adder {
     OpNode both      = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
     both.accumulates = spec_.logits;
     both.cost.bytes_moved *= 2;
-    const auto body = [rows = rows_, cols = cols_, shard = shard_, scale = spec_.scale]<class T>(const Context& context,
+    if (spec_.loss_scale) both.reads.push_back(*spec_.loss_scale);
+    const auto body = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(const Context& context,
                                                                                                  T) {
+      const double scale        = scaling.at_step(context, 1);
       const std::span<T> logits = context.accumulate<T>();
       const auto targets        = context.read<std::int32_t>();
       const auto maxima         = context.write<double>(0);
@@ -207,9 +220,11 @@ class Adder {
   void add_backward() {
     OpNode of_logits = node("cross_entropy_gradient", {spec_.targets, maxima_, sums_}, {}, 20);
     of_logits.cost.bytes_moved *= 2;
+    if (spec_.loss_scale) of_logits.reads.push_back(*spec_.loss_scale);
     // Whatever the logits are to the node, they come first.
-    const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scale = spec_.scale]<class T>(
+    const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(
                             const Context& context, const T* logits, const Into<T>& into) {
+      const double scale = scaling.at_step(context, 3);
       const auto targets = context.read<std::int32_t>(0);
       const auto maxima  = context.read<double>(1);
       const auto sums    = context.read<double>(2);
@@ -229,16 +244,19 @@ class Adder {
       });
       return;
     }
+    const std::size_t last = of_logits.reads.view().size();
     of_logits.reads.push_back(spec_.logits);
-    tape_.on_backward({.input_gradients = [of_logits, kernel, logits = spec_.logits](Tape& back) {
-      back.add_gradient<AllTypes>(logits, of_logits, [kernel]<class T>(const Context& context, Into<T> into) {
-        kernel(context, context.read<T>(3).data(), into);
+    tape_.on_backward({.input_gradients = [of_logits, kernel, last, logits = spec_.logits](Tape& back) {
+      back.add_gradient<AllTypes>(logits, of_logits, [kernel, last]<class T>(const Context& context, Into<T> into) {
+        kernel(context, context.read<T>(last).data(), into);
       });
     }});
   }
 
  private:
   static constexpr std::string_view what = "cross_entropy: target";
+
+  [[nodiscard]] GradientScale scaling() const { return {spec_.scale, spec_.loss_scale.has_value()}; }
 
   // The gradient is in the logits' place once `make` has added what puts it there.
   template <class Make>

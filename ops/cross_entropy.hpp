@@ -1,4 +1,6 @@
 #pragma once
+#include <optional>
+
 #include "ops/tape.hpp"
 
 namespace stepgraph {
@@ -15,6 +17,9 @@ struct CrossEntropy {
   // Nobody else reads the logits from here on: on a tape that records, their gradient takes their place. With one
   // tensor-parallel rank it is made in the forward pass, by the node that has the exponentials at hand.
   bool in_place = false;
+  // One f64, read by the node that makes the gradient: what that is multiplied with beside `scale`, so that it fits
+  // into f16. The loss is not.
+  std::optional<Access> loss_scale = {};
 };
 void cross_entropy(Tape& tape, const CrossEntropy& spec);
 

@@ -20,6 +20,10 @@ NormParts::NormParts(Tape& tape, const std::string& op, const Tensor& x, const W
   };
   check_weight(weight, "weight");
   if (bias) check_weight(*bias, "bias");
+  const auto type_of = [&](const Access& of) { return tape.graph().spec(of.buffer).type; };
+  wide_weights       = is_half(tape.type()) && type_of(weight) == tape.wide_type();
+  if (bias && is_half(tape.type()) && type_of(*bias) != type_of(weight))
+    refuse(str("bias is ", type_of(*bias), ", but weight is ", type_of(weight), " (as the weight is)"));
   if (!(eps >= 0)) refuse(str("eps is ", eps, " (0 or more)"));
   scale = tape.tensor(op + " scale", {rows}, tape.wide_type());
   if (bias) center = tape.tensor(op + " center", {rows}, tape.wide_type());
@@ -47,10 +51,12 @@ void NormParts::add_input_gradient(Tape& back, const std::string& op, const Tens
   OpNode node = backward_node(op, x, gradient, 3);
   node.reads.push_back(weight);
   back.add_gradient<AllTypes>(x, node, [*this]<class T>(const Context& context, Into<T> dx) {
-    cpu::NormBackward<T> kernel = backward_kernel<T>(context);
-    kernel.weight               = context.read<T>(num_backward_reads()).data();
-    cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
-                   [&](std::int64_t begin, std::int64_t end) { cpu::norm_backward(kernel, dx, begin, end); });
+    with_param<T>([&]<class Param>(Param) {
+      auto kernel   = backward_kernel<T, Param>(context);
+      kernel.weight = context.read<Param>(num_backward_reads()).data();
+      cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
+                     [&](std::int64_t begin, std::int64_t end) { cpu::norm_backward(kernel, dx, begin, end); });
+    });
   });
 }
 
@@ -74,9 +80,11 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
               .parallel = true};
   parts.add_to(node);
   tape.add<AllTypes>(node, [parts]<class T>(const Context& context, T) {
-    const cpu::Norm<T> kernel = parts.kernel<T>(context, context.read<T>(0).data(), context.write<T>(0).data(), 1, 1);
-    cpu::for_tiles(context, parts.rows, cpu::rows_per_tile(parts.width),
-                   [&](std::int64_t begin, std::int64_t end) { cpu::norm_forward(kernel, begin, end); });
+    parts.with_param<T>([&]<class Param>(Param) {
+      const auto kernel = parts.kernel<T, Param>(context, context.read<T>(0).data(), context.write<T>(0).data(), 1, 1);
+      cpu::for_tiles(context, parts.rows, cpu::rows_per_tile(parts.width),
+                     [&](std::int64_t begin, std::int64_t end) { cpu::norm_forward(kernel, begin, end); });
+    });
   });
   tape.on_backward(
       {.outputs         = {y},
@@ -86,12 +94,14 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
              back.add_weight_gradients<AllTypes>(
                  parts.weights(), parts.backward_node(op + "_weight_gradient", x, back.gradient(y), 2),
                  [parts]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
-                   const cpu::NormBackward<T> kernel = parts.backward_kernel<T>(context);
-                   cpu::for_tiles(context, parts.width, cpu::columns_per_tile,
-                                  [&](std::int64_t begin, std::int64_t end) {
-                                    cpu::norm_weight_gradient(kernel, sums[0], parts.bias ? &sums[1] : nullptr,
-                                                              parts.rows, begin, end);
-                                  });
+                   parts.with_param<T>([&]<class Param>(Param) {
+                     const auto kernel = parts.backward_kernel<T, Param>(context);
+                     cpu::for_tiles(context, parts.width, cpu::columns_per_tile,
+                                    [&](std::int64_t begin, std::int64_t end) {
+                                      cpu::norm_weight_gradient(kernel, sums[0], parts.bias ? &sums[1] : nullptr,
+                                                                parts.rows, begin, end);
+                                    });
+                   });
                  });
            }});
   return y;

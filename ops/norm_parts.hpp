@@ -1,6 +1,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
@@ -17,21 +18,31 @@ struct NormParts {
   double eps;
   std::int64_t rows, width;
   Tensor scale, center;  // of each row; no center for an RMS norm
+  bool wide_weights;     // those of a tape of two bytes are f32
 
   // Throws Error(config), naming the op, where x does not fit.
   NormParts(Tape& tape, const std::string& op, const Tensor& x, const Weight& weight_of_norm,
             const std::optional<Weight>& bias_of_norm, double epsilon);
 
+  // f with a number of the weights' type.
+  template <class T, class Function>
+  void with_param(const Function& f) const {
+    if constexpr (!std::is_same_v<T, Wide<T>>) {
+      if (wide_weights) return f(Wide<T>{});
+    }
+    f(T{});
+  }
+
   // Adds what the forward kernel reads and writes beside x and the normed; `reads` and `writes` are how many accesses
   // the node has before.
   void add_to(OpNode& node) const;
-  template <class T>
-  [[nodiscard]] cpu::Norm<T> kernel(const Context& context, const T* x, T* normed, std::size_t reads,
-                                    std::size_t writes) const {
+  template <class T, class Param>
+  [[nodiscard]] cpu::Norm<T, Param> kernel(const Context& context, const T* x, T* normed, std::size_t reads,
+                                           std::size_t writes) const {
     return {.width  = width,
             .x      = x,
-            .weight = context.read<T>(reads).data(),
-            .bias   = bias ? context.read<T>(reads + 1).data() : nullptr,
+            .weight = context.read<Param>(reads).data(),
+            .bias   = bias ? context.read<Param>(reads + 1).data() : nullptr,
             .center = bias ? context.write<Wide<T>>(writes + 1).data() : nullptr,
             .scale  = context.write<Wide<T>>(writes).data(),
             .y      = normed,
@@ -42,8 +53,8 @@ struct NormParts {
   // needs the weight too, those of the weights do not: they may be made when it is not there any more.
   [[nodiscard]] OpNode backward_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const;
   [[nodiscard]] std::size_t num_backward_reads() const { return bias ? 4 : 3; }
-  template <class T>
-  [[nodiscard]] cpu::NormBackward<T> backward_kernel(const Context& context) const {
+  template <class T, class Param>
+  [[nodiscard]] cpu::NormBackward<T, Param> backward_kernel(const Context& context) const {
     return {.width  = width,
             .x      = context.read<T>(0).data(),
             .weight = nullptr,

@@ -1,5 +1,7 @@
 #include "ops/op_checks.hpp"
 
+#include "ops/streams.hpp"
+
 namespace stepgraph {
 
 void check_tensor(const Tape& tape, std::string_view op, std::string_view name, const Tensor& tensor) {
@@ -25,6 +27,13 @@ void check_indices(const Tape& tape, std::string_view op, std::string_view name,
   if (tensor.num_elements() != count) {
     throw Error(ErrorKind::config, str(op, ": ", tensor.num_elements(), " ", name, " for ", count, " rows"));
   }
+}
+
+void check_number(const Graph& graph, std::string_view op, std::string_view name, const Access& number, DType type) {
+  const DType given        = graph.spec(number.buffer).type;
+  const std::int64_t bytes = num_bytes(graph, number);
+  if (given == type && bytes == static_cast<std::int64_t>(size_bytes(type))) return;
+  throw Error(ErrorKind::config, str(op, ": ", name, " has ", bytes, " bytes of ", given, " (one ", type, ")"));
 }
 
 VocabShard vocab_shard(const Tape& tape, std::string_view op, std::int64_t begin, std::int64_t size) {

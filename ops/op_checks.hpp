@@ -15,6 +15,9 @@ void check_same_shape(std::string_view op, std::string_view name, const TensorSh
 void check_indices(const Tape& tape, std::string_view op, std::string_view name, const Tensor& tensor,
                    std::int64_t count);
 
+// One number of that type.
+void check_number(const Graph& graph, std::string_view op, std::string_view name, const Access& number, DType type);
+
 // A vocabulary cut into the rows of the tensor-parallel ranks, in their order. No rank knows all of it, but every index
 // outside of it is outside at the first rank or at the last: that rank refuses it.
 struct VocabShard {

@@ -2,12 +2,15 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <type_traits>
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/cpu/convert.hpp"
 #include "ops/cpu/exact_squares.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/optimizer.hpp"
+#include "ops/op_checks.hpp"
 #include "ops/streams.hpp"
 
 namespace stepgraph {
@@ -18,20 +21,24 @@ struct Named {
   Access access;
 };
 
+std::string titled(std::string_view op, const std::string& name) { return str(op, " '", name, "'"); }
+
 [[noreturn]] void refuse(std::string_view op, const std::string& name, const std::string& what) {
-  throw Error(ErrorKind::config, str(op, " '", name, "': ", what));
+  throw Error(ErrorKind::config, str(titled(op, name), ": ", what));
 }
 
-// Elements in each of `accesses`, which are as many of one type, f32 or f64, in all of them.
+// Elements in each of `accesses`, which are as many of one type, f32 or f64, in all of them; or of two bytes, where
+// that will do.
 struct Elements {
   DType type;
   std::int64_t count;
 };
 Elements check_elements(const Graph& graph, std::string_view op, const std::string& name,
-                        std::initializer_list<Named> accesses) {
+                        std::initializer_list<Named> accesses, bool may_be_half = false) {
   const Named& first = *accesses.begin();
   const DType type   = graph.spec(first.access.buffer).type;
-  if (type != DType::f32 && type != DType::f64) refuse(op, name, str(first.name, " is ", type, " (f32 or f64)"));
+  if (type != DType::f32 && type != DType::f64 && !(may_be_half && is_half(type)))
+    refuse(op, name, str(first.name, " is ", type, may_be_half ? " (f32, f64, bf16 or f16)" : " (f32 or f64)"));
   const std::int64_t bytes = num_bytes(graph, first.access);
   for (const Named& other : accesses) {
     const DType other_type   = graph.spec(other.access.buffer).type;
@@ -50,13 +57,6 @@ Elements check_elements(const Graph& graph, std::string_view op, const std::stri
   return {type, bytes / static_cast<std::int64_t>(size_bytes(type))};
 }
 
-void check_number(const Graph& graph, std::string_view op, const std::string& name, const Named& number, DType type) {
-  const DType given        = graph.spec(number.access.buffer).type;
-  const std::int64_t bytes = num_bytes(graph, number.access);
-  if (given == type && bytes == static_cast<std::int64_t>(size_bytes(type))) return;
-  refuse(op, name, str(number.name, " has ", bytes, " bytes of ", given, " (one ", type, ")"));
-}
-
 void check_fraction(std::string_view op, const std::string& name, std::string_view what, double value) {
   if (value >= 0 && value < 1) return;
   refuse(op, name, str(what, " is ", value, " (0 or more, less than 1)"));
@@ -66,11 +66,36 @@ void check_positive(std::string_view op, const std::string& name, std::string_vi
   refuse(op, name, str(what, " is ", value, " (0 or more)"));
 }
 
-// A body for the type: kernel(context, 0.0f) or kernel(context, 0.0).
+// f with a number of the type, which has two bytes.
+template <class Function>
+Body with_half(DType type, const Function& f) {
+  return type == DType::f16 ? f(f16{}) : f(bf16{});
+}
+
+template <class Function>
+Body with_any(DType type, const Function& f) {
+  if (is_half(type)) return with_half(type, f);
+  return type == DType::f32 ? f(float{}) : f(double{});
+}
+
+// What an update is of.
+struct UpdateTypes {
+  DType weight, gradient;
+  std::optional<DType> value = {};
+};
+
+// A body for them: kernel(context, weight, gradient, value), a number of each type.
 template <class Kernel>
-Body typed(DType type, const Kernel& kernel) {
-  if (type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
-  return Body([kernel](const Context& context) { kernel(context, double{}); });
+Body typed(const UpdateTypes& types, const Kernel& kernel) {
+  if (types.weight == DType::f64)
+    return Body([kernel](const Context& context) { kernel(context, double{}, double{}, bf16{}); });
+  return with_half(types.value.value_or(DType::bf16), [&]<class Value>(Value) {
+    if (types.gradient == DType::f32)
+      return Body([kernel](const Context& context) { kernel(context, float{}, float{}, Value{}); });
+    return with_half(types.gradient, [&]<class Gradient>(Gradient) {
+      return Body([kernel](const Context& context) { kernel(context, float{}, Gradient{}, Value{}); });
+    });
+  });
 }
 
 // A sum of squares of elements of `type`, not rounded yet.
@@ -83,7 +108,22 @@ void check_exact_sum(const Graph& graph, std::string_view op, const std::string&
              type, ")"));
 }
 
-// Of a master's update: nothing is there, or one bf16 for each element of an f32 weight.
+// As many as the weight has of its type, or beside f32 of two bytes each.
+void check_gradient(const Graph& graph, std::string_view op, const std::string& name, const Access& weight,
+                    const Access& gradient, const Elements& elements) {
+  const DType type = graph.spec(gradient.buffer).type;
+  if (elements.type != DType::f32 || !is_half(type)) {
+    check_elements(graph, op, name, {{"weight", weight}, {"gradient", gradient}});
+    return;
+  }
+  const std::int64_t bytes = num_bytes(graph, gradient);
+  const std::int64_t piece = gradient.region.length == Access::whole ? bytes : gradient.region.length;
+  if (bytes == 2 * elements.count && piece % 2 == 0) return;
+  refuse(op, name,
+         str("gradient has ", bytes, " bytes of ", type, " (", elements.count, " elements, as the weight has)"));
+}
+
+// Of a master's update: nothing is there, or one element of two bytes for each of an f32 weight.
 void check_value(const Graph& graph, std::string_view op, const std::string& name, const std::optional<Access>& value,
                  const Elements& elements) {
   if (!value) return;
@@ -91,9 +131,31 @@ void check_value(const Graph& graph, std::string_view op, const std::string& nam
   const std::int64_t bytes = num_bytes(graph, *value);
   if (elements.type != DType::f32) refuse(op, name, str("a value beside a weight of ", elements.type, " (f32)"));
   const std::int64_t piece = value->region.length == Access::whole ? bytes : value->region.length;
-  if (type == DType::bf16 && bytes == 2 * elements.count && piece % 2 == 0) return;
+  if (is_half(type) && bytes == 2 * elements.count && piece % 2 == 0) return;
   refuse(op, name,
-         str("value has ", bytes, " bytes of ", type, " (", elements.count, " elements of bf16, as the weight has)"));
+         str("value has ", bytes, " bytes of ", type, " (", elements.count,
+             " elements of bf16 or f16, as the weight has)"));
+}
+
+UpdateTypes types_of(const Graph& graph, const Elements& elements, const Access& gradient,
+                     const std::optional<Access>& value) {
+  UpdateTypes types{.weight = elements.type, .gradient = graph.spec(gradient.buffer).type};
+  if (value) types.value = graph.spec(value->buffer).type;
+  return types;
+}
+
+// Of an update that may be skipped: whether it is. Then a value is written as it was: it is the weight, rounded.
+template <class T, class Value>
+bool skips(const Context& context, bool may_skip, std::size_t read, std::int64_t count, const Rows<T>& weight,
+           const Rows<Value>& value) {
+  if (!may_skip || context.read<std::int64_t>(read).front() == 0) return false;
+  if constexpr (std::is_same_v<T, float>) {
+    if (value.data == nullptr) return true;
+    const Rows<const T> master{weight.data, weight.length, weight.stride, weight.count};
+    cpu::for_tiles(context, count, cpu::elements_per_tile,
+                   [&](std::int64_t begin, std::int64_t end) { cpu::convert_elements(value, master, begin, end); });
+  }
+  return true;
 }
 
 }  // namespace
@@ -103,7 +165,7 @@ std::int64_t exact_sum_size(DType type) {
 }
 
 Node square_sum(Graph& graph, const SquareSum& spec) {
-  const Elements values = check_elements(graph, "square_sum", spec.name, {{"values", spec.values}});
+  const Elements values = check_elements(graph, "square_sum", spec.name, {{"values", spec.values}}, true);
   check_exact_sum(graph, "square_sum", spec.name, {"sum", spec.sum}, values.type);
   std::optional<Lane> lane;
   if (spec.lane) lane = graph.lane(graph.spec(spec.values.buffer).rank, *spec.lane);
@@ -116,12 +178,14 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
                     .cost        = {.flops       = 2 * static_cast<double>(values.count),
                                     .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
                     .labels      = spec.labels},
-                   typed(values.type, [count = values.count]<class T>(const Context& context, T) {
-                     const Rows<const T> rows = context.read_rows<T>();
-                     const auto sum           = context.accumulate<std::int64_t>();
-                     cpu::for_tiles(
-                         context, count, 2 * cpu::elements_per_tile,
-                         [&](std::int64_t begin, std::int64_t end) { cpu::add_squares(rows, begin, end, sum); });
+                   with_any(values.type, [count = values.count]<class T>(T) {
+                     return Body([count](const Context& context) {
+                       const Rows<const T> rows = context.read_rows<T>();
+                       const auto sum           = context.accumulate<std::int64_t>();
+                       cpu::for_tiles(
+                           context, count, 2 * cpu::elements_per_tile,
+                           [&](std::int64_t begin, std::int64_t end) { cpu::add_squares(rows, begin, end, sum); });
+                     });
                    }));
 }
 
@@ -129,42 +193,67 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
   if (spec.type != DType::f32 && spec.type != DType::f64)
     refuse("clip_factor", spec.name, str("squares of ", spec.type, " (f32 or f64)"));
   check_exact_sum(graph, "clip_factor", spec.name, {"squares", spec.squares}, spec.type);
-  check_number(graph, "clip_factor", spec.name, {"norm", spec.norm}, DType::f64);
-  check_number(graph, "clip_factor", spec.name, {"factor", spec.factor}, DType::f64);
+  check_number(graph, titled("clip_factor", spec.name), "norm", spec.norm, DType::f64);
+  check_number(graph, titled("clip_factor", spec.name), "factor", spec.factor, DType::f64);
   check_positive("clip_factor", spec.name, "clip", spec.clip);
+  const bool scaled = spec.scale.has_value();
+  if (scaled != spec.overflow.has_value())
+    refuse("clip_factor", spec.name, "of scale and overflow one is there (both, or neither)");
+  AccessList reads{spec.squares}, writes{spec.norm, spec.factor};
+  if (scaled) {
+    check_number(graph, titled("clip_factor", spec.name), "scale", *spec.scale, DType::f64);
+    check_number(graph, titled("clip_factor", spec.name), "overflow", *spec.overflow, DType::i64);
+    reads.push_back(*spec.scale);
+    writes.push_back(*spec.overflow);
+  }
   return graph.add({.name   = spec.name,
-                    .reads  = spec.squares,
-                    .writes = {spec.norm, spec.factor},
+                    .reads  = reads,
+                    .writes = writes,
                     .op     = "clip_factor",
                     .cost   = {.flops       = static_cast<double>(exact_sum_size(spec.type)),
                                .bytes_moved = static_cast<double>(num_bytes(graph, spec.squares))},
                     .labels = spec.labels},
-                   [clip = spec.clip, type = spec.type](const Context& context) {
+                   [clip = spec.clip, type = spec.type, scaled](const Context& context) {
                      const auto squares = context.read<std::int64_t>();
                      const double sum =
                          type == DType::f64 ? cpu::rounded<double>(squares) : cpu::rounded<float>(squares);
-                     const double norm = std::sqrt(sum), ratio = clip / (norm + 1e-6);
+                     const double scale = scaled ? context.read<double>(1).front() : 1;
+                     const double norm = std::sqrt(sum) / scale, ratio = clip / (norm + 1e-6);
                      context.write<double>(0).front() = norm;
                      // A norm that is no number makes a factor that is none: a wrong step must not look like a good
                      // one.
-                     context.write<double>(1).front() = clip == 0 || ratio > 1 ? 1.0 : ratio;
+                     context.write<double>(1).front() = (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
+                     if (scaled) context.write<std::int64_t>(2).front() = !std::isfinite(norm);
                    });
 }
 
 Node adamw(Graph& graph, const AdamW& spec) {
-  const Elements elements = check_elements(
-      graph, "adamw", spec.name,
-      {{"weight", spec.weight}, {"gradient", spec.gradient}, {"first", spec.first}, {"second", spec.second}});
-  check_number(graph, "adamw", spec.name, {"factor", spec.factor}, DType::f64);
-  check_number(graph, "adamw", spec.name, {"rate", spec.rate}, DType::f64);
-  check_number(graph, "adamw", spec.name, {"step", spec.step}, DType::i64);
+  const Elements elements = check_elements(graph, "adamw", spec.name,
+                                           {{"weight", spec.weight}, {"first", spec.first}, {"second", spec.second}});
+  check_gradient(graph, "adamw", spec.name, spec.weight, spec.gradient, elements);
+  check_number(graph, titled("adamw", spec.name), "factor", spec.factor, DType::f64);
+  check_number(graph, titled("adamw", spec.name), "rate", spec.rate, DType::f64);
+  check_number(graph, titled("adamw", spec.name), "step", spec.step, DType::i64);
   check_fraction("adamw", spec.name, "beta1", spec.beta1);
   check_fraction("adamw", spec.name, "beta2", spec.beta2);
   check_positive("adamw", spec.name, "eps", spec.eps);
   check_positive("adamw", spec.name, "weight_decay", spec.weight_decay);
   check_value(graph, "adamw", spec.name, spec.value, elements);
-  const auto kernel = [count = elements.count, valued = spec.value.has_value(), beta1 = spec.beta1, beta2 = spec.beta2,
-                       eps = spec.eps, weight_decay = spec.weight_decay]<class T>(const Context& context, T) {
+  AccessList reads{spec.gradient, spec.factor, spec.rate, spec.step};
+  if (spec.skip) {
+    check_number(graph, titled("adamw", spec.name), "skip", *spec.skip, DType::i64);
+    reads.push_back(*spec.skip);
+  }
+  const auto kernel = [count = elements.count, valued = spec.value.has_value(), may_skip = spec.skip.has_value(),
+                       beta1 = spec.beta1, beta2 = spec.beta2, eps = spec.eps,
+                       weight_decay = spec.weight_decay]<class T, class Gradient, class Value>(const Context& context,
+                                                                                               T, Gradient, Value) {
+    const cpu::AdamWRows<T, Gradient, Value> rows{.weight   = context.accumulate_rows<T>(0),
+                                                  .first    = context.accumulate_rows<T>(1),
+                                                  .second   = context.accumulate_rows<T>(2),
+                                                  .gradient = context.read_rows<Gradient>(0),
+                                                  .value    = valued ? context.write_rows<Value>(0) : Rows<Value>{}};
+    if (skips(context, may_skip, 4, count, rows.weight, rows.value)) return;
     const cpu::AdamWScalars scalars{.factor       = context.read<double>(1).front(),
                                     .rate         = context.read<double>(2).front(),
                                     .beta1        = beta1,
@@ -173,59 +262,65 @@ Node adamw(Graph& graph, const AdamW& spec) {
                                     .weight_decay = weight_decay,
                                     .step         = context.read<std::int64_t>(3).front()};
     if (scalars.step < 1) throw Error(ErrorKind::config, str("adamw: step ", scalars.step, " (they count from 1)"));
-    const cpu::AdamWRows<T> rows{.weight   = context.accumulate_rows<T>(0),
-                                 .first    = context.accumulate_rows<T>(1),
-                                 .second   = context.accumulate_rows<T>(2),
-                                 .gradient = context.read_rows<T>(0),
-                                 .value    = valued ? context.write_rows<bf16>(0) : Rows<bf16>{}};
     cpu::for_tiles(context, count, cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::adamw(rows, scalars, begin, end); });
   };
   return graph.add({.name        = spec.name,
-                    .reads       = {spec.gradient, spec.factor, spec.rate, spec.step},
+                    .reads       = reads,
                     .writes      = spec.value ? AccessList(*spec.value) : AccessList(),
                     .accumulates = {spec.weight, spec.first, spec.second},
                     .op          = "adamw",
                     .parallel    = true,
                     .cost        = {.flops       = 15 * static_cast<double>(elements.count),
-                                    .bytes_moved = 7 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                    .bytes_moved = 6 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                                   static_cast<double>(num_bytes(graph, spec.gradient)) +
                                                    (spec.value ? 2 * static_cast<double>(elements.count) : 0)},
                     .labels      = spec.labels},
-                   typed(elements.type, kernel));
+                   typed(types_of(graph, elements, spec.gradient, spec.value), kernel));
 }
 
 Node sgd(Graph& graph, const Sgd& spec) {
-  const Elements elements = check_elements(
-      graph, "sgd", spec.name, {{"weight", spec.weight}, {"gradient", spec.gradient}, {"velocity", spec.velocity}});
-  check_number(graph, "sgd", spec.name, {"factor", spec.factor}, DType::f64);
-  check_number(graph, "sgd", spec.name, {"rate", spec.rate}, DType::f64);
+  const Elements elements =
+      check_elements(graph, "sgd", spec.name, {{"weight", spec.weight}, {"velocity", spec.velocity}});
+  check_gradient(graph, "sgd", spec.name, spec.weight, spec.gradient, elements);
+  check_number(graph, titled("sgd", spec.name), "factor", spec.factor, DType::f64);
+  check_number(graph, titled("sgd", spec.name), "rate", spec.rate, DType::f64);
   check_fraction("sgd", spec.name, "momentum", spec.momentum);
   check_positive("sgd", spec.name, "weight_decay", spec.weight_decay);
   check_value(graph, "sgd", spec.name, spec.value, elements);
-  const auto kernel = [count = elements.count, valued = spec.value.has_value(), momentum = spec.momentum,
-                       weight_decay = spec.weight_decay]<class T>(const Context& context, T) {
+  AccessList reads{spec.gradient, spec.factor, spec.rate};
+  if (spec.skip) {
+    check_number(graph, titled("sgd", spec.name), "skip", *spec.skip, DType::i64);
+    reads.push_back(*spec.skip);
+  }
+  const auto kernel = [count = elements.count, valued = spec.value.has_value(), may_skip = spec.skip.has_value(),
+                       momentum     = spec.momentum,
+                       weight_decay = spec.weight_decay]<class T, class Gradient, class Value>(const Context& context,
+                                                                                               T, Gradient, Value) {
+    const cpu::SgdRows<T, Gradient, Value> rows{.weight   = context.accumulate_rows<T>(0),
+                                                .velocity = context.accumulate_rows<T>(1),
+                                                .gradient = context.read_rows<Gradient>(0),
+                                                .value    = valued ? context.write_rows<Value>(0) : Rows<Value>{}};
+    if (skips(context, may_skip, 3, count, rows.weight, rows.value)) return;
     const cpu::SgdScalars scalars{.factor       = context.read<double>(1).front(),
                                   .rate         = context.read<double>(2).front(),
                                   .momentum     = momentum,
                                   .weight_decay = weight_decay};
-    const cpu::SgdRows<T> rows{.weight   = context.accumulate_rows<T>(0),
-                               .velocity = context.accumulate_rows<T>(1),
-                               .gradient = context.read_rows<T>(0),
-                               .value    = valued ? context.write_rows<bf16>(0) : Rows<bf16>{}};
     cpu::for_tiles(context, count, cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::sgd(rows, scalars, begin, end); });
   };
   return graph.add({.name        = spec.name,
-                    .reads       = {spec.gradient, spec.factor, spec.rate},
+                    .reads       = reads,
                     .writes      = spec.value ? AccessList(*spec.value) : AccessList(),
                     .accumulates = {spec.weight, spec.velocity},
                     .op          = "sgd",
                     .parallel    = true,
                     .cost        = {.flops       = 6 * static_cast<double>(elements.count),
-                                    .bytes_moved = 5 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                    .bytes_moved = 4 * static_cast<double>(num_bytes(graph, spec.weight)) +
+                                                   static_cast<double>(num_bytes(graph, spec.gradient)) +
                                                    (spec.value ? 2 * static_cast<double>(elements.count) : 0)},
                     .labels      = spec.labels},
-                   typed(elements.type, kernel));
+                   typed(types_of(graph, elements, spec.gradient, spec.value), kernel));
 }
 
 }  // namespace stepgraph

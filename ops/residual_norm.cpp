@@ -18,12 +18,14 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
   node.cost.bytes_moved += sum.num_bytes();
   tape.add<AllTypes>(node, [=]<class T>(const Context& context, T) {
     const cpu::ResidualRows<T> rows = sum.rows<T>(context);
-    const cpu::Norm<T> kernel       = norm.kernel<T>(context, rows.y, context.write<T>(1).data(), sum.num_reads(), 2);
-    cpu::for_tiles(context, sum.num_rows, cpu::rows_per_tile(sum.width), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {  // each is normed while it is in the first cache
-        cpu::residual_forward(rows, row, row + 1);
-        cpu::norm_forward(kernel, row, row + 1);
-      }
+    norm.with_param<T>([&]<class Param>(Param) {
+      const auto kernel = norm.kernel<T, Param>(context, rows.y, context.write<T>(1).data(), sum.num_reads(), 2);
+      cpu::for_tiles(context, sum.num_rows, cpu::rows_per_tile(sum.width), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) {  // each is normed while it is in the first cache
+          cpu::residual_forward(rows, row, row + 1);
+          cpu::norm_forward(kernel, row, row + 1);
+        }
+      });
     });
   });
 
@@ -43,13 +45,15 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
     }
     back.add_weight_gradients<AllTypes>(
         weights, of_weights, [=]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
-          const cpu::NormBackward<T> kernel = norm.backward_kernel<T>(context);
-          const std::size_t of_y            = norm.num_backward_reads();
-          const T* dy                       = sum.bias ? context.read<T>(of_y).data() : nullptr;
-          const auto drop                   = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
-          cpu::for_tiles(context, sum.width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
-            cpu::norm_weight_gradient(kernel, sums[0], norm.bias ? &sums[1] : nullptr, norm.rows, begin, end);
-            if (sum.bias) cpu::column_sum(dy, sum.width, drop, sums.back(), sum.num_rows, begin, end);
+          const std::size_t of_y = norm.num_backward_reads();
+          const T* dy            = sum.bias ? context.read<T>(of_y).data() : nullptr;
+          const auto drop        = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
+          norm.with_param<T>([&]<class Param>(Param) {
+            const auto kernel = norm.backward_kernel<T, Param>(context);
+            cpu::for_tiles(context, sum.width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+              cpu::norm_weight_gradient(kernel, sums[0], norm.bias ? &sums[1] : nullptr, norm.rows, begin, end);
+              if (sum.bias) cpu::column_sum(dy, sum.width, drop, sums.back(), sum.num_rows, begin, end);
+            });
           });
         });
   };

@@ -26,8 +26,8 @@ Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
   if (spec_.graph == nullptr || spec_.weights == nullptr) {
     throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
   }
-  if (spec_.type != DType::f32 && spec_.type != DType::f64 && spec_.type != DType::bf16) {
-    throw Error(ErrorKind::config, str("tape: has elements of f32, f64 or bf16, not of ", spec_.type));
+  if (spec_.type != DType::f32 && spec_.type != DType::f64 && !is_half(spec_.type)) {
+    throw Error(ErrorKind::config, str("tape: has elements of f32, f64, bf16 or f16, not of ", spec_.type));
   }
 }
 

@@ -44,7 +44,7 @@ struct OpNode {
   bool parallel          = false;  // the kernel may call Context::parallel_for
 };
 
-// What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 too.
+// What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 and f16 too.
 struct FullTypes {  // f32 and f64
   static constexpr bool half = false;
 };
@@ -80,7 +80,7 @@ struct TapeSpec {
   Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
   WeightTable* weights   = nullptr;
   Rank rank              = {};
-  DType type             = DType::f32;  // of activations, their gradients and weights: f32, f64 or bf16
+  DType type             = DType::f32;  // of activations, their gradients and weights: f32, f64, bf16 or f16
   TensorParallel tp      = {};
   std::int64_t sequences = 1;  // in this microbatch
   std::int64_t seq       = 1;  // tokens of each
@@ -269,6 +269,7 @@ class Tape {
     }
     if constexpr (Types::half) {
       if (spec_.type == DType::bf16) return Body([kernel](const Context& context) { kernel(context, bf16{}); });
+      if (spec_.type == DType::f16) return Body([kernel](const Context& context) { kernel(context, f16{}); });
     }
     throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
   }

@@ -197,8 +197,10 @@ void attention_forward(const AttentionForward<T>& attention, std::int64_t sequen
 template std::int64_t attention_forward_workspace<float>(const AttentionShape&);
 template std::int64_t attention_forward_workspace<double>(const AttentionShape&);
 template std::int64_t attention_forward_workspace<bf16>(const AttentionShape&);
+template std::int64_t attention_forward_workspace<f16>(const AttentionShape&);
 template void attention_forward<float>(const AttentionForward<float>&, std::int64_t, std::int64_t, float*);
 template void attention_forward<double>(const AttentionForward<double>&, std::int64_t, std::int64_t, double*);
 template void attention_forward<bf16>(const AttentionForward<bf16>&, std::int64_t, std::int64_t, float*);
+template void attention_forward<f16>(const AttentionForward<f16>&, std::int64_t, std::int64_t, float*);
 
 }  // namespace stepgraph::cpu

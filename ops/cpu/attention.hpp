@@ -59,7 +59,8 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
                         std::int64_t kv_head, Wide<T>* workspace);
 
 // Wide elements of the workspace of one call. It does not grow with the sequence; only backward's does, by a panel of
-// the queries' gradients, where those cannot be summed in place: in bf16, and in shapes that are no whole blocks.
+// the queries' gradients, where those cannot be summed in place: in types of two bytes, and in shapes that are no whole
+// blocks.
 template <class T>
 [[nodiscard]] std::int64_t attention_forward_workspace(const AttentionShape& shape);
 template <class T>

@@ -262,11 +262,14 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
 template std::int64_t attention_backward_workspace<float>(const AttentionShape&);
 template std::int64_t attention_backward_workspace<double>(const AttentionShape&);
 template std::int64_t attention_backward_workspace<bf16>(const AttentionShape&);
+template std::int64_t attention_backward_workspace<f16>(const AttentionShape&);
 template void attention_backward<float>(const AttentionBackward<float>&, const Into<float>&, std::int64_t, std::int64_t,
                                         float*);
 template void attention_backward<double>(const AttentionBackward<double>&, const Into<double>&, std::int64_t,
                                          std::int64_t, double*);
 template void attention_backward<bf16>(const AttentionBackward<bf16>&, const Into<bf16>&, std::int64_t, std::int64_t,
                                        float*);
+template void attention_backward<f16>(const AttentionBackward<f16>&, const Into<f16>&, std::int64_t, std::int64_t,
+                                      float*);
 
 }  // namespace stepgraph::cpu

@@ -50,12 +50,13 @@ void count_special(Limbs<T>& limbs, typename Format<T>::Bits fraction) {
   ++limbs[static_cast<std::size_t>(exact_limbs<T> + (fraction != 0))];
 }
 
-// Squares of equal exponent are added as integers.
-void add_stretch(Limbs<float>& limbs, const float* values, std::int64_t count) {
+// Squares of equal exponent are added as integers. For float, and for what is one once it is widened.
+template <class T>
+void add_stretch(Limbs<float>& limbs, const T* values, std::int64_t count) {
   using F = Format<float>;
   std::array<std::array<std::uint64_t, F::max_exponent + 1>, num_histograms> sums{};
   const auto one = [&](std::int64_t i, std::size_t histogram) {
-    const auto bits     = std::bit_cast<std::uint32_t>(values[i]);
+    const auto bits     = std::bit_cast<std::uint32_t>(wide(values[i]));
     const auto exponent = (bits >> F::fraction) & F::max_exponent;
     const std::uint64_t mantissa =
         (bits & ((1u << F::fraction) - 1)) | (static_cast<std::uint32_t>(exponent != 0) << F::fraction);
@@ -75,8 +76,9 @@ void add_stretch(Limbs<float>& limbs, const float* values, std::int64_t count) {
   for (const auto& histogram : sums) special = special || histogram[F::max_exponent] != 0;
   if (!special) return;
   for (i = 0; i < count; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
-    if (!std::isfinite(values[i])) count_special<float>(limbs, bits & ((1u << F::fraction) - 1));
+    const float value = wide(values[i]);
+    const auto bits   = std::bit_cast<std::uint32_t>(value);
+    if (!std::isfinite(value)) count_special<float>(limbs, bits & ((1u << F::fraction) - 1));
   }
 }
 
@@ -107,14 +109,15 @@ void carry(std::span<std::int64_t> limbs) {
 
 template <class T>
 void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum) {
-  Limbs<T> limbs{};
+  using Sum = stepgraph::Wide<T>;
+  Limbs<Sum> limbs{};
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t row = at / rows.length, offset = at % rows.length;
     const std::int64_t count = std::min({rows.length - offset, end - at, at_a_time});
     add_stretch(limbs, rows.data + row * rows.stride + offset, count);
     at += count;
   }
-  carry(std::span(limbs).first(exact_limbs<T>));
+  carry(std::span(limbs).first(exact_limbs<Sum>));
   for (std::size_t i = 0; i < limbs.size(); ++i) {
     if (limbs[i] != 0) std::atomic_ref(sum[i]).fetch_add(limbs[i], std::memory_order_relaxed);
   }
@@ -143,6 +146,8 @@ double rounded(std::span<const std::int64_t> sum) {
 }
 
 template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
+template void add_squares<bf16>(const Rows<const bf16>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
+template void add_squares<f16>(const Rows<const f16>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
 template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
 template double rounded<float>(std::span<const std::int64_t>);
 template double rounded<double>(std::span<const std::int64_t>);

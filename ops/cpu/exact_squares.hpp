@@ -3,6 +3,7 @@
 #include <span>
 
 #include "engine/context.hpp"
+#include "ops/number.hpp"
 
 // Sums of squares without rounding: elements are added as integers, so that the sum has the same bits in whatever order
 // and on however many ranks it is made.
@@ -19,7 +20,8 @@ inline constexpr std::int64_t exact_limbs<double> = 132;
 template <class T>
 inline constexpr std::int64_t exact_size = exact_limbs<T> + 2;
 
-// Adds the squares of elements [begin, end) of rows laid end to end. Several threads may add to one sum.
+// Adds the squares of elements [begin, end) of rows laid end to end, to a sum of their wide type. Several threads may
+// add to one sum.
 template <class T>
 void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum);
 

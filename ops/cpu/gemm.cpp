@@ -208,5 +208,7 @@ template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
 template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
 template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
 template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
+template void gemm_tile(const Gemm<f16>&, std::int64_t, GemmKernel);
+template void gemm_tile(const Gemm<f16, float>&, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

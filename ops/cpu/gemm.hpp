@@ -48,7 +48,7 @@ struct Gemm {
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n);
 
 // `own` is written in plain C++ and always there; in it each element is a sum over k in blocks of fixed length, in
-// order, whose bits depend on its row, its column and k alone. `neon` is our kernel for 64-bit Arm, for f32 and bf16:
+// order, whose bits depend on its row, its column and k alone. `neon` is our kernel for 64-bit Arm, for all but f64:
 // the same holds for it, except that blocks of k are added to what was there one by one; where it is not there, or does
 // not know the type, it is `own`. `fastest` is neon, else the CBLAS that was found at configure time, for types that
 // one has; the CBLAS first if it was asked for by name.
@@ -68,5 +68,7 @@ extern template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
 extern template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
 extern template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
 extern template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
+extern template void gemm_tile(const Gemm<f16>&, std::int64_t, GemmKernel);
+extern template void gemm_tile(const Gemm<f16, float>&, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

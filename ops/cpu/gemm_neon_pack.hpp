@@ -15,6 +15,9 @@ namespace stepgraph::cpu {
 [[nodiscard]] inline float32x4_t load_four(const bf16* from) {  // the upper half of a float
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from)), 16));
 }
+[[nodiscard]] inline float32x4_t load_four(const f16* from) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from))));
+}
 
 // Asks for what lies so many elements from here, as far as a cache: beyond the end of an array there is no such
 // pointer.

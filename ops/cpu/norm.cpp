@@ -7,16 +7,16 @@
 
 namespace stepgraph::cpu {
 
-template <class T>
-void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_row) {
+template <class T, class Param>
+void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64_t end_row) {
   using W                  = Wide<T>;
   const std::int64_t width = norm.width;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
-    const T* __restrict x      = norm.x + row * width;
-    T* __restrict y            = norm.y + row * width;
-    const T* __restrict weight = norm.weight;
-    const T* __restrict bias   = norm.bias;
-    W center                   = 0;
+    const T* __restrict x          = norm.x + row * width;
+    T* __restrict y                = norm.y + row * width;
+    const Param* __restrict weight = norm.weight;
+    const Param* __restrict bias   = norm.bias;
+    W center                       = 0;
     if (norm.center != nullptr) {
       center = static_cast<W>(lane_sum<double>(width, [x](std::int64_t i) { return static_cast<double>(wide(x[i])); }) /
                               static_cast<double>(width));
@@ -43,11 +43,12 @@ void norm_forward(const Norm<T>& norm, std::int64_t begin_row, std::int64_t end_
 
 // With n = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - n * mean(g n)); the root mean square's
 // has no mean(g).
-template <class T>
-void norm_backward(const NormBackward<T>& norm, const Into<T>& dx, std::int64_t begin_row, std::int64_t end_row) {
+template <class T, class Param>
+void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row,
+                   std::int64_t end_row) {
   using W                  = Wide<T>;
   const std::int64_t width = norm.width;
-  const T* weight          = norm.weight;
+  const Param* weight      = norm.weight;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
     const T *x = norm.x + row * width, *dy = norm.dy + row * width;
     const W scale = norm.scale[row], center = norm.center == nullptr ? W(0) : norm.center[row];
@@ -63,8 +64,8 @@ void norm_backward(const NormBackward<T>& norm, const Into<T>& dx, std::int64_t 
   }
 }
 
-template <class T>
-void norm_weight_gradient(const NormBackward<T>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
+template <class T, class Param>
+void norm_weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
                           std::int64_t rows, std::int64_t begin, std::int64_t end) {
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
@@ -83,14 +84,17 @@ void norm_weight_gradient(const NormBackward<T>& norm, const Into<T, Wide<T>>& d
   put(*db, begin, size, [&](std::int64_t c) { return static_cast<W>(of_bias.sums[c]); });
 }
 
-#define STEPGRAPH_NORM(T)                                                                                         \
-  template void norm_forward<T>(const Norm<T>&, std::int64_t, std::int64_t);                                      \
-  template void norm_backward<T>(const NormBackward<T>&, const Into<T>&, std::int64_t, std::int64_t);             \
-  template void norm_weight_gradient<T>(const NormBackward<T>&, const Into<T, Wide<T>>&, const Into<T, Wide<T>>*, \
-                                        std::int64_t, std::int64_t, std::int64_t)
-STEPGRAPH_NORM(float);
-STEPGRAPH_NORM(double);
-STEPGRAPH_NORM(bf16);
+#define STEPGRAPH_NORM(T, Param)                                                                                      \
+  template void norm_forward(const Norm<T, Param>&, std::int64_t, std::int64_t);                                      \
+  template void norm_backward(const NormBackward<T, Param>&, const Into<T>&, std::int64_t, std::int64_t);             \
+  template void norm_weight_gradient(const NormBackward<T, Param>&, const Into<T, Wide<T>>&, const Into<T, Wide<T>>*, \
+                                     std::int64_t, std::int64_t, std::int64_t)
+STEPGRAPH_NORM(float, float);
+STEPGRAPH_NORM(double, double);
+STEPGRAPH_NORM(bf16, bf16);
+STEPGRAPH_NORM(bf16, float);
+STEPGRAPH_NORM(f16, f16);
+STEPGRAPH_NORM(f16, float);
 #undef STEPGRAPH_NORM
 
 }  // namespace stepgraph::cpu

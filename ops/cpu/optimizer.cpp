@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/number.hpp"
+
 namespace stepgraph::cpu {
 namespace {
 
@@ -20,10 +22,12 @@ Stretch<T> stretch(const Rows<T>& rows, std::int64_t element) {
 }
 
 // Of the rounded copy of a weight; without one, no data and no end.
-Stretch<bf16> value_stretch(const Rows<bf16>& rows, std::int64_t element) {
+template <class Value>
+Stretch<Value> value_stretch(const Rows<Value>& rows, std::int64_t element) {
   if (rows.data == nullptr) return {nullptr, std::numeric_limits<std::int64_t>::max()};
   return stretch(rows, element);
 }
+
 // What an update of one weight touches; all apart.
 template <class T>
 struct Updated {
@@ -50,17 +54,32 @@ constexpr std::int64_t unrolled = 32;
 // Elements after which values are rounded, while weights are in the first cache.
 constexpr std::int64_t at_a_time = 2048;
 
-template <class T>
-void round_into(bf16* __restrict value, const T* __restrict weight, std::int64_t count) {
+template <class Value, class T>
+void round_into(Value* __restrict value, const T* __restrict weight, std::int64_t count) {
   if (value == nullptr) return;
-  for (std::int64_t i = 0; i < count; ++i) value[i] = bf16(static_cast<float>(weight[i]));
+  for (std::int64_t i = 0; i < count; ++i) value[i] = Value(static_cast<float>(weight[i]));
 }
+
+// Gradients as the weight's type has them: themselves, or widened, up to at_a_time of them, into a room of one's own.
+template <class T, class Gradient>
+struct WideGradients {
+  const T* operator()(const Gradient* __restrict of, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) room[i] = wide(of[i]);
+    return room;
+  }
+  T room[at_a_time];
+};
+template <class T>
+struct WideGradients<T, T> {
+  const T* operator()(const T* of, std::int64_t) { return of; }
+};
 
 }  // namespace
 
 // As PyTorch's AdamW: the decay first, then m and v, both corrected for having started at zero.
-template <class T>
-void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t begin, std::int64_t end) {
+template <class T, class Gradient, class Value>
+void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin,
+           std::int64_t end) {
   const auto steps       = static_cast<double>(scalars.step);
   const double unbiased1 = 1 - std::pow(scalars.beta1, steps), unbiased2 = 1 - std::pow(scalars.beta2, steps);
   const T factor = static_cast<T>(scalars.factor), keep = static_cast<T>(1 - scalars.rate * scalars.weight_decay),
@@ -75,6 +94,7 @@ void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t b
     of.second[i] = v;
     of.weight[i] = multiply_add(-size, m / multiply_add(std::sqrt(v), unroot2, eps), of.weight[i] * keep);
   };
+  WideGradients<T, Gradient> widened;
   for (std::int64_t at = begin; at < end;) {
     const auto [weight, num_weight]     = stretch(rows.weight, at);
     const auto [first, num_first]       = stretch(rows.first, at);
@@ -83,7 +103,7 @@ void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t b
     const auto [value, num_value]       = value_stretch(rows.value, at);
     const std::int64_t count =
         std::min({num_weight, num_first, num_second, num_gradient, num_value, end - at, at_a_time});
-    const Updated<T> of{weight, first, second, gradient};
+    const Updated<T> of{weight, first, second, widened(gradient, count)};
     std::int64_t i = 0;
     for (; i + unrolled <= count; i += unrolled) {
       for (std::int64_t k = 0; k < unrolled; ++k) update(of, i + k);
@@ -94,10 +114,11 @@ void adamw(const AdamWRows<T>& rows, const AdamWScalars& scalars, std::int64_t b
   }
 }
 
-template <class T>
-void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end) {
+template <class T, class Gradient, class Value>
+void sgd(const SgdRows<T, Gradient, Value>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end) {
   const T factor = static_cast<T>(scalars.factor), rate = static_cast<T>(scalars.rate),
           momentum = static_cast<T>(scalars.momentum), decay = static_cast<T>(scalars.weight_decay);
+  WideGradients<T, Gradient> widened;
   for (std::int64_t at = begin; at < end;) {
     const auto [weight, num_weight]     = stretch(rows.weight, at);
     const auto [velocity, num_velocity] = stretch(rows.velocity, at);
@@ -105,7 +126,7 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
     const auto [value, num_value]       = value_stretch(rows.value, at);
     const std::int64_t count = std::min({num_weight, num_velocity, num_gradient, num_value, end - at, at_a_time});
     T* __restrict w = weight, * __restrict v = velocity;
-    const T* __restrict of = gradient;
+    const T* __restrict of = widened(gradient, count);
     for (std::int64_t i = 0; i < count; ++i) {
       const T vi = multiply_add(momentum, v[i], multiply_add(factor, of[i], decay * w[i]));
       v[i]       = vi;
@@ -116,9 +137,16 @@ void sgd(const SgdRows<T>& rows, const SgdScalars& scalars, std::int64_t begin, 
   }
 }
 
-template void adamw<float>(const AdamWRows<float>&, const AdamWScalars&, std::int64_t, std::int64_t);
-template void adamw<double>(const AdamWRows<double>&, const AdamWScalars&, std::int64_t, std::int64_t);
-template void sgd<float>(const SgdRows<float>&, const SgdScalars&, std::int64_t, std::int64_t);
-template void sgd<double>(const SgdRows<double>&, const SgdScalars&, std::int64_t, std::int64_t);
+#define STEPGRAPH_UPDATES(T, Gradient, Value)                                                                 \
+  template void adamw(const AdamWRows<T, Gradient, Value>&, const AdamWScalars&, std::int64_t, std::int64_t); \
+  template void sgd(const SgdRows<T, Gradient, Value>&, const SgdScalars&, std::int64_t, std::int64_t)
+STEPGRAPH_UPDATES(double, double, bf16);
+STEPGRAPH_UPDATES(float, float, bf16);
+STEPGRAPH_UPDATES(float, float, f16);
+STEPGRAPH_UPDATES(float, bf16, bf16);
+STEPGRAPH_UPDATES(float, bf16, f16);
+STEPGRAPH_UPDATES(float, f16, bf16);
+STEPGRAPH_UPDATES(float, f16, f16);
+#undef STEPGRAPH_UPDATES
 
 }  // namespace stepgraph::cpu

@@ -86,6 +86,7 @@ void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop
 STEPGRAPH_RESIDUAL(float);
 STEPGRAPH_RESIDUAL(double);
 STEPGRAPH_RESIDUAL(bf16);
+STEPGRAPH_RESIDUAL(f16);
 #undef STEPGRAPH_RESIDUAL
 
 }  // namespace stepgraph::cpu

@@ -53,6 +53,7 @@ void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, do
 
 template void rotate<float>(const Rotation&, std::int64_t, const float*, float*, double*);
 template void rotate<bf16>(const Rotation&, std::int64_t, const bf16*, bf16*, double*);
+template void rotate<f16>(const Rotation&, std::int64_t, const f16*, f16*, double*);
 template void rotate<double>(const Rotation&, std::int64_t, const double*, double*, double*);
 
 }  // namespace stepgraph::cpu

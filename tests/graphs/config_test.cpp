@@ -42,7 +42,8 @@ TEST_CASE("the config of DESIGN, with every default written out, is the smallest
       "shard":     {"strategy": "none", "reduce": "last", "prefetch": "backward_pre", "slots": 2, "bucket_mb": 25,
                     "units": "layer", "min_params": 1000, "group": 0},
       "offload":   {"params": false, "grads": false, "optimizer": false},
-      "precision": {"param": "fp32", "reduce": "fp32"},
+      "precision": {"param": "fp32", "reduce": "fp32", "loss_scale": "none", "keep_low_precision_grads": false,
+                    "norm": "fp32"},
       "optimizer": {"kind": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
                     "clip": 1.0},
       "recompute": "none",  "memory": {"limit_bytes": 0, "reuse": "tight"},
@@ -110,6 +111,18 @@ TEST_CASE("every key of a config reaches its field", "[graphs][config]") {
         sg::PrecisionPlan{.param = sg::DType::bf16, .reduce = sg::DType::f32});
   CHECK(with({"precision.reduce=bf16"}).plan.precision ==
         sg::PrecisionPlan{.param = sg::DType::f32, .reduce = sg::DType::bf16});
+  CHECK(with({"precision.param=fp16"}).plan.precision == sg::PrecisionPlan{.param = sg::DType::f16});
+  CHECK(with({"precision.param=fp16"}).plan.precision.scaling() == sg::Scaling::dynamic);
+  CHECK(with({"precision.reduce=fp16"}).plan.precision.scaling() == sg::Scaling::dynamic);
+  CHECK(with({"precision.param=bf16"}).plan.precision.scaling() == sg::Scaling::none);
+  CHECK(with({"precision.param=fp16", "precision.loss_scale=none"}).plan.precision.scaling() == sg::Scaling::none);
+  CHECK(with({"precision.param=bf16", "precision.loss_scale=dynamic"}).plan.precision.scaling() ==
+        sg::Scaling::dynamic);
+  CHECK(with({"precision.param=fp16", "precision.loss_scale=1024"}).plan.precision.loss_scale ==
+        sg::LossScale{.scaling = sg::Scaling::fixed, .value = 1024});
+  CHECK(with({"precision.reduce=bf16", "precision.keep_low_precision_grads=true"})
+            .plan.precision.keep_low_precision_grads);
+  CHECK(with({"precision.param=bf16", "precision.norm=fp32"}).plan.precision.norm_type() == sg::DType::f32);
   CHECK(std::get<sg::TextFile>(with({R"(data={"text": "t.txt"})"}).data).path == "t.txt");
   CHECK(with({}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
@@ -128,6 +141,11 @@ TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][conf
            {"optimizer.lr=0.1", "optimizer.eps=1e-300", "pipeline.schedule=zb-h2", "comm.algorithm=tree",
             "recompute=full"},
            {"layout.tp=2", "layout.sequence_parallel=true", "precision.param=bf16", "model.dropout=0.125"},
+           {"precision.param=fp16", "precision.norm=fp32"},
+           {"precision.param=fp16", "precision.loss_scale=none"},
+           {"precision.param=bf16", "precision.loss_scale=dynamic", "precision.reduce=fp16",
+            "precision.keep_low_precision_grads=true"},
+           {"precision.loss_scale=0.1"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {

@@ -1,3 +1,4 @@
+#include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
@@ -20,68 +21,75 @@ namespace {
 
 constexpr sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
 
-sg::Plan bf16_plan(const sg::LayoutSpec& layout = {}) {
-  return {.layout = layout, .precision = {.param = sg::DType::bf16}, .optimizer = {.lr = 3e-3}};
+sg::Plan half_plan(sg::DType type, const sg::LayoutSpec& layout = {}) {
+  return {.layout = layout, .precision = {.param = type}, .optimizer = {.lr = 3e-3}};
 }
 
 }  // namespace
 
-TEST_CASE("bf16 training follows fp32 over 200 steps", "[graphs][precision]") {
-  const auto model   = GENERATE(small_gpt2, small_llama)(0);
-  const int steps    = sg::testing::scale() > 1 ? 10 : 200;
-  const sg::Plan one = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
-  sg::Plan full      = one;
-  full.precision     = {};
+TEST_CASE("bf16 and fp16 training follow fp32 over 200 steps", "[graphs][precision]") {
+  const auto model    = GENERATE(small_gpt2, small_llama)(0);
+  const int steps     = sg::testing::scale() > 1 ? 10 : 200;
+  const auto training = [&](sg::DType type) {
+    return train(model, half_plan(type, {.dp = 2, .tp = 2, .pp = 2}), batch, steps, {.threads = 2, .seed = 7},
+                 sg::testing::Tokens::chain);
+  };
   CAPTURE(model.kind);
-  const sg::TrainerOptions options{.threads = 2, .seed = 7};
-  const auto tokens   = sg::testing::Tokens::chain;
-  const History half  = train(model, one, batch, steps, options, tokens),
-                exact = train(model, full, batch, steps, options, tokens);
+  const History exact = training(sg::DType::f32);
   if (steps == 200) CHECK(exact.loss.back() < 0.6 * exact.loss.front());
-  CHECK(sg::testing::loss_distance(half, exact) < 1e-2);
-  CHECK(half.loss[0] != exact.loss[0]);
+  for (const auto& [type, bound] : {std::pair{sg::DType::bf16, 1e-2}, std::pair{sg::DType::f16, 2e-3}}) {
+    CAPTURE(type);
+    const History half = training(type);
+    CHECK(sg::testing::loss_distance(half, exact) < bound);
+    CHECK(half.loss[0] != exact.loss[0]);
+  }
 }
 
-TEST_CASE("bf16 has the same bits in every pipeline split, schedule, recomputation and number of threads",
+TEST_CASE("bf16 and fp16 have the same bits in every pipeline split, schedule, recomputation and number of threads",
           "[graphs][precision]") {
   const auto model        = GENERATE(small_gpt2, small_llama)(0);
-  const History reference = train(model, bf16_plan({.dp = 2, .tp = 2}), batch, 4, {.threads = 1, .seed = 7});
+  const auto type         = GENERATE(sg::DType::bf16, sg::DType::f16);
+  const History reference = train(model, half_plan(type, {.dp = 2, .tp = 2}), batch, 4, {.threads = 1, .seed = 7});
   for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-h2"}) {
     if (sg::testing::scale() > 1 && std::string(schedule) != "zb-h1") continue;
-    sg::Plan plan  = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
+    sg::Plan plan  = half_plan(type, {.dp = 2, .tp = 2, .pp = 2});
     plan.pipeline  = {.schedule = schedule};
     plan.recompute = sg::Recompute::full;
-    CAPTURE(model.kind, schedule);
+    CAPTURE(model.kind, type, schedule);
     CHECK(train(model, plan, batch, 4) == reference);
   }
 }
 
-TEST_CASE("bf16 with sequence parallelism has the same bits in every pipeline split", "[graphs][precision][sequence]") {
+TEST_CASE("bf16 and fp16 with sequence parallelism have the same bits in every pipeline split",
+          "[graphs][precision][sequence]") {
   const auto model        = GENERATE(small_gpt2, small_llama)(0);
-  const History reference = train(model, bf16_plan({.dp = 2, .tp = 2, .sequence_parallel = true}), batch, 4);
+  const auto type         = GENERATE(sg::DType::bf16, sg::DType::f16);
+  const History reference = train(model, half_plan(type, {.dp = 2, .tp = 2, .sequence_parallel = true}), batch, 4);
   for (const int pp : {2, 4}) {
-    CAPTURE(model.kind, pp);
-    CHECK(train(model, bf16_plan({.dp = 2, .tp = 2, .pp = pp, .sequence_parallel = true}), batch, 4) == reference);
+    CAPTURE(model.kind, type, pp);
+    const sg::LayoutSpec layout{.dp = 2, .tp = 2, .pp = pp, .sequence_parallel = true};
+    CHECK(train(model, half_plan(type, layout), batch, 4) == reference);
   }
 }
 
-TEST_CASE("with bf16 the optimizer works on f32 masters, and values are those rounded", "[graphs][precision]") {
+TEMPLATE_TEST_CASE("with bf16 and fp16 the optimizer works on f32 masters, and values are those rounded",
+                   "[graphs][precision]", sg::bf16, sg::f16) {
   const auto kind = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
-  sg::Plan plan   = bf16_plan({.dp = 2, .tp = 2, .pp = 2});
+  sg::Plan plan   = half_plan(*sg::dtype_of<TestType>(), {.dp = 2, .tp = 2, .pp = 2});
   plan.optimizer  = {.kind = kind, .lr = 1e-3};
   sg::LoopbackWorld world(8);
   sg::Trainer trainer(small_gpt2(), plan, batch, world, {.threads = 2, .seed = 7});
   for (int step = 0; step < 3; ++step) trainer.step(sg::testing::tokens_for(batch, step, 64));
-  int between            = 0;  // masters that bf16 does not have
+  int between            = 0;  // masters that the type does not have
   const sg::StepRun& run = trainer.run();
   for (const sg::StepRank& rank : run.step().ranks) {
     for (const sg::StepWeight& weight : rank.weights) {
       if (weight.master.empty()) continue;
       const auto masters = run.memory().span<float>(weight.master.buffer);
-      const auto values  = run.memory().span<sg::bf16>(weight.value.buffer);
+      const auto values  = run.memory().template span<TestType>(weight.value.buffer);
       REQUIRE(masters.size() == values.size());
       for (std::size_t i = 0; i < values.size(); ++i) {
-        REQUIRE(values[i].bits() == sg::bf16(masters[i]).bits());
+        REQUIRE(values[i].bits() == TestType(masters[i]).bits());
         between += static_cast<float>(values[i]) != masters[i];
       }
     }
@@ -91,7 +99,7 @@ TEST_CASE("with bf16 the optimizer works on f32 masters, and values are those ro
   const std::string name = "transformer.h.0.ln_1.weight";
   std::vector<float> read(32);
   run.read_tensor(sg::StepRun::Which::value, name, read);
-  CHECK(std::any_of(read.begin(), read.end(), [](float v) { return static_cast<float>(sg::bf16(v)) != v; }));
+  CHECK(std::any_of(read.begin(), read.end(), [](float v) { return static_cast<float>(TestType(v)) != v; }));
 }
 
 TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") {
@@ -107,34 +115,42 @@ TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") 
     }
     return bytes;
   };
-  const double full     = sent_gradients(plan).at(sg::DType::f32);
-  plan.precision.reduce = sg::DType::bf16;
-  CHECK(sent_gradients(plan) == std::map<sg::DType, double>{{sg::DType::bf16, full / 2}});
-  const History rounded = train(model, plan, batch, 20);
-  CHECK(rounded.loss[0] == exact.loss[0]);
-  CHECK(rounded != exact);
-  CHECK(sg::testing::loss_distance(rounded, exact) < 1e-3);
+  const double full = sent_gradients(plan).at(sg::DType::f32);
+  for (const sg::DType type : {sg::DType::bf16, sg::DType::f16}) {
+    CAPTURE(type);
+    plan.precision.reduce = type;
+    CHECK(sent_gradients(plan) == std::map<sg::DType, double>{{type, full / 2}});
+    const History rounded = train(model, plan, batch, 20);
+    CHECK(rounded.loss[0] == exact.loss[0]);
+    CHECK(rounded != exact);
+    CHECK(sg::testing::loss_distance(rounded, exact) < (type == sg::DType::bf16 ? 1e-3 : 2e-4));
+  }
 }
 
-TEST_CASE("gradients of tied weights travel in bf16 between the stages that have them", "[graphs][precision]") {
+TEST_CASE("gradients of tied weights that are two stages' are rounded before they travel, in bf16 and fp16",
+          "[graphs][precision]") {
   const auto model = GENERATE(small_gpt2, small_llama)(0);
   sg::Plan plan{.layout = {.dp = 2, .pp = 2}, .optimizer = {.lr = 3e-3}};
-  const History exact   = train(model, plan, batch, 20);
-  plan.precision.reduce = sg::DType::bf16;
-  const History rounded = train(model, plan, batch, 20);
-  CHECK(rounded.loss[0] == exact.loss[0]);
-  CHECK(rounded != exact);
-  CHECK(sg::testing::loss_distance(rounded, exact) < 1e-3);
+  const History exact = train(model, plan, batch, 20);
+  for (const sg::DType type : {sg::DType::bf16, sg::DType::f16}) {
+    CAPTURE(type);
+    plan.precision.reduce = type;
+    const History rounded = train(model, plan, batch, 20);
+    CHECK(rounded.loss[0] == exact.loss[0]);
+    CHECK(rounded != exact);
+    CHECK(sg::testing::loss_distance(rounded, exact) < (type == sg::DType::bf16 ? 1e-3 : 2e-4));
+  }
 }
 
-TEST_CASE("bf16 halves activations and adds masters", "[graphs][precision]") {
+TEST_CASE("bf16 and fp16 halve activations and add masters", "[graphs][precision]") {
   // Gradients of weights, which are f32 in both, are kept: then step memory is activations and their gradients.
   const auto arena = [](const sg::Plan& plan) {
     const sg::BatchSpec large{.global = 64, .micro = 64, .seq = 16};
     return sg::plan_memory(sg::training_step(small_gpt2(), plan, large, {.keep_gradients = true}).graph)
         .arena(sg::Rank{0});
   };
-  const auto half = arena(bf16_plan()), full = arena({});
+  const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
+  const auto half = arena(half_plan(type)), full = arena({});
   const std::int64_t parameters = small_gpt2().parameters().num_elements();
   // Four bytes more for the master, two less for the value; small buffers are rounded up to cache lines.
   CHECK(std::abs((half.persistent_bytes - full.persistent_bytes) - 2 * parameters) < 8192);

@@ -34,7 +34,7 @@ std::int64_t allocations_of_step(int layers, const sg::Plan& plan, double dropou
 TEST_CASE("the nodes of a training step allocate nothing", "[graphs][step][allocations]") {
   if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
   const auto layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true});
-  const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const sg::Plan plan{.layout = layout, .precision = {.param = type}, .recompute = sg::Recompute::full};
   CAPTURE(to_string(layout), type);
   // Starting a run costs some, whatever is in it.

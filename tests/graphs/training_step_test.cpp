@@ -335,8 +335,12 @@ TEST_CASE("a plan that cannot be is refused, by name", "[graphs][step]") {
   refuses({.optimizer = {.beta2 = 1}}, "optimizer.beta2: 1 (0 or more, below 1)");
   refuses({.optimizer = {.clip = std::nan("")}}, "optimizer.clip: nan");
   refuses({.layout = {.tp = 65}}, "tp(65) is more than a vocabulary of 64");
-  refuses({.precision = {.param = sg::DType::f16}}, "precision.param: f16 (f32, f64 or bf16)");
+  refuses({.precision = {.param = sg::DType::i32}}, "precision.param: i32 (fp32, fp64, bf16 or fp16)");
+  refuses({.precision = {.reduce = sg::DType::f16, .loss_scale = {.scaling = sg::Scaling::none}}},
+          "precision.reduce: fp16 reduce without scaling");
+  refuses({.precision = {.loss_scale = {.scaling = sg::Scaling::fixed, .value = 0}}},
+          "precision.loss_scale: 0 (above 0)");
   refuses({.precision = {.param = sg::DType::f64, .reduce = sg::DType::bf16}},
-          "precision.reduce: bf16 with param f64 (f64)");
-  refuses({.precision = {.reduce = sg::DType::f64}}, "precision.reduce: f64 with param f32 (f32 or bf16)");
+          "precision.reduce: bf16 with param fp64 (fp64)");
+  refuses({.precision = {.reduce = sg::DType::f64}}, "precision.reduce: fp64 with param fp32 (fp32, bf16 or fp16)");
 }

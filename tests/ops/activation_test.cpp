@@ -125,9 +125,9 @@ TEST_CASE("swiglu refuses rows that have no middle", "[ops][activation][refuses]
                        MessageMatches(ContainsSubstring("swiglu: rows of 5 elements in 2x5")));
 }
 
-TEST_CASE("activations in bf16 are those in f32, rounded", "[ops][activation]") {
-  check_bf16(one_input({30, 101}, gelu_tanh));
-  check_bf16(one_input({30, 101}, gelu_exact));
-  check_bf16(one_input({30, 101}, sg::silu));
-  check_bf16(one_input({30, 202}, sg::swiglu));
+TEST_CASE("activations in bf16 and f16 are those in f32, rounded", "[ops][activation]") {
+  check_halves(one_input({30, 101}, gelu_tanh));
+  check_halves(one_input({30, 101}, gelu_exact));
+  check_halves(one_input({30, 101}, sg::silu));
+  check_halves(one_input({30, 202}, sg::swiglu));
 }

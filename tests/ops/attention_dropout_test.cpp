@@ -183,6 +183,9 @@ TEST_CASE("attention drops probabilities by their number in the whole batch", "[
   Case in_bf16 = c;
   in_bf16.type = sg::DType::bf16;
   CHECK(sg::testing::distance(run(in_bf16).out, expected) < 1e-2);  // inputs and outputs have 8 bits
+  Case in_f16 = c;
+  in_f16.type = sg::DType::f16;
+  CHECK(sg::testing::distance(run(in_f16).out, expected) < 1e-2 / 8);  // 11 bits
 }
 
 TEST_CASE("gradients of attention with dropout agree with finite differences", "[ops][attention][dropout][gradient]") {
@@ -213,7 +216,7 @@ TEST_CASE("gradients of attention with dropout agree with finite differences", "
 
 TEST_CASE("attention drops the same probabilities however heads and sequences are dealt out",
           "[ops][attention][dropout]") {
-  const auto type = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const Case whole{.sequences = 3, .seq = 70, .heads = 4, .kv_heads = 2, .head_size = 8, .type = type};
   const Numbers x = numbers(1, whole.rows() * whole.width()), dy = numbers(2, whole.rows() * whole.out_width());
   const Result expected = run(whole, x, dy);
@@ -266,7 +269,7 @@ TEST_CASE("attention drops nothing on a tape that is not random, and at each ste
 }
 
 TEST_CASE("attention's bits do not depend on how many threads there are", "[ops][attention]") {
-  const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16);
+  const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   const auto seq  = GENERATE(64, 67);
   Case c{.sequences = 5, .seq = seq, .heads = 6, .kv_heads = 3, .head_size = 16, .type = type, .threads = 1};
   const Result alone = run(c);
@@ -276,18 +279,25 @@ TEST_CASE("attention's bits do not depend on how many threads there are", "[ops]
   }
 }
 
-TEST_CASE("attention in bf16 is that of its inputs, rounded", "[ops][attention][bf16]") {
-  const auto seq = GENERATE(33, 128);
+TEST_CASE("attention in bf16 and f16 is that of its inputs, rounded", "[ops][attention][bf16]") {
+  const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
+  const auto seq  = GENERATE(33, 128);
+  CAPTURE(type, seq);
   Case c{.sequences = 2, .seq = seq, .heads = 4, .kv_heads = 2, .head_size = 16, .rate = 0};
-  const auto rounded = [](Numbers of) {
-    for (double& each : of) each = static_cast<float>(sg::bf16(static_cast<float>(each)));
+  const auto rounded = [type](Numbers of) {
+    for (double& each : of) {
+      std::byte bytes[2];
+      sg::testing::encode(type, each, bytes);
+      each = sg::testing::decode(type, bytes);
+    }
     return of;
   };
   const Numbers x = rounded(numbers(1, c.rows() * c.width())), dy = rounded(numbers(2, c.rows() * c.out_width()));
   const Result exact = run(c, x, dy);
-  c.type             = sg::DType::bf16;
+  c.type             = type;
   const Result found = run(c, x, dy);
-  const double once  = 0x1p-9;  // what one rounding to 8 bits does at most; mean squares are smaller
+  // What one rounding to 8 bits, or to 11, does at most; mean squares are smaller.
+  const double once = type == sg::DType::bf16 ? 0x1p-9 : 0x1p-12;
   CHECK(sg::testing::distance(found.out, exact.out) < once);
   CHECK(sg::testing::distance(found.d_qkv, exact.d_qkv) < 1.5 * once);  // and that of the output, which it reads
 }

@@ -240,12 +240,15 @@ TEST_CASE("a rotary embedding turns a pair of elements by position times frequen
   CHECK(sg::testing::distance(in_f32, x) < 1e-7);
 }
 
-TEST_CASE("a rotary embedding in bf16 rounds once, forward and backward", "[ops][rotary][bf16]") {
+TEST_CASE("a rotary embedding in bf16 and f16 rounds once, forward and backward", "[ops][rotary][bf16]") {
   const OpCase test = rotary_case({2, 70, 2, 1, 4}, sg::rotary_frequencies(4, 100));
-  const double once = 0x1p-8;  // the inputs' rounding and that of the outputs
-  CHECK(sg::testing::distance(sg::testing::evaluate(test, sg::DType::bf16), sg::testing::evaluate(test)) < once);
-  CHECK(sg::testing::distance(sg::testing::gradients(test, sg::DType::bf16).inputs[0],
-                              sg::testing::gradients(test).inputs[0]) < once);
+  for (const sg::DType type : {sg::DType::bf16, sg::DType::f16}) {
+    CAPTURE(type);
+    const double once = type == sg::DType::bf16 ? 0x1p-8 : 0x1p-11;  // the inputs' rounding and that of the outputs
+    CHECK(sg::testing::distance(sg::testing::evaluate(test, type), sg::testing::evaluate(test)) < once);
+    CHECK(sg::testing::distance(sg::testing::gradients(test, type).inputs[0], sg::testing::gradients(test).inputs[0]) <
+          once);
+  }
 }
 
 TEST_CASE("rotary frequencies are powers of theta", "[ops][rotary]") {
@@ -300,6 +303,7 @@ TEST_CASE("the workspace of attention does not grow with the sequence, but for a
   longer.seq                 = 4096;
   CHECK(cpu::attention_forward_workspace<float>(longer) == cpu::attention_forward_workspace<float>(shorter));
   CHECK(cpu::attention_forward_workspace<sg::bf16>(longer) == cpu::attention_forward_workspace<sg::bf16>(shorter));
+  CHECK(cpu::attention_backward_workspace<sg::f16>(longer) == cpu::attention_backward_workspace<sg::bf16>(longer));
   CHECK(cpu::attention_backward_workspace<float>(longer) == cpu::attention_backward_workspace<float>(shorter));
   CHECK(cpu::attention_backward_workspace<sg::bf16>(longer) - cpu::attention_backward_workspace<sg::bf16>(shorter) ==
         (4096 - 128) * 2 * 64);

@@ -29,16 +29,22 @@ sg::Buffer kept(sg::Graph& graph, std::int64_t count, sg::DType type, int rank =
                        .lifetime   = sg::Lifetime::persistent});
 }
 
+// As `type` has it.
+float rounded(sg::DType type, float value) {
+  return type == sg::DType::bf16 ? static_cast<float>(sg::bf16(value)) : static_cast<float>(sg::f16(value));
+}
+
 float number(std::size_t i) { return static_cast<float>(static_cast<double>(sg::testing::mix(i) >> 11) * 0x1p-52 - 1); }
 
 }  // namespace
 
-TEST_CASE("a conversion rounds to bf16 and widens from it, in rows and in one range", "[ops][convert]") {
+TEST_CASE("a conversion rounds to bf16 or f16 and widens from it, in rows and in one range", "[ops][convert]") {
   constexpr std::int64_t count = 60'060;  // several tiles
+  const auto type              = GENERATE(sg::DType::bf16, sg::DType::f16);
   const bool strided           = GENERATE(false, true);
-  CAPTURE(strided);
+  CAPTURE(type, strided);
   sg::Graph graph;
-  const sg::Buffer given = kept(graph, 2 * count, sg::DType::f32), half = kept(graph, 2 * count, sg::DType::bf16),
+  const sg::Buffer given = kept(graph, 2 * count, sg::DType::f32), half = kept(graph, 2 * count, type),
                    back = kept(graph, count, sg::DType::f32);
   const sg::Access from = strided ? given.strided(0, 60 * 4, 120 * 4, count / 60) : given.range(0, 4 * count),
                    to   = strided ? half.strided(2002 * 2, 2002 * 2, 4004 * 2, count / 2002) : half.range(0, 2 * count);
@@ -55,23 +61,24 @@ TEST_CASE("a conversion rounds to bf16 and widens from it, in rows and in one ra
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const std::size_t at = strided ? i / 60 * 120 + i % 60 : i;
-    if (found[i] != static_cast<float>(sg::bf16(number(at)))) ++wrong;
+    if (found[i] != rounded(type, number(at))) ++wrong;
   }
   CHECK(wrong == 0);
   if (strided) CHECK(program.memory().span<sg::bf16>(half)[0].bits() == 0);  // between rows
 }
 
-TEST_CASE("an all_reduce of bf16 adds up in float in rank order and rounds once", "[ops][convert]") {
+TEST_CASE("an all_reduce of bf16 or f16 adds up in float in rank order and rounds once", "[ops][convert]") {
+  const auto type              = GENERATE(sg::DType::bf16, sg::DType::f16);
   const int ranks              = GENERATE(2, 3, 4, 5);
   constexpr std::int64_t count = 5'000;
-  CAPTURE(ranks);
+  CAPTURE(type, ranks);
   sg::Graph graph(ranks);
   std::vector<sg::Rank> all;
   std::vector<sg::Buffer> wide, half;
   for (int rank = 0; rank < ranks; ++rank) {
     all.push_back(sg::Rank{rank});
     wide.push_back(kept(graph, count, sg::DType::f32, rank));
-    half.push_back(kept(graph, count, sg::DType::bf16, rank));
+    half.push_back(kept(graph, count, type, rank));
   }
   const sg::Group group = graph.group({.name = "all", .ranks = all});
   const auto of         = [&](const std::vector<sg::Buffer>& buffers) {
@@ -95,10 +102,10 @@ TEST_CASE("an all_reduce of bf16 adds up in float in rank order and rounds once"
     const auto values = program.memory().span<float>(wide[static_cast<std::size_t>(rank)]);
     for (std::size_t i = 0; i < count; ++i) {
       values[i] = number(static_cast<std::size_t>(rank) * count + i) * (rank == 0 ? 1.0f : 0x1p-5f);  // bits get lost
-      expected[i] += static_cast<float>(sg::bf16(values[i]));
+      expected[i] += rounded(type, values[i]);
     }
   }
-  for (float& each : expected) each = static_cast<float>(sg::bf16(each));
+  for (float& each : expected) each = rounded(type, each);
   executor.run(program);
   for (int rank = 0; rank < ranks; ++rank) {
     const auto found = program.memory().span<float>(wide[static_cast<std::size_t>(rank)]);
@@ -115,7 +122,8 @@ TEST_CASE("a conversion refuses other types and sizes", "[ops][convert][refuses]
                          MessageMatches(ContainsSubstring(why)));
   };
   refuses(a, b, "convert 'x': 5 elements into 4 (as many on both sides)");
-  refuses(c, b, "convert 'x': bf16 to f64 (f32 to bf16, or bf16 to f32)");
+  refuses(c, b, "convert 'x': bf16 to f64 (f32 to bf16 or f16, or one of those to f32)");
+  refuses(kept(graph, 5, sg::DType::f16), b, "bf16 to f16");
   refuses(a, a, "f32 to f32");
   refuses(a, b.strided(0, 1, 2, 4), "ranges of 1 bytes are not whole elements of bf16 (a multiple of 2)");
 }

@@ -59,7 +59,7 @@ TEST_CASE("cross-entropy's gradient is right, times its scale", "[ops][cross_ent
 }
 
 TEST_CASE("cross-entropy's gradient in place of the logits has the same bits", "[ops][cross_entropy]") {
-  const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16);
+  const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   CAPTURE(type);
   std::vector<std::int32_t> targets(37);
   for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<std::int32_t>(i * 53 % 700);
@@ -82,8 +82,34 @@ TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]
   CHECK(tape.owns_gradient(logits));
 }
 
-TEST_CASE("cross-entropy in bf16 is that in f32 of the same logits", "[ops][cross_entropy]") {
-  sg::testing::check_bf16(loss_case(300, {0, 6, 299, 3}, 1, GENERATE(false, true)));
+TEST_CASE("cross-entropy in bf16 and f16 is that in f32 of the same logits", "[ops][cross_entropy]") {
+  sg::testing::check_halves(loss_case(300, {0, 6, 299, 3}, 1, GENERATE(false, true)));
+}
+
+TEST_CASE("cross-entropy's gradient, and not the loss, is multiplied with a scale that is read",
+          "[ops][cross_entropy]") {
+  const auto type     = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
+  const bool in_place = GENERATE(false, true);
+  CAPTURE(type, in_place);
+  const auto plain = loss_case(700, {3, 699, 0}, 0.5, in_place);
+  auto scaled      = plain;
+  scaled.build     = [in_place](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor loss = tape.tensor("loss", {1}, sg::DType::f64), scale = tape.tensor("s", {1}, sg::DType::f64);
+    tape.add({.op = "scale", .writes = scale}, [](const sg::Context& context) { context.write<double>()[0] = 64; });
+    sg::cross_entropy(
+            tape,
+            {.logits = in[0], .targets = in[1], .loss = loss, .scale = 0.5, .in_place = in_place, .loss_scale = scale});
+    return loss;
+  };
+  CHECK(sg::testing::evaluate(scaled, type) == sg::testing::evaluate(plain, type));
+  std::vector<double> expected = sg::testing::gradients(plain, type).inputs[0];
+  const auto found             = sg::testing::gradients(scaled, type).inputs[0];
+  REQUIRE(found.size() == expected.size());
+  // 64 is a power of two: the same bits, where f16 does not lose them because they are small.
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (type == sg::DType::f16 && std::abs(expected[i]) < 0x1p-14) continue;
+    REQUIRE(found[i] == 64 * expected[i]);
+  }
 }
 
 TEST_CASE("logits too large for exp give finite losses and gradients", "[ops][cross_entropy]") {

@@ -110,9 +110,9 @@ TEST_CASE("embeddings refuse what does not fit, with names and numbers", "[ops][
   CHECK(bench.graph.num_nodes() == 0);
 }
 
-TEST_CASE("embeddings in bf16 are those in f32, rounded", "[ops][embedding]") {
-  sg::testing::check_bf16(embedding_case({4, 0, 0, 2, 0}));
-  sg::testing::check_bf16(positional_case(5));
+TEST_CASE("embeddings in bf16 and f16 are those in f32, rounded", "[ops][embedding]") {
+  sg::testing::check_halves(embedding_case({4, 0, 0, 2, 0}));
+  sg::testing::check_halves(positional_case(5));
 }
 
 TEST_CASE("an embedding of many tiles adds up each token's rows in their order", "[ops][embedding]") {

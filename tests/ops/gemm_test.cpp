@@ -1,6 +1,7 @@
 #include "ops/cpu/gemm.hpp"
 
 #include <algorithm>
+#include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
@@ -311,48 +312,53 @@ TEST_CASE("a product leaves what lies between the rows of its result alone", "[o
 
 namespace {
 
-std::vector<sg::bf16> rounded(const std::vector<float>& from) {
-  std::vector<sg::bf16> made;
-  for (const float value : from) made.push_back(sg::narrow<sg::bf16>(value));
+template <class Half>
+std::vector<Half> rounded(const std::vector<float>& from) {
+  std::vector<Half> made;
+  for (const float value : from) made.push_back(sg::narrow<Half>(value));
   return made;
 }
-std::vector<float> widened(const std::vector<sg::bf16>& from) {
+template <class Half>
+std::vector<float> widened(const std::vector<Half>& from) {
   std::vector<float> made;
-  for (const sg::bf16 value : from) made.push_back(sg::wide(value));
+  for (const Half value : from) made.push_back(sg::wide(value));
   return made;
 }
 
 }  // namespace
 
-TEST_CASE("a product of bf16 is that of its operands in f32, rounded once where it is stored in bf16", "[ops][gemm]") {
+TEMPLATE_TEST_CASE("a product of two bytes is that of its operands in f32, rounded once where it is stored so",
+                   "[ops][gemm]", sg::bf16, sg::f16) {
+  // Half of the distance between two neighbours is at most this much of a value.
+  constexpr double once   = std::is_same_v<TestType, sg::bf16> ? 0x1p-8 : 0x1p-11;
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   const auto [m, n, k] = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
       {{1, 1, 1}, {7, 13, 300}, {193, 100, 33}, {100, 120, 600}, {600, 20, 9}, {40, 500, 9}}));
   CAPTURE(a_transposed, b_transposed, m, n, k);
   Problem<float> wide{m, n, k, a_transposed, b_transposed};
-  const std::vector<sg::bf16> a = rounded(wide.a), b = rounded(wide.b), bias = rounded(numbers<float>(n, 4));
+  const std::vector<TestType> a = rounded<TestType>(wide.a), b = rounded<TestType>(wide.b),
+                              bias = rounded<TestType>(numbers<float>(n, 4));
   wide.a = widened(a), wide.b = widened(b);
-  const Problem<sg::bf16> problem{m, n, k, a_transposed, b_transposed, a, b};
+  const Problem<TestType> problem{m, n, k, a_transposed, b_transposed, a, b};
   const std::vector<float> base = numbers<float>(m * n, 3);
   std::vector<float> sum        = base;
-  std::vector<sg::bf16> c(sum.size());
-  const sg::Gemm<sg::bf16> into_half = problem.gemm({c.data(), nullptr, m * n});
-  sg::Gemm<sg::bf16> biased          = into_half;
+  std::vector<TestType> c(sum.size());
+  const sg::Gemm<TestType> into_half = problem.gemm({c.data(), nullptr, m * n});
+  sg::Gemm<TestType> biased          = into_half;
   biased.bias                        = bias.data();
   sg::gemm(biased);
-  sg::gemm(sg::Gemm<sg::bf16, float>{
+  sg::gemm(sg::Gemm<TestType, float>{
       .m = m, .n = n, .k = k, .a = into_half.a, .b = into_half.b, .c = {sum.data(), sum.data(), m * n}, .c_stride = n});
   double worst_wide = 0, worst_half = 0;
   for (std::size_t i = 0; i < c.size(); ++i) {
     const double exact = wide.expected(static_cast<std::int64_t>(i) / n, static_cast<std::int64_t>(i) % n);
     const double above = exact + static_cast<double>(sg::wide(bias[i % static_cast<std::size_t>(n)]));
     worst_wide         = worse(worst_wide, std::abs(sum[i] - (exact + static_cast<double>(base[i]))));
-    // Half of the distance between two neighbours is at most 2^-8 of a value.
-    worst_half = worse(worst_half, std::abs(static_cast<double>(sg::wide(c[i])) - above) - std::abs(above) * 0x1p-8);
+    worst_half = worse(worst_half, std::abs(static_cast<double>(sg::wide(c[i])) - above) - std::abs(above) * once);
   }
   const double summed = std::numeric_limits<float>::epsilon() * static_cast<double>(k + 2);
   CHECK(worst_wide < summed);
-  CHECK(worst_half < summed * (1 + 0x1p-8));
+  CHECK(worst_half < summed * (1 + once));
 }
 
 TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][gemm]") {

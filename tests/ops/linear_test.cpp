@@ -155,7 +155,7 @@ TEST_CASE("a linear keeps what its activation was applied to for a backward pass
 
 namespace {
 
-// A linear of numbers that bf16 has, run forward and backward in a tape of `type`.
+// A linear of numbers that bf16 and f16 have, run forward and backward in a tape of `type`.
 struct Trained {
   std::vector<double> y, dx, dw, db;
 };
@@ -222,32 +222,39 @@ double worst(const std::vector<double>& a, const std::vector<double>& b, double 
 
 }  // namespace
 
-TEST_CASE("in bf16, linear sums in f32 and rounds once; gradients of weights are not rounded", "[ops][linear]") {
+TEST_CASE("in bf16 and f16, linear sums in f32 and rounds once; gradients of weights are not rounded",
+          "[ops][linear]") {
+  const auto type   = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const Sizes sizes = GENERATE(Sizes{5, 7, 4}, Sizes{130, 110, 145});
   CAPTURE(static_cast<int>(layout), sizes.rows);
   const sg::Linear like{.layout = layout};
-  const Trained half = train(sizes, like, sg::DType::bf16), exact = train(sizes, like, sg::DType::f64);
-  // Half of the distance between two neighbours is at most 2^-8 of a value; the sums' own errors are far below.
-  CHECK(worst(half.y, exact.y, 1e-2) < 0x1.01p-8);
-  CHECK(worst(half.dx, exact.dx, 1e-2) < 0x1.01p-8);
-  CHECK(worst(half.y, exact.y, 1e-2) > 1e-4);  // or it is not bf16
+  const Trained half = train(sizes, like, type), exact = train(sizes, like, sg::DType::f64);
+  // Half of the distance between two neighbours is at most 2^-8 of a value, or 2^-11; the sums' own errors are far
+  // below.
+  const double once = type == sg::DType::bf16 ? 0x1.01p-8 : 0x1.01p-11;
+  CHECK(worst(half.y, exact.y, 1e-2) < once);
+  CHECK(worst(half.dx, exact.dx, 1e-2) < once);
+  CHECK(worst(half.y, exact.y, 1e-2) > once / 40);  // or it is not of that type
   CHECK(worst(half.dw, exact.dw, 1) < 1e-5);
   CHECK(worst(half.db, exact.db, 1) < 1e-5);
 }
 
-TEST_CASE("in bf16, a linear with an activation is within the rounding of what is stored", "[ops][linear]") {
+TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding of what is stored", "[ops][linear]") {
+  const auto type       = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   const sg::Linear like{.activation = activation};
   const Sizes sizes{130, 40, 143};
-  const Trained half = train(sizes, like, sg::DType::bf16), exact = train(sizes, like, sg::DType::f64);
-  // y is rounded twice and the gradient before the activation once, each by at most 2^-8, on average by much less.
-  CHECK(sg::testing::distance(half.y, exact.y) < 0x1p-8);
-  CHECK(sg::testing::distance(half.dx, exact.dx) < 0x1p-8);
-  CHECK(sg::testing::distance(half.dw, exact.dw) < 0x1p-8);
-  CHECK(sg::testing::distance(half.db, exact.db) < 0x1p-8);
-  CHECK(sg::testing::distance(half.y, exact.y) > 1e-4);
+  const Trained half = train(sizes, like, type), exact = train(sizes, like, sg::DType::f64);
+  // y is rounded twice and the gradient before the activation once, each by at most 2^-8, or 2^-11, on average by much
+  // less.
+  const double once = type == sg::DType::bf16 ? 0x1p-8 : 0x1p-11;
+  CHECK(sg::testing::distance(half.y, exact.y) < once);
+  CHECK(sg::testing::distance(half.dx, exact.dx) < once);
+  CHECK(sg::testing::distance(half.dw, exact.dw) < once);
+  CHECK(sg::testing::distance(half.db, exact.db) < once);
+  CHECK(sg::testing::distance(half.y, exact.y) > once / 40);
 }
 
 TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {

@@ -7,6 +7,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cmath>
 
+#include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
 
 namespace sg = stepgraph;
@@ -132,11 +133,30 @@ TEST_CASE("norms refuse weights of other widths", "[ops][norm][refuses]") {
                        MessageMatches(ContainsSubstring("rms_norm: weight is 4x1, but x is 2x4")));
 }
 
-TEST_CASE("norms in bf16 are those in f32, rounded", "[ops][norm]") {
+TEST_CASE("norms whose weights are f32 read them so, and round once", "[ops][norm]") {
+  const auto type     = GENERATE(sg::DType::bf16, sg::DType::f16);
+  const bool centered = GENERATE(false, true);
+  CAPTURE(type, centered);
+  OpCase test       = centered ? layer_norm_case(70, 300) : rms_norm_case(70, 300);
+  test.exact_in     = type;
+  test.wide_weights = true;
+  check_halves(test);
+  std::vector<double> expected = sg::testing::evaluate(test, sg::DType::f32);
+  for (double& each : expected) {
+    std::byte bytes[2];
+    sg::testing::encode(type, each, bytes);
+    each = sg::testing::decode(type, bytes);
+  }
+  CHECK((sg::testing::evaluate(test, type) == expected));
+  test.wide_weights = false;  // other weights
+  CHECK((sg::testing::evaluate(test, type) != expected));
+}
+
+TEST_CASE("norms in bf16 and f16 are those in f32, rounded", "[ops][norm]") {
   const auto [rows, width] = GENERATE(std::pair{5, 19}, std::pair{70, 700});
   CAPTURE(rows, width);
-  check_bf16(layer_norm_case(rows, width));
-  check_bf16(rms_norm_case(rows, width));
+  check_halves(layer_norm_case(rows, width));
+  check_halves(rms_norm_case(rows, width));
 }
 
 TEST_CASE("a norm's weight and bias get their gradients from one node", "[ops][norm][gradient]") {

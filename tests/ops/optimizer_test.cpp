@@ -1,5 +1,6 @@
 #include "ops/optimizer.hpp"
 
+#include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
@@ -211,23 +212,30 @@ TEST_CASE("what ends a step refuses other sizes and types, and settings out of r
   refuses([&](sg::AdamW& spec) { spec.step = one; }, "step has 8 bytes of f64 (one i64)");
   refuses([&](sg::AdamW& spec) { spec.beta2 = 1; }, "beta2 is 1 (0 or more, less than 1)");
   refuses([&](sg::AdamW& spec) { spec.weight_decay = -1; }, "weight_decay is -1 (0 or more)");
+  refuses([&](sg::AdamW& spec) { spec.gradient = half.range(0, 6); },
+          "adamw 'w': gradient has 6 bytes of bf16 (4 elements, as the weight has)");
+  refuses([&](sg::AdamW& spec) { spec.skip = one; }, "adamw 'w': skip has 8 bytes of f64 (one i64)");
   CHECK_THROWS_AS(sg::sgd(graph, {.name = "w", .weight = a, .gradient = b, .velocity = d, .factor = one, .rate = one}),
                   sg::Error);
   const sg::Buffer sum = kept(graph, "sum", sg::exact_sum_size(sg::DType::f32), sg::DType::i64);
-  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = half, .sum = sum}), sg::Error);
+  CHECK_THROWS_MATCHES(sg::square_sum(graph, {.name = "s", .values = step, .sum = sum}), sg::Error,
+                       MessageMatches(ContainsSubstring("square_sum 's': values is i64 (f32, f64, bf16 or f16)")));
   CHECK_THROWS_MATCHES(sg::square_sum(graph, {.name = "s", .values = a, .sum = one}), sg::Error,
                        MessageMatches(ContainsSubstring("square_sum 's': sum has 8 bytes of f64 (20 of i64")));
   CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = wide, .sum = sum}), sg::Error);  // f64 has more limbs
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .clip = -1}), sg::Error);
+  CHECK_THROWS_MATCHES(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .scale = one}), sg::Error,
+                       MessageMatches(ContainsSubstring("of scale and overflow one is there (both, or neither)")));
 }
 
-TEST_CASE("a master is updated as any weight, and its value is the master rounded", "[ops][optimizer]") {
+TEMPLATE_TEST_CASE("a master is updated as any weight, and its value is the master rounded", "[ops][optimizer]",
+                   sg::bf16, sg::f16) {
   const bool strided = GENERATE(false, true), is_adamw = GENERATE(false, true);
   CAPTURE(strided, is_adamw);
   const auto updated = [&](bool valued) {
     Update update(sg::DType::f32, strided);
-    const sg::Buffer value = kept(update.graph, "value", 2 * Update::count, sg::DType::bf16);
+    const sg::Buffer value = kept(update.graph, "value", 2 * Update::count, *sg::dtype_of<TestType>());
     const sg::Access rows  = value.strided(328 * 2, 328 * 2, 2 * 328 * 2, Update::count / 328);
     if (is_adamw) {
       sg::AdamW spec{.name     = "update",
@@ -261,10 +269,10 @@ TEST_CASE("a master is updated as any weight, and its value is the master rounde
     update.program->memory().span<std::int64_t>(update.step)[0] = 1;
     update.executor.run(*update.program);
     std::size_t wrong = 0;
-    const auto values = update.program->memory().span<sg::bf16>(value);
+    const auto values = update.program->memory().template span<TestType>(value);
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      const sg::bf16 found = values[i / 328 * 656 + 328 + i % 328];
-      if (valued && found.bits() != sg::bf16(weights[i]).bits()) ++wrong;
+      const TestType found = values[i / 328 * 656 + 328 + i % 328];
+      if (valued && found.bits() != TestType(weights[i]).bits()) ++wrong;
     }
     CHECK(wrong == 0);
     return std::vector<float>(weights.begin(), weights.end());
@@ -287,7 +295,7 @@ TEST_CASE("a value that does not go with its master is refused", "[ops][optimize
                        .value    = value};
     CHECK_THROWS_MATCHES(sg::sgd(graph, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
-  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16, as the weight has)");
+  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, as the weight has)");
   refuses(a, b, "value has 16 bytes of f32");
   refuses(wide, half, "a value beside a weight of f64 (f32)");
 }

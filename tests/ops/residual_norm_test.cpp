@@ -57,12 +57,15 @@ OpCase block_case(const Form& form, std::int64_t rows = 3, std::int64_t width = 
 
 TEST_CASE("a residual and its norm in one node have the bits of two", "[ops][residual_norm]") {
   const Form form{.centered = GENERATE(false, true), .biased = GENERATE(false, true), .rate = GENERATE(0.0, 0.4)};
-  const auto type          = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const auto type          = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const auto [rows, width] = GENERATE(std::pair{3, 21}, std::pair{70, 300});
-  CAPTURE(form.centered, form.biased, form.rate, type, rows, width);
-  Form apart       = form;
-  apart.fused      = false;
-  const OpCase one = block_case(form, rows, width), two = block_case(apart, rows, width);
+  // All weights, that of the norm and its bias among them, are f32: the residual's bias has to be the tape's.
+  const bool wide_weights = GENERATE(false, true) && !form.biased;
+  CAPTURE(form.centered, form.biased, form.rate, type, rows, width, wide_weights);
+  Form apart  = form;
+  apart.fused = false;
+  OpCase one = block_case(form, rows, width), two = block_case(apart, rows, width);
+  one.wide_weights = two.wide_weights = wide_weights;
   CHECK((sg::testing::evaluate(one, type) == sg::testing::evaluate(two, type)));
   const auto found = sg::testing::gradients(one, type), expected = sg::testing::gradients(two, type);
   CHECK((found.inputs == expected.inputs));

@@ -74,8 +74,8 @@ TEST_CASE("a residual refuses shapes that differ", "[ops][residual][refuses]") {
                        MessageMatches(ContainsSubstring("residual: bias is 2 (3)")));
 }
 
-TEST_CASE("a residual in bf16 is that in f32, rounded", "[ops][residual]") {
-  sg::testing::check_bf16(residual_case(GENERATE(false, true)));
+TEST_CASE("a residual in bf16 and f16 is that in f32, rounded", "[ops][residual]") {
+  sg::testing::check_halves(residual_case(GENERATE(false, true)));
 }
 
 TEST_CASE("a residual drops elements of branch and bias, never of x", "[ops][residual][dropout]") {
@@ -83,7 +83,7 @@ TEST_CASE("a residual drops elements of branch and bias, never of x", "[ops][res
   CAPTURE(biased);
   const auto test = residual_case(biased, 0.25);
   sg::testing::check_gradients(test);
-  sg::testing::check_bf16(test);
+  sg::testing::check_halves(test);
   const auto values = sg::testing::values(test);
   const auto y      = sg::testing::evaluate(test);
   int dropped       = 0;

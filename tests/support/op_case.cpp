@@ -32,10 +32,10 @@ struct NetOptions {
 // Seeds of what is random.
 enum class Of : std::uint64_t { input = 1, weight, output_gradient, other_gradient };
 
-double in_bf16(double value) {
-  std::byte bytes[2];
-  encode(DType::bf16, value, bytes);
-  return decode(DType::bf16, bytes);
+double rounded(DType type, double value) {
+  std::byte bytes[8];
+  encode(type, value, bytes);
+  return decode(type, bytes);
 }
 
 std::vector<double> numbers(const OpCase& test, Of of, std::size_t which, int microbatch, std::size_t count,
@@ -45,7 +45,7 @@ std::vector<double> numbers(const OpCase& test, Of of, std::size_t which, int mi
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t bits = mix(seed * 1'000'003 + i) >> 44;  // 20 of them
     made[i]                  = range * (static_cast<double>(bits) - 524'287.5) / 524'288;
-    made[i]                  = test.in_bf16 ? in_bf16(made[i]) : static_cast<float>(made[i]);
+    made[i]                  = rounded(of == Of::weight && test.wide_weights ? DType::f32 : test.exact_in, made[i]);
   }
   return made;
 }
@@ -97,7 +97,8 @@ class Net {
       }
     }
     if (test_.step) program_->memory().span<std::int64_t>(step_)[0] = *test_.step;
-    for (std::size_t i = 0; i < test_.weights.size(); ++i) store(weights_.entries()[i].value.buffer, values[0].weights[i]);
+    for (std::size_t i = 0; i < test_.weights.size(); ++i)
+      store(weights_.entries()[i].value.buffer, values[0].weights[i]);
     executor.run(*program_);
   }
 
@@ -129,7 +130,7 @@ class Net {
     for (const auto& [name, shape] : test_.weights) {
       weights_.add({.name     = name,
                     .shape    = shape,
-                    .value    = kept(name, shape, options_.type),
+                    .value    = kept(name, shape, test_.wide_weights ? wide_type(options_.type) : options_.type),
                     .gradient = kept(name + " gradient", shape, wide_type(options_.type))});
     }
   }
@@ -391,10 +392,14 @@ void check_gradients(const OpCase& test) {
               test.f32_tolerance);
 }
 
-void check_bf16(OpCase test, double tolerance) {
-  test.in_bf16 = true;
-  CHECK(distance(evaluate(test, DType::bf16), evaluate(test, DType::f32)) < tolerance);
-  check_close(test, gradients(test, DType::bf16), gradients(test, DType::f32), tolerance);
+void check_halves(OpCase test) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    CAPTURE(type);
+    const double tolerance = type == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    test.exact_in          = type;
+    CHECK(distance(evaluate(test, type), evaluate(test, DType::f32)) < tolerance);
+    check_close(test, gradients(test, type), gradients(test, DType::f32), tolerance);
+  }
 }
 
 double distance(const std::vector<double>& a, const std::vector<double>& b, double at_least) {

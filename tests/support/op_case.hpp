@@ -22,11 +22,12 @@ struct OpCase {
   // Given: `build` adds a loss, and returns where it is. Gradients are those of this many losses; else they are those
   // of the output's elements, each times some number.
   std::optional<double> loss_scale = {};
-  bool in_place                    = false;  // the op overwrites its inputs: nobody else can use them after it
-  double range                     = 1;      // values are between -range and range
-  double f32_tolerance             = 1e-5;   // relative, of a tensor's norm
-  std::optional<std::int64_t> step = {};     // given: tapes are random, and this is the step
-  bool in_bf16                     = false;  // values and gradients of outputs can be told exactly in bf16
+  bool in_place                    = false;       // the op overwrites its inputs: nobody else can use them after it
+  double range                     = 1;           // values are between -range and range
+  double f32_tolerance             = 1e-5;        // relative, of a tensor's norm
+  std::optional<std::int64_t> step = {};          // given: tapes are random, and this is the step
+  DType exact_in                   = DType::f32;  // values and gradients of outputs can be told exactly in this type
+  bool wide_weights                = false;       // weights are f32 on tapes of two bytes, and have as many bits
 };
 
 // The inputs (tokens aside) and the weights of a case, in its order.
@@ -52,9 +53,9 @@ struct OpValues {
 // run.
 void check_gradients(const OpCase& test);
 
-// A test by itself: output and gradients in bf16 are those in f32 from the same values, within a tolerance relative to
-// each tensor's norm. Gradients of weights are f32 in both.
-void check_bf16(OpCase test, double tolerance = 0x1p-8);
+// A test by itself: output and gradients in bf16 are those in f32 from the same values, within 2^-8 of each tensor's
+// norm, as 8 bits have it; and in f16 within 2^-11, as 11 bits have it. Gradients of weights are f32 in both.
+void check_halves(OpCase test);
 
 // |a - b| / |b|, of Euclidean norms; infinite where sizes differ or a number is none.
 [[nodiscard]] double distance(const std::vector<double>& a, const std::vector<double>& b, double at_least = 1e-300);

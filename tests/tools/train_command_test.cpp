@@ -107,6 +107,30 @@ TEST_CASE("train prints loss and norm with digits enough to tell every double", 
   CHECK(text.err.empty());
 }
 
+TEST_CASE("train says at which scale a step was, and whether it was skipped, where losses are scaled",
+          "[tools][train]") {
+  const SmallRun small;
+  const auto plain = small.run("train", "--json --steps 2");
+  for (const auto& step : steps_of(plain.out)) CHECK_FALSE(step.contains("loss_scale"));
+  const auto half = small.run("train", "--json --steps 2 --set precision.param=fp16");
+  REQUIRE(half.exit_code == 0);
+  CHECK(json_lines(half.out)[0].at("precision").at("loss_scale") == "dynamic");
+  REQUIRE(steps_of(half.out).size() == 2);
+  CHECK(steps_of(half.out)[0].at("loss_scale") == 65536);
+  CHECK(steps_of(half.out)[0].at("skipped").is_boolean());
+  // A scale that is larger than anything that fp16 has.
+  const std::string huge = "--steps 2 --set precision.param=fp16 --set precision.loss_scale=1e12";
+  const auto skipped = small.run("train", huge + " --json"), text = small.run("train", huge);
+  CAPTURE(skipped.err);
+  REQUIRE(skipped.exit_code == 0);
+  for (const auto& step : steps_of(skipped.out)) {
+    CHECK(step.at("skipped") == true);
+    CHECK(step.at("grad_norm").is_null());
+    CHECK(step.at("loss").get<double>() > 0);
+  }
+  CHECK_THAT(text.out, ContainsSubstring("skipped: gradients overflow at loss scale 1e+12"));
+}
+
 TEST_CASE("a model that Hugging Face saved trains as it would there", "[tools][train]") {
   const std::string model = sg::testing::data_file("golden/gpt2-tiny").string();
   sg::testing::TempFolder folder;

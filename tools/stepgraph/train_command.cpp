@@ -81,9 +81,15 @@ class Lines {
 std::string step_line(std::int64_t step, const StepResult& result, double tokens_per_s, bool json) {
   if (json)
     return str("{\"type\":\"step\",\"step\":", step, ",\"loss\":", digits(result.loss),
-               ",\"grad_norm\":", digits(result.grad_norm), ",\"tokens_per_s\":", digits(tokens_per_s), "}");
-  return str("step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ",
-             short_number(result.grad_norm, 17), "  ", short_number(tokens_per_s), " tokens/s");
+               ",\"grad_norm\":", digits(result.grad_norm), ",\"tokens_per_s\":", digits(tokens_per_s),
+               result.loss_scale ? str(",\"loss_scale\":", digits(*result.loss_scale),
+                                       ",\"skipped\":", result.skipped ? "true" : "false")
+                                 : "",
+               "}");
+  return str(
+      "step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ", short_number(result.grad_norm, 17), "  ",
+      short_number(tokens_per_s), " tokens/s",
+      result.skipped ? str("  skipped: gradients overflow at loss scale ", short_number(*result.loss_scale)) : "");
 }
 
 std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds, double loss, bool interrupted,
@@ -145,7 +151,11 @@ void run_train(const TrainOptions& options) {
     const double tokens_per_s = static_cast<double>(batches.tokens_per_step()) / seconds_since(step_begin);
     lines.print(step_line(step, result, tokens_per_s, json));
     if (step == 0 && options.dump_grads) save_gradients(trainer.run(), *options.dump_grads);
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    constexpr double least_scale = 0x1p-24;  // at which no gradient overflows that a larger one did not make so
+    if (result.skipped && std::isfinite(result.loss) && *result.loss_scale <= least_scale)
+      throw Error(ErrorKind::run, str("step ", step, ": gradients overflow at every precision.loss_scale down to ",
+                                      *result.loss_scale, " (precision.param bf16 or fp32)"));
+    if (!std::isfinite(result.loss) || (!std::isfinite(result.grad_norm) && !result.skipped))
       throw Error(
           ErrorKind::run,
           str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
