@@ -38,6 +38,7 @@ void check_same_bits(const std::string& model, const sg::Plan& plan, int micro, 
   CHECK(got.loss == expected.loss);
   CHECK(got.grad_norm == expected.grad_norm);
   CHECK(got.gradients == expected.gradients);
+  sg::testing::check_golden_bounds(golden(model), got, steps);
 }
 
 }  // namespace
@@ -118,7 +119,7 @@ TEST_CASE("sharding goes with tensor and pipeline parallelism, schedules and rec
                            {.strategy = test.strategy, .flat = test.flat, .keep_between_microbatches = test.keep});
   plan.pipeline  = {.schedule = test.schedule, .chunks = test.schedule == "interleaved" ? 2 : 1};
   plan.recompute = test.recompute;
-  check_same_bits(model, plan, 1, 2);
+  check_same_bits(model, plan, 1, sg::testing::cases(20));
 }
 
 TEST_CASE("units of any kind change no bits", "[graphs][shard]") {
@@ -147,8 +148,9 @@ TEST_CASE("three ranks share weights that do not divide by three", "[graphs][sha
   if (sg::testing::scale() > 1 && model.kind == "gpt2") return;
   const sg::BatchSpec batch{.global = 6, .micro = 1, .seq = 16};
   const sg::Plan whole{.layout = {.dp = 3}};
-  CHECK(sg::testing::train(model, plan_of({.dp = 3}, {.strategy = strategy, .flat = flat}), batch, 5) ==
-        sg::testing::train(model, whole, batch, 5));
+  const int steps = sg::testing::cases(20);
+  CHECK(sg::testing::train(model, plan_of({.dp = 3}, {.strategy = strategy, .flat = flat}), batch, steps) ==
+        sg::testing::train(model, whole, batch, steps));
 }
 
 TEST_CASE("groups of replicas, and reducing after each microbatch, are the same within 1e-6", "[graphs][shard]") {
@@ -166,4 +168,5 @@ TEST_CASE("groups of replicas, and reducing after each microbatch, are the same 
   const History a{expected.loss, expected.grad_norm}, b{got.loss, got.grad_norm};
   CHECK(loss_distance(a, b) < 1e-6);
   CHECK(norm_distance(a, b) < 1e-6);
+  sg::testing::check_golden_bounds(golden(model), got, steps);
 }

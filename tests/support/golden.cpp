@@ -1,5 +1,7 @@
 #include "tests/support/golden.hpp"
 
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -44,6 +46,21 @@ Golden read(const std::string& name) {
   return golden;
 }
 
+// The larger; what is no number is larger than all.
+double worse(double a, double b) { return b <= a ? a : b; }
+
+double largest_error(const std::vector<double>& got, const std::vector<double>& expected) {
+  double worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) worst = worse(worst, std::abs(got[i] - expected[i]) / expected[i]);
+  return worst;
+}
+
+double norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
 }  // namespace
 
 std::span<const std::int32_t> Golden::tokens_of(int step) const {
@@ -78,6 +95,25 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, int
     }
   }
   return trained;
+}
+
+GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps) {
+  REQUIRE(trained.loss.size() == static_cast<std::size_t>(steps));
+  REQUIRE(trained.grad_norm.size() == static_cast<std::size_t>(steps));
+  REQUIRE(trained.gradients.size() == golden.gradients.size());
+  GoldenErrors found{.loss = largest_error(trained.loss, golden.loss),
+                     .norm = largest_error(trained.grad_norm, golden.grad_norm)};
+  for (const auto& [name, values] : golden.gradients) {
+    CAPTURE(name);
+    std::vector<double> difference = trained.gradients.at(name);
+    REQUIRE(difference.size() == values.size());
+    for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= values[i];
+    found.gradient = worse(found.gradient, norm(difference) / norm(values));
+  }
+  CHECK(found.loss < 2e-6);
+  CHECK(found.norm < 5e-5);
+  CHECK(found.gradient < 1e-5);
+  return found;
 }
 
 }  // namespace stepgraph::testing

@@ -32,4 +32,11 @@ struct Trained {
 };
 [[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads = 2);
 
+// Largest relative differences from the golden run; of gradients, that of a whole tensor.
+struct GoldenErrors {
+  double loss = 0, norm = 0, gradient = 0;
+};
+// Checks that a run of so many steps is as close as an fp32 run is to be.
+GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps);
+
 }  // namespace stepgraph::testing
