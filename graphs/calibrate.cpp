@@ -21,8 +21,8 @@ namespace {
 // One step that is run: a model of few layers in one layout.
 struct Trial {
   Model model;
-  LayoutSpec layout = {};
-  BatchSpec batch   = {};
+  Plan plan       = {};
+  BatchSpec batch = {};
 };
 
 // A model's size; layers are alike, so that one is enough to see what its nodes take.
@@ -41,13 +41,12 @@ std::vector<Trial> trials(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
   std::vector<Trial> all;
-  const auto add = [&](const Model& model, const LayoutSpec& layout, const Size& size, int part = 1,
-                       int microbatches = 1) {
+  const auto add = [&](const Model& model, const Plan& plan, const Size& size, int part = 1, int microbatches = 1) {
     const int sequences = size.sequences / part;
     all.push_back(
         {model,
-         layout,
-         {.global = layout.dp * sequences * microbatches, .micro = sequences, .seq = static_cast<int>(size.seq)}});
+         plan,
+         {.global = plan.layout.dp * sequences * microbatches, .micro = sequences, .seq = static_cast<int>(size.seq)}});
   };
   for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
     const bool is_large = size.width >= large.width;
@@ -58,12 +57,16 @@ std::vector<Trial> trials(int threads, bool small) {
     add(model, {}, size);
     add(model, {}, size, 2);
     add(other, {}, size, is_large ? 2 : 1);
-    if (!is_large) add(gpt2_of(size, 2), {.pp = 2}, size, 1, 2);
+    if (!is_large) add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
     if (ranks == 1) continue;
-    add(model, {.dp = ranks}, size, 2);
-    if (!is_large) add(model, {.dp = ranks}, size);
-    if (!is_large) add(other, {.dp = ranks}, size);
-    add(model, {.dp = pairs, .tp = 2}, size);
+    const Plan replicas{.layout = {.dp = ranks}};
+    add(model, replicas, size, 2);
+    add(model, {.layout = {.dp = pairs, .tp = 2}}, size);
+    if (is_large) continue;
+    add(model, replicas, size);
+    add(other, replicas, size);
+    add(model, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
+    add(model, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
   }
   return all;
 }
@@ -124,8 +127,8 @@ class Calibrator {
       : make_world_(make_world), options_(options), threads_(threads) {}
 
   void run(const Trial& trial) {
-    const auto world = make_world_(Layout(trial.layout).num_ranks());
-    Trainer trainer(trial.model, {.layout = trial.layout}, trial.batch, *world, {.threads = threads_});
+    const auto world = make_world_(Layout(trial.plan.layout).num_ranks());
+    Trainer trainer(trial.model, trial.plan, trial.batch, *world, {.threads = threads_});
     set_some_weights(trainer.run());
     const TokenData data(SyntheticTokens{}, trial.model.vocab);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(trial.batch.global * trial.batch.seq) + 1);
@@ -134,7 +137,7 @@ class Calibrator {
     (void)trainer.step(tokens);  // memory is seen for the first time
     for (int step = 0; step < options_.steps; ++step) {
       (void)trainer.step(tokens, &recorder);
-      look_at(trainer.run().step().graph, recorder.timeline(), trial.layout == LayoutSpec{});
+      look_at(trainer.run().step().graph, recorder.timeline(), trial.plan == Plan{});
     }
   }
 

@@ -95,8 +95,8 @@ TEST_CASE("calibrating trains small models and knows every op of theirs", "[grap
   CHECK(found.host == sg::host_name());
   CHECK(found.cores == sg::num_cores());
   CHECK(found.threads == threads);
-  for (const char* op :
-       {"linear", "linear_input_gradient", "linear_weight_gradient", "attention", "all_reduce", "adamw", "send"}) {
+  for (const char* op : {"linear", "linear_input_gradient", "linear_weight_gradient", "attention", "all_reduce",
+                         "all_gather", "reduce_scatter", "adamw", "send"}) {
     CAPTURE(op);
     REQUIRE(found.ops.contains(op));
   }
