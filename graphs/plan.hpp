@@ -23,8 +23,7 @@ struct PrecisionPlan {
   // Of weights, activations and their gradients: f32, f64 or bf16. With bf16 the optimizer works on f32 masters, and
   // gradients of weights are summed in f32.
   DType param = DType::f32;
-  // In which gradients of weights travel between data-parallel ranks: as they are summed, or bf16. Between the replicas
-  // of hybrid sharding, as they are summed.
+  // In which gradients of weights travel between data-parallel ranks: as they are summed, or bf16.
   DType reduce                                                       = DType::f32;
   friend bool operator==(const PrecisionPlan&, const PrecisionPlan&) = default;
 };

@@ -206,8 +206,27 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 
+// In the type in which they travel: rounded before, and widened again where they are summed. The sum itself is made in
+// a wide type and rounded once, as that of a reduce-scatter.
+void StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
+                                       const Labels& labels) {
+  const DType type = setup_.plan.precision.reduce;
+  if (type == sum_type()) {
+    all_reduce_part("all_reduce " + what, group, members, values, type, LaneKind::reduce, labels);
+    return;
+  }
+  const std::int64_t bytes =
+      values.region.length == Access::whole ? graph().spec(values.buffer).size_bytes : values.region.num_bytes();
+  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
+  const Buffer rounded        = make("rounded " + what, elements, type, Lifetime::step, MemoryRole::gradients);
+  convert(graph(),
+          {.name = "round " + what, .lane = LaneKind::reduce, .to = rounded, .from = values, .labels = labels});
+  all_reduce_part("all_reduce " + what, group, members, rounded, type, LaneKind::reduce, labels);
+  convert(graph(),
+          {.name = "widen " + what, .lane = LaneKind::reduce, .to = values, .from = rounded, .labels = labels});
+}
+
 void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
-  const DType type     = setup_.plan.precision.reduce;
   const Group group    = setup_.group(rank_, Axis::dp, "gradients");
   const int members    = setup_.plan.layout.dp;
   const std::string of = bucket.weights.size() == 1
@@ -231,23 +250,7 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   };
   const bool views = setup_.plan.shard.bucket_views;
   if (!views) copy_all(true);
-  if (type == sum_type()) {
-    all_reduce_part("all_reduce gradient of " + of, group, members, bucket.buffer, type, LaneKind::reduce, labels);
-  } else {
-    const Buffer rounded =
-        make("rounded gradient of " + of, bucket.elements, type, Lifetime::step, MemoryRole::gradients);
-    convert(graph(), {.name   = "round gradient of " + of,
-                      .lane   = LaneKind::reduce,
-                      .to     = rounded,
-                      .from   = bucket.buffer,
-                      .labels = labels});
-    all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
-    convert(graph(), {.name   = "widen gradient of " + of,
-                      .lane   = LaneKind::reduce,
-                      .to     = bucket.buffer,
-                      .from   = rounded,
-                      .labels = labels});
-  }
+  all_reduce_gradients("gradient of " + of, group, members, bucket.buffer, labels);
   if (!views) copy_all(false);
 }
 
@@ -272,8 +275,7 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
   const int members   = setup_.plan.layout.dp / shards_.size;
   const auto join     = [&](const Access& part, const std::string& what) {
-    all_reduce_part("all_reduce replicas of " + what, setup_.replica_group(coord_), members, part, sum_type(),
-                        LaneKind::reduce, labels);
+    all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);
   };
   if (unit.cut->flat) join(all.flat, unit.cut->name);
   for (std::size_t i = 0; i < all.others.size(); ++i) {

@@ -207,6 +207,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   check_units(model, plan.shard);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
+  step.shard_size       = stepgraph::shard_group(plan, 0).size;
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
     validate(step.schedule);
