@@ -232,6 +232,15 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   make_groups(trains);
 }
 
+const StepSetup::Units& StepSetup::units(int tp_index) {
+  const auto [found, fresh] = units_.try_emplace(tp_index);
+  if (fresh) {
+    for (ShardUnit& unit : shard_units(step.model, plan, blocks_of_stage, tp_index))
+      found->second.push_back(std::make_shared<const ShardUnit>(std::move(unit)));
+  }
+  return found->second;
+}
+
 Rank StepSetup::rank_of(Stage stage, Coord coord) const {
   coord.pp = index(step.schedule.rank_of_stage[static_cast<std::size_t>(index(stage))]);
   return step.layout.rank(coord);

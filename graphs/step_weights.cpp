@@ -174,10 +174,10 @@ void StepBuilder::add_to_table() {
 }
 
 void StepBuilder::declare_weights(bool trains) {
-  for (ShardUnit& unit : shard_units(setup_.step.model, setup_.plan, setup_.blocks_of_stage, coord_.tp)) {
-    if (!has(unit.stage)) continue;
-    units_.push_back({.cut = std::make_shared<const ShardUnit>(std::move(unit))});
-    for (const CutWeight& weight : units_.back().cut->weights) {
+  for (const std::shared_ptr<const ShardUnit>& unit : setup_.units(coord_.tp)) {
+    if (!has(unit->stage)) continue;
+    units_.push_back({.cut = unit});
+    for (const CutWeight& weight : unit->weights) {
       const std::string& name = setup_.step.model.blocks[weight.block].weights[weight.number].name;
       cuts_.emplace(name, Cut{units_.size() - 1, &weight});
       if (!weight.flat) units_.back().others.push_back(name);
