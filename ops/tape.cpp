@@ -80,6 +80,7 @@ Node Tape::add_node(const OpNode& node, Body body) {
                            .accumulates = node.accumulates,
                            .op          = node.op,
                            .parallel    = node.parallel,
+                           .device      = node.device,
                            .cost        = node.cost,
                            .labels      = labels()},
                           std::move(body));
