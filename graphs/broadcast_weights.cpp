@@ -13,16 +13,32 @@
 namespace stepgraph {
 namespace {
 
-// What a rank has that its data-parallel neighbours have too, bit for bit; a buffer that two weights share once.
-std::vector<Buffer> replicated(const StepRank& rank) {
+// What a rank has whole, as all its data-parallel neighbours have it; or its shards of the rest, which it has in common
+// with the ranks that have its place in another shard group. A buffer that two weights share once.
+std::vector<Buffer> held(const StepRank& rank, bool shards) {
   std::vector<Buffer> found;
   for (const StepWeight& weight : rank.weights) {
     for (const WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
-      if (part.cut || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end()) continue;
+      if (part.cut != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
+        continue;
       found.push_back(part.buffer);
     }
   }
   return found;
+}
+
+// Those with the same place in their shard groups: they have the same shards.
+std::vector<RankGroup> replica_groups(const StepGraph& step) {
+  std::vector<RankGroup> groups;
+  for (const RankGroup& ranks : step.layout.groups(Axis::dp)) {
+    for (int place = 0; place < step.shard_size; ++place) {
+      RankGroup replicas{.name = str(ranks.name, " shard", place), .axes = ranks.axes};
+      for (int i = place; i < ranks.size(); i += step.shard_size)
+        replicas.ranks.push_back(ranks.ranks[static_cast<std::size_t>(i)]);
+      groups.push_back(std::move(replicas));
+    }
+  }
+  return groups;
 }
 
 class Builder {
@@ -31,17 +47,13 @@ class Builder {
       : step_(step),
         options_(options),
         made_{.graph = step.graph.only_rank() ? Graph(step.graph.num_ranks(), *step.graph.only_rank())
-                                              : Graph(step.graph.num_ranks())},
-        copies_(step.ranks.size()) {
-    made_.hashes.resize(step.ranks.size());
-  }
+                                              : Graph(step.graph.num_ranks())} {}
 
   WeightsGraph build() {
-    for (std::size_t rank = 0; rank < step_.ranks.size(); ++rank) declare(rank);
-    for (const RankGroup& ranks : step_.layout.groups(Axis::dp)) {
-      const auto here = std::find_if(ranks.ranks.begin(), ranks.ranks.end(), [&](Rank rank) { return has(rank); });
-      if (here != ranks.ranks.end()) add(ranks, *here);
-    }
+    made_.hashes = add(step_.layout.groups(Axis::dp), false);
+    // Where there is one shard group, nobody has what another has.
+    const bool replicas = step_.shard_size < step_.layout.degree(Axis::dp);
+    made_.shard_hashes  = replicas ? add(replica_groups(step_), true) : std::vector<Buffer>(step_.ranks.size());
     return std::move(made_);
   }
 
@@ -52,12 +64,22 @@ class Builder {
   }
   [[nodiscard]] bool has(Rank rank) const { return !at(copies_, rank).empty(); }
 
-  void declare(std::size_t rank) {
-    for (const Buffer of_step : replicated(step_.ranks[rank])) {
-      const Buffer here = made_.graph.buffer(step_.graph.spec(of_step));
-      made_.same.push_back({.here = here, .of_step = of_step});
-      copies_[rank].push_back(here);
+  // What the members of each group have in common; returns its hashes, by rank.
+  std::vector<Buffer> add(const std::vector<RankGroup>& groups, bool shards) {
+    copies_.assign(step_.ranks.size(), {});
+    hashes_.assign(step_.ranks.size(), {});
+    for (std::size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+      for (const Buffer of_step : held(step_.ranks[rank], shards)) {
+        const Buffer here = made_.graph.buffer(step_.graph.spec(of_step));
+        made_.same.push_back({.here = here, .of_step = of_step});
+        copies_[rank].push_back(here);
+      }
     }
+    for (const RankGroup& ranks : groups) {
+      const auto here = std::find_if(ranks.ranks.begin(), ranks.ranks.end(), [&](Rank rank) { return has(rank); });
+      if (here != ranks.ranks.end()) add(ranks, *here, shards ? "shards" : "weights");
+    }
+    return std::move(hashes_);
   }
 
   Buffer make(std::string name, Rank rank, std::size_t count) {
@@ -69,7 +91,7 @@ class Builder {
   }
 
   // Members have the same weights in the same order: they differ in dp alone.
-  void add(const RankGroup& ranks, Rank here) {
+  void add(const RankGroup& ranks, Rank here, const std::string& what) {
     const std::size_t count = at(copies_, here).size();
     const bool alone        = ranks.size() == 1;
     const Group group       = alone ? Group{} : add_group(made_.graph, ranks, "weights");
@@ -83,31 +105,31 @@ class Builder {
     }
     for (const Rank rank : ranks.ranks) {
       if (!has(rank)) continue;
-      at(made_.hashes, rank) = make("hashes of weights", rank, count);
-      hash_bytes(made_.graph, {.name   = "hash weights",
+      at(hashes_, rank) = make("hashes of " + what, rank, count);
+      hash_bytes(made_.graph, {.name   = "hash " + what,
                                .values = at(copies_, rank),
-                               .hashes = at(made_.hashes, rank),
+                               .hashes = at(hashes_, rank),
                                .labels = {.phase = "hash"}});
     }
-    if (!alone) compare(ranks, group, count);
+    if (!alone) compare(ranks, group, count, what);
   }
 
-  void compare(const RankGroup& ranks, Group group, std::size_t count) {
+  void compare(const RankGroup& ranks, Group group, std::size_t count, const std::string& what) {
     std::vector<Buffer> gathered(step_.ranks.size());
     for (const Rank rank : ranks.ranks) {
       if (has(rank)) at(gathered, rank) = make("hashes of all members", rank, count * ranks.ranks.size());
     }
-    all_gather(made_.graph, {.name   = "all_gather hashes of weights",
+    all_gather(made_.graph, {.name   = "all_gather hashes of " + what,
                              .group  = group,
                              .lane   = LaneKind::reduce,
-                             .in     = [&](Rank rank) { return at(made_.hashes, rank); },
+                             .in     = [&](Rank rank) { return at(hashes_, rank); },
                              .out    = [&](Rank rank) { return at(gathered, rank); },
                              .labels = {.phase = "hash"}});
     for (const Rank rank : ranks.ranks) {
       if (!has(rank)) continue;
       std::vector<std::string> names;
       for (const Buffer copy : at(copies_, rank)) names.push_back(made_.graph.spec(copy).name);
-      made_.graph.add({.name   = "compare hashes of weights",
+      made_.graph.add({.name   = "compare hashes of " + what,
                        .lane   = made_.graph.lane(rank, LaneKind::host),
                        .reads  = at(gathered, rank),
                        .kind   = NodeKind::host,
@@ -124,7 +146,7 @@ class Builder {
                                 ErrorKind::run,
                                 str("weights: '", names[i], "' of rank ", members[member], " has the hash ",
                                     hash_text(own), ", that of rank ", members.front(), " has ", hash_text(first),
-                                    " (the same bits on all data-parallel ranks: broadcast_weights)"));
+                                    " (the same bits on all ranks that have it: broadcast_weights)"));
                           }
                         }
                       });
@@ -134,7 +156,8 @@ class Builder {
   const StepGraph& step_;
   WeightsGraphOptions options_;
   WeightsGraph made_;
-  std::vector<std::vector<Buffer>> copies_;  // by rank
+  std::vector<std::vector<Buffer>> copies_ = {};  // by rank
+  std::vector<Buffer> hashes_              = {};
 };
 
 std::uint64_t run_graph(StepRun& run, const WeightsGraphOptions& options) {
@@ -142,11 +165,15 @@ std::uint64_t run_graph(StepRun& run, const WeightsGraphOptions& options) {
   const Program program      = run.beside(weights.graph, weights.same);
   run.run(program);
   std::uint64_t hash = 0;
-  for (std::size_t rank = 0; rank < weights.hashes.size(); ++rank) {
-    if (run.step().ranks[rank].coord.dp != 0 || weights.hashes[rank] == Buffer{}) continue;
-    for (const std::int64_t each : program.memory().span<std::int64_t>(weights.hashes[rank])) {
+  const auto join    = [&](Buffer hashes) {
+    if (hashes == Buffer{}) return;
+    for (const std::int64_t each : program.memory().span<std::int64_t>(hashes))
       hash = join_hashes(hash, static_cast<std::uint64_t>(each));
-    }
+  };
+  for (std::size_t rank = 0; rank < weights.hashes.size(); ++rank) {
+    const int dp = run.step().ranks[rank].coord.dp;
+    if (dp == 0) join(weights.hashes[rank]);
+    if (dp < run.step().shard_size) join(weights.shard_hashes[rank]);
   }
   return hash;
 }

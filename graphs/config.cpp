@@ -10,6 +10,7 @@
 #include "graphs/config_reader.hpp"
 #include "graphs/config_sections.hpp"
 #include "graphs/schedule_kinds.hpp"
+#include "graphs/shard_units.hpp"
 
 namespace stepgraph {
 namespace {
@@ -123,6 +124,9 @@ void read_shard(const ConfigReader& root, ShardPlan& shard) {
   section.boolean("delay_all_reduce", shard.delay_all_reduce);
   section.boolean("find_unused_parameters", shard.find_unused_parameters);
   section.boolean("static_graph", shard.static_graph);
+  // What a preset chose for a way that a key leaves goes with it.
+  if (shard.reduce == ReduceWhen::last && !section.has("grad_slots")) shard.grad_slots = ShardPlan{}.grad_slots;
+  if (keeps_gathered(shard) && !section.has("slots")) shard.slots = ShardPlan{}.slots;
   shard.reduction = section.choice("reduction", 0, {"average", "sum"}) == 0 ? Reduction::average : Reduction::sum;
 }
 

@@ -83,6 +83,7 @@ void check_fit(const Config& config) {
   at("layout.order", "layout: order ", [&] { Layout(LayoutSpec{.order = layout.order}); });
   at("layout", "layout: ", [&] { Layout{layout}; });
   check_shard_plan(config.plan);
+  check_shard_keys(config.plan.shard);
   const int microbatches =
       num_microbatches({.global = config.batch.global, .micro = config.batch.micro, .dp = layout.dp});
   constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // and one more: the last target

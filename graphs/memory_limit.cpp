@@ -72,7 +72,8 @@ std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool train
       change.plan.shard.reduce   = reduce;
     });
   };
-  const bool shards = trains && plan.layout.dp > 1 && plan.shard.strategy != Shard::hybrid;
+  const bool shards = trains && plan.layout.dp > 1 && plan.shard.strategy != Shard::hybrid &&
+                      !plan.shard.delay_all_reduce;  // which other strategies do not have
   for (const Shard strategy : {Shard::zero1, Shard::grad_op, Shard::full}) {
     if (shards && plan.shard.strategy < strategy) out.push_back(with_shard(from, strategy, plan.shard.reduce));
   }

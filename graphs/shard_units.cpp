@@ -13,6 +13,20 @@
 namespace stepgraph {
 namespace {
 
+// "a divisor of 4: 2 or 4". A group of one would share nothing.
+std::string divisors_text(int number) {
+  std::vector<int> divisors;
+  for (int i = 2; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(i);
+  }
+  if (divisors.empty()) return "1";
+  std::string text = str("a divisor of ", number, ": ");
+  for (std::size_t i = 0; i < divisors.size(); ++i) {
+    text += str(i == 0 ? "" : i + 1 == divisors.size() ? " or " : ", ", divisors[i]);
+  }
+  return text;
+}
+
 // Blocks of one stage that are one unit.
 struct UnitBlocks {
   std::string name;
@@ -218,9 +232,17 @@ void check_shard_plan(const Plan& plan) {
     refuse(str("reduction: ", to_string(shard.reduction), " (average or sum)"));
   }
   if (shard.strategy == Shard::hybrid) {
-    if (shard.group < 1 || plan.layout.dp % shard.group != 0) {
-      refuse(str("group: ", shard.group, " ranks do not divide layout.dp, ", plan.layout.dp, " (a divisor of ",
-                 plan.layout.dp, ")"));
+    if (shard.group == 0) {
+      refuse(str("group: missing with strategy hybrid: how many neighbours keep a whole between them (",
+                 divisors_text(plan.layout.dp), ")"));
+    }
+    if (shard.group < 0 || plan.layout.dp % shard.group != 0) {
+      refuse(str("group: ", shard.group, " ranks do not divide layout.dp, ", plan.layout.dp, " (",
+                 divisors_text(plan.layout.dp), ")"));
+    }
+    if (shard.group == 1 && plan.layout.dp > 1) {
+      refuse(str("group: 1 with strategy hybrid, where each rank keeps a whole (", divisors_text(plan.layout.dp),
+                 "; or strategy none)"));
     }
   } else if (shard.group != 0) {
     refuse(str("group: ", shard.group, " with strategy ", to_string(shard.strategy), " (hybrid has groups; else 0)"));

@@ -55,5 +55,10 @@ struct ShardUnit {
 // Throws Error(config) where fields of the plan do not go together; where its units are none of the model's.
 void check_shard_plan(const Plan& plan);
 void check_units(const Model& model, const ShardPlan& plan);
+// Throws Error(config) where a field has another value than it usually has, and others leave it nothing to do: `slots`
+// where no weights are gathered. For what people write; a program may vary one field and leave the others alone.
+void check_shard_keys(const ShardPlan& plan);
+// Whether a unit's weights stay from one use to the next, each in a place of its own, rather than in slots.
+[[nodiscard]] bool keeps_gathered(const ShardPlan& plan);
 
 }  // namespace stepgraph

@@ -92,6 +92,8 @@ class StepBuilder {
   void join_replicas(const Unit& unit, const Labels& labels);
   void reduce_unit(Unit& unit, const Labels& labels);
   void reduce_bucket(const Bucket& bucket, const Labels& labels);
+  Access all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
+                              const Labels& labels);
   void join_tensor_parallel(const StepWeight& weight, const Labels& labels);
   void sum_losses();
 

@@ -212,9 +212,32 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 
-// A gradient that stays as it travelled is then another buffer's.
+// In the type in which they travel: rounded before, and widened again where they are summed. The sum itself is made in
+// a wide type and rounded once, as that of a reduce-scatter. Returns where it is: where gradients stay as they
+// travelled, in another buffer.
+Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
+                                         const Labels& labels) {
+  const DType type = setup_.plan.precision.reduce;
+  if (type == type_of(values.buffer)) {
+    all_reduce_part("all_reduce " + what, group, members, values, type, LaneKind::reduce, labels);
+    return values;
+  }
+  const std::int64_t bytes =
+      values.region.length == Access::whole ? graph().spec(values.buffer).size_bytes : values.region.num_bytes();
+  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
+  const bool persists         = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const Buffer rounded =
+      make("rounded " + what, elements, type, persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
+  convert(graph(),
+          {.name = "round " + what, .lane = LaneKind::reduce, .to = rounded, .from = values, .labels = labels});
+  all_reduce_part("all_reduce " + what, group, members, rounded, type, LaneKind::reduce, labels);
+  if (keeps_rounded_gradients()) return rounded;
+  convert(graph(),
+          {.name = "widen " + what, .lane = LaneKind::reduce, .to = values, .from = rounded, .labels = labels});
+  return values;
+}
+
 void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
-  const DType type     = setup_.plan.precision.reduce;
   const Group group    = setup_.group(rank_, Axis::dp, "gradients");
   const int members    = setup_.plan.layout.dp;
   const std::string of = bucket.weights.size() == 1
@@ -238,33 +261,16 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   };
   const bool views = setup_.plan.shard.bucket_views;
   if (!views) copy_all(true);
-  if (type == sum_type()) {
-    all_reduce_part("all_reduce gradient of " + of, group, members, bucket.buffer, type, LaneKind::reduce, labels);
-  } else {
-    const bool persists  = keeps_rounded_gradients() && setup_.options.keep_gradients;
-    const Buffer rounded = make("rounded gradient of " + of, bucket.elements, type,
-                                persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
-    convert(graph(), {.name   = "round gradient of " + of,
-                      .lane   = LaneKind::reduce,
-                      .to     = rounded,
-                      .from   = bucket.buffer,
-                      .labels = labels});
-    all_reduce_part("all_reduce gradient of " + of, group, members, rounded, type, LaneKind::reduce, labels);
-    if (keeps_rounded_gradients()) {
-      std::int64_t offset = 0;
-      for (const std::size_t i : bucket.weights) {
-        WeightPart& gradient = here().weights[i].gradient;
-        gradient.buffer      = rounded;
-        gradient.offset      = offset;
-        offset += gradient.size();
-      }
-      return;
+  const Buffer sum = all_reduce_gradients("gradient of " + of, group, members, bucket.buffer, labels).buffer;
+  if (sum != bucket.buffer) {
+    std::int64_t offset = 0;
+    for (const std::size_t i : bucket.weights) {
+      WeightPart& gradient = here().weights[i].gradient;
+      gradient.buffer      = sum;
+      gradient.offset      = offset;
+      offset += gradient.size();
     }
-    convert(graph(), {.name   = "widen gradient of " + of,
-                      .lane   = LaneKind::reduce,
-                      .to     = bucket.buffer,
-                      .from   = rounded,
-                      .labels = labels});
+    return;
   }
   if (!views) copy_all(false);
 }
@@ -291,8 +297,7 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
   const int members   = setup_.plan.layout.dp / shards_.size;
   const auto join     = [&](const Access& part, const std::string& what) {
-    all_reduce_part("all_reduce replicas of " + what, setup_.replica_group(coord_), members, part, type_of(part.buffer),
-                        LaneKind::reduce, labels);
+    all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);
   };
   if (unit.cut->flat) join(all.flat, unit.cut->name);
   for (std::size_t i = 0; i < all.others.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "graphs/step_run.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 #include "engine/error.hpp"
 #include "engine/verify.hpp"
@@ -43,30 +44,29 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step
       std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
                                                  .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
                                                  .step_timeout  = options.step_timeout});
+  find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().span<double>(rank.loss_scale)[0] = step_.precision.loss_scale.value;
   }
 }
 
-std::vector<StepRun::Holder> StepRun::holders(const std::string& tensor, bool first_only) const {
-  std::vector<Holder> found;
+void StepRun::find_holders() {
   const int tp = step_.layout.degree(Axis::tp);
+  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<WeightPiece>> pieces;  // of a weight on a tp index
   for (std::size_t r = 0; r < step_.ranks.size(); ++r) {
-    const StepRank& rank = step_.ranks[r];
-    if (first_only && rank.coord.dp != 0) continue;
-    for (const StepWeight& weight : rank.weights) {
-      if (first_only && weight.tied) continue;
-      // A tied weight's copy has the pieces of the weight it is tied to.
-      WeightSpec spec = step_.spec(weight);
-      if (weight.tied) spec.name = spec.tied_to;
-      const auto pieces = pieces_of(spec, tp, rank.coord.tp);
-      for (std::size_t i = 0; i < pieces.size(); ++i) {
-        if (pieces[i].tensor != tensor || (first_only && !pieces[i].first_holder)) continue;
-        found.push_back({Rank{static_cast<int>(r)}, &weight, i});
+    const int tp_index = step_.ranks[r].coord.tp;
+    for (const StepWeight& weight : step_.ranks[r].weights) {
+      const auto [found, fresh] = pieces.try_emplace({weight.block, weight.number, tp_index});
+      if (fresh) {
+        // A tied weight's copy has the pieces of the weight it is tied to.
+        WeightSpec spec = step_.spec(weight);
+        if (weight.tied) spec.name = spec.tied_to;
+        found->second = pieces_of(spec, tp, tp_index);
       }
+      for (const WeightPiece& piece : found->second)
+        holders_[piece.tensor].push_back({Rank{static_cast<int>(r)}, &weight, piece});
     }
   }
-  return found;
 }
 
 // All of a holder's weight: its own part, and those of the data-parallel ranks that share it.
@@ -90,10 +90,11 @@ std::vector<WeightPart> StepRun::parts_of(const Holder& holder, WeightPart StepW
 void StepRun::set_weights(const FillTensor& fill) {
   has_weights_ = true;
   std::vector<double> whole;
+  const int tp                       = step_.layout.degree(Axis::tp);
   const ParameterInventory inventory = step_.model.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
-    const auto all = holders(parameter.name, false);
+    const std::vector<Holder>& all = holders_.at(parameter.name);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
     const auto set = [&](DType type, WeightPart StepWeight::*which) {
       with_type(type, [&](auto zero) {
@@ -102,18 +103,9 @@ void StepRun::set_weights(const FillTensor& fill) {
         for (const Holder& holder : all) {
           const WeightPart& part = holder.weight->*which;
           if (part.empty()) continue;
-          WeightSpec spec = step_.spec(*holder.weight);
-          if (holder.weight->tied) spec.name = spec.tied_to;
-          const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
-          const auto pieces   = pieces_of(spec, tp, tp_index);
-          const auto elements = num_elements(local_shape(spec, tp, tp_index));
-          // Other pieces of the weight stay as they are.
-          std::vector<T> local(static_cast<std::size_t>(elements));
-          const std::span<T> here  = span<T>(part),
-                             there = std::span(local).subspan(static_cast<std::size_t>(part.begin), here.size());
-          std::copy(here.begin(), here.end(), there.begin());
-          take_piece<T>(spec, pieces[holder.piece], typed, local);
-          std::copy(there.begin(), there.end(), here.begin());
+          const WeightSpec& spec = step_.spec(*holder.weight);
+          const auto elements    = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
+          take_piece<T>(spec, holder.piece, typed, elements, part.begin, span<T>(part));
         }
       });
     };
@@ -131,18 +123,17 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
                 str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
   }
   // The value that training goes on with, not the rounded copy of it.
-  const auto all     = holders(name, true);
-  const bool trains  = step_.ranks[static_cast<std::size_t>(index(all.front().rank))].grad_norm != Buffer{};
-  const DType type   = step_.value_type(step_.spec(*all.front().weight));
-  const bool rounds  = trains && wide_type(type) != type;
-  const auto member  = which == Which::gradient ? &StepWeight::gradient
-                       : rounds                 ? &StepWeight::master
-                                                : &StepWeight::value;
-  const double scale = which == Which::gradient ? loss_scale_.value_or(1) : 1;
+  const std::vector<Holder>& all = holders_.at(name);
+  const DType type               = step_.value_type(step_.spec(*all.front().weight));
+  const bool rounds              = step_.ranks.front().grad_norm != Buffer{} && wide_type(type) != type;
+  const auto member              = which == Which::gradient ? &StepWeight::gradient
+                                   : rounds                 ? &StepWeight::master
+                                                            : &StepWeight::value;
+  const double scale             = which == Which::gradient ? loss_scale_.value_or(1) : 1;
   for (const Holder& holder : all) {
+    if (holder.weight->tied || !holder.piece.first_holder || step_.layout.coord(holder.rank).dp != 0) continue;
     const WeightSpec& spec = step_.spec(*holder.weight);
     const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
-    const auto pieces = pieces_of(spec, tp, tp_index);
     std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
     for (const WeightPart& part : parts_of(holder, member)) {
       with_type(step_.graph.spec(part.buffer).type, [&](auto zero) {
@@ -151,7 +142,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
                        [scale](auto value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
       });
     }
-    put_piece<T>(spec, pieces[holder.piece], local, out);
+    put_piece<T>(spec, holder.piece, local, out);
   }
 }
 

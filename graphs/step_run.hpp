@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include "engine/recorder.hpp"
 #include "engine/world.hpp"
 #include "graphs/training_step.hpp"
+#include "graphs/weights.hpp"
 
 namespace stepgraph {
 
@@ -63,14 +65,14 @@ class StepRun {
   void run(const Program& program);
 
  private:
-  struct Holder {  // who has a piece of a tensor
+  struct Holder {  // who has a piece of a tensor, or a part of it
     Rank rank;
     const StepWeight* weight;
-    std::size_t piece;
+    WeightPiece piece;
   };
   template <class T>
   void read(Which which, const std::string& name, std::span<T> out) const;
-  [[nodiscard]] std::vector<Holder> holders(const std::string& tensor, bool first_only) const;
+  void find_holders();
   [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
   template <class T>
   [[nodiscard]] std::span<T> span(const WeightPart& part) const {
@@ -83,6 +85,7 @@ class StepRun {
   World* world_;
   bool has_weights_                 = false;
   std::optional<double> loss_scale_ = {};
+  std::map<std::string, std::vector<Holder>> holders_;  // by tensor: all of them, rank by rank
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;

@@ -197,6 +197,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   check_units(model, plan.shard);
   check_plan(model, plan, batch);
   step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
+  step.shard_size       = stepgraph::shard_group(plan, 0).size;
   if (plan.precision.keep_low_precision_grads && plan.shard.reduce == ReduceWhen::each && step.num_microbatches > 1) {
     throw Error(ErrorKind::config,
                 str("precision.keep_low_precision_grads: with shard.reduce each and ", step.num_microbatches,
@@ -225,6 +226,15 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
     }
   }
   make_groups(trains);
+}
+
+const StepSetup::Units& StepSetup::units(int tp_index) {
+  const auto [found, fresh] = units_.try_emplace(tp_index);
+  if (fresh) {
+    for (ShardUnit& unit : shard_units(step.model, plan, blocks_of_stage, tp_index))
+      found->second.push_back(std::make_shared<const ShardUnit>(std::move(unit)));
+  }
+  return found->second;
 }
 
 Rank StepSetup::rank_of(Stage stage, Coord coord) const {

@@ -1,5 +1,6 @@
 #pragma once
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct StepSetup {
   [[nodiscard]] Group reshard_group(const Coord& coord) const;
   [[nodiscard]] Group norm_group(const Coord& coord) const;
 
+  // Units of weights, of all stages: those of one tensor-parallel index are made once, for all ranks that have it.
+  using Units = std::vector<std::shared_ptr<const ShardUnit>>;
+  [[nodiscard]] const Units& units(int tp_index);
+
   [[nodiscard]] Rank rank_of(Stage stage, Coord coord) const;  // who has the stage, with coord's dp and tp
   [[nodiscard]] int num_stages() const { return step.schedule.num_stages(); }
   [[nodiscard]] bool is_last(Stage stage) const { return index(stage) + 1 == num_stages(); }
@@ -48,6 +53,7 @@ struct StepSetup {
   void make_group(std::string name, std::vector<Rank> ranks);
 
   std::map<std::string, Group> groups_;
+  std::map<int, Units> units_;  // by tensor-parallel index
 };
 
 }  // namespace stepgraph

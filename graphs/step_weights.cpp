@@ -175,10 +175,10 @@ void StepBuilder::add_to_table() {
 }
 
 void StepBuilder::declare_weights(bool trains) {
-  for (ShardUnit& unit : shard_units(setup_.step.model, setup_.plan, setup_.blocks_of_stage, coord_.tp)) {
-    if (!has(unit.stage)) continue;
-    units_.push_back({.cut = std::make_shared<const ShardUnit>(std::move(unit))});
-    for (const CutWeight& weight : units_.back().cut->weights) {
+  for (const std::shared_ptr<const ShardUnit>& unit : setup_.units(coord_.tp)) {
+    if (!has(unit->stage)) continue;
+    units_.push_back({.cut = unit});
+    for (const CutWeight& weight : unit->weights) {
       const std::string& name = setup_.step.model.blocks[weight.block].weights[weight.number].name;
       cuts_.emplace(name, Cut{units_.size() - 1, &weight});
       if (!weight.flat) units_.back().others.push_back(name);
@@ -265,29 +265,24 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
                   .index = coord_.dp % size,
                   .lane  = LaneKind::gather};
   const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.cut, size));
-  UnitParts kept;
-  if (fewer->flat)
-    kept.flat = make("kept " + fewer->name, fewer->flat->shard_elements(), type, Lifetime::step, MemoryRole::slots);
-  std::size_t other = 0;
-  for (const CutWeight& weight : fewer->weights) {
-    if (weight.flat) continue;
-    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(by.index)].size();
-    kept.others.push_back(
-        elements == 0 ? Access()
-                      : Access(make("kept " + unit.others[other], elements, type, Lifetime::step, MemoryRole::slots)));
-    ++other;
-  }
-  values.keep = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at) {
+  values.keep      = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at) {
     const UnitParts in_slot = parts_in_whole(*fewer, type, slot, by.index);
-    const auto keep         = [&](const Access& to, const Access& from, const std::string& what) {
+    const auto keep         = [&](const Access& from, const std::string& what) {
+      const Buffer to =
+          graph.buffer({.name = "kept " + what, .rank = by.rank, .size_bytes = from.region.num_bytes(), .type = type});
       copy(graph, {.name = "keep " + what, .lane = std::nullopt, .to = to, .from = from, .labels = at});
+      return Access(to);
     };
-    if (fewer->flat) keep(kept.flat, in_slot.flat, fewer->name);
-    for (std::size_t i = 0; i < kept.others.size(); ++i) {
-      if (kept.others[i].buffer != Buffer{}) keep(kept.others[i], in_slot.others[i], others[i]);
+    UnitParts kept;
+    if (fewer->flat) kept.flat = keep(in_slot.flat, fewer->name);
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      const bool has = in_slot.others[i].region.num_bytes() > 0;
+      kept.others.push_back(has ? keep(in_slot.others[i], others[i]) : Access());
     }
+    return kept;
   };
-  values.gather_kept = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at, const AccessList& after) {
+  values.gather_kept = [=, others = unit.others](Graph& graph, const UnitParts& kept, Buffer slot, const Labels& at,
+                                                 const AccessList& after) {
     gather_unit(graph, by, *fewer, type, kept, slot, gather_text(*fewer, others, at, after));
   };
 }

@@ -72,6 +72,7 @@ struct StepGraph {
   DType type                      = DType::f32;
   PrecisionPlan precision         = {};  // of which `type` is the param
   int num_microbatches            = 1;   // of each data-parallel rank
+  int shard_size                  = 1;   // data-parallel ranks, neighbours, that keep one whole between them
   PipelineSchedule schedule       = {};  // as lowered: with transfers
   std::vector<StepRank> ranks     = {};
   std::vector<std::string> unused = {};  // weights that no op reads, where the plan lets them be

@@ -67,6 +67,7 @@ class RankSlots {
       const UnitValues& values = slots_.values[tenancy.owner];
       if (tenancy.slot == Buffer{})
         tenancy.slot = slot(out, str("gathered ", values.unit), values.size_bytes, values.type);
+      if (!tenancy.forward) gathered_again_.insert(tenancy.owner);
       begins_.emplace(tenancy.first, &tenancy);
       ends_.emplace(tenancy.last, &tenancy);
     }
@@ -237,14 +238,22 @@ class RankSlots {
     AccessList after;
     if (done_ != Buffer{} && waits_for(tenancy)) after.push_back(done_);
     current_[tenancy.owner] = tenancy.slot;
-    const bool again        = !tenancy.forward && kept_.contains(tenancy.owner);
-    (again ? values.gather_kept : values.gather)(out, tenancy.slot, graph_.labels({tenancy.user}), after);
+    const Labels labels     = graph_.labels({tenancy.user});
+    const auto kept         = kept_.find(tenancy.owner);
+    if (tenancy.forward || kept == kept_.end()) {
+      values.gather(out, tenancy.slot, labels, after);
+    } else {
+      values.gather_kept(out, kept->second, tenancy.slot, labels, after);
+    }
   }
 
+  // Once a step, and only what is gathered again: a unit whose backward pass follows on its forward pass at once, or
+  // reads no weights, would keep it for nobody.
   void keep(Graph& out, const Tenancy& tenancy, const Labels& labels) {
     const UnitValues& values = slots_.values[tenancy.owner];
-    if (!values.keep || !tenancy.forward || !kept_.insert(tenancy.owner).second) return;
-    values.keep(out, tenancy.slot, labels);
+    if (!values.keep || !tenancy.forward || !gathered_again_.contains(tenancy.owner) || kept_.contains(tenancy.owner))
+      return;
+    kept_.emplace(tenancy.owner, values.keep(out, tenancy.slot, labels));
   }
 
   const Graph& graph_;
@@ -258,8 +267,9 @@ class RankSlots {
   std::map<std::uint32_t, Tenancy*> ends_written_;
   std::map<std::uint32_t, std::size_t> written_by_;  // by owner
   std::map<std::uint32_t, Buffer> current_;          // by owner, while nodes are emitted
-  std::set<std::uint32_t> kept_;
-  Buffer done_;  // what the next gathering may have to wait for
+  std::set<std::uint32_t> gathered_again_;           // owners, for a backward pass
+  std::map<std::uint32_t, UnitParts> kept_;          // by owner
+  Buffer done_;                                      // what the next gathering may have to wait for
 };
 
 }  // namespace

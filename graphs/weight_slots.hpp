@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/graph.hpp"
+#include "graphs/shard_nodes.hpp"
 #include "graphs/shard_plan.hpp"
 
 // Memory for what is whole only while it is used: a pass over a step's graph, internal to graphs/.
@@ -24,10 +25,11 @@ struct UnitValues {
   // Adds the nodes that fill a slot; each also reads `after`.
   using Gather  = std::function<void(Graph&, Buffer slot, const Labels&, const AccessList& after)>;
   Gather gather = {};
-  // Where a smaller group keeps what was gathered for the forward pass: adds the nodes that keep it, and those that
-  // gather it again.
-  std::function<void(Graph&, Buffer slot, const Labels&)> keep = {};
-  Gather gather_kept                                           = {};
+  // Where a smaller group keeps what was gathered for the forward pass: adds the nodes that keep it and returns where;
+  // and adds those that gather it again from there.
+  std::function<UnitParts(Graph&, Buffer slot, const Labels&)> keep = {};
+  std::function<void(Graph&, const UnitParts& kept, Buffer slot, const Labels&, const AccessList& after)> gather_kept =
+      {};
 };
 
 // Gradients of a unit and a microbatch on one rank.

@@ -90,13 +90,23 @@ TensorShape tensor_shape(const WeightSpec& weight, const WeightPiece& piece) {
 }
 
 template <class T>
-void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local) {
-  const auto [outer, inner]     = around(weight);
-  const std::int64_t local_size = static_cast<std::int64_t>(local.size()) / (outer * inner);
-  for (std::int64_t o = 0; o < outer; ++o) {
-    std::copy_n(tensor.data() + (o * piece.tensor_size + piece.begin) * inner, piece.size * inner,
-                local.data() + (o * local_size + piece.local) * inner);
+void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::int64_t elements,
+                std::int64_t begin, std::span<T> part) {
+  const auto [outer, inner] = around(weight);
+  const std::int64_t stride = elements / outer, size = piece.size * inner;  // of one outer index: the weight, the piece
+  const std::int64_t end = begin + static_cast<std::int64_t>(part.size());
+  for (std::int64_t o = begin / std::max<std::int64_t>(stride, 1); o < outer && o * stride < end; ++o) {
+    const std::int64_t first = o * stride + piece.local * inner;
+    const std::int64_t from = std::max(first, begin), to = std::min(first + size, end);
+    if (from >= to) continue;
+    std::copy_n(tensor.data() + (o * piece.tensor_size + piece.begin) * inner + (from - first), to - from,
+                part.data() + (from - begin));
   }
+}
+
+template <class T>
+void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local) {
+  take_piece(weight, piece, tensor, static_cast<std::int64_t>(local.size()), 0, local);
 }
 
 template <class T>
@@ -109,6 +119,14 @@ void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<con
   }
 }
 
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::int64_t, std::int64_t,
+                         std::span<float>);
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::int64_t, std::int64_t,
+                         std::span<bf16>);
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::int64_t, std::int64_t,
+                         std::span<f16>);
+template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::int64_t, std::int64_t,
+                         std::span<double>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
 template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::span<f16>);

@@ -35,6 +35,10 @@ struct CutRange {
 // A piece from the whole tensor to the rank's weight, and back. Elements are those of the weight's layout.
 template <class T>
 void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local);
+// The same for a part of the rank's weight: elements from `begin` on, of `elements`. Those of other pieces stay.
+template <class T>
+void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::int64_t elements,
+                std::int64_t begin, std::span<T> part);
 template <class T>
 void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> local, std::span<T> tensor);
 

@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
+
+#ifdef __aarch64__
+#include "ops/cpu/adamw_neon.hpp"
+#endif
 
 #include "ops/number.hpp"
 
@@ -101,10 +106,16 @@ void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalar
     const auto [second, num_second]     = stretch(rows.second, at);
     const auto [gradient, num_gradient] = stretch(rows.gradient, at);
     const auto [value, num_value]       = value_stretch(rows.value, at);
-    const std::int64_t count =
-        std::min({num_weight, num_first, num_second, num_gradient, num_value, end - at, at_a_time});
+    const bool at_once                  = std::is_same_v<T, Gradient> && value == nullptr;
+    const std::int64_t count            = std::min(
+                   {num_weight, num_first, num_second, num_gradient, num_value, end - at, at_once ? end - at : at_a_time});
     const Updated<T> of{weight, first, second, widened(gradient, count)};
     std::int64_t i = 0;
+#ifdef __aarch64__
+    if constexpr (std::is_same_v<T, float>) {
+      i = adamw_turns({factor, keep, new1, beta2, new2, unroot2, eps, size}, weight, first, second, of.gradient, count);
+    }
+#endif
     for (; i + unrolled <= count; i += unrolled) {
       for (std::int64_t k = 0; k < unrolled; ++k) update(of, i + k);
     }

@@ -295,8 +295,10 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
 TEST_CASE("sharding that does not go together is refused by name", "[graphs][config][shard][refuses]") {
   check_all({
       {{"layout.dp=4", "shard.strategy=hybrid", "shard.group=3"},
-       "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4)"},
-      {{"layout.dp=4", "shard.strategy=hybrid"}, "shard.group: 0 ranks do not divide layout.dp, 4 (a divisor of 4)"},
+       "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4: 2 or 4)"},
+      {{"layout.dp=4", "shard.strategy=hybrid"},
+       "shard.group: missing with strategy hybrid: how many neighbours keep a whole between them (a divisor of 4: 2 or "
+       "4)"},
       {{"layout.dp=4", "shard.group=2"}, "shard.group: 2 with strategy none (hybrid has groups; else 0)"},
       {{"shard.slots=0"}, "shard.slots: 0 is out of range (an integer from 1 to 2147483647)"},
       {{"shard.grad_slots=0"}, "shard.grad_slots: 0 is out of range (an integer from 1 to 2147483647)"},

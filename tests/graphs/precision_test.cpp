@@ -127,6 +127,52 @@ TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") 
   }
 }
 
+TEST_CASE("gradients travel in the type that is chosen between the groups of hybrid sharding too",
+          "[graphs][precision][shard]") {
+  const auto reduce = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);
+  const bool flat   = GENERATE(true, false);
+  CAPTURE(to_string(reduce), flat);
+  const auto model = small_gpt2();
+  sg::Plan plan{.layout = {.dp = 4},
+                .shard = {.strategy = sg::Shard::hybrid, .reduce = reduce, .min_params = 50, .flat = flat, .group = 2}};
+  const auto gradients = [&](sg::DType type, bool verify_bits) {
+    plan.precision.reduce = type;
+    sg::LoopbackWorld world(4);
+    sg::Trainer trainer(model, plan, {.global = 8, .micro = 1, .seq = 16}, world,
+                        {.threads = 2, .keep_gradients = true, .seed = 7});
+    trainer.step(sg::testing::tokens_for({.global = 8, .micro = 1, .seq = 16}, 0, 64));
+    std::vector<float> found;
+    const sg::StepRun& run = trainer.run();
+    int between            = 0;  // what bf16 does not have
+    for (const sg::StepRank& rank : run.step().ranks) {
+      for (const sg::StepWeight& weight : rank.weights) {
+        const sg::WeightPart& part = weight.gradient;
+        if (part.empty() || weight.tied || run.step().spec(weight).name == "transformer.wte.weight") continue;
+        const auto values = run.memory()
+                                .span<float>(part.buffer)
+                                .subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(part.size()));
+        for (const float value : values) between += static_cast<float>(sg::bf16(value)) != value;
+        found.insert(found.end(), values.begin(), values.end());
+      }
+    }
+    if (verify_bits) CHECK(between == 0);  // rounded once, after the last sum
+    if (!verify_bits) CHECK(between > 1000);
+    for (std::uint32_t i = 0; i < run.step().graph.num_nodes(); ++i) {
+      if (!run.step().graph.name(sg::Node{i}).starts_with("all_reduce replicas")) continue;
+      CHECK(run.step().graph.part(sg::Node{i}).type == type);
+    }
+    return found;
+  };
+  const auto exact = gradients(sg::DType::f32, false), rounded = gradients(sg::DType::bf16, true);
+  REQUIRE(exact.size() == rounded.size());
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    error += std::pow(static_cast<double>(exact[i] - rounded[i]), 2);
+    size += std::pow(static_cast<double>(exact[i]), 2);
+  }
+  CHECK(std::sqrt(error / size) < 0x1p-8);  // two roundings or three, each of half a unit of 2^-8 at most
+}
+
 TEST_CASE("gradients of tied weights that are two stages' are rounded before they travel, in bf16 and fp16",
           "[graphs][precision]") {
   const auto model = GENERATE(small_gpt2, small_llama)(0);

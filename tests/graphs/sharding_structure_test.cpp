@@ -115,6 +115,35 @@ TEST_CASE("without forward prefetch a layer is gathered when the one before it h
   }
 }
 
+TEST_CASE("a smaller group keeps what it gathers again, and nothing else", "[graphs][shard]") {
+  const bool flat          = GENERATE(true, false);
+  const int microbatches   = GENERATE(1, 2);
+  const sg::StepGraph step = sg::training_step(
+      model_of(3),
+      {.layout = {.dp = 4}, .shard = {.strategy = Shard::full, .min_params = 0, .flat = flat, .reshard_group = 2}},
+      {.global = 4 * microbatches, .micro = 1, .seq = 16});
+  CAPTURE(flat, microbatches);
+  std::map<std::uint32_t, int> reads;  // of what is kept
+  std::set<int> layers;
+  for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
+    if (step.graph.spec(sg::Buffer{i}).name.starts_with("kept ")) reads[i] = 0;
+  }
+  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+    if (step.graph.name({i}).starts_with("keep ")) layers.insert(step.graph.labels({i}).layer);
+    for (std::size_t a = 0; a < step.graph.num_accesses({i}); ++a) {
+      const auto access = step.graph.access({i}, a);
+      if (access.mode == sg::AccessMode::read && reads.contains(access.buffer.id)) ++reads[access.buffer.id];
+    }
+  }
+  for (const auto& [buffer, count] : reads) {
+    CAPTURE(step.graph.spec(sg::Buffer{buffer}).name);
+    CHECK(count == microbatches);
+  }
+  // The head's backward pass follows at once, the embedding's reads no weights.
+  CHECK(layers == std::set<int>{0, 1, 2});
+  sg::verify(step);
+}
+
 TEST_CASE("slots, prefetch and gradient slots change edges, never the set of nodes", "[graphs][shard]") {
   const sg::ShardPlan plan{.strategy = Shard::full, .reduce = sg::ReduceWhen::each, .min_params = 0};
   const sg::StepGraph usual   = step_of(plan);

@@ -73,6 +73,24 @@ TEST_CASE("pieces of all ranks put together are the tensors again", "[graphs][we
   for (const auto& [name, numbers] : tensors) CHECK(written[name] == numbers.size());  // each element once
 }
 
+TEST_CASE("parts of a rank's weight, each taken alone, are the weight", "[graphs][weights]") {
+  const int tp             = GENERATE(1, 2, 4);
+  const sg::WeightSpec& of = GENERATE(true, false) ? packed : grouped;
+  CAPTURE(tp, of.shape);
+  const auto elements = sg::num_elements(sg::local_shape(of, tp, tp - 1));
+  std::vector<float> local(static_cast<std::size_t>(elements), -1);
+  const auto tensor = counted(48);
+  const auto pieces = sg::pieces_of(of, tp, tp - 1);
+  for (const auto& piece : pieces) sg::take_piece<float>(of, piece, tensor, local);
+  for (std::int64_t begin = 0; begin < elements; ++begin) {
+    for (std::int64_t end = begin; end <= elements; ++end) {
+      std::vector<float> part(static_cast<std::size_t>(end - begin), -1);
+      for (const auto& piece : pieces) sg::take_piece<float>(of, piece, tensor, elements, begin, part);
+      REQUIRE(part == std::vector<float>(local.begin() + begin, local.begin() + end));
+    }
+  }
+}
+
 TEST_CASE("with fewer heads than ranks, neighbours hold the same piece", "[graphs][weights]") {
   std::vector<std::int64_t> begins, holders;
   for (int rank = 0; rank < 4; ++rank) {

@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <bit>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "ops/activation.hpp"
@@ -41,6 +45,29 @@ struct Sums {
     add({alone.data(), nullptr, size});
     add({in_place.data(), in_place.data(), size});
     add({onto.data(), base.data(), size});
+  }
+};
+
+// What AdamW works on.
+template <class T>
+struct Updated {
+  std::vector<T> weight, first, second, gradient;
+  void update(const cpu::AdamWScalars& scalars, std::int64_t begin, std::int64_t end) {
+    const auto size = static_cast<std::int64_t>(weight.size());
+    const auto rows = [size](auto& of) { return sg::Rows<T>{of.data(), size, 0, 1}; };
+    cpu::adamw<T>({rows(weight), rows(first), rows(second), {gradient.data(), size, 0, 1}}, scalars, begin, end);
+  }
+  // How many elements differ; what is no number is as good as any other.
+  [[nodiscard]] int differs(const Updated& other) const {
+    const auto differing = [](const std::vector<T>& a, const std::vector<T>& b) {
+      using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+      int sum    = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        if (std::isnan(a[i]) ? !std::isnan(b[i]) : std::bit_cast<Bits>(a[i]) != std::bit_cast<Bits>(b[i])) ++sum;
+      }
+      return sum;
+    };
+    return differing(weight, other.weight) + differing(first, other.first) + differing(second, other.second);
   }
 };
 
@@ -105,5 +132,62 @@ TEMPLATE_TEST_CASE("an update's bits do not depend on where a weight is cut", "[
   for (const std::int64_t piece : {7, 16, 67, 203}) {
     CAPTURE(piece);
     CHECK((after_updates(piece) == one_by_one));
+  }
+}
+
+TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", "[ops][cpu]", float, double) {
+  using T      = TestType;
+  using Limits = std::numeric_limits<T>;
+  // Everything with everything, in an order that brings each to all places in a vector.
+  const std::vector<T> kinds{T(0),
+                             T(-0.0),
+                             Limits::denorm_min(),
+                             Limits::min() / 3,
+                             Limits::min(),
+                             T(-1e-30),
+                             T(1e-8),
+                             T(-0.3),
+                             T(1),
+                             T(1) - Limits::epsilon(),
+                             T(-3e18),
+                             Limits::max(),
+                             -Limits::max(),
+                             Limits::infinity(),
+                             -Limits::infinity(),
+                             Limits::quiet_NaN()};
+  Updated<T> before;
+  const std::size_t num_kinds = kinds.size(), all = num_kinds * num_kinds * num_kinds * num_kinds;
+  for (std::size_t i = 0; i < all; ++i) {
+    const std::size_t mixed = i * 40'503 % all, at = mixed ^ mixed >> 7;  // of 2^16, each once
+    before.weight.push_back(kinds[at % num_kinds]);
+    before.first.push_back(kinds[at / num_kinds % num_kinds]);
+    before.second.push_back(kinds[at / num_kinds / num_kinds % num_kinds]);
+    before.gradient.push_back(kinds[at / num_kinds / num_kinds / num_kinds]);
+  }
+  for (const cpu::AdamWScalars& scalars :
+       {cpu::AdamWScalars{0.7, 1e-2, 0.9, 0.95, 1e-8, 0.1, 3}, cpu::AdamWScalars{1, 1e-3, 0.5, 0.5, 0, 0, 1}}) {
+    Updated<T> one_by_one = before, at_once = before;
+    const auto size = static_cast<std::int64_t>(all);
+    for (std::int64_t i = 0; i < size; ++i) one_by_one.update(scalars, i, i + 1);
+    at_once.update(scalars, 0, size);
+    CHECK(at_once.differs(one_by_one) == 0);
+    CHECK(at_once.differs(before) > static_cast<int>(all));
+  }
+}
+
+TEMPLATE_TEST_CASE("AdamW updates the elements that it is told to and no other", "[ops][cpu]", float, double) {
+  using T = TestType;
+  Updated<T> before{numbers<T>(1), numbers<T>(2), numbers<T>(3), numbers<T>(4)};
+  for (T& each : before.second) each *= each;
+  const cpu::AdamWScalars scalars{0.7, 1e-2, 0.9, 0.95, 1e-8, 0.1, 3};
+  for (const std::int64_t begin : {0, 3}) {
+    Updated<T> expected = before;
+    for (std::int64_t end = begin; end < count; ++end) {
+      CAPTURE(begin, end);
+      Updated<T> found = before;
+      found.update(scalars, begin, end);
+      REQUIRE(found.differs(expected) == 0);
+      expected.update(scalars, end, end + 1);
+    }
   }
 }

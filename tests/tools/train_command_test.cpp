@@ -80,7 +80,7 @@ TEST_CASE("train compares the weights of data-parallel ranks before the first st
   CHECK(hash("--set layout.dp=2 --set seed=5") != two);
   CHECK(hash("").empty());  // nobody to compare with
   CHECK_THAT(small.run("train", "--steps 1 --set layout.dp=2").out,
-             ContainsSubstring("weights: " + two + ", all that every data-parallel rank has whole\n"));
+             ContainsSubstring("weights: " + two + ", all that several data-parallel ranks have\n"));
 }
 
 TEST_CASE("train prints loss and norm with digits enough to tell every double", "[tools][train]") {

@@ -138,7 +138,7 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
              " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
              " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
              options.weights_hash
-                 ? str("\nweights: ", hash_text(*options.weights_hash), ", all that every data-parallel rank has whole")
+                 ? str("\nweights: ", hash_text(*options.weights_hash), ", all that several data-parallel ranks have")
                  : "");
 }
 
