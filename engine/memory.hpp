@@ -67,6 +67,7 @@ class Memory {
     write(buffer, std::span<const T>(&value, 1));
   }
 
+  [[nodiscard]] DeviceMemory* device() const noexcept { return device_; }  // who has the bytes
   // A buffer's bytes for a Loan, wherever they are.
   [[nodiscard]] std::span<std::byte> loan(Buffer buffer) const;
 
