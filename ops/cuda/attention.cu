@@ -1,6 +1,7 @@
 #include "ops/cuda/attention.hpp"
 
 #include "ops/cuda/attention_tiles.cuh"
+#include "ops/cuda/dnn_attention.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -113,6 +114,11 @@ __global__ void __launch_bounds__(attention_threads)
 template <class T>
 void attention_forward(const DeviceQueue& queue, const AttentionForward<T>& attention) {
   const AttentionShape& shape = attention.shape;
+  if constexpr (sizeof(T) == 2) {
+    if (dnn_attends(queue, shape, attention.sequences, attention.qkv, attention.out, attention.dropout)) {
+      return dnn_attention_forward(queue, attention);
+    }
+  }
   AttentionSizes sizes(shape);
   sizes.vectors = whole_vectors(shape, sizeof(T), attention.qkv, attention.out);
   with_head(shape, [&](auto head) {

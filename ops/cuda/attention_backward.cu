@@ -1,5 +1,6 @@
 #include "ops/cuda/attention.hpp"
 #include "ops/cuda/attention_tiles.cuh"
+#include "ops/cuda/dnn_attention.hpp"
 
 // As on the CPU: with P the probabilities and Z what dropout makes of them, dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P
 // (dP
@@ -8,6 +9,12 @@
 namespace stepgraph::cuda {
 namespace {
 
+// How forward has left log_sums.
+struct LogSumLayout {
+  std::int64_t position, head;  // how far apart those of neighbours are
+  double unit;                  // of a logarithm: the binary one of its base
+};
+
 template <class N>
 struct Backward {
   using W = Computed<N>;
@@ -15,6 +22,7 @@ struct Backward {
   const N* qkv;
   const N* out;
   const W* log_sums;
+  LogSumLayout log_sum_layout;
   const N* d_out;
   W* products;
   N* d_qkv;
@@ -55,10 +63,13 @@ struct TilePair {
     add_scores<Q>(d_out, values, depth, d_scores);
 #pragma unroll
     for (int i = 0; i < Q::per_thread; ++i) {
-      const int row         = thread_row() * Q::per_thread + i;
-      const bool inside     = first + row < a.sizes.seq;
-      const std::int64_t at = (sequence * a.sizes.seq + first + row) * a.sizes.heads + own_head;
-      const W log_sum = inside ? a.log_sums[at] : W(0), product = inside ? a.products[at] : W(0);
+      const int row                 = thread_row() * Q::per_thread + i;
+      const bool inside             = first + row < a.sizes.seq;
+      const std::int64_t at         = (sequence * a.sizes.seq + first + row) * a.sizes.heads + own_head;
+      const std::int64_t log_sum_at = sequence * a.sizes.seq * a.sizes.heads +
+                                      (first + row) * a.log_sum_layout.position + own_head * a.log_sum_layout.head;
+      const W unit    = static_cast<W>(a.log_sum_layout.unit);
+      const W log_sum = inside ? a.log_sums[log_sum_at] * unit : W(0), product = inside ? a.products[at] : W(0);
 #pragma unroll
       for (int j = 0; j < Q::per_thread; ++j) {
         const int col = thread_col() + 16 * j;
@@ -172,15 +183,23 @@ void attention_backward(const DeviceQueue& queue, const AttentionBackward<T>& at
   const AttentionShape& shape = attention.shape;
   const std::int64_t count    = attention.sequences * shape.seq * shape.heads;
   if (count == 0) return;
-  Backward<N> backward{.sizes    = AttentionSizes(shape),
-                       .qkv      = native(attention.qkv),
-                       .out      = native(attention.out),
-                       .log_sums = attention.log_sums,
-                       .d_out    = native(attention.d_out),
-                       .products = attention.products,
-                       .d_qkv    = native(d_qkv.out),
-                       .base     = native(d_qkv.base),
-                       .dropout  = attention.dropout};
+  LogSumLayout log_sum_layout{.position = shape.heads, .head = 1, .unit = 1};
+  if constexpr (sizeof(T) == 2) {
+    if (dnn_attends(queue, shape, attention.sequences, attention.qkv, attention.out, attention.dropout)) {
+      if (dnn_attention_backward(queue, attention, d_qkv)) return;
+      log_sum_layout = {.position = 1, .head = shape.seq, .unit = std::numbers::log2e};
+    }
+  }
+  Backward<N> backward{.sizes          = AttentionSizes(shape),
+                       .qkv            = native(attention.qkv),
+                       .out            = native(attention.out),
+                       .log_sums       = attention.log_sums,
+                       .log_sum_layout = log_sum_layout,
+                       .d_out          = native(attention.d_out),
+                       .products       = attention.products,
+                       .d_qkv          = native(d_qkv.out),
+                       .base           = native(d_qkv.base),
+                       .dropout        = attention.dropout};
   backward.sizes.vectors =
       whole_vectors(shape, sizeof(T), attention.qkv, attention.d_out, d_qkv.out, d_qkv.base);  // no base is aligned
   with_head(shape, [&](auto head) {

@@ -1,10 +1,15 @@
+#include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <vector>
 
 #include "ops/attention.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/dnn_attention.hpp"
+#include "ops/residual.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/op_case.hpp"
 
@@ -39,6 +44,8 @@ OpCase attention_case(const Shape& s) {
   return test;
 }
 
+const std::vector<sg::DType> halves = {sg::DType::bf16, sg::DType::f16};
+
 }  // namespace
 
 TEST_CASE("attention on a CUDA device is that on the CPU, for any shape", "[ops][cuda][attention]") {
@@ -66,4 +73,49 @@ TEST_CASE("attention on a CUDA device computes f64 in f64", "[ops][cuda][attenti
   const Shape s = GENERATE(Shape{2, 70, 4, 2, 20}, Shape{1, 97, 2, 1, 128, 0.2}, Shape{1, 40, 2, 2, 256});
   CAPTURE(s);
   sg::testing::check_on_device(attention_case(s), {sg::DType::f64});
+}
+
+TEST_CASE("attention on a CUDA device in bf16 and f16 is cuDNN's where it has a plan", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 128, 4, 4, 64}, Shape{1, 256, 6, 2, 128});
+  CAPTURE(s);
+  OpCase test             = attention_case(s);
+  const auto asked        = std::make_shared<std::atomic<int>>(0);
+  const auto taken        = std::make_shared<std::atomic<int>>(0);
+  const auto with_a_probe = [=, inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor nothing = tape.tensor("nothing", {1});
+    tape.add<sg::AllTypes>({.op = "probe", .reads = in[0], .writes = nothing, .device = true},
+                           [=]<class T>(const sg::Context& context, T) {
+                             if constexpr (sg::cuda::built && sizeof(T) == 2) {
+                               const sg::DeviceQueue* queue = context.device();
+                               if (queue == nullptr) return;
+                               const sg::AttentionShape shape{
+                                   .seq = s.seq, .heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size};
+                               const T* qkv = context.read<T>().data();
+                               ++*asked;
+                               *taken += sg::cuda::dnn_attends<T>(*queue, shape, s.sequences, qkv, qkv, {}) ? 1 : 0;
+                             }
+                           });
+    return inner(tape, in);
+  };
+  test.build = with_a_probe;
+  sg::testing::check_on_device(test, halves);
+  CHECK(*asked > 0);
+  CHECK(*taken == *asked);
+}
+
+TEST_CASE("gradients of attention on a CUDA device are computed in parts where the workspace holds no more",
+          "[ops][cuda][attention][.slow]") {
+  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB for each sequence
+}
+
+TEST_CASE("gradients of attention on a CUDA device add to those of another user of its input",
+          "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 70, 4, 2, 20}, Shape{2, 128, 4, 2, 64});
+  CAPTURE(s);
+  OpCase test = attention_case(s);
+  test.build  = [inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor first = inner(tape, in), second = inner(tape, in);
+    return sg::residual(tape, {.x = first, .branch = second});
+  };
+  sg::testing::check_on_device(test);
 }
