@@ -8,7 +8,7 @@
 namespace stepgraph::cuda {
 namespace {
 
-constexpr std::size_t workspace_bytes = std::size_t{256} << 20;
+constexpr std::size_t workspace_bytes = std::size_t{1} << 30;
 
 void check_blas(cublasStatus_t status, std::string_view doing) {
   if (status != CUBLAS_STATUS_SUCCESS)
