@@ -279,7 +279,7 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
         const T* const of_y = context.read<T>().data();
         if constexpr (cuda::built) {
           if (const DeviceQueue* queue = context.device())
-            return cuda::column_sum<T>(*queue, of_y, sizes.rows, sizes.out, into);
+            return cuda::column_sum<T>(*queue, of_y, sizes.rows, sizes.out, std::nullopt, into);
         }
         cpu::for_tiles(context, sizes.out, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
           cpu::column_sum<T>(of_y, sizes.out, std::nullopt, into, sizes.rows, begin, end);

@@ -16,7 +16,7 @@ namespace stepgraph::testing {
 // (f32: the case's own tolerance), also where a gradient is added to what is there; and the same bits every time.
 void check_on_device(const OpCase& test, const std::vector<DType>& types = {DType::f32, DType::bf16, DType::f16});
 
-// Runs a graph of one rank whose persistent buffers begin with these values, and returns what others have afterwards.
+// Runs a graph whose persistent buffers begin with these values, and returns what others have afterwards.
 [[nodiscard]] std::vector<std::vector<double>> run_graph(const Graph& graph,
                                                          const std::vector<std::pair<Buffer, std::vector<double>>>& set,
                                                          const std::vector<Buffer>& read, bool on_device);
