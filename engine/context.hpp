@@ -9,8 +9,9 @@
 
 namespace stepgraph {
 
-class Step;         // engine/step.hpp
-struct TaskRecord;  // engine/step.hpp
+struct DeviceQueue;  // engine/device.hpp
+class Step;          // engine/step.hpp
+struct TaskRecord;   // engine/step.hpp
 
 // Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
 template <class T>
@@ -77,6 +78,10 @@ class Context {
     run_tiles(num_tiles, {&tile, [](const void* of, std::int64_t i) { (*static_cast<const Tile*>(of))(i); }});
   }
 
+  // Where the node's memory is on a device: where its work is to be put. Then spans are device memory, and the body
+  // returns when all is enqueued. The node must have been declared `device`.
+  [[nodiscard]] const DeviceQueue* device() const noexcept { return device_; }
+
   // True once the step has failed, was cancelled or ran out of time: a long body should return.
   [[nodiscard]] bool stopping() const noexcept;
 
@@ -103,7 +108,8 @@ class Context {
 
   // Each worker has one, for whatever it runs: entering a node is one store, which also tells who runs what.
   friend class Step;
-  Step* step_ = nullptr;
+  Step* step_                = nullptr;
+  const DeviceQueue* device_ = nullptr;
   std::atomic<const TaskRecord*> task_{nullptr};
 };
 

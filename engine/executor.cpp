@@ -10,6 +10,7 @@
 #include "engine/lowering.hpp"
 #include "engine/recording.hpp"
 #include "engine/step.hpp"
+#include "engine/streams.hpp"
 #include "engine/tsan.hpp"
 
 namespace stepgraph {
@@ -49,10 +50,25 @@ void check_edges(const Graph& graph, const MemoryPlan& plan) {
   }
 }
 
+DeviceMemory* memory_of(World& world) { return world.device() != nullptr ? &world.device()->memory() : nullptr; }
+
+// On a device the host cannot touch what a body reads: it must know how to enqueue its work there.
+void check_device_bodies(const Graph& graph, const World& world) {
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    const Node node{i};
+    if (!world.is_local(graph.rank(node)) || !graph.body(node) || graph.kind(node) == NodeKind::host) continue;
+    if (graph.device(node)) continue;
+    throw Error(ErrorKind::config, str("program: ", graph.describe(node), ", op '", graph.op(node),
+                                       "', has no kernel for a device (a body that asks Context::device, and "
+                                       "NodeSpec::device; or a host node, on a host lane)"));
+  }
+}
+
 }  // namespace
 
 struct Program::Impl {
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, Lowering lowering)
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges, Lowering lowering,
+       std::span<const std::uint32_t> position)
       : num_waiting_lanes(lowering.num_waiting_lanes),
         waiting_lanes(std::move(lowering.waiting_lanes)),
         step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
@@ -60,6 +76,7 @@ struct Program::Impl {
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
     }
+    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering, position);
     std::vector<tf::Task> tasks(lowering.leader.size());
     for (const std::uint32_t node : lowering.task_nodes) {
       // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
@@ -83,6 +100,17 @@ struct Program::Impl {
                                                         std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
+  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges, const Lowering& lowering,
+                  std::span<const std::uint32_t> position) {
+    check_device_bodies(graph, world);
+    std::vector<std::uint32_t> nodes = issue_order(lowering, position);
+    StreamPlan plan                  = plan_streams(graph, edges, nodes);
+    verify_streams(graph, edges, plan);
+    std::erase_if(nodes, [&](std::uint32_t node) { return lowering.leader[node] != node; });
+    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes));
+    as_one.emplace([this] { step.issue(); });
+  }
+
   std::size_t num_waiting_lanes;
   std::string waiting_lanes;
   bool computes_inside       = false;  // some body may call parallel_for
@@ -91,17 +119,20 @@ struct Program::Impl {
   std::shared_ptr<const TaskOrder> order;  // for recordings
   Step step;
   tf::Taskflow taskflow;
+  tf::Taskflow as_one;  // all of a run as one task, which issues it to a device
 };
 
-Program::Program(const Graph& graph, World& world) : Program(graph, world, std::make_shared<Memory>(graph)) {}
+Program::Program(const Graph& graph, World& world)
+    : Program(graph, world, std::make_shared<Memory>(graph, memory_of(world))) {}
 
 Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
   memory->check_fits(graph);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, graph.edges(), world));
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), lower(graph, graph.edges(), world),
+                                 std::span<const std::uint32_t>());
 }
 
 Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
-    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan)) {}
+    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan, memory_of(world))) {}
 
 Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory) {
   if (plan.offsets.size() != graph.num_buffers() ||
@@ -112,7 +143,8 @@ Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::
   }
   check_edges(graph, plan);
   memory->check_fits(graph, &plan);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, plan.edges, world));
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, lower(graph, plan.edges, world),
+                                 plan.position);
 }
 
 Memory& Program::memory() const noexcept { return impl_->step.memory(); }
@@ -160,9 +192,31 @@ struct Run::Impl {
       if (Clock::now() >= *drain_until) return false;
     }
     tsan::acquire(program->step.finished());
+    if (DeviceProgram* const device = program->step.device(); device != nullptr && !released.load()) {
+      if (!drain(*device)) return false;
+    }
     if (!released.exchange(true)) {
       if (recording) recording->end();
       program->busy.store(false);
+    }
+    return true;
+  }
+
+  // All is issued: the device is waited for. False: not before the deadline, or the drain time-out after a stop.
+  bool drain(DeviceProgram& device) {
+    constexpr std::chrono::microseconds glance{20};
+    std::optional<Clock::time_point> drain_until;
+    try {
+      while (!device.done()) {
+        notice_timeout();
+        if (state.stopping.load() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
+        if (drain_until && Clock::now() >= *drain_until) return false;
+        std::this_thread::sleep_for(glance);
+      }
+      if (recording) recording->set_times(device.times());
+    } catch (const Error& error) {
+      const std::lock_guard lock(state.mutex);
+      if (!state.error) state.error = error;
     }
     return true;
   }
@@ -292,10 +346,12 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       recorded = recording->begin(impl_->pool->workers.size(), what->order);
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
-    what->step.begin(*impl_->pool, run->state,
-                     {.count_bodies = options.waiting_lanes > 0 || what->computes_inside, .recording = recording});
+    const bool on_device = what->step.device() != nullptr;
+    what->step.begin(
+        *impl_->pool, run->state,
+        {.count_bodies = !on_device && (options.waiting_lanes > 0 || what->computes_inside), .recording = recording});
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
-    run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
+    run->future = impl_->workers.run(on_device ? what->as_one : what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
       state->finished = true;
     });

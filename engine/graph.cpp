@@ -280,6 +280,7 @@ Node Graph::add(const NodeSpec& spec, Body body) {
                   .layer         = spec.labels.layer,
                   .kind          = spec.part ? NodeKind::communicate : spec.kind,
                   .parallel      = spec.parallel,
+                  .device        = spec.device,
                   .cost          = spec.cost};
   if (spec.lane) {
     const auto kind    = static_cast<std::size_t>(spec.lane->kind);
@@ -345,6 +346,7 @@ std::uint32_t Graph::lane_size(Lane lane) const {
 NodeKind Graph::kind(Node node) const { return record(node).kind; }
 std::string_view Graph::op(Node node) const { return data_->strings[record(node).op]; }
 bool Graph::parallel(Node node) const { return record(node).parallel; }
+bool Graph::device(Node node) const { return record(node).device; }
 const Cost& Graph::cost(Node node) const { return record(node).cost; }
 Labels Graph::labels(Node node) const {
   const NodeRecord& of = record(node);
@@ -387,6 +389,7 @@ NodeSpec Graph::spec(Node node) const {
                 .kind     = kind(node),
                 .op       = std::string(op(node)),
                 .parallel = parallel(node),
+                .device   = device(node),
                 .cost     = cost(node),
                 .labels   = labels(node),
                 .rank     = rank(node)};
@@ -439,7 +442,7 @@ bool operator==(const Graph& a, const Graph& b) {
     const Node node{i};
     if (a.name(node) != b.name(node) || a.rank(node) != b.rank(node) || a.lane(node) != b.lane(node) ||
         a.kind(node) != b.kind(node) || a.op(node) != b.op(node) || a.parallel(node) != b.parallel(node) ||
-        a.cost(node) != b.cost(node) || a.labels(node) != b.labels(node) ||
+        a.device(node) != b.device(node) || a.cost(node) != b.cost(node) || a.labels(node) != b.labels(node) ||
         a.num_accesses(node) != b.num_accesses(node) || a.has_part(node) != b.has_part(node) ||
         (a.has_part(node) && !same_part(node))) {
       return false;

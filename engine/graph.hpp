@@ -58,6 +58,7 @@ struct NodeSpec {
   NodeKind kind                = NodeKind::compute;
   std::string op               = {};     // what it computes, for rates and drawings ("linear"); may stay empty
   bool parallel                = false;  // the body may call Context::parallel_for
+  bool device                  = false;  // the body can put its work on a device: Context::device
   Cost cost                    = {};
   Labels labels                = {};
   std::optional<Rank> rank     = {};
@@ -129,6 +130,7 @@ class Graph {
   [[nodiscard]] NodeKind kind(Node node) const;
   [[nodiscard]] std::string_view op(Node node) const;
   [[nodiscard]] bool parallel(Node node) const;
+  [[nodiscard]] bool device(Node node) const;
   [[nodiscard]] const Cost& cost(Node node) const;
   [[nodiscard]] Labels labels(Node node) const;
   [[nodiscard]] std::size_t num_accesses(Node node) const;

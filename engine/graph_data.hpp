@@ -52,6 +52,7 @@ struct NodeRecord {
   std::int32_t layer;
   NodeKind kind;
   bool parallel;
+  bool device;
   Cost cost;
 };
 

@@ -1,6 +1,7 @@
 #include "engine/lowering.hpp"
 
 #include <algorithm>
+#include <queue>
 #include <tuple>
 
 #include "engine/edges.hpp"
@@ -259,6 +260,38 @@ class Lowerer {
 
 Lowering lower(const Graph& graph, const Edges& edges, const World& world) {
   return Lowerer(graph, edges, world).lower();
+}
+
+std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position) {
+  const std::size_t num_nodes = lowering.leader.size();
+  std::vector<std::vector<std::uint32_t>> after(num_nodes);
+  std::vector<std::uint32_t> waiting(num_nodes, 0);
+  const auto later = [&](std::uint32_t a, std::uint32_t b) {
+    if (position.empty() || position[a] == position[b]) return a > b;
+    return position[a] > position[b];
+  };
+  std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, decltype(later)> ready(later);
+  for (const std::uint32_t node : lowering.task_nodes) {
+    waiting[node] = lowering.pred_begin[node + 1] - lowering.pred_begin[node];
+    for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i)
+      after[lowering.preds[i]].push_back(node);
+    if (waiting[node] == 0) ready.push(node);
+  }
+  std::vector<std::uint32_t> order;
+  while (!ready.empty()) {
+    const std::uint32_t node = ready.top();
+    ready.pop();
+    const Match* const match = lowering.matches.empty() ? nullptr : &lowering.matches[lowering.match_of_node[node]];
+    if (match != nullptr && lowering.leader[match->parts.front().node.id] == node) {
+      for (const LocalPart& part : match->parts) order.push_back(part.node.id);
+    } else {
+      order.push_back(node);
+    }
+    for (const std::uint32_t next : after[node]) {
+      if (--waiting[next] == 0) ready.push(next);
+    }
+  }
+  return order;
 }
 
 }  // namespace stepgraph

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,9 @@ struct Lowering {
 // Throws Error(graph) when parts do not match or the tasks would wait for each other in a circle.
 // `edges`: the graph's own, or a memory plan's.
 [[nodiscard]] Lowering lower(const Graph& graph, const Edges& edges, const World& world);
+
+// All nodes of this process, each after those whose tasks come before its own, parts that meet beside each other: by
+// `position` (a memory plan's) where that leaves a choice, then in the order of adding.
+[[nodiscard]] std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position);
 
 }  // namespace stepgraph

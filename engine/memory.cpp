@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <utility>
+
+#include "engine/device.hpp"
 
 namespace stepgraph {
 namespace {
@@ -49,7 +52,9 @@ void prefer_large_pages(void* pages, std::size_t size) {
 }  // namespace
 
 void Memory::Free::operator()(std::byte* block) const noexcept {
-  if (mapped > 0) {
+  if (device != nullptr) {
+    device->release(rank, space, block);
+  } else if (mapped > 0) {
     munmap(block, mapped);
   } else {
     std::free(block);
@@ -66,9 +71,9 @@ Memory::Block Memory::allocate(std::size_t size) {
   return Block(static_cast<std::byte*>(pages), Free{size});
 }
 
-Memory::Memory(const Graph& graph) : Memory(graph, apart(graph)) {}
+Memory::Memory(const Graph& graph, DeviceMemory* device) : Memory(graph, apart(graph), device) {}
 
-Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
+Memory::Memory(const Graph& graph, const MemoryPlan& plan, DeviceMemory* device) : graph_(graph), device_(device) {
   if (plan.offsets.size() != graph.num_buffers()) {
     throw Error(ErrorKind::config, str("memory: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
                                        graph.num_buffers(), " (plan the graph that runs)"));
@@ -85,7 +90,9 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
                       " has buffers on disk, which this memory cannot hold (use space device or pinned)"));
     }
     const auto size = static_cast<std::size_t>(arena.size_bytes + MemoryPlan::alignment);
-    Block block     = allocate(size);
+    Block block     = device_ != nullptr ? Block(device_->allocate(arena.rank, arena.space, size),
+                                                 Free{0, device_, arena.rank, arena.space})
+                                         : allocate(size);
     if (!block) throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", arena.rank));
     const auto address     = reinterpret_cast<std::intptr_t>(block.get());
     std::byte* const begin = block.get() + (aligned(address) - address);
@@ -118,7 +125,8 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan) : graph_(graph) {
   }
 }
 
-Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans) : Memory(graph, plan) {
+Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans, DeviceMemory* device)
+    : Memory(graph, plan, device) {
   borrow(loans);
 }
 
@@ -162,7 +170,7 @@ std::string Memory::describe(Buffer buffer) const {
   return str(graph_.describe(buffer), " of rank ", graph_.spec(buffer).rank);
 }
 
-std::span<std::byte> Memory::bytes(Buffer buffer) const {
+std::byte* Memory::within(Buffer buffer, std::int64_t offset, std::size_t size) const {
   if (buffer.id >= places_.size()) {
     throw Error(ErrorKind::config,
                 str("memory: buffer #", buffer.id, " is not of this graph (", places_.size(), " buffers)"));
@@ -173,7 +181,43 @@ std::span<std::byte> Memory::bytes(Buffer buffer) const {
                                        " shares its bytes with others in this plan, so they mean "
                                        "nothing outside a run (declare it persistent)"));
   }
-  return {place.data, static_cast<std::size_t>(place.size_bytes)};
+  if (offset < 0 || offset + static_cast<std::int64_t>(size) > place.size_bytes) {
+    throw Error(ErrorKind::config, str("memory: bytes ", offset, " to ", offset + static_cast<std::int64_t>(size),
+                                       " of ", describe(buffer), ", which has ", place.size_bytes));
+  }
+  return place.data + offset;
+}
+
+std::span<std::byte> Memory::bytes(Buffer buffer) const {
+  std::byte* const data = within(buffer, 0, 0);
+  if (device_ != nullptr && !device_->host_sees(graph_.spec(buffer).space)) {
+    throw Error(ErrorKind::config, str("memory: ", describe(buffer), " is on a device (read() and write() copy)"));
+  }
+  return {data, static_cast<std::size_t>(places_[buffer.id].size_bytes)};
+}
+
+std::span<std::byte> Memory::loan(Buffer buffer) const {
+  return {within(buffer, 0, 0), static_cast<std::size_t>(places_[buffer.id].size_bytes)};
+}
+
+void Memory::read_bytes(Buffer buffer, std::int64_t offset, std::span<std::byte> to) const {
+  const std::byte* const from = within(buffer, offset, to.size());
+  if (to.empty()) return;
+  if (device_ != nullptr) {
+    device_->read(from, to);
+  } else {
+    std::memcpy(to.data(), from, to.size());
+  }
+}
+
+void Memory::write_bytes(Buffer buffer, std::int64_t offset, std::span<const std::byte> from) const {
+  std::byte* const to = within(buffer, offset, from.size());
+  if (from.empty()) return;
+  if (device_ != nullptr) {
+    device_->write(to, from);
+  } else {
+    std::memcpy(to, from.data(), from.size());
+  }
 }
 
 std::span<std::byte> Memory::arena(Rank rank, Space space) const {
@@ -190,15 +234,27 @@ std::int64_t Memory::size_bytes(Rank rank) const {
 
 void Memory::poison() {
   for (const Arena& arena : arenas_) {
-    for (std::int64_t i = arena.persistent_bytes; i < arena.size_bytes; ++i) arena.begin[i] = pattern(i);
+    const std::int64_t first = arena.persistent_bytes, size = arena.size_bytes - first;
+    std::vector<std::byte> there(device_ != nullptr ? static_cast<std::size_t>(size) : 0);
+    std::byte* const bytes = device_ != nullptr ? there.data() : arena.begin + first;
+    for (std::int64_t i = 0; i < size; ++i) bytes[i] = pattern(first + i);
+    if (!there.empty()) device_->write(arena.begin + first, there);
   }
 }
 
 std::int64_t Memory::used_bytes(Rank rank, Space space) const {
   const Arena* const arena = find(rank, space);
   if (!arena) return 0;
+  const std::int64_t first = arena->persistent_bytes;
+  std::vector<std::byte> copy;
+  const std::byte* bytes = arena->begin + first;
+  if (device_ != nullptr) {
+    copy.resize(static_cast<std::size_t>(arena->size_bytes - first));
+    if (!copy.empty()) device_->read(bytes, copy);
+    bytes = copy.data();
+  }
   std::int64_t end = arena->size_bytes;
-  while (end > arena->persistent_bytes && arena->begin[end - 1] == pattern(end - 1)) --end;
+  while (end > first && bytes[end - 1 - first] == pattern(end - 1)) --end;
   return end;
 }
 

@@ -53,6 +53,7 @@ bool Recording::begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> 
     throw;
   }
   for (Log& log : logs_) log.clear();
+  times_.clear();
   order_    = std::move(order);
   recorded_ = true;
   began_    = Moment::now();
@@ -81,6 +82,11 @@ Recording::Moment Recording::ruler_end() const {
 Timeline Recording::timeline() const {
   if (busy_.load()) throw Error(ErrorKind::config, "recorder: its step is still under way (wait with get() first)");
   if (!recorded_) throw Error(ErrorKind::config, "recorder: nothing was recorded (start a step with it first)");
+  if (!times_.empty()) {
+    Timeline measured{.nodes = times_};
+    for (const NodeTime& time : measured.nodes) measured.makespan_s = std::max(measured.makespan_s, time.end_s);
+    return measured;
+  }
   const Moment until            = ruler_end();
   const double seconds_per_tick = std::chrono::duration<double>(until.time - began_.time).count() /
                                   static_cast<double>(std::max<std::uint64_t>(1, until.ticks - began_.ticks));

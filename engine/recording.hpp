@@ -63,6 +63,9 @@ class Recording {
     *log.next++ = {begin, end, node};
   }
 
+  // Measured elsewhere, on a device: the step's times are these, whatever was added.
+  void set_times(std::vector<NodeTime> times) { times_ = std::move(times); }
+
   [[nodiscard]] Timeline timeline() const;
 
  private:
@@ -95,7 +98,8 @@ class Recording {
 
   std::atomic<bool> busy_{false};
   bool recorded_ = false;
-  std::vector<Log> logs_;  // by worker
+  std::vector<Log> logs_;        // by worker
+  std::vector<NodeTime> times_;  // by node, where a device has measured them
   std::shared_ptr<const TaskOrder> order_;
   Moment began_;
   mutable std::mutex mutex_;  // guards `ended_` between runs

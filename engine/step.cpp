@@ -94,7 +94,7 @@ void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
   pool_  = &pool;
   run_   = &run;
   needs_ = needs;
-  needy_ = needs.count_bodies || needs.recording;
+  needy_ = needs.count_bodies || needs.recording || device_;
   world_.begin_step();
   for (Worker& worker : pool.workers) {
     worker.context.step_ = this;
@@ -167,6 +167,7 @@ void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
 // Where more threads than may compute at once could be at work: with a licence, unless the node waits. Waiting for the
 // licence is no time of the node's.
 void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  if (device_) return run_on_device(invoke, task, worker);
   std::optional<SlotGuard> slot;
   if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
     slot.emplace(*pool_, worker);
@@ -176,6 +177,46 @@ void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker
   const std::uint64_t begin = read_begin_ticks();
   execute(invoke, task, worker);
   needs_.recording->add(worker.index, task.node, begin, read_ticks());
+}
+
+// What a body enqueues waits for what comes before its node, and what comes after waits for it.
+void Step::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  Context& context = worker.context;
+  context.task_.store(&task, std::memory_order_relaxed);
+  try {
+    if (data_.nodes[task.node].part >= 0) {
+      Match& match = matches_[match_of_node_[task.node]];
+      for (LocalPart& part : match.parts) part.queue = device_->before(part.node);
+      context.device_ = match.parts.front().queue;
+      communicate(context);
+      for (const LocalPart& part : match.parts) device_->after(part.node);
+    } else {
+      context.device_ = device_->before(Node{task.node});
+      if (invoke) invoke(&task.closure, context);
+      device_->after(Node{task.node});
+    }
+  } catch (...) {
+    fail_current();
+  }
+  context.device_ = nullptr;
+  context.task_.store(nullptr, std::memory_order_relaxed);
+  if (worker.said_waiting) worker.forget_waiting();
+}
+
+void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order) {
+  device_         = std::move(device);
+  tasks_in_order_ = std::move(tasks_in_order);
+}
+
+void Step::issue() noexcept {
+  try {
+    if (!needs_.recording && device_->replay()) return;
+    device_->begin(needs_.recording != nullptr);
+    for (const std::uint32_t node : tasks_in_order_) run(data_.bodies[node].invoke(), tasks_[node]);
+    device_->end(!stopping());
+  } catch (const Error& error) {
+    stop(*run_, error, /*name_running=*/false);
+  }
 }
 
 void Step::stop(RunState& run, const Error& why, bool name_running) {

@@ -10,6 +10,7 @@
 #include "engine/arena.hpp"
 #include "engine/context.hpp"
 #include "engine/crew.hpp"
+#include "engine/device.hpp"
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
 #include "engine/memory.hpp"
@@ -77,6 +78,11 @@ class Step {
   Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
        std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
 
+  // From here on bodies enqueue their work there, one after another in this order.
+  void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order);
+  [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
+  void issue() noexcept;  // all of a run, on this thread
+
   void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
 
   // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
@@ -102,6 +108,7 @@ class Step {
   static void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   static void fail_current() noexcept;
   void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void bind(Match& match);
   void communicate(const Context& context);
 
@@ -113,6 +120,9 @@ class Step {
   std::vector<Match> matches_;
   std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
   std::vector<bool> waits_;                   // by node; empty when no lane waits
+
+  std::unique_ptr<DeviceProgram> device_;
+  std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
 
   RunState* run_   = nullptr;
   Pool* pool_      = nullptr;

@@ -8,6 +8,9 @@
 
 namespace stepgraph {
 
+class Device;        // engine/device.hpp
+struct DeviceQueue;  // engine/device.hpp
+
 // Memory of one access of a part: `region.count` ranges of `region.length` bytes, `region.stride` apart, from `data`
 // on.
 struct Piece {
@@ -58,6 +61,7 @@ struct LocalPart {
   Rank source;  // permute: from whom it receives; -1: nobody
   std::span<const Piece> in;
   std::span<const Piece> out;
+  const DeviceQueue* queue = nullptr;  // where its work goes, on a device
 };
 
 // Matched parts: all those whose ranks live in this process.
@@ -84,6 +88,9 @@ class World {
   [[nodiscard]] virtual bool is_local(Rank) const      = 0;
   [[nodiscard]] virtual bool waits(LaneKind) const     = 0;  // nodes on such a lane block their thread
   [[nodiscard]] virtual IssueOrder issue_order() const = 0;
+
+  // Where the memory of its ranks is and bodies enqueue their work; null: in this process, where they compute.
+  [[nodiscard]] virtual Device* device() { return nullptr; }
 
   // A step begins; what an earlier step left behind (an abort, a message nobody took) must not touch it.
   virtual void begin_step() {}

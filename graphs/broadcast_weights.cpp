@@ -9,6 +9,7 @@
 #include "graphs/layout.hpp"
 #include "ops/collectives.hpp"
 #include "ops/hash.hpp"
+#include "ops/reduce.hpp"
 
 namespace stepgraph {
 namespace {
@@ -82,11 +83,12 @@ class Builder {
     return std::move(hashes_);
   }
 
-  Buffer make(std::string name, Rank rank, std::size_t count) {
+  Buffer make(std::string name, Rank rank, std::size_t count, Space space = Space::device) {
     return made_.graph.buffer({.name       = std::move(name),
                                .rank       = rank,
                                .size_bytes = static_cast<std::int64_t>(8 * count),
                                .type       = DType::i64,
+                               .space      = space,
                                .lifetime   = Lifetime::persistent});
   }
 
@@ -128,10 +130,16 @@ class Builder {
     for (const Rank rank : ranks.ranks) {
       if (!has(rank)) continue;
       std::vector<std::string> names;
-      for (const Buffer copy : at(copies_, rank)) names.push_back(made_.graph.spec(copy).name);
+      for (const Buffer held : at(copies_, rank)) names.push_back(made_.graph.spec(held).name);
+      const Buffer seen = make("hashes as the host sees them", rank, count * ranks.ranks.size(), Space::pinned);
+      copy(made_.graph, {.name   = "hashes of " + what + " to the host",
+                         .lane   = LaneKind::d2h,
+                         .to     = seen,
+                         .from   = at(gathered, rank),
+                         .labels = {.phase = "hash"}});
       made_.graph.add({.name   = "compare hashes of " + what,
                        .lane   = made_.graph.lane(rank, LaneKind::host),
-                       .reads  = at(gathered, rank),
+                       .reads  = seen,
                        .kind   = NodeKind::host,
                        .op     = "compare_hashes",
                        .labels = {.phase = "hash"}},
@@ -167,8 +175,9 @@ std::uint64_t run_graph(StepRun& run, const WeightsGraphOptions& options) {
   std::uint64_t hash = 0;
   const auto join    = [&](Buffer hashes) {
     if (hashes == Buffer{}) return;
-    for (const std::int64_t each : program.memory().span<std::int64_t>(hashes))
-      hash = join_hashes(hash, static_cast<std::uint64_t>(each));
+    std::vector<std::int64_t> found(static_cast<std::size_t>(weights.graph.spec(hashes).size_bytes) / 8);
+    program.memory().read(hashes, std::span(found));
+    for (const std::int64_t each : found) hash = join_hashes(hash, static_cast<std::uint64_t>(each));
   };
   for (std::size_t rank = 0; rank < weights.hashes.size(); ++rank) {
     const int dp = run.step().ranks[rank].coord.dp;

@@ -234,7 +234,8 @@ Config read(const JsonValue& value) {
   read_comm(root, config);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);
-  root.only("backend", "loopback");
+  const Names backends{"loopback", "cuda"};
+  config.backend = backends[root.choice("backend", 0, backends, {"nccl", "mpi", "gloo"})];
   check_fit(config);
   return config;
 }

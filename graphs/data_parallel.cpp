@@ -15,17 +15,15 @@ DataParallelOptions with_devices(DataParallelOptions options, const World& world
   return options;
 }
 
-void put_tokens(const Memory& memory, Buffer buffer, std::span<const std::int32_t> tokens) {
-  std::copy(tokens.begin(), tokens.end(), memory.span<std::int32_t>(buffer).begin());
-}
-
-std::vector<float> read_floats(const Memory& memory, Buffer buffer, DType type) {
-  const auto read = [](const auto values) {
-    std::vector<float> floats(values.size());
+std::vector<float> read_floats(const Memory& memory, Buffer buffer, std::size_t size, DType type) {
+  const auto read = [&](auto zero) {
+    std::vector<decltype(zero)> values(size);
+    memory.read(buffer, std::span(values));
+    std::vector<float> floats(size);
     std::transform(values.begin(), values.end(), floats.begin(), [](auto value) { return wide(value); });
     return floats;
   };
-  return type == DType::bf16 ? read(memory.span<bf16>(buffer)) : read(memory.span<float>(buffer));
+  return type == DType::bf16 ? read(bf16{}) : read(float{});
 }
 
 void check_tokens(const DataParallelOptions& options, std::size_t given, bool targets) {
@@ -44,6 +42,10 @@ DataParallel::DataParallel(const Model& model, const DataParallelOptions& option
       run_(step_.step, world, {.threads = options.threads, .reuse = options.reuse}),
       rate_(options.optimizer ? options.optimizer->lr : 0) {}
 
+std::size_t DataParallel::num_logits() const {
+  return static_cast<std::size_t>(std::int64_t{options_.global} * options_.seq * model_.vocab);
+}
+
 void DataParallel::start() {
   if (!run_.has_weights()) set_fresh_weights(run_, options_.seed);
 }
@@ -52,15 +54,16 @@ DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   check_tokens(options_, tokens.size(), true);
   start();
   const Memory& memory = run_.memory();
-  put_tokens(memory, step_.tokens, tokens.first(tokens.size() - 1));
-  put_tokens(memory, step_.targets, tokens.last(tokens.size() - 1));
+  memory.write(step_.tokens, tokens.first(tokens.size() - 1));
+  memory.write(step_.targets, tokens.last(tokens.size() - 1));
   for (const StepRank& rank : step_.step.ranks) {  // where dropout or an update asks for them
-    if (rank.step != Buffer{}) memory.span<std::int64_t>(rank.step)[0] = num_steps_ + 1;
-    if (rank.rate != Buffer{}) memory.span<double>(rank.rate)[0] = rate_;
+    if (rank.step != Buffer{}) memory.set_first(rank.step, num_steps_ + 1);
+    if (rank.rate != Buffer{}) memory.set_first(rank.rate, rate_);
   }
   run_.run();
   ++num_steps_;
-  DataParallelResult result{.loss = run_.loss(), .logits = read_floats(memory, step_.logits, step_.step.type)};
+  DataParallelResult result{.loss   = run_.loss(),
+                            .logits = read_floats(memory, step_.logits, num_logits(), step_.step.type)};
   const ParameterInventory inventory = model_.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
     std::vector<float>& gradient = result.gradients[parameter.name];
@@ -90,9 +93,9 @@ std::vector<float> DataParallel::forward(std::span<const std::int32_t> tokens) {
   check_tokens(options_, tokens.size(), false);
   start();
   if (!forward_) forward_.emplace(make_forward());
-  put_tokens(forward_->program.memory(), forward_->step.tokens, tokens);
+  forward_->program.memory().write(forward_->step.tokens, tokens);
   run_.run(forward_->program);
-  return read_floats(forward_->program.memory(), forward_->step.logits, forward_->step.step.type);
+  return read_floats(forward_->program.memory(), forward_->step.logits, num_logits(), forward_->step.step.type);
 }
 
 }  // namespace stepgraph

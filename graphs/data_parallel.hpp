@@ -43,6 +43,7 @@ class DataParallel {
     Program program;
   };
   void start();
+  [[nodiscard]] std::size_t num_logits() const;
   [[nodiscard]] Forward make_forward() const;
 
   Model model_;

@@ -46,7 +46,7 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step
                                                  .step_timeout  = options.step_timeout});
   find_holders();
   for (const StepRank& rank : step_.ranks) {
-    if (rank.loss_scale != Buffer{}) memory().span<double>(rank.loss_scale)[0] = step_.precision.loss_scale.value;
+    if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
   }
 }
 
@@ -100,12 +100,17 @@ void StepRun::set_weights(const FillTensor& fill) {
       with_type(type, [&](auto zero) {
         using T                    = decltype(zero);
         const std::vector<T> typed = rounded<T>(whole);
+        std::vector<T> local;
         for (const Holder& holder : all) {
           const WeightPart& part = holder.weight->*which;
           if (part.empty()) continue;
           const WeightSpec& spec = step_.spec(*holder.weight);
           const auto elements    = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
-          take_piece<T>(spec, holder.piece, typed, elements, part.begin, span<T>(part));
+          local.resize(static_cast<std::size_t>(part.size()));
+          // Other pieces of the weight stay as they are.
+          if (spec.sections.size() > 1) memory().read(part.buffer, std::span<T>(local), part.offset);
+          take_piece<T>(spec, holder.piece, typed, elements, part.begin, local);
+          memory().write(part.buffer, std::span<const T>(local), part.offset);
         }
       });
     };
@@ -137,7 +142,8 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
     for (const WeightPart& part : parts_of(holder, member)) {
       with_type(step_.graph.spec(part.buffer).type, [&](auto zero) {
-        const std::span<const decltype(zero)> values = span<decltype(zero)>(part);
+        std::vector<decltype(zero)> values(static_cast<std::size_t>(part.size()));
+        memory().read(part.buffer, std::span(values), part.offset);
         std::transform(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin),
                        [scale](auto value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
       });
@@ -162,8 +168,7 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
     const auto fill = [&](const std::vector<Buffer>& buffers, std::size_t shift) {
       for (std::size_t mb = 0; mb < buffers.size(); ++mb) {
         const std::size_t begin = static_cast<std::size_t>(rank.coord.dp) * per_rank + mb * rows + shift;
-        std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(begin), rows,
-                    memory().span<std::int32_t>(buffers[mb]).begin());
+        memory().write(buffers[mb], tokens.subspan(begin, rows));
       }
     };
     fill(rank.tokens, 0);
@@ -173,23 +178,23 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
 
 void StepRun::run(Recorder* recorder) {
   const Buffer scale = step_.ranks.front().loss_scale;
-  if (scale != Buffer{}) loss_scale_ = memory().span<double>(scale)[0];
+  if (scale != Buffer{}) loss_scale_ = memory().first<double>(scale);
   executor_->run(*program_, recorder);
 }
 
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
   std::vector<Loan> loans;
-  for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().bytes(each.of_step)});
+  for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().loan(each.of_step)});
   const MemoryPlan plan = plan_memory(graph, {.reuse = plan_.reuse});
   verify(graph, plan);
-  return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans));
+  return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans, memory().device()));
 }
 
 void StepRun::run(const Program& program) { executor_->run(program); }
 
 double StepRun::loss() const {
   for (const StepRank& rank : step_.ranks) {
-    if (rank.loss != Buffer{}) return memory().span<double>(rank.loss)[0];
+    if (rank.loss != Buffer{}) return memory().first<double>(rank.loss);
   }
   throw Error(ErrorKind::config, "step: computes no loss");
 }

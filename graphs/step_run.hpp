@@ -74,12 +74,6 @@ class StepRun {
   void read(Which which, const std::string& name, std::span<T> out) const;
   void find_holders();
   [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
-  template <class T>
-  [[nodiscard]] std::span<T> span(const WeightPart& part) const {
-    return memory()
-        .span<T>(part.buffer)
-        .subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(part.size()));
-  }
 
   StepGraph step_;
   World* world_;

@@ -20,16 +20,16 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
   if (!run_.has_weights()) set_fresh_weights(run_, seed_);
   Memory& memory = run_.memory();
   for (const StepRank& rank : run_.step().ranks) {
-    memory.span<std::int64_t>(rank.step)[0] = num_steps_ + 1;
-    memory.span<double>(rank.rate)[0]       = rate_;
+    memory.set_first(rank.step, num_steps_ + 1);
+    memory.set_first(rank.rate, rate_);
   }
   run_.run(recorder);
   ++num_steps_;
   const StepRank& first = run_.step().ranks.front();
   return {.loss       = run_.loss(),
-          .grad_norm  = memory.span<double>(first.grad_norm)[0],
+          .grad_norm  = memory.first<double>(first.grad_norm),
           .loss_scale = run_.loss_scale(),
-          .skipped    = first.skipped != Buffer{} && memory.span<std::int64_t>(first.skipped)[0] != 0};
+          .skipped    = first.skipped != Buffer{} && memory.first<std::int64_t>(first.skipped) != 0};
 }
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
@@ -67,18 +67,19 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
       if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
       const CutRange vocab = cut_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
       const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
-      const auto append    = [&](auto all) {
-        const auto row = all.subspan((prompt.size() - 1) * columns, columns);
+      const auto append    = [&](auto zero) {
+        std::vector<decltype(zero)> row(columns);
+        run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
         for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));
       };
       if (step.type == DType::f64) {
-        append(run_.memory().span<double>(rank.logits[0]));
+        append(double{});
       } else if (step.type == DType::bf16) {
-        append(run_.memory().span<bf16>(rank.logits[0]));
+        append(bf16{});
       } else if (step.type == DType::f16) {
-        append(run_.memory().span<f16>(rank.logits[0]));
+        append(f16{});
       } else {
-        append(run_.memory().span<float>(rank.logits[0]));
+        append(float{});
       }
     }
   }

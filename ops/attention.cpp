@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "ops/cpu/attention.hpp"
+#include "ops/cuda/attention.hpp"
+#include "ops/cuda/built.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/heads.hpp"
 
@@ -60,6 +62,18 @@ struct Dropped {
     made.mask                  = site.mask(context, read);
     return made;
   }
+  // On a device, which knows the step.
+  [[nodiscard]] cuda::AttentionDropout on_device(const Context& context, std::size_t read) const {
+    if (!site.active) return {};
+    const DropoutMask any = site.mask_at(0);
+    return {.step           = context.read<std::int64_t>(read).data(),
+            .key            = site.key,
+            .dropped        = any.dropped,
+            .scale          = any.scale,
+            .first_sequence = numbers.first_sequence,
+            .first_head     = numbers.first_head,
+            .all_heads      = numbers.all_heads};
+  }
 };
 Dropped dropped(const Tape& tape, const Attention& spec) {
   return {.site    = dropout_site(tape, spec.dropout),
@@ -78,13 +92,14 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                   .kv_heads  = spec.heads.kv_heads,
                                   .head_size = spec.heads.head_size,
                                   .scale     = spec.scale};
-  const Dropped dropout = dropped(tape, spec);
-  const Tensor qkv      = spec.qkv;
-  const Tensor out      = tape.tensor("attention", {qkv.rows(), shape.out_row()});
-  const Tensor log_sums = tape.tensor("attention log_sums", {qkv.rows(), shape.heads}, tape.wide_type());
-  const double flops    = forward_flops(tape, spec.heads);
-  const auto bytes      = static_cast<double>(qkv.num_bytes() + out.num_bytes());
-  const auto plus_step  = [dropout](AccessList reads) {
+  const std::int64_t sequences = tape.sequences();
+  const Dropped dropout        = dropped(tape, spec);
+  const Tensor qkv             = spec.qkv;
+  const Tensor out             = tape.tensor("attention", {qkv.rows(), shape.out_row()});
+  const Tensor log_sums        = tape.tensor("attention log_sums", {qkv.rows(), shape.heads}, tape.wide_type());
+  const double flops           = forward_flops(tape, spec.heads);
+  const auto bytes             = static_cast<double>(qkv.num_bytes() + out.num_bytes());
+  const auto plus_step         = [dropout](AccessList reads) {
     if (dropout.site.active) reads.push_back(dropout.site.step);
     return reads;
   };
@@ -96,8 +111,19 @@ Tensor attention(Tape& tape, const Attention& spec) {
                       .reads    = plus_step(qkv),
                       .writes   = {out, log_sums, rooms.tensor(tape, "attention workspace")},
                       .cost     = {.flops = flops, .bytes_moved = bytes},
-                      .parallel = true},
+                      .parallel = true,
+                      .device   = true},
                      [=]<class T>(const Context& context, T) {
+                       if constexpr (cuda::built) {
+                         if (const DeviceQueue* queue = context.device()) {
+                           return cuda::attention_forward<T>(*queue, {.shape     = shape,
+                                                                      .sequences = sequences,
+                                                                      .qkv       = context.read<T>(0).data(),
+                                                                      .out       = context.write<T>(0).data(),
+                                                                      .log_sums  = context.write<Wide<T>>(1).data(),
+                                                                      .dropout   = dropout.on_device(context, 1)});
+                         }
+                       }
                        const cpu::AttentionForward<T> kernel{.shape    = shape,
                                                              .qkv      = context.read<T>(0).data(),
                                                              .out      = context.write<T>(0).data(),
@@ -120,8 +146,23 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                  .reads    = plus_step({qkv, out, log_sums, back.gradient(out)}),
                                  .writes   = {products, back_rooms.tensor(back, "attention_backward workspace")},
                                  .cost     = {.flops = 2.5 * flops, .bytes_moved = 2 * bytes},
-                                 .parallel = true},
+                                 .parallel = true,
+                                 .device   = true},
                                 [=]<class T>(const Context& context, Into<T> d_qkv) {
+                                  if constexpr (cuda::built) {
+                                    if (const DeviceQueue* queue = context.device()) {
+                                      return cuda::attention_backward<T>(*queue,
+                                                                         {.shape     = shape,
+                                                                          .sequences = sequences,
+                                                                          .qkv       = context.read<T>(0).data(),
+                                                                          .out       = context.read<T>(1).data(),
+                                                                          .log_sums  = context.read<Wide<T>>(2).data(),
+                                                                          .d_out     = context.read<T>(3).data(),
+                                                                          .products  = context.write<Wide<T>>(0).data(),
+                                                                          .dropout   = dropout.on_device(context, 4)},
+                                                                         d_qkv);
+                                    }
+                                  }
                                   const cpu::AttentionBackward<T> kernel{.shape    = shape,
                                                                          .qkv      = context.read<T>(0).data(),
                                                                          .out      = context.read<T>(1).data(),

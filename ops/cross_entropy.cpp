@@ -8,6 +8,8 @@
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/cross_entropy.hpp"
 #include "ops/op_checks.hpp"
 #include "ops/streams.hpp"
 #include "ops/tensor_parallel.hpp"
@@ -99,6 +101,9 @@ struct GradientScale {
   [[nodiscard]] double at_step(const Context& context, std::size_t read) const {
     return scaled ? scale * context.read<double>(read).front() : scale;
   }
+  [[nodiscard]] cuda::LossScale on_device(const Context& context, std::size_t read) const {
+    return {scale, scaled ? context.read<double>(read).data() : nullptr};
+  }
 };
 
 // Row by row, on idle threads too.
@@ -117,6 +122,17 @@ double total(std::span<const double> maxima, std::span<const double> sums) {
     loss += std::log(row.exps) + (maxima[i] - row.target);
   }
   return loss;
+}
+
+template <class T>
+cuda::LogitRows<T> device_rows(std::int64_t rows, std::int64_t cols, const VocabShard& shard, const T* logits,
+                               const std::int32_t* targets) {
+  return {.rows        = rows,
+          .cols        = cols,
+          .logits      = logits,
+          .targets     = targets,
+          .vocab_begin = shard.begin,
+          .has_last    = shard.last};
 }
 
 class Adder {
@@ -141,6 +157,13 @@ class Adder {
       const auto targets = context.read<std::int32_t>(1);
       const auto maxima  = context.write<double>(0);
       const auto sums    = context.write<double>(1);
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device()) {
+          cuda::cross_entropy_maxima_and_sums(*queue, device_rows(rows, cols, shard, logits, targets.data()),
+                                              maxima.data(), sums.data());
+          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows, context.write<double>(2).data());
+        }
+      }
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at = static_cast<std::size_t>(i);
         const T* row  = logits + i * cols;
@@ -160,11 +183,18 @@ class Adder {
     if (spec_.loss_scale) both.reads.push_back(*spec_.loss_scale);
     const auto body = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(const Context& context,
                                                                                                  T) {
-      const double scale        = scaling.at_step(context, 1);
       const std::span<T> logits = context.accumulate<T>();
       const auto targets        = context.read<std::int32_t>();
       const auto maxima         = context.write<double>(0);
       const auto sums           = context.write<double>(1);
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device()) {
+          cuda::cross_entropy_all_in_place(*queue, device_rows<T>(rows, cols, shard, logits.data(), targets.data()),
+                                           maxima.data(), sums.data(), scaling.on_device(context, 1), logits.data());
+          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows, context.write<double>(2).data());
+        }
+      }
+      const double scale = scaling.at_step(context, 1);
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at             = static_cast<std::size_t>(i);
         T* row                    = logits.data() + i * cols;
@@ -189,32 +219,51 @@ class Adder {
 
   // Each rank has some columns: what they share is the maximum of every row, then its sums.
   void add_tensor_parallel_forward() {
-    tape_.add<AllTypes>(node("cross_entropy_maxima", spec_.logits, maxima_, 1),
-                        [rows = rows_, cols = cols_]<class T>(const Context& context, T) {
-                          const T* logits   = context.read<T>().data();
-                          const auto maxima = context.write<double>();
-                          for_rows(context, rows, [&](std::int64_t i) {
-                            maxima[static_cast<std::size_t>(i)] = maximum(logits + i * cols, cols);
-                          });
-                        });
+    tape_.add<AllTypes>(
+        node("cross_entropy_maxima", spec_.logits, maxima_, 1),
+        [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
+          const T* logits   = context.read<T>().data();
+          const auto maxima = context.write<double>();
+          if constexpr (cuda::built) {
+            if (const DeviceQueue* queue = context.device()) {
+              return cuda::cross_entropy_maxima(*queue, device_rows(rows, cols, shard, logits, nullptr), maxima.data());
+            }
+          }
+          for_rows(context, rows,
+                   [&](std::int64_t i) { maxima[static_cast<std::size_t>(i)] = maximum(logits + i * cols, cols); });
+        });
     tp_all_reduce(tape_, maxima_, "all_reduce maxima", Reduction::max);
-    tape_.add<AllTypes>(node("cross_entropy_sums", {spec_.logits, spec_.targets, maxima_}, sums_, 20),
-                        [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
-                          const T* logits    = context.read<T>(0).data();
-                          const auto targets = context.read<std::int32_t>(1);
-                          const auto maxima  = context.read<double>(2);
-                          const auto sums    = context.write<double>();
-                          for_rows(context, rows, [&](std::int64_t i) {
-                            const auto at = static_cast<std::size_t>(i);
-                            const T* row  = logits + i * cols;
-                            RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row,
-                                                 shard.find(what, targets[at], i));
-                          });
-                        });
+    tape_.add<AllTypes>(
+        node("cross_entropy_sums", {spec_.logits, spec_.targets, maxima_}, sums_, 20),
+        [rows = rows_, cols = cols_, shard = shard_]<class T>(const Context& context, T) {
+          const T* logits    = context.read<T>(0).data();
+          const auto targets = context.read<std::int32_t>(1);
+          const auto maxima  = context.read<double>(2);
+          const auto sums    = context.write<double>();
+          if constexpr (cuda::built) {
+            if (const DeviceQueue* queue = context.device()) {
+              return cuda::cross_entropy_sums(*queue, device_rows(rows, cols, shard, logits, targets.data()),
+                                              maxima.data(), sums.data());
+            }
+          }
+          for_rows(context, rows, [&](std::int64_t i) {
+            const auto at = static_cast<std::size_t>(i);
+            const T* row  = logits + i * cols;
+            RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, shard.find(what, targets[at], i));
+          });
+        });
     tp_all_reduce(tape_, sums_, "all_reduce sums");
-    tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_}, .writes = spec_.loss}, [](const Context& context) {
-      context.write<double>()[0] = total(context.read<double>(0), context.read<double>(1));
-    });
+    tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_}, .writes = spec_.loss, .device = true},
+              [rows = rows_](const Context& context) {
+                const auto maxima = context.read<double>(0), sums = context.read<double>(1);
+                if constexpr (cuda::built) {
+                  if (const DeviceQueue* queue = context.device()) {
+                    return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows,
+                                                     context.write<double>().data());
+                  }
+                }
+                context.write<double>()[0] = total(maxima, sums);
+              });
   }
 
   void add_backward() {
@@ -224,10 +273,16 @@ class Adder {
     // Whatever the logits are to the node, they come first.
     const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(
                             const Context& context, const T* logits, const Into<T>& into) {
-      const double scale = scaling.at_step(context, 3);
       const auto targets = context.read<std::int32_t>(0);
       const auto maxima  = context.read<double>(1);
       const auto sums    = context.read<double>(2);
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device()) {
+          return cuda::cross_entropy_gradient(*queue, device_rows(rows, cols, shard, logits, targets.data()),
+                                              maxima.data(), sums.data(), scaling.on_device(context, 3), into);
+        }
+      }
+      const double scale = scaling.at_step(context, 3);
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at = static_cast<std::size_t>(i);
         put_gradient(logits + i * cols, cols, maxima[at], RowSums(sums, i).exps, shard.find(what, targets[at], i),
@@ -276,7 +331,8 @@ class Adder {
             .writes   = writes,
             .cost     = {.flops       = flops * static_cast<double>(spec_.logits.num_elements()),
                          .bytes_moved = static_cast<double>(spec_.logits.num_bytes())},
-            .parallel = true};
+            .parallel = true,
+            .device   = true};
   }
 
   Tape& tape_;

@@ -7,6 +7,8 @@
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/hash.hpp"
 #include "ops/streams.hpp"
 
 namespace stepgraph {
@@ -83,10 +85,18 @@ Node hash_bytes(Graph& graph, const HashBytes& spec) {
                     .writes   = spec.hashes,
                     .op       = "hash_bytes",
                     .parallel = true,
+                    .device   = true,
                     .cost     = {.flops = bytes, .bytes_moved = bytes},
                     .labels   = spec.labels},
                    [tiles = std::move(tiles)](const Context& context) {
                      const std::span<std::int64_t> hashes = context.write<std::int64_t>();
+                     if constexpr (cuda::built) {
+                       if (const DeviceQueue* queue = context.device()) {
+                         for (std::size_t i = 0; i < hashes.size(); ++i)
+                           cuda::hash_bytes(*queue, context.read<std::byte>(i), &hashes[i]);
+                         return;
+                       }
+                     }
                      for (std::size_t i = 0; i < hashes.size(); ++i) {
                        hashes[i] = static_cast<std::int64_t>(mix(context.read<std::byte>(i).size()));
                      }

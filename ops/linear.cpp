@@ -5,6 +5,10 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
+#include "ops/cuda/activation.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/column_sum.hpp"
+#include "ops/cuda/gemm.hpp"
 #include "ops/op_checks.hpp"
 
 namespace stepgraph {
@@ -45,7 +49,8 @@ OpNode product(const Tape& tape, std::string op, std::int64_t m, std::int64_t n,
   return {.op       = std::move(op),
           .cost     = {.flops       = 2 * size(m, n) * static_cast<double>(k),
                        .bytes_moved = element * (size(m, k) + size(k, n) + size(m, n))},
-          .parallel = num_gemm_tiles(m, n) > 1};
+          .parallel = num_gemm_tiles(m, n) > 1,
+          .device   = true};
 }
 
 // --- activations -----------------------------------------------------------------------------------------------------
@@ -76,6 +81,17 @@ const char* name(Activation activation) {
   }
 }
 
+cuda::Curve curve(Activation activation) {
+  switch (activation) {
+    case Activation::gelu_exact:
+      return cuda::Curve::gelu_exact;
+    case Activation::silu:
+      return cuda::Curve::silu;
+    default:
+      return cuda::Curve::gelu_tanh;
+  }
+}
+
 // In place, where nobody will ask for the slope.
 template <class Function, class T>
 void activate(T* c, T* y, std::int64_t size) {
@@ -90,17 +106,23 @@ void activate_keeping_slope(T* c, T* y, std::int64_t size) {
   cpu::values_and_slopes<Function>(c, size, y);
 }
 
-// The gradient of what was activated is dy times its slope, which the product left in `slope`. It takes the place of
-// y's, where that is nobody else's.
+// The gradient of what was activated is dy times its slope, which the product left in `slope`: on a device as that of
+// which it is the slope, because a product has that at hand and one reads no less then. It takes the place of y's,
+// where that is nobody else's.
 void add_activation_gradient(Tape& back, Activation activation, const Tensor& slope, const Tensor& y) {
   const Tensor dy          = back.gradient(y);
   const std::int64_t total = y.num_elements();
   OpNode node{.op       = str(name(activation), "_backward"),
               .reads    = slope,
               .cost     = {.flops = static_cast<double>(total), .bytes_moved = 3 * static_cast<double>(y.num_bytes())},
-              .parallel = total > cpu::elements_per_tile};
-  const auto kernel = []<class T>(const Context& context, const T* dy0, const Into<T>& into) {
+              .parallel = total > cpu::elements_per_tile,
+              .device   = true};
+  const auto kernel = [activation]<class T>(const Context& context, const T* dy0, const Into<T>& into) {
     const T* const slopes = context.read<T>(0).data();
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device())
+        return cuda::activation_gradient<T>(*queue, curve(activation), slopes, dy0, into);
+    }
     cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
       cpu::put(into, begin, end - begin,
                [by = slopes + begin, up = dy0 + begin](std::int64_t i) { return wide(up[i]) * wide(by[i]); });
@@ -135,6 +157,19 @@ void check(const Tape& tape, const Linear& spec) {
   if (spec.bias) check_same_shape(spec.name, "bias", spec.bias->shape, {shape[out_in ? 0 : 1]});
 }
 
+template <class T>
+cuda::Operand<T> device_weight(const Context& context, std::size_t read, const Sizes& sizes, bool transposed) {
+  return {context.read<T>(read).data(), sizes.out_in != transposed};
+}
+
+// y = activation(c), c = x w + bias. They may be one; else c is kept as it is.
+template <class T>
+void multiply_and_activate(const DeviceQueue& queue, const cuda::Product<T>& product, Activation activation, T* y) {
+  if (activation == Activation::gelu_tanh && cuda::multiply_gelu(queue, product, y)) return;
+  cuda::multiply(queue, product);
+  if (activation != Activation::none) cuda::activate<T>(queue, curve(activation), product.c.out, y, product.c.size);
+}
+
 // y = x w + bias; and where there is an activation, `activated` of it: the same tensor where nothing is kept for a
 // backward pass, else y is left with the slopes.
 void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tensor& y, const Tensor& activated) {
@@ -152,12 +187,26 @@ void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tenso
   tape.add<AllTypes>(node, [sizes, kept, activation = spec.activation, biased = spec.bias.has_value()]<class T>(
                                const Context& context, T) {
     const std::span<T> out = context.write<T>(0);
+    const Into<T> c{out.data(), nullptr, static_cast<std::int64_t>(out.size())};
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return multiply_and_activate<T>(*queue,
+                                        {.m    = sizes.rows,
+                                         .n    = sizes.out,
+                                         .k    = sizes.in,
+                                         .a    = {context.read<T>(0).data()},
+                                         .b    = device_weight<T>(context, 1, sizes, false),
+                                         .c    = c,
+                                         .bias = biased ? context.read<T>(2).data() : nullptr},
+                                        activation, kept ? context.write<T>(1).data() : out.data());
+      }
+    }
     Gemm<T> gemm{.m        = sizes.rows,
                  .n        = sizes.out,
                  .k        = sizes.in,
                  .a        = matrix(context.read<T>(0), sizes.in),
                  .b        = in_by_out(context.read<T>(1).data(), sizes),
-                 .c        = {out.data(), nullptr, static_cast<std::int64_t>(out.size())},
+                 .c        = c,
                  .c_stride = sizes.out,
                  .bias     = biased ? context.read<T>(2).data() : nullptr};
     if (activation != Activation::none) {
@@ -174,6 +223,16 @@ void add_input_gradient(Tape& back, const Linear& spec, const Tensor& y, const S
   OpNode node = product(back, "linear_input_gradient", sizes.rows, sizes.in, sizes.out);
   node.reads  = {back.gradient(y), spec.weight};
   back.add_gradient<AllTypes>(spec.x, node, [sizes]<class T>(const Context& context, Into<T> dx) {
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return cuda::multiply(*queue, cuda::Product<T>{.m = sizes.rows,
+                                                       .n = sizes.in,
+                                                       .k = sizes.out,
+                                                       .a = {context.read<T>(0).data()},
+                                                       .b = device_weight<T>(context, 1, sizes, true),
+                                                       .c = dx});
+      }
+    }
     multiply(context, Gemm<T>{.m        = sizes.rows,
                               .n        = sizes.in,
                               .k        = sizes.out,
@@ -191,6 +250,17 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
   node.reads  = {spec.x, dy};
   back.add_weight_gradient<AllTypes>(
       spec.weight, node, [sizes, m, n]<class T, class Sum>(const Context& context, Into<T, Sum> into) {
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device()) {
+            return cuda::multiply(*queue,
+                                  cuda::Product<T, Sum>{.m = m,
+                                                        .n = n,
+                                                        .k = sizes.rows,
+                                                        .a = {context.read<T>(sizes.out_in ? 1 : 0).data(), true},
+                                                        .b = {context.read<T>(sizes.out_in ? 0 : 1).data()},
+                                                        .c = into});
+          }
+        }
         const Matrix<T> x = matrix(context.read<T>(0), sizes.in), of_y = matrix(context.read<T>(1), sizes.out);
         multiply(context, Gemm<T, Sum>{.m        = m,
                                        .n        = n,
@@ -203,9 +273,14 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
   if (!spec.bias) return;
   const Cost cost{.flops = static_cast<double>(dy.num_elements()), .bytes_moved = static_cast<double>(dy.num_bytes())};
   back.add_weight_gradient<AllTypes>(
-      *spec.bias, {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = sizes.out > cpu::columns_per_tile},
+      *spec.bias,
+      {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = sizes.out > cpu::columns_per_tile, .device = true},
       [sizes]<class T>(const Context& context, Into<T, Wide<T>> into) {
         const T* const of_y = context.read<T>().data();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device())
+            return cuda::column_sum<T>(*queue, of_y, sizes.rows, sizes.out, std::nullopt, into);
+        }
         cpu::for_tiles(context, sizes.out, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
           cpu::column_sum<T>(of_y, sizes.out, std::nullopt, into, sizes.rows, begin, end);
         });

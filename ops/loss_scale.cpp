@@ -2,6 +2,8 @@
 
 #include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/loss_scale.hpp"
 #include "ops/op_checks.hpp"
 
 namespace stepgraph {
@@ -18,8 +20,19 @@ Node update_loss_scale(Graph& graph, const UpdateLossScale& spec) {
                     .reads       = spec.overflow,
                     .accumulates = {spec.scale, spec.good_steps, spec.num_updates},
                     .op          = "update_loss_scale",
+                    .device      = true,
                     .labels      = spec.labels},
                    [dynamic = spec.dynamic, growth_steps = spec.growth_steps](const Context& context) {
+                     if constexpr (cuda::built) {
+                       if (const DeviceQueue* queue = context.device()) {
+                         return cuda::update_loss_scale(*queue,
+                                                        {.overflow    = context.read<std::int64_t>().data(),
+                                                         .scale       = context.accumulate<double>(0).data(),
+                                                         .good_steps  = context.accumulate<std::int64_t>(1).data(),
+                                                         .num_updates = context.accumulate<std::int64_t>(2).data()},
+                                                        dynamic, growth_steps);
+                       }
+                     }
                      double& scale             = context.accumulate<double>(0).front();
                      std::int64_t& good_steps  = context.accumulate<std::int64_t>(1).front();
                      std::int64_t& num_updates = context.accumulate<std::int64_t>(2).front();

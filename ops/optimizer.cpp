@@ -10,6 +10,9 @@
 #include "ops/cpu/exact_squares.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/optimizer.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/exact_squares.hpp"
+#include "ops/cuda/optimizer.hpp"
 #include "ops/op_checks.hpp"
 #include "ops/streams.hpp"
 
@@ -175,6 +178,7 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
                     .accumulates = spec.sum,
                     .op          = "square_sum",
                     .parallel    = true,
+                    .device      = true,
                     .cost        = {.flops       = 2 * static_cast<double>(values.count),
                                     .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
                     .labels      = spec.labels},
@@ -182,6 +186,10 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
                      return Body([count](const Context& context) {
                        const Rows<const T> rows = context.read_rows<T>();
                        const auto sum           = context.accumulate<std::int64_t>();
+                       if constexpr (cuda::built) {
+                         if (const DeviceQueue* queue = context.device())
+                           return cuda::add_squares(*queue, rows, sum.data());
+                       }
                        cpu::for_tiles(
                            context, count, 2 * cpu::elements_per_tile,
                            [&](std::int64_t begin, std::int64_t end) { cpu::add_squares(rows, begin, end, sum); });
@@ -206,25 +214,38 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
     reads.push_back(*spec.scale);
     writes.push_back(*spec.overflow);
   }
-  return graph.add({.name   = spec.name,
-                    .reads  = reads,
-                    .writes = writes,
-                    .op     = "clip_factor",
-                    .cost   = {.flops       = static_cast<double>(exact_sum_size(spec.type)),
-                               .bytes_moved = static_cast<double>(num_bytes(graph, spec.squares))},
-                    .labels = spec.labels},
-                   [clip = spec.clip, type = spec.type, scaled](const Context& context) {
-                     const auto squares = context.read<std::int64_t>();
-                     const double sum =
-                         type == DType::f64 ? cpu::rounded<double>(squares) : cpu::rounded<float>(squares);
-                     const double scale = scaled ? context.read<double>(1).front() : 1;
-                     const double norm = std::sqrt(sum) / scale, ratio = clip / (norm + 1e-6);
-                     context.write<double>(0).front() = norm;
-                     // A norm that is no number makes a factor that is none: a wrong step must not look like a good
-                     // one.
-                     context.write<double>(1).front() = (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
-                     if (scaled) context.write<std::int64_t>(2).front() = !std::isfinite(norm);
-                   });
+  return graph.add(
+      {.name   = spec.name,
+       .reads  = reads,
+       .writes = writes,
+       .op     = "clip_factor",
+       .device = true,
+       .cost   = {.flops       = static_cast<double>(exact_sum_size(spec.type)),
+                  .bytes_moved = static_cast<double>(num_bytes(graph, spec.squares))},
+       .labels = spec.labels},
+      [clip = spec.clip, type = spec.type, scaled](const Context& context) {
+        const auto squares = context.read<std::int64_t>();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device()) {
+            const cuda::ClipFactorCall call{.squares  = squares.data(),
+                                            .scale    = scaled ? context.read<double>(1).data() : nullptr,
+                                            .clip     = clip,
+                                            .norm     = context.write<double>(0).data(),
+                                            .factor   = context.write<double>(1).data(),
+                                            .overflow = scaled ? context.write<std::int64_t>(2).data() : nullptr};
+            return type == DType::f64 ? cuda::clip_factor<double>(*queue, call)
+                                      : cuda::clip_factor<float>(*queue, call);
+          }
+        }
+        const double sum   = type == DType::f64 ? cpu::rounded<double>(squares) : cpu::rounded<float>(squares);
+        const double scale = scaled ? context.read<double>(1).front() : 1;
+        const double norm = std::sqrt(sum) / scale, ratio = clip / (norm + 1e-6);
+        context.write<double>(0).front() = norm;
+        // A norm that is no number makes a factor that is none: a wrong step must not look like a good
+        // one.
+        context.write<double>(1).front() = (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
+        if (scaled) context.write<std::int64_t>(2).front() = !std::isfinite(norm);
+      });
 }
 
 Node adamw(Graph& graph, const AdamW& spec) {
@@ -253,6 +274,20 @@ Node adamw(Graph& graph, const AdamW& spec) {
                                                   .second   = context.accumulate_rows<T>(2),
                                                   .gradient = context.read_rows<Gradient>(0),
                                                   .value    = valued ? context.write_rows<Value>(0) : Rows<Value>{}};
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return cuda::adamw(*queue, rows,
+                           {.factor       = context.read<double>(1).data(),
+                            .rate         = context.read<double>(2).data(),
+                            .step         = context.read<std::int64_t>(3).data(),
+                            .skip         = may_skip ? context.read<std::int64_t>(4).data() : nullptr,
+                            .beta1        = beta1,
+                            .beta2        = beta2,
+                            .eps          = eps,
+                            .weight_decay = weight_decay},
+                           count);
+      }
+    }
     if (skips(context, may_skip, 4, count, rows.weight, rows.value)) return;
     const cpu::AdamWScalars scalars{.factor       = context.read<double>(1).front(),
                                     .rate         = context.read<double>(2).front(),
@@ -272,6 +307,7 @@ Node adamw(Graph& graph, const AdamW& spec) {
                     .accumulates = {spec.weight, spec.first, spec.second},
                     .op          = "adamw",
                     .parallel    = true,
+                    .device      = true,
                     .cost        = {.flops       = 15 * static_cast<double>(elements.count),
                                     .bytes_moved = 6 * static_cast<double>(num_bytes(graph, spec.weight)) +
                                                    static_cast<double>(num_bytes(graph, spec.gradient)) +
@@ -302,6 +338,17 @@ Node sgd(Graph& graph, const Sgd& spec) {
                                                 .velocity = context.accumulate_rows<T>(1),
                                                 .gradient = context.read_rows<Gradient>(0),
                                                 .value    = valued ? context.write_rows<Value>(0) : Rows<Value>{}};
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return cuda::sgd(*queue, rows,
+                         {.factor       = context.read<double>(1).data(),
+                          .rate         = context.read<double>(2).data(),
+                          .skip         = may_skip ? context.read<std::int64_t>(3).data() : nullptr,
+                          .momentum     = momentum,
+                          .weight_decay = weight_decay},
+                         count);
+      }
+    }
     if (skips(context, may_skip, 3, count, rows.weight, rows.value)) return;
     const cpu::SgdScalars scalars{.factor       = context.read<double>(1).front(),
                                   .rate         = context.read<double>(2).front(),
@@ -316,6 +363,7 @@ Node sgd(Graph& graph, const Sgd& spec) {
                     .accumulates = {spec.weight, spec.velocity},
                     .op          = "sgd",
                     .parallel    = true,
+                    .device      = true,
                     .cost        = {.flops       = 6 * static_cast<double>(elements.count),
                                     .bytes_moved = 4 * static_cast<double>(num_bytes(graph, spec.weight)) +
                                                    static_cast<double>(num_bytes(graph, spec.gradient)) +

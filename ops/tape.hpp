@@ -42,6 +42,7 @@ struct OpNode {
   AccessList accumulates = {};
   Cost cost              = {};
   bool parallel          = false;  // the kernel may call Context::parallel_for
+  bool device            = false;  // the kernel can put its work on a device: Context::device
 };
 
 // What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 and f16 too.

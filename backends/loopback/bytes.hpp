@@ -3,40 +3,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cursor.hpp"
 #include "engine/world.hpp"
 
 // Walking and copying the bytes of stretches: pieces laid end to end, each a range or rows of one.
 namespace stepgraph::loopback {
-
-// Where a walk through a stretch is: the memory from here on that is one range.
-class Cursor {
- public:
-  Cursor(const Stretch& stretch, std::int64_t begin) noexcept
-      : piece_(stretch.pieces.data()), at_(stretch.begin + begin) {
-    settle();
-  }
-  [[nodiscard]] std::byte* data() const noexcept {
-    const Region& region = piece_->region;
-    if (region.count == 1) return piece_->data + at_;
-    return piece_->data + at_ / region.length * region.stride + at_ % region.length;
-  }
-  [[nodiscard]] std::int64_t length() const noexcept {
-    return piece_->region.length - (piece_->region.count == 1 ? at_ : at_ % piece_->region.length);
-  }
-  // By at most length(); not beyond the end of the stretch unless nothing follows.
-  void advance(std::int64_t by, bool more) noexcept {
-    at_ += by;
-    if (more) settle();
-  }
-
- private:
-  void settle() noexcept {
-    for (; at_ >= piece_->region.num_bytes(); ++piece_) at_ -= piece_->region.num_bytes();
-  }
-
-  const Piece* piece_;
-  std::int64_t at_;  // in the piece
-};
 
 // `length` bytes of a stretch from byte `begin` on, if they are one range in memory; else null.
 [[nodiscard]] inline std::byte* range(const Stretch& stretch, std::int64_t begin, std::int64_t length) noexcept {

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ops/attention_shape.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/tensor.hpp"
 
@@ -10,16 +11,7 @@
 // from what forward saved. Tiles are the same whoever computes them, and an element's bits with them.
 namespace stepgraph::cpu {
 
-struct AttentionShape {
-  std::int64_t seq       = 1;
-  std::int64_t heads     = 1;
-  std::int64_t kv_heads  = 1;
-  std::int64_t head_size = 1;
-  double scale           = 1;
-
-  [[nodiscard]] std::int64_t qkv_row() const { return (heads + 2 * kv_heads) * head_size; }
-  [[nodiscard]] std::int64_t out_row() const { return heads * head_size; }
-};
+using stepgraph::AttentionShape;
 
 // Dropout of probabilities. They are numbered over all sequences of the batch and the heads of all ranks.
 struct AttentionDropout {

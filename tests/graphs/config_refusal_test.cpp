@@ -338,8 +338,8 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
-      {{"backend=cuda"}, "backend: 'cuda' is not supported by this version (supported: loopback)"},
-      {{"backend=\xff"}, "backend: '\\ufffd' is not supported by this version (supported: loopback)"},
+      {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda)"},
+      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda)"},
   });
 }
 

@@ -74,12 +74,16 @@ const Golden& golden(const std::string& name) {
   return found != known.end() ? found->second : known.emplace(name, read(name)).first->second;
 }
 
-Trained train(const Golden& golden, const Plan& given, int micro, int steps, int threads) {
+Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads) {
+  LoopbackWorld world(Layout(plan.layout).num_ranks());
+  return train(golden, plan, micro, steps, world, threads);
+}
+
+Trained train(const Golden& golden, const Plan& given, int micro, int steps, World& world, int threads) {
   Plan plan       = given;
   plan.optimizer  = golden.optimizer;
   BatchSpec batch = golden.batch;
   batch.micro     = micro;
-  LoopbackWorld world(Layout(plan.layout).num_ranks());
   Trainer trainer(golden.model, plan, batch, world, {.threads = threads, .keep_gradients = true});
   set_weights(trainer.run(), Checkpoint(golden.folder));
   Trained trained;

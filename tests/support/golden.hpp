@@ -31,6 +31,8 @@ struct Trained {
   std::map<std::string, std::vector<double>> gradients;  // of the first step
 };
 [[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads = 2);
+[[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, World& world,
+                            int threads = 2);
 
 // Largest relative differences from the golden run; of gradients, that of a whole tensor.
 struct GoldenErrors {

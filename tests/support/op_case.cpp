@@ -7,11 +7,16 @@
 #include <limits>
 #include <memory>
 
+#ifdef STEPGRAPH_WITH_CUDA
+#include "backends/cuda/devices.hpp"
+#include "backends/cuda/world.hpp"
+#endif
 #include "backends/loopback/world.hpp"
 #include "engine/executor.hpp"
 #include "engine/memory_plan.hpp"
 #include "engine/verify.hpp"
 #include "ops/reduce.hpp"
+#include "tests/support/device_case.hpp"
 #include "tests/support/elements.hpp"
 
 namespace stepgraph::testing {
@@ -27,6 +32,7 @@ struct NetOptions {
   bool owns_gradient   = false;  // the output's gradient is its own: an op may work in it
   int microbatches     = 1;
   int first_microbatch = 0;  // each has numbers of its own
+  bool on_device       = false;
 };
 
 // Seeds of what is random.
@@ -61,6 +67,21 @@ OpValues values_of(const OpCase& test, int microbatch) {
   return made;
 }
 
+void store(const Memory& memory, const BufferSpec& spec, Buffer buffer, const std::vector<double>& from) {
+  std::vector<std::byte> bytes(from.size() * size_bytes(spec.type));
+  REQUIRE(static_cast<std::int64_t>(bytes.size()) == spec.size_bytes);
+  for (std::size_t k = 0; k < from.size(); ++k) encode(spec.type, from[k], bytes.data() + k * size_bytes(spec.type));
+  memory.write(buffer, std::span<const std::byte>(bytes));
+}
+
+std::vector<double> load(const Memory& memory, const BufferSpec& spec, Buffer buffer) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(spec.size_bytes));
+  memory.read(buffer, std::span(bytes));
+  std::vector<double> found(bytes.size() / size_bytes(spec.type));
+  for (std::size_t k = 0; k < found.size(); ++k) found[k] = decode(spec.type, bytes.data() + k * size_bytes(spec.type));
+  return found;
+}
+
 // A case as a program: what goes in and out is persistent.
 class Net {
  public:
@@ -79,7 +100,8 @@ class Net {
     verify(graph_);
     plan_ = plan_memory(graph_);
     verify(graph_, plan_);
-    program_ = std::make_unique<Program>(graph_, world_, plan_);
+    world_   = options_.on_device ? device_world() : std::make_unique<LoopbackWorld>(1);
+    program_ = std::make_unique<Program>(graph_, *world_, plan_);
     for (int m = 0; m < options_.microbatches; ++m) values.push_back(values_of(test_, options_.first_microbatch + m));
   }
 
@@ -92,11 +114,10 @@ class Net {
         store(microbatches_[m].inputs[i].buffer, values[m].inputs[i]);
       for (const auto& [buffer, given] : microbatches_[m].given) store(buffer, given);
       if (!test_.tokens.empty()) {
-        const auto tokens = program_->memory().span<std::int32_t>(microbatches_[m].inputs.back().buffer);
-        std::copy(test_.tokens.begin(), test_.tokens.end(), tokens.begin());
+        program_->memory().write(microbatches_[m].inputs.back().buffer, std::span(test_.tokens));
       }
     }
-    if (test_.step) program_->memory().span<std::int64_t>(step_)[0] = *test_.step;
+    if (test_.step) program_->memory().set_first(step_, *test_.step);
     for (std::size_t i = 0; i < test_.weights.size(); ++i)
       store(weights_.entries()[i].value.buffer, values[0].weights[i]);
     executor.run(*program_);
@@ -215,21 +236,15 @@ class Net {
   }
 
   void fill_with_nan() {
+    if (options_.on_device) return program_->memory().poison();
     const std::span<std::byte> arena = program_->memory().arena(Rank{0});
     if (!arena.empty()) std::memset(arena.data(), 0xFF, arena.size());
   }
   void store(Buffer buffer, const std::vector<double>& from) {
-    const std::span<std::byte> bytes = program_->memory().bytes(buffer);
-    const DType type                 = graph_.spec(buffer).type;
-    REQUIRE(bytes.size() == from.size() * size_bytes(type));
-    for (std::size_t k = 0; k < from.size(); ++k) encode(type, from[k], bytes.data() + k * size_bytes(type));
+    testing::store(program_->memory(), graph_.spec(buffer), buffer, from);
   }
   [[nodiscard]] std::vector<double> load(Buffer buffer) const {
-    const std::span<std::byte> bytes = program_->memory().bytes(buffer);
-    const DType type                 = graph_.spec(buffer).type;
-    std::vector<double> found(bytes.size() / size_bytes(type));
-    for (std::size_t k = 0; k < found.size(); ++k) found[k] = decode(type, bytes.data() + k * size_bytes(type));
-    return found;
+    return testing::load(program_->memory(), graph_.spec(buffer), buffer);
   }
 
   const OpCase& test_;
@@ -239,7 +254,7 @@ class Net {
   Buffer step_ = {};
   std::vector<Microbatch> microbatches_;
   MemoryPlan plan_;
-  LoopbackWorld world_{1};
+  std::unique_ptr<World> world_;
   std::unique_ptr<Program> program_;
 };
 
@@ -408,6 +423,62 @@ double distance(const std::vector<double>& a, const std::vector<double>& b, doub
   for (std::size_t i = 0; i < a.size(); ++i) difference[i] -= b[i];
   const double ratio = norm(difference) / std::max(norm(b), std::max(at_least, 1e-300));
   return std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
+}
+
+std::unique_ptr<World> device_world(int num_ranks, bool capture) {
+#ifdef STEPGRAPH_WITH_CUDA
+  try {
+    if (cuda_devices().empty()) SKIP("no CUDA device here");
+  } catch (const Error& error) {
+    SKIP(error.what());
+  }
+  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.capture = capture});
+#else
+  static_cast<void>(num_ranks);
+  static_cast<void>(capture);
+  SKIP("built without CUDA");
+  return nullptr;  // never: a skipped test is left by an exception
+#endif
+}
+
+void check_on_device(const OpCase& test, const std::vector<DType>& types) {
+  static_cast<void>(device_world());
+  Executor executor({.threads = 2});
+  for (const DType type : types) {
+    CAPTURE(type);
+    const double tolerance = type == DType::f32    ? test.f32_tolerance
+                             : type == DType::bf16 ? 0x1p-7
+                             : type == DType::f16  ? 0x1p-10
+                                                   : 1e-11;
+    for (const OtherUse other : {OtherUse::none, OtherUse::passes}) {
+      if (test.in_place && other != OtherUse::none) continue;
+      const auto run = [&](bool on_device, int times) {
+        Net net(test, {.type = type, .emit = Emit::together, .other_use = other, .on_device = on_device});
+        for (int i = 0; i < times; ++i) net.run(executor);
+        return std::pair(net.output(), net.gradients());
+      };
+      const auto expected = run(false, 1), found = run(true, 1), again = run(true, 3);
+      INFO("gradients are " << (other == OtherUse::none ? "the op's own" : "added to others"));
+      CHECK(distance(found.first, expected.first) < tolerance);
+      check_close(test, found.second, expected.second, tolerance);
+      CHECK(same_bits(OpValues{{found.first}, {}}, OpValues{{again.first}, {}}));
+      CHECK(same_bits(found.second, again.second));
+    }
+  }
+}
+
+std::vector<std::vector<double>> run_graph(const Graph& graph,
+                                           const std::vector<std::pair<Buffer, std::vector<double>>>& set,
+                                           const std::vector<Buffer>& read, bool on_device) {
+  const std::unique_ptr<World> world =
+      on_device ? device_world(graph.num_ranks()) : std::make_unique<LoopbackWorld>(graph.num_ranks());
+  const Program program(graph, *world);
+  for (const auto& [buffer, values] : set) store(program.memory(), graph.spec(buffer), buffer, values);
+  Executor executor({.threads = 2});
+  executor.run(program);
+  std::vector<std::vector<double>> found;
+  for (const Buffer buffer : read) found.push_back(load(program.memory(), graph.spec(buffer), buffer));
+  return found;
 }
 
 }  // namespace stepgraph::testing

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/quantile.hpp"
 #include "graphs/prediction.hpp"

@@ -8,8 +8,11 @@
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
 #include "engine/quantile.hpp"
+#include "engine/recorder.hpp"
 #include "ops/cpu/gemm.hpp"
+#include "ops/linear.hpp"
 #include "tools/bench/training.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -62,6 +65,31 @@ double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs)
   double best = 0;
   for (const std::int64_t size : sizes) best = std::max(best, gflops_of(executor, size, runs));
   return best;
+}
+
+// On a device, times are its own; the first runs choose an algorithm.
+double product_peak(const std::string& backend, DType type, std::int64_t size, int runs) {
+  Graph graph;
+  WeightTable weights;
+  const std::int64_t bytes = size * size * static_cast<std::int64_t>(size_bytes(type));
+  const auto kept          = [&](const char* name) {
+    return graph.buffer({.name = name, .size_bytes = bytes, .type = type, .lifetime = Lifetime::persistent});
+  };
+  weights.add({.name = "b", .shape = {size, size}, .value = kept("b")});
+  Tape tape({.graph = &graph, .weights = &weights, .type = type, .seq = size, .records = false});
+  const Tensor a = tape.input(kept("a"), {size, size}, type, false);
+  (void)linear(tape, {.x = a, .weight = tape.weight("b")});
+  const std::unique_ptr<World> world = cli::make_world(backend, 1);
+  const Program program(graph, *world);
+  Executor executor({.threads = 1});
+  std::vector<double> seconds;
+  for (int run = -2; run < runs; ++run) {
+    Recorder recorder;
+    executor.run(program, &recorder);
+    if (run >= 0) seconds.push_back(recorder.timeline().makespan_s);
+  }
+  const auto n = static_cast<double>(size);
+  return 2 * n * n * n / quantile(seconds, 0.5) / 1e9;
 }
 
 }  // namespace stepgraph::bench

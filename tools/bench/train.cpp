@@ -51,7 +51,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   Measured out;
   const int steps = options.dry_run ? 1 : options.steps, warm_up = options.dry_run ? 1 : 2;
   const std::int64_t before = resident_bytes();
-  Training training(what, options.threads);
+  Training training(what, options.threads, options.backend);
   for (int i = 0; i < warm_up; ++i) training.step();
   out.process_bytes  = resident_bytes();
   out.resident_bytes = out.process_bytes - before;
@@ -63,9 +63,9 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   // In turn with the same work on one rank, or not sharded, so that both see the same machine.
   std::unique_ptr<Training> reference;
   if (what.plan.shard.strategy != Shard::none) {
-    reference = std::make_unique<Training>(what.not_sharded(), options.threads);
+    reference = std::make_unique<Training>(what.not_sharded(), options.threads, options.backend);
   } else if (what.layout != "1x1x1") {
-    reference = std::make_unique<Training>(what.on_one_rank(), options.threads);
+    reference = std::make_unique<Training>(what.on_one_rank(), options.threads, options.backend);
   }
   if (reference) reference->step();
   double busy_s = 0;
@@ -97,7 +97,7 @@ void print_json(const Line& line, const TrainOptions& options) {
                                  {"model", line.what.model},
                                  {"layout", line.what.layout},
                                  {"shard", to_string(line.what.plan.shard.strategy)},
-                                 {"backend", "loopback"},
+                                 {"backend", options.backend},
                                  {"threads", options.threads},
                                  {"global_batch", line.what.batch.global},
                                  {"micro_batch", line.what.batch.micro},
@@ -172,9 +172,12 @@ void train(const TrainOptions& options) {
   for (const std::string& model : options.models) {
     for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout, strategy));
   }
-  using Sizes              = std::vector<std::int64_t>;
-  const double peak_gflops = sgemm_peak(
-      options.threads, options.dry_run ? Sizes{64} : Sizes{512, 768, 1024, 1536, 2048}, options.dry_run ? 1 : 5);
+  using Sizes = std::vector<std::int64_t>;
+  const double peak_gflops =
+      options.backend == "cuda"
+          ? product_peak(options.backend, cases.front().plan.precision.param, options.dry_run ? 256 : 8192, 10)
+          : sgemm_peak(options.threads, options.dry_run ? Sizes{64} : Sizes{512, 768, 1024, 1536, 2048},
+                       options.dry_run ? 1 : 5);
   for (const TrainingCase& what : cases) {
     const Measured measured = measure(what, options);
     const double step_s     = quantile(measured.seconds, 0.5);

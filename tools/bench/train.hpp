@@ -8,6 +8,7 @@ struct TrainOptions {
   std::vector<std::string> models  = {"S", "M"};
   std::vector<std::string> layouts = {"1x1x1", "2x1x1", "1x2x1", "1x1x2"};
   std::string shard                = "none";  // a strategy of sharding; else than none: beside plain data parallel
+  std::string backend              = "loopback";
   int steps                        = 7;
   int threads                      = 2;
   bool dry_run                     = false;

@@ -8,6 +8,7 @@
 
 #include "engine/error.hpp"
 #include "graphs/token_data.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -16,12 +17,20 @@ struct KnownModel {
   const char* name;
   Gpt2Spec spec;
   int batch;
+  DType type = DType::f32;
 };
+// GPT-2's sizes, with a vocabulary that is a multiple of 128: for a GPU.
+Gpt2Spec large(int layers, int width, int heads) {
+  return {.layers = layers, .width = width, .heads = heads, .context = 1024, .vocab = 50304};
+}
 const std::vector<KnownModel>& models() {
   static const std::vector<KnownModel> all = {
       {"S", {.layers = 4, .width = 256, .heads = 8, .context = 128, .vocab = 4096}, 8},
       {"M", {.layers = 8, .width = 512, .heads = 8, .context = 256, .vocab = 8192}, 4},
       {"tiny", {.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 64}, 4},
+      {"124M", large(12, 768, 12), 64, DType::bf16},
+      {"350M", large(24, 1024, 16), 32, DType::bf16},
+      {"1558M", large(48, 1600, 25), 8, DType::bf16},
   };
   return all;
 }
@@ -83,9 +92,10 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
     throw Error(ErrorKind::config, str("unknown model '", model, "' (known: ", names, ")"));
   }
   TrainingCase out{.model = model, .layout = layout, .spec = known->spec, .plan = {}, .batch = {}};
-  out.plan.layout         = parse_degrees(layout);
-  out.plan.shard.strategy = strategy;
-  const int dp            = out.plan.layout.dp;
+  out.plan.layout          = parse_degrees(layout);
+  out.plan.shard.strategy  = strategy;
+  out.plan.precision.param = known->type;
+  const int dp             = out.plan.layout.dp;
   if (known->batch % dp != 0)
     throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model, " for ",
                                        dp, " data-parallel ranks (a divisor)"));
@@ -96,9 +106,9 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
   return out;
 }
 
-Training::Training(const TrainingCase& what, int threads)
-    : world_(Layout(what.plan.layout).num_ranks()),
-      trainer_(gpt2(what.spec), what.plan, what.batch, world_, {.threads = threads}),
+Training::Training(const TrainingCase& what, int threads, const std::string& backend)
+    : world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
+      trainer_(gpt2(what.spec), what.plan, what.batch, *world_, {.threads = threads}),
       tokens_(static_cast<std::size_t>(what.tokens()) + 1) {
   TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens_);
 }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/loopback/world.hpp"
+#include "engine/world.hpp"
 #include "graphs/gpt2.hpp"
 #include "graphs/trainer.hpp"
 
@@ -36,12 +36,12 @@ struct TrainingCase {
 // Ready to run again and again, on synthetic tokens.
 class Training {
  public:
-  Training(const TrainingCase& what, int threads);
+  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
   double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) when the loss is no number
   [[nodiscard]] StepRun& run() { return trainer_.run(); }
 
  private:
-  LoopbackWorld world_;
+  std::unique_ptr<World> world_;
   Trainer trainer_;
   std::vector<std::int32_t> tokens_;
 };

@@ -112,6 +112,9 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--shard", options->shard, "How data-parallel ranks share the state of training")
       ->capture_default_str()
       ->check(CLI::IsMember({"none", "zero1", "grad_op", "full"}));
+  command->add_option("--backend", options->backend, "Where ranks live")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"loopback", "cuda"}));
   command->footer("Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json");
   command->callback([options] { bench::train(*options); });
 }

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <memory>
 
-#include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "graphs/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
@@ -10,6 +9,7 @@
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -23,8 +23,8 @@ void run_eval(const EvalOptions& options) {
   const Config config = read(options.config);
   const Start start   = make_start(config);
   Batches batches(config, start.model.vocab, options.steps);
-  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
-  Evaluator evaluator(start.model, config.plan, config.batch, world,
+  const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  Evaluator evaluator(start.model, config.plan, config.batch, *world,
                       {.threads = config.threads, .reuse = config.plan.reuse});
   set_weights(evaluator.run(), start, config.seed);
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "graphs/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
@@ -14,6 +13,7 @@
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/prompt.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -45,8 +45,8 @@ void run_generate(const GenerateOptions& options) {
   // There is one microbatch, which a schedule for training may not allow; forward alone, all of them do the same.
   config.plan.pipeline.schedule = "gpipe";
   const auto wanted             = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
-  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
-  Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), world,
+  const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), *world,
                       {.threads = config.threads, .reuse = config.plan.reuse});
   set_weights(generator.run(), start, config.seed);
 

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
 #include "engine/trace.hpp"
 #include "graphs/broadcast_weights.hpp"
@@ -16,6 +15,7 @@
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/worlds.hpp"
 #include "tools/stepgraph/step_summary.hpp"
 
 namespace stepgraph::cli {
@@ -125,8 +125,8 @@ void run_train(const TrainOptions& options) {
   check_targets(options);
   const Start start = make_start(config);
   Batches batches(config, start.model.vocab, options.steps);
-  LoopbackWorld world(Layout(config.plan.layout).num_ranks());
-  Trainer trainer(start.model, config.plan, config.batch, world,
+  const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  Trainer trainer(start.model, config.plan, config.batch, *world,
                   {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
   set_weights(trainer.run(), start, config.seed);
   std::optional<std::uint64_t> weights_hash;

@@ -1,0 +1,26 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "backends/cuda/queues.hpp"
+#include "engine/device.hpp"
+
+namespace stepgraph::cuda {
+
+// Device arenas, and pinned ones that the host sees too.
+class Arenas final : public DeviceMemory {
+ public:
+  explicit Arenas(Queues& queues) : queues_(queues) {}
+
+  [[nodiscard]] std::byte* allocate(Rank rank, Space space, std::size_t size) override;
+  void release(Rank rank, Space space, std::byte* bytes) noexcept override;
+  [[nodiscard]] bool host_sees(Space space) const noexcept override { return space == Space::pinned; }
+  void read(const std::byte* from, std::span<std::byte> to) override;
+  void write(std::byte* to, std::span<const std::byte> from) override;
+
+ private:
+  Queues& queues_;
+};
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,244 @@
+#include "backends/cuda/program.hpp"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include "backends/cuda/check.hpp"
+
+namespace stepgraph::cuda {
+namespace {
+
+constexpr std::uint32_t none = StreamPlan::none;
+
+cudaEvent_t make_event(unsigned flags) {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, flags), "making an event");
+  return event;
+}
+void drop(cudaEvent_t event) noexcept {
+  if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+}
+
+}  // namespace
+
+Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
+    : shared_(shared),
+      graph_(graph),
+      plan_(std::move(plan)),
+      queues_(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds, nullptr) {
+  for (auto& events : events_) events.resize(graph.num_nodes(), nullptr);
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const std::uint32_t stream = plan_.stream[node];
+    has_host_nodes_            = has_host_nodes_ || stream == none;
+    if (stream == none || queues_[stream] != nullptr) continue;
+    queues_[stream] = &shared_.queues.of(Rank{static_cast<int>(stream / num_lane_kinds)},
+                                         static_cast<LaneKind>(stream % num_lane_kinds));
+  }
+  const auto need = [&](std::uint32_t node) {
+    const OnDevice here(queue_of(plan_.stream[node]).device());
+    for (auto& events : events_) {
+      if (events[node] == nullptr) events[node] = make_event(cudaEventDisableTiming);
+    }
+  };
+  for (const std::uint32_t node : plan_.waits) need(node);
+  for (const std::uint32_t node : plan_.loop_waits) need(node);
+  origin_ = shared_.queues.of(Rank{0}, LaneKind::compute).stream();
+  fork_   = make_event(cudaEventDisableTiming);
+  tail_   = make_event(cudaEventDisableTiming);
+}
+
+Program::~Program() {
+  try {
+    shared_.queues.synchronize();
+  } catch (const Error&) {  // told where it happened
+  }
+  if (shared_.last_program == this) shared_.last_program = nullptr;
+  if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
+  drop_timing();
+  drop(fork_);
+  drop(tail_);
+  for (const auto& events : events_) {
+    for (const cudaEvent_t event : events) drop(event);
+  }
+}
+
+std::string Program::doing(const char* what, Node node) const {
+  const std::uint32_t stream = plan_.stream[node.id];
+  return str(what, " ", graph_.describe(node), stream == none ? "" : str(" on stream '", stream_name(stream), "'"));
+}
+
+// Streams of another program, or of a whole run as one unit, are not joined to this one's by events.
+void Program::take_turn(bool captured) {
+  if (shared_.last_program == this && shared_.last_captured == captured) return;
+  shared_.queues.synchronize();
+  shared_.last_program  = this;
+  shared_.last_captured = captured;
+}
+
+bool Program::replay() {
+  if (graph_exec_ == nullptr) return false;
+  const std::lock_guard lock(shared_.mutex);
+  take_turn(true);
+  check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");
+  finish();
+  return true;
+}
+
+// The first run is issued as it is: libraries choose algorithms and load kernels then, which nothing can capture.
+void Program::begin(bool recorded) {
+  turn_     = std::unique_lock(shared_.mutex);
+  recorded_ = recorded;
+  if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
+    take_turn(true);
+    joined_.assign(queues_.size(), 0);
+    check(cudaStreamBeginCapture(origin_, cudaStreamCaptureModeThreadLocal), "beginning to capture a step");
+    capturing_ = true;
+    check(cudaEventRecord(fork_, origin_), "beginning to capture a step");
+    return;
+  }
+  take_turn(false);
+  if (recorded) begin_timing();
+}
+
+void Program::begin_timing() {
+  shared_.queues.synchronize();
+  if (timing_.empty()) {
+    timing_.resize(graph_.num_nodes());
+    base_ = make_event(cudaEventDefault);
+    for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
+      if (plan_.stream[node] == none) continue;
+      timing_[node].begin = make_event(cudaEventDefault);
+      timing_[node].end   = make_event(cudaEventDefault);
+    }
+  }
+  check(cudaEventRecord(base_, origin_), "starting the clock");
+  check(cudaEventSynchronize(base_), "starting the clock");
+  base_time_ = Clock::now();
+}
+
+// A stream takes part in a capture once it waits for something that does.
+void Program::join_capture(std::uint32_t stream) {
+  if (joined_[stream]) return;
+  joined_[stream] = 1;
+  if (queue_of(stream).stream() == origin_) return;
+  check(cudaStreamWaitEvent(queue_of(stream).stream(), fork_, 0), "joining a stream to a capture");
+}
+
+const DeviceQueue* Program::before(Node node) {
+  nvtxRangePushA(std::string(graph_.name(node)).c_str());
+  const std::uint32_t stream = plan_.stream[node.id];
+  if (stream == none) {
+    for (const std::uint32_t other : plan_.waits_of(node))
+      check(cudaEventSynchronize(event(other)), doing("waiting, for ", node));
+    for (const std::uint32_t other : plan_.loop_waits_of(node))
+      check(cudaEventSynchronize(event(other)), doing("waiting, for ", node));
+    if (recorded_) timing_[node.id].host_begin_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
+    return nullptr;
+  }
+  Queue& queue = queue_of(stream);
+  check(cudaSetDevice(queue.device()), doing("choosing the device of", node));
+  if (capturing_) join_capture(stream);
+  for (const std::uint32_t other : plan_.waits_of(node))
+    check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting, for ", node));
+  if (!capturing_) {
+    for (const std::uint32_t other : plan_.loop_waits_of(node))
+      check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting, for ", node));
+  }
+  if (recorded_) check(cudaEventRecord(timing_[node.id].begin, queue.stream()), doing("timing", node));
+  return &queue.handles();
+}
+
+void Program::after(Node node) {
+  nvtxRangePop();
+  const std::uint32_t stream = plan_.stream[node.id];
+  if (stream == none) {
+    if (recorded_) timing_[node.id].host_end_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
+    return;
+  }
+  const cudaStream_t on = queue_of(stream).stream();
+  if (recorded_) check(cudaEventRecord(timing_[node.id].end, on), doing("timing", node));
+  if (const cudaEvent_t waited_for = event(node.id); waited_for != nullptr)
+    check(cudaEventRecord(waited_for, on), doing("recording an event after", node));
+  if (shared_.check_nodes && !capturing_) check(cudaStreamSynchronize(on), doing("running", node));
+}
+
+std::vector<NodeTime> Program::times() {
+  if (!recorded_) return {};
+  shared_.queues.synchronize();
+  std::vector<NodeTime> times(graph_.num_nodes());
+  for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
+    const Timing& timing = timing_[node];
+    if (timing.begin == nullptr) {
+      times[node] = {.begin_s = timing.host_begin_s, .end_s = timing.host_end_s};
+      continue;
+    }
+    const auto since = [&](cudaEvent_t event) -> double {
+      float ms = -1000;
+      if (cudaEventElapsedTime(&ms, base_, event) != cudaSuccess) static_cast<void>(cudaGetLastError());
+      return static_cast<double>(ms) / 1000;
+    };
+    times[node].begin_s = since(timing.begin);
+    times[node].end_s   = since(timing.end);
+  }
+  return times;
+}
+
+void Program::drop_timing() noexcept {
+  for (const Timing& timing : timing_) {
+    drop(timing.begin);
+    drop(timing.end);
+  }
+  drop(base_);
+}
+
+// The origin goes on when every stream has come this far.
+void Program::join_all() {
+  for (std::uint32_t stream = 0; stream < queues_.size(); ++stream) {
+    if (queues_[stream] == nullptr || queue_of(stream).stream() == origin_) continue;
+    if (capturing_ && !joined_[stream]) continue;
+    const cudaEvent_t reached = queue_of(stream).reached();
+    check(cudaEventRecord(reached, queue_of(stream).stream()), "joining streams at the end of a step");
+    check(cudaStreamWaitEvent(origin_, reached, 0), "joining streams at the end of a step");
+  }
+}
+
+void Program::finish() {
+  ++runs_;
+  check(cudaEventRecord(tail_, origin_), "recording the end of a step");
+}
+
+void Program::end(bool good) {
+  const std::unique_lock<std::mutex> turn = std::move(turn_);
+  if (capturing_) {
+    end_capture(good);
+    if (!good) return;
+    check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");
+  } else {
+    join_all();
+  }
+  finish();
+}
+
+void Program::end_capture(bool good) {
+  if (good) join_all();
+  capturing_               = false;
+  cudaGraph_t captured     = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(origin_, &captured);
+  if (!good) {  // nothing of it has run
+    if (captured != nullptr) static_cast<void>(cudaGraphDestroy(captured));
+    static_cast<void>(cudaGetLastError());
+    return;
+  }
+  check(status, "capturing a step");
+  const cudaError_t made = cudaGraphInstantiate(&graph_exec_, captured, 0);
+  static_cast<void>(cudaGraphDestroy(captured));
+  check(made, "making a CUDA graph of a step");
+}
+
+bool Program::done() {
+  const cudaError_t status = cudaEventQuery(tail_);
+  if (status == cudaErrorNotReady) return false;
+  check(status, "running a step (CudaWorldOptions::check_nodes names the node)");
+  return true;
+}
+
+}  // namespace stepgraph::cuda

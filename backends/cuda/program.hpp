@@ -1,0 +1,82 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "backends/cuda/queues.hpp"
+#include "engine/device.hpp"
+#include "engine/streams.hpp"
+
+namespace stepgraph::cuda {
+
+// What all programs of a world share.
+struct Shared {
+  Shared(Queues& all, bool captures, bool checks) : queues(all), capture(captures), check_nodes(checks) {}
+  Queues& queues;
+  bool capture, check_nodes;
+  // Who was last, and how: another one's streams are not waited for by events, so it is waited for here.
+  const void* last_program = nullptr;
+  bool last_captured       = false;
+  std::mutex mutex;  // one run is issued at a time
+};
+
+// A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
+// One is enough for the next run too: who waits for a node of the run before comes before that node in its own run.
+class Program final : public DeviceProgram {
+ public:
+  Program(Shared& shared, const Graph& graph, StreamPlan plan);
+  ~Program() override;
+  Program(const Program&)            = delete;
+  Program& operator=(const Program&) = delete;
+
+  [[nodiscard]] bool replay() override;
+  void begin(bool recorded) override;
+  [[nodiscard]] const DeviceQueue* before(Node node) override;
+  void after(Node node) override;
+  void end(bool good) override;
+  [[nodiscard]] bool done() override;
+  [[nodiscard]] std::vector<NodeTime> times() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Timing {
+    cudaEvent_t begin = nullptr, end = nullptr;
+    double host_begin_s = -1, host_end_s = -1;  // of host nodes
+  };
+
+  void take_turn(bool captured);
+  void begin_timing();
+  void join_capture(std::uint32_t stream);
+  void end_capture(bool good);
+  void join_all();
+  void finish();
+  [[nodiscard]] cudaEvent_t event(std::uint32_t node) const { return events_[capturing_ ? 1 : 0][node]; }
+  [[nodiscard]] Queue& queue_of(std::uint32_t stream) const { return *queues_[stream]; }
+  [[nodiscard]] std::string doing(const char* what, Node node) const;
+  void drop_timing() noexcept;
+
+  Shared& shared_;
+  Graph graph_;
+  StreamPlan plan_;
+  std::vector<Queue*> queues_;          // by stream; null: no node is on it
+  std::vector<cudaEvent_t> events_[2];  // by node, for runs that are issued and for one that is captured; null: nobody
+                                        // waits for it
+  bool has_host_nodes_ = false;
+  std::int64_t runs_   = 0;
+  cudaEvent_t tail_    = nullptr;      // recorded after all of a run
+  std::unique_lock<std::mutex> turn_;  // nobody else issues
+
+  bool recorded_ = false;
+  std::vector<Timing> timing_;  // by node
+  cudaEvent_t base_ = nullptr;
+  Clock::time_point base_time_;
+
+  bool capturing_ = false;
+  std::vector<char> joined_;  // by stream: takes part in the capture
+  cudaStream_t origin_        = nullptr;
+  cudaEvent_t fork_           = nullptr;
+  cudaGraphExec_t graph_exec_ = nullptr;
+};
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,81 @@
+#include "backends/cuda/queues.hpp"
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+#include "backends/cuda/check.hpp"
+
+namespace stepgraph::cuda {
+namespace {
+
+constexpr std::size_t workspace_bytes = std::size_t{1} << 30;
+
+void check_blas(cublasStatus_t status, std::string_view doing) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw Error(ErrorKind::backend, str("cuda: ", doing, ": ", cublasLtGetStatusString(status)));
+}
+void check_dnn(cudnnStatus_t status, std::string_view doing) {
+  if (status != CUDNN_STATUS_SUCCESS)
+    throw Error(ErrorKind::backend, str("cuda: ", doing, ": ", cudnnGetErrorString(status)));
+}
+
+}  // namespace
+
+OnDevice::OnDevice(int device) {
+  check(cudaGetDevice(&before_), "asking for the current device");
+  if (device != before_) check(cudaSetDevice(device), str("using device ", device));
+}
+OnDevice::~OnDevice() { static_cast<void>(cudaSetDevice(before_)); }
+
+Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
+  const OnDevice here(device);
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kind == LaneKind::compute ? least : greatest),
+        str("making the stream of ", to_string(kind)));
+  handles_.owner  = this;
+  handles_.stream = stream;
+  handles_.tf32   = tf32;
+  check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "making an event");
+  if (kind != LaneKind::compute) return;
+  cublasLtHandle_t blas = nullptr;
+  check_blas(cublasLtCreate(&blas), "starting cuBLASLt");
+  handles_.blas     = blas;
+  cudnnHandle_t dnn = nullptr;
+  check_dnn(cudnnCreate(&dnn), "starting cuDNN");
+  handles_.dnn = dnn;
+  check_dnn(cudnnSetStream(dnn, stream), "giving cuDNN its stream");
+  void* workspace = nullptr;
+  check(cudaMalloc(&workspace, workspace_bytes), str("allocating a workspace of ", workspace_bytes, " bytes"));
+  handles_.workspace = {static_cast<std::byte*>(workspace), workspace_bytes};
+}
+
+Queue::~Queue() {
+  int before = 0;
+  static_cast<void>(cudaGetDevice(&before));
+  static_cast<void>(cudaSetDevice(device_));
+  static_cast<void>(cudaStreamSynchronize(stream()));
+  if (handles_.dnn != nullptr) static_cast<void>(cudnnDestroy(static_cast<cudnnHandle_t>(handles_.dnn)));
+  if (handles_.blas != nullptr) static_cast<void>(cublasLtDestroy(static_cast<cublasLtHandle_t>(handles_.blas)));
+  if (!handles_.workspace.empty()) static_cast<void>(cudaFree(handles_.workspace.data()));
+  if (reached_ != nullptr) static_cast<void>(cudaEventDestroy(reached_));
+  if (handles_.stream != nullptr) static_cast<void>(cudaStreamDestroy(stream()));
+  static_cast<void>(cudaSetDevice(before));
+}
+
+Queue& Queues::of(Rank rank, LaneKind kind) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Queue>& queue = queues_[{index(rank), kind}];
+  if (!queue) queue = std::make_unique<Queue>(device_of(rank), kind, tf32_);
+  return *queue;
+}
+
+void Queues::synchronize() const {
+  for (const int device : devices_) {
+    const OnDevice here(device);
+    check(cudaDeviceSynchronize(), str("waiting for device ", device));
+  }
+}
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,52 @@
+#include "backends/cuda/world.hpp"
+
+#include "backends/cuda/arenas.hpp"
+#include "backends/cuda/check.hpp"
+#include "backends/cuda/devices.hpp"
+#include "backends/cuda/operation.hpp"
+#include "backends/cuda/program.hpp"
+#include "backends/cuda/queues.hpp"
+
+namespace stepgraph {
+
+struct CudaWorld::Impl final : Device {
+  Impl(int ranks, const CudaWorldOptions& options)
+      : num_ranks(ranks),
+        queues(options.devices, options.tf32),
+        arenas(queues),
+        shared{queues, options.capture, options.check_nodes} {}
+
+  [[nodiscard]] DeviceMemory& memory() override { return arenas; }
+  [[nodiscard]] std::unique_ptr<DeviceProgram> lower(const Graph& graph, StreamPlan plan) override {
+    return std::make_unique<cuda::Program>(shared, graph, std::move(plan));
+  }
+
+  int num_ranks;
+  cuda::Queues queues;
+  cuda::Arenas arenas;
+  cuda::Shared shared;
+};
+
+CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
+  if (num_ranks < 1) throw Error(ErrorKind::config, str("cuda: ", num_ranks, " ranks (at least 1)"));
+  if (options.devices.empty()) throw Error(ErrorKind::config, "cuda: no devices (at least one)");
+  const auto here = cuda_devices();
+  for (const int device : options.devices) {
+    if (device >= 0 && device < static_cast<int>(here.size())) continue;
+    throw Error(ErrorKind::backend, str("cuda: no device ", device, " (", here.size(), " are here)"));
+  }
+  impl_ = std::make_unique<Impl>(num_ranks, options);
+}
+CudaWorld::~CudaWorld() = default;
+
+int CudaWorld::num_ranks() const { return impl_->num_ranks; }
+Device* CudaWorld::device() { return impl_.get(); }
+void CudaWorld::synchronize() { impl_->queues.synchronize(); }
+
+void CudaWorld::communicate(const Context&, const Exchange& exchange) {
+  std::vector<cuda::Queue*> queues;
+  for (const LocalPart& part : exchange.parts) queues.push_back(static_cast<cuda::Queue*>(part.queue->owner));
+  cuda::communicate(exchange, queues);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,13 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "engine/device.hpp"
+
+namespace stepgraph::cuda {
+
+// hash = the CPU's hash_bytes of `bytes`, both on the device.
+void hash_bytes(const DeviceQueue& queue, std::span<const std::byte> bytes, std::int64_t* hash);
+
+}  // namespace stepgraph::cuda

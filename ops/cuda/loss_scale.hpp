@@ -1,0 +1,18 @@
+#pragma once
+#include <cstdint>
+
+#include "engine/device.hpp"
+
+namespace stepgraph::cuda {
+
+// Op update_loss_scale's kernel: all four are one number on the device each.
+struct LossScaleNumbers {
+  const std::int64_t* overflow = nullptr;
+  double* scale                = nullptr;
+  std::int64_t* good_steps     = nullptr;
+  std::int64_t* num_updates    = nullptr;
+};
+void update_loss_scale(const DeviceQueue& queue, const LossScaleNumbers& numbers, bool dynamic,
+                       std::int64_t growth_steps);
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,236 @@
+#include "ops/cuda/optimizer.hpp"
+
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/strided.cuh"
+
+namespace stepgraph::cuda {
+namespace {
+
+template <class N, int n>
+struct alignas(n * sizeof(N)) Pack {
+  N at[n];
+};
+
+template <int n, class N>
+__device__ auto load(const Strided<N>& rows, std::int64_t i) {
+  using Plain = std::remove_const_t<N>;
+  return *reinterpret_cast<const Pack<Plain, n>*>(rows.at(i));
+}
+template <int n, class N>
+__device__ void store(const Strided<N>& rows, std::int64_t i, const Pack<N, n>& pack) {
+  *reinterpret_cast<Pack<N, n>*>(rows.at(i)) = pack;
+}
+
+// A product that is rounded by itself, and one with a sum that are rounded together: said, as on the CPU.
+__device__ float multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+__device__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+// The weight, rounded to what the model computes with; n elements.
+template <int n, class T, class V>
+__device__ void store_value(const Strided<V>& value, std::int64_t i, const Pack<T, n>& weight) {
+  if (value.data == nullptr) return;
+  Pack<V, n> rounded;
+#pragma unroll
+  for (int k = 0; k < n; ++k) rounded.at[k] = narrow_to<V>(static_cast<float>(weight.at[k]));
+  store(value, i, rounded);
+}
+
+// beta^steps. The error of squaring again and again grows with the steps, but the power is as much smaller then.
+__device__ double power(double beta, std::int64_t steps) {
+  double result = 1;
+  for (; steps > 0; steps >>= 1, beta *= beta) {
+    if ((steps & 1) != 0) result *= beta;
+  }
+  return result;
+}
+
+// --- updates ---------------------------------------------------------------------------------------------------------
+// Each has what a block needs to know of the step (Scalars, made by one thread), what a thread reads for n elements
+// (Loaded), and what it does with them.
+
+template <class T, class G, class V>
+struct AdamW {
+  Strided<T> weight, first, second;
+  Strided<const G> gradient;
+  Strided<V> value;
+  AdamWNumbers numbers;
+
+  struct Scalars {
+    T factor, keep, new1, beta2, new2, unroot2, eps, size;
+  };
+  [[nodiscard]] __device__ Scalars scalars() const {
+    const double rate = *numbers.rate, unbiased1 = 1 - power(numbers.beta1, *numbers.step),
+                 unbiased2 = 1 - power(numbers.beta2, *numbers.step);
+    return {.factor  = static_cast<T>(*numbers.factor),
+            .keep    = static_cast<T>(1 - rate * numbers.weight_decay),
+            .new1    = static_cast<T>(1 - numbers.beta1),
+            .beta2   = static_cast<T>(numbers.beta2),
+            .new2    = static_cast<T>(1 - numbers.beta2),
+            .unroot2 = static_cast<T>(1 / sqrt(unbiased2)),
+            .eps     = static_cast<T>(numbers.eps),
+            .size    = static_cast<T>(rate / unbiased1)};
+  }
+
+  template <int n>
+  struct Loaded {
+    Pack<T, n> weight, first, second;
+    Pack<G, n> gradient;
+  };
+  template <int n>
+  __device__ Loaded<n> read(std::int64_t i) const {
+    return {load<n>(weight, i), load<n>(first, i), load<n>(second, i), load<n>(gradient, i)};
+  }
+  template <int n>
+  __device__ void update(std::int64_t i, Loaded<n> of, const Scalars& by) const {
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const T g       = multiply(widen(of.gradient.at[k]), by.factor);
+      const T m       = multiply_add(g - of.first.at[k], by.new1, of.first.at[k]);
+      const T v       = multiply_add(multiply(by.new2, g), g, multiply(of.second.at[k], by.beta2));
+      of.first.at[k]  = m;
+      of.second.at[k] = v;
+      of.weight.at[k] =
+          multiply_add(-by.size, m / multiply_add(sqrt(v), by.unroot2, by.eps), multiply(of.weight.at[k], by.keep));
+    }
+    store(weight, i, of.weight);
+    store(first, i, of.first);
+    store(second, i, of.second);
+    store_value(value, i, of.weight);
+  }
+};
+
+template <class T, class G, class V>
+struct Sgd {
+  Strided<T> weight, velocity;
+  Strided<const G> gradient;
+  Strided<V> value;
+  SgdNumbers numbers;
+
+  struct Scalars {
+    T factor, rate, momentum, decay;
+  };
+  [[nodiscard]] __device__ Scalars scalars() const {
+    return {.factor   = static_cast<T>(*numbers.factor),
+            .rate     = static_cast<T>(*numbers.rate),
+            .momentum = static_cast<T>(numbers.momentum),
+            .decay    = static_cast<T>(numbers.weight_decay)};
+  }
+
+  template <int n>
+  struct Loaded {
+    Pack<T, n> weight, velocity;
+    Pack<G, n> gradient;
+  };
+  template <int n>
+  __device__ Loaded<n> read(std::int64_t i) const {
+    return {load<n>(weight, i), load<n>(velocity, i), load<n>(gradient, i)};
+  }
+  template <int n>
+  __device__ void update(std::int64_t i, Loaded<n> of, const Scalars& by) const {
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const T w = of.weight.at[k], g = widen(of.gradient.at[k]);
+      const T v = multiply_add(by.momentum, of.velocity.at[k], multiply_add(by.factor, g, multiply(by.decay, w)));
+      of.velocity.at[k] = v;
+      of.weight.at[k]   = multiply_add(-by.rate, v, w);
+    }
+    store(weight, i, of.weight);
+    store(velocity, i, of.velocity);
+    store_value(value, i, of.weight);
+  }
+};
+
+// --- the kernel ------------------------------------------------------------------------------------------------------
+
+constexpr int threads                = 256;
+constexpr std::int64_t enough_blocks = 1024;  // with fewer than that, each has one pack of every thread
+constexpr std::int64_t most_turns =
+    8;  // of a block: so long that its scalars cost nothing, so short that blocks end together
+
+// n elements at a time: `turns` times by each thread of a block. What does not fill n at the end is the first block's.
+template <int n, class Update>
+__global__ void __launch_bounds__(threads) update_kernel(const Update of, std::int64_t count, std::int64_t turns) {
+  const std::int64_t packs = count / n, first = blockIdx.x * turns * threads + threadIdx.x,
+                     end  = min(packs, (blockIdx.x + 1) * turns * threads);
+  const std::int64_t left = packs * n + threadIdx.x;  // one element, of the first block's threads
+  const bool has_left     = n > 1 && blockIdx.x == 0 && left < count;
+  if (of.numbers.skip != nullptr && *of.numbers.skip != 0) {
+    for (std::int64_t pack = first; pack < end; pack += threads)
+      store_value(of.value, pack * n, load<n>(of.weight, pack * n));
+    if (has_left) store_value(of.value, left, load<1>(of.weight, left));
+    return;
+  }
+  __shared__ typename Update::Scalars scalars;
+  if (threadIdx.x == 0) scalars = of.scalars();
+  // On its way while the scalars are made.
+  typename Update::template Loaded<n> loaded;
+  if (first < end) loaded = of.template read<n>(first * n);
+  __syncthreads();
+  const typename Update::Scalars by = scalars;
+  for (std::int64_t pack = first; pack < end; pack += threads) {
+    if (pack != first) loaded = of.template read<n>(pack * n);
+    of.template update<n>(pack * n, loaded, by);
+  }
+  if (has_left) of.template update<1>(left, of.template read<1>(left), by);
+}
+
+template <int n, class Update>
+void launch(const DeviceQueue& queue, const Update& update, std::int64_t count, const char* name) {
+  const std::int64_t packs = count / n;
+  const std::int64_t turns = std::clamp<std::int64_t>(packs / (threads * enough_blocks), 1, most_turns);
+  const unsigned blocks    = std::max(1u, blocks_for(packs, threads * turns));
+  update_kernel<n><<<blocks, threads, 0, stream_of(queue)>>>(update, count, turns);
+  check_launch(name);
+}
+
+// As many at a time as 16 bytes of weights, where all of them lie so.
+template <class Update, class T, class... Other>
+void launch_fitting(const DeviceQueue& queue, const Update& update, std::int64_t count, const char* name,
+                    const Strided<T>& weight, const Other&... others) {
+  if (count <= 0) return;
+  constexpr int n = 16 / static_cast<int>(sizeof(T));
+  if (packs_fit<n>(weight) && (packs_fit<n>(others) && ...)) {
+    launch<n>(queue, update, count, name);
+  } else {
+    launch<1>(queue, update, count, name);
+  }
+}
+
+}  // namespace
+
+template <class T, class Gradient, class Value>
+void adamw(const DeviceQueue& queue, const cpu::AdamWRows<T, Gradient, Value>& rows, const AdamWNumbers& numbers,
+           std::int64_t count) {
+  const AdamW<T, Native<Gradient>, Native<Value>> update{strided(rows.weight), strided(rows.first),
+                                                         strided(rows.second), strided(rows.gradient),
+                                                         strided(rows.value),  numbers};
+  launch_fitting(queue, update, count, "adamw", update.weight, update.first, update.second, update.gradient,
+                 update.value);
+}
+
+template <class T, class Gradient, class Value>
+void sgd(const DeviceQueue& queue, const cpu::SgdRows<T, Gradient, Value>& rows, const SgdNumbers& numbers,
+         std::int64_t count) {
+  const Sgd<T, Native<Gradient>, Native<Value>> update{strided(rows.weight), strided(rows.velocity),
+                                                       strided(rows.gradient), strided(rows.value), numbers};
+  launch_fitting(queue, update, count, "sgd", update.weight, update.velocity, update.gradient, update.value);
+}
+
+#define STEPGRAPH_UPDATES(T, Gradient, Value)                                                             \
+  template void adamw(const DeviceQueue&, const cpu::AdamWRows<T, Gradient, Value>&, const AdamWNumbers&, \
+                      std::int64_t);                                                                      \
+  template void sgd(const DeviceQueue&, const cpu::SgdRows<T, Gradient, Value>&, const SgdNumbers&, std::int64_t)
+STEPGRAPH_UPDATES(double, double, bf16);
+STEPGRAPH_UPDATES(float, float, bf16);
+STEPGRAPH_UPDATES(float, float, f16);
+STEPGRAPH_UPDATES(float, bf16, bf16);
+STEPGRAPH_UPDATES(float, bf16, f16);
+STEPGRAPH_UPDATES(float, f16, bf16);
+STEPGRAPH_UPDATES(float, f16, f16);
+#undef STEPGRAPH_UPDATES
+
+}  // namespace stepgraph::cuda

@@ -1,0 +1,121 @@
+#include <atomic>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <vector>
+
+#include "ops/attention.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/dnn_attention.hpp"
+#include "ops/residual.hpp"
+#include "tests/support/device_case.hpp"
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+using sg::testing::OpCase;
+
+namespace {
+
+struct Shape {
+  std::int64_t sequences, seq, heads, kv_heads, head_size;
+  double rate = 0;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& s) {
+  return out << s.sequences << " x " << s.seq << ", heads " << s.heads << "/" << s.kv_heads << " of " << s.head_size
+             << ", dropout " << s.rate;
+}
+
+OpCase attention_case(const Shape& s) {
+  OpCase test = {.inputs    = {{s.sequences * s.seq, (s.heads + 2 * s.kv_heads) * s.head_size}},
+                 .sequences = s.sequences,
+                 .seq       = s.seq,
+                 .build =
+                     [=](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+                       return sg::attention(
+                           tape, {.qkv     = in[0],
+                                  .heads   = {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size},
+                                  .scale   = 0.25,
+                                  .dropout = {.rate = s.rate, .site = s.rate > 0 ? "attention" : ""}});
+                     },
+                 .range = 2};
+  if (s.rate > 0) test.step = 5;
+  return test;
+}
+
+const std::vector<sg::DType> halves = {sg::DType::bf16, sg::DType::f16};
+
+}  // namespace
+
+TEST_CASE("attention on a CUDA device is that on the CPU, for any shape", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{1, 1, 1, 1, 1}, Shape{3, 33, 6, 1, 5}, Shape{2, 70, 4, 2, 20}, Shape{2, 131, 6, 3, 32},
+                           Shape{1, 64, 2, 2, 64}, Shape{2, 129, 4, 1, 64}, Shape{1, 200, 2, 2, 96},
+                           Shape{1, 257, 4, 2, 128}, Shape{1, 65, 2, 1, 200}, Shape{1, 100, 2, 2, 256});
+  CAPTURE(s);
+  sg::testing::check_on_device(attention_case(s));
+}
+
+TEST_CASE("attention on a CUDA device drops the probabilities that the CPU drops", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{1, 1, 2, 1, 4, 0.5}, Shape{2, 70, 4, 2, 20, 0.3}, Shape{2, 131, 6, 3, 64, 0.1},
+                           Shape{1, 130, 2, 2, 128, 0.2}, Shape{1, 40, 2, 1, 256, 0.2});
+  CAPTURE(s);
+  sg::testing::check_on_device(attention_case(s));
+}
+
+TEST_CASE("attention on a CUDA device takes whole tiles of long sequences", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 512, 4, 4, 64}, Shape{1, 384, 4, 2, 128});
+  CAPTURE(s);
+  sg::testing::check_on_device(attention_case(s));
+}
+
+TEST_CASE("attention on a CUDA device computes f64 in f64", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 70, 4, 2, 20}, Shape{1, 97, 2, 1, 128, 0.2}, Shape{1, 40, 2, 2, 256});
+  CAPTURE(s);
+  sg::testing::check_on_device(attention_case(s), {sg::DType::f64});
+}
+
+TEST_CASE("attention on a CUDA device in bf16 and f16 is cuDNN's where it has a plan", "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 128, 4, 4, 64}, Shape{1, 256, 6, 2, 128});
+  CAPTURE(s);
+  OpCase test             = attention_case(s);
+  const auto asked        = std::make_shared<std::atomic<int>>(0);
+  const auto taken        = std::make_shared<std::atomic<int>>(0);
+  const auto with_a_probe = [=, inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor nothing = tape.tensor("nothing", {1});
+    tape.add<sg::AllTypes>({.op = "probe", .reads = in[0], .writes = nothing, .device = true},
+                           [=]<class T>(const sg::Context& context, T) {
+                             if constexpr (sg::cuda::built && sizeof(T) == 2) {
+                               const sg::DeviceQueue* queue = context.device();
+                               if (queue == nullptr) return;
+                               const sg::AttentionShape shape{
+                                   .seq = s.seq, .heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size};
+                               const T* qkv = context.read<T>().data();
+                               ++*asked;
+                               *taken += sg::cuda::dnn_attends<T>(*queue, shape, s.sequences, qkv, qkv, {}) ? 1 : 0;
+                             }
+                           });
+    return inner(tape, in);
+  };
+  test.build = with_a_probe;
+  sg::testing::check_on_device(test, halves);
+  CHECK(*asked > 0);
+  CHECK(*taken == *asked);
+}
+
+TEST_CASE("gradients of attention on a CUDA device are computed in parts where the workspace holds no more",
+          "[ops][cuda][attention][.slow]") {
+  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB for each sequence
+}
+
+TEST_CASE("gradients of attention on a CUDA device add to those of another user of its input",
+          "[ops][cuda][attention]") {
+  const Shape s = GENERATE(Shape{2, 70, 4, 2, 20}, Shape{2, 128, 4, 2, 64});
+  CAPTURE(s);
+  OpCase test = attention_case(s);
+  test.build  = [inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor first = inner(tape, in), second = inner(tape, in);
+    return sg::residual(tape, {.x = first, .branch = second});
+  };
+  sg::testing::check_on_device(test);
+}

@@ -1,0 +1,137 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "ops/cross_entropy.hpp"
+#include "tests/support/device_case.hpp"
+#include "tests/support/elements.hpp"
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+std::vector<std::int32_t> some_targets(std::int64_t rows, std::int64_t vocab) {
+  std::vector<std::int32_t> targets;
+  for (std::int64_t i = 0; i < rows; ++i) targets.push_back(static_cast<std::int32_t>((i * i * 31 + 7 * i) % vocab));
+  return targets;
+}
+
+sg::testing::OpCase loss_case(std::int64_t rows, std::int64_t columns, bool in_place) {
+  return {.inputs = {{rows, columns}},
+          .tokens = some_targets(rows, columns),
+          .build =
+              [in_place](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+                const sg::Tensor loss = tape.tensor("loss", {1}, sg::DType::f64);
+                sg::cross_entropy(
+                    tape, {.logits = in[0], .targets = in[1], .loss = loss, .scale = 0.5, .in_place = in_place});
+                return loss;
+              },
+          .loss_scale = 0.5,
+          .in_place   = in_place};
+}
+
+// Logits with a few bits, from -8 to 8.
+Numbers some_logits(std::int64_t count) {
+  Numbers logits;
+  for (std::int64_t i = 0; i < count; ++i)
+    logits.push_back(static_cast<double>(sg::testing::mix(static_cast<std::uint64_t>(i)) % 256) / 16 - 8);
+  return logits;
+}
+
+sg::Buffer kept(sg::Graph& graph, const char* name, sg::Rank rank, std::int64_t count, sg::DType type) {
+  return graph.buffer({.name       = name,
+                       .rank       = rank,
+                       .size_bytes = count * static_cast<std::int64_t>(sg::size_bytes(type)),
+                       .type       = type,
+                       .lifetime   = sg::Lifetime::persistent});
+}
+
+// A loss whose gradient takes the logits' place, cut by columns; what a buffer of the graph holds before and after.
+struct Cut {
+  sg::Graph graph;
+  std::vector<std::pair<sg::Buffer, Numbers>> set = {};
+  std::vector<sg::Buffer> read                    = {};
+
+  Cut(std::int64_t rows, std::int64_t columns, int ranks, sg::DType type, std::vector<std::int32_t> targets)
+      : graph(ranks) {
+    sg::TensorParallel tp{.size = ranks};
+    std::vector<sg::Rank> everyone;
+    for (int r = 0; r < ranks; ++r) everyone.push_back(sg::Rank{r});
+    if (ranks > 1) tp.group = graph.group({.name = "tp", .ranks = everyone});
+    const Numbers all = some_logits(rows * columns);
+    sg::WeightTable weights;
+    for (const sg::Rank rank : everyone) {
+      tp.index                 = static_cast<int>(rank);
+      const std::int64_t begin = columns * tp.index / ranks, width = columns * (tp.index + 1) / ranks - begin;
+      sg::Tape tape({.graph = &graph, .weights = &weights, .rank = rank, .type = type, .tp = tp});
+      const sg::Buffer logits = kept(graph, "logits", rank, rows * width, type),
+                       given  = kept(graph, "targets", rank, rows, sg::DType::i32),
+                       loss   = kept(graph, "loss", rank, 1, sg::DType::f64),
+                       scale  = kept(graph, "scale", rank, 1, sg::DType::f64);
+      Numbers mine;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const auto row = all.begin() + i * columns + begin;
+        mine.insert(mine.end(), row, row + width);
+      }
+      set.emplace_back(logits, mine);
+      set.emplace_back(given, Numbers(targets.begin(), targets.end()));
+      set.emplace_back(scale, Numbers{16});
+      read.insert(read.end(), {logits, loss});
+      sg::cross_entropy(tape, {.logits      = tape.input(logits, {rows, width}, type, true),
+                               .targets     = tape.input(given, {rows}, sg::DType::i32, false),
+                               .loss        = loss,
+                               .scale       = 0.25,
+                               .vocab_begin = begin,
+                               .in_place    = true,
+                               .loss_scale  = scale});
+      tape.emit_gradients();
+    }
+  }
+  [[nodiscard]] std::vector<Numbers> on(bool device) const { return sg::testing::run_graph(graph, set, read, device); }
+};
+
+}  // namespace
+
+TEST_CASE("cross-entropy and its gradient on a device are the CPU's", "[ops][cuda]") {
+  struct Shape {
+    std::int64_t rows, columns;
+  };
+  // Rows that begin anywhere in 16 bytes; short of a vector; long ones, with several vectors for each thread.
+  const Shape shape   = GENERATE(Shape{1, 1}, Shape{5, 3}, Shape{37, 701}, Shape{9, 5003}, Shape{6, 16384});
+  const bool in_place = GENERATE(false, true);
+  CAPTURE(shape.rows, shape.columns, in_place);
+  auto test  = loss_case(shape.rows, shape.columns, in_place);
+  test.range = GENERATE(1.0, 60.0);
+  sg::testing::check_on_device(test, {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
+}
+
+TEST_CASE("cross-entropy of more columns than shared memory holds is the CPU's", "[ops][cuda]") {
+  sg::testing::check_on_device(loss_case(3, 120'007, true), {sg::DType::f32, sg::DType::bf16});
+}
+
+TEST_CASE("cross-entropy in place, scaled and cut by columns, is the CPU's", "[ops][cuda]") {
+  const auto type  = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const int ranks  = GENERATE(1, 2);
+  const auto width = GENERATE(std::int64_t{703}, std::int64_t{50304});
+  CAPTURE(static_cast<int>(type), ranks, width);
+  constexpr std::int64_t rows = 11;
+  const Cut cut(rows, width, ranks, type, some_targets(rows, width));
+  const auto device = cut.on(true), host = cut.on(false);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    CAPTURE(i);
+    const bool loss = i % 2 == 1;
+    CHECK(sg::testing::distance(device[i], host[i]) < (loss || type == sg::DType::f32 ? 1e-5 : 0x1p-8));
+  }
+}
+
+TEST_CASE("a target outside of the vocabulary makes the loss no number on a device", "[ops][cuda]") {
+  auto targets = some_targets(4, 100);
+  targets[2]   = GENERATE(-1, 100, 2'000'000'000);
+  const Cut cut(4, 100, 1, sg::DType::f32, targets);
+  CHECK(std::isnan(cut.on(true)[1][0]));
+}

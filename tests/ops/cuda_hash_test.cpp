@@ -1,0 +1,25 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <utility>
+#include <vector>
+
+#include "ops/hash.hpp"
+#include "tests/support/device_case.hpp"
+
+namespace sg = stepgraph;
+
+TEST_CASE("a hash of bytes on a device is the CPU's", "[ops][cuda]") {
+  const std::int64_t size   = GENERATE(4, 12, 8192, 1'000'004, 20'000'000);
+  const std::int64_t offset = GENERATE(0, 4, 2);  // the second and third: not at a whole word
+  CAPTURE(size, offset);
+  sg::Graph graph;
+  const sg::Buffer bytes = graph.buffer(
+      {.name = "bytes", .size_bytes = size + 4, .type = sg::DType::bf16, .lifetime = sg::Lifetime::persistent});
+  const sg::Buffer hashes =
+      graph.buffer({.name = "hashes", .size_bytes = 16, .type = sg::DType::i64, .lifetime = sg::Lifetime::persistent});
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < (size + 4) / 2; ++i) values.push_back(static_cast<double>(i * i % 251 - 100));
+  sg::hash_bytes(graph, {.name = "hash", .values = {bytes.range(offset, size), bytes.range(0, 2)}, .hashes = hashes});
+  const auto on = [&](bool device) { return sg::testing::run_graph(graph, {{bytes, values}}, {hashes}, device); };
+  CHECK(on(true) == on(false));
+}

@@ -1,0 +1,70 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "ops/linear.hpp"
+#include "ops/residual.hpp"
+#include "tests/support/device_case.hpp"
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+struct Sizes {
+  std::int64_t rows, in, out;
+};
+
+sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, bool biased,
+                                sg::Activation activation = sg::Activation::none) {
+  sg::testing::OpCase test{
+      .inputs  = {{sizes.rows, sizes.in}},
+      .weights = {{"w", layout == sg::WeightLayout::in_out ? sg::TensorShape{sizes.in, sizes.out}
+                                                           : sg::TensorShape{sizes.out, sizes.in}}}};
+  if (biased) test.weights.emplace_back("b", sg::TensorShape{sizes.out});
+  test.build = [layout, biased, activation](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    sg::Linear spec{.x = in[0], .weight = tape.weight("w"), .layout = layout, .activation = activation};
+    if (biased) spec.bias = tape.weight("b");
+    return sg::linear(tape, spec);
+  };
+  return test;
+}
+
+}  // namespace
+
+TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda]") {
+  const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
+  const bool biased = GENERATE(false, true);
+  // Of one element; multiples of nothing; such as every vector fits.
+  const Sizes sizes = GENERATE(Sizes{1, 1, 1}, Sizes{5, 7, 3}, Sizes{101, 67, 131}, Sizes{384, 256, 128});
+  CAPTURE(static_cast<int>(layout), biased, sizes.rows);
+  sg::testing::check_on_device(linear_case(sizes, layout, biased),
+                               {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
+}
+
+TEST_CASE("an activation of a linear on a device is the CPU's, forward and backward", "[ops][cuda]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  const bool biased     = GENERATE(false, true);
+  // The product can end with a gelu where rows are whole vectors, and nowhere else.
+  const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 33, 77}, Sizes{256, 128, 192});
+  CAPTURE(static_cast<int>(activation), biased, sizes.rows);
+  auto test  = linear_case(sizes, sg::WeightLayout::in_out, biased, activation);
+  test.range = 3;
+  sg::testing::check_on_device(test);
+}
+
+TEST_CASE("gradients of two linears of one input add up on a device, and so do those of a weight used twice",
+          "[ops][cuda]") {
+  const Sizes sizes = GENERATE(Sizes{6, 5, 5}, Sizes{128, 64, 64});
+  CAPTURE(sizes.rows);
+  auto test  = linear_case(sizes, sg::WeightLayout::out_in, true);
+  test.build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Linear first{.x = in[0], .weight = tape.weight("w"), .bias = tape.weight("b")};
+    const sg::Tensor y = sg::linear(tape, first);
+    sg::Linear second  = first;
+    second.x           = y;
+    // in[0] is used by both, y by the second and by the residual.
+    const sg::Tensor z = sg::residual(tape, {.x = y, .branch = sg::linear(tape, second)});
+    return sg::residual(tape, {.x = z, .branch = sg::linear(tape, first)});
+  };
+  sg::testing::check_on_device(test);
+}

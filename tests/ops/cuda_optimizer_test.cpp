@@ -1,0 +1,204 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "ops/loss_scale.hpp"
+#include "ops/optimizer.hpp"
+#include "tests/support/device_case.hpp"
+#include "tests/support/elements.hpp"
+#include "tests/support/op_case.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+sg::Buffer kept(sg::Graph& graph, const char* name, std::int64_t count, sg::DType type) {
+  return graph.buffer({.name       = name,
+                       .size_bytes = count * static_cast<std::int64_t>(sg::size_bytes(type)),
+                       .type       = type,
+                       .lifetime   = sg::Lifetime::persistent});
+}
+
+// Between -1 and 1, with 8 bits: the same in all types.
+Numbers some(std::int64_t count, std::uint64_t seed) {
+  Numbers numbers;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto bits = sg::testing::mix(seed * 1'000'003 + static_cast<std::uint64_t>(i)) >> 56;
+    numbers.push_back((static_cast<double>(bits) - 127.5) / 128);
+  }
+  return numbers;
+}
+
+// `count` elements: all of a buffer, or rows of `length` with as much between them.
+struct Places {
+  std::int64_t count;
+  std::int64_t length = 0;
+  [[nodiscard]] std::int64_t room() const { return length == 0 ? count : 2 * count; }
+  [[nodiscard]] sg::Access of(sg::Buffer buffer, sg::DType type) const {
+    const auto element = static_cast<std::int64_t>(sg::size_bytes(type));
+    if (length == 0) return buffer;
+    return {buffer, {.offset = 0, .length = length * element, .stride = 2 * length * element, .count = count / length}};
+  }
+};
+
+struct Run {
+  sg::Graph graph;
+  std::vector<std::pair<sg::Buffer, Numbers>> set = {};
+  std::vector<sg::Buffer> read                    = {};
+  sg::Buffer add(const char* name, sg::DType type, Numbers values) {
+    const sg::Buffer buffer = kept(graph, name, std::ssize(values), type);
+    set.emplace_back(buffer, std::move(values));
+    read.push_back(buffer);
+    return buffer;
+  }
+  [[nodiscard]] std::vector<Numbers> on(bool device) const { return sg::testing::run_graph(graph, set, read, device); }
+};
+
+}  // namespace
+
+TEST_CASE("a sum of squares has the same limbs on a device", "[ops][cuda]") {
+  const auto type     = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
+  const Places places = GENERATE(Places{1}, Places{77}, Places{100'003}, Places{66'048, 2'064}, Places{35'007, 7});
+  const int spread    = GENERATE(0, 12, 60);  // powers of two between the smallest and the largest
+  CAPTURE(static_cast<int>(type), places.count, places.length, spread);
+  Run run;
+  Numbers values = some(places.room(), 1);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(values[i], type == sg::DType::f16 ? 0 : -static_cast<int>(i * i % 101) * spread / 100);
+    if (i % 13 == 5) values[i] = 0;
+  }
+  const sg::Buffer of  = run.add("values", type, values);
+  const sg::Buffer sum = run.add("sum", sg::DType::i64, Numbers(static_cast<std::size_t>(sg::exact_sum_size(type)), 3));
+  sg::square_sum(run.graph, {.name = "squares", .values = places.of(of, type), .sum = sum});
+  CHECK(run.on(true)[1] == run.on(false)[1]);
+}
+
+TEST_CASE("squares of the largest, the smallest and no numbers are the same on a device", "[ops][cuda]") {
+  const bool finite   = GENERATE(true, false);
+  constexpr float big = std::numeric_limits<float>::max(), small = std::numeric_limits<float>::denorm_min();
+  Run run;
+  Numbers values = some(5000, 2);
+  for (std::size_t i = 0; i < 2000; i += 7) values[i] = (i % 2 == 0 ? big : small);
+  for (std::size_t i = 3000; i < 4000; ++i) values[i] = static_cast<double>(small) * static_cast<double>(i % 100);
+  if (!finite) values[17] = values[4999] = std::numeric_limits<double>::infinity();
+  if (!finite) values[2500] = std::numeric_limits<double>::quiet_NaN();
+  const sg::Buffer of  = run.add("values", sg::DType::f32, values);
+  const sg::Buffer sum = run.add("sum", sg::DType::i64, Numbers(20, 0));
+  sg::square_sum(run.graph, {.name = "squares", .values = of, .sum = sum});
+  CHECK(run.on(true)[1] == run.on(false)[1]);
+}
+
+TEST_CASE("norm and clip factor have the same bits on a device", "[ops][cuda]") {
+  const auto type   = GENERATE(sg::DType::f32, sg::DType::f64);
+  const bool scaled = GENERATE(false, true);
+  const int size    = GENERATE(-40, 0, 30, 1000);  // 1000: infinite in f32
+  CAPTURE(static_cast<int>(type), scaled, size);
+  Run run;
+  Numbers values = some(3001, 3);
+  for (double& value : values) value = std::ldexp(value, size == 1000 && type == sg::DType::f64 ? 100 : size);
+  const sg::Buffer of  = run.add("values", type, values);
+  const sg::Buffer sum = run.add("sum", sg::DType::i64, Numbers(static_cast<std::size_t>(sg::exact_sum_size(type)), 0));
+  const sg::Buffer norm = run.add("norm", sg::DType::f64, {0}), factor = run.add("factor", sg::DType::f64, {0}),
+                   scale    = run.add("scale", sg::DType::f64, {1024}),
+                   overflow = run.add("overflow", sg::DType::i64, {7});
+  sg::square_sum(run.graph, {.name = "squares", .values = of, .sum = sum});
+  sg::ClipFactor clip{.squares = sum, .type = type, .norm = norm, .factor = factor, .clip = 1};
+  if (scaled) {
+    clip.scale    = scale;
+    clip.overflow = overflow;
+  }
+  sg::clip_factor(run.graph, clip);
+  const auto device = run.on(true), host = run.on(false);
+  for (std::size_t i = 1; i < host.size(); ++i) {
+    CAPTURE(i);
+    // What is no number on the one is none on the other.
+    CHECK((device[i] == host[i] || (std::isnan(device[i][0]) && std::isnan(host[i][0]))));
+  }
+}
+
+TEST_CASE("an update of weights on a device is the CPU's", "[ops][cuda]") {
+  struct Types {
+    sg::DType weight, gradient;
+    std::optional<sg::DType> value = {};
+  };
+  const Types types = GENERATE(Types{sg::DType::f32, sg::DType::f32}, Types{sg::DType::f64, sg::DType::f64},
+                               Types{sg::DType::f32, sg::DType::f32, sg::DType::bf16},
+                               Types{sg::DType::f32, sg::DType::bf16, sg::DType::bf16},
+                               Types{sg::DType::f32, sg::DType::f16, sg::DType::f16});
+  struct Case {
+    Places places;
+    double skip = -1;  // -1: none
+  };
+  // Not a multiple of a vector; rows of whole vectors; rows of 7; so many that a block has several turns.
+  const auto [places, skip] = GENERATE(Case{{5003}}, Case{{5003}, 0}, Case{{5003}, 1}, Case{{4096, 64}},
+                                       Case{{4096, 64}, 1}, Case{{4200, 7}}, Case{{4200, 7}, 1}, Case{{2'100'003}});
+  const bool adamw          = GENERATE(true, false);
+  CAPTURE(static_cast<int>(types.gradient), types.value.has_value(), places.count, places.length, skip, adamw);
+  Run run;
+  const std::int64_t room = places.room();
+  Numbers second          = some(room, 4);
+  for (double& value : second) value *= value;
+  const sg::Access weight   = places.of(run.add("weight", types.weight, some(room, 5)), types.weight),
+                   gradient = places.of(run.add("gradient", types.gradient, some(room, 6)), types.gradient),
+                   first    = places.of(run.add("first", types.weight, some(room, 7)), types.weight),
+                   squares  = places.of(run.add("second", types.weight, second), types.weight),
+                   factor = run.add("factor", sg::DType::f64, {0.25}), rate = run.add("rate", sg::DType::f64, {0.01}),
+                   step = run.add("step", sg::DType::i64, {3}), skips = run.add("skip", sg::DType::i64, {skip});
+  std::optional<sg::Access> value, may_skip;
+  if (types.value) value = places.of(run.add("value", *types.value, some(room, 8)), *types.value);
+  if (skip >= 0) may_skip = skips;
+  if (adamw) {
+    sg::adamw(run.graph, {.name         = "adamw",
+                          .weight       = weight,
+                          .gradient     = gradient,
+                          .first        = first,
+                          .second       = squares,
+                          .factor       = factor,
+                          .rate         = rate,
+                          .step         = step,
+                          .weight_decay = 0.1,
+                          .value        = value,
+                          .skip         = may_skip});
+  } else {
+    sg::sgd(run.graph, {.name         = "sgd",
+                        .weight       = weight,
+                        .gradient     = gradient,
+                        .velocity     = first,
+                        .factor       = factor,
+                        .rate         = rate,
+                        .momentum     = 0.9,
+                        .weight_decay = 0.1,
+                        .value        = value,
+                        .skip         = may_skip});
+  }
+  const auto device = run.on(true), host = run.on(false);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    CAPTURE(i);
+    // Weights and means of f32 differ by a rounding at most; one may put a value of 8 bits on the other side.
+    const bool rounded = types.value && i + 1 == host.size();
+    CHECK(sg::testing::distance(device[i], host[i]) <= (rounded                          ? 1e-4
+                                                        : types.weight == sg::DType::f64 ? 1e-13
+                                                                                         : 1e-7));
+  }
+}
+
+TEST_CASE("a loss scale changes on a device as on the CPU", "[ops][cuda]") {
+  const double overflow = GENERATE(0, 1), good = GENERATE(5, 6);
+  const bool dynamic = GENERATE(true, false);
+  CAPTURE(overflow, good, dynamic);
+  Run run;
+  const sg::Buffer overflows = run.add("overflow", sg::DType::i64, {overflow}),
+                   scale = run.add("scale", sg::DType::f64, {512}), steps = run.add("good", sg::DType::i64, {good}),
+                   updates = run.add("updates", sg::DType::i64, {40});
+  sg::update_loss_scale(run.graph, {.overflow     = overflows,
+                                    .scale        = scale,
+                                    .good_steps   = steps,
+                                    .num_updates  = updates,
+                                    .dynamic      = dynamic,
+                                    .growth_steps = 7});
+  CHECK(run.on(true) == run.on(false));
+}
