@@ -133,5 +133,6 @@ TEST_CASE("a target outside of the vocabulary makes the loss no number on a devi
   auto targets = some_targets(4, 100);
   targets[2]   = GENERATE(-1, 100, 2'000'000'000);
   const Cut cut(4, 100, 1, sg::DType::f32, targets);
-  CHECK(std::isnan(cut.on(true)[1][0]));
+  const auto device = cut.on(true);
+  CHECK(std::isnan(device[1][0]));
 }
