@@ -205,7 +205,7 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
       {{"seed=x"}, "seed: \"x\" is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"seed=1.5"}, "seed: 1.5 is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"threads=all"}, "threads: \"all\" is not an integer (an integer from 0 to 1024)"},
-      {{"backend=1"}, "backend: 1 is not a string (text in quotes)"},
+      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda)"},
   });
 }
 
