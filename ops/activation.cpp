@@ -2,6 +2,8 @@
 
 #include "ops/cpu/activation.hpp"
 #include "ops/cpu/into.hpp"
+#include "ops/cuda/activation.hpp"
+#include "ops/cuda/built.hpp"
 
 namespace stepgraph {
 namespace {
@@ -19,15 +21,19 @@ void check_type(const Tape& tape, const Tensor& x, std::string_view op) {
   throw Error(ErrorKind::config, str(op, ": takes elements of ", tape.type(), ", as its tape has them, not ", x.type));
 }
 
-// y = Function(x), element by element.
+// y = Function(x), element by element; on a device it is `curve`.
 template <class Function>
-Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
+Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op, cuda::Curve curve) {
   check_type(tape, x, op);
   const Tensor y = tape.tensor(op, x.shape);
-  tape.add<AllTypes>({.op = op, .reads = x, .writes = y, .cost = cost(x, 2), .parallel = true},
-                     []<class T>(const Context& context, T) {
+  tape.add<AllTypes>({.op = op, .reads = x, .writes = y, .cost = cost(x, 2), .parallel = true, .device = true},
+                     [curve]<class T>(const Context& context, T) {
                        const T* from = context.read<T>().data();
                        const auto to = context.write<T>();
+                       if constexpr (cuda::built) {
+                         if (const DeviceQueue* queue = context.device())
+                           return cuda::activate(*queue, curve, from, to.data(), std::ssize(to));
+                       }
                        const Into<T> out{to.data(), nullptr, std::ssize(to)};
                        cpu::for_tiles(
                            context, out.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
@@ -41,9 +47,13 @@ Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op) {
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
          const Tensor dy = back.gradient(y);
          back.add_gradient<AllTypes>(
-             x, {.op = op + "_backward", .reads = {x, dy}, .cost = cost(x, 3), .parallel = true},
-             []<class T>(const Context& context, Into<T> dx) {
+             x, {.op = op + "_backward", .reads = {x, dy}, .cost = cost(x, 3), .parallel = true, .device = true},
+             [curve]<class T>(const Context& context, Into<T> dx) {
                const T *from = context.read<T>(0).data(), *up = context.read<T>(1).data();
+               if constexpr (cuda::built) {
+                 if (const DeviceQueue* queue = context.device())
+                   return cuda::activation_gradient(*queue, curve, from, up, dx);
+               }
                cpu::for_tiles(context, dx.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
                  cpu::for_blocks(from, begin, end, cpu::slopes<Function, T>,
                                  [&](std::int64_t at, std::int64_t count, const Wide<T>* slope) {
@@ -69,11 +79,11 @@ GateUp<T> gate_up_row(const T* x, std::int64_t row, std::int64_t width) {
 }  // namespace
 
 Tensor gelu(Tape& tape, const Tensor& x, Gelu form) {
-  return form == Gelu::tanh ? elementwise<cpu::GeluTanh>(tape, x, "gelu")
-                            : elementwise<cpu::GeluExact>(tape, x, "gelu_exact");
+  return form == Gelu::tanh ? elementwise<cpu::GeluTanh>(tape, x, "gelu", cuda::Curve::gelu_tanh)
+                            : elementwise<cpu::GeluExact>(tape, x, "gelu_exact", cuda::Curve::gelu_exact);
 }
 
-Tensor silu(Tape& tape, const Tensor& x) { return elementwise<cpu::Silu>(tape, x, "silu"); }
+Tensor silu(Tape& tape, const Tensor& x) { return elementwise<cpu::Silu>(tape, x, "silu", cuda::Curve::silu); }
 
 Tensor swiglu(Tape& tape, const Tensor& gate_up) {
   check_type(tape, gate_up, "swiglu");
@@ -86,10 +96,13 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
   shape.back()      = width;
   const Tensor y    = tape.tensor("swiglu", shape);
   tape.add<AllTypes>(
-      {.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true},
+      {.op = "swiglu", .reads = gate_up, .writes = y, .cost = cost(y, 3), .parallel = true, .device = true},
       [=]<class T>(const Context& context, T) {
         const T* x = context.read<T>().data();
         T* to      = context.write<T>().data();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device()) return cuda::swiglu(*queue, x, to, rows, width);
+        }
         cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t row = begin; row < end; ++row) {
             const GateUp<T> in = gate_up_row(x, row, width);
@@ -107,9 +120,14 @@ Tensor swiglu(Tape& tape, const Tensor& gate_up) {
       {.outputs = {y}, .input_gradients = [=](Tape& back) {
          const Tensor dy = back.gradient(y);
          back.add_gradient<AllTypes>(
-             gate_up, {.op = "swiglu_backward", .reads = {gate_up, dy}, .cost = cost(y, 5), .parallel = true},
+             gate_up,
+             {.op = "swiglu_backward", .reads = {gate_up, dy}, .cost = cost(y, 5), .parallel = true, .device = true},
              [=]<class T>(const Context& context, Into<T> dx) {
                const T *x = context.read<T>(0).data(), *gradient = context.read<T>(1).data();
+               if constexpr (cuda::built) {
+                 if (const DeviceQueue* queue = context.device())
+                   return cuda::swiglu_gradient(*queue, x, gradient, dx, rows, width);
+               }
                cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t row = begin; row < end; ++row) {
                    const GateUp<T> in         = gate_up_row(x, row, width);

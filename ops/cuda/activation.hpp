@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+
+#include "engine/device.hpp"
+#include "ops/tensor.hpp"
+
+// Activations on a device: the functions of ops/cpu/activation.hpp. Elements are float, double, bf16 or f16.
+namespace stepgraph::cuda {
+
+enum class Curve : std::uint8_t { gelu_tanh, gelu_exact, silu };
+
+// y = curve(x), which may be one.
+template <class T>
+void activate(const DeviceQueue& queue, Curve curve, const T* x, T* y, std::int64_t size);
+
+// y = curve(x), and in place of x its slope.
+template <class T>
+void activate_keeping_slope(const DeviceQueue& queue, Curve curve, T* x, T* y, std::int64_t size);
+
+// dx (+)= dy * slope; dy may be dx.out.
+template <class T>
+void multiply_by_slope(const DeviceQueue& queue, const T* dy, const T* slope, const Into<T>& dx);
+
+// dx (+)= dy * curve'(x).
+template <class T>
+void activation_gradient(const DeviceQueue& queue, Curve curve, const T* x, const T* dy, const Into<T>& dx);
+
+// y = silu(gate) * up for rows of [gate | up], `width` elements each; and the gradient of such rows.
+template <class T>
+void swiglu(const DeviceQueue& queue, const T* gate_up, T* y, std::int64_t rows, std::int64_t width);
+template <class T>
+void swiglu_gradient(const DeviceQueue& queue, const T* gate_up, const T* dy, const Into<T>& dx, std::int64_t rows,
+                     std::int64_t width);
+
+}  // namespace stepgraph::cuda
