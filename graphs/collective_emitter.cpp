@@ -186,6 +186,7 @@ class Member {
     node.accumulates = into;
     node.op          = "reduce_into";
     node.parallel    = true;
+    node.device      = true;
     node.cost        = {.flops = bytes / static_cast<double>(size_bytes(part_.type)), .bytes_moved = 3 * bytes};
     nodes_.push_back({std::move(node), reduce_body({.reads = from.view().size(), .accumulates = into.view().size()},
                                                    part_.type, part_.reduction)});
@@ -201,6 +202,7 @@ class Member {
       node.writes   = into;
       node.op       = "copy";
       node.parallel = true;
+      node.device   = true;
       node.cost     = {.bytes_moved = 2 * bytes};
       nodes_.push_back({std::move(node), copy_body({.reads = from.view().size(), .writes = into.view().size()})});
     } else {
@@ -208,6 +210,7 @@ class Member {
       node.accumulates = into;
       node.op          = "divide";
       node.parallel    = true;
+      node.device      = true;
       node.cost        = {.flops = bytes / static_cast<double>(size_bytes(part_.type)), .bytes_moved = 2 * bytes};
       nodes_.push_back({std::move(node), divide_body({.accumulates = into.view().size()}, part_.type,
                                                      std::ssize(old_.spec(part_.group).ranks))});

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/context.hpp"
 #include "engine/error.hpp"
+#include "ops/clear.hpp"
 
 namespace stepgraph {
 namespace {
@@ -96,13 +96,9 @@ void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& un
 
 void clear_padding(Graph& graph, const ShardUnit& unit, DType type, Buffer whole, const Labels& labels) {
   if (!unit.flat || unit.flat->padding() == 0) return;
-  graph.add({.name   = "clear padding of " + unit.name,
-             .writes = whole.range(bytes_of(type, unit.flat->num_elements()), bytes_of(type, unit.flat->padding())),
-             .op     = "clear",
-             .labels = labels},
-            [](const Context& context) {
-              for (std::byte& byte : context.write<std::byte>()) byte = std::byte{0};
-            });
+  clear(graph, {.name   = "clear padding of " + unit.name,
+                .values = whole.range(bytes_of(type, unit.flat->num_elements()), bytes_of(type, unit.flat->padding())),
+                .labels = labels});
 }
 
 }  // namespace stepgraph

@@ -5,6 +5,7 @@
 #include "graphs/weights.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/reduce.hpp"
+#include "ops/scaled_sum.hpp"
 
 namespace stepgraph {
 
@@ -213,13 +214,12 @@ void StepBuilder::sum_losses() {
   if (!has(last_stage())) return;
   const BatchSpec& batch = setup_.step.batch;
   const double scale     = 1.0 / (static_cast<double>(batch.global) * batch.seq);
-  graph().add(
-      {.name = "mean loss", .reads = losses_, .writes = here().loss, .op = "mean_loss", .labels = {.phase = "loss"}},
-      [scale](const Context& context) {
-        double sum = 0;
-        for (const double loss : context.read<double>()) sum += loss;
-        context.write<double>()[0] = sum * scale;
-      });
+  scaled_sum(graph(), {.name   = "mean loss",
+                       .op     = "mean_loss",
+                       .values = losses_,
+                       .to     = here().loss,
+                       .factor = scale,
+                       .labels = {.phase = "loss"}});
   if (setup_.plan.layout.dp > 1) {
     all_reduce_part("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
                     DType::f64, LaneKind::reduce, {.phase = "loss"});

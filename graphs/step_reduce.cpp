@@ -3,17 +3,12 @@
 
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
+#include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
 
 namespace stepgraph {
 namespace {
-
-void clear(Graph& graph, const std::string& name, const Access& values, const Labels& labels) {
-  graph.add({.name = name, .writes = values, .op = "clear", .labels = labels}, [](const Context& context) {
-    for (std::byte& byte : context.write<std::byte>()) byte = std::byte{0};
-  });
-}
 
 // How the gradients of a unit become this rank's part of their sum.
 struct UnitReduction {
@@ -31,7 +26,9 @@ struct UnitReduction {
     clear_padding(graph, *unit, sums, whole, labels);
     for (std::size_t i = 0; cleared && i < cleared->size(); ++i) {
       const auto& [weight, offset, size] = (*cleared)[i];
-      clear(graph, str("clear gradient of ", weight, " of ", name), whole.range(offset, size), labels);
+      clear(graph, {.name   = str("clear gradient of ", weight, " of ", name),
+                    .values = whole.range(offset, size),
+                    .labels = labels});
     }
     const UnitParts& target = first ? to : incoming;
     const UnitText text{.name = name, .others = others, .labels = labels};
@@ -182,7 +179,9 @@ void StepBuilder::end_gradients(const Action& action) {
       refuse_unused(weight);
       const bool last = i + 1 == unit.weights.size();
       if (last && !used) {  // nothing of the unit is: the slot has a tenant all the same
-        clear(graph(), "clear gradient of " + name, entry.gradient, {.stage = index(weight.stage), .phase = "clear"});
+        clear(graph(), {.name   = "clear gradient of " + name,
+                        .values = entry.gradient,
+                        .labels = {.stage = index(weight.stage), .phase = "clear"}});
       } else {
         unit.cleared->push_back({name, entry.gradient.region.offset, entry.gradient.region.length});
       }
@@ -195,8 +194,9 @@ void StepBuilder::check_used(const StepWeight& weight) {
   WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(weight).name)];
   if (entry.has_gradient) return;
   refuse_unused(weight);
-  clear(graph(), "clear gradient of " + setup_.step.spec(weight).name, entry.gradient,
-        {.stage = index(weight.stage), .phase = "clear"});
+  clear(graph(), {.name   = "clear gradient of " + setup_.step.spec(weight).name,
+                  .values = entry.gradient,
+                  .labels = {.stage = index(weight.stage), .phase = "clear"}});
   entry.has_gradient = true;
 }
 

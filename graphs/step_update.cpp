@@ -5,6 +5,7 @@
 #include "engine/error.hpp"
 #include "graphs/step_builder.hpp"
 #include "graphs/weights.hpp"
+#include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
@@ -78,10 +79,7 @@ void StepBuilder::add_norm() {
   squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
   const Labels labels = {.phase = "norm"};
-  graph().add({.name = "clear squares", .writes = squares_, .op = "clear", .labels = {.phase = "clear"}},
-              [](const Context& context) {
-                for (std::int64_t& limb : context.write<std::int64_t>()) limb = 0;
-              });
+  clear(graph(), {.name = "clear squares", .values = squares_, .labels = {.phase = "clear"}});
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     if (weight.tied || (cut_of(spec) == nullptr && shards_.member > 0)) continue;

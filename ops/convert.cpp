@@ -5,6 +5,8 @@
 #include "engine/half.hpp"
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/streams.hpp"
 #include "ops/number.hpp"
 #include "ops/streams.hpp"
 
@@ -16,6 +18,9 @@ Body convert_body(std::int64_t count) {
   return Body([count](const Context& context) {
     const Rows<To> to           = context.write_rows<To>();
     const Rows<const From> from = context.read_rows<From>();
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) return cuda::convert(*queue, to, from, count);
+    }
     cpu::for_tiles(context, count, 2 * cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::convert_elements(to, from, begin, end); });
   });
@@ -59,6 +64,7 @@ Node convert(Graph& graph, const Convert& spec) {
                     .writes   = spec.to,
                     .op       = "convert",
                     .parallel = true,
+                    .device   = true,
                     .cost     = {.flops = static_cast<double>(count), .bytes_moved = 6 * static_cast<double>(count)},
                     .labels   = spec.labels},
                    body_for(to, from, count));

@@ -63,6 +63,7 @@ Node copy(Graph& graph, const Copy& spec) {
                     .kind     = NodeKind::copy,
                     .op       = "copy",
                     .parallel = true,
+                    .device   = true,
                     .cost     = {.bytes_moved = 2 * bytes},
                     .labels   = spec.labels},
                    copy_body({.reads = spec.from.view().size(), .writes = spec.to.view().size()}));
@@ -80,6 +81,7 @@ Node reduce_into(Graph& graph, const ReduceInto& spec) {
        .accumulates = spec.into,
        .op          = "reduce_into",
        .parallel    = true,
+       .device      = true,
        .cost        = {.flops = bytes / static_cast<double>(size_bytes(type)), .bytes_moved = 3 * bytes},
        .labels      = spec.labels},
       reduce_body({.reads = spec.from.view().size(), .accumulates = spec.into.view().size()}, type, spec.reduction));
@@ -95,6 +97,7 @@ Node divide(Graph& graph, const DivideBy& spec) {
                     .accumulates = spec.values,
                     .op          = "divide",
                     .parallel    = true,
+                    .device      = true,
                     .cost        = {.flops = bytes / static_cast<double>(size_bytes(type)), .bytes_moved = 2 * bytes},
                     .labels      = spec.labels},
                    divide_body({.accumulates = spec.values.view().size()}, type, spec.count));

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "engine/arithmetic.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/streams.hpp"
 
 namespace stepgraph {
 namespace {
@@ -41,17 +43,57 @@ class Stream {
   std::vector<std::int64_t> begins_;
 };
 
+// The i-th access of a kind.
+Rows<std::byte> rows_of(const Context& context, AccessMode mode, std::size_t i) {
+  if (mode == AccessMode::write) return context.write_rows<std::byte>(i);
+  if (mode == AccessMode::accumulate) return context.accumulate_rows<std::byte>(i);
+  const Rows<const std::byte> rows = context.read_rows<std::byte>(i);
+  return {const_cast<std::byte*>(rows.data), rows.length, rows.stride, rows.count};  // only ever read from
+}
+
 Stream stream(const Context& context, AccessMode mode, std::size_t count) {
   Stream out;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (mode == AccessMode::read) {
-      const Rows<const std::byte> rows = context.read_rows<std::byte>(i);
-      out.add({const_cast<std::byte*>(rows.data), rows.length, rows.stride, rows.count});  // only ever read from
-    } else {
-      out.add(mode == AccessMode::write ? context.write_rows<std::byte>(i) : context.accumulate_rows<std::byte>(i));
+  for (std::size_t i = 0; i < count; ++i) out.add(rows_of(context, mode, i));
+  return out;
+}
+
+// Where a device is to work: rows of one access after another.
+class DeviceStream {
+ public:
+  DeviceStream(const Context& context, AccessMode mode, std::size_t count)
+      : context_(context), mode_(mode), count_(count) {
+    enter(0);
+  }
+  [[nodiscard]] bool done() const { return i_ == count_; }
+  [[nodiscard]] std::int64_t left() const { return now_.rows.length * now_.rows.count - now_.begin; }  // of this access
+  [[nodiscard]] const cuda::Stretch& now() const { return now_; }
+  void advance(std::int64_t bytes) {
+    now_.begin += bytes;
+    if (left() == 0) enter(i_ + 1);
+  }
+
+ private:
+  void enter(std::size_t i) {
+    for (i_ = i; i_ < count_; ++i_) {
+      now_ = {.rows = rows_of(context_, mode_, i_)};
+      if (left() > 0) return;
     }
   }
-  return out;
+  const Context& context_;
+  AccessMode mode_;
+  std::size_t count_, i_ = 0;
+  cuda::Stretch now_ = {};
+};
+
+// Calls work(into, from, bytes) for stretches that are of one access on both sides.
+template <class Work>
+void for_stretches(DeviceStream into, DeviceStream from, const Work& work) {
+  while (!into.done()) {
+    const std::int64_t bytes = std::min(into.left(), from.left());
+    work(into.now(), from.now(), bytes);
+    into.advance(bytes);
+    from.advance(bytes);
+  }
 }
 
 // Calls work(into, from) for stretches that are one range on both sides, tile by tile, on idle threads too.
@@ -73,6 +115,14 @@ void for_pairs(const Context& context, const Stream& into, const Stream& from, c
 
 Body copy_body(StreamCounts counts) {
   return Body([counts](const Context& context) {
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return for_stretches({context, AccessMode::write, counts.writes}, {context, AccessMode::read, counts.reads},
+                             [queue](const cuda::Stretch& to, const cuda::Stretch& of, std::int64_t bytes) {
+                               cuda::copy(*queue, to, of, bytes);
+                             });
+      }
+    }
     const Stream to   = stream(context, AccessMode::write, counts.writes),
                  from = stream(context, AccessMode::read, counts.reads);
     for_pairs(context, to, from, [](std::span<std::byte> into, std::span<const std::byte> of) {
@@ -83,6 +133,15 @@ Body copy_body(StreamCounts counts) {
 
 Body reduce_body(StreamCounts counts, DType type, Reduction reduction) {
   return Body([=](const Context& context) {
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return for_stretches({context, AccessMode::accumulate, counts.accumulates},
+                             {context, AccessMode::read, counts.reads},
+                             [&](const cuda::Stretch& to, const cuda::Stretch& of, std::int64_t bytes) {
+                               cuda::reduce_into(*queue, to, of, bytes, type, reduction);
+                             });
+      }
+    }
     const Stream into = stream(context, AccessMode::accumulate, counts.accumulates),
                  from = stream(context, AccessMode::read, counts.reads);
     for_pairs(context, into, from,
@@ -92,6 +151,14 @@ Body reduce_body(StreamCounts counts, DType type, Reduction reduction) {
 
 Body divide_body(StreamCounts counts, DType type, std::int64_t count) {
   return Body([=](const Context& context) {
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        const DeviceStream all(context, AccessMode::accumulate, counts.accumulates);
+        return for_stretches(all, all, [&](const cuda::Stretch& to, const cuda::Stretch&, std::int64_t bytes) {
+          cuda::divide(*queue, to, bytes, type, count);
+        });
+      }
+    }
     const Stream values = stream(context, AccessMode::accumulate, counts.accumulates);
     for_pairs(context, values, values,
               [&](std::span<std::byte> to, std::span<const std::byte>) { divide(to, type, count); });
