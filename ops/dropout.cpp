@@ -2,6 +2,8 @@
 
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/residual.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/device_drop.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/op_checks.hpp"
 
@@ -17,10 +19,15 @@ Tensor dropout(Tape& tape, const Tensor& x, const Dropout& spec) {
                   .reads    = {from, site.step},
                   .cost     = {.flops       = static_cast<double>(from.num_elements()),
                                .bytes_moved = 2 * static_cast<double>(from.num_bytes())},
-                  .parallel = true};
+                  .parallel = true,
+                  .device   = true};
   };
   const auto drop = [site, first = tape.first_row(x) * x.cols()]<class T>(const Context& context, const Into<T>& into) {
     const T* from = context.read<T>(0).data();
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device())
+        return cuda::put_dropped(*queue, cuda::device_drop(site, context, 1, first), from, into);
+    }
     const cpu::Drop elements{.mask = site.mask(context, 1), .first = first};
     cpu::for_tiles(context, into.size, cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::put_dropped(elements, from, into, begin, end); });

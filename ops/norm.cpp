@@ -1,5 +1,6 @@
 #include "ops/norm.hpp"
 
+#include "ops/cuda/built.hpp"
 #include "ops/norm_parts.hpp"
 
 namespace stepgraph {
@@ -42,7 +43,8 @@ OpNode NormParts::backward_node(std::string op, const Tensor& x, const Tensor& g
               .reads    = {x, gradient, scale},
               .cost     = {.flops       = (bias ? 12 : 10) * static_cast<double>(x.num_elements()),
                            .bytes_moved = moved * static_cast<double>(x.num_bytes())},
-              .parallel = true};
+              .parallel = true,
+              .device   = true};
   if (bias) made.reads.push_back(center);
   return made;
 }
@@ -54,6 +56,10 @@ void NormParts::add_input_gradient(Tape& back, const std::string& op, const Tens
     with_param<T>([&]<class Param>(Param) {
       auto kernel   = backward_kernel<T, Param>(context);
       kernel.weight = context.read<Param>(num_backward_reads()).data();
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device())
+          return cuda::norm_backward(*queue, device_kernel<T, Param>(kernel), dx);
+      }
       cpu::for_tiles(context, rows, cpu::rows_per_tile(width),
                      [&](std::int64_t begin, std::int64_t end) { cpu::norm_backward(kernel, dx, begin, end); });
     });
@@ -77,11 +83,16 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
               .writes   = y,
               .cost     = {.flops       = (bias ? 8 : 5) * static_cast<double>(x.num_elements()),
                            .bytes_moved = 2 * static_cast<double>(x.num_bytes())},
-              .parallel = true};
+              .parallel = true,
+              .device   = true};
   parts.add_to(node);
   tape.add<AllTypes>(node, [parts]<class T>(const Context& context, T) {
     parts.with_param<T>([&]<class Param>(Param) {
       const auto kernel = parts.kernel<T, Param>(context, context.read<T>(0).data(), context.write<T>(0).data(), 1, 1);
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device())
+          return cuda::norm_forward(*queue, parts.device_kernel<T, Param>(kernel));
+      }
       cpu::for_tiles(context, parts.rows, cpu::rows_per_tile(parts.width),
                      [&](std::int64_t begin, std::int64_t end) { cpu::norm_forward(kernel, begin, end); });
     });
@@ -95,11 +106,15 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
                  parts.weights(), parts.backward_node(op + "_weight_gradient", x, back.gradient(y), 2),
                  [parts]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
                    parts.with_param<T>([&]<class Param>(Param) {
-                     const auto kernel = parts.backward_kernel<T, Param>(context);
+                     const auto kernel          = parts.backward_kernel<T, Param>(context);
+                     const Into<T, Wide<T>>* db = parts.bias ? &sums[1] : nullptr;
+                     if constexpr (cuda::built) {
+                       if (const DeviceQueue* queue = context.device())
+                         return cuda::norm_weight_gradient(*queue, parts.device_kernel<T, Param>(kernel), sums[0], db);
+                     }
                      cpu::for_tiles(context, parts.width, cpu::columns_per_tile,
                                     [&](std::int64_t begin, std::int64_t end) {
-                                      cpu::norm_weight_gradient(kernel, sums[0], parts.bias ? &sums[1] : nullptr,
-                                                                parts.rows, begin, end);
+                                      cpu::norm_weight_gradient(kernel, sums[0], db, parts.rows, begin, end);
                                     });
                    });
                  });

@@ -6,6 +6,7 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/norm.hpp"
+#include "ops/cuda/norm.hpp"
 #include "ops/tape.hpp"
 
 // What ops that norm rows have in common: internal to ops/.
@@ -47,6 +48,30 @@ struct NormParts {
             .scale  = context.write<Wide<T>>(writes).data(),
             .y      = normed,
             .eps    = eps};
+  }
+
+  // What a kernel is for the CPU, for a device.
+  template <class T, class Param>
+  [[nodiscard]] cuda::Norm<T, Param> device_kernel(const cpu::Norm<T, Param>& of) const {
+    return {.rows   = rows,
+            .width  = width,
+            .x      = of.x,
+            .weight = of.weight,
+            .bias   = of.bias,
+            .center = of.center,
+            .scale  = of.scale,
+            .y      = of.y,
+            .eps    = of.eps};
+  }
+  template <class T, class Param>
+  [[nodiscard]] cuda::NormBackward<T, Param> device_kernel(const cpu::NormBackward<T, Param>& of) const {
+    return {.rows   = rows,
+            .width  = width,
+            .x      = of.x,
+            .weight = of.weight,
+            .center = of.center,
+            .scale  = of.scale,
+            .dy     = of.dy};
   }
 
   // A node of the backward pass: reads x, the normed's gradient, the scale and, last, the center. The input's gradient

@@ -1,5 +1,6 @@
 #include "ops/residual.hpp"
 
+#include "ops/cuda/built.hpp"
 #include "ops/residual_parts.hpp"
 
 namespace stepgraph {
@@ -10,6 +11,10 @@ Tensor residual(Tape& tape, const Residual& spec) {
   OpNode node    = parts.forward_node("residual");
   node.writes    = y;
   tape.add<AllTypes>(node, [parts]<class T>(const Context& context, T) {
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device())
+        return cuda::residual_forward(*queue, parts.device_rows<T>(context));
+    }
     const cpu::ResidualRows<T> rows = parts.rows<T>(context);
     cpu::for_tiles(context, parts.num_rows, cpu::rows_per_tile(parts.width),
                    [&](std::int64_t begin, std::int64_t end) { cpu::residual_forward(rows, begin, end); });

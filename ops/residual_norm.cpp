@@ -1,5 +1,6 @@
 #include "ops/residual_norm.hpp"
 
+#include "ops/cuda/built.hpp"
 #include "ops/norm_parts.hpp"
 #include "ops/residual_parts.hpp"
 
@@ -17,9 +18,14 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
   node.cost.flops += (spec.norm_bias ? 8 : 5) * sum.num_elements();
   node.cost.bytes_moved += sum.num_bytes();
   tape.add<AllTypes>(node, [=]<class T>(const Context& context, T) {
-    const cpu::ResidualRows<T> rows = sum.rows<T>(context);
     norm.with_param<T>([&]<class Param>(Param) {
-      const auto kernel = norm.kernel<T, Param>(context, rows.y, context.write<T>(1).data(), sum.num_reads(), 2);
+      const auto kernel =
+          norm.kernel<T, Param>(context, context.write<T>(0).data(), context.write<T>(1).data(), sum.num_reads(), 2);
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device())
+          return cuda::residual_norm_forward(*queue, sum.device_rows<T>(context), norm.device_kernel<T, Param>(kernel));
+      }
+      const cpu::ResidualRows<T> rows = sum.rows<T>(context);
       cpu::for_tiles(context, sum.num_rows, cpu::rows_per_tile(sum.width), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {  // each is normed while it is in the first cache
           cpu::residual_forward(rows, row, row + 1);
@@ -47,11 +53,21 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
         weights, of_weights, [=]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
           const std::size_t of_y = norm.num_backward_reads();
           const T* dy            = sum.bias ? context.read<T>(of_y).data() : nullptr;
-          const auto drop        = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
           norm.with_param<T>([&]<class Param>(Param) {
-            const auto kernel = norm.backward_kernel<T, Param>(context);
+            const auto kernel          = norm.backward_kernel<T, Param>(context);
+            const Into<T, Wide<T>>* db = norm.bias ? &sums[1] : nullptr;
+            if constexpr (cuda::built) {
+              if (const DeviceQueue* queue = context.device()) {
+                cuda::norm_weight_gradient(*queue, norm.device_kernel<T, Param>(kernel), sums[0], db);
+                if (sum.bias)
+                  cuda::column_sum(*queue, dy, sum.num_rows, sum.width, sum.device_drop(context, of_y + 1),
+                                   sums.back());
+                return;
+              }
+            }
+            const auto drop = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
             cpu::for_tiles(context, sum.width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
-              cpu::norm_weight_gradient(kernel, sums[0], norm.bias ? &sums[1] : nullptr, norm.rows, begin, end);
+              cpu::norm_weight_gradient(kernel, sums[0], db, norm.rows, begin, end);
               if (sum.bias) cpu::column_sum(dy, sum.width, drop, sums.back(), sum.num_rows, begin, end);
             });
           });

@@ -5,6 +5,9 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/column_sum.hpp"
+#include "ops/cuda/device_drop.hpp"
 #include "ops/op_checks.hpp"
 #include "ops/residual.hpp"
 
@@ -35,7 +38,8 @@ struct ResidualParts {
     OpNode node{.op       = std::move(op),
                 .reads    = {x, branch},
                 .cost     = {.flops = (bias ? 2 : 1) * num_elements(), .bytes_moved = 3 * num_bytes()},
-                .parallel = true};
+                .parallel = true,
+                .device   = true};
     if (bias) node.reads.push_back(*bias);
     if (site.active) node.reads.push_back(site.step);
     return node;
@@ -51,17 +55,33 @@ struct ResidualParts {
             .drop   = drop(context, num_reads() - 1)};
   }
 
+  template <class T>
+  [[nodiscard]] cuda::ResidualRows<T> device_rows(const Context& context) const {
+    return {.rows   = num_rows,
+            .width  = width,
+            .x      = context.read<T>(0).data(),
+            .branch = context.read<T>(1).data(),
+            .bias   = bias ? context.read<T>(2).data() : nullptr,
+            .y      = context.write<T>(0).data(),
+            .drop   = device_drop(context, num_reads() - 1)};
+  }
+
   // Of the step that is the node's read number `step`; none where nothing is dropped.
   [[nodiscard]] std::optional<cpu::Drop> drop(const Context& context, std::size_t step) const {
     if (!site.active) return std::nullopt;
     return cpu::Drop{.mask = site.mask(context, step), .first = first_element};
+  }
+  [[nodiscard]] std::optional<cuda::Drop> device_drop(const Context& context, std::size_t step) const {
+    if (!site.active) return std::nullopt;
+    return cuda::device_drop(site, context, step, first_element);
   }
   // A node that reads the gradient of y, and the step where anything is dropped.
   [[nodiscard]] OpNode gradient_node(std::string op, const Tensor& dy) const {
     OpNode node{.op       = std::move(op),
                 .reads    = dy,
                 .cost     = {.flops = num_elements(), .bytes_moved = num_bytes()},
-                .parallel = true};
+                .parallel = true,
+                .device   = true};
     if (site.active) node.reads.push_back(site.step);
     return node;
   }
@@ -72,7 +92,11 @@ struct ResidualParts {
       OpNode node           = gradient_node("dropout_backward", back.gradient(y));
       node.cost.bytes_moved = 2 * num_bytes();
       back.add_gradient<AllTypes>(branch, node, [*this]<class T>(const Context& context, Into<T> into) {
-        const T* dy          = context.read<T>(0).data();
+        const T* dy = context.read<T>(0).data();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device())
+            return cuda::put_dropped(*queue, *device_drop(context, 1), dy, into);
+        }
         const cpu::Drop mask = *drop(context, 1);
         cpu::for_tiles(context, into.size, cpu::elements_per_tile,
                        [&](std::int64_t begin, std::int64_t end) { cpu::put_dropped(mask, dy, into, begin, end); });
@@ -85,15 +109,19 @@ struct ResidualParts {
   // Nothing where there is no bias.
   void add_bias_gradient(Tape& back, const Tensor& y) const {
     if (!bias) return;
-    back.add_weight_gradient<AllTypes>(*bias, gradient_node("bias_gradient", back.gradient(y)),
-                                       [*this]<class T>(const Context& context, Into<T, Wide<T>> into) {
-                                         const T* dy     = context.read<T>(0).data();
-                                         const auto mask = drop(context, 1);
-                                         cpu::for_tiles(context, width, cpu::columns_per_tile,
-                                                        [&](std::int64_t begin, std::int64_t end) {
-                                                          cpu::column_sum(dy, width, mask, into, num_rows, begin, end);
-                                                        });
-                                       });
+    back.add_weight_gradient<AllTypes>(
+        *bias, gradient_node("bias_gradient", back.gradient(y)),
+        [*this]<class T>(const Context& context, Into<T, Wide<T>> into) {
+          const T* dy = context.read<T>(0).data();
+          if constexpr (cuda::built) {
+            if (const DeviceQueue* queue = context.device())
+              return cuda::column_sum(*queue, dy, num_rows, width, device_drop(context, 1), into);
+          }
+          const auto mask = drop(context, 1);
+          cpu::for_tiles(context, width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+            cpu::column_sum(dy, width, mask, into, num_rows, begin, end);
+          });
+        });
   }
 };
 

@@ -2,6 +2,8 @@
 
 #include "engine/words.hpp"
 #include "ops/cpu/into.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/residual.hpp"
 
 namespace stepgraph {
 
@@ -144,9 +146,13 @@ void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
         {.op       = "add",
          .reads    = gradient_of_from,
          .cost     = {.flops = elements, .bytes_moved = 3 * bytes},
-         .parallel = true},
+         .parallel = true,
+         .device   = true},
         []<class T>(const Context& context, Into<T> into) {
           const T* more = context.read<T>().data();
+          if constexpr (cuda::built) {
+            if (const DeviceQueue* queue = context.device()) return cuda::put(*queue, more, into);
+          }
           cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
             cpu::put(into, begin, end - begin, [at = more + begin](std::int64_t i) { return wide(at[i]); });
           });

@@ -1,0 +1,18 @@
+#pragma once
+#include "ops/cuda/residual.hpp"
+#include "ops/dropout_mask.hpp"
+
+namespace stepgraph::cuda {
+
+// What a site drops, as a kernel is told: the step is the node's read number `step`, and is looked at on the device.
+[[nodiscard]] inline Drop device_drop(const DropoutSite& site, const Context& context, std::size_t step,
+                                      std::int64_t first_element) {
+  const DropoutMask any = site.mask_at(0);  // of which only the key depends on the step
+  return {.key     = site.key,
+          .dropped = any.dropped,
+          .scale   = any.scale,
+          .step    = context.read<std::int64_t>(step).data(),
+          .first   = first_element};
+}
+
+}  // namespace stepgraph::cuda

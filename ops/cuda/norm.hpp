@@ -1,0 +1,49 @@
+#pragma once
+#include <cstdint>
+
+#include "engine/device.hpp"
+#include "ops/cuda/residual.hpp"
+#include "ops/tensor.hpp"
+
+// Layer norm and RMS norm over rows of `width` elements, on a device, as ops/cpu/norm.hpp has them. Elements are float,
+// double, bf16 or f16; weight and bias are of their type, or wide.
+namespace stepgraph::cuda {
+
+// An RMS norm has no center and no bias: they are null.
+template <class T, class Param>
+struct Norm {
+  std::int64_t rows, width;
+  const T* x;
+  const Param* weight;
+  const Param* bias;
+  Wide<T>* center;
+  Wide<T>* scale;
+  T* y;
+  double eps;
+};
+template <class T, class Param>
+void norm_forward(const DeviceQueue& queue, const Norm<T, Param>& norm);
+
+// Rows are summed, and what was stored of each is normed, while it is in registers: norm.x is sum.y.
+template <class T, class Param>
+void residual_norm_forward(const DeviceQueue& queue, const ResidualRows<T>& sum, const Norm<T, Param>& norm);
+
+template <class T, class Param>
+struct NormBackward {
+  std::int64_t rows, width;
+  const T* x;
+  const Param* weight;    // null: for the gradients of weights
+  const Wide<T>* center;  // null: RMS norm
+  const Wide<T>* scale;
+  const T* dy;
+};
+template <class T, class Param>
+void norm_backward(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T>& dx);
+
+// dw (+)= the sum over rows of dy times the normed x, and, where there is one, db (+)= that of dy. Takes workspace as
+// column_sum does, for each.
+template <class T, class Param>
+void norm_weight_gradient(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw,
+                          const Into<T, Wide<T>>* db);
+
+}  // namespace stepgraph::cuda

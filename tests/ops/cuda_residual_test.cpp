@@ -1,0 +1,63 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "ops/dropout.hpp"
+#include "ops/residual.hpp"
+#include "tests/support/device_case.hpp"
+
+namespace sg = stepgraph;
+using sg::testing::check_on_device;
+using sg::testing::OpCase;
+
+namespace {
+
+OpCase residual_case(std::int64_t rows, std::int64_t width, bool biased, double rate) {
+  OpCase test{.inputs = {{rows, width}, {rows, width}}, .sequences = rows};
+  if (biased) test.weights = {{"bias", {width}}};
+  if (rate > 0) test.step = 8;
+  test.build = [biased, rate](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    sg::Residual spec{.x = in[0], .branch = in[1], .dropout = {.rate = rate, .site = "branch"}};
+    if (biased) spec.bias = tape.weight("bias");
+    return sg::residual(tape, spec);
+  };
+  return test;
+}
+
+}  // namespace
+
+TEST_CASE("a residual on a device is the CPU's", "[ops][cuda][residual]") {
+  const auto [rows, width] = GENERATE(std::pair{1, 1}, std::pair{6, 37}, std::pair{700, 72});
+  const bool biased        = GENERATE(false, true);
+  const double rate        = GENERATE(0.0, 0.3);
+  CAPTURE(rows, width, biased, rate);
+  check_on_device(residual_case(rows, width, biased, rate));
+}
+
+TEST_CASE("a bias gradient on a device adds up rows by the thousand", "[ops][cuda][residual]") {
+  check_on_device(residual_case(2500, 24, true, 0));
+  check_on_device(residual_case(70, 1000, true, 0));
+}
+
+TEST_CASE("a dropout on a device drops what the CPU drops", "[ops][cuda][dropout]") {
+  const auto [rows, width] = GENERATE(std::pair{4, 37}, std::pair{600, 40});
+  CAPTURE(rows, width);
+  const OpCase test{.inputs    = {{rows, width}},
+                    .sequences = rows,
+                    .build =
+                        [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+                          return sg::dropout(tape, in[0], {.rate = 0.3, .site = "embedding"});
+                        },
+                    .step = 4};
+  check_on_device(test);
+}
+
+TEST_CASE("a gradient on a device that is passed on is added to what is there", "[ops][cuda][tape]") {
+  // x goes two ways, and both give its gradient as it is.
+  const auto [rows, width] = GENERATE(std::pair{5, 7}, std::pair{64, 96});
+  CAPTURE(rows, width);
+  check_on_device(
+      {.inputs = {{rows, width}, {rows, width}}, .build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+         const sg::Tensor sum = sg::residual(tape, {.x = in[0], .branch = in[1]});
+         return sg::residual(tape, {.x = in[0], .branch = sum});
+       }});
+}
