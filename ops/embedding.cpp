@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "ops/cpu/into.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/embedding.hpp"
 #include "ops/op_checks.hpp"
 
 namespace stepgraph {
@@ -57,11 +59,21 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
   const Cost cost{.bytes_moved = 2 * static_cast<double>(y.num_bytes())};
 
   tape.add<AllTypes>(
-      {.op = "embedding", .reads = {spec.tokens, spec.weight}, .writes = y, .cost = cost, .parallel = true},
+      {.op       = "embedding",
+       .reads    = {spec.tokens, spec.weight},
+       .writes   = y,
+       .cost     = cost,
+       .parallel = true,
+       .device   = true},
       [shard, width, count]<class T>(const Context& context, T) {
         const auto tokens     = context.read<std::int32_t>(0);
         const T* const weight = context.read<T>(1).data();
         T* const out          = context.write<T>().data();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device()) {
+            return cuda::embedding(*queue, tokens.data(), count, {shard.begin, shard.size}, width, weight, out);
+          }
+        }
         cpu::for_tiles(context, count, cpu::rows_per_tile(width), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t row = shard.find("embedding: token", tokens[static_cast<std::size_t>(i)], i);
@@ -82,10 +94,17 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
                           {.op       = "embedding_weight_gradient",
                            .reads    = {spec.tokens, back.gradient(y)},
                            .cost     = cost,
-                           .parallel = true},
+                           .parallel = true,
+                           .device   = true},
                           [shard, width]<class T>(const Context& context, Into<T, Wide<T>> into) {
                             const auto tokens = context.read<std::int32_t>(0);
                             const T* const dy = context.read<T>(1).data();
+                            if constexpr (cuda::built) {
+                              if (const DeviceQueue* queue = context.device()) {
+                                return cuda::embedding_gradient(*queue, tokens.data(), std::ssize(tokens),
+                                                                {shard.begin, shard.size}, width, dy, into);
+                              }
+                            }
                             cpu::for_tiles(context, shard.size, table_rows_per_tile(width),
                                            [&](std::int64_t begin, std::int64_t end) {
                                              begin_sum(into, begin * width, end * width);
@@ -120,37 +139,51 @@ Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
   // Of each sequence: the positions whose rows this rank has.
   const std::int64_t first = std::min(begin, seq), last = std::min(begin + rows, seq);
   const auto used_bytes = static_cast<std::int64_t>(size_bytes(tape.type())) * (last - first) * width;
-  tape.add<AllTypes>({.op       = std::string(op),
-                      .reads    = {spec.x, spec.weight.value.range(0, used_bytes)},
-                      .writes   = y,
-                      .cost     = cost,
-                      .parallel = true},
-                     [=]<class T>(const Context& context, T) {
-                       const T *x = context.read<T>(0).data(), *weight = context.read<T>(1).data();
-                       T* out = context.write<T>().data();
-                       cpu::for_tiles(context, sequences * seq, cpu::rows_per_tile(width),
-                                      [&](std::int64_t from, std::int64_t to) {
-                                        for (std::int64_t row = from; row < to; ++row) {
-                                          const std::int64_t position = row % seq;
-                                          const T* __restrict in      = x + row * width;
-                                          T* __restrict sum           = out + row * width;
-                                          if (position < first || position >= last) {
-                                            std::copy_n(in, width, sum);
-                                            continue;
-                                          }
-                                          const T* __restrict more = weight + (position - first) * width;
-                                          for (std::int64_t j = 0; j < width; ++j)
-                                            sum[j] = narrow<T>(wide(in[j]) + wide(more[j]));
-                                        }
-                                      });
-                     });
+  tape.add<AllTypes>(
+      {.op       = std::string(op),
+       .reads    = {spec.x, spec.weight.value.range(0, used_bytes)},
+       .writes   = y,
+       .cost     = cost,
+       .parallel = true,
+       .device   = true},
+      [=]<class T>(const Context& context, T) {
+        const T *x = context.read<T>(0).data(), *weight = context.read<T>(1).data();
+        T* out = context.write<T>().data();
+        if constexpr (cuda::built) {
+          if (const DeviceQueue* queue = context.device()) {
+            return cuda::positional_embedding(*queue, {sequences, seq, first, last}, width, x, weight, out);
+          }
+        }
+        cpu::for_tiles(context, sequences * seq, cpu::rows_per_tile(width), [&](std::int64_t from, std::int64_t to) {
+          for (std::int64_t row = from; row < to; ++row) {
+            const std::int64_t position = row % seq;
+            const T* __restrict in      = x + row * width;
+            T* __restrict sum           = out + row * width;
+            if (position < first || position >= last) {
+              std::copy_n(in, width, sum);
+              continue;
+            }
+            const T* __restrict more = weight + (position - first) * width;
+            for (std::int64_t j = 0; j < width; ++j) sum[j] = narrow<T>(wide(in[j]) + wide(more[j]));
+          }
+        });
+      });
 
   const auto weight_gradients = [=, weight = spec.weight](Tape& back) {
     back.add_weight_gradient<AllTypes>(
         weight,
-        {.op = "positional_embedding_weight_gradient", .reads = back.gradient(y), .cost = cost, .parallel = true},
+        {.op       = "positional_embedding_weight_gradient",
+         .reads    = back.gradient(y),
+         .cost     = cost,
+         .parallel = true,
+         .device   = true},
         [=]<class T>(const Context& context, Into<T, Wide<T>> into) {
           const T* const dy = context.read<T>().data();
+          if constexpr (cuda::built) {
+            if (const DeviceQueue* queue = context.device()) {
+              return cuda::positional_embedding_gradient(*queue, {sequences, seq, first, last}, rows, width, dy, into);
+            }
+          }
           cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t from, std::int64_t to) {
             const std::int64_t used = std::clamp(last - first, from, to);
             for (std::int64_t row = from; row < used; ++row) {

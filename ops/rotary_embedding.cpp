@@ -2,6 +2,8 @@
 #include <memory>
 
 #include "ops/cpu/rotary_embedding.hpp"
+#include "ops/cuda/built.hpp"
+#include "ops/cuda/rotary_embedding.hpp"
 #include "ops/heads.hpp"
 
 namespace stepgraph {
@@ -32,7 +34,8 @@ void add_rotation(Tape& tape, const Tensor& from, const Tensor& to, cpu::Rotatio
   OpNode node{.op     = rotation.backward ? "rotary_embedding_backward" : "rotary_embedding",
               .writes = angles,
               .cost   = {.flops       = 3 * static_cast<double>(from.rows() * rotation.turned_heads * rotation.head_size),
-                         .bytes_moved = 2 * static_cast<double>(from.num_bytes())}};
+                         .bytes_moved = 2 * static_cast<double>(from.num_bytes())},
+              .device = true};
   if (in_place) {
     node.accumulates = to;
   } else {
@@ -42,6 +45,18 @@ void add_rotation(Tape& tape, const Tensor& from, const Tensor& to, cpu::Rotatio
   tape.add<AllTypes>(node, [rotation, in_place, rows = from.rows()]<class T>(const Context& context, T) {
     T* out        = in_place ? context.accumulate<T>().data() : context.write<T>(1).data();
     const T* data = in_place ? out : context.read<T>().data();
+    if constexpr (cuda::built) {
+      if (const DeviceQueue* queue = context.device()) {
+        return cuda::rotate(*queue,
+                            {.seq          = rotation.seq,
+                             .row          = rotation.row,
+                             .turned_heads = rotation.turned_heads,
+                             .head_size    = rotation.head_size,
+                             .backward     = rotation.backward,
+                             .frequencies  = *rotation.frequencies},
+                            rows, data, out);
+      }
+    }
     cpu::rotate(rotation, rows, data, out, context.write<double>(0).data());
   });
 }
