@@ -159,7 +159,15 @@ struct Run::Impl {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
-  void stop(const std::string& why) { program->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true); }
+  // Null once the step has ended: an executor that has nothing to do holds nobody's memory, nor a world's.
+  [[nodiscard]] std::shared_ptr<Program::Impl> held() {
+    const std::lock_guard lock(state.mutex);
+    return program;
+  }
+
+  void stop(const std::string& why) {
+    if (const auto what = held()) what->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
+  }
 
   // Stops the step if its time is over.
   void notice_timeout() {
@@ -182,6 +190,8 @@ struct Run::Impl {
   bool wait() {
     constexpr std::chrono::milliseconds glance{20};
     std::optional<Clock::time_point> drain_until;
+    const std::shared_ptr<Program::Impl> what = held();
+    if (!what) return true;
     for (;;) {
       Clock::time_point until = Clock::now() + glance;
       if (deadline && !drain_until) until = std::min(until, *deadline);
@@ -191,13 +201,15 @@ struct Run::Impl {
       if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
       if (Clock::now() >= *drain_until) return false;
     }
-    tsan::acquire(program->step.finished());
-    if (DeviceProgram* const device = program->step.device(); device != nullptr && !released.load()) {
+    tsan::acquire(what->step.finished());
+    if (DeviceProgram* const device = what->step.device(); device != nullptr && !released.load()) {
       if (!drain(*device)) return false;
     }
     if (!released.exchange(true)) {
       if (recording) recording->end();
-      program->busy.store(false);
+      what->busy.store(false);
+      const std::lock_guard lock(state.mutex);
+      program.reset();
     }
     return true;
   }

@@ -5,7 +5,8 @@ namespace stepgraph {
 
 // Row t of the weight for every token t: [tokens] -> [tokens, width]. Tensor parallel: this rank has the rows from
 // `vocab_begin` on, ranks in their order, and gives zeros for tokens of others; tp_sum goes after it. A token outside
-// the vocabulary fails the step: Error(run) with its position and value.
+// the vocabulary fails the step: Error(run) with its position and value; a device cannot tell, and takes it for another
+// rank's.
 struct Embedding {
   Tensor tokens            = {};  // i32
   Weight weight            = {};  // [rows, width]

@@ -91,10 +91,13 @@ TEST_CASE("nodes of one lane wait for nobody, and a wait that another implies is
 
 TEST_CASE("a node without a lane goes where the latest node before it is", "[engine][streams]") {
   sg::Graph graph;
-  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8}), y = graph.buffer({.name = "y", .size_bytes = 8});
+  const auto kept = [&](const char* name) {
+    return graph.buffer({.name = name, .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer x = kept("x"), y = kept("y");
   graph.add({.name = "gather", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::gather), .writes = x});
   graph.add({.name = "free", .reads = x, .writes = y});
-  graph.add({.name = "first of all", .writes = graph.buffer({.name = "z", .size_bytes = 8})});
+  graph.add({.name = "first of all", .writes = kept("z")});
   const sg::StreamPlan plan = streams_of(graph, sg::plan_memory(graph));
   CHECK(plan.stream[1] == plan.stream[0]);
   CHECK(sg::stream_name(plan.stream[2]) == "rank 0 compute");
