@@ -47,11 +47,7 @@ OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double
 
 TEST_CASE("norms on a device are the CPU's, however long rows are", "[ops][cuda][norm]") {
   // Rows of no whole vectors; of warps and of blocks of each size; and longer than threads have registers for.
-<<<<<<< HEAD
-  const Shape shape   = GENERATE(Shape{1, 1}, Shape{3, 5}, Shape{70, 37}, Shape{9, 768}, Shape{7, 1024}, Shape{6, 1600},
-=======
   const Shape shape   = GENERATE(Shape{3, 5}, Shape{70, 37}, Shape{9, 768}, Shape{7, 1024}, Shape{6, 1600},
->>>>>>> cuda_rows
                                  Shape{5, 4096}, Shape{3, 8192}, Shape{2, 16384}, Shape{2, 20000});
   const bool centered = GENERATE(false, true);
   CAPTURE(shape.rows, shape.width, centered);
