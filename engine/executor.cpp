@@ -67,16 +67,22 @@ void check_device_bodies(const Graph& graph, const World& world) {
 }  // namespace
 
 struct Program::Impl {
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges, Lowering lowering,
+  // `position`: a memory plan's, if there is one.
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
        std::span<const std::uint32_t> position)
-      : num_waiting_lanes(lowering.num_waiting_lanes),
+      : Impl(graph, world, std::move(memory), edges, position, lower(graph, edges, world)) {}
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
+       std::span<const std::uint32_t> position, Lowering lowering)
+      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, position)
+                                                 : std::vector<std::uint32_t>()),
+        num_waiting_lanes(lowering.num_waiting_lanes),
         waiting_lanes(std::move(lowering.waiting_lanes)),
         step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
              std::move(lowering.waits)) {
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
     }
-    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering, position);
+    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering.leader);
     std::vector<tf::Task> tasks(lowering.leader.size());
     for (const std::uint32_t node : lowering.task_nodes) {
       // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
@@ -100,17 +106,17 @@ struct Program::Impl {
                                                         std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
-  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges, const Lowering& lowering,
-                  std::span<const std::uint32_t> position) {
+  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges,
+                  const std::vector<std::uint32_t>& leader) {
     check_device_bodies(graph, world);
-    std::vector<std::uint32_t> nodes = issue_order(lowering, position);
-    StreamPlan plan                  = plan_streams(graph, edges, nodes);
+    StreamPlan plan = plan_streams(graph, edges, nodes_in_order);
     verify_streams(graph, edges, plan);
-    std::erase_if(nodes, [&](std::uint32_t node) { return lowering.leader[node] != node; });
-    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes));
+    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
+    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order));
     as_one.emplace([this] { step.issue(); });
   }
 
+  std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
   std::size_t num_waiting_lanes;
   std::string waiting_lanes;
   bool computes_inside       = false;  // some body may call parallel_for
@@ -127,8 +133,7 @@ Program::Program(const Graph& graph, World& world)
 
 Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
   memory->check_fits(graph);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), lower(graph, graph.edges(), world),
-                                 std::span<const std::uint32_t>());
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), std::span<const std::uint32_t>());
 }
 
 Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
@@ -143,8 +148,7 @@ Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::
   }
   check_edges(graph, plan);
   memory->check_fits(graph, &plan);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, lower(graph, plan.edges, world),
-                                 plan.position);
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, plan.position);
 }
 
 Memory& Program::memory() const noexcept { return impl_->step.memory(); }
