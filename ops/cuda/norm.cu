@@ -56,11 +56,11 @@ struct Given {
   template <int n>
   using Loaded = Pack<N, n>;
   template <int n>
-  __device__ Loaded<n> load(const N* x, std::int64_t at, int) const {
+  __device__ Loaded<n> load(const N* x, std::int64_t at) const {
     return load_pack<n>(x + at);
   }
   template <int n>
-  __device__ void finish(const Loaded<n>& in, std::int64_t, Computed<N>* values) const {
+  __device__ void finish(const Loaded<n>& in, std::int64_t, int, Computed<N>* values) const {
 #pragma unroll
     for (int k = 0; k < n; ++k) values[k] = widen(in.at[k]);
   }
@@ -73,19 +73,20 @@ struct Summed {
   D drop;
   template <int n>
   struct Loaded {
-    Pack<N, n> x, branch, bias;
+    Pack<N, n> x, branch;
   };
   template <int n>
-  __device__ Loaded<n> load(const N*, std::int64_t at, int column) const {
-    return {load_pack<n>(x + at), load_pack<n>(branch + at),
-            bias == nullptr ? Pack<N, n>{} : load_pack<n>(bias + column)};
+  __device__ Loaded<n> load(const N*, std::int64_t at) const {
+    return {load_pack<n>(x + at), load_pack<n>(branch + at)};
   }
   template <int n>
-  __device__ void finish(const Loaded<n>& in, std::int64_t at, Computed<N>* values) const {
+  __device__ void finish(const Loaded<n>& in, std::int64_t at, int column, Computed<N>* values) const {
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      values[k] = widen(in.branch.at[k]);
-      if (bias != nullptr) values[k] += widen(in.bias.at[k]);
+    for (int k = 0; k < n; ++k) values[k] = widen(in.branch.at[k]);
+    if (bias != nullptr) {  // close by: all rows have it
+      const Pack<N, n> added = load_pack<n>(bias + column);
+#pragma unroll
+      for (int k = 0; k < n; ++k) values[k] += widen(added.at[k]);
     }
     drop_values<n>(drop, at, values);
     Pack<N, n> to;
@@ -112,12 +113,12 @@ __global__ void __launch_bounds__(Shape::block_threads) norm_kernel(const NormRo
 #pragma unroll
   for (int k = 0; k < packs; ++k) {
     const int column = Shape::column(k, n);
-    if (column < norm.width) loaded[k] = from.template load<n>(norm.x, row * norm.width + column, column);
+    if (column < norm.width) loaded[k] = from.template load<n>(norm.x, row * norm.width + column);
   }
 #pragma unroll
   for (int k = 0; k < packs; ++k) {
     const int column = Shape::column(k, n);
-    if (column < norm.width) from.template finish<n>(loaded[k], row * norm.width + column, values[k]);
+    if (column < norm.width) from.template finish<n>(loaded[k], row * norm.width + column, column, values[k]);
   }
 
   W center = 0;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(any_threads) norm_any_kernel(const NormRows<N,
   RowSum<N> sum[1] = {0};
   for (int column = threadIdx.x; column < norm.width; column += any_threads) {
     W value[1];
-    from.template finish<1>(from.template load<1>(norm.x, first + column, column), first + column, value);
+    from.template finish<1>(from.template load<1>(norm.x, first + column), first + column, column, value);
     sum[0] += static_cast<RowSum<N>>(value[0]);
   }
   W center = 0;
