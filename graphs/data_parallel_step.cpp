@@ -289,8 +289,8 @@ class Rooted {
 }  // namespace
 
 DataParallelStep data_parallel_step(const Model& model, const DataParallelOptions& options) {
-  const StepGraph step =
-      training_step(model, plan_of(options), batch_of(options), {.keep_gradients = true, .seed = options.seed});
+  const StepGraph step = training_step(model, plan_of(options), batch_of(options),
+                                       {.keep_gradients = true, .seed = options.seed, .share_norm = false});
   return Rooted(step, options.optimizer.has_value()).build();
 }
 

@@ -32,7 +32,7 @@ std::string replica_name(const Plan& plan, const Coord& coord) {
 std::string reshard_name(const Plan& plan, const Coord& coord) {
   return str("reshard", coord.dp / plan.shard.reshard_group, "_tp", coord.tp, "_pp", coord.pp);
 }
-std::string norm_name(const Plan& plan, const Coord& coord) { return str("norm", shard_group(plan, coord.dp).replica); }
+std::string norm_name(const ShardGroup& sharers) { return str("norm", sharers.replica); }
 
 // How many neighbours hold a piece of some weight between them, where several do.
 std::set<int> shared_by(const Model& model, int tp) {
@@ -130,13 +130,14 @@ void StepSetup::make_shard_groups(bool trains) {
       }
     }
   }
-  if (!trains || size * tp * pp == 1) return;
-  for (int first = 0; first < dp; first += size) {  // all that have a part of one whole
+  const int sharers = norm_sharers(0).size;
+  if (!trains || sharers * tp * pp == 1) return;
+  for (int first = 0; first < dp; first += sharers) {
     std::vector<Rank> ranks;
     for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-      if (layout.coord(Rank{rank}).dp / size == first / size) ranks.push_back(Rank{rank});
+      if (layout.coord(Rank{rank}).dp / sharers == first / sharers) ranks.push_back(Rank{rank});
     }
-    make_group(norm_name(plan, {.dp = first}), std::move(ranks));
+    make_group(norm_name(norm_sharers(first)), std::move(ranks));
   }
 }
 
@@ -145,7 +146,14 @@ Group StepSetup::shard_group(const Coord& coord, std::string_view purpose) const
 }
 Group StepSetup::replica_group(const Coord& coord) const { return groups_.at(replica_name(plan, coord)); }
 Group StepSetup::reshard_group(const Coord& coord) const { return groups_.at(reshard_name(plan, coord)); }
-Group StepSetup::norm_group(const Coord& coord) const { return groups_.at(norm_name(plan, coord)); }
+Group StepSetup::norm_group(const Coord& coord) const { return groups_.at(norm_name(norm_sharers(coord.dp))); }
+
+// Replicas could each do with their own, and do where a group of them shares a whole.
+ShardGroup StepSetup::norm_sharers(int dp_index) const {
+  const ShardGroup shards = stepgraph::shard_group(plan, dp_index);
+  if (plan.shard.strategy != Shard::none || !options.share_norm) return shards;
+  return {.size = plan.layout.dp, .member = dp_index, .replica = 0};
+}
 
 Group StepSetup::group(Rank rank, Axes axes, std::string_view purpose) const {
   return groups_.at(name_of(step.layout.group_of(rank, axes), purpose));

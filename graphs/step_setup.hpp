@@ -26,6 +26,7 @@ struct StepSetup {
   [[nodiscard]] Group replica_group(const Coord& coord) const;
   [[nodiscard]] Group reshard_group(const Coord& coord) const;
   [[nodiscard]] Group norm_group(const Coord& coord) const;
+  [[nodiscard]] ShardGroup norm_sharers(int dp_index) const;  // who sum up the squares of a norm together
 
   // Units of weights, of all stages: those of one tensor-parallel index are made once, for all ranks that have it.
   using Units = std::vector<std::shared_ptr<const ShardUnit>>;

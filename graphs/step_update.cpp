@@ -73,16 +73,25 @@ void StepBuilder::join_tied_weights() {
   }
 }
 
-// Every element once in all ranks: of weights that all data-parallel ranks have, at the first of them; of a piece that
-// several tensor-parallel ranks hold, at the first of those.
+// Every element once in all ranks: of a weight that all data-parallel ranks have, at the one that has least to do so
+// far; of a piece that several tensor-parallel ranks hold, at the first of those. Squares are summed without rounding:
+// who sums which changes no bit.
 void StepBuilder::add_norm() {
   squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
   const Labels labels = {.phase = "norm"};
   clear(graph(), {.name = "clear squares", .values = squares_, .labels = {.phase = "clear"}});
+  const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
+  const auto is_mine = [&](const StepWeight& weight) {
+    if (cut_of(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
+    const auto least = std::min_element(elements.begin(), elements.end());
+    *least += weight.gradient.size();
+    return least - elements.begin() == sharers.member;
+  };
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
-    if (weight.tied || (cut_of(spec) == nullptr && shards_.member > 0)) continue;
+    if (weight.tied || !is_mine(weight)) continue;
     // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
     const auto add = [&](const std::string& name, const WeightPart& values) {
       if (values.empty()) return;
@@ -98,7 +107,7 @@ void StepBuilder::add_norm() {
       if (piece.first_holder) add(piece.tensor, piece_of(weight.gradient, spec, piece));
     }
   }
-  const int members = shards_.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
+  const int members = sharers.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
     all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
                     labels);

@@ -95,6 +95,9 @@ struct StepOptions {
   bool keep_gradients      = false;  // gradients are persistent: to be read after a run
   std::uint64_t seed       = 0;      // of what is random in a step: dropout
   std::optional<Rank> only = {};     // build the slice of one rank alone
+  // The norm's squares of a weight that all data-parallel ranks have are summed by one of them: by another for each
+  // weight, or each rank sums all by itself.
+  bool share_norm = true;
   // Where Algorithm::adaptive tries its candidates; none: nodes of `devices_per_node` ranks with 100 GB/s inside and 25
   // GB/s between them, at 2 and 5 microseconds.
   const Machine* machine = nullptr;
