@@ -94,7 +94,7 @@ function(stepgraph_hide_from_tsan)
   endif()
 endfunction()
 
-# stepgraph::cudnn, which CUDAToolkit does not know.
+# CUDNN_INCLUDE_DIR and CUDNN_LIBRARY: CUDAToolkit does not know it.
 function(stepgraph_find_cudnn)
   find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
@@ -102,9 +102,13 @@ function(stepgraph_find_cudnn)
     message(FATAL_ERROR "STEPGRAPH_WITH_CUDA is ON, but cuDNN 9 was not found (install it beside the CUDA Toolkit, or set "
                         "CUDNN_INCLUDE_DIR and CUDNN_LIBRARY; or leave STEPGRAPH_WITH_CUDA off)")
   endif()
-  add_library(stepgraph::cudnn INTERFACE IMPORTED GLOBAL)
-  target_include_directories(stepgraph::cudnn INTERFACE ${CUDNN_INCLUDE_DIR})
-  target_link_libraries(stepgraph::cudnn INTERFACE ${CUDNN_LIBRARY})
+endfunction()
+
+# stepgraph_link_cuda(target): the runtime and the libraries that our kernels and streams use.
+function(stepgraph_link_cuda target)
+  target_compile_definitions(${target} PUBLIC STEPGRAPH_WITH_CUDA)
+  target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR})
+  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt ${CUDNN_LIBRARY})
 endfunction()
 
 macro(stepgraph_enable_cuda)
