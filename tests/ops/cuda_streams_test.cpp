@@ -46,6 +46,7 @@ sg::Access rows(sg::Buffer of, std::int64_t offset, std::int64_t length, std::in
 }  // namespace
 
 TEST_CASE("conversions on a device have the CPU's bits, in rows and in one range", "[ops][cuda][convert]") {
+  sg::testing::need_device();
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
   // Whole vectors, elements left over, rows of vectors, and rows that are cut differently.
   struct Cut {
@@ -68,6 +69,7 @@ TEST_CASE("conversions on a device have the CPU's bits, in rows and in one range
 }
 
 TEST_CASE("copies on a device move bytes that are cut differently on both sides", "[ops][cuda][copy]") {
+  sg::testing::need_device();
   Bench bench;
   const sg::Buffer from = bench.buffer(3000, sg::DType::f32), to = bench.buffer(3000, sg::DType::f32);
   sg::copy(bench.graph, {.name = "range", .to = to.range(0, 400), .from = from.range(400, 400)});
@@ -82,6 +84,7 @@ TEST_CASE("copies on a device move bytes that are cut differently on both sides"
 }
 
 TEST_CASE("reductions on a device have the CPU's bits in every type", "[ops][cuda][reduce]") {
+  sg::testing::need_device();
   const auto type      = GENERATE(sg::DType::u8, sg::DType::i32, sg::DType::i64, sg::DType::f16, sg::DType::bf16,
                                   sg::DType::f32, sg::DType::f64);
   const auto reduction = GENERATE(sg::Reduction::sum, sg::Reduction::average, sg::Reduction::min, sg::Reduction::max,
@@ -102,6 +105,7 @@ TEST_CASE("reductions on a device have the CPU's bits in every type", "[ops][cud
 }
 
 TEST_CASE("a device clears bytes, and adds up a few numbers in their order", "[ops][cuda][clear]") {
+  sg::testing::need_device();
   Bench bench;
   const sg::Buffer values = bench.buffer(100, sg::DType::f32), losses = bench.buffer(11, sg::DType::f64),
                    mean = bench.buffer(1, sg::DType::f64);

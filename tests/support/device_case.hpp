@@ -9,6 +9,8 @@
 // Ops on a device beside the same ops on the CPU. Tests are skipped, with a reason, where there is no device.
 namespace stepgraph::testing {
 
+// Skips the test where this build or this machine has no device; to be called before anything is checked.
+void need_device();
 // Ranks on CUDA device 0; skips the test where this build or this machine has none.
 [[nodiscard]] std::unique_ptr<World> device_world(int num_ranks = 1, bool capture = true);
 

@@ -430,19 +430,26 @@ double distance(const std::vector<double>& a, const std::vector<double>& b, doub
   return std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
 }
 
-std::unique_ptr<World> device_world(int num_ranks, bool capture) {
+void need_device() {
 #ifdef STEPGRAPH_WITH_CUDA
   try {
     if (cuda_devices().empty()) SKIP("no CUDA device here");
   } catch (const Error& error) {
     SKIP(error.what());
   }
+#else
+  SKIP("built without CUDA");
+#endif
+}
+
+std::unique_ptr<World> device_world(int num_ranks, bool capture) {
+  need_device();
+#ifdef STEPGRAPH_WITH_CUDA
   return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.capture = capture});
 #else
   static_cast<void>(num_ranks);
   static_cast<void>(capture);
-  SKIP("built without CUDA");
-  return nullptr;  // never: a skipped test is left by an exception
+  return nullptr;
 #endif
 }
 
