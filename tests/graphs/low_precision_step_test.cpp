@@ -99,7 +99,7 @@ TEST_CASE("gradients that stay as they travelled take less memory, and nothing w
   sg::Plan plan        = kept_plan(sg::DType::bf16, sg::DType::bf16, {.dp = 2});
   plan.shard.bucket_mb = 1e-9;  // a bucket is there twice while it is rounded
   int widens           = 0;
-  const double kept   = step_bytes(plan, widens);
+  const double kept    = step_bytes(plan, widens);
   CHECK(widens == 0);
   const double full = step_bytes(widened(plan), widens);
   CHECK(widens > 0);
@@ -131,7 +131,8 @@ TEST_CASE("training with norms in f32 follows fp32, and has the same bits in eve
   const auto model = GENERATE(small_gpt2, small_llama)(0);
   const auto type  = GENERATE(sg::DType::bf16, sg::DType::f16);
   CAPTURE(model.kind, type);
-  const int steps         = 8;
+  if (sg::testing::scale() > 1 && (type == sg::DType::bf16) == (model.kind == "gpt2")) return;
+  const int steps         = sg::testing::scale() > 1 ? 3 : 8;
   const sg::Plan plan     = norm_plan(type, {.dp = 2, .tp = 2});
   const History reference = train(model, plan, batch, steps, {.threads = 1, .seed = 7});
   CHECK((train(model, norm_plan(type, {.dp = 2, .tp = 2, .pp = 2}), batch, steps) == reference));
