@@ -108,61 +108,22 @@ struct Activate {
 };
 
 template <class Function, class N>
-struct ActivateKeepingSlope {
-  N *x, *y;
-  template <int n>
-  using Loaded = Pack<N, n>;
-  template <int n>
-  __device__ Loaded<n> load(std::int64_t i) const {
-    return load_pack<n>(x + i);
-  }
-  template <int n>
-  __device__ void finish(std::int64_t i, const Loaded<n>& in) const {
-    Pack<N, n> values, slopes;
-#pragma unroll
-    for (int k = 0; k < n; ++k) {
-      const auto both = Function::template both<N>(widen(in.at[k]));
-      values.at[k]    = narrow_to<N>(both.value);
-      slopes.at[k]    = narrow_to<N>(both.slope);
-    }
-    store_pack<n>(y + i, values);
-    store_pack<n>(x + i, slopes);
-  }
-};
-
-// Of what lies in `by`: the slope itself...
-struct AsItIs {
-  template <class N, class W>
-  __device__ static W slope(W x) {
-    return x;
-  }
-};
-// ... or what it is made from.
-template <class Function>
-struct SlopeAt {
-  template <class N, class W>
-  __device__ static W slope(W x) {
-    return Function::template both<N>(x).slope;
-  }
-};
-
-template <class Slope, class N>
 struct Gradient {
-  const N *by, *dy;
+  const N *x, *dy;
   Sum<N> dx;
   template <int n>
   struct Loaded {
-    Pack<N, n> by, dy, was;
+    Pack<N, n> x, dy, was;
   };
   template <int n>
   __device__ Loaded<n> load(std::int64_t i) const {
-    return {load_pack<n>(by + i), load_pack<n>(dy + i), dx.template before<n>(i)};
+    return {load_pack<n>(x + i), load_pack<n>(dy + i), dx.template before<n>(i)};
   }
   template <int n>
   __device__ void finish(std::int64_t i, const Loaded<n>& in) const {
     Computed<N> values[n];
 #pragma unroll
-    for (int k = 0; k < n; ++k) values[k] = widen(in.dy.at[k]) * Slope::template slope<N>(widen(in.by.at[k]));
+    for (int k = 0; k < n; ++k) values[k] = widen(in.dy.at[k]) * Function::template both<N>(widen(in.x.at[k])).slope;
     dx.template put<n>(i, in.was, values);
   }
 };
@@ -236,27 +197,11 @@ void activate(const DeviceQueue& queue, Curve curve, const T* x, T* y, std::int6
 }
 
 template <class T>
-void activate_keeping_slope(const DeviceQueue& queue, Curve curve, T* x, T* y, std::int64_t size) {
-  constexpr int n = elements_per_vector<T>;
-  with_function(curve, [&]<class Function>(Function) {
-    map<n>(queue, "activation", ActivateKeepingSlope<Function, Native<T>>{native(x), native(y)}, size,
-           vectors_fit(x, y));
-  });
-}
-
-template <class T>
-void multiply_by_slope(const DeviceQueue& queue, const T* dy, const T* slope, const Into<T>& dx) {
-  constexpr int n = elements_per_vector<T>;
-  map<n>(queue, "activation gradient", Gradient<AsItIs, Native<T>>{native(slope), native(dy), sum_of(dx)}, dx.size,
-         vectors_fit(dy, slope, dx.out, dx.base));
-}
-
-template <class T>
 void activation_gradient(const DeviceQueue& queue, Curve curve, const T* x, const T* dy, const Into<T>& dx) {
   constexpr int n = elements_per_vector<T>;
   with_function(curve, [&]<class Function>(Function) {
-    map<n>(queue, "activation gradient", Gradient<SlopeAt<Function>, Native<T>>{native(x), native(dy), sum_of(dx)},
-           dx.size, vectors_fit(x, dy, dx.out, dx.base));
+    map<n>(queue, "activation gradient", Gradient<Function, Native<T>>{native(x), native(dy), sum_of(dx)}, dx.size,
+           vectors_fit(x, dy, dx.out, dx.base));
   });
 }
 
@@ -277,8 +222,6 @@ void swiglu_gradient(const DeviceQueue& queue, const T* gate_up, const T* dy, co
 
 #define STEPGRAPH_ACTIVATION(T)                                                                     \
   template void activate(const DeviceQueue&, Curve, const T*, T*, std::int64_t);                    \
-  template void activate_keeping_slope(const DeviceQueue&, Curve, T*, T*, std::int64_t);            \
-  template void multiply_by_slope(const DeviceQueue&, const T*, const T*, const Into<T>&);          \
   template void activation_gradient(const DeviceQueue&, Curve, const T*, const T*, const Into<T>&); \
   template void swiglu(const DeviceQueue&, const T*, T*, std::int64_t, std::int64_t);               \
   template void swiglu_gradient(const DeviceQueue&, const T*, const T*, const Into<T>&, std::int64_t, std::int64_t)

@@ -13,15 +13,7 @@ enum class Curve : std::uint8_t { gelu_tanh, gelu_exact, silu };
 template <class T>
 void activate(const DeviceQueue& queue, Curve curve, const T* x, T* y, std::int64_t size);
 
-// y = curve(x), and in place of x its slope.
-template <class T>
-void activate_keeping_slope(const DeviceQueue& queue, Curve curve, T* x, T* y, std::int64_t size);
-
-// dx (+)= dy * slope; dy may be dx.out.
-template <class T>
-void multiply_by_slope(const DeviceQueue& queue, const T* dy, const T* slope, const Into<T>& dx);
-
-// dx (+)= dy * curve'(x).
+// dx (+)= dy * curve'(x); dy may be dx.out.
 template <class T>
 void activation_gradient(const DeviceQueue& queue, Curve curve, const T* x, const T* dy, const Into<T>& dx);
 

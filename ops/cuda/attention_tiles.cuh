@@ -5,6 +5,7 @@
 
 #include "ops/cuda/attention.hpp"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/pack.cuh"
 #include "ops/cuda/random_mask.cuh"
 
 // What forward and backward attention have in common: internal to them. A block of 16 x 16 threads works on square
@@ -12,18 +13,10 @@
 // with zeros where the sequence or the head ends.
 namespace stepgraph::cuda {
 
-template <class N>
-using Computed = std::conditional_t<std::is_same_v<N, double>, double, float>;
-
 inline constexpr int attention_threads = 256;
 __device__ inline int thread_row() { return static_cast<int>(threadIdx.x) / 16; }
 __device__ inline int thread_col() { return static_cast<int>(threadIdx.x) % 16; }
 
-// So many elements that are read and written at once.
-template <class T, int size>
-struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Pack {
-  T at[size];
-};
 template <int size, class T>
 __device__ const Pack<T, size>& pack_at(const T* from) {
   return *reinterpret_cast<const Pack<T, size>*>(from);

@@ -44,26 +44,9 @@ std::vector<std::byte> state(const sg::StepRun& run) {
   return found;
 }
 
-// Steps and their outcome, up to a count of good ones.
-struct Run {
-  History good;                // of steps that were not skipped
-  std::vector<double> scales;  // of each step
-  std::vector<bool> skipped;
-  friend bool operator==(const Run&, const Run&) = default;
-};
+using Run = sg::testing::ScaledHistory;
 Run run_of(const sg::Model& model, const sg::Plan& plan, int steps, int threads = 2) {
-  sg::LoopbackWorld world(sg::Layout(plan.layout).num_ranks());
-  sg::Trainer trainer(model, plan, batch, world, {.threads = threads, .seed = 7});
-  Run run;
-  for (int step = 0; step < steps; ++step) {
-    const sg::StepResult result = trainer.step(tokens_for(batch, step, model.vocab));
-    run.scales.push_back(result.loss_scale.value_or(0));
-    run.skipped.push_back(result.skipped);
-    if (result.skipped) continue;
-    run.good.loss.push_back(result.loss);
-    run.good.grad_norm.push_back(result.grad_norm);
-  }
-  return run;
+  return sg::testing::train_scaled(model, plan, batch, steps, threads);
 }
 
 }  // namespace

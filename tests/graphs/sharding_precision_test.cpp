@@ -37,27 +37,6 @@ sg::Plan whole(sg::Plan plan) {
 // With a first scale at which steps overflow.
 constexpr sg::LossScale overflows{.scaling = sg::Scaling::dynamic, .value = 0x1p24};
 
-struct Outcome {
-  std::vector<double> scales;
-  std::vector<bool> skipped;
-  History good;  // of steps that were not skipped
-  friend bool operator==(const Outcome&, const Outcome&) = default;
-};
-Outcome outcome_of(const sg::Model& model, const sg::Plan& plan, int steps) {
-  sg::LoopbackWorld world(sg::Layout(plan.layout).num_ranks());
-  sg::Trainer trainer(model, plan, batch, world, {.threads = 2, .seed = 7});
-  Outcome outcome;
-  for (int step = 0; step < steps; ++step) {
-    const sg::StepResult result = trainer.step(sg::testing::tokens_for(batch, step, model.vocab));
-    outcome.scales.push_back(result.loss_scale.value_or(1));
-    outcome.skipped.push_back(result.skipped);
-    if (result.skipped) continue;
-    outcome.good.loss.push_back(result.loss);
-    outcome.good.grad_norm.push_back(result.grad_norm);
-  }
-  return outcome;
-}
-
 }  // namespace
 
 TEST_CASE("in bf16 and fp16 sharding changes no bits, no loss scale and no skipped step",
@@ -74,11 +53,11 @@ TEST_CASE("in bf16 and fp16 sharding changes no bits, no loss scale and no skipp
   sg::Plan plan   = plan_of(layout, strategy, {.param = type});
   plan.shard.flat = flat;
   if (type == DType::f16) plan.precision.loss_scale = overflows;
-  const Outcome got      = outcome_of(model, plan, 12);
+  const auto got         = sg::testing::train_scaled(model, plan, batch, 12);
   const auto num_skipped = std::count(got.skipped.begin(), got.skipped.end(), true);
   CHECK((type == DType::f16) == (num_skipped > 2));
   CHECK_FALSE(got.skipped.back());
-  CHECK((got == outcome_of(model, whole(plan), 12)));
+  CHECK((got == sg::testing::train_scaled(model, whole(plan), batch, 12)));
 }
 
 TEST_CASE("gradients reduced in two bytes have the bits that they have in buckets", "[graphs][shard][precision]") {

@@ -62,6 +62,21 @@ History train(const Model& model, const Plan& plan, const BatchSpec& batch, int 
   return history;
 }
 
+ScaledHistory train_scaled(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, int threads) {
+  LoopbackWorld world(Layout(plan.layout).num_ranks());
+  Trainer trainer(model, plan, batch, world, {.threads = threads, .seed = 7});
+  ScaledHistory run;
+  for (int step = 0; step < steps; ++step) {
+    const StepResult result = trainer.step(tokens_for(batch, step, model.vocab));
+    run.scales.push_back(result.loss_scale.value_or(0));
+    run.skipped.push_back(result.skipped);
+    if (result.skipped) continue;
+    run.good.loss.push_back(result.loss);
+    run.good.grad_norm.push_back(result.grad_norm);
+  }
+  return run;
+}
+
 double loss_distance(const History& a, const History& b) { return distance(a.loss, b.loss); }
 double norm_distance(const History& a, const History& b) { return distance(a.grad_norm, b.grad_norm); }
 

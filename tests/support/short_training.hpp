@@ -26,6 +26,16 @@ struct History {
 [[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
                             const TrainerOptions& options = {.threads = 2, .seed = 7}, Tokens kind = Tokens::noise);
 
+// A run whose loss may be scaled.
+struct ScaledHistory {
+  History good;                // of steps that were not skipped
+  std::vector<double> scales;  // of each step; 0: not scaled
+  std::vector<bool> skipped;
+  friend bool operator==(const ScaledHistory&, const ScaledHistory&) = default;
+};
+[[nodiscard]] ScaledHistory train_scaled(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
+                                         int threads = 2);
+
 // The largest relative difference of losses; of norms.
 [[nodiscard]] double loss_distance(const History& a, const History& b);
 [[nodiscard]] double norm_distance(const History& a, const History& b);
