@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "engine/error.hpp"
+#include "graphs/chunks.hpp"
 #include "ops/counter_random.hpp"
 
 namespace stepgraph {
@@ -13,7 +14,7 @@ namespace {
 // c[0] + c[1] x + ... Where a product is added to, it says std::fma: left to themselves, compilers fuse the two on some
 // machines and not on others.
 template <std::size_t n>
-double polynomial(const std::array<double, n>& c, double x) {
+[[gnu::always_inline]] inline double polynomial(const std::array<double, n>& c, double x) {
   double sum = c[n - 1];
   for (std::size_t i = n - 1; i-- > 0;) sum = std::fma(sum, x, c[i]);
   return sum;
@@ -21,7 +22,7 @@ double polynomial(const std::array<double, n>& c, double x) {
 
 // The natural logarithm of a normal number: 2 atanh(s) with s = (m - 1) / (m + 1) for the mantissa m in [0.7, 1.4]. The
 // library's differs in its last bit from machine to machine.
-double logarithm(double x) {
+[[gnu::always_inline]] inline double logarithm(double x) {
   constexpr double ln2 = 0.693147180559945309417;
   int exponent         = 0;
   double m             = std::frexp(x, &exponent);
@@ -70,24 +71,14 @@ constexpr std::array<double, 8> f = {1.0,
                                      1.42151175831644588870e-7,
                                      2.04426310338993978564e-15};
 
-template <class T>
-void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation, std::span<T> out) {
-  if (first_element < 0)
-    throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': element ", first_element, " (0 or more)"));
-  if (!(deviation >= 0) || !std::isfinite(deviation))
-    throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': a deviation of ", deviation, " (0 or more)"));
-  const std::uint64_t key = derived_key(name_key(tensor), seed);
-  const auto first        = static_cast<std::uint64_t>(first_element);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    // The middles of 2^52 equal parts of (0, 1): exact, and never its ends.
-    const double p = (static_cast<double>(random_bits(key, first + i) >> 12) + 0.5) * 0x1p-52;
-    out[i]         = static_cast<T>(deviation * normal_quantile(p));
-  }
-}
+// Where a fused multiplication and addition is no instruction it is a call, which takes many times longer.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__FMA__)
+#define STEPGRAPH_WITH_FMA __attribute__((target_clones("default", "arch=haswell")))
+#else
+#define STEPGRAPH_WITH_FMA
+#endif
 
-}  // namespace
-
-double normal_quantile(double p) {
+[[gnu::always_inline]] inline double quantile(double p) {
   const double q = p - 0.5;
   if (std::abs(q) <= 0.425) {
     const double r = std::fma(-q, q, 0.180625);
@@ -98,6 +89,40 @@ double normal_quantile(double p) {
                           : polynomial(e, r - 5) / polynomial(f, r - 5);
   return q < 0 ? -z : z;
 }
+
+template <class T>
+[[gnu::always_inline]] inline void draw_each(std::uint64_t key, std::uint64_t first, double deviation, T* out,
+                                             std::int64_t size) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    // The middles of 2^52 equal parts of (0, 1): exact, and never its ends.
+    const std::uint64_t bits = random_bits(key, first + static_cast<std::uint64_t>(i));
+    const double p           = (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+    out[i]                   = static_cast<T>(deviation * quantile(p));
+  }
+}
+STEPGRAPH_WITH_FMA void draw(std::uint64_t key, std::uint64_t first, double deviation, float* out, std::int64_t size) {
+  draw_each(key, first, deviation, out, size);
+}
+STEPGRAPH_WITH_FMA void draw(std::uint64_t key, std::uint64_t first, double deviation, double* out, std::int64_t size) {
+  draw_each(key, first, deviation, out, size);
+}
+
+template <class T>
+void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation, std::span<T> out) {
+  if (first_element < 0)
+    throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': element ", first_element, " (0 or more)"));
+  if (!(deviation >= 0) || !std::isfinite(deviation))
+    throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': a deviation of ", deviation, " (0 or more)"));
+  const std::uint64_t key = derived_key(name_key(tensor), seed);
+  const auto first        = static_cast<std::uint64_t>(first_element);
+  for_chunks(std::ssize(out), [&](std::int64_t begin, std::int64_t end) {
+    draw(key, first + static_cast<std::uint64_t>(begin), deviation, out.data() + begin, end - begin);
+  });
+}
+
+}  // namespace
+
+double normal_quantile(double p) { return quantile(p); }
 
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
                  std::span<float> out) {

@@ -5,6 +5,7 @@
 
 #include "engine/error.hpp"
 #include "engine/verify.hpp"
+#include "graphs/chunks.hpp"
 #include "graphs/weights.hpp"
 
 namespace stepgraph {
@@ -22,8 +23,10 @@ void with_type(DType type, const F& f) {
 template <class T>
 std::vector<T> rounded(const std::vector<double>& values) {
   std::vector<T> made(values.size());
-  std::transform(values.begin(), values.end(), made.begin(),
-                 [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
+  for_chunks(std::ssize(values), [&](std::int64_t begin, std::int64_t end) {
+    std::transform(values.begin() + begin, values.begin() + end, made.begin() + begin,
+                   [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
+  });
   return made;
 }
 

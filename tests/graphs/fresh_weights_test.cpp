@@ -70,6 +70,14 @@ TEST_CASE("an element does not depend on the range it is asked in", "[graphs][fr
   const auto far = draw(3, "w", (std::int64_t{1} << 40) - 1, 2);
   CHECK(draw(3, "w", std::int64_t{1} << 40, 1)[0] == far[1]);
   CHECK(draw(3, "w", 0, 1)[0] != far[1]);
+  // So many that several threads draw them.
+  constexpr std::size_t large = 1'000'003;
+  const auto all              = draw(3, "w", 0, large, 0.02);
+  for (const std::size_t first : {std::size_t{0}, std::size_t{131'072}, std::size_t{500'001}, large - 9}) {
+    const auto part = draw(3, "w", static_cast<std::int64_t>(first), 9, 0.02);
+    CHECK(std::equal(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(first)));
+  }
+  CHECK(std::count(all.begin(), all.end(), 0.0) == 0);  // none was left out
 }
 
 TEST_CASE("a float is the rounded double", "[graphs][fresh_weights]") {
