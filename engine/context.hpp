@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "engine/graph.hpp"
 
@@ -25,11 +26,12 @@ struct Rows {
   }
 };
 
-// What is called for each tile of a kernel: somebody's callable, by reference.
+// What is called for the tiles of a kernel, from `first` up to `end`: somebody's callable, by reference.
 struct TileCall {
-  const void* callable                         = nullptr;
-  void (*call)(const void* of, std::int64_t i) = nullptr;
-  void operator()(std::int64_t i) const { call(callable, i); }
+  const void* callable                                               = nullptr;
+  void (*call)(const void* of, std::int64_t first, std::int64_t end) = nullptr;
+  bool joins = false;  // neighbours at once cost less than one by one
+  void operator()(std::int64_t first, std::int64_t end) const { call(callable, first, end); }
 };
 
 // What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
@@ -72,10 +74,19 @@ class Context {
 
   // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
   // the first tile's exception. The node must have been declared `parallel`; a part always is.
-  // Nothing is allocated, whatever the tile captures.
+  // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), may be given
+  // neighbours at once: for kernels to which that saves something, and whose bits it does not change.
   template <class Tile>
   void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
-    run_tiles(num_tiles, {&tile, [](const void* of, std::int64_t i) { (*static_cast<const Tile*>(of))(i); }});
+    constexpr bool joins = std::is_invocable_v<const Tile&, std::int64_t, std::int64_t>;
+    const auto call      = [](const void* of, std::int64_t first, std::int64_t end) {
+      if constexpr (joins) {
+        (*static_cast<const Tile*>(of))(first, end);
+      } else {
+        for (std::int64_t i = first; i < end; ++i) (*static_cast<const Tile*>(of))(i);
+      }
+    };
+    run_tiles(num_tiles, {&tile, call, joins});
   }
 
   // Where the node's memory is on a device: where its work is to be put. Then spans are device memory, and the body

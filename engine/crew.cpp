@@ -48,18 +48,21 @@ Crew::Job* Crew::take_job() noexcept {
 }
 
 void Crew::run(std::int64_t num_tiles, TileCall tile) {
-  Job* const job = num_tiles > 1 && num_threads_ > 1 ? take_job() : nullptr;
-  if (job == nullptr) {
-    for (std::int64_t i = 0; i < num_tiles; ++i) tile(i);
-    return;
-  }
-  const auto num_shares = std::min<std::int64_t>(num_tiles, num_threads_);
+  if (num_tiles <= 0) return;
+  // While everybody has work of his own, pairs are what is given out: who comes later finds less to help with.
+  const std::int64_t at_once    = tile.joins && !slots_.some_free() ? 2 : 1,
+                     num_pieces = (num_tiles + at_once - 1) / at_once;
+  Job* const job                = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
+  if (job == nullptr) return tile(0, num_tiles);
+  const auto num_shares = std::min<std::int64_t>(num_pieces, num_threads_);
   for (std::int64_t i = 0; i < num_threads_; ++i) {
     Share& share = job->shares[static_cast<std::size_t>(i)];
-    share.end.store(num_tiles * std::min(i + 1, num_shares) / num_shares);
-    share.next.store(num_tiles * std::min(i, num_shares) / num_shares);
+    share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares);
+    share.next.store(num_pieces * std::min(i, num_shares) / num_shares);
   }
-  job->tile = tile;
+  job->tile      = tile;
+  job->at_once   = at_once;
+  job->num_tiles = num_tiles;
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
@@ -123,7 +126,8 @@ void Crew::work(Job& job, std::size_t first_share, const Slots* while_free) noex
       Share& share = job.shares[(first_share + k) % job.shares.size()];
       for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
         if (while_free != nullptr && while_free->contended()) return;
-        if ((i = share.next.fetch_add(1)) < share.end.load()) job.tile(i);
+        if ((i = share.next.fetch_add(1)) < share.end.load())
+          job.tile(i * job.at_once, std::min((i + 1) * job.at_once, job.num_tiles));
       }
     }
   } catch (const Error& error) {

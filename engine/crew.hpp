@@ -21,7 +21,7 @@ class Crew {
  public:
   Crew(int num_threads, int num_workers, Slots& slots, Arena& arena);
 
-  // Calls tile(0) to tile(num_tiles - 1), each once, and returns when all are done. Throws the first error. The caller
+  // Calls tile for 0 to num_tiles - 1, each once, and returns when all are done. Throws the first error. The caller
   // holds a licence.
   void run(std::int64_t num_tiles, TileCall tile);
 
@@ -41,7 +41,8 @@ class Crew {
     std::atomic<int> helpers{0};
     std::vector<Share> shares;
     TileCall tile;
-    std::mutex mutex;  // guards the rest
+    std::int64_t at_once = 1, num_tiles = 0;  // a share counts pieces of `at_once` tiles
+    std::mutex mutex;                         // guards the rest
     std::optional<Error> error;
   };
 

@@ -39,7 +39,7 @@ void multiply(const Context& context, const Gemm<T, Sum>& problem) {
   if (tiles <= 1) {
     gemm(problem);
   } else {
-    context.parallel_for(tiles, [&](std::int64_t tile) { gemm_tile(problem, tile); });
+    context.parallel_for(tiles, [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
   }
 }
 

@@ -30,7 +30,7 @@ Cut cut(std::int64_t m, std::int64_t n) {
     return area > most || (tiles < 4 && area / 2 >= worth_four) || (tiles < 2 && area > worth_cutting);
   };
   while (too_large()) {
-    const bool high = tile.rows > 512 ? 4 * tile.rows > tile.cols : 2 * tile.rows > tile.cols;
+    const bool high = tile.rows > 512 ? 4 * tile.rows > tile.cols : tile.rows > tile.cols;
     (high ? down : across) *= 2;
     // Multiples of 8, as kernels have them in registers.
     tile = {pieces(pieces(m, down), 8) * 8, pieces(pieces(n, across), 8) * 8};
@@ -189,12 +189,10 @@ std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n) {
   return pieces(m, tile.rows) * pieces(n, tile.cols);
 }
 
+namespace {
+
 template <class T, class Sum>
-void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel) {
-  const Cut size            = cut(problem.m, problem.n);
-  const std::int64_t across = pieces(problem.n, size.cols);
-  const std::int64_t row = tile / across * size.rows, col = tile % across * size.cols;
-  const Range range{row, col, std::min(size.rows, problem.m - row), std::min(size.cols, problem.n - col)};
+void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel) {
   const bool fastest = kernel == GemmKernel::fastest;
   if ((kernel == GemmKernel::neon || (fastest && !cblas_first)) && neon_tile(problem, range)) return;
   if constexpr (std::same_as<T, Wide<T>>) {
@@ -204,11 +202,38 @@ void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel
   own_tile(problem, range);
 }
 
-template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
-template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
-template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
-template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
-template void gemm_tile(const Gemm<f16>&, std::int64_t, GemmKernel);
-template void gemm_tile(const Gemm<f16, float>&, std::int64_t, GemmKernel);
+// Whether an element's bits would be the same in a larger tile: a BLAS does not say.
+template <class T>
+bool may_join(GemmKernel kernel) {
+  const bool neon_first = has_neon && !cblas_first && std::same_as<Wide<T>, float>;
+  return kernel != GemmKernel::fastest || neon_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
+}
+
+}  // namespace
+
+template <class T, class Sum>
+void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end, GemmKernel kernel) {
+  const Cut size            = cut(problem.m, problem.n);
+  const std::int64_t across = pieces(problem.n, size.cols);
+  for (std::int64_t tile = first, next; tile < end; tile = next) {
+    std::int64_t down = 1;
+    next              = tile + 1;
+    if (may_join<T>(kernel)) {
+      // Whole rows of tiles, or what there is of one.
+      down = tile % across == 0 ? std::max<std::int64_t>((end - tile) / across, 1) : 1;
+      next = down > 1 ? tile + down * across : std::min(end, (tile / across + 1) * across);
+    }
+    const std::int64_t row = tile / across * size.rows, col = tile % across * size.cols;
+    const std::int64_t cols = (down > 1 ? across : next - tile) * size.cols;
+    multiply(problem, {row, col, std::min(down * size.rows, problem.m - row), std::min(cols, problem.n - col)}, kernel);
+  }
+}
+
+template void gemm_tiles(const Gemm<float>&, std::int64_t, std::int64_t, GemmKernel);
+template void gemm_tiles(const Gemm<double>&, std::int64_t, std::int64_t, GemmKernel);
+template void gemm_tiles(const Gemm<bf16>&, std::int64_t, std::int64_t, GemmKernel);
+template void gemm_tiles(const Gemm<bf16, float>&, std::int64_t, std::int64_t, GemmKernel);
+template void gemm_tiles(const Gemm<f16>&, std::int64_t, std::int64_t, GemmKernel);
+template void gemm_tiles(const Gemm<f16, float>&, std::int64_t, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

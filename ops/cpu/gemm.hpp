@@ -55,20 +55,22 @@ struct Gemm {
 enum class GemmKernel : std::uint8_t { fastest, neon, own };
 [[nodiscard]] std::string_view gemm_library();  // "blis", "openblas", "neon" or "own": the fastest one, for f32
 
+// Tiles [first, end). To our kernels neighbours are one larger tile, which packs less.
 template <class T, class Sum>
-void gemm_tile(const Gemm<T, Sum>& problem, std::int64_t tile, GemmKernel kernel = GemmKernel::fastest);
+void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end,
+                GemmKernel kernel = GemmKernel::fastest);
 
 // All tiles, here.
 template <class T, class Sum>
 void gemm(const Gemm<T, Sum>& problem, GemmKernel kernel = GemmKernel::fastest) {
-  for (std::int64_t tile = 0; tile < num_gemm_tiles(problem.m, problem.n); ++tile) gemm_tile(problem, tile, kernel);
+  gemm_tiles(problem, 0, num_gemm_tiles(problem.m, problem.n), kernel);
 }
 
-extern template void gemm_tile(const Gemm<float>&, std::int64_t, GemmKernel);
-extern template void gemm_tile(const Gemm<double>&, std::int64_t, GemmKernel);
-extern template void gemm_tile(const Gemm<bf16>&, std::int64_t, GemmKernel);
-extern template void gemm_tile(const Gemm<bf16, float>&, std::int64_t, GemmKernel);
-extern template void gemm_tile(const Gemm<f16>&, std::int64_t, GemmKernel);
-extern template void gemm_tile(const Gemm<f16, float>&, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<float>&, std::int64_t, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<double>&, std::int64_t, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<bf16>&, std::int64_t, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<bf16, float>&, std::int64_t, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<f16>&, std::int64_t, std::int64_t, GemmKernel);
+extern template void gemm_tiles(const Gemm<f16, float>&, std::int64_t, std::int64_t, GemmKernel);
 
 }  // namespace stepgraph

@@ -1,6 +1,7 @@
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -88,6 +89,44 @@ TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executo
     for (const auto& count : counts) wrong += count != runs;
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("neighbouring tiles come in pairs while everybody has work of his own, and one by one otherwise",
+          "[engine][executor][threads]") {
+  constexpr int num_tiles = 7;
+  std::vector<int> counts(num_tiles);
+  std::vector<std::int64_t> sizes;
+  std::mutex mutex;
+  const auto kernel = [&](const sg::Context& c) {
+    c.parallel_for(num_tiles, [&](std::int64_t first, std::int64_t end) {
+      const std::lock_guard lock(mutex);
+      sizes.push_back(end - first);
+      for (std::int64_t i = first; i < end; ++i) ++counts[static_cast<std::size_t>(i)];
+    });
+  };
+  sg::Graph busy, idle;
+  std::atomic<bool> other_runs{false}, done{false};
+  busy.add({.name = "other"}, [&](const sg::Context& c) {
+    other_runs = true;
+    while (!done && !c.stopping()) std::this_thread::yield();
+  });
+  busy.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    while (!other_runs && !c.stopping()) std::this_thread::yield();
+    kernel(c);
+    done = true;
+  });
+  idle.add({.name = "kernel", .parallel = true}, kernel);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2, .step_timeout = 20s});
+  executor.run(busy, world);
+  CHECK(sizes == std::vector<std::int64_t>{2, 2, 2, 1});
+  sizes.clear();
+  executor.run(idle, world);
+  CHECK(sizes == std::vector<std::int64_t>(num_tiles, 1));
+  CHECK(counts == std::vector<int>(num_tiles, 2));
+  sizes.clear();
+  sg::Executor({.threads = 1}).run(idle, world);
+  CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // nobody could ever help
 }
 
 TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {

@@ -224,7 +224,7 @@ TEST_CASE("a product's bits depend neither on where its operands lie in memory n
     b.insert(b.end(), problem.b.begin(), problem.b.end());
     sg::Gemm<float> moved = problem.gemm({c.data() + shift, nullptr, m * n});
     moved.a.data = a.data() + shift, moved.b.data = b.data() + 2 * shift;
-    for (std::int64_t tile = sg::num_gemm_tiles(m, n) - 1; tile >= 0; --tile) sg::gemm_tile(moved, tile);
+    for (std::int64_t tile = sg::num_gemm_tiles(m, n) - 1; tile >= 0; --tile) sg::gemm_tiles(moved, tile, tile + 1);
     CAPTURE(shift);
     CHECK(std::equal(expected.begin(), expected.end(), c.begin() + static_cast<std::ptrdiff_t>(shift)));
   }
