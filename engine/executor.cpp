@@ -112,8 +112,13 @@ struct Program::Impl {
     StreamPlan plan = plan_streams(graph, edges, nodes_in_order);
     verify_streams(graph, edges, plan);
     std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
-    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order));
-    as_one.emplace([this] { step.issue(); });
+    auto host_lanes   = std::make_unique<HostLanes>(graph, edges, nodes_in_order);
+    num_waiting_lanes = host_lanes->size();
+    waiting_lanes     = host_lanes->names();
+    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
+    on_device.emplace([this] { step.issue(); });
+    for (std::size_t lane = 0; lane < num_waiting_lanes; ++lane)
+      on_device.emplace([this, lane] { step.run_host_lane(lane); });
   }
 
   std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
@@ -125,7 +130,7 @@ struct Program::Impl {
   std::shared_ptr<const TaskOrder> order;  // for recordings
   Step step;
   tf::Taskflow taskflow;
-  tf::Taskflow as_one;  // all of a run as one task, which issues it to a device
+  tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
 };
 
 Program::Program(const Graph& graph, World& world)
@@ -362,12 +367,12 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       recorded = recording->begin(impl_->pool->workers.size(), what->order);
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
-    const bool on_device = what->step.device() != nullptr;
-    what->step.begin(
-        *impl_->pool, run->state,
-        {.count_bodies = !on_device && (options.waiting_lanes > 0 || what->computes_inside), .recording = recording});
+    const bool is_on_device = what->step.device() != nullptr;
+    what->step.begin(*impl_->pool, run->state,
+                     {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
+                      .recording    = recording});
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
-    run->future = impl_->workers.run(on_device ? what->as_one : what->taskflow, [state = &run->state] {
+    run->future = impl_->workers.run(is_on_device ? what->on_device : what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
       state->finished = true;
     });

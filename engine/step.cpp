@@ -96,6 +96,7 @@ void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
   needs_ = needs;
   needy_ = needs.count_bodies || needs.recording || device_;
   world_.begin_step();
+  if (host_lanes_) host_lanes_->begin();
   for (Worker& worker : pool.workers) {
     worker.context.step_ = this;
     tsan::release(&worker);
@@ -203,19 +204,36 @@ void Step::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& wo
   if (worker.said_waiting) worker.forget_waiting();
 }
 
-void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order) {
+void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
+                      std::unique_ptr<HostLanes> host_lanes) {
   device_         = std::move(device);
   tasks_in_order_ = std::move(tasks_in_order);
+  host_lanes_     = std::move(host_lanes);
 }
 
 void Step::issue() noexcept {
   try {
-    if (!needs_.recording && device_->replay()) return;
+    if (!needs_.recording && host_lanes_->size() == 0 && device_->replay()) return;
     device_->begin(needs_.recording != nullptr);
-    for (const std::uint32_t node : tasks_in_order_) run(data_.bodies[node].invoke(), tasks_[node]);
+    for (const std::uint32_t node : tasks_in_order_) {
+      if (host_lanes_->hand_over(node)) continue;
+      host_lanes_->wait_before(node);
+      run(data_.bodies[node].invoke(), tasks_[node]);
+    }
+    host_lanes_->wait_for_all();
     device_->end(!stopping());
   } catch (const Error& error) {
     stop(*run_, error, /*name_running=*/false);
+  }
+}
+
+void Step::run_host_lane(std::size_t lane) noexcept {
+  const std::vector<std::uint32_t>& nodes = host_lanes_->nodes(lane);
+  for (std::size_t i = 0; i < nodes.size() && !stopping(); ++i) {
+    host_lanes_->wait_until_handed(lane, i);
+    host_lanes_->wait_before(nodes[i]);
+    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // nothing, once everything stops
+    host_lanes_->set_done(lane);
   }
 }
 
@@ -227,6 +245,7 @@ void Step::stop(RunState& run, const Error& why, bool name_running) {
   const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
   run.error                = Error(why.kind(), reason);
   run.stopping.store(true);
+  if (host_lanes_) host_lanes_->stop();
   world_.abort(reason);
 }
 

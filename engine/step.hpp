@@ -13,6 +13,7 @@
 #include "engine/device.hpp"
 #include "engine/error.hpp"
 #include "engine/graph_data.hpp"
+#include "engine/host_lanes.hpp"
 #include "engine/memory.hpp"
 #include "engine/slots.hpp"
 #include "engine/world.hpp"
@@ -78,10 +79,12 @@ class Step {
   Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
        std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
 
-  // From here on bodies enqueue their work there, one after another in this order.
-  void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order);
+  // From here on bodies enqueue their work there, one after another in this order; host nodes of lanes run beside.
+  void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
+                  std::unique_ptr<HostLanes> host_lanes);
   [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
-  void issue() noexcept;  // all of a run, on this thread
+  void issue() noexcept;                          // all of a run, on this thread
+  void run_host_lane(std::size_t lane) noexcept;  // its nodes, on a thread of their own, while others are issued
 
   void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
 
@@ -123,6 +126,7 @@ class Step {
 
   std::unique_ptr<DeviceProgram> device_;
   std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
+  std::unique_ptr<HostLanes> host_lanes_;      // likewise
 
   RunState* run_   = nullptr;
   Pool* pool_      = nullptr;

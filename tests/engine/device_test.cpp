@@ -3,12 +3,15 @@
 #include "engine/device.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "backends/loopback/world.hpp"
 #include "engine/context.hpp"
@@ -186,9 +189,57 @@ TEST_CASE("a host node on a device's program runs on the host, after what it fol
       [&seen](const sg::Context& context) {
         if (context.device() == nullptr) seen = context.read<double>()[0];
       });
-  sg::Executor executor({.threads = 1});
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1});
   const sg::Program program(graph, world);
   executor.run(program);
   CHECK(seen == 5);
   CHECK(program.memory().span<double>(x)[0] == 5);  // the host sees it
+}
+
+TEST_CASE("a host node waits on a thread of its own while a device's program is issued", "[engine][device][threads]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
+                 host    = graph.lane(sg::Rank{0}, sg::LaneKind::host);
+  const auto buffer      = [&](const char* name) {
+    return graph.buffer({.name = name, .size_bytes = 8, .space = sg::Space::pinned});
+  };
+  const sg::Buffer x = buffer("x"), y = buffer("y"), z = buffer("z");
+  std::atomic<int> on_device{0};
+  int seen = 0, seen_after = 0, at_the_end = 0;
+  bool fails = false;
+  graph.add({.name = "make x", .lane = compute, .writes = x, .device = true}, [&] { ++on_device; });
+  graph.add({.name = "look", .lane = host, .reads = x, .writes = y, .kind = sg::NodeKind::host},
+            [&](const sg::Context& c) {
+              while (on_device < 3 && !c.stopping()) std::this_thread::yield();  // what it does not follow goes on
+              seen = on_device;
+              if (fails) throw std::runtime_error("no disk");
+            });
+  graph.add({.name = "look again", .lane = host, .reads = y, .kind = sg::NodeKind::host},
+            [&] { seen_after = on_device; });
+  for (int i = 0; i < 2; ++i)
+    graph.add({.name = "other", .lane = compute, .writes = z, .device = true}, [&] { ++on_device; });
+  graph.add({.name = "use y", .lane = compute, .reads = y, .device = true}, [&] { at_the_end = ++on_device; });
+  const sg::Program program(graph, world);
+  CHECK(program.num_waiting_lanes() == 1);
+  sg::Executor few({.threads = 1});
+  CHECK_THROWS_MATCHES(few.run(program), sg::Error,
+                       MessageMatches(ContainsSubstring("1 lanes that wait (rank 0 host)")));
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::seconds(20)});
+  for (int run = 0; run < 3; ++run) {
+    on_device = seen = seen_after = at_the_end = 0;
+    executor.run(program);
+    CHECK(seen == 3);
+    CHECK(seen_after >= 3);
+    CHECK(at_the_end == 4);  // after `look`
+  }
+  fails     = true;
+  on_device = at_the_end = 0;
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                       MessageMatches(ContainsSubstring("rank 0 host 'look': no disk")));
+  CHECK(at_the_end == 0);
+  fails     = false;
+  on_device = 0;
+  executor.run(program);
+  CHECK(at_the_end == 4);
 }
