@@ -18,6 +18,7 @@ HostLanes::HostLanes(const Graph& graph, const Edges& edges, std::span<const std
   for (auto& [where, nodes] : found) {
     for (std::uint32_t i = 0; i < nodes.size(); ++i) place_[nodes[i]] = {number, i};
     lanes_[number].rank  = where.first;
+    lanes_[number].kind  = where.second;
     lanes_[number].nodes = std::move(nodes);
     ++number;
   }
@@ -32,7 +33,8 @@ HostLanes::HostLanes(const Graph& graph, const Edges& edges, std::span<const std
 
 std::string HostLanes::names() const {
   std::string names;
-  for (const Lane& lane : lanes_) names += str(names.empty() ? "" : ", ", "rank ", lane.rank, " host");
+  for (const Lane& lane : lanes_)
+    names += str(names.empty() ? "" : ", ", "rank ", lane.rank, " ", to_string(lane.kind));
   return names;
 }
 

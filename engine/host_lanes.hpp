@@ -18,7 +18,7 @@ class HostLanes {
   HostLanes(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> issue_order);
 
   [[nodiscard]] std::size_t size() const noexcept { return lanes_.size(); }
-  [[nodiscard]] std::string names() const;  // "rank 0 host, rank 1 host"
+  [[nodiscard]] std::string names() const;  // "rank 0 host, rank 0 disk"
   [[nodiscard]] const std::vector<std::uint32_t>& nodes(std::size_t lane) const { return lanes_[lane].nodes; }
 
   void begin() noexcept;  // a run, before any thread is at it
@@ -39,7 +39,8 @@ class HostLanes {
   static constexpr std::uint32_t none = ~std::uint32_t{0}, stopped = std::uint32_t{1} << 31;
 
   struct Lane {
-    Rank rank;
+    Rank rank     = {};
+    LaneKind kind = LaneKind::host;
     std::vector<std::uint32_t> nodes;
     std::atomic<std::uint32_t> handed{0}, done{0};  // how many of them; the highest bit: everything stops
   };

@@ -1,0 +1,129 @@
+// What a CUDA world does with a program of ours: host nodes, failures, memory.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#if defined(STEPGRAPH_WITH_CUDA)
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "engine/context.hpp"
+#include "engine/device.hpp"
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "tests/support/device_case.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+namespace {
+
+constexpr std::int64_t size = 1 << 20;  // bytes of a buffer
+
+cudaStream_t stream_of(const sg::Context& context) { return static_cast<cudaStream_t>(context.device()->stream); }
+
+sg::Buffer buffer(sg::Graph& graph, const char* name, sg::Space space,
+                  sg::Lifetime lifetime = sg::Lifetime::persistent) {
+  return graph.buffer({.name = name, .size_bytes = size, .type = sg::DType::u8, .space = space, .lifetime = lifetime});
+}
+
+void add_copy(sg::Graph& graph, const char* name, sg::LaneKind lane, sg::Buffer from, sg::Buffer to) {
+  graph.add(
+      {.name   = name,
+       .lane   = graph.lane(sg::Rank{0}, lane),
+       .reads  = from,
+       .writes = to,
+       .kind   = sg::NodeKind::copy,
+       .device = true},
+      [](const sg::Context& c) {
+        if (cudaMemcpyAsync(c.write().data(), c.read().data(), size, cudaMemcpyDefault, stream_of(c)) != cudaSuccess)
+          throw std::runtime_error("cudaMemcpyAsync failed");
+      });
+}
+
+}  // namespace
+
+TEST_CASE("a host node changes what the GPU gave it, and the GPU goes on with that", "[backends][cuda]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  const sg::Buffer start = buffer(graph, "start", sg::Space::device), end = buffer(graph, "end", sg::Space::device);
+  const sg::Buffer there = buffer(graph, "there", sg::Space::pinned, sg::Lifetime::step),
+                   back  = buffer(graph, "back", sg::Space::pinned, sg::Lifetime::step);
+  add_copy(graph, "out", sg::LaneKind::d2h, start, there);
+  graph.add({.name   = "add one",
+             .lane   = graph.lane(sg::Rank{0}, sg::LaneKind::host),
+             .reads  = there,
+             .writes = back,
+             .kind   = sg::NodeKind::host},
+            [](const sg::Context& c) {
+              std::transform(c.read<std::uint8_t>().begin(), c.read<std::uint8_t>().end(),
+                             c.write<std::uint8_t>().begin(),
+                             [](std::uint8_t byte) { return static_cast<std::uint8_t>(byte + 1); });
+            });
+  add_copy(graph, "in", sg::LaneKind::h2d, back, end);
+  add_copy(graph, "again", sg::LaneKind::compute, end, start);
+  const sg::Program program(graph, *world, sg::plan_memory(graph));
+  sg::Executor executor({.threads = 1, .waiting_lanes = static_cast<int>(program.num_waiting_lanes())});
+  program.memory().write(start, std::span<const std::uint8_t>(std::vector<std::uint8_t>(size, 7)));
+  for (int run = 0; run < 20; ++run) executor.run(program);
+  std::vector<std::uint8_t> seen(size);
+  program.memory().read(end, std::span(seen));
+  CHECK(std::count(seen.begin(), seen.end(), 27) == size);
+}
+
+TEST_CASE("a step on a GPU allocates nothing, captured or not", "[backends][cuda]") {
+  sg::testing::need_device();
+  for (const bool capture : {false, true}) {
+    const auto world = sg::testing::device_world(1, capture);
+    sg::Graph graph;
+    const sg::Buffer a = buffer(graph, "a", sg::Space::device), b = buffer(graph, "b", sg::Space::device);
+    add_copy(graph, "there", sg::LaneKind::h2d, a, b);
+    add_copy(graph, "back", sg::LaneKind::d2h, b, a);
+    const sg::Program program(graph, *world);
+    sg::Executor executor({.threads = 1});
+    const auto free_bytes = [] {
+      std::size_t free = 0, total = 0;
+      REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+      return free;
+    };
+    for (int run = 0; run < 3; ++run) executor.run(program);
+    const std::size_t before = free_bytes();
+    for (int run = 0; run < 50; ++run) executor.run(program);
+    CHECK(free_bytes() == before);
+  }
+}
+
+TEST_CASE("what goes wrong on a GPU is told with the node, its stream and what was planned",
+          "[backends][cuda][refuses]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  SECTION("more memory than there is") {
+    const sg::Buffer large = graph.buffer({.name       = "large",
+                                           .size_bytes = std::int64_t{1} << 44,
+                                           .type       = sg::DType::u8,
+                                           .lifetime   = sg::Lifetime::persistent});
+    graph.add({.name = "touch", .writes = large, .device = true}, [] {});
+    CHECK_THROWS_MATCHES(sg::Program(graph, *world), sg::Error,
+                         MessageMatches(ContainsSubstring("planned to need 17592186044416 bytes on device 0") &&
+                                        ContainsSubstring("are free")));
+  }
+  SECTION("a body that fails") {
+    const sg::Buffer x = buffer(graph, "x", sg::Space::device);
+    graph.add(
+        {.name = "mine", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .writes = x, .device = true},
+        [](const sg::Context& c) {
+          if (cudaMemcpyAsync(nullptr, c.write().data(), size, cudaMemcpyDeviceToDevice, stream_of(c)) != cudaSuccess) {
+            static_cast<void>(cudaGetLastError());
+            throw std::runtime_error("cudaMemcpyAsync failed");
+          }
+        });
+    const sg::Program program(graph, *world);
+    sg::Executor executor({.threads = 1});
+    CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                         MessageMatches(ContainsSubstring("compute 'mine': cudaMemcpyAsync failed")));
+  }
+}
+#endif
