@@ -1,25 +1,15 @@
 #include "ops/cuda/gemm.hpp"
 
-#include <cublasLt.h>
-
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <optional>
-#include <tuple>
+#include <span>
 #include <type_traits>
 
+#include "ops/cuda/gemm_choice.cuh"
 #include "ops/cuda/launch.cuh"
 
 namespace stepgraph::cuda {
 namespace {
-
-void check_blas(cublasStatus_t status, std::string_view doing) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw Error(ErrorKind::backend, str("cuda: ", doing, ": ", cublasLtGetStatusString(status)));
-}
 
 template <class T>
 inline constexpr cudaDataType_t data_type = CUDA_R_32F;
@@ -37,31 +27,6 @@ std::uint32_t alignment(const void* address) {
   return static_cast<std::uint32_t>(bits & (~bits + 1));
 }
 
-// --- the choice of an algorithm --------------------------------------------------------------------------------------
-
-// What it depends on.
-struct Problem {
-  int device;
-  int type, out_type;  // cudaDataType_t
-  std::int64_t m, n, k;
-  bool a_transposed, b_transposed;
-  std::uint32_t epilogue;
-  std::array<std::uint32_t, 6> alignments;  // of a, b, base, out, bias and what is kept beside
-  std::size_t workspace;
-
-  [[nodiscard]] auto all() const {
-    return std::tie(device, type, out_type, m, n, k, a_transposed, b_transposed, epilogue, alignments, workspace);
-  }
-  bool operator<(const Problem& other) const { return all() < other.all(); }
-};
-
-// One product as the library takes it. Its matrices are column by column, so that ours are their transposes:
-// c^T = b^T a^T. All on the stack: nothing is allocated.
-struct Call {
-  cublasLtMatmulDescOpaque_t operation = {};
-  cublasLtMatrixLayoutOpaque_t first = {}, second = {}, out = {};
-};
-
 template <class Value>
 void set(Call& call, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
   check_blas(cublasLtMatmulDescSetAttribute(&call.operation, attribute, &value, sizeof(value)), "describing a product");
@@ -73,62 +38,35 @@ void set(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, std::int64_t
       "describing a matrix");
 }
 
-// The library's first choice; none: it has nothing for the problem.
-std::optional<cublasLtMatmulAlgo_t> ask_library(cublasLtHandle_t library, const Problem& problem, Call& call) {
-  cublasLtMatmulPreferenceOpaque_t preference;
-  check_blas(cublasLtMatmulPreferenceInit(&preference), "describing a preference");
-  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    check_blas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)),
-               "describing a preference");
-  };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(problem.workspace));
-  // Parts of a sum meet in the workspace, in the type they are summed in, or there is one part.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, problem.alignments[1]);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, problem.alignments[0]);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, problem.alignments[2]);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, problem.alignments[3]);
-  std::array<cublasLtMatmulHeuristicResult_t, 4> found;
-  int num_found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(library, &call.operation, &call.first, &call.second, &call.out, &call.out,
-                                     &preference, static_cast<int>(found.size()), found.data(), &num_found);
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_blas(status, "choosing an algorithm for a product");
-  for (int i = 0; i < num_found; ++i) {
-    const auto& each = found[static_cast<std::size_t>(i)];
-    if (each.state == CUBLAS_STATUS_SUCCESS && each.workspaceSize <= problem.workspace) return each.algo;
-  }
-  return std::nullopt;
+template <class T>
+std::span<std::byte> bytes_at(T* elements, std::int64_t count) {
+  return {reinterpret_cast<std::byte*>(elements), static_cast<std::size_t>(count) * sizeof(T)};
 }
 
-// Of all threads: what was chosen once is used ever after.
-std::optional<cublasLtMatmulAlgo_t> algorithm(cublasLtHandle_t library, const Problem& problem, Call& call) {
-  static std::mutex mutex;
-  static std::map<Problem, std::optional<cublasLtMatmulAlgo_t>> chosen;
-  const std::lock_guard lock(mutex);
-  const auto found = chosen.find(problem);
-  if (found != chosen.end()) return found->second;
-  return chosen.emplace(problem, ask_library(library, problem, call)).first->second;
+template <class T>
+cublasComputeType_t compute_type(const DeviceQueue& queue) {
+  if (std::is_same_v<T, double>) return CUBLAS_COMPUTE_64F;
+  return std::is_same_v<T, float> && queue.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
-
-// --- products --------------------------------------------------------------------------------------------------------
 
 // False: the library has nothing for it. `beside` is what the epilogue keeps, where it does.
 template <class T, class Sum>
 bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtEpilogue_t epilogue, Sum* out,
              T* beside) {
-  using Scale              = Wide<T>;
-  constexpr bool in_double = std::is_same_v<T, double>;
-  const auto library       = static_cast<cublasLtHandle_t>(queue.blas);
-  const Sum* base          = product.c.base == nullptr ? out : product.c.base;
-  int device               = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the device");
+  using Scale          = Wide<T>;
+  const auto [m, n, k] = std::array{product.m, product.n, product.k};
+  const bool adds      = product.c.base != nullptr;
+  const Scale one = 1, carried = adds ? 1 : 0;
+  const cublasComputeType_t compute = compute_type<T>(queue);
 
-  Call call;
-  check_blas(
-      cublasLtMatmulDescInit(&call.operation, in_double ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, data_type<Scale>),
-      "describing a product");
+  Call call{.b              = product.b.data,
+            .a              = product.a.data,
+            .base           = adds ? product.c.base : out,
+            .one            = &one,
+            .carried        = &carried,
+            .written        = bytes_at(out, m * n),
+            .written_beside = bytes_at(beside, beside == nullptr ? 0 : m * n)};
+  check_blas(cublasLtMatmulDescInit(&call.operation, compute, data_type<Scale>), "describing a product");
   const auto side = [](bool transposed) { return static_cast<std::int32_t>(transposed ? CUBLAS_OP_T : CUBLAS_OP_N); };
   set(call, CUBLASLT_MATMUL_DESC_TRANSA, side(product.b.transposed));
   set(call, CUBLASLT_MATMUL_DESC_TRANSB, side(product.a.transposed));
@@ -138,31 +76,29 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
     set(call, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(beside));
     set(call, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.n);
   }
-  const auto [m, n, k] = std::array{product.m, product.n, product.k};
   set(call.first, data_type<T>, product.b.transposed ? k : n, product.b.transposed ? n : k);
   set(call.second, data_type<T>, product.a.transposed ? m : k, product.a.transposed ? k : m);
   set(call.out, data_type<Sum>, n, m);
 
-  const Problem problem{.device       = device,
-                        .type         = data_type<T>,
-                        .out_type     = data_type<Sum>,
-                        .m            = m,
-                        .n            = n,
-                        .k            = k,
-                        .a_transposed = product.a.transposed,
-                        .b_transposed = product.b.transposed,
-                        .epilogue     = static_cast<std::uint32_t>(epilogue),
-                        .alignments   = {alignment(product.a.data), alignment(product.b.data), alignment(base),
-                                         alignment(out), alignment(product.bias), alignment(beside)},
-                        .workspace    = queue.workspace.size()};
-  const auto chosen = algorithm(library, problem, call);
-  if (!chosen) return false;
-  const Scale one = 1, carried = product.c.base == nullptr ? 0 : 1;
-  check_blas(cublasLtMatmul(library, &call.operation, &one, product.b.data, &call.first, product.a.data, &call.second,
-                            &carried, base, &call.out, out, &call.out, &*chosen, queue.workspace.data(),
-                            queue.workspace.size(), stream_of(queue)),
-             "a product");
-  return true;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  return enqueue_call(queue,
+                      {.device       = device,
+                       .type         = data_type<T>,
+                       .out_type     = data_type<Sum>,
+                       .compute      = compute,
+                       .m            = m,
+                       .n            = n,
+                       .k            = k,
+                       .a_transposed = product.a.transposed,
+                       .b_transposed = product.b.transposed,
+                       .adds         = adds,
+                       .in_place     = adds && product.c.base == out,
+                       .epilogue     = static_cast<std::uint32_t>(epilogue),
+                       .alignments   = {alignment(call.a), alignment(call.b), alignment(call.base), alignment(out),
+                                        alignment(product.bias), alignment(beside)},
+                       .workspace    = library_workspace(queue).size()},
+                      call);
 }
 
 // (base +) bias in every row.
@@ -206,7 +142,7 @@ void multiply(const DeviceQueue& queue, const Product<T, Sum>& product) {
   throw Error(ErrorKind::backend,
               str("cuda: cuBLASLt has no algorithm for a product of ", product.m, "x", product.k, " and ", product.k,
                   "x", product.n, product.a.transposed ? ", the first transposed" : "",
-                  product.b.transposed ? ", the second transposed" : "", ", with ", queue.workspace.size(),
+                  product.b.transposed ? ", the second transposed" : "", ", with ", library_workspace(queue).size(),
                   " bytes of workspace"));
 }
 

@@ -6,9 +6,12 @@
 
 // Matrix products on a device, by cuBLASLt. All matrices lie row by row without gaps.
 //
-// Sums are in the wide type: float's are float's own, never TF32's. Which of the library's algorithms computes a
-// product is chosen by its sizes, types, layout and how its operands are aligned, once in a process; none of those that
-// add up parts of a sum in an order of their own is ever chosen, so that a product has the same bits each time.
+// Sums are in the wide type: float's are float's own, unless the queue allows TF32. None of the library's algorithms
+// that add up parts of a sum in an order of their own is ever chosen, so that a product has the same bits each time. A
+// large one is measured where its stream is not being captured, when its sizes, types, layout and alignments are seen
+// for the first time in a process: of the algorithms that have the bits of the library's own choice, on the operands
+// that are there, the fastest is used from then on. Times are not the same twice, and neither is that algorithm; its
+// bits are.
 namespace stepgraph::cuda {
 
 // [rows, cols], or where `transposed` lying as [cols, rows].

@@ -29,6 +29,21 @@ sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, boo
   return test;
 }
 
+// Gradients that add up: in[0] is used by two linears, the second one's input by it and by a residual, and the weight
+// by all three.
+sg::testing::OpCase shared_case(const Sizes& sizes) {
+  auto test  = linear_case(sizes, sg::WeightLayout::out_in, true);
+  test.build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Linear first{.x = in[0], .weight = tape.weight("w"), .bias = tape.weight("b")};
+    const sg::Tensor y = sg::linear(tape, first);
+    sg::Linear second  = first;
+    second.x           = y;
+    const sg::Tensor z = sg::residual(tape, {.x = y, .branch = sg::linear(tape, second)});
+    return sg::residual(tape, {.x = z, .branch = sg::linear(tape, first)});
+  };
+  return test;
+}
+
 }  // namespace
 
 TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda]") {
@@ -56,15 +71,15 @@ TEST_CASE("gradients of two linears of one input add up on a device, and so do t
           "[ops][cuda]") {
   const Sizes sizes = GENERATE(Sizes{6, 5, 5}, Sizes{128, 64, 64});
   CAPTURE(sizes.rows);
-  auto test  = linear_case(sizes, sg::WeightLayout::out_in, true);
-  test.build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
-    const sg::Linear first{.x = in[0], .weight = tape.weight("w"), .bias = tape.weight("b")};
-    const sg::Tensor y = sg::linear(tape, first);
-    sg::Linear second  = first;
-    second.x           = y;
-    // in[0] is used by both, y by the second and by the residual.
-    const sg::Tensor z = sg::residual(tape, {.x = y, .branch = sg::linear(tape, second)});
-    return sg::residual(tape, {.x = z, .branch = sg::linear(tape, first)});
-  };
-  sg::testing::check_on_device(test);
+  sg::testing::check_on_device(shared_case(sizes));
+}
+
+TEST_CASE("products that are measured when they are first seen leave what they should, and add to what was there",
+          "[ops][cuda]") {
+  sg::testing::need_device();
+  const Sizes large{1024, 768, 768};  // more than 10^9 flops
+  sg::testing::check_on_device(shared_case(large), {sg::DType::f32, sg::DType::bf16});
+  auto active  = linear_case(large, sg::WeightLayout::in_out, true, sg::Activation::gelu_tanh);
+  active.range = 0.5;
+  sg::testing::check_on_device(active, {sg::DType::bf16});
 }
