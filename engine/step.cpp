@@ -1,6 +1,7 @@
 #include "engine/step.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "engine/recording.hpp"
@@ -209,14 +210,17 @@ void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::ui
 }
 
 void Step::issue() noexcept {
+  const auto begin = std::chrono::steady_clock::now();
   try {
-    if (!needs_.recording && device_->replay()) return;
-    device_->begin(needs_.recording != nullptr);
-    for (const std::uint32_t node : tasks_in_order_) run(data_.bodies[node].invoke(), tasks_[node]);
-    device_->end(!stopping());
+    if (needs_.recording || !device_->replay()) {
+      device_->begin(needs_.recording != nullptr);
+      for (const std::uint32_t node : tasks_in_order_) run(data_.bodies[node].invoke(), tasks_[node]);
+      device_->end(!stopping());
+    }
   } catch (const Error& error) {
     stop(*run_, error, /*name_running=*/false);
   }
+  issue_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 void Step::stop(RunState& run, const Error& why, bool name_running) {

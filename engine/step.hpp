@@ -81,7 +81,8 @@ class Step {
   // From here on bodies enqueue their work there, one after another in this order.
   void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order);
   [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
-  void issue() noexcept;  // all of a run, on this thread
+  void issue() noexcept;                                              // all of a run, on this thread
+  [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
 
   void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
 
@@ -123,6 +124,7 @@ class Step {
 
   std::unique_ptr<DeviceProgram> device_;
   std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
+  double issue_s_ = 0;
 
   RunState* run_   = nullptr;
   Pool* pool_      = nullptr;
