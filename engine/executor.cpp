@@ -160,6 +160,7 @@ Memory& Program::memory() const noexcept { return impl_->step.memory(); }
 std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
 std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
 std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
+double Program::issue_s() const noexcept { return impl_->step.issue_s(); }
 
 struct Run::Impl {
   Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,

@@ -26,6 +26,8 @@ class Program {
   [[nodiscard]] std::size_t num_tasks() const noexcept;
   [[nodiscard]] std::size_t num_task_edges() const noexcept;
   [[nodiscard]] std::size_t num_waiting_lanes() const noexcept;
+  // On a device, how long a thread was busy until all of the last run that has ended was enqueued; 0: nothing was.
+  [[nodiscard]] double issue_s() const noexcept;
 
  private:
   friend class Executor;

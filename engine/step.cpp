@@ -1,6 +1,7 @@
 #include "engine/step.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "engine/recording.hpp"
@@ -211,20 +212,25 @@ void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::ui
   host_lanes_     = std::move(host_lanes);
 }
 
+void Step::issue_nodes() {
+  device_->begin(needs_.recording != nullptr);
+  for (const std::uint32_t node : tasks_in_order_) {
+    if (host_lanes_->hand_over(node)) continue;
+    host_lanes_->wait_before(node);
+    run(data_.bodies[node].invoke(), tasks_[node]);
+  }
+  host_lanes_->wait_for_all();
+  device_->end(!stopping());
+}
+
 void Step::issue() noexcept {
+  const auto begin = std::chrono::steady_clock::now();
   try {
-    if (!needs_.recording && host_lanes_->size() == 0 && device_->replay()) return;
-    device_->begin(needs_.recording != nullptr);
-    for (const std::uint32_t node : tasks_in_order_) {
-      if (host_lanes_->hand_over(node)) continue;
-      host_lanes_->wait_before(node);
-      run(data_.bodies[node].invoke(), tasks_[node]);
-    }
-    host_lanes_->wait_for_all();
-    device_->end(!stopping());
+    if (needs_.recording || host_lanes_->size() > 0 || !device_->replay()) issue_nodes();
   } catch (const Error& error) {
     stop(*run_, error, /*name_running=*/false);
   }
+  issue_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 void Step::run_host_lane(std::size_t lane) noexcept {

@@ -83,7 +83,8 @@ class Step {
   void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
                   std::unique_ptr<HostLanes> host_lanes);
   [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
-  void issue() noexcept;                          // all of a run, on this thread
+  void issue() noexcept;                                              // all of a run, on this thread
+  [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
   void run_host_lane(std::size_t lane) noexcept;  // its nodes, on a thread of their own, while others are issued
 
   void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
@@ -112,6 +113,7 @@ class Step {
   static void fail_current() noexcept;
   void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void issue_nodes();
   void bind(Match& match);
   void communicate(const Context& context);
 
@@ -127,6 +129,7 @@ class Step {
   std::unique_ptr<DeviceProgram> device_;
   std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
   std::unique_ptr<HostLanes> host_lanes_;      // likewise
+  double issue_s_ = 0;
 
   RunState* run_   = nullptr;
   Pool* pool_      = nullptr;

@@ -40,6 +40,7 @@ class StepRun {
   [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
   [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
+  [[nodiscard]] const Program& program() const noexcept { return *program_; }
 
   // Called once for each tensor of the model, with room for all of its elements; every rank gets its part.
   using FillTensor =

@@ -138,6 +138,7 @@ TEST_CASE("a program on a device issues every node once, in an order that edges 
     for (const sg::Buffer each : x) CHECK(program.memory().first<double>(each) == 6);
     CHECK(world.eager.order.size() == 6);
     CHECK(world.eager.num_after == 6);
+    CHECK(program.issue_s() > 0);
     CHECK(world.eager.good);
     CHECK(world.parts_with_queue == 3);
     const auto place = [&](std::uint32_t node) {

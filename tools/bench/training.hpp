@@ -7,6 +7,7 @@
 #include "engine/world.hpp"
 #include "graphs/gpt2.hpp"
 #include "graphs/trainer.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 // Training steps of known models in known layouts, for benchmarks.
 namespace stepgraph::bench {
@@ -36,7 +37,8 @@ struct TrainingCase {
 // Ready to run again and again, on synthetic tokens.
 class Training {
  public:
-  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
+  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback",
+           const cli::WorldOptions& options = {});
   double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) when the loss is no number
   [[nodiscard]] StepRun& run() { return trainer_.run(); }
 

@@ -4,6 +4,7 @@
 #include "engine/error.hpp"
 #include "graphs/calibration.hpp"
 #include "tools/bench/adam.hpp"
+#include "tools/bench/capture.hpp"
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/overhead.hpp"
 #include "tools/bench/predict.hpp"
@@ -93,7 +94,34 @@ constexpr const char* models_text =
     "4096; "
     "M: 8 layers, width 512, 8 heads, sequences of 256, 4 of them, vocabulary 8192; tiny is for tests. Data-parallel "
     "ranks share those sequences. Layouts with tensor or pipeline parallel ranks train eight times as many, in eight "
-    "microbatches (M: 32 in microbatches of 4), as a pipeline needs several to be full.";
+    "microbatches (M: 32 in microbatches of 4), as a pipeline needs several to be full. 124M, 350M and 1558M are "
+    "GPT-2's "
+    "sizes in bf16 for a GPU: sequences of 1024, 64, 32 and 8 of them.";
+
+void add_backend(CLI::App& command, std::string& backend) {
+  command.add_option("--backend", backend, "Where ranks live")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"loopback", "cuda"}));
+}
+
+void add_capture(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "capture",
+      str("Training steps on a GPU, captured and enqueued as one or enqueued node by node: their time, that of the "
+          "host "
+          "until all is enqueued, and for which share of the time the GPU has nothing to do. ",
+          models_text,
+          " issue_ms is how long a thread was busy enqueuing, waiting for room in the GPU's queues included. "
+          "idle_share "
+          "is that in which no kernel, copy or fill ran, from the first to the last of some steps in a row, the time "
+          "between steps included; recording that (CUPTI) slows steps down, so that it is no less than without. "
+          "idle_estimate is 1 - busy_ms / step_ms: what ran as long as it did then, in a step that was not recorded."));
+  auto options = std::make_shared<bench::CaptureOptions>();
+  add_training_options(*command, *options);
+  add_backend(*command, options->backend);
+  command->footer("Example: stepgraph bench capture --models 124M,350M,1558M --json");
+  command->callback([options] { bench::capture(*options); });
+}
 
 void add_bench_train(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
@@ -112,9 +140,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--shard", options->shard, "How data-parallel ranks share the state of training")
       ->capture_default_str()
       ->check(CLI::IsMember({"none", "zero1", "grad_op", "full"}));
-  command->add_option("--backend", options->backend, "Where ranks live")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"loopback", "cuda"}));
+  add_backend(*command, options->backend);
   command->footer("Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json");
   command->callback([options] { bench::train(*options); });
 }
@@ -157,6 +183,7 @@ void add_bench(CLI::App& app) {
   overhead->footer("Example: stepgraph bench overhead --pairs 21 --json");
   overhead->callback([options] { bench::overhead(*options); });
   add_adam(*bench);
+  add_capture(*bench);
   add_collectives(*bench);
   add_bench_train(*bench);
   add_bench_predict(*bench);
