@@ -1,9 +1,11 @@
 // The golden models on a GPU: the same graphs, proved and planned as on the CPU, on streams.
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
 #include "tests/support/device_case.hpp"
 #include "tests/support/golden.hpp"
+#include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::golden;
@@ -29,7 +31,9 @@ TEST_CASE("a GPU trains as transformers does, in every layout", "[graphs][cuda][
                              Case{2, 2, 2, none}, Case{2, 1, 1, full}, Case{2, 2, 2, full}, Case{2, 1, 1, zero1});
   CAPTURE(model, test.dp, test.tp, test.pp, to_string(test.strategy));
   const auto world = sg::testing::device_world(test.dp * test.tp * test.pp);
-  sg::testing::check_golden_bounds(golden(model), sg::testing::train(golden(model), plan_of(test), 2, 20, *world), 20);
+  const int steps  = std::max(2, sg::testing::cases(20));
+  sg::testing::check_golden_bounds(golden(model), sg::testing::train(golden(model), plan_of(test), 2, steps, *world),
+                                   steps);
 }
 
 TEST_CASE("captured or issued step by step, a GPU trains to the same bits", "[graphs][cuda]") {
