@@ -42,8 +42,9 @@ TEST_CASE("what ran on a device is recorded piece by piece, also where a step is
   for (int run = 0; run < 4; ++run) {  // as it is, captured, replayed twice
     CAPTURE(run);
     executor.run(program);
+    static_cast<void>(program.memory().first<float>(other));  // waits, and is a copy itself
     const auto found = activity->take();
-    CHECK(found.size() == 2 * rounds);
+    CHECK(found.size() >= 2 * rounds);
     for (const sg::CudaInterval& each : found) CHECK(each.begin_ns < each.end_ns);
   }
   activity.reset();
