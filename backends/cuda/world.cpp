@@ -33,7 +33,8 @@ CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
   const auto here = cuda_devices();
   for (const int device : options.devices) {
     if (device >= 0 && device < static_cast<int>(here.size())) continue;
-    throw Error(ErrorKind::backend, str("cuda: no device ", device, " (", here.size(), " are here)"));
+    throw Error(ErrorKind::backend,
+                str("cuda: no device ", device, " (", here.size(), " are here; or backend loopback)"));
   }
   impl_ = std::make_unique<Impl>(num_ranks, options);
 }
