@@ -42,6 +42,7 @@ CudaWorld::~CudaWorld() = default;
 
 int CudaWorld::num_ranks() const { return impl_->num_ranks; }
 Device* CudaWorld::device() { return impl_.get(); }
+void CudaWorld::set_capture(bool capture) { impl_->shared.capture = capture; }
 void CudaWorld::synchronize() { impl_->queues.synchronize(); }
 
 void CudaWorld::communicate(const Context&, const Exchange& exchange) {

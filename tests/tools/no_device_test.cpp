@@ -23,7 +23,7 @@ TEST_CASE("without a device, the backend cuda is exit code 3, what is missing an
            "eval " + small.config() + " --set backend=cuda",
            "generate " + small.config() + " --set backend=cuda --prompt 1",
            "bench train --backend cuda --models tiny --dry-run --json",
-           "bench capture --models tiny --dry-run --json",
+           "bench capture --model tiny --dry-run --json",
            "bench copy --dry-run --json",
        })) {
     CAPTURE(arguments);

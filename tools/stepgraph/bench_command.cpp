@@ -109,19 +109,27 @@ void add_backend(CLI::App& command, std::string& backend) {
 void add_capture(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "capture",
-      str("Training steps on a GPU, captured and enqueued as one or enqueued node by node: their time, that of the "
-          "host "
-          "until all is enqueued, and for which share of the time the GPU has nothing to do. ",
+      str("Training steps on a GPU, captured and enqueued as one, in turn with the same enqueued node by node: their "
+          "time, that of the host until all is enqueued, and for which share of the time the GPU has nothing to do. ",
           models_text,
           " issue_ms is how long a thread was busy enqueuing, waiting for room in the GPU's queues included. "
           "idle_share "
           "is that in which no kernel, copy or fill ran, from the first to the last of some steps in a row, the time "
           "between steps included; recording that (CUPTI) slows steps down, so that it is no less than without. "
-          "idle_estimate is 1 - busy_ms / step_ms: what ran as long as it did then, in a step that was not recorded."));
+          "idle_estimate is 1 - busy_ms / step_ms: what ran as long as it did then, in a step that was not recorded. "
+          "One model: once something was recorded, nothing in the process is as fast as before."));
   auto options = std::make_shared<bench::CaptureOptions>();
-  add_training_options(*command, *options);
+  command->add_option("--model", options->model, "Which model")
+      ->capture_default_str()
+      ->check(CLI::IsMember(bench::known_models()));
+  command->add_option("--layout", options->layout, "Ranks: data x tensor x pipeline parallel")->capture_default_str();
   add_backend(*command, options->backend);
-  command->footer("Example: stepgraph bench capture --models 124M,350M,1558M --json");
+  command->add_option("--steps", options->steps, "Steps of each kind that are counted; the median is taken")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_flag("--dry-run", options->dry_run, "One step of everything: a smoke test, not a figure");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph bench capture --model 350M --json");
   command->callback([options] { bench::capture(*options); });
 }
 
