@@ -211,6 +211,39 @@ std::vector<WorkerBusy> busy_workers(const Timeline& timeline) {
   return out;
 }
 
+std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline) {
+  check(graph, timeline);
+  const GraphData& data = graph.data();
+  std::vector<std::vector<Interval>> lanes(data.lane_sizes.size());
+  for (const std::uint32_t node : by_begin(timeline)) {
+    const NodeRecord& record = data.nodes[node];
+    if (record.lane < 0) continue;
+    join(lanes[static_cast<std::size_t>(record.rank) * num_lane_kinds + static_cast<std::size_t>(record.lane)],
+         timeline.nodes[node]);
+  }
+  std::vector<std::pair<double, int>> changes;
+  for (const std::vector<Interval>& lane : lanes) {
+    for (const Interval& each : lane) {
+      if (each.end <= each.begin) continue;
+      changes.emplace_back(each.begin, 1);
+      changes.emplace_back(each.end, -1);
+    }
+  }
+  std::sort(changes.begin(), changes.end());  // at one moment, ends first
+  const auto num_lanes =
+      std::count_if(data.lane_sizes.begin(), data.lane_sizes.end(), [](auto size) { return size > 0; });
+  std::vector<double> out(static_cast<std::size_t>(num_lanes) + 1, 0);
+  double since    = 0;
+  std::size_t now = 0;
+  for (const auto& [time, change] : changes) {
+    out[now] += time - since;
+    since = time;
+    change > 0 ? ++now : --now;
+  }
+  out[0] += std::max(0.0, timeline.makespan_s - since);
+  return out;
+}
+
 std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline) {
   check(graph, timeline);
   const GraphData& data = graph.data();

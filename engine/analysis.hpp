@@ -42,6 +42,10 @@ struct WorkerBusy {
 };
 [[nodiscard]] std::vector<WorkerBusy> busy_workers(const Timeline& timeline);  // workers that ran something
 
+// For how long so many lanes were at work at the same time: element k with exactly k of them; element 0 is the rest of
+// the makespan. As many elements as lanes that have nodes, and one.
+[[nodiscard]] std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline);
+
 // How long a rank communicates, and how much of that time it computes as well.
 struct HiddenCommunication {
   double communicate_s = 0;

@@ -4,6 +4,8 @@
 #include <array>
 
 #include "engine/error.hpp"
+#include "engine/lowering.hpp"
+#include "engine/memory_plan.hpp"
 
 namespace stepgraph {
 namespace {
@@ -85,6 +87,11 @@ std::vector<std::uint32_t> positions(const std::vector<std::uint32_t>& order) {
   return position;
 }
 
+std::size_t num_different(std::vector<std::uint32_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  return static_cast<std::size_t>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
+}
+
 }  // namespace
 
 std::span<const std::uint32_t> StreamPlan::waits_of(Node node) const {
@@ -92,6 +99,18 @@ std::span<const std::uint32_t> StreamPlan::waits_of(Node node) const {
 }
 std::span<const std::uint32_t> StreamPlan::loop_waits_of(Node node) const {
   return std::span(loop_waits).subspan(loop_begin[node.id], loop_begin[node.id + 1] - loop_begin[node.id]);
+}
+
+std::size_t StreamPlan::num_streams() const {
+  std::vector<std::uint32_t> all = stream;
+  std::erase(all, none);
+  return num_different(std::move(all));
+}
+
+std::size_t StreamPlan::num_events() const {
+  std::vector<std::uint32_t> all = waits;
+  all.insert(all.end(), loop_waits.begin(), loop_waits.end());
+  return num_different(std::move(all));
 }
 
 std::string stream_name(std::uint32_t stream) {
@@ -142,6 +161,10 @@ StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const 
   pack(waits, plan.wait_begin, plan.waits);
   pack(loops, plan.loop_begin, plan.loop_waits);
   return plan;
+}
+
+StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world) {
+  return plan_streams(graph, plan.edges, issue_order(lower(graph, plan.edges, world), plan.position));
 }
 
 void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan) {

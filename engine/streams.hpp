@@ -9,6 +9,9 @@
 
 namespace stepgraph {
 
+struct MemoryPlan;  // engine/memory_plan.hpp
+class World;
+
 // A graph as streams: queues of a device, each of which runs what is put there in its order, and waits of one for
 // another. Data, so that it can be looked at and proved without a device.
 //
@@ -27,10 +30,15 @@ struct StreamPlan {
 
   [[nodiscard]] std::span<const std::uint32_t> waits_of(Node node) const;
   [[nodiscard]] std::span<const std::uint32_t> loop_waits_of(Node node) const;
+  [[nodiscard]] std::size_t num_streams() const;  // that have nodes
+  [[nodiscard]] std::size_t num_events() const;   // nodes that others wait for
 };
 
 // `order`: by task, as lowered: what runs as one has one place. Edges: the graph's own, or a memory plan's.
 [[nodiscard]] StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order);
+
+// What a program in the plan's arenas would have on a device of that world, which needs none for it to be planned.
+[[nodiscard]] StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world);
 
 // Throws Error(graph), naming two nodes and their streams, where an edge is not implied by the order of streams and the
 // waits: the device could run them at once.

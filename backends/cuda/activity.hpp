@@ -12,7 +12,7 @@ struct CudaInterval {
 
 // Records when each kernel, copy and fill runs on this process's devices while it lives, those of CUDA graphs one by
 // one too. By CUPTI, which comes with the CUDA Toolkit, is loaded when this is first made, and makes what it records
-// take somewhat longer. One at a time.
+// take somewhat longer; and what runs after it too: CUPTI stays where it is. One at a time.
 class CudaActivity {
  public:
   CudaActivity();  // throws Error(backend) where there is no CUPTI, it refuses, or another one lives

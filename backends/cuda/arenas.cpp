@@ -1,33 +1,39 @@
 #include "backends/cuda/arenas.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "backends/cuda/check.hpp"
 
 namespace stepgraph::cuda {
+namespace {
+
+std::byte* pin(Rank rank, std::size_t size) {
+  void* bytes              = nullptr;
+  const cudaError_t status = cudaHostAlloc(&bytes, size, cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    const long page = sysconf(_SC_PAGESIZE);
+    throw Error(ErrorKind::backend,
+                str("cuda: the planned arena of rank ", rank, " needs ", size,
+                    " bytes of pinned host memory, of whose ", sysconf(_SC_PHYS_PAGES) * page, " bytes ",
+                    sysconf(_SC_AVPHYS_PAGES) * page, " are free (fewer ranks here, or less that is offloaded)"));
+  }
+  check(status, str("pinning ", size, " bytes for rank ", rank));
+  std::fill_n(static_cast<std::byte*>(bytes), size, std::byte{0});
+  return static_cast<std::byte*>(bytes);
+}
+
+}  // namespace
 
 std::byte* Arenas::allocate(Rank rank, Space space, std::size_t size) {
   const OnDevice here(queues_.device_of(rank));
-  void* bytes = nullptr;
-  if (space == Space::pinned) {
-    check(cudaHostAlloc(&bytes, size, cudaHostAllocDefault), str("pinning ", size, " bytes for rank ", rank));
-    std::fill_n(static_cast<std::byte*>(bytes), size, std::byte{0});
-    return static_cast<std::byte*>(bytes);
-  }
-  const cudaError_t status = cudaMalloc(&bytes, size);
-  if (status == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
-    std::size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "asking for free memory");
-    throw Error(ErrorKind::backend, str("cuda: rank ", rank, " is planned to need ", size, " bytes on device ",
-                                        queues_.device_of(rank), ", of whose ", total, " bytes ", free,
-                                        " are free (fewer ranks on it, or recompute, shard or a "
-                                        "smaller batch.micro)"));
-  }
-  check(status, str("allocating ", size, " bytes for rank ", rank));
+  if (space == Space::pinned) return pin(rank, size);
+  std::byte* const bytes = allocate_on(queues_.device_of(rank), size, str("the planned arena of rank ", rank));
   check(cudaMemset(bytes, 0, size), "clearing an arena");
   check(cudaDeviceSynchronize(), "clearing an arena");
-  return static_cast<std::byte*>(bytes);
+  return bytes;
 }
 
 void Arenas::release(Rank rank, Space space, std::byte* bytes) noexcept {

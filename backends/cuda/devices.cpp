@@ -3,10 +3,33 @@
 #include "backends/cuda/check.hpp"
 
 namespace stepgraph {
+namespace {
+
+std::string version_text(int version) { return str(version / 1000, ".", version % 1000 / 10); }
+
+// What is missing, and what would be right.
+void check_count(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // told here
+  int driver = 0, runtime = 0;
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  static_cast<void>(cudaRuntimeGetVersion(&runtime));
+  std::string why = str(cudaGetErrorString(status), " (a GPU that works");
+  if (status == cudaErrorInsufficientDriver) {
+    why = str(
+        driver == 0 ? "no NVIDIA driver was found" : str("the NVIDIA driver knows CUDA up to ", version_text(driver)),
+        " (one for CUDA ", version_text(runtime), " or newer, and a GPU");
+  } else if (status == cudaErrorNoDevice) {
+    why = "there is none (an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
+  }
+  throw Error(ErrorKind::backend, str("cuda: counting devices: ", why, "; or backend loopback)"));
+}
+
+}  // namespace
 
 std::vector<CudaDevice> cuda_devices() {
   int count = 0;
-  check(cudaGetDeviceCount(&count), "counting devices");
+  check_count(cudaGetDeviceCount(&count));
   std::vector<CudaDevice> devices;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
@@ -20,7 +43,7 @@ std::vector<CudaDevice> cuda_devices() {
 std::string describe_cuda() {
   int runtime = 0;
   cudaRuntimeGetVersion(&runtime);
-  std::string text = str("CUDA ", runtime / 1000, ".", runtime % 1000 / 10, ": ");
+  std::string text = str("CUDA ", version_text(runtime), ": ");
   try {
     const auto devices = cuda_devices();
     if (devices.empty()) return text + "no device";

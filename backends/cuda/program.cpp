@@ -75,7 +75,7 @@ void Program::take_turn(bool captured) {
 }
 
 bool Program::replay() {
-  if (graph_exec_ == nullptr) return false;
+  if (graph_exec_ == nullptr || !shared_.capture) return false;
   const std::lock_guard lock(shared_.mutex);
   take_turn(true);
   check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");

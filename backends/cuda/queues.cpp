@@ -27,6 +27,22 @@ OnDevice::OnDevice(int device) {
 }
 OnDevice::~OnDevice() { static_cast<void>(cudaSetDevice(before_)); }
 
+std::byte* allocate_on(int device, std::size_t size, const std::string& what) {
+  const OnDevice here(device);
+  void* bytes              = nullptr;
+  const cudaError_t status = cudaMalloc(&bytes, size);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "asking for free memory");
+    throw Error(ErrorKind::backend,
+                str("cuda: ", what, " needs ", size, " bytes on device ", device, ", of whose ", total, " bytes ", free,
+                    " are free (fewer ranks on it, or recompute, shard or a smaller batch.micro)"));
+  }
+  check(status, str("allocating ", size, " bytes for ", what));
+  return static_cast<std::byte*>(bytes);
+}
+
 Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
   const OnDevice here(device);
   int least = 0, greatest = 0;
@@ -46,9 +62,8 @@ Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
   check_dnn(cudnnCreate(&dnn), "starting cuDNN");
   handles_.dnn = dnn;
   check_dnn(cudnnSetStream(dnn, stream), "giving cuDNN its stream");
-  void* workspace = nullptr;
-  check(cudaMalloc(&workspace, workspace_bytes), str("allocating a workspace of ", workspace_bytes, " bytes"));
-  handles_.workspace = {static_cast<std::byte*>(workspace), workspace_bytes};
+  handles_.workspace = {allocate_on(device, workspace_bytes, "the workspace of a compute stream, beside arenas,"),
+                        workspace_bytes};
 }
 
 Queue::~Queue() {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "engine/device.hpp"
@@ -51,6 +52,10 @@ class Queues {
   std::mutex mutex_;  // guards the map
   std::map<std::pair<int, LaneKind>, std::unique_ptr<Queue>> queues_;
 };
+
+// Device memory, not zeroed. Throws Error(backend) where there is too little: `what` needs so many bytes, how many the
+// device has and how many are free, and what would help.
+[[nodiscard]] std::byte* allocate_on(int device, std::size_t size, const std::string& what);
 
 // Makes a device current while it lives.
 class OnDevice {

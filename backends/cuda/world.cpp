@@ -33,7 +33,8 @@ CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
   const auto here = cuda_devices();
   for (const int device : options.devices) {
     if (device >= 0 && device < static_cast<int>(here.size())) continue;
-    throw Error(ErrorKind::backend, str("cuda: no device ", device, " (", here.size(), " are here)"));
+    throw Error(ErrorKind::backend,
+                str("cuda: no device ", device, " (", here.size(), " are here; or backend loopback)"));
   }
   impl_ = std::make_unique<Impl>(num_ranks, options);
 }
@@ -41,6 +42,7 @@ CudaWorld::~CudaWorld() = default;
 
 int CudaWorld::num_ranks() const { return impl_->num_ranks; }
 Device* CudaWorld::device() { return impl_.get(); }
+void CudaWorld::set_capture(bool capture) { impl_->shared.capture = capture; }
 void CudaWorld::synchronize() { impl_->queues.synchronize(); }
 
 void CudaWorld::communicate(const Context&, const Exchange& exchange) {

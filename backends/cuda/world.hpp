@@ -36,7 +36,8 @@ class CudaWorld final : public World {
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view) noexcept override {}
 
-  void synchronize();  // waits until all that was issued is done; throws Error(backend) if it failed
+  void set_capture(bool capture);  // as in the options, from the next step on; not while one is under way
+  void synchronize();              // waits until all that was issued is done; throws Error(backend) if it failed
 
  private:
   struct Impl;

@@ -7,6 +7,7 @@
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/activity.hpp"
+#include "backends/cuda/world.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
 #include "ops/convert.hpp"
@@ -24,7 +25,9 @@ TEST_CASE("what ran on a device is recorded piece by piece, also where a step is
   };
   const sg::Buffer wide = kept(4 << 20, sg::DType::f32), half = kept(2 << 20, sg::DType::bf16),
                    other = kept(4 << 20, sg::DType::f32);
-  constexpr int rounds   = 5;
+  const sg::Buffer one = kept(8, sg::DType::f64), count = kept(8, sg::DType::f64);
+  sg::reduce_into(graph, {.name = "count", .into = count, .from = one});
+  constexpr int rounds = 5;
   for (int i = 0; i < rounds; ++i) {
     sg::convert(graph, {.name = "round", .to = half, .from = wide});
     sg::copy(graph, {.name = "copy", .to = other, .from = wide});
@@ -39,11 +42,14 @@ TEST_CASE("what ran on a device is recorded piece by piece, also where a step is
   }
   CHECK_THROWS_MATCHES(sg::CudaActivity(), sg::Error, MessageMatches(ContainsSubstring("one at a time")));
   static_cast<void>(activity->take());
-  for (int run = 0; run < 4; ++run) {  // as it is, captured, replayed twice
+  program.memory().set_first(one, 1.0);
+  for (int run = 0; run < 6; ++run) {  // as it is, captured, replayed, as it is again, replayed twice
     CAPTURE(run);
+    dynamic_cast<sg::CudaWorld&>(*world).set_capture(run != 3);
     executor.run(program);
+    CHECK(program.memory().first<double>(count) == run + 1);  // waits, and is a copy itself
     const auto found = activity->take();
-    CHECK(found.size() == 2 * rounds);
+    CHECK(found.size() >= 2 * rounds + 1);
     for (const sg::CudaInterval& each : found) CHECK(each.begin_ns < each.end_ns);
   }
   activity.reset();

@@ -148,6 +148,21 @@ TEST_CASE("moments at which several nodes of a lane, rank or worker run count on
   CHECK(workers[2].share == 0.125);
 }
 
+TEST_CASE("lanes at work at the same time are counted, nodes without a lane are not", "[engine][analysis]") {
+  sg::Graph graph(2);
+  const auto lane = [&](sg::Rank rank, sg::LaneKind kind) { return graph.lane(rank, kind); };
+  add(graph, "a", lane(r0, sg::LaneKind::compute));
+  add(graph, "b", lane(r0, sg::LaneKind::compute));
+  add(graph, "in", lane(r0, sg::LaneKind::h2d));
+  add(graph, "out", lane(r1, sg::LaneKind::d2h));
+  add(graph, "nothing", lane(r1, sg::LaneKind::d2h));
+  graph.add({.name = "free", .rank = r1});
+  // compute [1, 3) and [3, 5), h2d [2, 6), d2h [4, 4.5) and a moment; alone until 1 and from 6 on.
+  const sg::Timeline t = timeline({{1, 3}, {3, 5}, {2, 6}, {4, 4.5}, {0.5, 0.5}, {0, 8}});
+  CHECK(sg::lanes_at_once(graph, t) == std::vector<double>{3, 2, 2.5, 0.5});
+  CHECK(sg::lanes_at_once(graph, timeline(std::vector<sg::NodeTime>(6))) == std::vector<double>{0, 0, 0, 0});
+}
+
 TEST_CASE("communication is hidden while the same rank computes, and only then", "[engine][analysis]") {
   sg::Graph graph(2);
   const auto lane = [&](sg::Rank rank, sg::LaneKind kind) { return graph.lane(rank, kind); };

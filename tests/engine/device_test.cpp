@@ -44,7 +44,9 @@ struct EagerMemory final : sg::DeviceMemory {
 struct EagerDevice final : sg::Device {
   struct Program final : sg::DeviceProgram {
     Program(EagerDevice& device, const sg::Graph& of, sg::StreamPlan streams)
-        : owner(device), graph(of), plan(std::move(streams)) {}
+        : owner(device), graph(of), plan(std::move(streams)) {
+      owner.last_plan = plan;
+    }
     [[nodiscard]] bool replay() override { return false; }
     void begin(bool) override { owner.order.clear(); }
     [[nodiscard]] const sg::DeviceQueue* before(sg::Node node) override {
@@ -67,6 +69,7 @@ struct EagerDevice final : sg::Device {
     return std::make_unique<Program>(*this, graph, std::move(plan));
   }
   EagerMemory bytes;
+  sg::StreamPlan last_plan;
   std::vector<std::uint32_t> order;  // of the last run, all parts of a communication
   int num_after = 0;
   bool good     = false;
@@ -154,6 +157,22 @@ TEST_CASE("a program on a device issues every node once, in an order that edges 
     CHECK(recorder.timeline().makespan_s == 2);
   }
   CHECK(world.eager.bytes.held == 0);  // an executor keeps nobody's memory
+}
+
+TEST_CASE("a program's streams are those that can be planned and proved without a device", "[engine][device]") {
+  EagerWorld world(3);
+  std::vector<sg::Buffer> x;
+  sg::Graph graph = summing(3, x);
+  for (int i = 0; i < 3; ++i) graph.add({.name = "later", .lane = graph.lane(sg::Rank{1}, sg::LaneKind::h2d)});
+  const sg::MemoryPlan plan = sg::plan_memory(graph);
+  const sg::Program program(graph, world, plan);
+  const sg::StreamPlan planned = sg::plan_streams(graph, plan, sg::LoopbackWorld(3)), &had = world.eager.last_plan;
+  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // along the plan
+  CHECK(had.issue_order == planned.issue_order);
+  CHECK(had.stream == planned.stream);
+  CHECK(had.waits == planned.waits);
+  CHECK(had.loop_waits == planned.loop_waits);
+  CHECK(planned.num_streams() == 7);
 }
 
 TEST_CASE("what a device cannot run is refused or named", "[engine][device][refuses]") {

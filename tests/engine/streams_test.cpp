@@ -8,7 +8,6 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/error.hpp"
-#include "engine/lowering.hpp"
 #include "engine/memory_plan.hpp"
 #include "tests/support/random_graph.hpp"
 #include "tests/support/scale.hpp"
@@ -20,9 +19,7 @@ using Catch::Matchers::MessageMatches;
 namespace {
 
 sg::StreamPlan streams_of(const sg::Graph& graph, const sg::MemoryPlan& plan) {
-  const sg::LoopbackWorld world(graph.num_ranks());
-  const sg::Lowering lowering = sg::lower(graph, plan.edges, world);
-  return sg::plan_streams(graph, plan.edges, sg::issue_order(lowering, plan.position));
+  return sg::plan_streams(graph, plan, sg::LoopbackWorld(graph.num_ranks()));
 }
 
 // Without one of its waits.
@@ -87,6 +84,23 @@ TEST_CASE("nodes of one lane wait for nobody, and a wait that another implies is
   graph.add({.name = "d", .lane = lane(sg::LaneKind::compute), .reads = y});
   const sg::StreamPlan plan = streams_of(graph, sg::plan_memory(graph));
   CHECK(plan.waits == std::vector<std::uint32_t>{1});
+  CHECK(plan.num_streams() == 2);
+  CHECK(plan.num_events() == 3);  // the next run's a and b wait for c and d
+}
+
+TEST_CASE("a host node is on no stream, and a node that several wait for has one event", "[engine][streams]") {
+  sg::Graph graph;
+  const auto lane    = [&](sg::LaneKind kind) { return graph.lane(sg::Rank{0}, kind); };
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
+  graph.add({.name = "a", .lane = lane(sg::LaneKind::compute), .writes = x});
+  graph.add({.name = "b", .lane = lane(sg::LaneKind::d2h), .reads = x});
+  graph.add({.name = "c", .lane = lane(sg::LaneKind::reduce), .reads = x});
+  graph.add({.name = "look", .lane = lane(sg::LaneKind::host), .reads = x, .kind = sg::NodeKind::host});
+  const sg::StreamPlan plan = streams_of(graph, sg::plan_memory(graph));
+  CHECK(plan.waits == std::vector<std::uint32_t>{0, 0, 0});
+  CHECK(plan.loop_waits == std::vector<std::uint32_t>{2, 1});
+  CHECK(plan.num_streams() == 3);
+  CHECK(plan.num_events() == 3);
 }
 
 TEST_CASE("a node without a lane goes where the latest node before it is", "[engine][streams]") {

@@ -18,9 +18,10 @@ struct Bench {
   std::vector<std::pair<sg::Buffer, std::vector<double>>> set;
   std::vector<sg::Buffer> all;
 
-  sg::Buffer buffer(std::int64_t count, sg::DType type) {
+  sg::Buffer buffer(std::int64_t count, sg::DType type, sg::Space space = sg::Space::device) {
     const sg::Buffer made = graph.buffer({.size_bytes = count * static_cast<std::int64_t>(sg::size_bytes(type)),
                                           .type       = type,
+                                          .space      = space,
                                           .lifetime   = sg::Lifetime::persistent});
     std::vector<double> numbers;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -80,6 +81,30 @@ TEST_CASE("copies on a device move bytes that are cut differently on both sides"
                          .to   = {to.range(4 * 1600, 4 * 33), rows(to, 1700, 4, 8, 30)},
                          .from = {rows(from, 1, 3, 5, 11), from.range(4 * 700, 4 * 20), from.range(4 * 900, 4 * 100)}});
   sg::copy(bench.graph, {.name = "bytes", .to = to.strided(8000, 3, 7, 90), .from = from.range(9001, 270)});
+  bench.check();
+}
+
+TEST_CASE("copies go from pinned memory to a device and back beside each other, whole and in rows",
+          "[ops][cuda][copy]") {
+  sg::testing::need_device();
+  constexpr auto pinned = sg::Space::pinned;
+  constexpr auto f32    = sg::DType::f32;
+  Bench bench;
+  const sg::Buffer host_in = bench.buffer(100'003, f32, pinned), in = bench.buffer(100'003, f32),
+                   out = bench.buffer(70'001, f32), host_out = bench.buffer(70'001, f32, pinned),
+                   rows_out = bench.buffer(900, f32, pinned);
+  for (int i = 0; i < 3; ++i) {
+    sg::copy(bench.graph, {.name = "in", .lane = sg::LaneKind::h2d, .to = in, .from = host_in});
+    sg::copy(bench.graph, {.name = "out", .lane = sg::LaneKind::d2h, .to = host_out, .from = out});
+  }
+  sg::copy(bench.graph, {.name = "rows",
+                         .lane = sg::LaneKind::d2h,
+                         .to   = rows(rows_out, 1, 20, 30, 25),
+                         .from = rows(in, 3, 20, 41, 25)});
+  sg::copy(bench.graph, {.name = "cut",
+                         .lane = sg::LaneKind::h2d,
+                         .to   = rows(in, 50'000, 6, 10, 50),
+                         .from = rows(host_in, 1001, 20, 21, 15)});
   bench.check();
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "backends/loopback/world.hpp"
+#include "engine/edges.hpp"
 #include "engine/error.hpp"
 #include "engine/executor.hpp"
 #include "engine/verify.hpp"
@@ -75,4 +76,29 @@ TEST_CASE("a copy joins accesses that are cut differently", "[ops][copy]") {
   std::iota(x.begin(), x.end(), 0.0f);
   executor.run(program);
   CHECK(std::vector<float>(y.begin(), y.end()) == std::vector<float>{1, 3, 5, 0, 2, 4});
+}
+
+TEST_CASE("copies go from pinned memory to a device's and back, on lanes of their own", "[ops][copy]") {
+  constexpr std::int64_t count = 100'000;  // several tiles
+  sg::Graph graph;
+  const auto bytes = [&](sg::Space space) {
+    return graph.buffer({.size_bytes = count, .space = space, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer from = bytes(sg::Space::pinned), there = bytes(sg::Space::device), back = bytes(sg::Space::pinned);
+  const sg::Node in  = sg::copy(graph, {.name = "in", .lane = sg::LaneKind::h2d, .to = there, .from = from});
+  const sg::Node out = sg::copy(graph, {.name = "out", .lane = sg::LaneKind::d2h, .to = back, .from = there});
+  CHECK(graph.kind(in) == sg::NodeKind::copy);
+  CHECK(graph.device(out));
+  CHECK(graph.cost(out).bytes_moved == 2.0 * count);
+  CHECK(sg::reaches(graph, in, out));
+  sg::verify(graph);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2});
+  const sg::Program program(graph, world);
+  std::vector<std::uint8_t> given(count), found(count);
+  for (std::size_t i = 0; i < given.size(); ++i) given[i] = static_cast<std::uint8_t>(i * 7 + (i >> 8));
+  program.memory().write(from, std::span<const std::uint8_t>(given));
+  executor.run(program);
+  program.memory().read(back, std::span(found));
+  CHECK((found == given));
 }

@@ -20,8 +20,8 @@ sg::testing::Outcome run_stepgraph(const std::string& arguments) {
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
   for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "bench train ",
-                           "bench predict ", "bench capture ", "plan-memory ", "schedule ", "simulate ", "train ",
-                           "eval ", "generate ", "graph ", "verify "}) {
+                           "bench predict ", "bench capture ", "bench copy ", "plan-memory ", "schedule ", "simulate ",
+                           "train ", "eval ", "generate ", "graph ", "verify "}) {
     CAPTURE(path);
     const auto help = run_stepgraph(std::string(path) + "--help");
     CHECK(help.exit_code == 0);

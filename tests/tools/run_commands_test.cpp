@@ -109,8 +109,32 @@ TEST_CASE("verify proves both steps of a config", "[tools][verify]") {
   CHECK(lines[1].at("nodes").get<int>() < lines[0].at("nodes").get<int>());
   CHECK(lines[2].at("type") == "verify");
   CHECK(lines[2].at("valid") == true);
+  CHECK(lines[2].at("streams_proved") == true);
   CHECK(lines[2].at("flaws").empty());
   CHECK_THAT(small.run("verify").out, ContainsSubstring("training step:") && ContainsSubstring("valid: no race"));
+}
+
+TEST_CASE("verify plans and proves the streams of devices, where there is none", "[tools][verify]") {
+  const SmallRun small;
+  const auto plan_of = [&](const std::string& more, std::size_t step) {
+    const auto outcome = small.run("verify", "--json " + more);
+    CAPTURE(more, outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    return json_lines(outcome.out).at(step);
+  };
+  const auto alone = plan_of("", 0);
+  CHECK(alone.at("streams") == 1);  // a lane that orders everything
+  for (const char* field : {"events", "event_waits", "loop_waits"}) CHECK(alone.at(field) == 0);
+  const auto two = plan_of("--set layout.pp=2 --set layout.dp=2 --set shard.strategy=full", 0);
+  CHECK(two.at("streams").get<int>() >= 4 * 4);  // compute, gather, reduce and messages of each rank
+  CHECK(two.at("event_waits").get<int>() >= two.at("streams").get<int>());
+  CHECK(two.at("events").get<int>() > 0);
+  CHECK(two.at("events").get<int>() <= two.at("event_waits").get<int>() + two.at("loop_waits").get<int>());
+  CHECK(two.at("event_waits").get<int>() < two.at("edges").get<int>());  // what streams imply is left out
+  CHECK(plan_of("--set layout.dp=2", 1).at("streams").get<int>() >= 2);
+  CHECK_THAT(small.run("verify", "--set layout.pp=2").out, ContainsSubstring("on devices: ") &&
+                                                               ContainsSubstring(" for the step before\n") &&
+                                                               ContainsSubstring("streams wait for what they follow"));
 }
 
 TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]") {

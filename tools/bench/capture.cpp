@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -11,6 +12,7 @@
 #include "tools/bench/idle.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -22,138 +24,151 @@ struct Traced {
   [[nodiscard]] double busy_s() const { return idle.busy_s / static_cast<double>(seconds.size()); }  // of a step
 };
 
+// One way of enqueuing.
 struct Measured {
-  std::vector<double> seconds, issue_seconds;
-  std::optional<Traced> traced;
-  std::string why_not_traced;
+  bool captures                     = false;
+  std::vector<double> seconds       = {};
+  std::vector<double> issue_seconds = {};
+  std::optional<Traced> traced      = {};
+  std::string why_not_traced        = "no device";
 };
+
+class Bench {
+ public:
+  explicit Bench(const CaptureOptions& options)
+      : options_(options),
+        what_(training_case(options.model, options.layout)),
+        training_(what_, 1, options.backend),
+        on_device_(training_.world().device() != nullptr),
+        steps_(options.dry_run ? 1 : options.steps) {
+    if (on_device_) ways_.push_back({.captures = true});
+    ways_.push_back({.captures = false});
+  }
+
+  void run() {
+    for (Measured& way : ways_) {
+      for (int i = 0; i < 3; ++i) step(way);  // as it is, captured, replayed
+    }
+    for (int i = 0; i < steps_; ++i) {
+      for (Measured& way : ways_) {
+        way.seconds.push_back(step(way));
+        way.issue_seconds.push_back(training_.run().program().issue_s());
+      }
+    }
+    if (on_device_) {
+      for (const Measured& way : ways_) {
+        std::cerr << what_.model << (way.captures ? " captured: " : " node by node: ")
+                  << cli::short_number(1e3 * quantile(way.seconds, 0.5), 4) << " ms a step; now with CUPTI\n";
+      }
+      trace();
+    }
+    for (const Measured& way : ways_) options_.json ? print_json(way) : print_text(way);
+  }
+
+ private:
+  double step(const Measured& way) {
+    cli::set_capture(training_.world(), way.captures);
+    return training_.step();
+  }
 
 #ifdef STEPGRAPH_WITH_CUDA
-// A figure less where activity cannot be recorded; a step that fails is a failure.
-void trace(Training& training, int steps, Measured& out) {
-  const auto recorded = [&](const auto& with_cupti) {
-    try {
-      with_cupti();
-      return true;
-    } catch (const Error& error) {
-      out.why_not_traced = error.what();
-      return false;
+  // A figure less where activity cannot be recorded; a step that fails is a failure.
+  void trace() {
+    const auto recorded = [&](const auto& with_cupti) {
+      try {
+        with_cupti();
+        return true;
+      } catch (const Error& error) {
+        for (Measured& way : ways_) way.why_not_traced = error.what();
+        return false;
+      }
+    };
+    std::optional<CudaActivity> activity;
+    if (!recorded([&] { activity.emplace(); })) return;
+    for (Measured& way : ways_) {
+      step(way);  // the first one that is recorded is slower
+      if (!recorded([&] { static_cast<void>(activity->take()); })) return;
+      Traced traced;
+      for (int i = 0; i < std::min(steps_, 10); ++i) traced.seconds.push_back(step(way));
+      const bool done = recorded([&] {
+        traced.idle = idle_of(activity->take());
+        if (traced.idle.num_intervals == 0) throw Error(ErrorKind::backend, "cupti: nothing was recorded");
+      });
+      if (!done) return;
+      way.traced = std::move(traced);
     }
-  };
-  std::optional<CudaActivity> activity;
-  if (!recorded([&] { activity.emplace(); })) return;
-  training.step();  // the first one that is recorded is slower
-  if (!recorded([&] { static_cast<void>(activity->take()); })) return;
-  Traced traced;
-  for (int i = 0; i < steps; ++i) traced.seconds.push_back(training.step());
-  if (!recorded([&] { traced.idle = idle_of(activity->take()); })) return;
-  if (traced.idle.num_intervals == 0) {
-    out.why_not_traced = "cupti: nothing was recorded";
-    return;
   }
-  out.traced = std::move(traced);
-}
 #else
-void trace(Training&, int, Measured&) {}
+  void trace() {}
 #endif
 
-Measured measure(const TrainingCase& what, const CaptureOptions& options, bool captures) {
-  Training training(what, options.threads, options.backend, {.capture = captures});
-  const int steps = options.dry_run ? 1 : options.steps;
-  for (int i = 0; i < 3; ++i) training.step();  // as it is, captured, replayed
-  Measured out;
-  for (int i = 0; i < steps; ++i) {
-    out.seconds.push_back(training.step());
-    out.issue_seconds.push_back(training.run().program().issue_s());
+  void print_json(const Measured& measured) const {
+    const double step_s         = quantile(measured.seconds, 0.5);
+    nlohmann::ordered_json json = {{"type", "capture"},
+                                   {"model", what_.model},
+                                   {"layout", what_.layout},
+                                   {"backend", options_.backend},
+                                   {"capture", measured.captures},
+                                   {"steps", measured.seconds.size()},
+                                   {"step_ms", 1e3 * step_s},
+                                   {"step_p95_ms", 1e3 * quantile(measured.seconds, 0.95)},
+                                   {"tokens_per_s", static_cast<double>(what_.tokens()) / step_s}};
+    for (const char* field : {"issue_ms", "issue_p95_ms", "traced_steps", "traced_step_ms", "activities_per_step",
+                              "busy_ms", "idle_share", "idle_estimate", "longest_gap_us", "why_not_traced"})
+      json[field] = nullptr;
+    if (on_device_) {
+      json["issue_ms"]     = 1e3 * quantile(measured.issue_seconds, 0.5);
+      json["issue_p95_ms"] = 1e3 * quantile(measured.issue_seconds, 0.95);
+    }
+    if (measured.traced) {
+      const auto steps            = static_cast<double>(measured.traced->seconds.size());
+      json["traced_steps"]        = measured.traced->seconds.size();
+      json["traced_step_ms"]      = 1e3 * quantile(measured.traced->seconds, 0.5);
+      json["activities_per_step"] = static_cast<double>(measured.traced->idle.num_intervals) / steps;
+      json["busy_ms"]             = 1e3 * measured.traced->busy_s();
+      json["idle_estimate"]       = 1 - measured.traced->busy_s() / step_s;
+      json["idle_share"]          = measured.traced->idle.share();
+      json["longest_gap_us"]      = 1e6 * measured.traced->idle.longest_gap_s;
+    } else {
+      json["why_not_traced"] = measured.why_not_traced;
+    }
+    cli::print_line(json.dump());
   }
-  if (options.backend == "loopback") {
-    out.why_not_traced = "no device";
-    return out;
-  }
-  trace(training, std::min(steps, 10), out);
-  return out;
-}
 
-struct Line {
-  const TrainingCase& what;
-  bool captures;
-  const Measured& measured;
+  void print_text(const Measured& measured) const {
+    std::ostringstream out;
+    out << std::fixed << std::setprecision(2) << what_.model << ' ' << what_.layout << ", "
+        << (measured.captures ? "captured" : "node by node") << ": a step " << 1e3 * quantile(measured.seconds, 0.5)
+        << " ms (p95 " << 1e3 * quantile(measured.seconds, 0.95) << ")";
+    if (on_device_) {
+      out << ", enqueued in " << std::setprecision(3) << 1e3 * quantile(measured.issue_seconds, 0.5) << " ms (p95 "
+          << 1e3 * quantile(measured.issue_seconds, 0.95) << ")";
+    }
+    if (measured.traced) {
+      const Traced& traced = *measured.traced;
+      out << "\n  the device idles for at most " << std::setprecision(2) << 100 * traced.idle.share()
+          << "% of the time (about " << 100 * (1 - traced.busy_s() / quantile(measured.seconds, 0.5))
+          << "% while nobody looks), at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
+          << " us at once (" << traced.seconds.size() << " steps in a row while " << std::setprecision(1)
+          << static_cast<double>(traced.idle.num_intervals) / static_cast<double>(traced.seconds.size())
+          << " kernels, copies and fills a step were recorded, with which a step takes " << std::setprecision(2)
+          << 1e3 * quantile(traced.seconds, 0.5) << " ms)";
+    } else {
+      out << "\n  how long the device idles is not known: " << measured.why_not_traced;
+    }
+    cli::print_line(out.str());
+  }
+
+  const CaptureOptions& options_;
+  TrainingCase what_;
+  Training training_;
+  bool on_device_;
+  int steps_;
+  std::vector<Measured> ways_;
 };
-
-void print_json(const Line& line, const CaptureOptions& options) {
-  const Measured& measured    = line.measured;
-  const double step_s         = quantile(measured.seconds, 0.5);
-  nlohmann::ordered_json json = {{"type", "capture"},
-                                 {"model", line.what.model},
-                                 {"layout", line.what.layout},
-                                 {"backend", options.backend},
-                                 {"capture", line.captures},
-                                 {"steps", measured.seconds.size()},
-                                 {"step_ms", 1e3 * step_s},
-                                 {"step_p95_ms", 1e3 * quantile(measured.seconds, 0.95)},
-                                 {"tokens_per_s", static_cast<double>(line.what.tokens()) / step_s}};
-  for (const char* field : {"issue_ms", "issue_p95_ms", "traced_steps", "traced_step_ms", "activities_per_step",
-                            "busy_ms", "idle_share", "idle_estimate", "longest_gap_us", "why_not_traced"})
-    json[field] = nullptr;
-  if (options.backend != "loopback") {
-    json["issue_ms"]     = 1e3 * quantile(measured.issue_seconds, 0.5);
-    json["issue_p95_ms"] = 1e3 * quantile(measured.issue_seconds, 0.95);
-  }
-  if (measured.traced) {
-    const auto steps            = static_cast<double>(measured.traced->seconds.size());
-    json["traced_steps"]        = measured.traced->seconds.size();
-    json["traced_step_ms"]      = 1e3 * quantile(measured.traced->seconds, 0.5);
-    json["activities_per_step"] = static_cast<double>(measured.traced->idle.num_intervals) / steps;
-    json["busy_ms"]             = 1e3 * measured.traced->busy_s();
-    json["idle_estimate"]       = 1 - measured.traced->busy_s() / step_s;
-    json["idle_share"]          = measured.traced->idle.share();
-    json["longest_gap_us"]      = 1e6 * measured.traced->idle.longest_gap_s;
-  } else {
-    json["why_not_traced"] = measured.why_not_traced;
-  }
-  cli::print_line(json.dump());
-}
-
-void print_text(const Line& line, const CaptureOptions& options) {
-  const Measured& measured = line.measured;
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(2) << line.what.model << ' ' << line.what.layout << ", "
-      << (line.captures ? "captured" : "node by node") << ": a step " << 1e3 * quantile(measured.seconds, 0.5)
-      << " ms (p95 " << 1e3 * quantile(measured.seconds, 0.95) << ")";
-  if (options.backend != "loopback") {
-    out << ", enqueued in " << std::setprecision(3) << 1e3 * quantile(measured.issue_seconds, 0.5) << " ms (p95 "
-        << 1e3 * quantile(measured.issue_seconds, 0.95) << ")";
-  }
-  if (measured.traced) {
-    const Traced& traced = *measured.traced;
-    out << "\n  the device idles for at most " << std::setprecision(2) << 100 * traced.idle.share()
-        << "% of the time (about " << 100 * (1 - traced.busy_s() / quantile(measured.seconds, 0.5))
-        << "% while nobody looks), at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
-        << " us at once (" << traced.seconds.size() << " steps in a row while " << std::setprecision(1)
-        << static_cast<double>(traced.idle.num_intervals) / static_cast<double>(traced.seconds.size())
-        << " kernels, copies and fills a step were recorded, with which a step takes " << std::setprecision(2)
-        << 1e3 * quantile(traced.seconds, 0.5) << " ms)";
-  } else {
-    out << "\n  how long the device idles is not known: " << measured.why_not_traced;
-  }
-  cli::print_line(out.str());
-}
 
 }  // namespace
 
-void capture(const CaptureOptions& options) {
-  std::vector<TrainingCase> cases;  // what cannot be done is said before anything is measured
-  for (const std::string& model : options.models) {
-    for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout));
-  }
-  for (const TrainingCase& what : cases) {
-    for (const bool captures : {true, false}) {
-      if (captures && options.backend == "loopback") continue;
-      const Measured measured = measure(what, options, captures);
-      const Line line{what, captures, measured};
-      options.json ? print_json(line, options) : print_text(line, options);
-    }
-  }
-}
+void capture(const CaptureOptions& options) { Bench(options).run(); }
 
 }  // namespace stepgraph::bench

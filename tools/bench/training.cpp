@@ -8,6 +8,7 @@
 
 #include "engine/error.hpp"
 #include "graphs/token_data.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -105,8 +106,8 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
   return out;
 }
 
-Training::Training(const TrainingCase& what, int threads, const std::string& backend, const cli::WorldOptions& options)
-    : world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks(), options)),
+Training::Training(const TrainingCase& what, int threads, const std::string& backend)
+    : world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
       trainer_(gpt2(what.spec), what.plan, what.batch, *world_, {.threads = threads}),
       tokens_(static_cast<std::size_t>(what.tokens()) + 1) {
   TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens_);

@@ -7,7 +7,6 @@
 #include "engine/world.hpp"
 #include "graphs/gpt2.hpp"
 #include "graphs/trainer.hpp"
-#include "tools/stepgraph/worlds.hpp"
 
 // Training steps of known models in known layouts, for benchmarks.
 namespace stepgraph::bench {
@@ -37,10 +36,10 @@ struct TrainingCase {
 // Ready to run again and again, on synthetic tokens.
 class Training {
  public:
-  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback",
-           const cli::WorldOptions& options = {});
+  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
   double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) when the loss is no number
   [[nodiscard]] StepRun& run() { return trainer_.run(); }
+  [[nodiscard]] World& world() { return *world_; }
 
  private:
   std::unique_ptr<World> world_;

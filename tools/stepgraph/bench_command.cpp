@@ -6,11 +6,13 @@
 #include "tools/bench/adam.hpp"
 #include "tools/bench/capture.hpp"
 #include "tools/bench/collectives.hpp"
+#include "tools/bench/copy.hpp"
 #include "tools/bench/overhead.hpp"
 #include "tools/bench/predict.hpp"
 #include "tools/bench/train.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/session.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -107,20 +109,62 @@ void add_backend(CLI::App& command, std::string& backend) {
 void add_capture(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "capture",
-      str("Training steps on a GPU, captured and enqueued as one or enqueued node by node: their time, that of the "
-          "host "
-          "until all is enqueued, and for which share of the time the GPU has nothing to do. ",
+      str("Training steps on a GPU, captured and enqueued as one, in turn with the same enqueued node by node: their "
+          "time, that of the host until all is enqueued, and for which share of the time the GPU has nothing to do. ",
           models_text,
           " issue_ms is how long a thread was busy enqueuing, waiting for room in the GPU's queues included. "
           "idle_share "
           "is that in which no kernel, copy or fill ran, from the first to the last of some steps in a row, the time "
           "between steps included; recording that (CUPTI) slows steps down, so that it is no less than without. "
-          "idle_estimate is 1 - busy_ms / step_ms: what ran as long as it did then, in a step that was not recorded."));
+          "idle_estimate is 1 - busy_ms / step_ms: what ran as long as it did then, in a step that was not recorded. "
+          "One model: once something was recorded, nothing in the process is as fast as before."));
   auto options = std::make_shared<bench::CaptureOptions>();
-  add_training_options(*command, *options);
+  command->add_option("--model", options->model, "Which model")
+      ->capture_default_str()
+      ->check(CLI::IsMember(bench::known_models()));
+  command->add_option("--layout", options->layout, "Ranks: data x tensor x pipeline parallel")->capture_default_str();
   add_backend(*command, options->backend);
-  command->footer("Example: stepgraph bench capture --models 124M,350M,1558M --json");
+  command->add_option("--steps", options->steps, "Steps of each kind that are counted; the median is taken")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_flag("--dry-run", options->dry_run, "One step of everything: a smoke test, not a figure");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph bench capture --model 350M --json");
   command->callback([options] { bench::capture(*options); });
+}
+
+void add_copy(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand(
+      "copy",
+      "Speed of copies between pinned memory of the host and a device: each way alone, both at once, and both while "
+      "products of bf16 run, which are timed alone too. Each is a lane of one graph (h2d, d2h, compute); times are the "
+      "device's. compute_slowdown is a product's time beside copies against alone, three_at_once_share the share of "
+      "that run in which all three lanes are at work. On loopback copies are a thread's");
+  auto options = std::make_shared<bench::CopyOptions>();
+  add_backend(*command, options->backend);
+  command->add_option("--bytes", options->bytes, "Of one copy")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 36));
+  command->add_option("--copies", options->copies, "One after another, each way")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_option("--width", options->width, "Of the matrices (default: 8192 on a device, 512 on loopback)")
+      ->check(CLI::Range(std::int64_t{8}, std::int64_t{1} << 16));
+  command->add_option("--runs", options->runs, "Of each case; the medians count")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  command->add_option("--threads", options->threads, "Workers, on loopback")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--trace", options->trace,
+                      "A file for the times of the last run of everything at once (see ui.perfetto.dev)");
+  command->add_flag("--dry-run", options->dry_run, "One small iteration of everything: a smoke test, not a figure");
+  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
+  command->footer("Example: stepgraph bench copy --trace copies.json --json");
+  command->callback([options] {
+    check_can_write("--trace", options->trace);
+    bench::copy(*options);
+  });
 }
 
 void add_bench_train(CLI::App& bench) {
@@ -185,6 +229,7 @@ void add_bench(CLI::App& app) {
   add_adam(*bench);
   add_capture(*bench);
   add_collectives(*bench);
+  add_copy(*bench);
   add_bench_train(*bench);
   add_bench_predict(*bench);
 }

@@ -41,6 +41,17 @@ Model load_named(const LoadFrom& from) {
   }
 }
 
+template <class Number>
+std::string count(Number number, std::string_view one, std::string_view more) {
+  return str(number, " ", number == 1 ? one : more);
+}
+
+std::string streams_text(const StreamPlan& plan) {
+  return str("\non devices: ", count(plan.num_streams(), "stream", "streams"), ", ",
+             count(plan.num_events(), "event", "events"), "; ", count(plan.waits.size(), "wait", "waits"),
+             " in a step, ", plan.loop_waits.size(), " for the step before");
+}
+
 }  // namespace
 
 void add_config_options(CLI::App& command, ConfigOptions& options, bool runs) {
@@ -124,12 +135,14 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
         {"reuse_edges", plan.num_reuse_edges()},
         {"peak_bytes", peaks},
     });
+    if (options.streams != nullptr)
+      line.update({{"streams", options.streams->num_streams()},
+                   {"events", options.streams->num_events()},
+                   {"event_waits", options.streams->waits.size()},
+                   {"loop_waits", options.streams->loop_waits.size()}});
     if (options.weights_hash) line["weights_hash"] = hash_text(*options.weights_hash);
     return line.dump();
   }
-  const auto count = [](std::int64_t number, std::string_view one, std::string_view more) {
-    return str(number, " ", number == 1 ? one : more);
-  };
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
   return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
              count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters,
@@ -137,6 +150,7 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
              "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
              " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
              " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
+             options.streams != nullptr ? streams_text(*options.streams) : "",
              options.weights_hash
                  ? str("\nweights: ", hash_text(*options.weights_hash), ", all that several data-parallel ranks have")
                  : "");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/streams.hpp"
 #include "graphs/checkpoint.hpp"
 #include "graphs/config.hpp"
 #include "graphs/step_run.hpp"
@@ -53,8 +54,9 @@ class Batches {
 
 struct PlanText {
   bool json                                 = false;
-  std::string_view step                     = {};  // which one, where there are several: "training"
-  std::optional<std::uint64_t> weights_hash = {};  // with which it begins, where ranks were compared
+  std::string_view step                     = {};       // which one, where there are several: "training"
+  std::optional<std::uint64_t> weights_hash = {};       // with which it begins, where ranks were compared
+  const StreamPlan* streams                 = nullptr;  // on a device, where they were planned
 };
 // What is about to run, or was proved: one JSON line of that type, or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,

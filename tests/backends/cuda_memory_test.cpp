@@ -1,0 +1,31 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "engine/error.hpp"
+#include "engine/executor.hpp"
+#include "ops/clear.hpp"
+#include "tests/support/device_case.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+TEST_CASE("a device that is too small says what was planned and what is free, and goes on", "[backends][cuda]") {
+  const auto world      = sg::testing::device_world();
+  const auto graph_with = [](std::int64_t size_bytes) {
+    sg::Graph graph;
+    const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = size_bytes, .lifetime = sg::Lifetime::persistent});
+    sg::clear(graph, {.name = "clear", .values = x});
+    return graph;
+  };
+  const sg::Graph large = graph_with(std::int64_t{1} << 50);
+  CHECK_THROWS_MATCHES(sg::Program(large, *world, sg::plan_memory(large)), sg::Error,
+                       MessageMatches(ContainsSubstring("cuda: the planned arena of rank 0 needs 1125899906842624 "
+                                                        "bytes on device 0, of whose ") &&
+                                      ContainsSubstring(" are free (")));
+  const sg::Graph small = graph_with(1 << 20);
+  const sg::Program program(small, *world);
+  sg::Executor executor({.threads = 1});
+  CHECK_NOTHROW(executor.run(program));
+}

@@ -1,0 +1,38 @@
+// Commands on the backend cuda where it cannot be.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "tests/support/command_run.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using sg::testing::run_stepgraph;
+using sg::testing::SmallRun;
+
+TEST_CASE("without a device, the backend cuda is exit code 3, what is missing and what would be right",
+          "[tools][train][refuses]") {
+  const std::string version = run_stepgraph("--version").out;
+  if (version.find("compute capability") != version.npos) SKIP("there is a device here");
+  const bool built = version.find("not built in") == version.npos;
+  const std::string why =
+      built ? "cuda: counting devices: " : "backend cuda: not in this build (configure with STEPGRAPH_WITH_CUDA=ON; ";
+  const SmallRun small;
+  for (const std::string& arguments : sg::testing::some_of(std::vector<std::string>{
+           "train " + small.config() + " --set backend=cuda --steps 1",
+           "train " + small.config() + " --set backend=cuda --steps 1 --json",
+           "eval " + small.config() + " --set backend=cuda",
+           "generate " + small.config() + " --set backend=cuda --prompt 1",
+           "bench train --backend cuda --models tiny --dry-run --json",
+           "bench capture --model tiny --dry-run --json",
+           "bench copy --dry-run --json",
+       })) {
+    CAPTURE(arguments);
+    const auto outcome = run_stepgraph(arguments);
+    CHECK(outcome.exit_code == 3);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph " + arguments.substr(0, arguments.find(' '))) &&
+                                ContainsSubstring(why) && ContainsSubstring("or backend loopback)"));
+  }
+  // What needs no device is done all the same.
+  CHECK(small.run("verify", "--set backend=cuda").exit_code == 0);
+}

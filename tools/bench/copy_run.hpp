@@ -1,0 +1,48 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/executor.hpp"
+#include "engine/memory_plan.hpp"
+#include "engine/timeline.hpp"
+#include "engine/world.hpp"
+
+namespace stepgraph::bench {
+
+// What runs: chains of copies and of products, each on a lane of its own.
+struct CopyShape {
+  std::int64_t bytes = 0;  // of a copy
+  std::int64_t width = 0;  // of a product: all sides
+  int h2d = 0, d2h = 0, products = 0;
+};
+
+// What one run was like.
+struct CopyTimes {
+  std::optional<double> h2d_rate = {},
+                        d2h_rate = {};  // bytes a second, from the first copy's begin to the last one's end
+  double copies_s                = 0;   // from the first begin to the last end of any
+  // Of a product that runs while all lanes are at work: the median; where none does, of any.
+  std::optional<double> product_s = {};
+  double all_at_once              = 0;  // share of the makespan
+};
+
+// A graph of one rank, ready to run again and again, each time recorded.
+class CopyRun {
+ public:
+  CopyRun(const CopyShape& shape, World& world, int threads);
+  [[nodiscard]] CopyTimes run();
+  void check() const;                               // throws Error(run) where a copy is not what it was copied from
+  void write_trace(const std::string& path) const;  // of the last run
+
+ private:
+  CopyShape shape_;
+  Graph graph_;
+  Buffer host_in_, device_in_, device_out_, host_out_;
+  MemoryPlan plan_;
+  std::unique_ptr<Program> program_;
+  Executor executor_;
+  Timeline timeline_;
+};
+
+}  // namespace stepgraph::bench
