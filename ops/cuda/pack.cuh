@@ -25,6 +25,17 @@ template <int n, class T>
 __device__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
+// The same by one instruction, for sure: after a branch the compiler may store elements one by one.
+template <int n, class T>
+__device__ void store_whole(T* to, const Pack<T, n>& pack) {
+  if constexpr (sizeof(pack) == vector_bytes) {
+    uint4 bits;
+    __builtin_memcpy(&bits, &pack, sizeof(bits));
+    __stwb(reinterpret_cast<uint4*>(to), bits);
+  } else {
+    store_pack<n>(to, pack);
+  }
+}
 
 // Whether all are where vectors may be; null is.
 template <class... T>
