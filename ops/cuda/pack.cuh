@@ -59,13 +59,17 @@ struct Sum {
   }
   // `was`: what `before` gave for the same i.
   template <int n>
-  __device__ void put(std::int64_t i, const Pack<N, n>& was, const Computed<N>* values) const {
+  __device__ Pack<N, n> with(const Pack<N, n>& was, const Computed<N>* values) const {
     Pack<N, n> to;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       to.at[k] = narrow_to<N>(base == nullptr ? values[k] : widen(was.at[k]) + values[k]);
     }
-    store_pack<n>(out + i, to);
+    return to;
+  }
+  template <int n>
+  __device__ void put(std::int64_t i, const Pack<N, n>& was, const Computed<N>* values) const {
+    store_pack<n>(out + i, with<n>(was, values));
   }
 };
 template <class T, class S>
