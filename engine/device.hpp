@@ -21,6 +21,7 @@ struct DeviceQueue {
   void* blas                     = nullptr;  // cublasLtHandle_t
   void* dnn                      = nullptr;  // cudnnHandle_t, which works on the stream
   std::span<std::byte> workspace = {};       // device memory of this stream alone; none on lanes that do not compute
+  std::span<unsigned> counters   = {};       // likewise; they are 0 between kernels: who counts there leaves them so
   bool tf32                      = false;    // products of f32 may be computed from 19 bits of each number
 };
 

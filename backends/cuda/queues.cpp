@@ -8,7 +8,7 @@
 namespace stepgraph::cuda {
 namespace {
 
-constexpr std::size_t workspace_bytes = std::size_t{1} << 30;
+constexpr std::size_t workspace_bytes = std::size_t{1} << 30, num_counters = 4096;
 
 void check_blas(cublasStatus_t status, std::string_view doing) {
   if (status != CUBLAS_STATUS_SUCCESS)
@@ -64,6 +64,11 @@ Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
   check_dnn(cudnnSetStream(dnn, stream), "giving cuDNN its stream");
   handles_.workspace = {allocate_on(device, workspace_bytes, "the workspace of a compute stream, beside arenas,"),
                         workspace_bytes};
+  void* counters     = nullptr;
+  check(cudaMalloc(&counters, num_counters * sizeof(unsigned)), "allocating counters");
+  handles_.counters = {static_cast<unsigned*>(counters), num_counters};
+  check(cudaMemsetAsync(counters, 0, num_counters * sizeof(unsigned), stream), "clearing counters");
+  check(cudaStreamSynchronize(stream), "clearing counters");  // they may be used by a graph that runs elsewhere
 }
 
 Queue::~Queue() {
@@ -74,6 +79,7 @@ Queue::~Queue() {
   if (handles_.dnn != nullptr) static_cast<void>(cudnnDestroy(static_cast<cudnnHandle_t>(handles_.dnn)));
   if (handles_.blas != nullptr) static_cast<void>(cublasLtDestroy(static_cast<cublasLtHandle_t>(handles_.blas)));
   if (!handles_.workspace.empty()) static_cast<void>(cudaFree(handles_.workspace.data()));
+  if (!handles_.counters.empty()) static_cast<void>(cudaFree(handles_.counters.data()));
   if (reached_ != nullptr) static_cast<void>(cudaEventDestroy(reached_));
   if (handles_.stream != nullptr) static_cast<void>(cudaStreamDestroy(stream()));
   static_cast<void>(cudaSetDevice(before));

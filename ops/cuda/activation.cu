@@ -181,8 +181,8 @@ struct SwigluGradient {
       of_up[k]               = from * silu.value;
     }
     const std::int64_t gate = gate_of(i);
-    dx.template put<n>(gate, in.gate_was, of_gate);
-    dx.template put<n>(gate + width, in.up_was, of_up);
+    store_whole<n>(dx.out + gate, dx.template with<n>(in.gate_was, of_gate));
+    store_whole<n>(dx.out + gate + width, dx.template with<n>(in.up_was, of_up));
   }
 };
 

@@ -9,7 +9,7 @@ namespace {
 template <class N, class D>
 struct DroppedRows {
   using Element                 = N;
-  static constexpr int num_sums = 1;
+  static constexpr int num_sums = 1, rows_at_once = std::is_same_v<D, NoDrop> ? 8 : 4;
   const N* dy;
   std::int64_t width;
   D drop;

@@ -5,58 +5,21 @@
 #include "ops/cuda/pack.cuh"
 #include "ops/cuda/workspace.cuh"
 
-// Sums over rows in two steps: blocks of rows, each by a block of threads; then those. Internal to ops/cuda/.
+// Sums over rows in two steps: blocks of rows, each by a block of threads; then those, by the block that is done last.
+// Internal to ops/cuda/.
 //
 // What is added up is a source:
 //   using Element = N;  static constexpr int num_sums;
-//   template <int n> struct Loaded;                                                      what it reads for n columns
-//   template <int n> __device__ Loaded<n> load(std::int64_t row, std::int64_t column) const;
-//   template <int n> __device__ void add(const Loaded<n>&, std::int64_t row, std::int64_t column,
+//   static constexpr int rows_at_once;                                                   of a warp: on their way
+//   together template <int n> struct Loaded;                                                      what it reads for n
+//   columns template <int n> __device__ Loaded<n> load(std::int64_t row, std::int64_t column) const; template <int n>
+//   __device__ void add(const Loaded<n>&, std::int64_t row, std::int64_t column,
 //                                        Computed<N> (&sums)[num_sums][n]) const;
 namespace stepgraph::cuda {
 
-inline constexpr int sum_lanes = 32, sum_warps = 8;  // of a block: lanes beside each other, warps below
-inline constexpr int rows_at_once = 4;               // of a warp
-
-template <int n, class Source, class W = Computed<typename Source::Element>>
-__global__ void __launch_bounds__(sum_lanes* sum_warps)
-    column_parts(const Source source, std::int64_t rows, std::int64_t width, std::int64_t rows_per_block, W* parts) {
-  constexpr int num_sums = Source::num_sums, columns = sum_lanes * n;
-  __shared__ W shared[sum_warps][columns];
-  W sums[num_sums][n] = {};
-
-  const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * columns;
-  const std::int64_t column       = first_column + threadIdx.x * n;
-  const std::int64_t end          = min(rows, (blockIdx.y + std::int64_t{1}) * rows_per_block);
-  if (column < width) {
-    for (std::int64_t row = blockIdx.y * rows_per_block + threadIdx.y; row < end; row += sum_warps * rows_at_once) {
-      typename Source::template Loaded<n> loaded[rows_at_once];
-#pragma unroll
-      for (int k = 0; k < rows_at_once; ++k) {
-        if (row + k * sum_warps < end) loaded[k] = source.template load<n>(row + k * sum_warps, column);
-      }
-#pragma unroll
-      for (int k = 0; k < rows_at_once; ++k) {
-        if (row + k * sum_warps < end) source.template add<n>(loaded[k], row + k * sum_warps, column, sums);
-      }
-    }
-  }
-
-#pragma unroll
-  for (int s = 0; s < num_sums; ++s) {
-    if (s > 0) __syncthreads();
-#pragma unroll
-    for (int k = 0; k < n; ++k) shared[threadIdx.y][threadIdx.x * n + k] = sums[s][k];
-    __syncthreads();
-    for (int c = threadIdx.y * sum_lanes + threadIdx.x; c < columns; c += sum_lanes * sum_warps) {
-      if (first_column + c >= width) break;
-      W sum = shared[0][c];
-#pragma unroll
-      for (int warp = 1; warp < sum_warps; ++warp) sum += shared[warp][c];
-      parts[(static_cast<std::int64_t>(s) * gridDim.y + blockIdx.y) * width + first_column + c] = sum;
-    }
-  }
-}
+inline constexpr int sum_lanes = 32, sum_warps = 16;  // of a block: lanes beside each other, warps below
+inline constexpr int sum_threads = sum_lanes * sum_warps;
+inline constexpr int sum_groups  = 8;  // of threads, among which the second step divides what it adds up
 
 // Where each sum goes.
 template <class W, int num_sums>
@@ -64,26 +27,124 @@ struct ColumnSums {
   Sum<W> into[num_sums];
 };
 
-template <class W, int num_sums>
-__global__ void __launch_bounds__(sum_lanes* sum_warps)
-    add_column_parts(const W* parts, std::int64_t num_parts, std::int64_t width, const ColumnSums<W, num_sums> sums) {
-  __shared__ double shared[sum_warps][sum_lanes];
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * sum_lanes + threadIdx.x;
-  const W* const from       = parts + blockIdx.y * num_parts * width + column;
-  double sum                = 0;
+// Blocks of rows: their sums are beside each other, [num_sums][gridDim.y][width].
+template <class W>
+struct ColumnParts {
+  std::int64_t rows_per_block;
+  W* sums;
+  std::int64_t first_tile;  // of columns; blockIdx.x is counted from there
+  unsigned* counters;       // of blocks that are done, for each blockIdx.x: 0 before and after
+
+  __device__ W* at(int sum, unsigned part, std::int64_t width) const {
+    return sums + (static_cast<std::int64_t>(sum) * gridDim.y + part) * width;
+  }
+  // Whether this block is the last of its columns: then it sees what all have stored.
+  __device__ bool last() const {
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+      is_last = atomicAdd(counters + blockIdx.x, 1u) + 1 == gridDim.y;
+      if (is_last) counters[blockIdx.x] = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return is_last;
+  }
+};
+
+// Past caches that do not know what other blocks have stored.
+template <int n, class W>
+__device__ Pack<W, n> load_fresh(const W* from) {
+  Pack<W, n> pack;
+  if constexpr (sizeof(pack) == vector_bytes) {
+    const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(from));
+    __builtin_memcpy(&pack, &bits, sizeof(bits));
+  } else {
+    static_assert(n == 1);
+    pack.at[0] = __ldcg(from);
+  }
+  return pack;
+}
+
+// A warp's rows from `row` on, `at_once` at a time, and then what is left in smaller steps: always one after the other.
+template <int at_once, int n, class Source, class W>
+__device__ void add_rows(const Source& source, std::int64_t& row, std::int64_t end, std::int64_t column,
+                         W (&sums)[Source::num_sums][n]) {
+  for (; row + (at_once - 1) * sum_warps < end; row += at_once * sum_warps) {
+    typename Source::template Loaded<n> loaded[at_once];
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) loaded[k] = source.template load<n>(row + k * sum_warps, column);
+#pragma unroll
+    for (int k = 0; k < at_once; ++k) source.template add<n>(loaded[k], row + k * sum_warps, column, sums);
+  }
+  if constexpr (at_once > 1) add_rows<at_once / 2, n>(source, row, end, column, sums);
+}
+
+template <int n, class Source, class W = Computed<typename Source::Element>>
+__global__ void __launch_bounds__(sum_threads, 2)
+    column_sums(const Source source, std::int64_t rows, std::int64_t width, const ColumnParts<W> parts,
+                const ColumnSums<W, Source::num_sums> to) {
+  constexpr int num_sums = Source::num_sums, columns = sum_lanes * n;
+  constexpr int m = n == 1 ? 1 : elements_per_vector<W>;  // columns of a thread in the second step
+  static_assert(columns / m * sum_groups <= sum_threads);
+  __shared__ union {
+    W of_warps[sum_warps][columns];
+    double of_groups[sum_groups][columns];
+  } shared;
+  const int thread                = static_cast<int>(threadIdx.y) * sum_lanes + static_cast<int>(threadIdx.x);
+  const std::int64_t first_column = (parts.first_tile + blockIdx.x) * columns;
+  const std::int64_t column       = first_column + threadIdx.x * n;
+  const std::int64_t end          = min(rows, (blockIdx.y + std::int64_t{1}) * parts.rows_per_block);
+
+  W sums[num_sums][n] = {};
   if (column < width) {
-#pragma unroll 4
-    for (std::int64_t part = threadIdx.y; part < num_parts; part += sum_warps) {
-      sum += static_cast<double>(from[part * width]);
+    std::int64_t row = blockIdx.y * parts.rows_per_block + threadIdx.y;
+    add_rows<Source::rows_at_once, n>(source, row, end, column, sums);
+  }
+#pragma unroll
+  for (int s = 0; s < num_sums; ++s) {
+    if (s > 0) __syncthreads();
+#pragma unroll
+    for (int k = 0; k < n; ++k) shared.of_warps[threadIdx.y][threadIdx.x * n + k] = sums[s][k];
+    __syncthreads();
+    for (int c = thread; c < columns; c += sum_threads) {
+      if (first_column + c >= width) break;
+      W sum = shared.of_warps[0][c];
+#pragma unroll
+      for (int warp = 1; warp < sum_warps; ++warp) sum += shared.of_warps[warp][c];
+      parts.at(s, blockIdx.y, width)[first_column + c] = sum;
     }
   }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  for (int warp = 1; warp < sum_warps; ++warp) sum += shared[warp][threadIdx.x];
-  const Sum<W>& into = sums.into[blockIdx.y];
-  const auto value   = static_cast<W>(sum);
-  into.template put<1>(column, into.template before<1>(column), &value);
+
+  if (!parts.last()) return;
+  const int group = thread / (columns / m), from = thread % (columns / m) * m;
+  for (int s = 0; s < num_sums; ++s) {
+    double sum[m] = {};
+    if (group < sum_groups && first_column + from < width) {
+#pragma unroll 8
+      for (unsigned part = group; part < gridDim.y; part += sum_groups) {
+        const Pack<W, m> each = load_fresh<m>(parts.at(s, part, width) + first_column + from);
+#pragma unroll
+        for (int k = 0; k < m; ++k) sum[k] += static_cast<double>(each.at[k]);
+      }
+    }
+    if (s > 0) __syncthreads();
+    if (group < sum_groups) {
+#pragma unroll
+      for (int k = 0; k < m; ++k) shared.of_groups[group][from + k] = sum[k];
+    }
+    __syncthreads();
+    for (int c = thread; c < columns; c += sum_threads) {
+      if (first_column + c >= width) break;
+      double all = shared.of_groups[0][c];
+#pragma unroll
+      for (int each = 1; each < sum_groups; ++each) all += shared.of_groups[each][c];
+      const Sum<W>& into = to.into[s];
+      const auto value   = static_cast<W>(all);
+      into.template put<1>(first_column + c, into.template before<1>(first_column + c), &value);
+    }
+  }
 }
 
 // `vectors`: rows are where vectors may be, and of whole ones.
@@ -92,32 +153,34 @@ void sum_columns(const DeviceQueue& queue, const char* name, const Source& sourc
                  std::int64_t width, bool vectors, const std::array<Sum<W>, Source::num_sums>& into) {
   if (width <= 0) return;
   constexpr int n = elements_per_vector<typename Source::Element>, num_sums = Source::num_sums;
-  // Blocks enough for any device, of some rows each; by shape alone, so that sums are the same wherever tensors are.
-  constexpr std::int64_t blocks_wanted = 1024, least_rows = 64, step = sum_warps * rows_at_once;
+  // As many blocks as a large device has at once, two on each of 132 multiprocessors, or fewer, of some rows each; by
+  // shape alone, so that sums are the same wherever tensors are.
+  constexpr std::int64_t blocks_wanted = 264, step = sum_warps * Source::rows_at_once;
   const std::int64_t tiles   = (width + sum_lanes * n - 1) / (sum_lanes * n);
   const std::int64_t most    = std::max<std::int64_t>(1, blocks_wanted / tiles);
-  const std::int64_t wanted  = std::max(least_rows, (rows + most - 1) / most);
-  const std::int64_t of_each = (wanted + step - 1) / step * step;
+  const std::int64_t of_each = std::max(step, ((rows + most - 1) / most + step - 1) / step * step);
   const std::int64_t parts   = std::max<std::int64_t>(1, (rows + of_each - 1) / of_each);
 
   Workspace workspace(queue, name);
   W* const sums = workspace.take<W>(num_sums * parts * width);
-  const dim3 threads(sum_lanes, sum_warps);
+  if (queue.counters.empty()) throw Error(ErrorKind::backend, str("cuda: ", name, " needs counters (a compute lane)"));
+  ColumnSums<W, num_sums> to;
+  std::copy(into.begin(), into.end(), to.into);
   const auto launch = [&]<int size>(std::integral_constant<int, size>) {
-    const dim3 blocks(blocks_for(width, sum_lanes * size), static_cast<unsigned>(parts));
-    column_parts<size><<<blocks, threads, 0, stream_of(queue)>>>(source, rows, width, of_each, sums);
+    const auto all     = static_cast<std::int64_t>(blocks_for(width, sum_lanes * size)),
+               at_once = std::ssize(queue.counters);
+    for (std::int64_t tile = 0; tile < all; tile += at_once) {
+      const dim3 blocks(static_cast<unsigned>(std::min(at_once, all - tile)), static_cast<unsigned>(parts));
+      column_sums<size><<<blocks, dim3(sum_lanes, sum_warps), 0, stream_of(queue)>>>(
+          source, rows, width, ColumnParts<W>{of_each, sums, tile, queue.counters.data()}, to);
+      check_launch(name);
+    }
   };
   if (vectors) {
     launch(std::integral_constant<int, n>());
   } else {
     launch(std::integral_constant<int, 1>());
   }
-  check_launch(name);
-  ColumnSums<W, num_sums> to;
-  std::copy(into.begin(), into.end(), to.into);
-  add_column_parts<<<dim3(blocks_for(width, sum_lanes), num_sums), threads, 0, stream_of(queue)>>>(
-      static_cast<const W*>(sums), parts, width, to);
-  check_launch(name);
 }
 
 }  // namespace stepgraph::cuda

@@ -1,27 +1,232 @@
 #include "ops/cuda/exact_squares.hpp"
 
-#include <algorithm>
+#include <cooperative_groups.h>
+
 #include <type_traits>
+#include <utility>
 
 #include "ops/cpu/exact_squares.hpp"
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/pack.cuh"
 #include "ops/cuda/strided.cuh"
 
 namespace stepgraph::cuda {
 namespace {
 
-using Limb                      = unsigned long long;  // as atomics have it; read as a signed number
-constexpr int limb_bits         = 32;
-constexpr Limb limb_mask        = 0xffffffffu;
-constexpr unsigned whole_warp   = 0xffffffffu;
-constexpr int threads           = 256;
-constexpr int elements_per_turn = 16;  // of a thread; sums have room for 32
+using Limb                    = unsigned long long;  // as atomics have it; read as a signed number
+constexpr int limb_bits       = 32;
+constexpr Limb limb_mask      = 0xffffffffu;
+constexpr unsigned whole_warp = 0xffffffffu;
+constexpr int threads = 256, warps = threads / 32;
 
 constexpr int float_limbs  = static_cast<int>(cpu::exact_limbs<float>);
 constexpr int double_limbs = static_cast<int>(cpu::exact_limbs<double>);
 
-// limbs (+)= sign * (high * 2^64 + low) * 2^position. What is 0 touches no limb.
-__device__ void add_to(Limb* limbs, Limb low, Limb high, int position, bool negative) {
+// --- float, and what is one once it is widened -----------------------------------------------------------------------
+
+// A thread has 32 elements, all of which are on their way at once; a warp has those of its threads side by side, as
+// numbers close together are of like size; and a tile's blocks are a cluster: they bring their sums together before
+// limbs are carried.
+constexpr int elements_per_thread = 32, elements_per_warp = 32 * elements_per_thread,
+              elements_per_block = warps * elements_per_warp;
+constexpr int blocks_per_tile    = static_cast<int>(squares_per_tile / elements_per_block);
+static_assert(squares_per_tile % elements_per_block == 0);
+
+// A sum as a warp has it: each of its first threads one limb, and two more the counts of infinities and NaNs.
+struct WarpSum {
+  static constexpr int counts = float_limbs;
+  static_assert(counts + 2 <= 32);
+  int lane;
+  long long limb = 0;
+
+  // value * 2^position, negated or not: the same in all threads.
+  __device__ void add(Limb value, int position, bool negative) {
+    const int shift = position - limb_bits * lane;  // from the value's lowest bit to this limb's
+    Limb piece      = 0;
+    if (shift >= 0 && shift < limb_bits) piece = value << shift;
+    if (shift < 0 && shift > -64) piece = value >> -shift;
+    piece &= limb_mask;
+    limb += static_cast<long long>(negative ? Limb(0) - piece : piece);
+  }
+  // Each thread its own.
+  __device__ void count(unsigned infinities, unsigned nans) {
+    infinities = __reduce_add_sync(whole_warp, infinities);
+    nans       = __reduce_add_sync(whole_warp, nans);
+    if (lane == counts) limb += infinities;
+    if (lane == counts + 1) limb += nans;
+  }
+  // Limbs below 2^32 but for the highest, as the CPU adds them. There is one such way to write a sum, so it does not
+  // matter in which order carries are taken: all at once, until there are none.
+  __device__ void carry() {
+    while (true) {
+      const long long over = lane + 1 < float_limbs ? limb >> limb_bits : 0;
+      if (!__any_sync(whole_warp, over != 0)) return;
+      const long long from_below = __shfl_up_sync(whole_warp, over, 1);
+      limb -= over * (1ll << limb_bits);
+      if (lane > 0 && lane < float_limbs) limb += from_below;
+    }
+  }
+};
+
+__device__ long long warp_sum(long long value) {
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(whole_warp, value, apart);
+  return value;
+}
+
+// 2^power, for powers that doubles have.
+__device__ double power_of_two(int power) { return __longlong_as_double(static_cast<long long>(1023 + power) << 52); }
+
+// The squares of a warp's values, as bits without their signs, all threads together. As doubles they are exact, and so
+// are their sums: one that starts so large that its last bit is worth 4 of the last bits of a largest square (2^51
+// times that is more than the sum of all), and one of what the first had to leave out. Elements more than 2^22 times
+// smaller than the largest, for all of whose bits even that has no place, are left for another round, in which they are
+// the largest.
+//
+// With e the exponent's bits of the largest, a largest square's last bit is at 2 (e - 1) as limbs count positions, the
+// first sum's at 2 e, and the second's, below which no square that is summed has bits, at 2 (e - 22 - 1), or at 0.
+__device__ void add_squares_of(WarpSum& sum, unsigned (&values)[elements_per_thread]) {
+  constexpr int bits_below = 22, lowest_position = -298;  // position 0 is worth 2 to that power
+  constexpr unsigned infinity = 0x7f800000u;
+  while (true) {
+    unsigned most = 0;
+#pragma unroll
+    for (const unsigned value : values) most = max(most, value);
+    most = __reduce_max_sync(whole_warp, most);
+    if (most == 0) return;
+    if (most >= infinity) {
+      unsigned infinities = 0, nans = 0;
+#pragma unroll
+      for (unsigned& value : values) {
+        infinities += value == infinity;
+        nans += value > infinity;
+        if (value >= infinity) value = 0;
+      }
+      sum.count(infinities, nans);
+      continue;
+    }
+    const int exponent = max(static_cast<int>(most >> 23), 1), smallest = exponent - bits_below;
+    const int first_at = 2 * exponent, second_at = max(2 * (smallest - 1), 0);
+    const unsigned least = smallest > 0 ? static_cast<unsigned>(smallest) << 23 : 1u;
+    // 1.5 * 2^52 of its units: what is added to that is in the lower half of the mantissa.
+    double first = 1.5 * power_of_two(52 + first_at + lowest_position), second = 0;
+    bool some_left = false;
+#pragma unroll
+    for (const unsigned value : values) {
+      const bool in     = value >= least;
+      const double wide = __uint_as_float(in ? value : 0), with = __fma_rn(wide, wide, first);
+      second += __fma_rn(wide, wide, first - with);
+      first = with;
+      some_left |= !in && value != 0;
+    }
+    constexpr long long half = 1ll << 51;
+    const long long units    = warp_sum((__double_as_longlong(first) & (2 * half - 1)) - half);
+    const long long rest     = warp_sum(__double2ll_rn(second * power_of_two(-second_at - lowest_position)));
+    sum.add(static_cast<Limb>(units), first_at, false);
+    sum.add(static_cast<Limb>(rest < 0 ? -rest : rest), second_at, rest < 0);
+    if (!__any_sync(whole_warp, some_left)) return;
+#pragma unroll
+    for (unsigned& value : values) {
+      if (value >= least) value = 0;
+    }
+  }
+}
+
+// A warp's values, n at once, as bits without their signs; 0 where there are none.
+template <int n, class N>
+__device__ void load_values(const Strided<const N>& from, std::int64_t begin, std::int64_t size,
+                            unsigned (&values)[elements_per_thread]) {
+  constexpr int packs      = elements_per_thread / n;
+  const std::int64_t first = begin + static_cast<int>(threadIdx.x % 32) * n;
+  Pack<N, n> loaded[packs];
+  if (begin + elements_per_warp <= size) {
+#pragma unroll
+    for (int k = 0; k < packs; ++k) loaded[k] = load_pack<n>(from.at(first + k * 32 * n));
+  } else {
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+      const std::int64_t i = first + k * 32 * n;
+      loaded[k]            = {};
+      if (i + n <= size) {
+        loaded[k] = load_pack<n>(from.at(i));
+      } else {
+#pragma unroll
+        for (int each = 0; each < n; ++each) {
+          if (i + each < size) loaded[k].at[each] = *from.at(i + each);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < packs; ++k) {
+#pragma unroll
+    for (int each = 0; each < n; ++each)
+      values[k * n + each] = __float_as_uint(widen(loaded[k].at[each])) & 0x7fffffffu;
+  }
+}
+
+// Sums of `count` warps, by one of them, to the sum of all.
+__device__ void add_up(const long long (*limbs)[32], int count, Limb* sum) {
+  WarpSum all{static_cast<int>(threadIdx.x)};
+#pragma unroll 8
+  for (int warp = 0; warp < count; ++warp) all.limb += limbs[warp][all.lane];
+  all.carry();
+  if (all.lane < WarpSum::counts + 2 && all.limb != 0) atomicAdd(sum + all.lane, static_cast<Limb>(all.limb));
+}
+
+template <int n, class N>
+__device__ WarpSum block_squares(const Strided<const N>& values, std::int64_t size) {
+  unsigned sizes[elements_per_thread];
+  WarpSum sum{static_cast<int>(threadIdx.x % 32)};
+  const std::int64_t begin =
+      (static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32) * std::int64_t{elements_per_warp};
+  if (begin >= size) return sum;  // all of the warp
+  load_values<n>(values, begin, size, sizes);
+  add_squares_of(sum, sizes);
+  return sum;
+}
+
+// A cluster has a tile.
+template <int n, class N>
+__global__ void __cluster_dims__(blocks_per_tile, 1, 1) __launch_bounds__(threads, 3)
+    squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
+  __shared__ long long limbs[blocks_per_tile * warps][32];  // of the whole tile, in its first block
+  const auto cluster = cooperative_groups::this_cluster();
+  auto started       = cluster.barrier_arrive();
+  const WarpSum mine = block_squares<n>(values, size);
+  cluster.barrier_wait(std::move(started));  // the first block has, so its memory is there
+  const unsigned rank      = cluster.block_rank();
+  auto* const of_first     = cluster.map_shared_rank(&limbs[0][0], 0);
+  const unsigned at        = (rank * warps + threadIdx.x / 32) * 32;
+  of_first[at + mine.lane] = mine.limb;
+  cluster.sync();
+  if (rank == 0 && threadIdx.x < 32) add_up(limbs, blocks_per_tile * warps, sum);
+}
+
+// What is no more than one block has.
+template <int n, class N>
+__global__ void __launch_bounds__(threads)
+    few_squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
+  __shared__ long long limbs[warps][32];
+  const WarpSum mine                 = block_squares<n>(values, size);
+  limbs[threadIdx.x / 32][mine.lane] = mine.limb;
+  __syncthreads();
+  if (threadIdx.x < 32) add_up(limbs, warps, sum);
+}
+
+template <int n, class N>
+void launch_squares(const DeviceQueue& queue, const Strided<const N>& values, std::int64_t size, Limb* sum) {
+  if (size <= elements_per_block) {
+    few_squares_kernel<n><<<1, threads, 0, stream_of(queue)>>>(values, size, sum);
+  } else {
+    squares_kernel<n>
+        <<<blocks_for(size, squares_per_tile) * blocks_per_tile, threads, 0, stream_of(queue)>>>(values, size, sum);
+  }
+}
+
+// --- double ----------------------------------------------------------------------------------------------------------
+
+// limbs += (high * 2^64 + low) * 2^position. What is 0 touches no limb.
+__device__ void add_to(Limb* limbs, Limb low, Limb high, int position) {
   const int shift = position % limb_bits;
   limbs += position / limb_bits;
   const Limb first = low << shift, second = shift == 0 ? high : (high << shift) | (low >> (64 - shift)),
@@ -29,21 +234,11 @@ __device__ void add_to(Limb* limbs, Limb low, Limb high, int position, bool nega
   const Limb pieces[5]{first & limb_mask, first >> limb_bits, second & limb_mask, second >> limb_bits, third};
 #pragma unroll
   for (int i = 0; i < 5; ++i) {
-    if (pieces[i] != 0) atomicAdd(limbs + i, negative ? Limb(0) - pieces[i] : pieces[i]);
+    if (pieces[i] != 0) atomicAdd(limbs + i, pieces[i]);
   }
 }
 
-// One square by itself, or the count of what is no number.
-__device__ __noinline__ void add_one(Limb* limbs, float value) {
-  const unsigned bits = __float_as_uint(value), fraction = bits & 0x7fffffu;
-  const int exponent = static_cast<int>((bits >> 23) & 0xff);
-  if (exponent == 0xff) {
-    atomicAdd(limbs + float_limbs + (fraction != 0), Limb(1));
-    return;
-  }
-  const Limb mantissa = fraction | (exponent != 0 ? 0x800000u : 0u);
-  add_to(limbs, mantissa * mantissa, 0, 2 * (max(exponent, 1) - 1), false);
-}
+// One square, or the count of what is no number.
 __device__ void add_one(Limb* limbs, double value) {
   const Limb bits = static_cast<Limb>(__double_as_longlong(value)), fraction = bits & ((Limb(1) << 52) - 1);
   const int exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -52,137 +247,7 @@ __device__ void add_one(Limb* limbs, double value) {
     return;
   }
   const Limb mantissa = fraction | (exponent != 0 ? Limb(1) << 52 : Limb(0));
-  add_to(limbs, mantissa * mantissa, __umul64hi(mantissa, mantissa), 2 * (max(exponent, 1) - 1), false);
-}
-
-__device__ long long warp_sum(long long value) {
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_down_sync(whole_warp, value, apart);
-  return value;
-}
-
-// 2^power, for powers that doubles have.
-__device__ double power_of_two(int power) { return __longlong_as_double(static_cast<long long>(1023 + power) << 52); }
-
-// What a warp's threads have summed up and not added to limbs yet: two integers each, of which the first counts units
-// at 2 e as limbs count positions, and the second at 2 (e - 23), or at 0.
-struct Window {
-  static constexpr int bits_below = 22, lowest_position = -298;  // position 0 is worth 2 to that power
-  int exponent    = 0;                                           // e; 0: nothing was summed
-  long long units = 0, rest = 0;
-
-  [[nodiscard]] __device__ int units_at() const { return 2 * exponent; }
-  [[nodiscard]] __device__ int rest_at() const { return max(2 * (exponent - bits_below - 1), 0); }
-
-  // All threads of the warp together.
-  __device__ void add_to_limbs(Limb* limbs) {
-    if (exponent == 0) return;
-    const long long all_units = warp_sum(units), all_rest = warp_sum(rest);
-    if (threadIdx.x % 32 == 0) {
-      add_to(limbs, static_cast<Limb>(all_units), 0, units_at(), false);
-      add_to(limbs, static_cast<Limb>(all_rest < 0 ? -all_rest : all_rest), 0, rest_at(), all_rest < 0);
-    }
-    units = rest = 0;
-  }
-};
-
-// The squares of a warp's values, all threads together. As doubles they are exact, and so are their sums: one that
-// starts so large that its last bit is worth 4 of the last bits of a largest square (2^51 times that is more than the
-// sum of all), and one of what the first had to leave out. Elements more than 2^22 times smaller than the window's
-// largest, for all of whose bits even that has no place, are rare, and added one by one.
-//
-// With e the exponent's bits of the largest value there may be, a largest square's last bit is at 2 (e - 1), the first
-// sum's at 2 e, and the second's, below which no square that is summed has bits, at 2 (e - 22 - 1).
-__device__ void add_turn(Limb* limbs, Window& window, const float (&values)[elements_per_turn]) {
-  constexpr int slack = 4;  // a window stays for values so many powers of two smaller than its largest
-  unsigned most       = 0;
-#pragma unroll
-  for (const float value : values) most = max(most, __float_as_uint(value) & 0x7fffffffu);
-  most = __reduce_max_sync(whole_warp, most);
-  if (most == 0) return;
-  if (most >= 0x7f800000u) {
-#pragma unroll
-    for (const float value : values) {
-      if (value != 0) add_one(limbs, value);
-    }
-    return;
-  }
-  const int exponent = max(static_cast<int>(most >> 23), 1);
-  if (exponent > window.exponent || exponent + slack < window.exponent) {
-    window.add_to_limbs(limbs);
-    window.exponent = min(exponent + 1, 0xfe);
-  }
-  // 1.5 * 2^52 of its units: what is added to that is in the lower half of the mantissa.
-  double first = 1.5 * power_of_two(52 + window.units_at() + Window::lowest_position), second = 0;
-  const int smallest   = window.exponent - Window::bits_below;
-  const unsigned least = smallest > 0 ? static_cast<unsigned>(smallest) << 23 : 1u;
-  bool some_left       = false;
-#pragma unroll
-  for (const float value : values) {
-    const bool left   = (__float_as_uint(value) & 0x7fffffffu) - 1 < least - 1;  // 0 is not
-    const double wide = left ? 0.0f : value, square = wide * wide, sum = first + square;
-    second += square - (sum - first);
-    first = sum;
-    some_left |= left;
-  }
-  constexpr long long half = 1ll << 51;
-  window.units += (__double_as_longlong(first) & (2 * half - 1)) - half;
-  window.rest += __double2ll_rn(second * power_of_two(-window.rest_at() - Window::lowest_position));
-  if (some_left) {
-#pragma unroll
-    for (const float value : values) {
-      if ((__float_as_uint(value) & 0x7fffffffu) - 1 < least - 1) add_one(limbs, value);
-    }
-  }
-  __syncwarp();
-}
-
-// From the sum of a tile to the sum of all: limbs below 2^32 but for the highest, as the CPU adds them.
-template <int num_limbs>
-__device__ void carry_and_add(Limb* limbs, Limb* sum) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i + 1 < num_limbs; ++i) {
-      limbs[i + 1] += static_cast<Limb>(static_cast<long long>(limbs[i]) >> limb_bits);
-      limbs[i] &= limb_mask;
-    }
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < num_limbs + 2; i += threads) {
-    if (limbs[i] != 0) atomicAdd(sum + i, limbs[i]);
-  }
-}
-
-// Each block has a tile; n values are read at once.
-template <int n, class N>
-__global__ void __launch_bounds__(threads, 4) squares_kernel(Strided<const N> values, std::int64_t size, Limb* sum) {
-  struct alignas(n * sizeof(N)) Pack {
-    N at[n];
-  };
-  __shared__ Limb limbs[float_limbs + 2];
-  if (threadIdx.x < float_limbs + 2) limbs[threadIdx.x] = 0;
-  __syncthreads();
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * squares_per_tile;
-  const std::int64_t end   = min(size, begin + squares_per_tile);
-  Window window;
-  for (std::int64_t turn = begin; turn < end; turn += threads * elements_per_turn) {
-    float wide[elements_per_turn];
-#pragma unroll
-    for (int pack = 0; pack < elements_per_turn / n; ++pack) {
-      const std::int64_t i = turn + (pack * threads + static_cast<int>(threadIdx.x)) * n;
-      if (i + n <= end) {
-        const Pack loaded = *reinterpret_cast<const Pack*>(values.at(i));
-#pragma unroll
-        for (int k = 0; k < n; ++k) wide[pack * n + k] = widen(loaded.at[k]);
-      } else {
-#pragma unroll
-        for (int k = 0; k < n; ++k) wide[pack * n + k] = i + k < end ? widen(*values.at(i + k)) : 0.0f;
-      }
-    }
-    add_turn(limbs, window, wide);
-  }
-  window.add_to_limbs(limbs);
-  carry_and_add<float_limbs>(limbs, sum);
+  add_to(limbs, mantissa * mantissa, __umul64hi(mantissa, mantissa), 2 * (max(exponent, 1) - 1));
 }
 
 __global__ void __launch_bounds__(threads)
@@ -193,7 +258,17 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * squares_per_tile;
   const std::int64_t end   = min(size, begin + squares_per_tile);
   for (std::int64_t i = begin + threadIdx.x; i < end; i += threads) add_one(limbs, *values.at(i));
-  carry_and_add<double_limbs>(limbs, sum);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i + 1 < double_limbs; ++i) {
+      limbs[i + 1] += limbs[i] >> limb_bits;
+      limbs[i] &= limb_mask;
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < double_limbs + 2; i += threads) {
+    if (limbs[i] != 0) atomicAdd(sum + i, limbs[i]);
+  }
 }
 
 // --- the norm --------------------------------------------------------------------------------------------------------
@@ -252,17 +327,16 @@ template <class T>
 void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum) {
   const std::int64_t size = values.length * values.count;
   if (size <= 0) return;
-  const auto rows       = strided(values);
-  const unsigned blocks = blocks_for(size, squares_per_tile);
-  auto* const limbs     = reinterpret_cast<Limb*>(sum);
+  const auto rows   = strided(values);
+  auto* const limbs = reinterpret_cast<Limb*>(sum);
   if constexpr (std::is_same_v<T, double>) {
-    double_squares_kernel<<<blocks, threads, 0, stream_of(queue)>>>(rows, size, limbs);
+    double_squares_kernel<<<blocks_for(size, squares_per_tile), threads, 0, stream_of(queue)>>>(rows, size, limbs);
   } else {
-    constexpr int n = 16 / static_cast<int>(sizeof(T));
+    constexpr int n = elements_per_vector<T>;
     if (packs_fit<n>(rows)) {
-      squares_kernel<n><<<blocks, threads, 0, stream_of(queue)>>>(rows, size, limbs);
+      launch_squares<n>(queue, rows, size, limbs);
     } else {
-      squares_kernel<1><<<blocks, threads, 0, stream_of(queue)>>>(rows, size, limbs);
+      launch_squares<1>(queue, rows, size, limbs);
     }
   }
   check_launch("add_squares");

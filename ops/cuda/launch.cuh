@@ -77,6 +77,14 @@ __device__ inline double narrow_to<double>(double x) {
   return x;
 }
 
+// Of the current device: for what gives the same results on however many.
+inline int num_multiprocessors() {
+  int device = 0, count = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for multiprocessors");
+  return count;
+}
+
 inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }

@@ -2,16 +2,11 @@
 
 #include <algorithm>
 
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/pack.cuh"
 #include "ops/cuda/strided.cuh"
 
 namespace stepgraph::cuda {
 namespace {
-
-template <class N, int n>
-struct alignas(n * sizeof(N)) Pack {
-  N at[n];
-};
 
 template <int n, class N>
 __device__ auto load(const Strided<N>& rows, std::int64_t i) {
@@ -39,14 +34,18 @@ __device__ void store_value(const Strided<V>& value, std::int64_t i, const Pack<
   store(value, i, rounded);
 }
 
-// beta^steps. The error of squaring again and again grows with the steps, but the power is as much smaller then.
-__device__ double power(double beta, std::int64_t steps) {
-  double result = 1;
-  for (; steps > 0; steps >>= 1, beta *= beta) {
-    if ((steps & 1) != 0) result *= beta;
+// Both to the power of steps, side by side: everybody waits for them. The error of squaring again and again grows with
+// the steps, but the power is as much smaller then.
+struct Powers {
+  double of_beta1 = 1, of_beta2 = 1;
+  __device__ Powers(double beta1, double beta2, std::int64_t steps) {
+    for (; steps > 0; steps >>= 1, beta1 *= beta1, beta2 *= beta2) {
+      if ((steps & 1) == 0) continue;
+      of_beta1 *= beta1;
+      of_beta2 *= beta2;
+    }
   }
-  return result;
-}
+};
 
 // --- updates ---------------------------------------------------------------------------------------------------------
 // Each has what a block needs to know of the step (Scalars, made by one thread), what a thread reads for n elements
@@ -63,9 +62,10 @@ struct AdamW {
     T factor, keep, new1, beta2, new2, unroot2, eps, size;
   };
   [[nodiscard]] __device__ Scalars scalars() const {
-    const double rate = *numbers.rate, unbiased1 = 1 - power(numbers.beta1, *numbers.step),
-                 unbiased2 = 1 - power(numbers.beta2, *numbers.step);
-    return {.factor  = static_cast<T>(*numbers.factor),
+    const double rate = *numbers.rate, factor = *numbers.factor;
+    const Powers powers(numbers.beta1, numbers.beta2, *numbers.step);
+    const double unbiased1 = 1 - powers.of_beta1, unbiased2 = 1 - powers.of_beta2;
+    return {.factor  = static_cast<T>(factor),
             .keep    = static_cast<T>(1 - rate * numbers.weight_decay),
             .new1    = static_cast<T>(1 - numbers.beta1),
             .beta2   = static_cast<T>(numbers.beta2),
@@ -146,44 +146,52 @@ struct Sgd {
 
 // --- the kernel ------------------------------------------------------------------------------------------------------
 
-constexpr int threads                = 256;
-constexpr std::int64_t enough_blocks = 1024;  // with fewer than that, each has one pack of every thread
-constexpr std::int64_t most_turns =
-    8;  // of a block: so long that its scalars cost nothing, so short that blocks end together
+constexpr int threads = 256, blocks_per_multiprocessor = 3;
 
-// n elements at a time: `turns` times by each thread of a block. What does not fill n at the end is the first block's.
+// n elements at a time by each thread, and as many that the next turn needs are on their way meanwhile: the device is
+// full of blocks, and they stay. What does not fill n at the end is the first block's.
 template <int n, class Update>
-__global__ void __launch_bounds__(threads) update_kernel(const Update of, std::int64_t count, std::int64_t turns) {
-  const std::int64_t packs = count / n, first = blockIdx.x * turns * threads + threadIdx.x,
-                     end  = min(packs, (blockIdx.x + 1) * turns * threads);
+__global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
+    update_kernel(const Update of, std::int64_t count) {
+  const std::int64_t packs = count / n, stride = static_cast<std::int64_t>(gridDim.x) * threads;
   const std::int64_t left = packs * n + threadIdx.x;  // one element, of the first block's threads
   const bool has_left     = n > 1 && blockIdx.x == 0 && left < count;
-  if (of.numbers.skip != nullptr && *of.numbers.skip != 0) {
-    for (std::int64_t pack = first; pack < end; pack += threads)
-      store_value(of.value, pack * n, load<n>(of.weight, pack * n));
+  std::int64_t pack       = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+
+  // On its way while the scalars are made.
+  typename Update::template Loaded<n> loaded;
+  if (pack < packs) loaded = of.template read<n>(pack * n);
+  __shared__ typename Update::Scalars scalars;
+  __shared__ bool skipped;
+  if (threadIdx.x == 0) {
+    const std::int64_t skip = of.numbers.skip == nullptr ? 0 : *of.numbers.skip;
+    scalars                 = of.scalars();  // for nothing where the step is skipped, but without waiting for that
+    skipped                 = skip != 0;
+  }
+  __syncthreads();
+  if (skipped) {
+    for (; pack < packs; pack += stride) store_value(of.value, pack * n, load<n>(of.weight, pack * n));
     if (has_left) store_value(of.value, left, load<1>(of.weight, left));
     return;
   }
-  __shared__ typename Update::Scalars scalars;
-  if (threadIdx.x == 0) scalars = of.scalars();
-  // On its way while the scalars are made.
-  typename Update::template Loaded<n> loaded;
-  if (first < end) loaded = of.template read<n>(first * n);
-  __syncthreads();
   const typename Update::Scalars by = scalars;
-  for (std::int64_t pack = first; pack < end; pack += threads) {
-    if (pack != first) loaded = of.template read<n>(pack * n);
+  while (pack < packs) {
+    const std::int64_t next = pack + stride;
+    typename Update::template Loaded<n> following;
+    if (next < packs) following = of.template read<n>(next * n);
     of.template update<n>(pack * n, loaded, by);
+    loaded = following;
+    pack   = next;
   }
   if (has_left) of.template update<1>(left, of.template read<1>(left), by);
 }
 
 template <int n, class Update>
 void launch(const DeviceQueue& queue, const Update& update, std::int64_t count, const char* name) {
-  const std::int64_t packs = count / n;
-  const std::int64_t turns = std::clamp<std::int64_t>(packs / (threads * enough_blocks), 1, most_turns);
-  const unsigned blocks    = std::max(1u, blocks_for(packs, threads * turns));
-  update_kernel<n><<<blocks, threads, 0, stream_of(queue)>>>(update, count, turns);
+  const std::int64_t most   = std::int64_t{blocks_per_multiprocessor} * num_multiprocessors();
+  const std::int64_t wanted = (count / n + threads - 1) / threads;
+  update_kernel<n><<<static_cast<unsigned>(std::clamp<std::int64_t>(wanted, 1, most)), threads, 0, stream_of(queue)>>>(
+      update, count);
   check_launch(name);
 }
 

@@ -25,6 +25,17 @@ template <int n, class T>
 __device__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
+// The same by one instruction, for sure: after a branch the compiler may store elements one by one.
+template <int n, class T>
+__device__ void store_whole(T* to, const Pack<T, n>& pack) {
+  if constexpr (sizeof(pack) == vector_bytes) {
+    uint4 bits;
+    __builtin_memcpy(&bits, &pack, sizeof(bits));
+    __stwb(reinterpret_cast<uint4*>(to), bits);
+  } else {
+    store_pack<n>(to, pack);
+  }
+}
 
 // Whether all are where vectors may be; null is.
 template <class... T>
@@ -48,13 +59,17 @@ struct Sum {
   }
   // `was`: what `before` gave for the same i.
   template <int n>
-  __device__ void put(std::int64_t i, const Pack<N, n>& was, const Computed<N>* values) const {
+  __device__ Pack<N, n> with(const Pack<N, n>& was, const Computed<N>* values) const {
     Pack<N, n> to;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       to.at[k] = narrow_to<N>(base == nullptr ? values[k] : widen(was.at[k]) + values[k]);
     }
-    store_pack<n>(out + i, to);
+    return to;
+  }
+  template <int n>
+  __device__ void put(std::int64_t i, const Pack<N, n>& was, const Computed<N>* values) const {
+    store_pack<n>(out + i, with<n>(was, values));
   }
 };
 template <class T, class S>

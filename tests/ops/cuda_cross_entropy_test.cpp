@@ -1,6 +1,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -112,6 +113,37 @@ TEST_CASE("cross-entropy and its gradient on a device are the CPU's", "[ops][cud
 
 TEST_CASE("cross-entropy of more columns than shared memory holds is the CPU's", "[ops][cuda]") {
   sg::testing::check_on_device(loss_case(3, 120'007, true), {sg::DType::f32, sg::DType::bf16});
+}
+
+TEST_CASE("cross-entropy in place is the CPU's where a block of threads has many rows", "[ops][cuda]") {
+  // Short and long rows; those of no whole vectors begin elsewhere in 16 bytes each time.
+  const auto [rows, columns] = GENERATE(std::pair<std::int64_t, std::int64_t>{4501, 701}, std::pair{3001, 8},
+                                        std::pair{1200, 4104}, std::pair{1201, 4099});
+  CAPTURE(rows, columns);
+  sg::testing::check_on_device(loss_case(rows, columns, true), {sg::DType::bf16, sg::DType::f16});
+}
+
+TEST_CASE("cross-entropy in place of infinite logits is no number on a device, in their rows alone", "[ops][cuda]") {
+  constexpr double infinity   = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t rows = 6, columns = 5000;
+  const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
+  Cut cut(rows, columns, 1, type, some_targets(rows, columns));
+  Numbers& logits    = cut.set.front().second;
+  const auto element = [&](std::int64_t row, std::int64_t column) -> double& {
+    return logits[static_cast<std::size_t>(row * columns + column)];
+  };
+  element(1, 4999) = infinity;
+  element(2, 17)   = std::numeric_limits<double>::quiet_NaN();
+  for (std::int64_t j = 0; j < columns; ++j) element(3, j) = j % 2 == 0 ? -infinity : element(3, j);  // masked columns
+  for (std::int64_t j = 0; j < columns; ++j) element(4, j) = -infinity;
+  const Numbers gradient = cut.on(true)[0];
+  for (std::int64_t i = 0; i < rows; ++i) {
+    CAPTURE(i);
+    const bool none = i == 1 || i == 2 || i == 4;
+    double sum      = 0;
+    for (std::int64_t j = 0; j < columns; ++j) sum += std::abs(gradient[static_cast<std::size_t>(i * columns + j)]);
+    CHECK(std::isfinite(sum) == !none);
+  }
 }
 
 TEST_CASE("cross-entropy in place, scaled and cut by columns, is the CPU's", "[ops][cuda]") {

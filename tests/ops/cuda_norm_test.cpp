@@ -66,6 +66,8 @@ TEST_CASE("norms on a device read weights that are f32", "[ops][cuda][norm]") {
 TEST_CASE("a norm's weight gradients on a device add up many rows", "[ops][cuda][norm]") {
   check_on_device(norm_case({1500, 40}, true));
   check_on_device(norm_case({1001, 19}, false));
+  check_on_device(norm_case({4133, 264}, true));  // several tiles of columns, the last of few, and many blocks of rows
+  check_on_device(norm_case({4133, 264}, false));
 }
 
 TEST_CASE("a residual with its norm on a device is the CPU's", "[ops][cuda][residual_norm]") {

@@ -38,6 +38,10 @@ TEST_CASE("a bias gradient on a device adds up rows by the thousand", "[ops][cud
   check_on_device(residual_case(70, 1000, true, 0));
 }
 
+TEST_CASE("a bias gradient on a device has more columns than there are counters", "[ops][cuda][residual]") {
+  check_on_device(residual_case(3, 140'001, true, 0));
+}
+
 TEST_CASE("a dropout on a device drops what the CPU drops", "[ops][cuda][dropout]") {
   const auto [rows, width] = GENERATE(std::pair{4, 37}, std::pair{600, 40});
   CAPTURE(rows, width);

@@ -9,6 +9,7 @@
 #include "engine/executor.hpp"
 #include "engine/quantile.hpp"
 #include "engine/recorder.hpp"
+#include "graphs/fresh_weights.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "ops/linear.hpp"
 #include "tools/bench/training.hpp"
@@ -59,6 +60,17 @@ double gflops_of(Executor& executor, std::int64_t size, int runs) {
   return 2 * n * n * n / quantile(seconds, 0.5) / 1e9;
 }
 
+// Numbers of deviation 1: zeros would be multiplied faster than what models have.
+template <class T>
+void set_random(const Memory& memory, Buffer buffer, std::int64_t size) {
+  std::vector<float> values(static_cast<std::size_t>(size));
+  fill_normal(1, "operand", 0, 1, std::span(values));
+  std::vector<T> rounded(values.size());
+  std::transform(values.begin(), values.end(), rounded.begin(),
+                 [](float value) { return narrow<T>(static_cast<Wide<T>>(value)); });
+  memory.write(buffer, std::span<const T>(rounded));
+}
+
 }  // namespace
 
 double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs) {
@@ -76,12 +88,22 @@ double product_peak(const std::string& backend, DType type, std::int64_t size, i
   const auto kept          = [&](const char* name) {
     return graph.buffer({.name = name, .size_bytes = bytes, .type = type, .lifetime = Lifetime::persistent});
   };
-  weights.add({.name = "b", .shape = {size, size}, .value = kept("b")});
+  const Buffer left = kept("a"), right = kept("b");
+  weights.add({.name = "b", .shape = {size, size}, .value = right});
   Tape tape({.graph = &graph, .weights = &weights, .type = type, .seq = size, .records = false});
-  const Tensor a = tape.input(kept("a"), {size, size}, type, false);
+  const Tensor a = tape.input(left, {size, size}, type, false);
   (void)linear(tape, {.x = a, .weight = tape.weight("b")});
   const std::unique_ptr<World> world = cli::make_world(backend, 1);
   const Program program(graph, *world);
+  for (const Buffer operand : {left, right}) {
+    if (type == DType::bf16) {
+      set_random<bf16>(program.memory(), operand, size * size);
+    } else if (type == DType::f16) {
+      set_random<f16>(program.memory(), operand, size * size);
+    } else {
+      set_random<float>(program.memory(), operand, size * size);
+    }
+  }
   Executor executor({.threads = 1});
   std::vector<double> seconds;
   for (int run = -2; run < runs; ++run) {
