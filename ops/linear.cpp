@@ -106,10 +106,27 @@ void activate_keeping_slope(T* c, T* y, std::int64_t size) {
   cpu::values_and_slopes<Function>(c, size, y);
 }
 
+// How an input gradient is made: what an op leaves to the one that made its input.
+struct InputGradient {
+  Linear spec;
+  Tensor y;
+  Sizes sizes;
+};
+// What became of an activation's input: its slope; on a device that of which it is the slope.
+struct Through {
+  Tensor slope;
+  Activation activation;
+};
+void add_input_gradient(Tape& back, const InputGradient& of, const std::optional<Through>& through);
+
 // The gradient of what was activated is dy times its slope, which the product left in `slope`: on a device as that of
 // which it is the slope, because a product has that at hand and one reads no less then. It takes the place of y's,
-// where that is nobody else's.
+// where that is nobody else's; and where a product is all there is in y's, the product does it, and y has none.
 void add_activation_gradient(Tape& back, Activation activation, const Tensor& slope, const Tensor& y) {
+  if (!back.has_gradient(slope)) {
+    if (const auto product = back.take_left_gradient<InputGradient>(y))
+      return add_input_gradient(back, *product, Through{slope, activation});
+  }
   const Tensor dy          = back.gradient(y);
   const std::int64_t total = y.num_elements();
   OpNode node{.op       = str(name(activation), "_backward"),
@@ -219,18 +236,39 @@ void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tenso
   });
 }
 
-void add_input_gradient(Tape& back, const Linear& spec, const Tensor& y, const Sizes& sizes) {
-  OpNode node = product(back, "linear_input_gradient", sizes.rows, sizes.in, sizes.out);
-  node.reads  = {back.gradient(y), spec.weight};
-  back.add_gradient<AllTypes>(spec.x, node, [sizes]<class T>(const Context& context, Into<T> dx) {
+// c = a b, times the activation's slope at x.
+template <class T>
+void multiply_by_slope(const DeviceQueue& queue, const cuda::Product<T>& product, Activation activation, const T* x) {
+  if (activation == Activation::gelu_tanh && cuda::multiply_gelu_gradient(queue, product, x)) return;
+  cuda::multiply(queue, product);
+  const Into<T>& c = product.c;
+  cuda::activation_gradient<T>(queue, curve(activation), x, c.out, {c.out, nullptr, c.size});
+}
+
+// dx = dy w^T; or through the activation that x is the output of, the gradient of what that was applied to.
+void add_input_gradient(Tape& back, const InputGradient& of, const std::optional<Through>& through) {
+  const auto& [spec, y, sizes] = of;
+  OpNode node =
+      product(back, through ? str("linear_input_gradient_", name(through->activation)) : "linear_input_gradient",
+              sizes.rows, sizes.in, sizes.out);
+  node.reads = {back.gradient(y), spec.weight};
+  if (through) {
+    node.reads.push_back(through->slope);
+    node.cost.flops += static_cast<double>(through->slope.num_elements());
+    node.cost.bytes_moved += static_cast<double>(through->slope.num_bytes());
+  }
+  const std::optional<Activation> activation = through ? std::optional(through->activation) : std::nullopt;
+  const auto kernel = [sizes = sizes, activation]<class T>(const Context& context, Into<T> dx) {
+    const T* const slope = activation ? context.read<T>(2).data() : nullptr;
     if constexpr (cuda::built) {
       if (const DeviceQueue* queue = context.device()) {
-        return cuda::multiply(*queue, cuda::Product<T>{.m = sizes.rows,
-                                                       .n = sizes.in,
-                                                       .k = sizes.out,
-                                                       .a = {context.read<T>(0).data()},
-                                                       .b = device_weight<T>(context, 1, sizes, true),
-                                                       .c = dx});
+        const cuda::Product<T> product{.m = sizes.rows,
+                                       .n = sizes.in,
+                                       .k = sizes.out,
+                                       .a = {context.read<T>(0).data()},
+                                       .b = device_weight<T>(context, 1, sizes, true),
+                                       .c = dx};
+        return activation ? multiply_by_slope<T>(*queue, product, *activation, slope) : cuda::multiply(*queue, product);
       }
     }
     multiply(context, Gemm<T>{.m        = sizes.rows,
@@ -239,8 +277,10 @@ void add_input_gradient(Tape& back, const Linear& spec, const Tensor& y, const S
                               .a        = matrix(context.read<T>(0), sizes.out),
                               .b        = transposed(in_by_out(context.read<T>(1).data(), sizes)),
                               .c        = dx,
-                              .c_stride = sizes.in});
-  });
+                              .c_stride = sizes.in,
+                              .times    = slope});
+  };
+  back.add_gradient<AllTypes>(through ? through->slope : spec.x, node, kernel);
 }
 
 void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const Sizes& sizes) {
@@ -300,13 +340,19 @@ Tensor linear(Tape& tape, const Linear& spec) {
   const Tensor activated = kept ? tape.tensor(spec.name, shape) : y;
   add_product(tape, spec, sizes, y, activated);
 
-  tape.on_backward({.outputs          = {y},
-                    .input_gradients  = [spec, y, sizes](Tape& back) { add_input_gradient(back, spec, y, sizes); },
+  tape.on_backward({.outputs = {y},
+                    .input_gradients =
+                        [spec, y, sizes](Tape& back) {
+                          const InputGradient gradient{spec, y, sizes};
+                          back.leave_gradient(spec.x, gradient,
+                                              [gradient](Tape& later) { add_input_gradient(later, gradient, {}); });
+                        },
                     .weight_gradients = [spec, y, sizes](Tape& back) { add_weight_gradients(back, spec, y, sizes); }});
   if (kept) {
-    tape.on_backward({.outputs = {activated}, .input_gradients = [=, activation = spec.activation](Tape& back) {
-                        add_activation_gradient(back, activation, y, activated);
-                      }});
+    tape.on_backward({.outputs         = {activated},
+                      .input_gradients = [=, activation = spec.activation](
+                                             Tape& back) { add_activation_gradient(back, activation, y, activated); },
+                      .takes_gradients = true});
   }
   return activated;
 }

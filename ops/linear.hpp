@@ -15,7 +15,9 @@ enum class Activation : std::uint8_t { none, gelu_tanh, gelu_exact, silu };
 // y = activation(x w + bias), x: [rows, in], y: [rows, out]. Tensor parallel: a rank that has a share of the outputs
 // (columns) or of the inputs (rows) computes just that; tp_copy goes before the first, tp_sum after the second.
 // An activation is applied to each tile of the product as it is made; its slope is kept where a backward pass will ask
-// for it.
+// for it. Where y is then used by one linear and nobody else, y's gradient is never stored: that linear multiplies what
+// it would add to it with the slope, tile by tile, with the bits of one node after the other (on a device, of gelu_tanh
+// in bf16 and f16, before it is rounded).
 struct Linear {
   Tensor x                   = {};
   Weight weight              = {};

@@ -90,7 +90,11 @@ Node Tape::add_node(const OpNode& node, Body body) {
 
 void Tape::on_backward(Backward backward) {
   if (emitting_) throw Error(ErrorKind::config, "tape: an op's backward adds nodes, it does not apply ops");
-  if (spec_.records) records_.push_back({std::move(backward), layer_});
+  if (!spec_.records) return;
+  if (backward.takes_gradients) {
+    for (const Tensor& output : backward.outputs) state(output).taken = true;
+  }
+  records_.push_back({std::move(backward), layer_});
 }
 
 Tape::State& Tape::state(const Tensor& of) {
@@ -106,10 +110,11 @@ const Tape::State& Tape::state(const Tensor& of) const {
   return states_[static_cast<std::size_t>(of.id)];
 }
 
-bool Tape::has_gradient(const Tensor& of) const { return state(of).gradient.has_value(); }
-bool Tape::owns_gradient(const Tensor& of) const { return state(of).own; }
+bool Tape::has_gradient(const Tensor& of) const { return state(of).gradient || state(of).left; }
+bool Tape::owns_gradient(const Tensor& of) const { return state(of).own || state(of).left; }
 
-Tensor Tape::gradient(const Tensor& of) const {
+Tensor Tape::gradient(const Tensor& of) {
+  add_left(of);
   const State& found = state(of);
   if (!found.gradient) throw Error(ErrorKind::config, str("tape: tensor ", of.id, " has no gradient yet"));
   if (found.gone) {
@@ -120,6 +125,7 @@ Tensor Tape::gradient(const Tensor& of) const {
 }
 
 Tape::Target Tape::target(const Tensor& of) {
+  add_left(of);
   State& found = state(of);
   if (found.gradient && found.own) return {.out = found.gradient->buffer, .in_place = true};
   const std::optional<Tensor> before = found.gradient;
@@ -172,12 +178,28 @@ void Tape::hand_over_gradient(const Tensor& of, const Tensor& from) {
   state(from).gone = true;
 }
 
+void Tape::leave_gradient(const Tensor& of, std::any how, std::function<void(Tape&)> add) {
+  if (!needs_gradient(of)) return;
+  if (!state(of).taken || has_gradient(of)) return add(*this);
+  state(of).left = Left{std::move(how), std::move(add), layer_};
+}
+
+void Tape::add_left(const Tensor& of) {
+  const std::optional<Left> left = std::exchange(state(of).left, std::nullopt);
+  if (!left) return;
+  const int layer = std::exchange(layer_, left->layer);
+  left->add(*this);
+  layer_ = layer;
+}
+
 void Tape::set_gradient(const Tensor& of, const Tensor& gradient) {
+  add_left(of);
   state(of).gradient = gradient;
   state(of).own      = false;
 }
 
 void Tape::replace_gradient(const Tensor& of, const Tensor& gradient) {
+  add_left(of);
   state(of).gradient = gradient;
   state(of).own      = true;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <any>
 #include <array>
 #include <concepts>
 #include <cstdint>
@@ -162,12 +163,13 @@ class Tape {
     std::vector<Tensor> outputs                 = {};
     std::function<void(Tape&)> input_gradients  = {};
     std::function<void(Tape&)> weight_gradients = {};
+    bool takes_gradients                        = false;  // of its outputs, that others leave: see leave_gradient
   };
   void on_backward(Backward backward);
 
   // --- for ops: backward ---------------------------------------------------------------------------------------------
   [[nodiscard]] bool has_gradient(const Tensor& of) const;
-  [[nodiscard]] Tensor gradient(const Tensor& of) const;  // refuses a tensor that has none
+  [[nodiscard]] Tensor gradient(const Tensor& of);  // refuses a tensor that has none
 
   // Adds a node whose kernel adds to the gradient of `of`: called with the context and an Into<T>. Does nothing where
   // nobody needs that gradient. That of a weight is summed in the wide type: an Into<T, Wide<T>>.
@@ -226,6 +228,23 @@ class Tape {
   // `of` has another gradient from here on, which is its own.
   void replace_gradient(const Tensor& of, const Tensor& gradient);
 
+  // What an op adds to the gradient of `of`, left undone where the op that made `of` takes such things
+  // (Backward::takes_gradients) and nothing else is in that gradient: `how` tells it what to do, so that it can be done
+  // by the same node as what comes next. As soon as somebody else asks for that gradient or adds to it, the tape calls
+  // `add`, which adds the node; and it does so at once where nothing can be left. Nobody can tell by the gradient.
+  void leave_gradient(const Tensor& of, std::any how, std::function<void(Tape&)> add);
+  // For the op that made `of`: what was left by another of the same layer, and is its own to do from now on. `of` then
+  // has no gradient.
+  template <class How>
+  [[nodiscard]] std::optional<How> take_left_gradient(const Tensor& of) {
+    std::optional<Left>& left = state(of).left;
+    const How* const found    = left && left->layer == layer_ ? std::any_cast<How>(&left->how) : nullptr;
+    if (found == nullptr) return std::nullopt;
+    std::optional<How> taken = *found;
+    left.reset();
+    return taken;
+  }
+
   // --- for schedules -------------------------------------------------------------------------------------------------
   void set_gradient(const Tensor& of, const Tensor& gradient);  // came from the next stage
   void emit_input_gradients();                                  // I
@@ -235,12 +254,19 @@ class Tape {
   [[nodiscard]] bool needs_gradient(const Tensor& of) const { return state(of).needed; }
 
  private:
+  struct Left {
+    std::any how;
+    std::function<void(Tape&)> add;
+    int layer;
+  };
   struct State {
     Buffer buffer                  = {};  // tells another tape's tensor of that number
     bool needed                    = true;
     std::optional<Tensor> gradient = {};
     bool own                       = false;  // only this tensor's: may be changed in place
     bool gone                      = false;  // handed over
+    bool taken                     = false;  // by the op that made it, if it is left
+    std::optional<Left> left       = {};     // all there is of the gradient
   };
   struct Record {
     Backward backward;
@@ -258,6 +284,7 @@ class Tape {
   [[nodiscard]] Target target(const Tensor& of);
   [[nodiscard]] Target target(const Weight& of);
   Node add_node(const OpNode& node, Body body);
+  void add_left(const Tensor& of);
   void emit(const Record& record, bool inputs, bool weights);
 
   template <class Types, class Kernel, bool f32, bool f64>

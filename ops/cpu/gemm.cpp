@@ -43,6 +43,17 @@ struct Range {
   std::int64_t row, col, rows, cols;
 };
 
+// What comes after `count` neighbours in a row of c are stored, from element `at` on.
+template <class T, class Out>
+void follow(const Gemm<T, Out>& problem, std::int64_t at, std::int64_t count) {
+  Out* const c = problem.c.out + at;
+  if (problem.times != nullptr) {
+    const T* const times = problem.times + at;
+    for (std::int64_t j = 0; j < count; ++j) c[j] = narrow<Out>(wide(c[j]) * wide(times[j]));
+  }
+  if (problem.activate != nullptr) problem.activate(c, problem.y + at, count);
+}
+
 // What comes after the product, row by row: `sum(i, j)` is that of row i and column j, counted from the range's first.
 template <class T, class Out, class Value>
 void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
@@ -54,7 +65,7 @@ void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
     } else {
       cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j); });
     }
-    if (problem.activate != nullptr) problem.activate(problem.c.out + first, problem.y + first, at.cols);
+    follow(problem, first, at.cols);
   }
 }
 
@@ -112,11 +123,8 @@ template <class T, class Out>
       if (std::same_as<T, float> || problem.bias == nullptr) {
         cpu::multiply_neon(packed, product,
                            [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-                             if (problem.activate == nullptr) return;
-                             for (std::int64_t i = row; i < row + rows; ++i) {
-                               const std::int64_t at = first + i * problem.c_stride + col;
-                               problem.activate(problem.c.out + at, problem.y + at, cols);
-                             }
+                             for (std::int64_t i = row; i < row + rows; ++i)
+                               follow(problem, first + i * problem.c_stride + col, cols);
                            });
         return true;
       }
@@ -168,7 +176,7 @@ bool blas_tile(const Gemm<T>& problem, const Range& tile) {
                            .adds     = c.base != nullptr})) {
     return false;
   }
-  if (problem.bias == nullptr && problem.activate == nullptr) return true;
+  if (problem.bias == nullptr && problem.times == nullptr && problem.activate == nullptr) return true;
   Gemm<T> rest = problem;
   rest.c.base  = nullptr;
   finish(rest, tile, [&](std::int64_t i, std::int64_t j) { return c.out[first + i * problem.c_stride + j]; });

@@ -28,8 +28,8 @@ template <class T>
   return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
 }
 
-// c = (base +) a b + bias; then activate, which writes y and may change c. Sums are in the wide type; c is rounded
-// once.
+// c = (base +) a b + bias, rounded once from a sum in the wide type. Then c is multiplied with `times`; then activate
+// writes y and may change c.
 template <class T, class Sum = T>
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
@@ -38,6 +38,7 @@ struct Gemm {
   Into<T, Sum> c        = {};       // [m, n]; its base has the same stride
   std::int64_t c_stride = 0;        // from row to row
   const T* bias         = nullptr;  // [n], for every row; none: 0
+  const T* times        = nullptr;  // lies as c does; none: 1
   // Of `size` neighbours in a row of c, as it is stored; none: c is all there is.
   void (*activate)(Sum* c, Sum* y, std::int64_t size) = nullptr;
   Sum* y                                              = nullptr;  // lies as c does; may be c

@@ -49,15 +49,23 @@ cublasComputeType_t compute_type(const DeviceQueue& queue) {
   return std::is_same_v<T, float> && queue.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-// False: the library has nothing for it. `beside` is what the epilogue keeps, where it does.
+// A matrix of an epilogue, which lies as the output does.
+template <class T>
+struct Beside {
+  const T* read = nullptr;
+  T* written    = nullptr;  // this or that, or neither
+};
+
+// False: the library has nothing for it.
 template <class T, class Sum>
 bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtEpilogue_t epilogue, Sum* out,
-             T* beside) {
+             const Beside<T>& of_epilogue) {
   using Scale          = Wide<T>;
   const auto [m, n, k] = std::array{product.m, product.n, product.k};
   const bool adds      = product.c.base != nullptr;
   const Scale one = 1, carried = adds ? 1 : 0;
   const cublasComputeType_t compute = compute_type<T>(queue);
+  const T* const beside             = of_epilogue.written == nullptr ? of_epilogue.read : of_epilogue.written;
 
   Call call{.b              = product.b.data,
             .a              = product.a.data,
@@ -65,7 +73,7 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
             .one            = &one,
             .carried        = &carried,
             .written        = bytes_at(out, m * n),
-            .written_beside = bytes_at(beside, beside == nullptr ? 0 : m * n)};
+            .written_beside = bytes_at(of_epilogue.written, of_epilogue.written == nullptr ? 0 : m * n)};
   check_blas(cublasLtMatmulDescInit(&call.operation, compute, data_type<Scale>), "describing a product");
   const auto side = [](bool transposed) { return static_cast<std::int32_t>(transposed ? CUBLAS_OP_T : CUBLAS_OP_N); };
   set(call, CUBLASLT_MATMUL_DESC_TRANSA, side(product.b.transposed));
@@ -73,7 +81,7 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
   set(call, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(epilogue));
   if (product.bias != nullptr) set(call, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(product.bias));
   if (beside != nullptr) {
-    set(call, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(beside));
+    set(call, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<const void*>(beside));
     set(call, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.n);
   }
   set(call.first, data_type<T>, product.b.transposed ? k : n, product.b.transposed ? n : k);
@@ -99,6 +107,12 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
                                         alignment(product.bias), alignment(beside)},
                        .workspace    = library_workspace(queue).size()},
                       call);
+}
+
+// Rows of what lies beside the output must be whole 16 bytes.
+template <class T>
+bool fits_beside(const Product<T>& product, const T* beside) {
+  return product.n * sizeof(T) % 16 == 0 && alignment(beside) == 16;
 }
 
 // (base +) bias in every row.
@@ -130,14 +144,14 @@ void multiply(const DeviceQueue& queue, const Product<T, Sum>& product) {
   const cublasLtEpilogue_t epilogue = product.bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS;
   // The library adds no bias to double.
   if (!(std::is_same_v<T, double> && product.bias != nullptr) &&
-      enqueue<T, Sum>(queue, product, epilogue, product.c.out, nullptr))
+      enqueue<T, Sum>(queue, product, epilogue, product.c.out, {}))
     return;
   Product<T, Sum> plain = product;
   if (product.bias != nullptr) {
     enqueue_bias(queue, product);
     plain.bias   = nullptr;
     plain.c.base = plain.c.out;
-    if (enqueue<T, Sum>(queue, plain, CUBLASLT_EPILOGUE_DEFAULT, plain.c.out, nullptr)) return;
+    if (enqueue<T, Sum>(queue, plain, CUBLASLT_EPILOGUE_DEFAULT, plain.c.out, {})) return;
   }
   throw Error(ErrorKind::backend,
               str("cuda: cuBLASLt has no algorithm for a product of ", product.m, "x", product.k, " and ", product.k,
@@ -151,14 +165,23 @@ bool multiply_gelu(const DeviceQueue& queue, const Product<T>& product, T* y) {
   if constexpr (std::is_same_v<T, Wide<T>>) {
     return false;
   } else {
-    // What is kept beside must have rows of whole 16 bytes.
     const bool kept = y != product.c.out;
     if (product.m == 0 || product.n == 0 || product.k == 0) return false;
-    if (kept && (product.n % 8 != 0 || alignment(product.c.out) < 16)) return false;
+    if (kept && !fits_beside(product, product.c.out)) return false;
     const auto gelu   = static_cast<std::uint32_t>(kept ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU);
     const auto biased = static_cast<std::uint32_t>(product.bias == nullptr ? 0 : CUBLASLT_EPILOGUE_BIAS);
     return enqueue<T, T>(queue, product, static_cast<cublasLtEpilogue_t>(gelu | biased), y,
-                         kept ? product.c.out : nullptr);
+                         {.written = kept ? product.c.out : nullptr});
+  }
+}
+
+template <class T>
+bool multiply_gelu_gradient(const DeviceQueue& queue, const Product<T>& product, const T* x) {
+  if constexpr (std::is_same_v<T, Wide<T>>) {
+    return false;
+  } else {
+    if (product.m == 0 || product.n == 0 || product.k == 0 || !fits_beside(product, x)) return false;
+    return enqueue<T, T>(queue, product, CUBLASLT_EPILOGUE_DGELU, product.c.out, {.read = x});
   }
 }
 
@@ -168,6 +191,10 @@ template void multiply(const DeviceQueue&, const Product<bf16>&);
 template void multiply(const DeviceQueue&, const Product<bf16, float>&);
 template void multiply(const DeviceQueue&, const Product<f16>&);
 template void multiply(const DeviceQueue&, const Product<f16, float>&);
+template bool multiply_gelu_gradient(const DeviceQueue&, const Product<float>&, const float*);
+template bool multiply_gelu_gradient(const DeviceQueue&, const Product<double>&, const double*);
+template bool multiply_gelu_gradient(const DeviceQueue&, const Product<bf16>&, const bf16*);
+template bool multiply_gelu_gradient(const DeviceQueue&, const Product<f16>&, const f16*);
 template bool multiply_gelu(const DeviceQueue&, const Product<float>&, float*);
 template bool multiply_gelu(const DeviceQueue&, const Product<double>&, double*);
 template bool multiply_gelu(const DeviceQueue&, const Product<bf16>&, bf16*);

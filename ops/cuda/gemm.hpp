@@ -39,4 +39,9 @@ void multiply(const DeviceQueue& queue, const Product<T, Sum>& product);
 template <class T>
 [[nodiscard]] bool multiply_gelu(const DeviceQueue& queue, const Product<T>& product, T* y);
 
+// c = a b times the slope of that gelu at x, [m, n] as c, from the sum before it is rounded. False as above. There is
+// neither a base nor a bias.
+template <class T>
+[[nodiscard]] bool multiply_gelu_gradient(const DeviceQueue& queue, const Product<T>& product, const T* x);
+
 }  // namespace stepgraph::cuda

@@ -16,8 +16,14 @@ struct Algorithm : cublasLtMatmulAlgo_t {};  // with a name: nvcc fails on a vec
 
 constexpr std::size_t most_workspace = std::size_t{64} << 20;
 constexpr int most_candidates        = 16;
-constexpr double worth_measuring     = 1e9;  // flops: about 2 us
+constexpr double worth_measuring     = 1e9;   // flops: a few us
+constexpr double short_run           = 3e10;  // flops: about 50 us
 constexpr int num_rounds             = 3;
+constexpr double most_ms             = 500;  // for one problem, about: the slower it is, the fewer candidates
+
+double flops(const Problem& problem) {
+  return 2 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
+}
 
 cublasStatus_t run(const DeviceQueue& queue, Call& call, const Algorithm& algorithm) {
   const std::span<std::byte> workspace = library_workspace(queue);
@@ -146,30 +152,29 @@ class Measurement {
   }
 
   // The fastest of those that have the first one's bits.
-  [[nodiscard]] Algorithm fastest(const std::vector<Algorithm>& candidates) {
+  [[nodiscard]] Algorithm fastest(std::span<const Algorithm> candidates) {
     copy(saved_.data(), call_.written.data());
     std::vector<Timed> alike;
     Notes expected;
-    for (const Algorithm& each : candidates) {
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
       copy(call_.written.data(), saved_.data());
-      if (const cublasStatus_t status = run(queue_, call_, each); status != CUBLAS_STATUS_SUCCESS) {
-        if (alike.empty()) check_blas(status, "a product");
+      if (const cublasStatus_t status = run(queue_, call_, candidates[i]); status != CUBLAS_STATUS_SUCCESS) {
+        if (i == 0) check_blas(status, "a product");
         static_cast<void>(cudaGetLastError());
         continue;
       }
       const Notes found = hashes();
-      if (alike.empty()) expected = found;
-      if (found.hash == expected.hash && found.hash_beside == expected.hash_beside) alike.push_back({each});
+      if (i == 0) {
+        expected              = found;
+        const double each_ms  = (1 + num_rounds) * ms_of(candidates[0]);
+        const auto affordable = static_cast<std::size_t>(std::max(1.0, most_ms / std::max(each_ms, 1e-3)));
+        candidates            = candidates.first(std::min(candidates.size(), affordable));
+      }
+      if (found.hash == expected.hash && found.hash_beside == expected.hash_beside) alike.push_back({candidates[i]});
     }
     // In turns, so that none has the cooler device.
-    Event begin, end;
     for (int round = 0; round < num_rounds && alike.size() > 1; ++round) {
-      for (Timed& each : alike) {
-        begin.record(stream_of(queue_));
-        check_blas(run(queue_, call_, each.algorithm), "a product");
-        end.record(stream_of(queue_));
-        each.ms = std::min(each.ms, end.ms_since(begin));
-      }
+      for (Timed& each : alike) each.ms = std::min(each.ms, ms_of(each.algorithm));
     }
     copy(call_.written.data(), saved_.data());
     return std::min_element(alike.begin(), alike.end(), [](const Timed& x, const Timed& y) { return x.ms < y.ms; })
@@ -181,6 +186,15 @@ class Measurement {
     Algorithm algorithm;
     float ms = std::numeric_limits<float>::infinity();
   };
+
+  // Several runs where one is so short that one would see the host rather than the device.
+  [[nodiscard]] float ms_of(const Algorithm& algorithm) {
+    const int repeats = flops(problem_) < short_run ? 8 : 1;
+    begin_.record(stream_of(queue_));
+    for (int i = 0; i < repeats; ++i) check_blas(run(queue_, call_, algorithm), "a product");
+    end_.record(stream_of(queue_));
+    return end_.ms_since(begin_) / static_cast<float>(repeats);
+  }
 
   // Of an output that is added to, before and after it is tried.
   void copy(std::byte* to, const std::byte* from) {
@@ -208,6 +222,7 @@ class Measurement {
   Call& call_;
   Notes* notes_               = nullptr;
   std::span<std::byte> saved_ = {};
+  Event begin_, end_;
 };
 
 // --- choices ---------------------------------------------------------------------------------------------------------
@@ -226,9 +241,7 @@ bool is_captured(const DeviceQueue& queue) {
 
 Choice first_choice(const Problem& problem, const std::vector<Algorithm>& candidates) {
   if (candidates.empty()) return {};
-  const double flops =
-      2 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
-  return {candidates.front(), flops >= worth_measuring && candidates.size() > 1 ? most_trials : 0};
+  return {candidates.front(), flops(problem) >= worth_measuring && candidates.size() > 1 ? most_trials : 0};
 }
 
 // Of all threads. Nobody else waits while one measures: its stream may be waiting for what they are about to enqueue.

@@ -67,6 +67,25 @@ TEST_CASE("an activation of a linear on a device is the CPU's, forward and backw
   sg::testing::check_on_device(test);
 }
 
+TEST_CASE("a product's gradient through an activation on a device is the CPU's", "[ops][cuda]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  const auto layout     = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
+  // The product can end with a gelu's gradient where rows of `in` are whole vectors, and nowhere else.
+  const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 77, 33}, Sizes{256, 192, 128});
+  CAPTURE(static_cast<int>(activation), static_cast<int>(layout), sizes.rows);
+  auto test = linear_case(sizes, layout, false);
+  test.weights.emplace_back("up", sg::TensorShape{sizes.in, sizes.in});
+  test.weights.emplace_back("up bias", sg::TensorShape{sizes.in});
+  test.build = [activation, down = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    return down(
+        tape,
+        {sg::linear(
+            tape,
+            {.x = in[0], .weight = tape.weight("up"), .bias = tape.weight("up bias"), .activation = activation})});
+  };
+  sg::testing::check_on_device(test);
+}
+
 TEST_CASE("gradients of two linears of one input add up on a device, and so do those of a weight used twice",
           "[ops][cuda]") {
   const Sizes sizes = GENERATE(Sizes{6, 5, 5}, Sizes{128, 64, 64});

@@ -381,3 +381,19 @@ TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][ge
   CHECK(in_place == after);
   for (std::size_t i = 0; i < after.size(); ++i) REQUIRE(after[i] == 3 * before[i]);
 }
+
+TEST_CASE("what a product is multiplied with is multiplied with what is stored, and lies as that does", "[ops][gemm]") {
+  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const Problem<float> problem{.m = 130, .n = 101, .k = 60};
+  constexpr std::int64_t stride  = 107;
+  const std::vector<float> times = numbers<float>(130 * stride, 5);
+  std::vector<float> plain(times.size()), found(times.size());
+  for (std::vector<float>* c : {&plain, &found}) {
+    sg::Gemm<float> gemm = problem.gemm({c->data(), nullptr, 130 * stride});
+    gemm.c_stride        = stride;
+    gemm.times           = c == &found ? times.data() : nullptr;
+    sg::gemm(gemm, kernel);
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) REQUIRE(found[i] == plain[i] * times[i]);
+  CHECK(found != plain);
+}

@@ -56,12 +56,31 @@ std::vector<double> plain(const Sizes& sizes, sg::WeightLayout layout, const sg:
   return y;
 }
 
+sg::Tensor activate(sg::Tape& tape, const sg::Tensor& x, sg::Activation activation) {
+  if (activation == sg::Activation::silu) return sg::silu(tape, x);
+  return sg::gelu(tape, x, activation == sg::Activation::gelu_tanh ? sg::Gelu::tanh : sg::Gelu::exact);
+}
+
 // The same with the activation as an op of its own.
 sg::testing::OpCase two_ops(sg::testing::OpCase test, sg::Activation activation) {
   test.build = [plain = test.build, activation](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
-    const sg::Tensor y = plain(tape, in);
-    if (activation == sg::Activation::silu) return sg::silu(tape, y);
-    return sg::gelu(tape, y, activation == sg::Activation::gelu_tanh ? sg::Gelu::tanh : sg::Gelu::exact);
+    return activate(tape, plain(tape, in), activation);
+  };
+  return test;
+}
+
+// Two linears, with an activation between them that is the first one's or an op of its own.
+sg::testing::OpCase mlp_case(const Sizes& sizes, sg::Activation activation, bool one_op = true) {
+  sg::testing::OpCase test{.inputs  = {{sizes.rows, sizes.in}},
+                           .weights = {{"up", {sizes.in, sizes.out}}, {"b", {sizes.out}}, {"down", {5, sizes.out}}}};
+  test.build = [activation, one_op](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    sg::Tensor h = sg::linear(tape, {.x          = in[0],
+                                     .weight     = tape.weight("up"),
+                                     .bias       = tape.weight("b"),
+                                     .layout     = sg::WeightLayout::in_out,
+                                     .activation = one_op ? activation : sg::Activation::none});
+    if (!one_op) h = activate(tape, h, activation);
+    return sg::linear(tape, {.x = h, .weight = tape.weight("down")});
   };
   return test;
 }
@@ -75,6 +94,11 @@ struct Bench {
     const sg::Buffer buffer = graph.buffer({.size_bytes = 4 * sg::num_elements(shape), .type = sg::DType::f32});
     weights.add({.name = name, .shape = shape, .value = buffer, .gradient = buffer});
     return weights.find(name);
+  }
+  [[nodiscard]] std::vector<std::string> ops() const {
+    std::vector<std::string> found;
+    for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) found.emplace_back(graph.op(sg::Node{i}));
+    return found;
   }
 };
 
@@ -135,6 +159,57 @@ TEST_CASE("the gradients of a linear with an activation are right", "[ops][linea
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   sg::testing::check_gradients(linear_case({}, sg::WeightLayout::in_out, true, activation));
+}
+
+TEST_CASE("a product's gradient through an activation has the bits of one after the other", "[ops][linear]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
+  const Sizes sizes     = GENERATE(Sizes{5, 7, 4}, Sizes{130, 40, 143});
+  CAPTURE(static_cast<int>(activation), type, sizes.rows);
+  const auto fused    = sg::testing::gradients(mlp_case(sizes, activation), type);
+  const auto expected = sg::testing::gradients(mlp_case(sizes, activation, false), type);
+  CHECK(fused.inputs == expected.inputs);
+  CHECK(fused.weights == expected.weights);
+}
+
+TEST_CASE("gradients through an activation between two linears are right", "[ops][linear]") {
+  const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
+  CAPTURE(static_cast<int>(activation));
+  sg::testing::check_gradients(mlp_case({}, activation));
+  sg::testing::check_halves(mlp_case({67, 24, 40}, activation));
+}
+
+TEST_CASE("an activation's gradient is the product's own work where nobody else uses what was activated",
+          "[ops][linear]") {
+  Bench bench;
+  const sg::Tensor x  = bench.tape.tensor("x", {10, 20});
+  const sg::Weight up = bench.weight("up", {30, 20}), down = bench.weight("down", {20, 30});
+  const sg::Tensor h =
+      sg::linear(bench.tape, {.x = x, .weight = up, .activation = sg::Activation::gelu_tanh, .name = "inner"});
+  const auto use_otherwise = [&] {
+    const sg::Tensor other = bench.tape.same_bytes(h);
+    bench.tape.on_backward(
+        {.outputs = {other}, .input_gradients = [h, other](sg::Tape& back) { back.pass_gradient(h, other); }});
+    bench.tape.set_gradient(other, bench.tape.tensor("dother", h.shape));
+  };
+  const int other_use = GENERATE(0, 1, 2);  // none, before the product, after it
+  CAPTURE(other_use);
+  if (other_use == 1) use_otherwise();
+  const sg::Tensor y = sg::linear(bench.tape, {.x = h, .weight = down});
+  if (other_use == 2) use_otherwise();
+  bench.tape.set_gradient(y, bench.tape.tensor("dy", y.shape));
+  const auto before = bench.graph.num_buffers();
+  bench.tape.emit_gradients();
+  const std::vector<std::string> found = bench.ops();
+  const auto has = [&](const char* op) { return std::find(found.begin(), found.end(), op) != found.end(); };
+  CHECK(has("linear_input_gradient_gelu") == (other_use == 0));
+  CHECK(has("gelu_backward") == (other_use != 0));
+  if (other_use != 0) return;
+  CHECK(found == std::vector<std::string>{"linear_gelu", "linear", "linear_weight_gradient",
+                                          "linear_input_gradient_gelu", "linear_input_gradient",
+                                          "linear_weight_gradient"});
+  CHECK(bench.graph.num_buffers() - before == 2);  // the gradients of x, and of what was activated
+  CHECK(bench.graph.cost(sg::Node{3}) == sg::Cost{.flops = 12000 + 300, .bytes_moved = 4 * (200 + 600 + 300 + 300)});
 }
 
 TEST_CASE("a linear keeps what its activation was applied to for a backward pass alone", "[ops][linear]") {

@@ -1,6 +1,7 @@
 #include "ops/tape.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -169,6 +170,60 @@ TEST_CASE("passing a gradient on to a tensor that has one adds them up", "[ops][
   CHECK(bench.ops() == std::vector<std::string>{"add"});
   CHECK(bench.touches(bench.last(), Mode::read) ==
         Buffers{bench.tape.gradient(z).buffer, bench.tape.gradient(y).buffer});
+}
+
+TEST_CASE("a gradient that is left is taken by the op that made the tensor, or added when somebody asks for it",
+          "[ops][tape]") {
+  Bench bench;
+  const sg::Tensor x = bench.tensor("x"), y = bench.with_gradient(), z = bench.with_gradient();
+  const auto leave = [&](const sg::Tensor& of, int how) {
+    bench.tape.leave_gradient(of, how, [of, y](sg::Tape& later) { Bench::add(later, of, y); });
+  };
+  SECTION("it is added at once where nobody takes it") {
+    leave(x, 7);
+    CHECK(bench.graph.num_nodes() == 1);
+    CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
+  }
+  SECTION("where somebody does") {
+    bench.tape.set_layer(3);
+    bench.tape.on_backward({.outputs = {x}, .takes_gradients = true});
+    leave(x, 7);
+    CHECK(bench.graph.num_nodes() == 0);
+    CHECK(bench.tape.has_gradient(x));
+    CHECK(bench.tape.owns_gradient(x));
+    SECTION("it is taken once") {
+      CHECK_FALSE(bench.tape.take_left_gradient<double>(x));
+      CHECK(bench.tape.take_left_gradient<int>(x) == 7);
+      CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
+      CHECK_FALSE(bench.tape.has_gradient(x));
+      CHECK(bench.graph.num_nodes() == 0);
+    }
+    SECTION("it is not for another layer, and keeps its own") {
+      bench.tape.set_layer(4);
+      CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
+      (void)bench.tape.gradient(x);
+      CHECK(bench.graph.labels(bench.last()).layer == 3);
+      CHECK(bench.tape.labels().layer == 4);
+    }
+    SECTION("it is there for who asks, who adds, who passes another on, or leaves another") {
+      const int other = GENERATE(0, 1, 2, 3);
+      if (other == 0) (void)bench.tape.gradient(x);
+      if (other == 1) Bench::add(bench.tape, x, z);
+      if (other == 2) bench.tape.pass_gradient(x, z);
+      if (other == 3) leave(x, 8);
+      CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
+      REQUIRE(bench.graph.num_nodes() == (other == 0 ? 1 : 2));
+      CHECK(bench.touches(sg::Node{0}, Mode::write) == Buffers{bench.tape.gradient(x).buffer});
+      if (other > 0) CHECK(bench.touches(sg::Node{1}, Mode::accumulate) == Buffers{bench.tape.gradient(x).buffer});
+    }
+  }
+  SECTION("nothing is left of what nobody needs") {
+    const sg::Tensor given = bench.tape.input(x.buffer, {2, 3}, sg::DType::f32, false);
+    bench.tape.on_backward({.outputs = {given}, .takes_gradients = true});
+    leave(given, 7);
+    CHECK_FALSE(bench.tape.has_gradient(given));
+    CHECK(bench.graph.num_nodes() == 0);
+  }
 }
 
 TEST_CASE("an op that no gradient reaches emits nothing, and neither does a gradient that nobody needs",
