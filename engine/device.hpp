@@ -38,7 +38,8 @@ class DeviceMemory {
 };
 
 // A lowered graph on its streams. A run is issued by one thread, node by node in the plan's issue order; a
-// communication by World::communicate, between before() and after() of all its parts.
+// communication by World::communicate, between before() and after() of all its parts. Of host nodes that have a lane
+// both are called by that lane's thread, while others are issued.
 class DeviceProgram {
  public:
   virtual ~DeviceProgram() = default;

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "backends/loopback/world.hpp"
@@ -50,10 +51,14 @@ struct EagerDevice final : sg::Device {
     [[nodiscard]] bool replay() override { return false; }
     void begin(bool) override { owner.order.clear(); }
     [[nodiscard]] const sg::DeviceQueue* before(sg::Node node) override {
+      const std::lock_guard lock(owner.mutex);
       owner.order.push_back(node.id);
       return plan.stream[node.id] == sg::StreamPlan::none ? nullptr : &queue;
     }
-    void after(sg::Node) override { ++owner.num_after; }
+    void after(sg::Node) override {
+      const std::lock_guard lock(owner.mutex);
+      ++owner.num_after;
+    }
     void end(bool good) override { owner.good = good; }
     [[nodiscard]] bool done() override { return true; }
     [[nodiscard]] std::vector<sg::NodeTime> times() override {
@@ -69,6 +74,7 @@ struct EagerDevice final : sg::Device {
     return std::make_unique<Program>(*this, graph, std::move(plan));
   }
   EagerMemory bytes;
+  std::mutex mutex;  // guards the next two
   sg::StreamPlan last_plan;
   std::vector<std::uint32_t> order;  // of the last run, all parts of a communication
   int num_after = 0;

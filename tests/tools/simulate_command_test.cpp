@@ -19,7 +19,8 @@ namespace {
 std::string put_machine(const SmallRun& small, int threads = 1, const std::string& host = sg::host_name()) {
   const std::string path = small.path("machine.json");
   sg::Calibration machine{.host = host, .cores = 4, .threads = threads};
-  for (const char* op : {"linear", "linear_gelu", "linear_input_gradient", "linear_weight_gradient"})
+  for (const char* op :
+       {"linear", "linear_gelu", "linear_input_gradient", "linear_input_gradient_gelu", "linear_weight_gradient"})
     machine.ops[op] = {{1e6, 1e4, 1e-3, 1e-3}};
   machine.ops["adamw"] = {{1e6, 1e6, 1e-9, 1e-9}};
   sg::save_calibration(machine, path);
