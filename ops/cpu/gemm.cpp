@@ -119,12 +119,18 @@ template <class T, class Out>
                                   .c        = problem.c.out + first,
                                   .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
                                   .c_stride = problem.c_stride};
-      if constexpr (std::same_as<T, float>) product.bias = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
-      if (std::same_as<T, float> || problem.bias == nullptr) {
+      if constexpr (std::same_as<T, float>) {
+        product.bias  = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
+        product.times = problem.times == nullptr ? nullptr : problem.times + first;
+      }
+      if (std::same_as<T, float> || (problem.bias == nullptr && problem.times == nullptr)) {
         cpu::multiply_neon(packed, product,
                            [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-                             for (std::int64_t i = row; i < row + rows; ++i)
-                               follow(problem, first + i * problem.c_stride + col, cols);
+                             if (problem.activate == nullptr) return;
+                             for (std::int64_t i = row; i < row + rows; ++i) {
+                               const std::int64_t at = first + i * problem.c_stride + col;
+                               problem.activate(problem.c.out + at, problem.y + at, cols);
+                             }
                            });
         return true;
       }

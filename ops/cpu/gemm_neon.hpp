@@ -12,7 +12,7 @@ namespace stepgraph::cpu {
 
 inline constexpr std::int64_t neon_rows = 8, neon_cols = 12;
 
-// c = (base +) a b (+ bias), in f32.
+// c = ((base +) a b (+ bias)) (times), in f32.
 template <class T>
 struct NeonProduct {
   std::int64_t m = 0, n = 0, k = 0;
@@ -22,14 +22,16 @@ struct NeonProduct {
   const float* base     = nullptr;  // lies as c does, and may be c
   std::int64_t c_stride = 0;
   const float* bias     = nullptr;
+  const float* times    = nullptr;  // lies as c does
 };
 
-// Where a register block goes to: out = (base +) sums (+ bias).
+// Where a register block goes to: out = ((base +) sums (+ bias)) (times).
 struct NeonOut {
   float* out;
   const float* base;
   std::int64_t stride;
   const float* bias;
+  const float* times;
 };
 
 // sum = a b over one block of k, a multiple of 4 and not 0. Compilers run out of registers over this, all 32 of which
@@ -117,11 +119,14 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
 template <int vectors>
 [[gnu::noinline]] void multiply_panels(const float* a, const float* b, std::int64_t depth, const NeonOut& to) {
   // Copies: what is stored could lie in `to` for all that a compiler knows.
-  const auto [out, base, stride, bias] = to;
+  const auto [out, base, stride, bias, times] = to;
   float32x4_t sum[neon_rows][vectors];
   for (std::int64_t i = 0; i < neon_rows; ++i) {
     __builtin_prefetch(out + i * stride, 1);
     __builtin_prefetch(out + i * stride + 4 * vectors - 1, 1);
+    if (times == nullptr) continue;
+    __builtin_prefetch(times + i * stride);
+    __builtin_prefetch(times + i * stride + 4 * vectors - 1);
   }
   sum_panels(a, b, depth, sum);
   if (base != nullptr) {
@@ -140,6 +145,14 @@ template <int vectors>
       for (std::int64_t i = 0; i < neon_rows; ++i) sum[i][j] = vaddq_f32(sum[i][j], of_columns);
     }
   }
+  if (times != nullptr) {
+    const float* row = times;
+#pragma GCC unroll 8
+    for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+#pragma GCC unroll 3
+      for (std::int64_t j = 0; j < vectors; ++j) sum[i][j] = vmulq_f32(sum[i][j], vld1q_f32(row + 4 * j));
+    }
+  }
   float* row = out;
 #pragma GCC unroll 8
   for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
@@ -153,13 +166,14 @@ template <int vectors>
 [[gnu::noinline]] void multiply_some(const float* a, const float* b, std::int64_t depth, const NeonOut& to,
                                      std::int64_t rows, std::int64_t cols) {
   float sums[neon_rows * 4 * vectors];
-  multiply_panels<vectors>(a, b, depth, {sums, nullptr, 4 * vectors, nullptr});
+  multiply_panels<vectors>(a, b, depth, {sums, nullptr, 4 * vectors, nullptr, nullptr});
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < cols; ++j) {
       const std::int64_t at = i * to.stride + j;
       float value           = sums[i * 4 * vectors + j];
       if (to.base != nullptr) value = to.base[at] + value;
-      to.out[at] = to.bias != nullptr ? value + to.bias[j] : value;
+      if (to.bias != nullptr) value = value + to.bias[j];
+      to.out[at] = to.times != nullptr ? value * to.times[at] : value;
     }
   }
 }
@@ -215,11 +229,13 @@ void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, co
   const bool last          = step.first + step.depth == product.k;
   const float* const base  = step.first == 0 ? product.base : product.c;
   const float* const bias  = last && product.bias != nullptr ? product.bias + col : nullptr;
+  const float* const times = last ? product.times : nullptr;
   const std::int64_t cols  = std::min(width, product.n - col);
   const std::int64_t start = step.row * product.c_stride + col;
   for (std::int64_t i = 0; i < step.rows; i += neon_rows) {
     const std::int64_t at = start + i * product.c_stride, rows = std::min(neon_rows, step.rows - i);
-    const NeonOut to{product.c + at, base == nullptr ? nullptr : base + at, product.c_stride, bias};
+    const NeonOut to{product.c + at, base == nullptr ? nullptr : base + at, product.c_stride, bias,
+                     times == nullptr ? nullptr : times + at};
     const float* const left = packed.a + i * step.padded;
     if (rows == neon_rows && cols == width) {
       multiply_panels<vectors>(left, right, step.padded, to);

@@ -90,9 +90,14 @@ TEST_CASE("a step on a GPU allocates nothing, captured or not", "[backends][cuda
       return free;
     };
     for (int run = 0; run < 3; ++run) executor.run(program);
-    const std::size_t before = free_bytes();
-    for (int run = 0; run < 50; ++run) executor.run(program);
-    CHECK(free_bytes() == before);
+    // Others may use the device too: what every step would allocate is missing each time.
+    bool same = false;
+    for (int attempt = 0; attempt < 100 && !same; ++attempt) {
+      const std::size_t before = free_bytes();
+      for (int run = 0; run < 20; ++run) executor.run(program);
+      same = free_bytes() == before;
+    }
+    CHECK(same);
   }
 }
 

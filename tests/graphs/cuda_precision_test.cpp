@@ -42,7 +42,7 @@ std::vector<double> losses(sg::DType type, const std::vector<std::int32_t>& data
   const std::size_t per_step = static_cast<std::size_t>(batch.global * batch.seq);
   std::vector<double> all;
   for (int step = 0; step < steps; ++step) {
-    trainer.set_rate(3e-4 * std::min(1.0, (step + 1) / 100.0));  // the first updates are by signs of gradients alone
+    trainer.set_rate(6e-4 * (step + 1) / 700);  // GPT-2's usual warm-up
     const std::size_t begin = static_cast<std::size_t>(step) * per_step % (data.size() - per_step - 1);
     all.push_back(trainer.step(std::span(data).subspan(begin, per_step + 1)).loss);
   }
