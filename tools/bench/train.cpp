@@ -87,6 +87,7 @@ struct Line {
   const TrainingCase& what;
   const Measured& measured;
   double step_s, tokens_per_s, gflops, peak_gflops, ratio;
+  const char* limit;  // whose speed the peak is
   [[nodiscard]] const char* reference() const {
     return what.plan.shard.strategy == Shard::none ? "ratio_to_1x1x1" : "ratio_to_dp";
   }
@@ -124,7 +125,7 @@ void print_text(const Line& line) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1) << line.what.model << ' ' << line.what.layout << ": " << line.tokens_per_s
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
-      << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of sgemm's "
+      << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of " << line.limit << "'s "
       << line.peak_gflops << "; " << std::setprecision(3) << line.ratio
       << (line.what.plan.shard.strategy == Shard::none ? " of 1x1x1's speed" : " of the speed without sharding")
       << "; processors used " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
@@ -183,7 +184,14 @@ void train(const TrainOptions& options) {
     const double step_s     = quantile(measured.seconds, 0.5);
     const double per_s      = static_cast<double>(what.tokens()) / step_s;
     const double ratio = measured.reference_seconds.empty() ? 1 : quantile(measured.reference_seconds, 0.5) / step_s;
-    const Line line{what, measured, step_s, per_s, per_s * what.flops_per_token() / 1e9, peak_gflops, ratio};
+    const Line line{what,
+                    measured,
+                    step_s,
+                    per_s,
+                    per_s * what.flops_per_token() / 1e9,
+                    peak_gflops,
+                    ratio,
+                    options.backend == "cuda" ? "the best product" : "sgemm"};
     options.json ? print_json(line, options) : print_text(line);
     print_kernels(line, options);
   }
