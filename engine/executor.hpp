@@ -39,7 +39,8 @@ class Program {
 struct ExecutorOptions {
   // Bodies that compute at one moment, those inside parallel kernels included. 0: as many as the machine has cores.
   int threads = 0;
-  // Workers beyond those: one for each lane on which the world waits.
+  // Workers beyond those, as many as Program::num_waiting_lanes: one for each lane on which the world waits, or that
+  // has host nodes of a device's program.
   int waiting_lanes = 0;
   // How long a step may take; 0: as long as it wants. Looked at by whoever waits: get() or done().
   std::chrono::milliseconds step_timeout{0};

@@ -1,5 +1,6 @@
 #include "engine/host_lanes.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "engine/error.hpp"
@@ -32,10 +33,11 @@ HostLanes::HostLanes(const Graph& graph, const Edges& edges, std::span<const std
 }
 
 std::string HostLanes::names() const {
+  constexpr std::size_t most = 8;
   std::string names;
-  for (const Lane& lane : lanes_)
-    names += str(names.empty() ? "" : ", ", "rank ", lane.rank, " ", to_string(lane.kind));
-  return names;
+  for (std::size_t i = 0; i < std::min(lanes_.size(), most); ++i)
+    names += str(i == 0 ? "" : ", ", "rank ", lanes_[i].rank, " ", to_string(lanes_[i].kind));
+  return lanes_.size() > most ? names + ", ..." : names;
 }
 
 void HostLanes::begin() noexcept {

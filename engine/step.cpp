@@ -212,11 +212,17 @@ void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::ui
   host_lanes_     = std::move(host_lanes);
 }
 
+// Of a communication each part may follow host nodes of its own rank.
+void Step::wait_for_host(std::uint32_t node) const noexcept {
+  if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
+  for (const LocalPart& part : matches_[match_of_node_[node]].parts) host_lanes_->wait_before(part.node.id);
+}
+
 void Step::issue_nodes() {
   device_->begin(needs_.recording != nullptr);
   for (const std::uint32_t node : tasks_in_order_) {
     if (host_lanes_->hand_over(node)) continue;
-    host_lanes_->wait_before(node);
+    wait_for_host(node);
     run(data_.bodies[node].invoke(), tasks_[node]);
   }
   host_lanes_->wait_for_all();

@@ -114,6 +114,7 @@ class Step {
   void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void issue_nodes();
+  void wait_for_host(std::uint32_t node) const noexcept;
   void bind(Match& match);
   void communicate(const Context& context);
 

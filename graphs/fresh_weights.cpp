@@ -107,15 +107,18 @@ STEPGRAPH_WITH_FMA void draw(std::uint64_t key, std::uint64_t first, double devi
   draw_each(key, first, deviation, out, size);
 }
 
+#undef STEPGRAPH_WITH_FMA
+
 template <class T>
-void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation, std::span<T> out) {
+void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation, std::span<T> out,
+          int threads) {
   if (first_element < 0)
     throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': element ", first_element, " (0 or more)"));
   if (!(deviation >= 0) || !std::isfinite(deviation))
     throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': a deviation of ", deviation, " (0 or more)"));
   const std::uint64_t key = derived_key(name_key(tensor), seed);
   const auto first        = static_cast<std::uint64_t>(first_element);
-  for_chunks(std::ssize(out), [&](std::int64_t begin, std::int64_t end) {
+  for_chunks(std::ssize(out), threads, [&](std::int64_t begin, std::int64_t end) {
     draw(key, first + static_cast<std::uint64_t>(begin), deviation, out.data() + begin, end - begin);
   });
 }
@@ -125,12 +128,12 @@ void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_elemen
 double normal_quantile(double p) { return quantile(p); }
 
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
-                 std::span<float> out) {
-  fill(seed, tensor, first_element, deviation, out);
+                 std::span<float> out, int threads) {
+  fill(seed, tensor, first_element, deviation, out, threads);
 }
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
-                 std::span<double> out) {
-  fill(seed, tensor, first_element, deviation, out);
+                 std::span<double> out, int threads) {
+  fill(seed, tensor, first_element, deviation, out, threads);
 }
 
 }  // namespace stepgraph

@@ -10,9 +10,9 @@ namespace stepgraph {
 // same bits, whoever draws which part. Drawn in double; a float is that double, rounded. Only operations
 // are used that IEEE 754 rounds in one way, so machines agree too.
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
-                 std::span<float> out);
+                 std::span<float> out, int threads = 1);
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
-                 std::span<double> out);
+                 std::span<double> out, int threads = 1);
 
 // Where a standard normal distribution has the share p of its mass to the left, 0 < p < 1; relative error about 1e-15
 // (M. J. Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution", Applied Statistics 37, 1988).

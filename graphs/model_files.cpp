@@ -12,11 +12,12 @@
 namespace stepgraph {
 
 void set_fresh_weights(StepRun& run, std::uint64_t seed) {
-  run.set_weights([seed](const std::string& name, const TensorShape&, const Init& init, std::span<double> values) {
+  run.set_weights([seed, threads = run.threads()](const std::string& name, const TensorShape&, const Init& init,
+                                                  std::span<double> values) {
     if (init.deviation == 0) {
       std::fill(values.begin(), values.end(), init.constant);
     } else {
-      fill_normal(seed, name, 0, init.deviation, values);
+      fill_normal(seed, name, 0, init.deviation, values, threads);
     }
   });
 }

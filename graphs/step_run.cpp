@@ -21,9 +21,9 @@ void with_type(DType type, const F& f) {
 }
 
 template <class T>
-std::vector<T> rounded(const std::vector<double>& values) {
+std::vector<T> rounded(const std::vector<double>& values, int threads) {
   std::vector<T> made(values.size());
-  for_chunks(std::ssize(values), [&](std::int64_t begin, std::int64_t end) {
+  for_chunks(std::ssize(values), threads, [&](std::int64_t begin, std::int64_t end) {
     std::transform(values.begin() + begin, values.begin() + end, made.begin() + begin,
                    [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
   });
@@ -47,6 +47,7 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step
       std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
                                                  .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
                                                  .step_timeout  = options.step_timeout});
+  step_timeout_ = options.step_timeout;
   find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
@@ -102,7 +103,7 @@ void StepRun::set_weights(const FillTensor& fill) {
     const auto set = [&](DType type, WeightPart StepWeight::*which) {
       with_type(type, [&](auto zero) {
         using T                    = decltype(zero);
-        const std::vector<T> typed = rounded<T>(whole);
+        const std::vector<T> typed = rounded<T>(whole, executor_->threads());
         std::vector<T> local;
         for (const Holder& holder : all) {
           const WeightPart& part = holder.weight->*which;
@@ -193,7 +194,11 @@ Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) con
   return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans, memory().device()));
 }
 
-void StepRun::run(const Program& program) { executor_->run(program); }
+void StepRun::run(const Program& program) {
+  const int lanes = static_cast<int>(program.num_waiting_lanes());
+  if (lanes <= executor_->waiting_lanes()) return executor_->run(program);
+  Executor({.threads = executor_->threads(), .waiting_lanes = lanes, .step_timeout = step_timeout_}).run(program);
+}
 
 double StepRun::loss() const {
   for (const StepRank& rank : step_.ranks) {

@@ -41,6 +41,7 @@ class StepRun {
   [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
   [[nodiscard]] const Program& program() const noexcept { return *program_; }
+  [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
 
   // Called once for each tensor of the model, with room for all of its elements; every rank gets its part.
   using FillTensor =
@@ -84,6 +85,7 @@ class StepRun {
   MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;
+  std::chrono::milliseconds step_timeout_{0};
 };
 
 }  // namespace stepgraph

@@ -36,10 +36,11 @@ Matrix<T> matrix(std::span<const T> elements, std::int64_t cols) {
 template <class T, class Sum>
 void multiply(const Context& context, const Gemm<T, Sum>& problem) {
   const std::int64_t tiles = num_gemm_tiles(problem.m, problem.n);
-  if (tiles <= 1) {
-    gemm(problem);
-  } else {
+  if (tiles <= 1) return gemm(problem);
+  if (gemm_joins<T>()) {
     context.parallel_for(tiles, [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
+  } else {
+    context.parallel_for(tiles, [&](std::int64_t tile) { gemm_tiles(problem, tile, tile + 1); });
   }
 }
 

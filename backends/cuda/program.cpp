@@ -33,10 +33,17 @@ Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
     queues_[stream] = &shared_.queues.of(Rank{static_cast<int>(stream / num_lane_kinds)},
                                          static_cast<LaneKind>(stream % num_lane_kinds));
   }
+  std::vector<char> by_host(graph.num_nodes(), 0);  // threads wait for it, asleep
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    if (plan_.stream[node] != none) continue;
+    for (const std::uint32_t other : plan_.waits_of(Node{node})) by_host[other] = 1;
+    for (const std::uint32_t other : plan_.loop_waits_of(Node{node})) by_host[other] = 1;
+  }
   const auto need = [&](std::uint32_t node) {
     const OnDevice here(queue_of(plan_.stream[node]).device());
     for (auto& events : events_) {
-      if (events[node] == nullptr) events[node] = make_event(cudaEventDisableTiming);
+      if (events[node] == nullptr)
+        events[node] = make_event(cudaEventDisableTiming | (by_host[node] ? cudaEventBlockingSync : 0u));
     }
   };
   for (const std::uint32_t node : plan_.waits) need(node);
@@ -79,24 +86,28 @@ bool Program::replay() {
   const std::lock_guard lock(shared_.mutex);
   take_turn(true);
   check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");
-  finish();
+  finish(true);
   return true;
 }
 
 // The first run is issued as it is: libraries choose algorithms and load kernels then, which nothing can capture.
 void Program::begin(bool recorded) {
-  turn_     = std::unique_lock(shared_.mutex);
+  std::unique_lock turn(shared_.mutex);  // whose end() never comes, if this fails
   recorded_ = recorded;
   if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
     take_turn(true);
     joined_.assign(queues_.size(), 0);
     check(cudaStreamBeginCapture(origin_, cudaStreamCaptureModeThreadLocal), "beginning to capture a step");
     capturing_ = true;
-    check(cudaEventRecord(fork_, origin_), "beginning to capture a step");
-    return;
+    if (const cudaError_t status = cudaEventRecord(fork_, origin_); status != cudaSuccess) {
+      end_capture(false);
+      check(status, "beginning to capture a step");
+    }
+  } else {
+    take_turn(false);
+    if (recorded) begin_timing();
   }
-  take_turn(false);
-  if (recorded) begin_timing();
+  turn_ = std::move(turn);
 }
 
 void Program::begin_timing() {
@@ -201,8 +212,9 @@ void Program::join_all() {
   }
 }
 
-void Program::finish() {
-  ++runs_;
+// A run that failed has not shown libraries all that there is.
+void Program::finish(bool good) {
+  runs_ += good ? 1 : 0;
   check(cudaEventRecord(tail_, origin_), "recording the end of a step");
 }
 
@@ -215,7 +227,7 @@ void Program::end(bool good) {
   } else {
     join_all();
   }
-  finish();
+  finish(good);
 }
 
 void Program::end_capture(bool good) {

@@ -50,7 +50,7 @@ class Program final : public DeviceProgram {
   void join_capture(std::uint32_t stream);
   void end_capture(bool good);
   void join_all();
-  void finish();
+  void finish(bool good);
   [[nodiscard]] cudaEvent_t event(std::uint32_t node) const { return events_[capturing_ ? 1 : 0][node]; }
   [[nodiscard]] Queue& queue_of(std::uint32_t stream) const { return *queues_[stream]; }
   [[nodiscard]] std::string doing(const char* what, Node node) const;

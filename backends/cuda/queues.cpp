@@ -44,7 +44,16 @@ std::byte* allocate_on(int device, std::size_t size, const std::string& what) {
 }
 
 Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
-  const OnDevice here(device);
+  try {
+    make(kind, tf32);
+  } catch (...) {
+    drop();
+    throw;
+  }
+}
+
+void Queue::make(LaneKind kind, bool tf32) {
+  const OnDevice here(device_);
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
   cudaStream_t stream = nullptr;
@@ -62,20 +71,22 @@ Queue::Queue(int device, LaneKind kind, bool tf32) : device_(device) {
   check_dnn(cudnnCreate(&dnn), "starting cuDNN");
   handles_.dnn = dnn;
   check_dnn(cudnnSetStream(dnn, stream), "giving cuDNN its stream");
-  handles_.workspace = {allocate_on(device, workspace_bytes, "the workspace of a compute stream, beside arenas,"),
+  handles_.workspace = {allocate_on(device_, workspace_bytes, "the workspace of a compute stream, beside arenas,"),
                         workspace_bytes};
-  void* counters     = nullptr;
-  check(cudaMalloc(&counters, num_counters * sizeof(unsigned)), "allocating counters");
-  handles_.counters = {static_cast<unsigned*>(counters), num_counters};
-  check(cudaMemsetAsync(counters, 0, num_counters * sizeof(unsigned), stream), "clearing counters");
+  constexpr std::size_t counter_bytes = num_counters * sizeof(unsigned);
+  std::byte* const counters           = allocate_on(device_, counter_bytes, "the counters of a compute stream");
+  handles_.counters                   = {reinterpret_cast<unsigned*>(counters), num_counters};
+  check(cudaMemsetAsync(counters, 0, counter_bytes, stream), "clearing counters");
   check(cudaStreamSynchronize(stream), "clearing counters");  // they may be used by a graph that runs elsewhere
 }
 
-Queue::~Queue() {
+Queue::~Queue() { drop(); }
+
+void Queue::drop() noexcept {
   int before = 0;
   static_cast<void>(cudaGetDevice(&before));
   static_cast<void>(cudaSetDevice(device_));
-  static_cast<void>(cudaStreamSynchronize(stream()));
+  if (handles_.stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream()));
   if (handles_.dnn != nullptr) static_cast<void>(cudnnDestroy(static_cast<cudnnHandle_t>(handles_.dnn)));
   if (handles_.blas != nullptr) static_cast<void>(cublasLtDestroy(static_cast<cublasLtHandle_t>(handles_.blas)));
   if (!handles_.workspace.empty()) static_cast<void>(cudaFree(handles_.workspace.data()));

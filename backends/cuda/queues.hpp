@@ -29,6 +29,9 @@ class Queue {
   [[nodiscard]] cudaEvent_t reached() const noexcept { return reached_; }
 
  private:
+  void make(LaneKind kind, bool tf32);
+  void drop() noexcept;  // what there is of it
+
   int device_;
   DeviceQueue handles_;
   cudaEvent_t reached_ = nullptr;

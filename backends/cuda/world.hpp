@@ -19,8 +19,8 @@ struct CudaWorldOptions {
 // Ranks of this process on CUDA devices, several on one if need be: each has an arena and streams of its own, one for
 // each lane, and a communication is copies and reductions, in rank order: the same bits as on loopback.
 //
-// One thread issues a step, node by node; whoever waits for the step waits for the device. Throws Error(backend) where
-// there is no such device, or the driver is too old.
+// One thread issues a step, node by node, and host nodes wait on a thread for each of their lanes; whoever waits for
+// the step waits for the device. Throws Error(backend) where there is no such device, or the driver is too old.
 class CudaWorld final : public World {
  public:
   explicit CudaWorld(int num_ranks, const CudaWorldOptions& options = {});

@@ -216,14 +216,14 @@ void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel
   own_tile(problem, range);
 }
 
-// Whether an element's bits would be the same in a larger tile: a BLAS does not say.
+}  // namespace
+
+// An element's bits are the same in a larger tile: a BLAS does not say so.
 template <class T>
-bool may_join(GemmKernel kernel) {
+bool gemm_joins(GemmKernel kernel) {
   const bool neon_first = has_neon && !cblas_first && std::same_as<Wide<T>, float>;
   return kernel != GemmKernel::fastest || neon_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
 }
-
-}  // namespace
 
 template <class T, class Sum>
 void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end, GemmKernel kernel) {
@@ -232,7 +232,7 @@ void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t en
   for (std::int64_t tile = first, next; tile < end; tile = next) {
     std::int64_t down = 1;
     next              = tile + 1;
-    if (may_join<T>(kernel)) {
+    if (gemm_joins<T>(kernel)) {
       // Whole rows of tiles, or what there is of one.
       down = tile % across == 0 ? std::max<std::int64_t>((end - tile) / across, 1) : 1;
       next = down > 1 ? tile + down * across : std::min(end, (tile / across + 1) * across);
@@ -243,6 +243,10 @@ void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t en
   }
 }
 
+template bool gemm_joins<float>(GemmKernel);
+template bool gemm_joins<double>(GemmKernel);
+template bool gemm_joins<bf16>(GemmKernel);
+template bool gemm_joins<f16>(GemmKernel);
 template void gemm_tiles(const Gemm<float>&, std::int64_t, std::int64_t, GemmKernel);
 template void gemm_tiles(const Gemm<double>&, std::int64_t, std::int64_t, GemmKernel);
 template void gemm_tiles(const Gemm<bf16>&, std::int64_t, std::int64_t, GemmKernel);

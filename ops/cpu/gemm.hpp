@@ -56,7 +56,11 @@ struct Gemm {
 enum class GemmKernel : std::uint8_t { fastest, neon, own };
 [[nodiscard]] std::string_view gemm_library();  // "blis", "openblas", "neon" or "own": the fastest one, for f32
 
-// Tiles [first, end). To our kernels neighbours are one larger tile, which packs less.
+// Whether neighbours are one larger tile, which packs less: to our kernels, not to a BLAS.
+template <class T>
+[[nodiscard]] bool gemm_joins(GemmKernel kernel = GemmKernel::fastest);
+
+// Tiles [first, end).
 template <class T, class Sum>
 void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end,
                 GemmKernel kernel = GemmKernel::fastest);

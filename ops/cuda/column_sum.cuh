@@ -8,13 +8,9 @@
 // Sums over rows in two steps: blocks of rows, each by a block of threads; then those, by the block that is done last.
 // Internal to ops/cuda/.
 //
-// What is added up is a source:
-//   using Element = N;  static constexpr int num_sums;
-//   static constexpr int rows_at_once;                                                   of a warp: on their way
-//   together template <int n> struct Loaded;                                                      what it reads for n
-//   columns template <int n> __device__ Loaded<n> load(std::int64_t row, std::int64_t column) const; template <int n>
-//   __device__ void add(const Loaded<n>&, std::int64_t row, std::int64_t column,
-//                                        Computed<N> (&sums)[num_sums][n]) const;
+// What is added up is a source. It has an `Element` N, so many sums of each column (`num_sums`), and says how many rows
+// of a warp are on their way together (`rows_at_once`). `load<n>(row, column)` reads what n columns need, a
+// `Loaded<n>`; `add(loaded, row, column, sums)` adds it to Computed<N> sums[num_sums][n].
 namespace stepgraph::cuda {
 
 inline constexpr int sum_lanes = 32, sum_warps = 16;  // of a block: lanes beside each other, warps below

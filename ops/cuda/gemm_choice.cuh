@@ -14,9 +14,9 @@
 // Which of cuBLASLt's algorithms computes a product: internal to ops/cuda/.
 //
 // The library says which it would try, the likely fastest first. A large product is computed by each of them the first
-// time it is seen, and the fastest is used from then on: of those whose result has the very bits of the first one's. So
-// whoever is the fastest, which is not the same every time, bits are those of the library's first choice: in every run
-// and every process, while a step is captured, and before anything was measured.
+// time it is seen, and the fastest is used from then on: of those whose result has the very bits of the first one's, on
+// operands whose sums round. So whoever is the fastest, which is not the same every time, bits are those of the
+// library's first choice: in every run and every process, while a step is captured, and before anything was measured.
 namespace stepgraph::cuda {
 
 inline void check_blas(cublasStatus_t status, std::string_view doing) {

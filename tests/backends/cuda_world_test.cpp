@@ -74,7 +74,7 @@ TEST_CASE("a host node changes what the GPU gave it, and the GPU goes on with th
   CHECK(std::count(seen.begin(), seen.end(), 27) == size);
 }
 
-TEST_CASE("a step on a GPU allocates nothing, captured or not", "[backends][cuda]") {
+TEST_CASE("steps on a GPU leave as much memory free as there was, captured or not", "[backends][cuda]") {
   sg::testing::need_device();
   for (const bool capture : {false, true}) {
     const auto world = sg::testing::device_world(1, capture);

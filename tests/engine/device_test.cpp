@@ -20,87 +20,14 @@
 #include "engine/executor.hpp"
 #include "engine/streams.hpp"
 #include "ops/collectives.hpp"
+#include "tests/support/eager_world.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
+using sg::testing::EagerWorld;
 
 namespace {
-
-struct EagerMemory final : sg::DeviceMemory {
-  [[nodiscard]] std::byte* allocate(sg::Rank, sg::Space, std::size_t size) override {
-    ++held;
-    return static_cast<std::byte*>(std::calloc(size, 1));
-  }
-  void release(sg::Rank, sg::Space, std::byte* bytes) noexcept override {
-    --held;
-    std::free(bytes);
-  }
-  [[nodiscard]] bool host_sees(sg::Space space) const noexcept override { return space == sg::Space::pinned; }
-  void read(const std::byte* from, std::span<std::byte> to) override { std::memcpy(to.data(), from, to.size()); }
-  void write(std::byte* to, std::span<const std::byte> from) override { std::memcpy(to, from.data(), from.size()); }
-  int held = 0;
-};
-
-struct EagerDevice final : sg::Device {
-  struct Program final : sg::DeviceProgram {
-    Program(EagerDevice& device, const sg::Graph& of, sg::StreamPlan streams)
-        : owner(device), graph(of), plan(std::move(streams)) {
-      owner.last_plan = plan;
-    }
-    [[nodiscard]] bool replay() override { return false; }
-    void begin(bool) override { owner.order.clear(); }
-    [[nodiscard]] const sg::DeviceQueue* before(sg::Node node) override {
-      const std::lock_guard lock(owner.mutex);
-      owner.order.push_back(node.id);
-      return plan.stream[node.id] == sg::StreamPlan::none ? nullptr : &queue;
-    }
-    void after(sg::Node) override {
-      const std::lock_guard lock(owner.mutex);
-      ++owner.num_after;
-    }
-    void end(bool good) override { owner.good = good; }
-    [[nodiscard]] bool done() override { return true; }
-    [[nodiscard]] std::vector<sg::NodeTime> times() override {
-      return std::vector<sg::NodeTime>(graph.num_nodes(), sg::NodeTime{.begin_s = 1, .end_s = 2});
-    }
-    EagerDevice& owner;
-    sg::Graph graph;
-    sg::StreamPlan plan;
-    sg::DeviceQueue queue;
-  };
-  [[nodiscard]] sg::DeviceMemory& memory() override { return bytes; }
-  [[nodiscard]] std::unique_ptr<sg::DeviceProgram> lower(const sg::Graph& graph, sg::StreamPlan plan) override {
-    return std::make_unique<Program>(*this, graph, std::move(plan));
-  }
-  EagerMemory bytes;
-  std::mutex mutex;  // guards the next two
-  sg::StreamPlan last_plan;
-  std::vector<std::uint32_t> order;  // of the last run, all parts of a communication
-  int num_after = 0;
-  bool good     = false;
-};
-
-class EagerWorld final : public sg::World {
- public:
-  explicit EagerWorld(int num_ranks) : loopback_(num_ranks) {}
-  [[nodiscard]] int num_ranks() const override { return loopback_.num_ranks(); }
-  [[nodiscard]] bool is_local(sg::Rank) const override { return true; }
-  [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
-  [[nodiscard]] sg::IssueOrder issue_order() const override { return sg::IssueOrder::any; }
-  [[nodiscard]] sg::Device* device() override { return &eager; }
-  void communicate(const sg::Context& context, const sg::Exchange& exchange) override {
-    for (const sg::LocalPart& part : exchange.parts) parts_with_queue += part.queue != nullptr;
-    loopback_.communicate(context, exchange);
-  }
-  void abort(std::string_view) noexcept override {}
-
-  EagerDevice eager;
-  int parts_with_queue = 0;
-
- private:
-  sg::LoopbackWorld loopback_;
-};
 
 // Each rank adds its number to x; all ranks sum up what they have.
 sg::Graph summing(int ranks, std::vector<sg::Buffer>& x) {
@@ -268,4 +195,58 @@ TEST_CASE("a host node waits on a thread of its own while a device's program is 
   on_device = 0;
   executor.run(program);
   CHECK(at_the_end == 4);
+}
+
+TEST_CASE("a communication on a device waits for host nodes of every rank that takes part",
+          "[engine][device][threads]") {
+  EagerWorld world(2);
+  sg::Graph graph(2);
+  const sg::Group group = graph.group({.name = "both", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+  std::vector<sg::Buffer> x;
+  for (const sg::Rank rank : {sg::Rank{0}, sg::Rank{1}}) {
+    x.push_back(graph.buffer({.name       = "x",
+                              .rank       = rank,
+                              .size_bytes = 8,
+                              .type       = sg::DType::f64,
+                              .space      = sg::Space::pinned,
+                              .lifetime   = sg::Lifetime::persistent}));
+  }
+  graph.add({.name   = "read from disk",
+             .lane   = graph.lane(sg::Rank{1}, sg::LaneKind::host),
+             .writes = x[1],
+             .kind   = sg::NodeKind::host},
+            [](const sg::Context& c) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+              c.write<double>()[0] = 5;
+            });
+  for (const sg::Rank rank : {sg::Rank{0}, sg::Rank{1}}) {
+    graph.add({.name        = "sum",
+               .lane        = graph.lane(rank, sg::LaneKind::reduce),
+               .accumulates = x[static_cast<std::size_t>(index(rank))],
+               .part        = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce, .type = sg::DType::f64},
+               .kind        = sg::NodeKind::communicate});
+  }
+  const sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::seconds(20)});
+  program.memory().set_first(x[0], 1.0);
+  executor.run(program);
+  CHECK(program.memory().first<double>(x[0]) == 6);
+}
+
+TEST_CASE("a device's program whose host node does not end stops at its time-out, and names it", "[engine][device]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .space = sg::Space::pinned});
+  graph.add(
+      {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .writes = x, .kind = sg::NodeKind::host},
+      [](const sg::Context& c) {
+        while (!c.stopping()) std::this_thread::yield();
+      });
+  bool used = false;
+  graph.add({.name = "use", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .reads = x, .device = true},
+            [&] { used = true; });
+  const sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::milliseconds(30)});
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("rank 0 host 'look'")));
+  CHECK_FALSE(used);
 }

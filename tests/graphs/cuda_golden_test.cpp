@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include "graphs/broadcast_weights.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
@@ -35,6 +36,14 @@ TEST_CASE("a GPU trains as transformers does, in every layout", "[graphs][cuda][
   const int steps  = std::max(2, sg::testing::cases(20));
   sg::testing::check_golden_bounds(golden(model), sg::testing::train(golden(model), plan_of(test), 2, steps, *world),
                                    steps);
+}
+
+TEST_CASE("weights are broadcast and compared on a GPU", "[graphs][cuda]") {
+  const auto world = sg::testing::device_world(2);
+  sg::Trainer trainer(golden("gpt2-tiny").model, {.layout = {.dp = 2}}, {.global = 2, .micro = 1, .seq = 8}, *world);
+  sg::set_fresh_weights(trainer.run(), 3);
+  const std::uint64_t hash = sg::broadcast_weights(trainer.run());
+  CHECK(sg::check_weights(trainer.run()) == hash);
 }
 
 TEST_CASE("captured or issued step by step, a GPU trains to the same bits", "[graphs][cuda]") {

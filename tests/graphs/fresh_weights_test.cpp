@@ -18,9 +18,9 @@ namespace {
 
 template <class T = double>
 std::vector<T> draw(std::uint64_t seed, std::string_view tensor, std::int64_t first, std::size_t count,
-                    double deviation = 1) {
+                    double deviation = 1, int threads = 1) {
   std::vector<T> out(count);
-  sg::fill_normal(seed, tensor, first, deviation, std::span(out));
+  sg::fill_normal(seed, tensor, first, deviation, std::span(out), threads);
   return out;
 }
 
@@ -72,7 +72,7 @@ TEST_CASE("an element does not depend on the range it is asked in", "[graphs][fr
   CHECK(draw(3, "w", 0, 1)[0] != far[1]);
   // So many that several threads draw them.
   constexpr std::size_t large = 1'000'003;
-  const auto all              = draw(3, "w", 0, large, 0.02);
+  const auto all              = draw(3, "w", 0, large, 0.02, /*threads=*/5);
   for (const std::size_t first : {std::size_t{0}, std::size_t{131'072}, std::size_t{500'001}, large - 9}) {
     const auto part = draw(3, "w", static_cast<std::int64_t>(first), 9, 0.02);
     CHECK(std::equal(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(first)));

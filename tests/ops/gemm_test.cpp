@@ -5,6 +5,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <limits>
@@ -230,6 +231,38 @@ TEST_CASE("a product's bits depend neither on where its operands lie in memory n
   }
 }
 
+TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", "[ops][gemm]", float, double,
+                   sg::bf16) {
+  const auto kernel        = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto [m, n]        = GENERATE(table<std::int64_t, std::int64_t>({{1001, 1650}, {200, 300}, {1040, 90}}));
+  constexpr std::int64_t k = 5;
+  CAPTURE(static_cast<int>(kernel), m, n);
+  std::vector<TestType> a, b;
+  for (const float x : numbers<float>(m * k, 1)) a.push_back(TestType(x));
+  for (const float x : numbers<float>(k * n, 2)) b.push_back(TestType(x));
+  const std::int64_t tiles = sg::num_gemm_tiles(m, n);
+  REQUIRE(tiles > 1);
+  const auto in_pieces = [&](std::int64_t of) {
+    std::vector<TestType> c(static_cast<std::size_t>(m * n), TestType(99));
+    const sg::Gemm<TestType> gemm{.m        = m,
+                                  .n        = n,
+                                  .k        = k,
+                                  .a        = {a.data(), k, 1},
+                                  .b        = {b.data(), n, 1},
+                                  .c        = {c.data(), nullptr, m * n},
+                                  .c_stride = n};
+    sg::gemm_tiles(gemm, 0, 1, kernel);  // so that pieces begin in the middle of a row, too
+    for (std::int64_t first = 1; first < tiles; first += of)
+      sg::gemm_tiles(gemm, first, std::min(first + of, tiles), kernel);
+    return c;
+  };
+  const auto one_by_one = in_pieces(1);
+  for (std::int64_t of = 2; of <= tiles; ++of) {
+    const auto joined = in_pieces(of);
+    CHECK(std::memcmp(joined.data(), one_by_one.data(), joined.size() * sizeof(TestType)) == 0);
+  }
+}
+
 TEST_CASE("products of large matrices are cut into an even number of tiles, small ones not at all", "[ops][gemm]") {
   // The shapes of a step of 1024 rows, of widths 256 and 512, and those of their weights.
   for (const std::int64_t width : {256, 512}) {
@@ -383,8 +416,9 @@ TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][ge
 }
 
 TEST_CASE("what a product is multiplied with is multiplied with what is stored, and lies as that does", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
-  const Problem<float> problem{.m = 130, .n = 101, .k = 60};
+  const auto kernel    = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const std::int64_t k = GENERATE(60, 700);  // in one block of k, or in two
+  const Problem<float> problem{.m = 130, .n = 101, .k = k};
   constexpr std::int64_t stride  = 107;
   const std::vector<float> times = numbers<float>(130 * stride, 5);
   std::vector<float> plain(times.size()), found(times.size());

@@ -9,6 +9,7 @@
 #include "engine/executor.hpp"
 #include "engine/quantile.hpp"
 #include "engine/recorder.hpp"
+#include "graphs/calibration.hpp"
 #include "graphs/fresh_weights.hpp"
 #include "ops/cpu/gemm.hpp"
 #include "ops/linear.hpp"
@@ -64,7 +65,7 @@ double gflops_of(Executor& executor, std::int64_t size, int runs) {
 template <class T>
 void set_random(const Memory& memory, Buffer buffer, std::int64_t size) {
   std::vector<float> values(static_cast<std::size_t>(size));
-  fill_normal(1, "operand", 0, 1, std::span(values));
+  fill_normal(1, "operand", 0, 1, std::span(values), num_cores());
   std::vector<T> rounded(values.size());
   std::transform(values.begin(), values.end(), rounded.begin(),
                  [](float value) { return narrow<T>(static_cast<Wide<T>>(value)); });

@@ -127,7 +127,8 @@ void print_text(const Line& line) {
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
       << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of " << line.limit << "'s "
       << line.peak_gflops << "; " << std::setprecision(3) << line.ratio
-      << (line.what.plan.shard.strategy == Shard::none ? " of 1x1x1's speed" : " of the speed without sharding")
+      << (line.what.plan.shard.strategy == Shard::none ? " of one rank's speed with the same sequences"
+                                                       : " of the speed without sharding")
       << "; processors used " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
       << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
       << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)

@@ -108,7 +108,7 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
 
 Training::Training(const TrainingCase& what, int threads, const std::string& backend)
     : world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
-      trainer_(gpt2(what.spec), what.plan, what.batch, *world_, {.threads = threads}),
+      trainer_(gpt2(what.spec), what.plan, what.batch, *world_, {.threads = backend == "cuda" ? 0 : threads}),
       tokens_(static_cast<std::size_t>(what.tokens()) + 1) {
   TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens_);
 }

@@ -170,8 +170,7 @@ void add_copy(CLI::App& bench) {
 void add_bench_train(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "train",
-      str("Speed of training steps, beside sgemm on the same threads, and what they are spent on. ",
-          models_text,
+      str("Speed of training steps, beside sgemm on the same threads, and what they are spent on. ", models_text,
           " ratio_to_1x1x1 is the speed against the same sequences in as many microbatches on one rank with as "
           "many threads: work and machine are the same, steps alternate. peak_gflops is the best sgemm of "
           "squares from 512 to 2048; a token takes 6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is what is "

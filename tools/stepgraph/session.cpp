@@ -149,7 +149,8 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
              " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()),
              "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
              " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
-             " nodes, ", plan.edges.preds.size(), " edges; at most ", short_number(mib, 3), " MiB on a rank",
+             " nodes, ", plan.edges.preds.size(), " edges; at most ",
+             mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB"), " on a rank",
              options.streams != nullptr ? streams_text(*options.streams) : "",
              options.weights_hash
                  ? str("\nweights: ", hash_text(*options.weights_hash), ", all that several data-parallel ranks have")

@@ -158,7 +158,7 @@ void print_text(const StepPrediction& prediction, const Calibration& calibration
   for (std::size_t i = 0; i < std::min(most, ops.size()); ++i) {
     std::ostringstream line;
     line << std::right << std::setw(7) << percent(all_s > 0 ? ops[i].seconds / all_s : 0) << "  " << std::left
-         << std::setw(26) << ops[i].op << short_number(1e3 * ops[i].seconds, 4) << " ms in " << ops[i].num_tasks
+         << std::setw(38) << ops[i].op << short_number(1e3 * ops[i].seconds, 4) << " ms in " << ops[i].num_tasks
          << (ops[i].num_tasks == 1 ? " node" : " nodes");
     print_line(line.str());
   }
@@ -168,8 +168,14 @@ void run_simulate(const SimulateOptions& options) {
   const Config config = read(options.config);
   if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout has the figures (the name of a file)");
   check_can_write("--trace", options.trace);
-  const Model model               = model_of(config);
-  const Calibration calibration   = calibration_for(options, config);
+  if (config.backend != "loopback")
+    std::cerr << "simulate: backend " << config.backend << ": ops are taken to last as long as on this machine's "
+              << "processor; of a GPU nothing is measured\n";
+  const Model model             = model_of(config);
+  const Calibration calibration = calibration_for(options, config);
+  if (calibration.threads > calibration.cores)
+    std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
+              << " cores: that they share them is not simulated\n";
   const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration);
   if (config.plan.precision.param != DType::f32)
     std::cerr << "simulate: ops were measured in fp32 and are taken to last as long in " << config.plan.precision.param

@@ -15,8 +15,8 @@
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/session.hpp"
-#include "tools/stepgraph/worlds.hpp"
 #include "tools/stepgraph/step_summary.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
 namespace {

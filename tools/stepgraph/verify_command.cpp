@@ -46,9 +46,8 @@ void run_verify(const ConfigOptions& options) {
   if (findings.empty()) look(forward_step(model, config.plan, config.batch), "forward");
 
   if (options.json) {
-    nlohmann::ordered_json line = {
-        {"type", "verify"}, {"valid", findings.empty()}, {"streams_proved", findings.empty()}};
-    line["flaws"] = nlohmann::ordered_json::array();
+    nlohmann::ordered_json line = {{"type", "verify"}, {"valid", findings.empty()}};
+    line["flaws"]               = nlohmann::ordered_json::array();
     for (const Finding& flaw : findings)
       line["flaws"].push_back({{"flaw", to_string(flaw.flaw)}, {"message", flaw.message}});
     print_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
