@@ -9,6 +9,7 @@
 #include "tests/support/device_case.hpp"
 #include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
+#include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
 
@@ -105,9 +106,11 @@ TEST_CASE("cross-entropy and its gradient on a device are the CPU's", "[ops][cud
   // Rows that begin anywhere in 16 bytes; short of a vector; long ones, with several vectors for each thread.
   const Shape shape   = GENERATE(Shape{1, 1}, Shape{5, 3}, Shape{37, 701}, Shape{9, 5003}, Shape{6, 16384});
   const bool in_place = GENERATE(false, true);
-  CAPTURE(shape.rows, shape.columns, in_place);
+  const double range  = GENERATE(1.0, 60.0);
+  if (sg::testing::sanitized() && range > 1) return;
+  CAPTURE(shape.rows, shape.columns, in_place, range);
   auto test  = loss_case(shape.rows, shape.columns, in_place);
-  test.range = GENERATE(1.0, 60.0);
+  test.range = range;
   sg::testing::check_on_device(test, {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
 }
 
@@ -120,7 +123,8 @@ TEST_CASE("cross-entropy in place is the CPU's where a block of threads has many
   const auto [rows, columns] = GENERATE(std::pair<std::int64_t, std::int64_t>{4501, 701}, std::pair{3001, 8},
                                         std::pair{1200, 4104}, std::pair{1201, 4099});
   CAPTURE(rows, columns);
-  sg::testing::check_on_device(loss_case(rows, columns, true), {sg::DType::bf16, sg::DType::f16});
+  sg::testing::check_on_device(loss_case(sg::testing::sanitized() ? rows / 2 : rows, columns, true),
+                               {sg::DType::bf16, sg::DType::f16});
 }
 
 TEST_CASE("cross-entropy in place of infinite logits is no number on a device, in their rows alone", "[ops][cuda]") {

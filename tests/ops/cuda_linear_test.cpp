@@ -46,7 +46,7 @@ sg::testing::OpCase shared_case(const Sizes& sizes) {
 
 }  // namespace
 
-TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda]") {
+TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   // Of one element; multiples of nothing; such as every vector fits.
@@ -56,7 +56,7 @@ TEST_CASE("linear on a device is linear on the CPU, for weights lying either way
                                {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
 }
 
-TEST_CASE("an activation of a linear on a device is the CPU's, forward and backward", "[ops][cuda]") {
+TEST_CASE("an activation of a linear on a device is the CPU's, forward and backward", "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const bool biased     = GENERATE(false, true);
   // The product can end with a gelu where rows are whole vectors, and nowhere else.
@@ -67,7 +67,7 @@ TEST_CASE("an activation of a linear on a device is the CPU's, forward and backw
   sg::testing::check_on_device(test);
 }
 
-TEST_CASE("a product's gradient through an activation on a device is the CPU's", "[ops][cuda]") {
+TEST_CASE("a product's gradient through an activation on a device is the CPU's", "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto layout     = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   // The product can end with a gelu's gradient where rows of `in` are whole vectors, and nowhere else.
@@ -87,14 +87,14 @@ TEST_CASE("a product's gradient through an activation on a device is the CPU's",
 }
 
 TEST_CASE("gradients of two linears of one input add up on a device, and so do those of a weight used twice",
-          "[ops][cuda]") {
+          "[ops][cuda][linear]") {
   const Sizes sizes = GENERATE(Sizes{6, 5, 5}, Sizes{128, 64, 64});
   CAPTURE(sizes.rows);
   sg::testing::check_on_device(shared_case(sizes));
 }
 
 TEST_CASE("products that are measured when they are first seen leave what they should, and add to what was there",
-          "[ops][cuda]") {
+          "[ops][cuda][linear]") {
   sg::testing::need_device();
   const Sizes large{1024, 768, 768};  // more than 10^9 flops
   sg::testing::check_on_device(shared_case(large), {sg::DType::f32, sg::DType::bf16});

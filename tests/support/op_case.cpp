@@ -18,6 +18,7 @@
 #include "ops/reduce.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/elements.hpp"
+#include "tests/support/scale.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -468,7 +469,7 @@ void check_on_device(const OpCase& test, const std::vector<DType>& types) {
         for (int i = 0; i < times; ++i) net.run(executor);
         return std::pair(net.output(), net.gradients());
       };
-      const auto expected = run(false, 1), found = run(true, 1), again = run(true, 3);
+      const auto expected = run(false, 1), found = run(true, 1), again = run(true, cases(3));
       INFO("gradients are " << (other == OtherUse::none ? "the op's own" : "added to others"));
       CHECK(distance(found.first, expected.first) < tolerance);
       check_close(test, found.second, expected.second, tolerance);
