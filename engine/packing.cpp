@@ -1,6 +1,7 @@
 #include "engine/packing.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -62,7 +63,9 @@ class Greedy {
  public:
   Greedy(const std::vector<PackItem>& items, const Conflicts& conflicts) : items_(items), conflicts_(conflicts) {}
 
-  Packing place(const std::vector<std::uint32_t>& order) {
+  // Gives up, with a size above it, what becomes larger than `at_most`.
+  Packing place(const std::vector<std::uint32_t>& order,
+                std::int64_t at_most = std::numeric_limits<std::int64_t>::max()) {
     constexpr std::int64_t unplaced = -1;
     Packing out{std::vector<std::int64_t>(items_.size(), unplaced), 0};
     for (const std::uint32_t item : order) {
@@ -80,6 +83,7 @@ class Greedy {
       }
       out.offsets[item] = offset;
       out.size          = std::max(out.size, offset + items_[item].size);
+      if (out.size > at_most) break;
     }
     return out;
   }
@@ -241,7 +245,7 @@ Packing improve(const std::vector<PackItem>& items, const Conflicts& conflicts, 
       const auto at = trial.begin() + static_cast<std::ptrdiff_t>(i);
       std::rotate(trial.begin() + static_cast<std::ptrdiff_t>(draw % i), at, at + 1);
     }
-    Packing next = greedy.place(trial);
+    Packing next = greedy.place(trial, now.size);
     if (next.size > now.size) continue;
     order.swap(trial);
     now = std::move(next);

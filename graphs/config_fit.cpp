@@ -57,10 +57,10 @@ void check_stages(const Plan& plan, int layers) {
   if (stages > layers)
     throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
                                        " layers (at most one stage for each)"));
-  const std::int64_t below = layers / stages * stages;
-  if (below != layers)
-    throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (",
-                                       product, "; ", below, " or ", below + stages, " layers)"));
+  if (layers % stages != 0)
+    throw Error(ErrorKind::config,
+                str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product, "; ",
+                    multiples_around(layers, stages), " layers, or ", divisors_around(layers, stages), " stages)"));
 }
 
 void check_model_fits(const Config& config, Sizes sizes) {
@@ -72,7 +72,7 @@ void check_model_fits(const Config& config, Sizes sizes) {
   at("layout.tp", "tensor parallel: ", [&] { check_tensor_parallel(sizes.split); });
   if (sizes.inner % layout.tp != 0)
     throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " does not divide by tp ",
-                                       layout.tp, " (a divisor of it)"));
+                                       layout.tp, " (tp ", divisors_around(sizes.inner, layout.tp), ")"));
   check_stages(config.plan, sizes.layers);
 }
 

@@ -28,13 +28,19 @@ std::string list_text(const std::vector<int>& list) {
   return join_text(list, ", ", [](int count) { return str(count); });
 }
 
-// The nearest multiples of `by` around a number that is not one: "56 or 64"; below the first there is one only.
+}  // namespace
+
 std::string multiples_around(std::int64_t number, std::int64_t by) {
   const std::int64_t below = number / by * by;
   return below == 0 ? str(by) : str(below, " or ", below + by);
 }
 
-}  // namespace
+std::string divisors_around(std::int64_t number, std::int64_t by) {
+  std::int64_t below = std::min(by, number), above = by;
+  while (number % below != 0) --below;
+  while (above <= number && number % above != 0) ++above;
+  return above > number ? str(below) : str(below, " or ", above);
+}
 
 std::string_view to_string(LayerSplit split) noexcept { return split_names[static_cast<std::size_t>(split)]; }
 
@@ -54,7 +60,8 @@ std::vector<int> split_layers(int layers, int stages, LayerSplit split) {
   const int rest = layers % stages;
   if (rest != 0 && split == LayerSplit::even)
     refuse(str("pipeline: ", layers, " layers do not divide over ", stages, " stages (",
-               multiples_around(layers, stages), " layers, a balanced split, or an explicit list)"));
+               multiples_around(layers, stages), " layers, ", divisors_around(layers, stages),
+               " stages, a balanced split, or an explicit list)"));
   std::for_each(counts.begin(), counts.begin() + rest, [](int& count) { ++count; });
   return counts;
 }
@@ -81,9 +88,12 @@ int num_microbatches(const BatchSplit& batch) {
   check_positive("batch", "micro", batch.micro);
   check_positive("batch", "dp", batch.dp);
   const std::int64_t round = std::int64_t{batch.dp} * batch.micro;
-  if (batch.global % batch.dp != 0)
-    refuse(str("batch: global ", batch.global, " does not divide over dp ", batch.dp, " (",
-               multiples_around(batch.global, round), ")"));
+  if (batch.global % batch.dp != 0) {
+    const std::string other =
+        batch.global % batch.micro == 0 ? str(", or dp ", divisors_around(batch.global / batch.micro, batch.dp)) : "";
+    refuse(str("batch: global ", batch.global, " does not divide over dp ", batch.dp, " (global ",
+               multiples_around(batch.global, round), other, ")"));
+  }
   if (batch.global % round != 0)
     refuse(str("batch: the ", batch.global / batch.dp, " sequences of a data-parallel rank (global ", batch.global,
                " / dp ", batch.dp, ") do not divide into microbatches of ", batch.micro, " (global ",
@@ -96,8 +106,8 @@ void check_tensor_parallel(const TensorParallelSplit& split) {
   const auto check = [&](std::string_view name, std::int64_t number) {
     if (number < 0) refuse(str("tensor parallel: ", name, " is ", number, " (0 or more)"));
     if (number % split.tp != 0)
-      refuse(str("tensor parallel: ", name, " ", number, " does not divide by tp ", split.tp, " (",
-                 multiples_around(number, split.tp), ")"));
+      refuse(str("tensor parallel: ", name, " ", number, " does not divide by tp ", split.tp, " (", name, " ",
+                 multiples_around(number, split.tp), ", or tp ", divisors_around(number, split.tp), ")"));
   };
   check("heads", split.heads);
   // Fewer of them than ranks are held by several ranks each.

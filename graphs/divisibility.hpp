@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,5 +37,10 @@ struct TensorParallelSplit {
   std::int64_t vocab    = 0;
 };
 void check_tensor_parallel(const TensorParallelSplit& split);
+
+// For messages: the nearest multiples of `by` around a number that is not one, "56 or 64", and the nearest divisors of
+// a number around `by`, which is not one, "2 or 4". There may be one of them only. Of numbers from 1 on.
+[[nodiscard]] std::string multiples_around(std::int64_t number, std::int64_t by);
+[[nodiscard]] std::string divisors_around(std::int64_t number, std::int64_t by);
 
 }  // namespace stepgraph

@@ -31,9 +31,9 @@ TEST_CASE("layers are split evenly, balanced, or as listed", "[graphs][divisibil
 
 TEST_CASE("layers that do not fit the stages are refused with the numbers", "[graphs][divisibility][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
-  CHECK_THROWS_MATCHES(
-      sg::split_layers(14, 4), sg::Error,
-      says("pipeline: 14 layers do not divide over 4 stages (12 or 16 layers, a balanced split, or an explicit list)"));
+  CHECK_THROWS_MATCHES(sg::split_layers(14, 4), sg::Error,
+                       says("pipeline: 14 layers do not divide over 4 stages (12 or 16 layers, 2 or 7 stages, a "
+                            "balanced split, or an explicit list)"));
   CHECK_THROWS_MATCHES(sg::split_layers(2, 4, sg::LayerSplit::balanced), sg::Error,
                        says("pipeline: 2 layers over 4 stages leave some with none (at most 2 stages, or an explicit "
                             "list)"));
@@ -55,12 +55,12 @@ TEST_CASE("microbatches are global / dp / micro, or refused with the numbers", "
   CHECK(sg::num_microbatches({.global = 3, .micro = 1, .dp = 3}) == 1);
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 30, .micro = 2, .dp = 4}), sg::Error,
-                       says("batch: global 30 does not divide over dp 4 (24 or 32)"));
+                       says("batch: global 30 does not divide over dp 4 (global 24 or 32, or dp 3 or 5)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 28, .micro = 2, .dp = 4}), sg::Error,
                        says("batch: the 7 sequences of a data-parallel rank (global 28 / dp 4) do not divide into "
                             "microbatches of 2 (global 24 or 32)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 2, .micro = 1, .dp = 4}), sg::Error,
-                       says("batch: global 2 does not divide over dp 4 (4)"));
+                       says("batch: global 2 does not divide over dp 4 (global 4, or dp 2)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 2, .micro = 0}), sg::Error,
                        says("batch: micro is 0 (at least 1)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 0}), sg::Error, says("batch: global is 0 (at least 1)"));
@@ -73,15 +73,16 @@ TEST_CASE("heads and vocabulary divide by tp, or are refused with the numbers", 
   CHECK_NOTHROW(sg::check_tensor_parallel({.heads = 25, .vocab = 50257}));
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 8, .heads = 12}), sg::Error,
-                       says("tensor parallel: heads 12 does not divide by tp 8 (8 or 16)"));
+                       says("tensor parallel: heads 12 does not divide by tp 8 (heads 8 or 16, or tp 6 or 12)"));
   CHECK_NOTHROW(sg::check_tensor_parallel({.tp = 4, .heads = 8, .kv_heads = 2}));  // each held by two ranks
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 12, .kv_heads = 3}), sg::Error,
                        says("tensor parallel: tp 4 is not as many ranks for each of kv_heads 3 (a divisor of tp, or a "
                             "multiple of it)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 12, .kv_heads = 6}), sg::Error,
-                       says("tensor parallel: kv_heads 6 does not divide by tp 4 (4 or 8)"));
-  CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 2, .heads = 12, .vocab = 50257}), sg::Error,
-                       says("tensor parallel: vocab 50257 does not divide by tp 2 (50256 or 50258)"));
+                       says("tensor parallel: kv_heads 6 does not divide by tp 4 (kv_heads 4 or 8, or tp 3 or 6)"));
+  CHECK_THROWS_MATCHES(
+      sg::check_tensor_parallel({.tp = 2, .heads = 12, .vocab = 50257}), sg::Error,
+      says("tensor parallel: vocab 50257 does not divide by tp 2 (vocab 50256 or 50258, or tp 1 or 29)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.heads = 12, .kv_heads = 5}), sg::Error,
                        says("tensor parallel: heads 12 are not as many for each of kv_heads 5 (10 or 15 heads)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 0}), sg::Error, says("tensor parallel: tp is 0 (at least 1)"));

@@ -39,7 +39,10 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
         std::pair{"bench overhead --fast", "--fast"}, std::pair{"bench collectives --ranks 1", "--ranks"},
         std::pair{"bench collectives --ops all_reduse", "all_reduse"},
         std::pair{"bench collectives --algorithms magic", "magic"}, std::pair{"bench collectives --sizes 0", "--sizes"},
-        std::pair{"bench adam --elements 0", "--elements"}}) {
+        std::pair{"bench adam --elements 0", "--elements"},
+        std::pair{"train run.json --backend cuda",
+                  "unknown option '--backend' (a key of the config is changed with --set"},
+        std::pair{"bench adam now", "unexpected argument 'now'"}}) {
     CAPTURE(arguments);
     const auto outcome = run_stepgraph(arguments);
     CHECK(outcome.exit_code == 2);

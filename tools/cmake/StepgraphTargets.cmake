@@ -6,11 +6,15 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")  # messages name files of the project
 
-# The presets compile many files alike: with a compiler cache, once.
+# The presets compile many files alike, and clones nearly all: with a compiler cache, once, wherever the clone lies.
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFINED ENV{CMAKE_CXX_COMPILER_LAUNCHER})
   find_program(STEPGRAPH_CCACHE ccache)
   if(STEPGRAPH_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${STEPGRAPH_CCACHE})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+        CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* ${STEPGRAPH_CCACHE})
+    # It names files relative to where the compiler runs.
+    file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${to_source}=>")
   endif()
 endif()
 
