@@ -63,7 +63,7 @@ class Greedy {
  public:
   Greedy(const std::vector<PackItem>& items, const Conflicts& conflicts) : items_(items), conflicts_(conflicts) {}
 
-  // Gives up, with a size above it, what becomes larger than `at_most`.
+  // Stops once it is larger than `at_most`: then the rest is not placed.
   Packing place(const std::vector<std::uint32_t>& order,
                 std::int64_t at_most = std::numeric_limits<std::int64_t>::max()) {
     constexpr std::int64_t unplaced = -1;

@@ -1,7 +1,7 @@
 #pragma once
 
 // Happens-before, as the graph's edges say it, told to ThreadSanitizer. Files that include Taskflow or TBB are compiled
-// without instrumentation (tools/cmake/StepgraphTargets.cmake), so nothing but these calls orders two node bodies in
+// without instrumentation (stepgraph_hide_from_tsan), so nothing but these calls orders two node bodies in
 // its eyes: a body that touches what its node did not declare is reported. They compile to nothing in other builds.
 #if defined(STEPGRAPH_TSAN)
 extern "C" {

@@ -57,10 +57,12 @@ void check_stages(const Plan& plan, int layers) {
   if (stages > layers)
     throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
                                        " layers (at most one stage for each)"));
-  if (layers % stages != 0)
-    throw Error(ErrorKind::config,
-                str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product, "; ",
-                    multiples_around(layers, stages), " layers, or ", divisors_around(layers, stages), " stages)"));
+  if (layers % stages == 0) return;
+  const std::string other = layers % plan.pipeline.chunks == 0
+                                ? str(", or pp ", divisors_around(layers / plan.pipeline.chunks, plan.layout.pp))
+                                : "";
+  throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product,
+                                     "; ", multiples_around(layers, stages), " layers", other, ")"));
 }
 
 void check_model_fits(const Config& config, Sizes sizes) {

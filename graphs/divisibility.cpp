@@ -36,10 +36,15 @@ std::string multiples_around(std::int64_t number, std::int64_t by) {
 }
 
 std::string divisors_around(std::int64_t number, std::int64_t by) {
-  std::int64_t below = std::min(by, number), above = by;
-  while (number % below != 0) --below;
-  while (above <= number && number % above != 0) ++above;
-  return above > number ? str(below) : str(below, " or ", above);
+  std::int64_t below = 1, above = number;
+  for (std::int64_t small = 1; small <= number / small; ++small) {
+    if (number % small != 0) continue;
+    for (const std::int64_t divisor : {small, number / small}) {
+      if (divisor <= by) below = std::max(below, divisor);
+      if (divisor >= by) above = std::min(above, divisor);
+    }
+  }
+  return above < by ? str(below) : str(below, " or ", above);
 }
 
 std::string_view to_string(LayerSplit split) noexcept { return split_names[static_cast<std::size_t>(split)]; }
@@ -97,17 +102,19 @@ int num_microbatches(const BatchSplit& batch) {
   if (batch.global % round != 0)
     refuse(str("batch: the ", batch.global / batch.dp, " sequences of a data-parallel rank (global ", batch.global,
                " / dp ", batch.dp, ") do not divide into microbatches of ", batch.micro, " (global ",
-               multiples_around(batch.global, round), ")"));
+               multiples_around(batch.global, round), ", or micro ",
+               divisors_around(batch.global / batch.dp, batch.micro), ")"));
   return batch.global / batch.dp / batch.micro;
 }
 
 void check_tensor_parallel(const TensorParallelSplit& split) {
   check_positive("tensor parallel", "tp", split.tp);
-  const auto check = [&](std::string_view name, std::int64_t number) {
+  const std::int64_t common = std::gcd(std::gcd(split.heads, split.kv_heads), split.vocab);  // with 0: the other
+  const auto check          = [&](std::string_view name, std::int64_t number) {
     if (number < 0) refuse(str("tensor parallel: ", name, " is ", number, " (0 or more)"));
     if (number % split.tp != 0)
       refuse(str("tensor parallel: ", name, " ", number, " does not divide by tp ", split.tp, " (", name, " ",
-                 multiples_around(number, split.tp), ", or tp ", divisors_around(number, split.tp), ")"));
+                          multiples_around(number, split.tp), ", or tp ", divisors_around(common, split.tp), ")"));
   };
   check("heads", split.heads);
   // Fewer of them than ranks are held by several ranks each.

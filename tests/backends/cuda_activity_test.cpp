@@ -17,7 +17,8 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("what ran on a device is recorded piece by piece, also where a step is replayed as one", "[backends][cuda]") {
+TEST_CASE("what ran on a device is recorded piece by piece, also where a step is replayed as one",
+          "[backends][cuda][cupti]") {
   const auto world = sg::testing::device_world();
   sg::Graph graph;
   const auto kept = [&](std::int64_t size_bytes, sg::DType type) {

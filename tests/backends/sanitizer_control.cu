@@ -10,7 +10,7 @@ namespace {
 
 constexpr int threads = 64;
 
-__global__ void writes_behind_the_end(int* values) { values[threadIdx.x] = 1; }
+__global__ void writes_past_the_end(int* values) { values[threadIdx.x] = 1; }
 
 __global__ void reads_what_others_write(int* values) {
   __shared__ int shared[threads];
@@ -29,7 +29,7 @@ int run(std::string_view tool) {
   int* values = nullptr;
   if (cudaMalloc(&values, (tool == "memcheck" ? threads - 1 : threads) * sizeof(int)) != cudaSuccess) return 1;
   if (tool == "memcheck") {
-    writes_behind_the_end<<<1, threads>>>(values);
+    writes_past_the_end<<<1, threads>>>(values);
   } else if (tool == "racecheck") {
     reads_what_others_write<<<1, threads>>>(values);
   } else if (tool == "initcheck") {

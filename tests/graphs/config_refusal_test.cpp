@@ -387,8 +387,7 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
       {{"batch.seq=129"}, "batch.seq: 129 tokens are more than the model's context of 128 (at most that)"},
       {{"batch.global=9"},
        "batch: the 9 sequences of a data-parallel rank (global 9 / dp 1) do not divide into microbatches of 2 (global "
-       "8 "
-       "or 10)"},
+       "8 or 10, or micro 1 or 3)"},
       {{"layout.dp=3"}, "batch: global 8 does not divide over dp 3 (global 6 or 12, or dp 2 or 4)"},
       {{"model.context=16777216", "batch.seq=16777216", "batch.global=128"},
        "batch: global 128 x seq 16777216 = 2147483648 tokens in one step (at most 2147483646)"},
@@ -401,9 +400,9 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
        "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most one stage for each)"},
       {{"layout.pp=2", "model.layers=3"},
-       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or 1 or 3 stages)"},
+       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "model.layers=6"},
-       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or 3 or 6 stages)"},
+       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or pp 1 or 3)"},
       {{"pipeline.chunks=2"}, "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved take more)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
        "pipeline: interleaved: 3 microbatches over 2 ranks (with chunks a multiple of the ranks: chunks take turns "
@@ -433,5 +432,5 @@ TEST_CASE("a model that was loaded has to fit its config as a fresh one does", "
   CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most that)");
   CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 does not divide by tp 4 (heads 4, or tp 2)");
   CHECK(loaded_fails({"layout.pp=2"}) ==
-        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or 1 or 3 stages)");
+        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)");
 }

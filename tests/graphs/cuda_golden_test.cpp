@@ -33,14 +33,14 @@ void check_layouts(const std::string& model) {
     return;
   CAPTURE(model, test.dp, test.tp, test.pp, to_string(test.strategy));
   const auto world = sg::testing::device_world(ranks);
-  const int steps  = std::max(2, sg::testing::cases(20));
+  const int steps  = std::max(3, sg::testing::cases(20));
   sg::testing::check_golden_bounds(golden(model), sg::testing::train(golden(model), plan_of(test), 2, steps, *world),
                                    steps);
 }
 
 void check_captured(const std::string& model) {
   const Case test{2, 2, 2, sg::Shard::full};
-  const int steps  = std::max(2, sg::testing::cases(5));
+  const int steps  = std::max(3, sg::testing::cases(5));
   const auto train = [&](bool capture) {
     const auto world = sg::testing::device_world(8, capture);
     return sg::testing::train(golden(model), plan_of(test), 1, steps, *world);

@@ -58,9 +58,13 @@ TEST_CASE("microbatches are global / dp / micro, or refused with the numbers", "
                        says("batch: global 30 does not divide over dp 4 (global 24 or 32, or dp 3 or 5)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 28, .micro = 2, .dp = 4}), sg::Error,
                        says("batch: the 7 sequences of a data-parallel rank (global 28 / dp 4) do not divide into "
-                            "microbatches of 2 (global 24 or 32)"));
+                            "microbatches of 2 (global 24 or 32, or micro 1 or 7)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 2, .micro = 1, .dp = 4}), sg::Error,
                        says("batch: global 2 does not divide over dp 4 (global 4, or dp 2)"));
+  CHECK_THROWS_MATCHES(
+      sg::num_microbatches({.global = 2147483647, .micro = 1, .dp = 2}), sg::Error,  // a prime
+      says("batch: global 2147483647 does not divide over dp 2 (global 2147483646 or 2147483648, or dp "
+           "1 or 2147483647)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 2, .micro = 0}), sg::Error,
                        says("batch: micro is 0 (at least 1)"));
   CHECK_THROWS_MATCHES(sg::num_microbatches({.global = 0}), sg::Error, says("batch: global is 0 (at least 1)"));
@@ -80,9 +84,8 @@ TEST_CASE("heads and vocabulary divide by tp, or are refused with the numbers", 
                             "multiple of it)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 4, .heads = 12, .kv_heads = 6}), sg::Error,
                        says("tensor parallel: kv_heads 6 does not divide by tp 4 (kv_heads 4 or 8, or tp 3 or 6)"));
-  CHECK_THROWS_MATCHES(
-      sg::check_tensor_parallel({.tp = 2, .heads = 12, .vocab = 50257}), sg::Error,
-      says("tensor parallel: vocab 50257 does not divide by tp 2 (vocab 50256 or 50258, or tp 1 or 29)"));
+  CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 2, .heads = 12, .vocab = 50257}), sg::Error,
+                       says("tensor parallel: vocab 50257 does not divide by tp 2 (vocab 50256 or 50258, or tp 1)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.heads = 12, .kv_heads = 5}), sg::Error,
                        says("tensor parallel: heads 12 are not as many for each of kv_heads 5 (10 or 15 heads)"));
   CHECK_THROWS_MATCHES(sg::check_tensor_parallel({.tp = 0}), sg::Error, says("tensor parallel: tp is 0 (at least 1)"));

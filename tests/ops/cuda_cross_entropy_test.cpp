@@ -122,9 +122,9 @@ TEST_CASE("cross-entropy in place is the CPU's where a block of threads has many
   // Short and long rows; those of no whole vectors begin elsewhere in 16 bytes each time.
   const auto [rows, columns] = GENERATE(std::pair<std::int64_t, std::int64_t>{4501, 701}, std::pair{3001, 8},
                                         std::pair{1200, 4104}, std::pair{1201, 4099});
+  if (sg::testing::sanitized() && (columns == 701 || columns == 4104)) return;
   CAPTURE(rows, columns);
-  sg::testing::check_on_device(loss_case(sg::testing::sanitized() ? rows / 2 : rows, columns, true),
-                               {sg::DType::bf16, sg::DType::f16});
+  sg::testing::check_on_device(loss_case(rows, columns, true), {sg::DType::bf16, sg::DType::f16});
 }
 
 TEST_CASE("cross-entropy in place of infinite logits is no number on a device, in their rows alone", "[ops][cuda]") {

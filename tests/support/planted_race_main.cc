@@ -1,5 +1,5 @@
 // Two nodes that nothing orders write the same variable behind the graph's back, or, given `declared`, say so: then the
-// graph orders them. Under ThreadSanitizer the first must be reported and the second must not.
+// graph orders them. Under ThreadSanitizer the first must be reported and the second must not. Given `leak`, it leaks.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +11,12 @@
 namespace sg = stepgraph;
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "leak") == 0) {
+    static int* volatile lost = new int(1);
+    std::printf("%d\n", *lost);
+    lost = nullptr;
+    return 0;
+  }
   const bool declared = argc > 1 && std::strcmp(argv[1], "declared") == 0;
   long shared         = 0;
   std::atomic<int> arrived{0};  // relaxed: makes the two bodies meet without ordering them

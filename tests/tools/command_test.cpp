@@ -42,6 +42,7 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
         std::pair{"bench adam --elements 0", "--elements"},
         std::pair{"train run.json --backend cuda",
                   "unknown option '--backend' (a key of the config is changed with --set"},
+        std::pair{"brench --fast", "unknown subcommand 'brench'"},
         std::pair{"bench adam now", "unexpected argument 'now'"}}) {
     CAPTURE(arguments);
     const auto outcome = run_stepgraph(arguments);

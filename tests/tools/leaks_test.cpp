@@ -1,5 +1,4 @@
-// Other tests of commands do without a search for leaks, which takes seconds for each process; here every command has
-// one.
+// In the asan build other tests of commands do without a search for leaks, which takes seconds for each process.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -9,16 +8,23 @@
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
-using sg::testing::run_command;
 using sg::testing::SmallRun;
 
 namespace {
 
-// A leak is told on stderr, and changes an exit code of 0.
+void need_asan() {
+#if !defined(__SANITIZE_ADDRESS__)
+  SKIP("needs the asan build");
+#endif
+}
+
+sg::testing::Outcome run_searched(const std::string& command) {
+  return sg::testing::run_command("ASAN_OPTIONS=detect_leaks=1 " + command);
+}
+
 void check_no_leak(const std::string& arguments, int exit_code = 0) {
   CAPTURE(arguments);
-  const auto outcome =
-      run_command(sg::str("ASAN_OPTIONS=detect_leaks=1 ", sg::testing::command_path(), " ", arguments));
+  const auto outcome = run_searched(sg::testing::command_path() + " " + arguments);
   CAPTURE(outcome.err);
   CHECK(outcome.exit_code == exit_code);
   CHECK_THAT(outcome.err, !ContainsSubstring("LeakSanitizer"));
@@ -26,7 +32,15 @@ void check_no_leak(const std::string& arguments, int exit_code = 0) {
 
 }  // namespace
 
+TEST_CASE("a leak that is planted is found", "[tools][leaks]") {
+  need_asan();
+  const auto outcome = run_searched(sg::testing::planted_race_path() + " leak");
+  CHECK(outcome.exit_code != 0);
+  CHECK_THAT(outcome.err, ContainsSubstring("LeakSanitizer"));
+}
+
 TEST_CASE("commands on a config leave nothing allocated", "[tools][leaks]") {
+  need_asan();
   const SmallRun small;
   const std::string all_parallel = " --set layout.dp=2 --set layout.tp=2 --set layout.pp=2";
   check_no_leak("train " + small.config() + all_parallel + " --steps 2 --save " + small.path("model") + " --trace " +
@@ -45,8 +59,12 @@ TEST_CASE("commands on a config leave nothing allocated", "[tools][leaks]") {
 }
 
 TEST_CASE("commands without a config leave nothing allocated", "[tools][leaks]") {
+  need_asan();
   check_no_leak("--version");
   check_no_leak("schedule --kind 1f1b --stages 4 --microbatches 8");
-  check_no_leak("bench train --models tiny --layouts 2x1x1 --dry-run --json");
+  for (const char* bench : {"overhead --nodes 100", "collectives --sizes 64 --ranks 2", "adam --elements 1000",
+                            "train --models tiny --layouts 2x1x1", "predict --models tiny",
+                            "capture --model tiny --backend loopback", "copy --backend loopback"})
+    check_no_leak(sg::str("bench ", bench, " --dry-run --json"));
   check_no_leak("nothing of that name", 2);
 }

@@ -12,8 +12,11 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFI
   if(STEPGRAPH_CCACHE)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
         CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* ${STEPGRAPH_CCACHE})
-    # It names files relative to where the compiler runs.
+    # It names files relative to where the compiler runs. (Debug information may name the clone that compiled first.)
     file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+    if(NOT to_source MATCHES "/$")
+      string(APPEND to_source "/")
+    endif()
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${to_source}=>")
   endif()
 endif()
@@ -91,10 +94,11 @@ endfunction()
 
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that
 # include them are compiled without it; what they order is annotated along the graph's edges instead (engine/tsan.hpp),
-# so a race between node bodies is still reported and no suppression is needed.
+# so a race between node bodies is still reported and no suppression is needed. So are files that work for one thread on
+# what is its own. They go last in a library: of equal inline functions a linker keeps the first, and that should see all.
 function(stepgraph_hide_from_tsan)
   if(STEPGRAPH_SANITIZE MATCHES "thread")
-    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=thread)
   endif()
 endfunction()
 

@@ -52,16 +52,17 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* last = &app;
   while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
   const std::vector<std::string> unknown = last->remaining();
-  if (unknown.empty() || (error.get_name() != "RequiredError" && error.get_name() != "ExtrasError"))
-    return error.what();
-  const auto option =
-      std::find_if(unknown.begin(), unknown.end(), [](const std::string& each) { return each.rfind('-', 0) == 0; });
-  if (option != unknown.end()) {
+  const bool extra                       = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+  if (unknown.empty() || (error.get_name() != "RequiredError" && !extra)) return error.what();
+  const auto is_option = [](const std::string& text) { return text.size() > 1 && text[0] == '-' && text != "--"; };
+  if (extra) {
+    const auto option = std::find_if(unknown.begin(), unknown.end(), is_option);
+    if (option == unknown.end()) return sg::str("unexpected argument '", unknown.front(), "'");
     const bool has_config = last->get_option_no_throw("--set") != nullptr;
     return sg::str("unknown option '", *option, "'",
                    has_config ? " (a key of the config is changed with --set, as in --set layout.dp=2)" : "");
   }
-  if (error.get_name() == "ExtrasError") return sg::str("unexpected argument '", unknown.front(), "'");
+  if (is_option(unknown.front())) return sg::str("unknown option '", unknown.front(), "'");
   std::string known;
   for (const CLI::App* sub : last->get_subcommands([](const CLI::App*) { return true; }))
     known += (known.empty() ? "" : ", ") + sub->get_name();
