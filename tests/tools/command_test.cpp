@@ -4,19 +4,11 @@
 #include <sstream>
 
 #include "engine/tsan.hpp"
-#include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
-
-namespace {
-
-sg::testing::Outcome run_stepgraph(const std::string& arguments) {
-  return sg::testing::run_command(sg::testing::command_path() + " " + arguments);
-}
-
-}  // namespace
+using sg::testing::run_stepgraph;
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
   for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "bench train ",

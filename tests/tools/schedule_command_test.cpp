@@ -10,8 +10,7 @@
 
 #include "graphs/schedule_csv.hpp"
 #include "graphs/schedule_kinds.hpp"
-#include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -20,7 +19,7 @@ using Catch::Matchers::StartsWith;
 namespace {
 
 sg::testing::Outcome run_schedule(const std::string& arguments) {
-  return sg::testing::run_command(sg::testing::command_path() + " schedule " + arguments);
+  return sg::testing::run_stepgraph("schedule " + arguments);
 }
 
 }  // namespace
