@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph {
 

@@ -3,7 +3,7 @@
 #include "ops/cpu/activation.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/activation.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 
 namespace stepgraph {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 namespace stepgraph {
 

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "ops/cpu/attention.hpp"
-#include "ops/cuda/attention.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/attention/attention.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/heads.hpp"
 

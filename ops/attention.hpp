@@ -1,6 +1,6 @@
 #pragma once
 #include "ops/dropout.hpp"
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 namespace stepgraph {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/context.hpp"
-#include "ops/cuda/built.hpp"
+#include "engine/run/context.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/streams.hpp"
 
 namespace stepgraph {

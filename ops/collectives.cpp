@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/error.hpp"
-#include "engine/shards.hpp"
-#include "ops/streams.hpp"
+#include "engine/base/error.hpp"
+#include "engine/graph/shards.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {

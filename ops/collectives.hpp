@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 
 // One communication of a group, before it is cut into one part per member. `in` and `out` give each member's bytes, as
-// an Access, a Buffer or a list of accesses; what they mean and how shards are cut says engine/part.hpp. A member that
-// has no such side is not asked.
+// an Access, a Buffer or a list of accesses; what they mean and how shards are cut says engine/graph/part.hpp. A member
+// that has no such side is not asked.
 struct Collective {
   std::string name                    = {};  // also the message id
   Group group                         = {};

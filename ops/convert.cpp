@@ -1,14 +1,14 @@
 #include "ops/convert.hpp"
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "engine/half.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/half.hpp"
+#include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/streams.hpp"
-#include "ops/number.hpp"
-#include "ops/streams.hpp"
+#include "ops/tape/number.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {

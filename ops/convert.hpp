@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 

@@ -8,11 +8,11 @@
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/cross_entropy.hpp"
-#include "ops/op_checks.hpp"
-#include "ops/streams.hpp"
-#include "ops/tensor_parallel.hpp"
+#include "ops/tape/op_checks.hpp"
+#include "ops/tape/streams.hpp"
+#include "ops/tape/tensor_parallel.hpp"
 
 namespace stepgraph {
 namespace {

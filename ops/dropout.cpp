@@ -2,10 +2,10 @@
 
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/residual.hpp"
-#include "ops/cuda/built.hpp"
-#include "ops/cuda/device_drop.hpp"
+#include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/device_drop.hpp"
 #include "ops/dropout_mask.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {
 

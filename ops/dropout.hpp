@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 namespace stepgraph {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/counter_random.hpp"
 #include "ops/dropout.hpp"
-#include "ops/tape.hpp"
+#include "ops/tape/counter_random.hpp"
+#include "ops/tape/tape.hpp"
 
 // Which elements a dropout keeps: internal to ops/. An op makes a DropoutSite when it is applied to a tape, reads its
 // `step` and makes the step's mask in its kernel, forward and backward alike: masks are computed, never stored.

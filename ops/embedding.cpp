@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "ops/cpu/into.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/embedding.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {
 namespace {

@@ -5,11 +5,11 @@
 #include <cstring>
 #include <vector>
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "ops/cuda/built.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/hash.hpp"
-#include "ops/streams.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {

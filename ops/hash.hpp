@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 

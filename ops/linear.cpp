@@ -6,10 +6,10 @@
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
 #include "ops/cuda/activation.hpp"
-#include "ops/cuda/built.hpp"
 #include "ops/cuda/column_sum.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/gemm.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {
 namespace {

@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 namespace stepgraph {
 

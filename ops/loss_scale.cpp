@@ -1,10 +1,10 @@
 #include "ops/loss_scale.hpp"
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "ops/cuda/built.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/loss_scale.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {
 

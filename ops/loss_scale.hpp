@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 

@@ -1,6 +1,6 @@
 #include "ops/norm.hpp"
 
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/norm_parts.hpp"
 
 namespace stepgraph {

@@ -7,7 +7,7 @@
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/norm.hpp"
 #include "ops/cuda/norm.hpp"
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 // What ops that norm rows have in common: internal to ops/.
 namespace stepgraph {

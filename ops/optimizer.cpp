@@ -4,17 +4,17 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/exact_squares.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/optimizer.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/exact_squares.hpp"
 #include "ops/cuda/optimizer.hpp"
-#include "ops/op_checks.hpp"
-#include "ops/streams.hpp"
+#include "ops/tape/op_checks.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {

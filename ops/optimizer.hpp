@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 // What ends a step: the norm of all gradients, the factor that clips them, and the update of each weight. Nodes without
 // a lane: only their accesses order them.

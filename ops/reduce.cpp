@@ -1,8 +1,8 @@
 #include "ops/reduce.hpp"
 
-#include "engine/error.hpp"
-#include "engine/verify_regions.hpp"
-#include "ops/streams.hpp"
+#include "engine/base/error.hpp"
+#include "engine/verify/regions.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {

@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 // What a rank does by itself between the messages of a ring or a tree, as nodes. Accesses of a list are laid end to
 // end; both sides have as many bytes, and may be cut differently.
@@ -18,7 +18,7 @@ struct Copy {
 };
 Node copy(Graph& graph, const Copy& spec);
 
-// into = into op from, element by element, as engine/arithmetic.hpp has it; an average adds.
+// into = into op from, element by element, as engine/base/arithmetic.hpp has it; an average adds.
 struct ReduceInto {
   std::string name             = {};
   std::optional<LaneKind> lane = LaneKind::reduce;

@@ -1,6 +1,6 @@
 #include "ops/residual.hpp"
 
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/residual_parts.hpp"
 
 namespace stepgraph {

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "ops/dropout.hpp"
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 namespace stepgraph {
 

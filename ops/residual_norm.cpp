@@ -1,6 +1,6 @@
 #include "ops/residual_norm.hpp"
 
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/norm_parts.hpp"
 #include "ops/residual_parts.hpp"
 

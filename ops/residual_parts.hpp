@@ -5,11 +5,11 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
-#include "ops/cuda/built.hpp"
 #include "ops/cuda/column_sum.hpp"
-#include "ops/cuda/device_drop.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/device_drop.hpp"
 #include "ops/residual.hpp"
+#include "ops/tape/op_checks.hpp"
 
 // What `residual` and `residual_norm` have in common: internal to ops/.
 namespace stepgraph {

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "ops/cpu/rotary_embedding.hpp"
-#include "ops/cuda/built.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/rotary_embedding.hpp"
 #include "ops/heads.hpp"
 

@@ -1,9 +1,9 @@
 #include "ops/scaled_sum.hpp"
 
-#include "engine/context.hpp"
-#include "ops/cuda/built.hpp"
+#include "engine/run/context.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/cuda/streams.hpp"
-#include "ops/op_checks.hpp"
+#include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {
 

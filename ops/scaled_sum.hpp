@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 

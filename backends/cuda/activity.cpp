@@ -1,6 +1,6 @@
 #include "backends/cuda/activity.hpp"
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 #if __has_include(<cupti.h>)
 #include <cupti.h>

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "backends/cuda/queues.hpp"
-#include "engine/device.hpp"
+#include "engine/run/device.hpp"
 
 namespace stepgraph::cuda {
 

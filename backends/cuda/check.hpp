@@ -4,7 +4,7 @@
 #include <source_location>
 #include <string_view>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace stepgraph {
 

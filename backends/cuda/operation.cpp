@@ -7,7 +7,7 @@
 #include "backends/cuda/queues.hpp"
 #include "backends/cuda/reduce.hpp"
 #include "backends/cursor.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace stepgraph::cuda {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph::cuda {
 

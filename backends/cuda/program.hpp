@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "backends/cuda/queues.hpp"
-#include "engine/device.hpp"
-#include "engine/streams.hpp"
+#include "engine/run/device.hpp"
+#include "engine/run/streams.hpp"
 
 namespace stepgraph::cuda {
 

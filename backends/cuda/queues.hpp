@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/device.hpp"
-#include "engine/types.hpp"
+#include "engine/base/types.hpp"
+#include "engine/run/device.hpp"
 
 // The streams of a world's ranks, and what libraries need to work on them: internal to backends/cuda/.
 namespace stepgraph::cuda {

@@ -2,7 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backends/cursor.hpp"
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 
 // Walking and copying the bytes of stretches: pieces laid end to end, each a range or rows of one.
 namespace stepgraph::loopback {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backends/loopback/bytes.hpp"
-#include "engine/arithmetic.hpp"
+#include "engine/base/arithmetic.hpp"
 
 namespace stepgraph::loopback {
 namespace {

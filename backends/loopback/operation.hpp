@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/context.hpp"
-#include "engine/world.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph::loopback {
 

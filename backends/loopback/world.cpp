@@ -1,7 +1,7 @@
 #include "backends/loopback/world.hpp"
 
 #include "backends/loopback/operation.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace stepgraph {
 

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "ops/cpu/elementary.hpp"
-#include "ops/number.hpp"
+#include "ops/tape/number.hpp"
 
 // Each function and its derivative, for one element.
 namespace stepgraph::cpu {

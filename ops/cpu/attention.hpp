@@ -4,7 +4,7 @@
 
 #include "ops/attention_shape.hpp"
 #include "ops/dropout_mask.hpp"
-#include "ops/tensor.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Causal attention on the CPU, in tiles of queries and keys: scores exist for one tile of each at a time (T. Dao,
 // "FlashAttention-2"). Forward has a running maximum and sum for each query; backward computes the probabilities again

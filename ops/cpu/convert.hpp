@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "engine/context.hpp"
+#include "engine/run/context.hpp"
 
 namespace stepgraph::cpu {
 

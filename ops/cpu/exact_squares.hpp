@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/context.hpp"
-#include "ops/number.hpp"
+#include "engine/run/context.hpp"
+#include "ops/tape/number.hpp"
 
 // Sums of squares without rounding: elements are added as integers, so that the sum has the same bits in whatever order
 // and on however many ranks it is made.

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ops/tensor.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Matrix products, tile by tile, on one core each; internal to ops/. The bits of a result depend on its sizes and on
 // how its operands lie, and on nothing else: neither on who computes which tile nor on where in memory anything is.

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "engine/context.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/context.hpp"
+#include "ops/tape/tensor.hpp"
 
 namespace stepgraph::cpu {
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "ops/tensor.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Layer norm and RMS norm over rows of `width` elements, on the CPU: each row less its center, times its scale. Sums
 // are in a fixed order, their last steps in f64.

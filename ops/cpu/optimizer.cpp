@@ -9,7 +9,7 @@
 #include "ops/cpu/adamw_neon.hpp"
 #endif
 
-#include "ops/number.hpp"
+#include "ops/tape/number.hpp"
 
 namespace stepgraph::cpu {
 namespace {

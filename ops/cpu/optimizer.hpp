@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/context.hpp"
-#include "engine/half.hpp"
+#include "engine/base/half.hpp"
+#include "engine/run/context.hpp"
 
 // Updates of weights, element by element. What changes from step to step comes in as doubles and is rounded to the
 // weight's type once. Gradients are of that type too, or of two bytes beside a weight of f32; so are values.

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "ops/dropout_mask.hpp"
-#include "ops/tensor.hpp"
+#include "ops/tape/tensor.hpp"
 
 // What is done to a residual stream element by element, on the CPU.
 namespace stepgraph::cpu {

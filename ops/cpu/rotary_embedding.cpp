@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/number.hpp"
+#include "ops/tape/number.hpp"
 
 namespace stepgraph::cpu {
 

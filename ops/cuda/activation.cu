@@ -2,7 +2,7 @@
 
 #include <numbers>
 
-#include "ops/cuda/map.cuh"
+#include "ops/cuda/common/map.cuh"
 
 namespace stepgraph::cuda {
 namespace {

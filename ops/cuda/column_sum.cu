@@ -1,7 +1,7 @@
 #include "ops/cuda/column_sum.hpp"
 
 #include "ops/cuda/column_sum.cuh"
-#include "ops/cuda/drop.cuh"
+#include "ops/cuda/common/drop.cuh"
 
 namespace stepgraph::cuda {
 namespace {

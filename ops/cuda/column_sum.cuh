@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <array>
 
-#include "ops/cuda/pack.cuh"
-#include "ops/cuda/workspace.cuh"
+#include "ops/cuda/common/pack.cuh"
+#include "ops/cuda/common/workspace.cuh"
 
 // Sums over rows in two steps: blocks of rows, each by a block of threads; then those, by the block that is done last.
 // Internal to ops/cuda/.

@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Softmax and its cross entropy on a device, a block of threads for each row. Exponentials are taken in the wide type,
 // and for float and double summed in double. A target outside of the vocabulary cannot fail the step here: it makes the

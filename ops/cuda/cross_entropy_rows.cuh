@@ -1,8 +1,8 @@
 #pragma once
 #include <type_traits>
 
+#include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/cross_entropy.hpp"
-#include "ops/cuda/pack.cuh"
 
 // Rows of logits, each with a block of threads, and what is made of them: internal to ops/cuda/.
 namespace stepgraph::cuda {

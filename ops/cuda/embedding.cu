@@ -1,6 +1,6 @@
 #include "ops/cuda/embedding.hpp"
 
-#include "ops/cuda/map.cuh"
+#include "ops/cuda/common/map.cuh"
 
 namespace stepgraph::cuda {
 namespace {

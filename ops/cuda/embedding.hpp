@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Tables of rows on a device. Elements are float, double, bf16 or f16.
 namespace stepgraph::cuda {

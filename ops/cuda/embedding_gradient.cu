@@ -1,6 +1,6 @@
+#include "ops/cuda/common/pack.cuh"
+#include "ops/cuda/common/workspace.cuh"
 #include "ops/cuda/embedding.hpp"
-#include "ops/cuda/pack.cuh"
-#include "ops/cuda/workspace.cuh"
 
 // Tokens are brought together by row without a sort: rows are counted, get a place in a list in any order, and their
 // tokens come into it in any order too; what decides the bits is only how each row's own tokens are ordered then. That

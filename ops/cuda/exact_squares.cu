@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "ops/cpu/exact_squares.hpp"
-#include "ops/cuda/pack.cuh"
-#include "ops/cuda/strided.cuh"
+#include "ops/cuda/common/pack.cuh"
+#include "ops/cuda/common/strided.cuh"
 
 namespace stepgraph::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/context.hpp"
-#include "engine/device.hpp"
-#include "ops/number.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/number.hpp"
 
 // The sums of ops/cpu/exact_squares.hpp on a device: the same limbs, bit for bit.
 namespace stepgraph::cuda {

@@ -5,8 +5,8 @@
 #include <span>
 #include <type_traits>
 
+#include "ops/cuda/common/launch.cuh"
 #include "ops/cuda/gemm_choice.cuh"
-#include "ops/cuda/launch.cuh"
 
 namespace stepgraph::cuda {
 namespace {

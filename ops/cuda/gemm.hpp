@@ -1,8 +1,8 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Matrix products on a device, by cuBLASLt. All matrices lie row by row without gaps.
 //

@@ -8,8 +8,8 @@
 #include <span>
 #include <string_view>
 
-#include "engine/device.hpp"
-#include "ops/cuda/launch.cuh"
+#include "engine/run/device.hpp"
+#include "ops/cuda/common/launch.cuh"
 
 // Which of cuBLASLt's algorithms computes a product: internal to ops/cuda/.
 //

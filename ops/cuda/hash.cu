@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/common/launch.cuh"
 
 namespace stepgraph::cuda {
 namespace {

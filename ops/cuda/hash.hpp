@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/device.hpp"
+#include "engine/run/device.hpp"
 
 namespace stepgraph::cuda {
 

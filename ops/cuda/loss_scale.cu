@@ -1,6 +1,6 @@
 #include "ops/cuda/loss_scale.hpp"
 
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/common/launch.cuh"
 
 namespace stepgraph::cuda {
 namespace {

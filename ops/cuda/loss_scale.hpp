@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
+#include "engine/run/device.hpp"
 
 namespace stepgraph::cuda {
 

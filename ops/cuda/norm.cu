@@ -1,6 +1,6 @@
 #include "ops/cuda/norm.hpp"
 
-#include "ops/cuda/drop.cuh"
+#include "ops/cuda/common/drop.cuh"
 #include "ops/cuda/norm_rows.cuh"
 
 namespace stepgraph::cuda {

@@ -1,9 +1,9 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
+#include "engine/run/device.hpp"
 #include "ops/cuda/residual.hpp"
-#include "ops/tensor.hpp"
+#include "ops/tape/tensor.hpp"
 
 // Layer norm and RMS norm over rows of `width` elements, on a device, as ops/cpu/norm.hpp has them. Elements are float,
 // double, bf16 or f16; weight and bias are of their type, or wide.

@@ -1,7 +1,7 @@
 #pragma once
 #include <type_traits>
 
-#include "ops/cuda/pack.cuh"
+#include "ops/cuda/common/pack.cuh"
 
 // How rows are divided among threads: internal to ops/cuda/.
 namespace stepgraph::cuda {

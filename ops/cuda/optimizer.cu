@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/cuda/pack.cuh"
-#include "ops/cuda/strided.cuh"
+#include "ops/cuda/common/pack.cuh"
+#include "ops/cuda/common/strided.cuh"
 
 namespace stepgraph::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/device.hpp"
+#include "engine/run/device.hpp"
 #include "ops/cpu/optimizer.hpp"
 
 // Updates of weights on a device, by the operations of ops/cpu/optimizer.cpp in their order. What changes from step to

@@ -1,7 +1,7 @@
 #include "ops/cuda/residual.hpp"
 
-#include "ops/cuda/drop.cuh"
-#include "ops/cuda/map.cuh"
+#include "ops/cuda/common/drop.cuh"
+#include "ops/cuda/common/map.cuh"
 
 namespace stepgraph::cuda {
 namespace {

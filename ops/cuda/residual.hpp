@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "engine/device.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/tensor.hpp"
 
 // What is done to a residual stream element by element, on a device. Elements are float, double, bf16 or f16.
 namespace stepgraph::cuda {

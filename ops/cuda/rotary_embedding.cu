@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/cuda/map.cuh"
-#include "ops/cuda/workspace.cuh"
+#include "ops/cuda/common/map.cuh"
+#include "ops/cuda/common/workspace.cuh"
 
 namespace stepgraph::cuda {
 namespace {

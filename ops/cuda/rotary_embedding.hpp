@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/device.hpp"
-#include "ops/tensor.hpp"
+#include "engine/run/device.hpp"
+#include "ops/tape/tensor.hpp"
 
 namespace stepgraph::cuda {
 

@@ -3,8 +3,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "ops/cuda/map.cuh"
-#include "ops/cuda/view.cuh"
+#include "ops/cuda/common/map.cuh"
+#include "ops/cuda/common/view.cuh"
 
 namespace stepgraph::cuda {
 namespace {

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/context.hpp"
-#include "engine/device.hpp"
-#include "engine/part.hpp"
-#include "engine/types.hpp"
+#include "engine/base/types.hpp"
+#include "engine/graph/part.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/device.hpp"
 
 // What is done to bytes on a device, whatever they are.
 namespace stepgraph::cuda {
@@ -23,7 +23,7 @@ struct Stretch {
 // to = from, `size_bytes` of both; either may be pinned memory of the host.
 void copy(const DeviceQueue& queue, const Stretch& to, const Stretch& from, std::int64_t size_bytes);
 
-// As engine/arithmetic.hpp has them, with its bits; but elements are where elements of their type may be.
+// As engine/base/arithmetic.hpp has them, with its bits; but elements are where elements of their type may be.
 void reduce_into(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  DType type, Reduction reduction);
 void divide(const DeviceQueue& queue, const Stretch& values, std::int64_t size_bytes, DType type, std::int64_t count);

@@ -4,11 +4,11 @@
 #include <cstring>
 
 #include "backends/loopback/world.hpp"
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "tests/support/hub_world.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "tests/support/conformance/world_conformance_check.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/world_conformance_check.hpp"
+#include "tests/support/worlds/hub_world.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

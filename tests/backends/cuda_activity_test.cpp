@@ -8,8 +8,8 @@
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/activity.hpp"
 #include "backends/cuda/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
 

@@ -3,7 +3,7 @@
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/devices.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

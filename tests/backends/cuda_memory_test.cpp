@@ -2,8 +2,8 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
 #include "ops/clear.hpp"
 #include "tests/support/device_case.hpp"
 

@@ -9,10 +9,10 @@
 
 #include <algorithm>
 
-#include "engine/context.hpp"
-#include "engine/device.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/device.hpp"
+#include "engine/run/executor.hpp"
 #include "tests/support/device_case.hpp"
 
 namespace sg = stepgraph;

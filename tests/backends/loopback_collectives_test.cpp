@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "tests/support/random_graph.hpp"
 #include "tests/support/scale.hpp"
 

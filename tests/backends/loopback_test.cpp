@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "backends/loopback/world.hpp"
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/collectives.hpp"
 
 namespace sg = stepgraph;

@@ -2,9 +2,9 @@
 #include <cstdio>
 #include <sstream>
 
-#include "engine/dot.hpp"
-#include "engine/graph.hpp"
-#include "engine/verify.hpp"
+#include "engine/draw/dot.hpp"
+#include "engine/graph/graph.hpp"
+#include "engine/verify/verify.hpp"
 
 int main() {
   stepgraph::Graph graph(1);

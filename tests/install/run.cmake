@@ -32,7 +32,7 @@ endfunction()
 
 run("cmake --install" ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/prefix --config "${CONFIG}")
 file(RENAME ${work}/prefix ${work}/moved)  # nothing may depend on where it was installed first
-foreach(file bin/stepgraph share/doc/stepgraph/LICENSE include/stepgraph/engine/graph.hpp)
+foreach(file bin/stepgraph share/doc/stepgraph/LICENSE include/stepgraph/engine/graph/graph.hpp)
   if(NOT EXISTS ${work}/moved/${file})
     message(FATAL_ERROR "install: ${file} is not installed")
   endif()

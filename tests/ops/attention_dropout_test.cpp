@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/verify.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/attention.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/reduce.hpp"

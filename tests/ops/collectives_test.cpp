@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

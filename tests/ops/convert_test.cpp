@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/half.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/half.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/collectives.hpp"
 #include "tests/support/elements.hpp"
 

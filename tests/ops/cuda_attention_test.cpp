@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ops/attention.hpp"
-#include "ops/cuda/built.hpp"
-#include "ops/cuda/dnn_attention.hpp"
+#include "ops/cuda/attention/dnn_attention.hpp"
+#include "ops/cuda/common/built.hpp"
 #include "ops/residual.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/op_case.hpp"

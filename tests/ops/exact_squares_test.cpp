@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/optimizer.hpp"
 
 namespace sg = stepgraph;

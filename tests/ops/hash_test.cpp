@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

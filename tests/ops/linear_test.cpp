@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
+#include "engine/run/executor.hpp"
 #include "ops/activation.hpp"
 #include "ops/reduce.hpp"
 #include "tests/support/elements.hpp"

@@ -4,10 +4,10 @@
 #include <numeric>
 
 #include "backends/loopback/world.hpp"
-#include "engine/edges.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/graph/edges.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 
 namespace sg = stepgraph;
 

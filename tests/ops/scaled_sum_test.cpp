@@ -6,9 +6,9 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/clear.hpp"
 
 namespace sg = stepgraph;

@@ -1,4 +1,4 @@
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

@@ -1,4 +1,4 @@
-#include "ops/tensor_parallel.hpp"
+#include "ops/tape/tensor_parallel.hpp"
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/verify.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"

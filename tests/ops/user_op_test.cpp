@@ -5,7 +5,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "ops/linear.hpp"
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 #include "tests/support/op_case.hpp"
 
 namespace sg = stepgraph;

@@ -46,7 +46,7 @@ foreach(package TBB Taskflow Catch2 CLI11 nlohmann_json)
     message(FATAL_ERROR "${package} is not the prefix's: ${found}")
   endif()
 endforeach()
-execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target engine/CMakeFiles/stepgraph_engine.dir/executor.cpp.o
-                        engine/CMakeFiles/stepgraph_engine.dir/arena.cpp.o
+execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target engine/CMakeFiles/stepgraph_engine.dir/run/executor.cpp.o
+                        engine/CMakeFiles/stepgraph_engine.dir/run/arena.cpp.o
                 COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
 file(RENAME ${prefix}-moved ${prefix})  # so that the next run is quick

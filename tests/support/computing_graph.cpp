@@ -3,8 +3,8 @@
 #include <cstring>
 #include <set>
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
 #include "ops/collectives.hpp"
 #include "tests/support/random_graph.hpp"
 

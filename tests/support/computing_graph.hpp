@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "engine/graph.hpp"
-#include "engine/memory.hpp"
-#include "engine/world.hpp"
+#include "engine/graph/graph.hpp"
+#include "engine/run/memory.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph::testing {
 

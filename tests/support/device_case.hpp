@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 #include "tests/support/op_case.hpp"
 
 // Ops on a device beside the same ops on the CPU. Tests are skipped, with a reason, where there is no device.

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/part.hpp"
-#include "engine/types.hpp"
+#include "engine/base/types.hpp"
+#include "engine/graph/part.hpp"
 
 // Elements of every type, one at a time and as doubles: slow, plain, and written apart from the library's own
 // conversions and kernels, which are checked against it.

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/half.hpp"
+#include "engine/base/half.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::decode;

@@ -1,7 +1,7 @@
 #pragma once
 #include <array>
 
-#include "engine/part.hpp"
+#include "engine/graph/part.hpp"
 
 // All of them, for tests that go through everything.
 namespace stepgraph::testing {

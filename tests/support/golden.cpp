@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/loopback/world.hpp"
-#include "graphs/checkpoint.hpp"
-#include "graphs/huggingface.hpp"
-#include "graphs/token_data.hpp"
+#include "graphs/files/token_data.hpp"
+#include "graphs/models/checkpoint.hpp"
+#include "graphs/models/huggingface.hpp"
 #include "tests/support/paths.hpp"
 
 namespace stepgraph::testing {

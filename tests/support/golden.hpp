@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "graphs/model.hpp"
-#include "graphs/plan.hpp"
-#include "graphs/trainer.hpp"
+#include "graphs/models/model.hpp"
+#include "graphs/plan/plan.hpp"
+#include "graphs/train/trainer.hpp"
 
 namespace stepgraph::testing {
 

@@ -12,9 +12,9 @@
 #include "backends/cuda/world.hpp"
 #endif
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/verify.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/reduce.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/elements.hpp"

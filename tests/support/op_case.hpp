@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/tape.hpp"
+#include "ops/tape/tape.hpp"
 
 // One op, or a few, on a tape of their own: run, differentiated and checked. Numbers are doubles here, whatever the
 // tape's type; those a case starts from can be told exactly in f32.

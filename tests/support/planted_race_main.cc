@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "backends/loopback/world.hpp"
-#include "engine/executor.hpp"
+#include "engine/run/executor.hpp"
 
 namespace sg = stepgraph;
 

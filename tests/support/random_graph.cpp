@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tests/support/random_memory.hpp"
 
 namespace stepgraph::testing {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/edges.hpp"
-#include "engine/graph.hpp"
+#include "engine/graph/edges.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph::testing {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tests/support/enumerators.hpp"
 #include "tests/support/random_graph.hpp"
 

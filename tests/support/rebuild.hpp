@@ -1,7 +1,7 @@
 #pragma once
 #include <functional>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 namespace stepgraph::testing {
 

@@ -2,10 +2,10 @@
 #include <random>
 #include <vector>
 
-#include "engine/timeline.hpp"
-#include "graphs/schedule.hpp"
-#include "graphs/schedule_graph.hpp"
-#include "graphs/schedule_kinds.hpp"
+#include "engine/graph/timeline.hpp"
+#include "graphs/schedule/graph.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/schedule/schedule.hpp"
 
 namespace stepgraph::testing {
 

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "graphs/gpt2.hpp"
-#include "graphs/llama.hpp"
-#include "graphs/plan.hpp"
-#include "graphs/trainer.hpp"
+#include "graphs/models/gpt2.hpp"
+#include "graphs/models/llama.hpp"
+#include "graphs/plan/plan.hpp"
+#include "graphs/train/trainer.hpp"
 
 // Small models, trained for a few steps on tokens of no meaning but with something to learn.
 namespace stepgraph::testing {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "engine/context.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
 
 namespace stepgraph::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 #include "tests/support/elements.hpp"
 
 namespace stepgraph::testing {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "engine/tsan.hpp"
+#include "engine/run/tsan.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

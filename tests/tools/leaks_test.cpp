@@ -2,8 +2,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "engine/error.hpp"
-#include "graphs/calibration.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

@@ -3,7 +3,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <regex>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

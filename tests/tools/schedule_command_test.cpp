@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "graphs/schedule_csv.hpp"
-#include "graphs/schedule_kinds.hpp"
+#include "graphs/schedule/csv.hpp"
+#include "graphs/schedule/kinds.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "engine/error.hpp"
-#include "graphs/calibration.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;

@@ -5,8 +5,8 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <filesystem>
 
-#include "engine/error.hpp"
-#include "graphs/files.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/files/files.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
 

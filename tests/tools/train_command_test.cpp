@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "graphs/safetensors.hpp"
+#include "graphs/files/safetensors.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/pseudo_terminal.hpp"

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
-#include "engine/context.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/quantile.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/optimizer.hpp"
 #include "tools/bench/training.hpp"
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <sstream>
 
-#include "engine/error.hpp"
-#include "engine/quantile.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
 #include "tools/bench/idle.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph.hpp"
+#include "engine/graph/graph.hpp"
 
 // The collectives that `stepgraph bench collectives` times: how each is added to a graph, and what it leaves.
 namespace stepgraph::bench {

@@ -13,12 +13,12 @@
 #include <thread>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/machine.hpp"
-#include "engine/quantile.hpp"
-#include "engine/verify.hpp"
-#include "graphs/collective_algorithms.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/simulate/machine.hpp"
+#include "engine/verify/verify.hpp"
+#include "graphs/collectives/algorithms.hpp"
 #include "tools/bench/collective_cases.hpp"
 
 namespace stepgraph::bench {

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <vector>
 
-#include "engine/error.hpp"
-#include "engine/quantile.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
 #include "tools/bench/copy_run.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/worlds.hpp"

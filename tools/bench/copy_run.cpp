@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include "engine/analysis.hpp"
-#include "engine/error.hpp"
-#include "engine/half.hpp"
-#include "engine/quantile.hpp"
-#include "engine/trace.hpp"
-#include "engine/verify.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/half.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/look/analysis.hpp"
+#include "engine/look/trace.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/linear.hpp"
 #include "ops/reduce.hpp"
 

@@ -3,10 +3,10 @@
 #include <optional>
 #include <string>
 
-#include "engine/executor.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/timeline.hpp"
-#include "engine/world.hpp"
+#include "engine/graph/timeline.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph::bench {
 

@@ -16,17 +16,17 @@
 #include <thread>
 
 #include "backends/loopback/world.hpp"
-#include "engine/edges.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/machine.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/quantile.hpp"
-#include "engine/recorder.hpp"
-#include "engine/simulate.hpp"
-#include "engine/verify.hpp"
-#include "graphs/shapes.hpp"
-#include "graphs/sharded_step.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/graph/edges.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/run/recorder.hpp"
+#include "engine/simulate/machine.hpp"
+#include "engine/simulate/simulate.hpp"
+#include "engine/verify/verify.hpp"
+#include "tools/bench/shapes.hpp"
+#include "tools/examples/sharded_step.hpp"
 
 namespace stepgraph::bench {
 namespace {

@@ -8,9 +8,9 @@
 #include <sstream>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/quantile.hpp"
-#include "graphs/prediction.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "graphs/predict/prediction.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
 

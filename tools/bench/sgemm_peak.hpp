@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/types.hpp"
+#include "engine/base/types.hpp"
 
 namespace stepgraph::bench {
 

@@ -13,10 +13,10 @@
 #include <numeric>
 #include <sstream>
 
-#include "engine/error.hpp"
-#include "engine/op_times.hpp"
-#include "engine/quantile.hpp"
-#include "engine/recorder.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/look/op_times.hpp"
+#include "engine/run/recorder.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"

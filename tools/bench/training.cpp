@@ -6,8 +6,8 @@
 #include <cmath>
 #include <system_error>
 
-#include "engine/error.hpp"
-#include "graphs/token_data.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/files/token_data.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {

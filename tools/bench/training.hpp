@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/world.hpp"
-#include "graphs/gpt2.hpp"
-#include "graphs/trainer.hpp"
+#include "engine/run/world.hpp"
+#include "graphs/models/gpt2.hpp"
+#include "graphs/train/trainer.hpp"
 
 // Training steps of known models in known layouts, for benchmarks.
 namespace stepgraph::bench {

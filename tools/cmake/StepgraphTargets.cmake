@@ -93,7 +93,7 @@ function(stepgraph_use_march target)
 endfunction()
 
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that
-# include them are compiled without it; what they order is annotated along the graph's edges instead (engine/tsan.hpp),
+# include them are compiled without it; what they order is annotated along the graph's edges instead (engine/run/tsan.hpp),
 # so a race between node bodies is still reported and no suppression is needed. So are files that work for one thread on
 # what is its own. They go last in a library: of equal inline functions a linker keeps the first, and that should see all.
 function(stepgraph_hide_from_tsan)

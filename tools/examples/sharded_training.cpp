@@ -1,5 +1,5 @@
 // Trains a small network on 8 ranks in one process, its weights cut over all of them, from a graph written by hand
-// (graphs/sharded_step.cpp): verified, drawn, then run a few hundred times. What `tools/demo` runs.
+// (tools/examples/sharded_step.cpp): verified, drawn, then run a few hundred times. What `tools/demo` runs.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,18 +11,18 @@
 #include <string>
 
 #include "backends/loopback/world.hpp"
-#include "engine/dot.hpp"
-#include "engine/edges.hpp"
-#include "engine/error.hpp"
-#include "engine/executor.hpp"
-#include "engine/machine.hpp"
-#include "engine/memory_plan.hpp"
-#include "engine/recorder.hpp"
-#include "engine/simulate.hpp"
-#include "engine/summary.hpp"
-#include "engine/trace.hpp"
-#include "engine/verify.hpp"
-#include "graphs/sharded_step.hpp"
+#include "engine/base/error.hpp"
+#include "engine/draw/dot.hpp"
+#include "engine/graph/edges.hpp"
+#include "engine/look/summary.hpp"
+#include "engine/look/trace.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/run/recorder.hpp"
+#include "engine/simulate/machine.hpp"
+#include "engine/simulate/simulate.hpp"
+#include "engine/verify/verify.hpp"
+#include "tools/examples/sharded_step.hpp"
 
 namespace sg = stepgraph;
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "engine/error.hpp"
-#include "graphs/calibration.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "tools/bench/adam.hpp"
 #include "tools/bench/capture.hpp"
 #include "tools/bench/collectives.hpp"

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <memory>
 
-#include "engine/error.hpp"
-#include "graphs/trainer.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
 #include "tools/stepgraph/output.hpp"

@@ -5,8 +5,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "engine/error.hpp"
-#include "graphs/trainer.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
 #include "tools/stepgraph/output.hpp"

@@ -1,9 +1,9 @@
 #include <iostream>
 #include <memory>
 
-#include "engine/dot.hpp"
-#include "engine/error.hpp"
-#include "graphs/training_step.hpp"
+#include "engine/base/error.hpp"
+#include "engine/draw/dot.hpp"
+#include "graphs/step/training_step.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"

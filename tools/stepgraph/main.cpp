@@ -4,7 +4,7 @@
 #include <iostream>
 #include <new>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 

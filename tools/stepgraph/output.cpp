@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <iostream>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace stepgraph::cli {
 namespace {

@@ -1,8 +1,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "engine/error.hpp"
-#include "graphs/memory_limit.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/step/memory_limit.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"

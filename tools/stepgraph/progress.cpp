@@ -10,7 +10,7 @@
 #include <iostream>
 #include <vector>
 
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::cli {

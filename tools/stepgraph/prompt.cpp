@@ -1,7 +1,7 @@
 #include "tools/stepgraph/prompt.hpp"
 
-#include "engine/error.hpp"
-#include "engine/words.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/words.hpp"
 
 namespace stepgraph::cli {
 namespace {

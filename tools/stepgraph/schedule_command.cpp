@@ -11,12 +11,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "engine/error.hpp"
-#include "graphs/schedule_csv.hpp"
-#include "graphs/schedule_drawing.hpp"
-#include "graphs/schedule_kinds.hpp"
-#include "graphs/schedule_simulation.hpp"
-#include "graphs/schedule_validate.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/schedule/csv.hpp"
+#include "graphs/schedule/drawing.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/schedule/simulation.hpp"
+#include "graphs/schedule/validate.hpp"
 #include "tools/stepgraph/commands.hpp"
 
 namespace stepgraph::cli {

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "engine/error.hpp"
-#include "graphs/huggingface.hpp"
-#include "graphs/trainer.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/models/huggingface.hpp"
+#include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
 #include "tools/stepgraph/output.hpp"
 

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/streams.hpp"
-#include "graphs/checkpoint.hpp"
-#include "graphs/config.hpp"
-#include "graphs/step_run.hpp"
-#include "graphs/token_data.hpp"
+#include "engine/run/streams.hpp"
+#include "graphs/config/config.hpp"
+#include "graphs/files/token_data.hpp"
+#include "graphs/models/checkpoint.hpp"
+#include "graphs/train/step_run.hpp"
 
 // What commands on a config have in common.
 namespace stepgraph::cli {

@@ -8,11 +8,11 @@
 #include <sstream>
 
 #include "backends/loopback/world.hpp"
-#include "engine/analysis.hpp"
-#include "engine/error.hpp"
-#include "engine/op_times.hpp"
-#include "engine/trace.hpp"
-#include "graphs/prediction.hpp"
+#include "engine/base/error.hpp"
+#include "engine/look/analysis.hpp"
+#include "engine/look/op_times.hpp"
+#include "engine/look/trace.hpp"
+#include "graphs/predict/prediction.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"

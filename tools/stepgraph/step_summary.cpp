@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "engine/analysis.hpp"
-#include "engine/error.hpp"
-#include "graphs/prediction.hpp"
+#include "engine/base/error.hpp"
+#include "engine/look/analysis.hpp"
+#include "graphs/predict/prediction.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::cli {

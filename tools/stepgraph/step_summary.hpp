@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/timeline.hpp"
-#include "graphs/step_run.hpp"
+#include "engine/graph/timeline.hpp"
+#include "graphs/train/step_run.hpp"
 
 namespace stepgraph::cli {
 

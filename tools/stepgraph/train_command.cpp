@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <memory>
 
-#include "engine/error.hpp"
-#include "engine/trace.hpp"
-#include "graphs/broadcast_weights.hpp"
-#include "graphs/shard_report.hpp"
-#include "graphs/trainer.hpp"
+#include "engine/base/error.hpp"
+#include "engine/look/trace.hpp"
+#include "graphs/step/shard_report.hpp"
+#include "graphs/train/broadcast_weights.hpp"
+#include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
 #include "tools/stepgraph/output.hpp"

@@ -3,10 +3,10 @@
 #include <optional>
 
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
-#include "engine/streams.hpp"
-#include "engine/verify.hpp"
-#include "graphs/training_step.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/streams.hpp"
+#include "engine/verify/verify.hpp"
+#include "graphs/step/training_step.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"

@@ -4,7 +4,7 @@
 #include "backends/cuda/world.hpp"
 #endif
 #include "backends/loopback/world.hpp"
-#include "engine/error.hpp"
+#include "engine/base/error.hpp"
 
 namespace stepgraph::cli {
 

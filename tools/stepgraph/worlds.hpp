@@ -2,7 +2,7 @@
 #include <memory>
 #include <string_view>
 
-#include "engine/world.hpp"
+#include "engine/run/world.hpp"
 
 namespace stepgraph::cli {
 

@@ -1,0 +1,64 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string_view>
+#include <type_traits>
+
+namespace stepgraph {
+
+// One process's worth of work: a device and its lanes. Ranks are numbered from 0.
+enum class Rank : int {};
+[[nodiscard]] constexpr int index(Rank rank) noexcept { return static_cast<int>(rank); }
+inline std::ostream& operator<<(std::ostream& out, Rank rank) { return out << index(rank); }
+
+// Element types of buffers.
+enum class DType : std::uint8_t { u8, i32, i64, f16, bf16, f32, f64 };
+[[nodiscard]] std::size_t size_bytes(DType type) noexcept;
+[[nodiscard]] std::string_view to_string(DType type) noexcept;
+inline std::ostream& operator<<(std::ostream& out, DType type) { return out << to_string(type); }
+
+class bf16;  // engine/base/half.hpp
+class f16;
+
+// The element type that a C++ type reads as; none for bytes, which read as anything, and for types of the caller's own.
+template <class T>
+[[nodiscard]] constexpr std::optional<DType> dtype_of() noexcept {
+  if constexpr (std::is_same_v<T, float>) return DType::f32;
+  if constexpr (std::is_same_v<T, double>) return DType::f64;
+  if constexpr (std::is_same_v<T, bf16>) return DType::bf16;
+  if constexpr (std::is_same_v<T, f16>) return DType::f16;
+  if constexpr (std::is_same_v<T, std::int32_t>) return DType::i32;
+  if constexpr (std::is_same_v<T, std::int64_t>) return DType::i64;
+  return std::nullopt;
+}
+
+// Where a buffer's bytes live.
+enum class Space : std::uint8_t { device, pinned, disk };
+[[nodiscard]] std::string_view to_string(Space space) noexcept;
+
+// A persistent buffer keeps its bytes from one run of the graph to the next; a step buffer does not.
+enum class Lifetime : std::uint8_t { step, persistent };
+[[nodiscard]] std::string_view to_string(Lifetime lifetime) noexcept;
+
+// The ordered queues a rank has. On CUDA each is a stream. Which of them block a thread is the world's business.
+enum class LaneKind : std::uint8_t { compute, tp, gather, reduce, pp_send, pp_recv, h2d, d2h, disk, host };
+inline constexpr std::size_t num_lane_kinds = 10;
+[[nodiscard]] std::string_view to_string(LaneKind kind) noexcept;
+inline std::ostream& operator<<(std::ostream& out, LaneKind kind) { return out << to_string(kind); }
+
+// One queue of one rank: its nodes run in the order they were added.
+struct Lane {
+  Rank rank{};
+  LaneKind kind                                    = LaneKind::compute;
+  friend bool operator==(const Lane&, const Lane&) = default;
+};
+
+// What a node does to a resource; colours in drawings, rates in the simulator.
+enum class NodeKind : std::uint8_t { compute, communicate, copy, host };
+[[nodiscard]] std::string_view to_string(NodeKind kind) noexcept;
+inline std::ostream& operator<<(std::ostream& out, NodeKind kind) { return out << to_string(kind); }
+
+}  // namespace stepgraph

@@ -1,0 +1,84 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/draw/dot.hpp"
+
+// What a drawing shows: boxes that stand for nodes, and links between them. Internal to engine/.
+namespace stepgraph::drawing {
+
+// What a colour stands for: the kind of a node, and which communication it is.
+enum class Shade : std::uint8_t {
+  compute,
+  host,
+  copy,
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  reduce,
+  broadcast,
+  scatter,
+  gather,
+  all_to_all,
+  permute,
+  barrier,
+  send,
+  recv,
+  communicate,  // declared so, but not a part
+};
+inline constexpr std::size_t num_shades = 16;
+[[nodiscard]] std::string_view to_string(Shade shade) noexcept;
+
+struct Box {
+  int cluster                                  = 0;   // into Drawing::clusters
+  int lane                                     = -1;  // LaneKind, or -1
+  std::uint32_t level                          = 0;   // the earliest of its nodes, in unit steps from the start
+  std::uint32_t first_node                     = 0;
+  std::uint32_t num_nodes                      = 0;
+  std::array<std::uint32_t, num_shades> shades = {};  // how many nodes of each
+  double bytes = 0, flops = 0;
+  std::vector<std::string> title = {};  // lines
+  std::vector<std::string> facts = {};  // lines in smaller print
+  std::string tooltip            = {};
+  [[nodiscard]] bool only_parts() const noexcept;
+};
+
+enum class LinkKind : std::uint8_t {
+  data,   // an edge between conflicting accesses
+  lane,   // an edge that is only a lane's order
+  loop,   // an edge into the next run
+  match,  // parts of one communication
+  reuse,  // an edge that a memory plan added
+};
+
+inline constexpr std::size_t num_link_kinds = 5;
+
+// Edges between two boxes, `count` of them.
+struct Link {
+  std::uint32_t from = 0, to = 0;
+  LinkKind kind       = LinkKind::data;
+  Shade shade         = Shade::compute;  // match: which communication
+  std::uint32_t count = 0;
+  bool both           = false;  // some lead back from `to` to `from`
+};
+
+// Ranks drawn as one.
+struct Cluster {
+  int first_rank = 0, last_rank = 0;
+  int stage = -1;  // of all its nodes that have one; -1: none, or several
+};
+
+struct Drawing {
+  std::vector<Cluster> clusters;
+  std::vector<Box> boxes;    // by level, then by first node
+  std::vector<Link> links;   // sorted
+  bool keep_levels = false;  // columns follow the levels, which know of ranks that are not drawn
+  std::string caption;       // how much is drawn, and what was merged
+};
+
+// Throws Error(config) when `options` do not fit the graph.
+[[nodiscard]] Drawing group(const Graph& graph, const DotOptions& options);
+
+}  // namespace stepgraph::drawing

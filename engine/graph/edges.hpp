@@ -1,0 +1,34 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+
+namespace stepgraph {
+
+// For each lane kind of the node's rank: how many nodes of that lane come before it, itself included.
+using LaneClock = std::array<std::uint32_t, num_lane_kinds>;
+
+// The order of a graph's nodes, inside each rank. Compressed rows: the predecessors of node i are
+// preds[pred_begin[i] .. pred_begin[i + 1]), ascending. `loop` edges lead from a node of one run of the graph to a node
+// of the next run. An edge that lanes imply together with other edges is not in the list.
+struct Edges {
+  std::vector<std::uint32_t> pred_begin;
+  std::vector<std::uint32_t> preds;
+  std::vector<std::uint32_t> loop_begin;
+  std::vector<std::uint32_t> loop_preds;
+  std::vector<LaneClock> clocks;  // empty when the graph has no lanes
+
+  [[nodiscard]] std::span<const std::uint32_t> before(Node node) const;       // direct predecessors
+  [[nodiscard]] std::span<const std::uint32_t> before_loop(Node node) const;  // direct predecessors in the previous run
+  friend bool operator==(const Edges&, const Edges&) = default;
+};
+
+[[nodiscard]] Edges derive(const Graph& graph);
+
+// Whether a must have finished before b starts. Constant time when a is on a lane, else a search between the two.
+[[nodiscard]] bool reaches(const Graph& graph, Node a, Node b);
+
+}  // namespace stepgraph

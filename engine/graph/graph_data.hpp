@@ -1,0 +1,117 @@
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/graph/edges.hpp"
+#include "engine/graph/graph.hpp"
+
+// The storage of a Graph: internal to engine/, where the deriver and the lowering walk it without copies.
+namespace stepgraph {
+
+inline constexpr std::uint32_t no_node      = ~std::uint32_t{0};
+inline constexpr std::uint32_t whole_region = 0;  // the first two entries of GraphData::regions
+inline constexpr std::uint32_t empty_region = 1;
+
+// Strings by small numbers; 0 is the empty string.
+class Interner {
+ public:
+  std::uint32_t intern(std::string_view text);
+  [[nodiscard]] std::string_view operator[](std::uint32_t id) const { return texts_[id]; }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const noexcept { return std::hash<std::string_view>{}(text); }
+  };
+  std::vector<std::string> texts_{std::string()};
+  std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> ids_;
+};
+
+struct AccessRecord {
+  std::uint32_t buffer_and_mode;
+  std::uint32_t region;  // into GraphData::regions, or whole_region, or empty_region
+  [[nodiscard]] std::uint32_t buffer() const noexcept { return buffer_and_mode >> 2; }
+  [[nodiscard]] AccessMode mode() const noexcept { return static_cast<AccessMode>(buffer_and_mode & 3); }
+};
+
+struct NodeRecord {
+  std::uint32_t name_begin;    // into GraphData::names; ends where the next node's begins
+  std::uint32_t access_begin;  // into GraphData::accesses; likewise
+  std::int32_t rank;
+  std::int32_t lane;  // LaneKind, or -1
+  std::uint32_t lane_position;
+  std::int32_t part;  // into GraphData::parts, or -1
+  std::uint32_t op;
+  std::uint32_t phase;
+  std::int32_t stage;
+  std::int32_t microbatch;
+  std::int32_t layer;
+  NodeKind kind;
+  bool parallel;
+  bool device;
+  Cost cost;
+};
+
+struct PartRecord {
+  std::uint32_t node;
+  std::uint32_t group;
+  PartOp op;
+  Reduction reduction;
+  DType type;
+  Rank peer;
+  Rank source;
+  Rank root;
+  std::uint32_t message;
+  std::int32_t issue;
+  std::int64_t bytes_read;
+  std::int64_t bytes_written;
+};
+
+// How the accesses of a buffer look so far: untouched, all with one region, or several different ones.
+struct BufferUse {
+  enum class State : std::uint8_t { untouched, uniform, mixed };
+  std::uint32_t region = 0;
+  State state          = State::untouched;
+};
+
+struct GraphData {
+  int num_ranks = 1;
+  std::optional<Rank> only;
+  std::vector<BufferSpec> buffers;
+  std::vector<BufferUse> uses;  // one per buffer
+  std::vector<GroupSpec> groups;
+  std::vector<NodeRecord> nodes;
+  std::vector<Body> bodies;  // one per node; empty for parts
+  std::vector<AccessRecord> accesses;
+  std::vector<Region> regions{Region{}, Region{}};
+  std::vector<PartRecord> parts;
+  std::vector<std::uint32_t> lane_sizes;    // [rank * num_lane_kinds + kind]
+  std::vector<std::int32_t> parts_on_rank;  // next default issue position
+  std::string names;
+  Interner strings;
+
+  mutable std::mutex edges_mutex;  // guards `edges`
+  mutable std::unique_ptr<const Edges> edges;
+
+  GraphData() = default;
+  GraphData(const GraphData& other);
+
+  [[nodiscard]] std::uint32_t access_end(std::uint32_t node) const noexcept {
+    return node + 1 < nodes.size() ? nodes[node + 1].access_begin : static_cast<std::uint32_t>(accesses.size());
+  }
+  [[nodiscard]] std::string_view name(std::uint32_t node) const noexcept {
+    const std::size_t begin = nodes[node].name_begin;
+    const std::size_t end   = node + 1 < nodes.size() ? nodes[node + 1].name_begin : names.size();
+    return std::string_view(names).substr(begin, end - begin);
+  }
+  [[nodiscard]] Region region(const AccessRecord& access) const noexcept {
+    return access.region == whole_region ? Region{.length = buffers[access.buffer()].size_bytes}
+                                         : regions[access.region];
+  }
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,53 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+
+// The sizes of parts, in one place: how a side is cut into shards, and whether parts that meet fit together.
+namespace stepgraph {
+
+enum class Side : std::uint8_t { in, out };  // what a part sends, what it receives
+
+// Whether that side of a part holds a shard of every member (engine/graph/part.hpp says how it is cut).
+[[nodiscard]] bool holds_shards(PartOp op, Side side, bool is_root) noexcept;
+
+// The sizes of the members' shards: all alike, or one by one.
+class ShardSizes {
+ public:
+  ShardSizes(std::size_t num_members, std::int64_t even) : num_members_(num_members), even_(even) {}
+  explicit ShardSizes(std::vector<std::int64_t> each) : num_members_(each.size()), each_(std::move(each)) {}
+  [[nodiscard]] std::size_t size() const noexcept { return num_members_; }
+  [[nodiscard]] std::int64_t operator[](std::size_t member) const { return each_.empty() ? even_ : each_[member]; }
+  [[nodiscard]] std::int64_t begin(std::size_t member) const;  // where its shard begins
+  friend bool operator==(const ShardSizes& a, const ShardSizes& b);
+
+ private:
+  std::size_t num_members_;
+  std::int64_t even_ = 0;
+  std::vector<std::int64_t> each_;
+};
+
+// Cuts a side whose accesses have `access_bytes`, tokens left out; none where it does not come out in whole elements.
+[[nodiscard]] std::optional<ShardSizes> cut_shards(std::span<const std::int64_t> access_bytes, std::size_t num_members,
+                                                   DType type);
+[[nodiscard]] std::optional<ShardSizes> shard_sizes(const Graph& graph, Node part, Side side);
+
+// The member's position in its part's group.
+[[nodiscard]] std::size_t member_of(const Graph& graph, Node part);
+
+// What is wrong with the sizes of a part, whatever the others do; empty when nothing is.
+[[nodiscard]] std::string misfit(const Graph& graph, Node part);
+
+// What keeps the sizes, or the peers and sources, of parts that meet from fitting together; empty when nothing does.
+// `nodes`: all members in group order, or a send and its recv; op, type and root are the same.
+struct Misfit {
+  Node node;  // whose part it is
+  std::string why;
+};
+[[nodiscard]] std::optional<Misfit> misfit(const Graph& graph, std::span<const std::uint32_t> nodes);
+
+}  // namespace stepgraph

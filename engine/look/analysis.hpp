@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+#include "engine/graph/timeline.hpp"
+
+// What a timeline says. All of these look at a graph, its edges and the times alone, so a measured and a simulated step
+// are judged by the same code. Nodes that did not run are left out. All take about as long as sorting the nodes, and
+// throw Error(config) when the timeline is of another graph.
+namespace stepgraph {
+
+// One node of a critical path, and how long it waited after the node before it on the path had ended (the first: after
+// the step had begun).
+struct PathStep {
+  Node node;
+  double wait_s                                            = 0;
+  friend bool operator==(const PathStep&, const PathStep&) = default;
+};
+
+// Why the step took as long as it did, in the order of time: from the node that ended last backwards, each time to what
+// it waited for: the latest to end among the predecessors of the node (of all parts of its communication) and what had
+// ended last on its worker before it began. `edges` may hold more than the graph's own.
+[[nodiscard]] std::vector<PathStep> critical_path(const Graph& graph, const Edges& edges, const Timeline& timeline);
+
+// How long something was at work: moments count once, however many nodes share them.
+struct LaneBusy {
+  Rank rank{};
+  std::optional<LaneKind> lane = {};  // none: the rank's nodes without a lane, together
+  std::uint32_t num_nodes      = 0;
+  double busy_s                = 0;
+  double share                 = 0;  // of the makespan
+};
+[[nodiscard]] std::vector<LaneBusy> busy_lanes(const Graph& graph, const Timeline& timeline);  // lanes that have nodes
+
+struct WorkerBusy {
+  std::int32_t worker     = 0;
+  std::uint32_t num_nodes = 0;
+  double busy_s           = 0;
+  double share            = 0;
+};
+[[nodiscard]] std::vector<WorkerBusy> busy_workers(const Timeline& timeline);  // workers that ran something
+
+// For how long so many lanes were at work at the same time: element k with exactly k of them; element 0 is the rest of
+// the makespan. As many elements as lanes that have nodes, and one.
+[[nodiscard]] std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline);
+
+// How long a rank communicates, and how much of that time it computes as well.
+struct HiddenCommunication {
+  double communicate_s = 0;
+  double hidden_s      = 0;
+  [[nodiscard]] double share() const noexcept { return communicate_s > 0 ? hidden_s / communicate_s : 0; }
+};
+[[nodiscard]] std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline);
+
+// Bytes alive on one rank in one space: persistent buffers always, a step buffer from the begin of its first access to
+// the end of its last; tokens have none. A buffer that lives for no time does not show.
+struct MemoryUse {
+  struct Sample {
+    double time_s                                        = 0;
+    std::int64_t bytes                                   = 0;  // from here to the next sample
+    friend bool operator==(const Sample&, const Sample&) = default;
+  };
+  Rank rank{};
+  Space space                 = Space::device;
+  std::int64_t persistent     = 0;
+  std::int64_t peak           = 0;
+  std::vector<Sample> samples = {};  // the first at 0
+};
+[[nodiscard]] std::vector<MemoryUse> memory_use(const Graph& graph, const Timeline& timeline);  // by rank, then space
+
+}  // namespace stepgraph

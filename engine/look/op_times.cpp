@@ -1,0 +1,105 @@
+#include "engine/look/op_times.hpp"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/matching.hpp"
+
+namespace stepgraph {
+namespace {
+
+// How many tasks run, added up over time.
+class Running {
+ public:
+  explicit Running(std::span<const TaskTime> tasks) {
+    std::vector<std::pair<double, int>> changes;
+    for (const TaskTime& task : tasks) {
+      changes.emplace_back(task.begin_s, 1);
+      changes.emplace_back(task.end_s, -1);
+    }
+    std::sort(changes.begin(), changes.end());
+    double sum = 0, last_s = 0;
+    int count = 0;
+    for (const auto& [time_s, change] : changes) {
+      sum += count * (time_s - last_s);
+      count += change;
+      last_s = time_s;
+      if (!marks_.empty() && marks_.back().time_s == time_s) {
+        marks_.back().count = count;
+      } else {
+        marks_.push_back({time_s, sum, count});
+      }
+    }
+  }
+
+  [[nodiscard]] double up_to(double time_s) const {
+    const auto after =
+        std::upper_bound(marks_.begin(), marks_.end(), time_s, [](double t, const Mark& m) { return t < m.time_s; });
+    if (after == marks_.begin()) return 0;
+    const Mark& mark = *std::prev(after);
+    return mark.sum + mark.count * (time_s - mark.time_s);
+  }
+
+ private:
+  struct Mark {
+    double time_s;
+    double sum;  // until then
+    int count;   // from then on
+  };
+  std::vector<Mark> marks_;
+};
+
+}  // namespace
+
+std::vector<TaskTime> task_times(const Graph& graph, const Timeline& timeline, int num_workers) {
+  if (timeline.nodes.size() != graph.num_nodes()) {
+    throw Error(ErrorKind::config, str("timeline: is of ", timeline.nodes.size(), " nodes, the graph has ",
+                                       graph.num_nodes(), " (the timeline of this graph)"));
+  }
+  const Matching matching = match_parts(graph);
+  std::vector<std::uint32_t> task_of_meeting(matching.size(), Matching::none);
+  std::vector<TaskTime> tasks;
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    const Node node{i};
+    if (!timeline.nodes[i].ran()) continue;
+    const std::uint32_t meeting = matching.of_node.empty() ? Matching::none : matching.of_node[i];
+    const bool alone            = meeting == Matching::none;
+    if (alone || task_of_meeting[meeting] == Matching::none) {
+      if (!alone) task_of_meeting[meeting] = static_cast<std::uint32_t>(tasks.size());
+      const Node first = alone ? node : Node{matching.meeting(meeting).front()};
+      tasks.push_back({.node = first, .begin_s = timeline.nodes[i].begin_s, .end_s = timeline.nodes[i].end_s});
+    }
+    TaskTime& task = alone ? tasks.back() : tasks[task_of_meeting[meeting]];
+    task.flops += graph.cost(node).flops;
+    task.bytes_moved += alone ? graph.cost(node).bytes_moved : bytes_in_shared_memory(graph, node);
+  }
+  const Running running(tasks);
+  for (TaskTime& task : tasks) {
+    if (num_workers < 2 || task.seconds() <= 0) continue;
+    const double mean = (running.up_to(task.end_s) - running.up_to(task.begin_s)) / task.seconds();
+    task.others_share = std::clamp((mean - 1) / (num_workers - 1), 0.0, 1.0);
+  }
+  return tasks;
+}
+
+std::vector<OpTime> op_times(const Graph& graph, const Timeline& timeline) {
+  std::map<std::pair<std::string_view, NodeKind>, OpTime> by_op;
+  for (const TaskTime& task : task_times(graph, timeline, 1)) {
+    const NodeKind kind       = graph.kind(task.node);
+    const std::string_view op = graph.op(task.node).empty() ? to_string(kind) : graph.op(task.node);
+    OpTime& all = by_op.try_emplace({op, kind}, OpTime{.op = std::string(op), .kind = kind}).first->second;
+    ++all.num_tasks;
+    all.seconds += task.seconds();
+    all.flops += task.flops;
+    all.bytes_moved += task.bytes_moved;
+  }
+  std::vector<OpTime> ops;
+  for (auto& [key, op] : by_op) ops.push_back(std::move(op));
+  std::stable_sort(ops.begin(), ops.end(), [](const OpTime& a, const OpTime& b) { return a.seconds > b.seconds; });
+  return ops;
+}
+
+}  // namespace stepgraph

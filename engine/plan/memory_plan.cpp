@@ -1,0 +1,265 @@
+#include "engine/plan/memory_plan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <iomanip>
+#include <limits>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
+#include "engine/plan/order.hpp"
+#include "engine/plan/packing.hpp"
+#include "engine/plan/reuse_edges.hpp"
+#include "engine/plan/tenants.hpp"
+#include "engine/simulate/simulate.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Every node takes one second.
+Machine even_machine(int num_ranks) {
+  Machine machine(num_ranks);
+  for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})
+    machine.rate(kind, {.overhead_s = 1});
+  return machine;
+}
+
+class Planner {
+ public:
+  Planner(const Graph& graph, const MemoryPlanOptions& options)
+      : graph_(graph), machine_(options.machine ? *options.machine : even_machine(graph.num_ranks())) {
+    plan_.reuse      = options.reuse;
+    plan_.on_machine = options.machine != nullptr;
+  }
+
+  MemoryPlan plan() {
+    const Timeline timeline = simulate(graph_, machine_);
+    plan_.makespan_s        = timeline.makespan_s;
+    plan_.position          = order_nodes(graph_, timeline);
+    tenants_                = find_tenants(graph_, plan_.position);
+    order_                  = std::make_unique<TenantOrder>(graph_, tenants_);
+    place_persistent();
+    std::map<std::pair<Rank, Space>, std::vector<std::uint32_t>> by_arena;
+    for (std::uint32_t i = 0; i < tenants_.size(); ++i) {
+      const BufferSpec& buffer = graph_.spec(Buffer{tenants_[i].buffer});
+      by_arena[{buffer.rank, buffer.space}].push_back(i);
+    }
+    for (const auto& [where, tenants] : by_arena) place(arena(where.first, where.second), tenants);
+    for (const auto& [where, arena] : arenas_) plan_.arenas.push_back(arena);
+    plan_.reuse_edges = add_reuse_edges(graph_, plan_.position, tenants_, successions_, plan_.edges);
+    plan_.makespan_with_reuse_s =
+        plan_.num_reuse_edges() == 0 ? plan_.makespan_s : simulate(graph_, plan_.edges, machine_).makespan_s;
+    return std::move(plan_);
+  }
+
+ private:
+  ArenaPlan& arena(Rank rank, Space space) {
+    return arenas_.try_emplace({rank, space}, ArenaPlan{.rank = rank, .space = space}).first->second;
+  }
+
+  // First, and one after another as they were made: graphs with the same persistent buffers agree on where they are.
+  void place_persistent() {
+    plan_.offsets.assign(graph_.num_buffers(), MemoryPlan::nowhere);
+    for (std::uint32_t i = 0; i < graph_.num_buffers(); ++i) {
+      const BufferSpec& buffer = graph_.spec(Buffer{i});
+      if (buffer.token || buffer.lifetime != Lifetime::persistent) continue;
+      ArenaPlan& in    = arena(buffer.rank, buffer.space);
+      plan_.offsets[i] = in.persistent_bytes;
+      in.persistent_bytes += MemoryPlan::aligned(buffer.size_bytes);
+    }
+    for (auto& [where, in] : arenas_)
+      in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
+  }
+
+  // What there is to place in an arena; positions are counted among these items alone, so that ranks that do the same
+  // have the same items.
+  [[nodiscard]] std::vector<PackItem> items_of(const std::vector<std::uint32_t>& tenants) const {
+    std::vector<std::uint32_t> positions;
+    for (const std::uint32_t i : tenants) positions.insert(positions.end(), {tenants_[i].first, tenants_[i].last});
+    std::sort(positions.begin(), positions.end());
+    positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+    const auto count = [&](std::uint32_t position) {
+      return static_cast<std::uint32_t>(std::lower_bound(positions.begin(), positions.end(), position) -
+                                        positions.begin());
+    };
+    std::vector<PackItem> items;
+    for (const std::uint32_t i : tenants)
+      items.push_back({MemoryPlan::aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes),
+                       count(tenants_[i].first), count(tenants_[i].last)});
+    return items;
+  }
+
+  void place(ArenaPlan& arena, const std::vector<std::uint32_t>& tenants) {
+    const std::vector<PackItem> items = items_of(tenants);
+    const auto [at, is_new]           = packed_.try_emplace(items);
+    Packed& packed                    = at->second;
+    // More effort for few kinds of arenas than for many.
+    const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(packed_) + 4));
+    if (is_new) packed.tight = pack(items, effort);
+    // The same items need not be ordered the same way: what was found for another rank is looked at again.
+    if (is_new || !is_free(tenants, items, packed.free))
+      packed.free = is_free(tenants, items, packed.tight) ? packed.tight : pack_free(tenants, items, effort);
+    if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // as small, and nothing has to wait
+    const Packing& chosen = plan_.reuse == Reuse::free ? packed.free : packed.tight;
+    arena.lower_bound += most_at_once(items);
+    arena.free_bytes += packed.free.size;
+    arena.tight_bytes += packed.tight.size;
+    arena.size_bytes += chosen.size;
+    for (std::size_t i = 0; i < tenants.size(); ++i)
+      plan_.offsets[tenants_[tenants[i]].buffer] = arena.persistent_bytes + chosen.offsets[i];
+    for (const Succession& succession : find_successions(tenants_, tenants, stays(items, chosen))) {
+      // Where the graph orders them already, there is nothing to add.
+      if (succession.loop || !order_->before(succession.old_tenant, succession.new_tenant))
+        successions_.push_back(succession);
+    }
+  }
+
+  [[nodiscard]] Packing pack_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
+                                  std::int64_t effort) const {
+    // Positions of the graph's order, as those of the items.
+    std::vector<std::uint32_t> free_from = order_->gone_from(tenants);
+    std::map<std::uint32_t, std::uint32_t> first_at;
+    for (std::size_t i = 0; i < tenants.size(); ++i) first_at[tenants_[tenants[i]].first] = items[i].first;
+    for (std::uint32_t& position : free_from) {
+      const auto next = first_at.lower_bound(position);
+      position        = next == first_at.end() ? std::numeric_limits<std::uint32_t>::max() : std::max(next->second, 1u);
+    }
+    return pack(
+        items, std::max<std::int64_t>(effort, 12'000'000),
+        [&](std::uint32_t a, std::uint32_t b) { return order_->before(tenants[a], tenants[b]); }, free_from);
+  }
+
+  [[nodiscard]] static std::vector<Stay> stays(const std::vector<PackItem>& items, const Packing& packing) {
+    std::vector<Stay> out;
+    for (std::size_t i = 0; i < items.size(); ++i)
+      out.push_back({packing.offsets[i], packing.offsets[i] + items[i].size});
+    return out;
+  }
+  [[nodiscard]] bool is_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
+                             const Packing& packing) const {
+    const auto successions = find_successions(tenants_, tenants, stays(items, packing));
+    return std::all_of(successions.begin(), successions.end(), [&](const Succession& succession) {
+      return succession.loop || order_->before(succession.old_tenant, succession.new_tenant);
+    });
+  }
+
+  struct Packed {
+    Packing tight, free;
+  };
+  struct Smaller {
+    bool operator()(const std::vector<PackItem>& a, const std::vector<PackItem>& b) const {
+      return std::lexicographical_compare(
+          a.begin(), a.end(), b.begin(), b.end(), [](const PackItem& x, const PackItem& y) {
+            return std::tuple(x.size, x.first, x.last) < std::tuple(y.size, y.first, y.last);
+          });
+    }
+  };
+
+  const Graph& graph_;
+  Machine machine_;
+  MemoryPlan plan_;
+  std::map<std::pair<Rank, Space>, ArenaPlan> arenas_;
+  std::vector<Tenant> tenants_;
+  std::unique_ptr<TenantOrder> order_;
+  std::map<std::vector<PackItem>, Packed, Smaller> packed_;  // what was found for the same items before
+  std::vector<Succession> successions_;
+};
+
+}  // namespace
+
+std::string_view to_string(Reuse reuse) noexcept { return reuse == Reuse::free ? "free" : "tight"; }
+
+ArenaPlan MemoryPlan::arena(Rank rank, Space space) const {
+  const auto at =
+      std::lower_bound(arenas.begin(), arenas.end(), std::pair(rank, space),
+                       [](const ArenaPlan& of, const auto& key) { return std::pair(of.rank, of.space) < key; });
+  if (at != arenas.end() && at->rank == rank && at->space == space) return *at;
+  return {.rank = rank, .space = space};
+}
+
+std::int64_t MemoryPlan::num_reuse_edges() const noexcept {
+  return std::count_if(reuse_edges.begin(), reuse_edges.end(), [](const ReuseEdge& edge) { return !edge.loop; });
+}
+
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
+  constexpr std::size_t most_shown = 16;
+  const auto sizes                 = [](const ArenaPlan& arena) {
+    return std::array{arena.size_bytes, arena.free_bytes, arena.tight_bytes, arena.lower_bound, arena.persistent_bytes};
+  };
+  std::ostringstream text;
+  text << "memory plan, reuse " << to_string(plan.reuse) << "\n  ranks     space  " << std::right;
+  for (const char* title : {"arena", "free", "tight", "lower bound", "persistent"}) text << std::setw(13) << title;
+  text << "\n";
+  // Ranks that are alike, one after another, are one line.
+  std::size_t lines = 0, i = 0;
+  for (std::size_t next; i < plan.arenas.size() && lines < most_shown; i = next, ++lines) {
+    const ArenaPlan& first = plan.arenas[i];
+    for (next = i + 1; next < plan.arenas.size(); ++next) {
+      if (plan.arenas[next].space != first.space || sizes(plan.arenas[next]) != sizes(first)) break;
+    }
+    const Rank last = plan.arenas[next - 1].rank;
+    text << "  " << std::left << std::setw(10) << (last == first.rank ? str(first.rank) : str(first.rank, "-", last))
+         << std::setw(7) << to_string(first.space) << std::right;
+    for (const std::int64_t bytes : sizes(first)) text << std::setw(13) << bytes_text(static_cast<double>(bytes));
+    text << "\n";
+  }
+  if (i < plan.arenas.size()) text << "  ... and " << plan.arenas.size() - i << " more arenas\n";
+  const std::int64_t inside = plan.num_reuse_edges(), around = std::ssize(plan.reuse_edges) - inside;
+  text << "  " << inside << " reuse edge" << (inside == 1 ? "" : "s") << ", and " << around << " into the next run";
+  if (plan.makespan_s > 0) {
+    text << std::fixed << std::setprecision(2) << "; simulated step " << std::showpos
+         << 100 * (plan.makespan_with_reuse_s / plan.makespan_s - 1) << std::noshowpos << "%"
+         << (plan.on_machine ? "" : " if all nodes took equally long");
+  }
+  return out << text.str() << "\n";
+}
+
+MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
+  std::vector<std::uint32_t> new_node(graph.num_nodes(), no_node), new_buffer(graph.num_buffers(), no_node), nodes;
+  MemoryPlan out;
+  out.reuse                 = plan.reuse;
+  out.makespan_s            = plan.makespan_s;
+  out.makespan_with_reuse_s = plan.makespan_with_reuse_s;
+  out.on_machine            = plan.on_machine;
+  std::uint32_t num_buffers = 0;
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+    if (graph.spec(Buffer{i}).rank != rank) continue;
+    new_buffer[i] = num_buffers++;
+    out.offsets.push_back(plan.offsets[i]);
+  }
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    if (graph.rank({i}) != rank) continue;
+    new_node[i] = static_cast<std::uint32_t>(nodes.size());
+    nodes.push_back(i);
+    out.position.push_back(plan.position[i]);
+  }
+  std::copy_if(plan.arenas.begin(), plan.arenas.end(), std::back_inserter(out.arenas),
+               [&](const ArenaPlan& arena) { return arena.rank == rank; });
+  for (ReuseEdge edge : plan.reuse_edges) {
+    if (graph.rank(edge.before) != rank) continue;
+    edge.before.id     = new_node[edge.before.id];
+    edge.after.id      = new_node[edge.after.id];
+    edge.old_tenant.id = new_buffer[edge.old_tenant.id];
+    edge.new_tenant.id = new_buffer[edge.new_tenant.id];
+    out.reuse_edges.push_back(edge);
+  }
+  out.edges.pred_begin.push_back(0);
+  out.edges.loop_begin.push_back(0);
+  for (const std::uint32_t node : nodes) {
+    for (const std::uint32_t before : plan.edges.before({node})) out.edges.preds.push_back(new_node[before]);
+    for (const std::uint32_t before : plan.edges.before_loop({node})) out.edges.loop_preds.push_back(new_node[before]);
+    out.edges.pred_begin.push_back(static_cast<std::uint32_t>(out.edges.preds.size()));
+    out.edges.loop_begin.push_back(static_cast<std::uint32_t>(out.edges.loop_preds.size()));
+    if (!plan.edges.clocks.empty()) out.edges.clocks.push_back(plan.edges.clocks[node]);
+  }
+  return out;
+}
+
+MemoryPlan plan_memory(const Graph& graph, const MemoryPlanOptions& options) { return Planner(graph, options).plan(); }
+
+}  // namespace stepgraph

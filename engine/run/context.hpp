@@ -1,0 +1,127 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "engine/graph/graph.hpp"
+
+namespace stepgraph {
+
+struct DeviceQueue;  // engine/run/device.hpp
+class Step;          // engine/run/step.hpp
+struct TaskRecord;   // engine/run/step.hpp
+
+// Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
+template <class T>
+struct Rows {
+  T* data;
+  std::int64_t length;
+  std::int64_t stride;
+  std::int64_t count;
+  [[nodiscard]] std::span<T> operator[](std::int64_t row) const {
+    return {data + row * stride, static_cast<std::size_t>(length)};
+  }
+};
+
+// What is called for the tiles of a kernel, from `first` up to `end`: somebody's callable, by reference.
+struct TileCall {
+  const void* callable                                               = nullptr;
+  void (*call)(const void* of, std::int64_t first, std::int64_t end) = nullptr;
+  bool joins = false;  // neighbours at once cost less than one by one
+  void operator()(std::int64_t first, std::int64_t end) const { call(callable, first, end); }
+};
+
+// What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
+// on a buffer's number and cannot name what was not declared. Valid during the call.
+class Context {
+ public:
+  Context()                          = default;
+  Context(const Context&)            = delete;
+  Context& operator=(const Context&) = delete;
+
+  // The i-th entry of `reads`, `writes` or `accumulates`: one range of bytes...
+  template <class T = std::byte>
+  [[nodiscard]] std::span<const T> read(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::read, i, {sizeof(T), dtype_of<T>()});
+    return {reinterpret_cast<const T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  template <class T = std::byte>
+  [[nodiscard]] std::span<T> write(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::write, i, {sizeof(T), dtype_of<T>()});
+    return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  template <class T = std::byte>
+  [[nodiscard]] std::span<T> accumulate(std::size_t i = 0) const {
+    const Rows<std::byte> rows = range(AccessMode::accumulate, i, {sizeof(T), dtype_of<T>()});
+    return {reinterpret_cast<T*>(rows.data), static_cast<std::size_t>(rows.length) / sizeof(T)};
+  }
+  // ... or, for a strided access, its rows.
+  template <class T>
+  [[nodiscard]] Rows<const T> read_rows(std::size_t i = 0) const {
+    return rows<const T>(AccessMode::read, i);
+  }
+  template <class T>
+  [[nodiscard]] Rows<T> write_rows(std::size_t i = 0) const {
+    return rows<T>(AccessMode::write, i);
+  }
+  template <class T>
+  [[nodiscard]] Rows<T> accumulate_rows(std::size_t i = 0) const {
+    return rows<T>(AccessMode::accumulate, i);
+  }
+
+  // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
+  // the first tile's exception. The node must have been declared `parallel`; a part always is.
+  // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), may be given
+  // neighbours at once: for kernels to which that saves something, and whose bits it does not change.
+  template <class Tile>
+  void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
+    constexpr bool joins = std::is_invocable_v<const Tile&, std::int64_t, std::int64_t>;
+    const auto call      = [](const void* of, std::int64_t first, std::int64_t end) {
+      if constexpr (joins) {
+        (*static_cast<const Tile*>(of))(first, end);
+      } else {
+        for (std::int64_t i = first; i < end; ++i) (*static_cast<const Tile*>(of))(i);
+      }
+    };
+    run_tiles(num_tiles, {&tile, call, joins});
+  }
+
+  // Where the node's memory is on a device: where its work is to be put. Then spans are device memory, and the body
+  // returns when all is enqueued. The node must have been declared `device`.
+  [[nodiscard]] const DeviceQueue* device() const noexcept { return device_; }
+
+  // True once the step has failed, was cancelled or ran out of time: a long body should return.
+  [[nodiscard]] bool stopping() const noexcept;
+
+  // What a body that blocks is waiting for: printed when the step runs out of time. Copied; forgotten when it returns.
+  void waiting_for(std::string_view what) const;
+
+  [[nodiscard]] Node node() const noexcept;
+  [[nodiscard]] Rank rank() const;
+
+ private:
+  void run_tiles(std::int64_t num_tiles, TileCall tile) const;
+  struct Element {
+    std::size_t size_bytes;
+    std::optional<DType> type;  // none: the caller's own
+  };
+  [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, Element element) const;
+  [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, Element element) const;
+  template <class T>
+  [[nodiscard]] Rows<T> rows(AccessMode mode, std::size_t i) const {
+    const Rows<std::byte> bytes = strided(mode, i, {sizeof(T), dtype_of<std::remove_const_t<T>>()});
+    constexpr auto element      = static_cast<std::int64_t>(sizeof(T));
+    return {reinterpret_cast<T*>(bytes.data), bytes.length / element, bytes.stride / element, bytes.count};
+  }
+
+  // Each worker has one, for whatever it runs: entering a node is one store, which also tells who runs what.
+  friend class Step;
+  Step* step_                = nullptr;
+  const DeviceQueue* device_ = nullptr;
+  std::atomic<const TaskRecord*> task_{nullptr};
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,148 @@
+#include "engine/run/crew.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace stepgraph {
+namespace {
+
+// What a core does instead of running ahead of a loop that waits for another one.
+void pause_core() noexcept {
+#if defined(__aarch64__)
+  asm volatile("isb");
+#elif defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Until it is so, or time is up.
+template <class Condition>
+void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
+  if (condition()) return;
+  const auto end = std::chrono::steady_clock::now() + most;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      pause_core();
+      if (condition()) return;
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
+}
+
+}  // namespace
+
+Crew::Crew(int num_threads, int num_workers, Slots& slots, Arena& arena)
+    : num_threads_(num_threads), slots_(slots), arena_(arena), jobs_(static_cast<std::size_t>(num_workers)) {
+  for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(num_threads));
+}
+
+// None is left for a kernel inside a kernel at times: that one runs alone.
+Crew::Job* Crew::take_job() noexcept {
+  for (Job& job : jobs_) {
+    if (!job.taken.load(std::memory_order_relaxed) && !job.taken.exchange(true)) return &job;
+  }
+  return nullptr;
+}
+
+void Crew::run(std::int64_t num_tiles, TileCall tile) {
+  if (num_tiles <= 0) return;
+  // While everybody has work of his own, pairs are what is given out: who comes later finds less to help with.
+  const std::int64_t at_once    = tile.joins && !slots_.some_free() ? 2 : 1,
+                     num_pieces = (num_tiles + at_once - 1) / at_once;
+  Job* const job                = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
+  if (job == nullptr) return tile(0, num_tiles);
+  const auto num_shares = std::min<std::int64_t>(num_pieces, num_threads_);
+  for (std::int64_t i = 0; i < num_threads_; ++i) {
+    Share& share = job->shares[static_cast<std::size_t>(i)];
+    share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares);
+    share.next.store(num_pieces * std::min(i, num_shares) / num_shares);
+  }
+  job->tile      = tile;
+  job->at_once   = at_once;
+  job->num_tiles = num_tiles;
+  job->error.reset();
+  job->open.store(true);
+  open_jobs_.fetch_add(1);
+  for (std::int64_t i = 1 + lingering_.load(); i < num_shares && slots_.some_free(); ++i) offer();
+  work(*job, 0, nullptr);
+  job->open.store(false);
+  open_jobs_.fetch_sub(1);
+  // Tiles are alike: whoever is still at one is done soon, before a thread could fall asleep and be woken.
+  spin(std::chrono::microseconds(50), [&] { return job->helpers.load() == 0; });
+  for (int left; (left = job->helpers.load()) > 0;) job->helpers.wait(left);
+  const std::optional<Error> error = std::exchange(job->error, std::nullopt);
+  job->taken.store(false);
+  if (error) throw *error;
+}
+
+void Crew::offer() noexcept {
+  if (!tiles_left()) return;
+  if (asked_.fetch_add(1) >= num_threads_) {
+    asked_.fetch_sub(1);
+    return;
+  }
+  arena_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this);
+}
+
+// On a thread of the arena. Who gives a licence back asks again, hence what is looked at once more after that: a kernel
+// that began in between found no licence free.
+void Crew::help() noexcept {
+  asked_.fetch_sub(1);
+  while (tiles_left() && !slots_.contended()) {
+    const int slot = slots_.try_acquire(num_threads_ - 1);
+    if (slot < 0) return;
+    for (Job& job : jobs_) {
+      if (!job.open.load()) continue;
+      job.helpers.fetch_add(1);
+      // Looked at again: from here on the kernel's own thread sees that it is helped, or this one that it is over.
+      if (job.open.load()) work(job, static_cast<std::size_t>(std::max(slot, 1)), &slots_);
+      if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
+    }
+    slots_.release(slot);
+    // Kernels follow each other closely: the next one would wait many times longer for a thread that sleeps.
+    lingering_.fetch_add(1);
+    spin(std::chrono::microseconds(500), [&] { return open_jobs_.load() > 0 || !slots_.some_free(); });
+    lingering_.fetch_sub(1);
+  }
+}
+
+bool Crew::tiles_left() const noexcept {
+  if (open_jobs_.load() == 0) return false;
+  for (const Job& job : jobs_) {
+    if (!job.open.load()) continue;
+    for (const Share& share : job.shares) {
+      if (share.next.load() < share.end.load()) return true;
+    }
+  }
+  return false;
+}
+
+void Crew::work(Job& job, std::size_t first_share, const Slots* while_free) noexcept {
+  try {
+    for (std::size_t k = 0; k < job.shares.size(); ++k) {
+      Share& share = job.shares[(first_share + k) % job.shares.size()];
+      for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
+        if (while_free != nullptr && while_free->contended()) return;
+        if ((i = share.next.fetch_add(1)) < share.end.load())
+          job.tile(i * job.at_once, std::min((i + 1) * job.at_once, job.num_tiles));
+      }
+    }
+  } catch (const Error& error) {
+    fail(job, error);
+  } catch (const std::exception& error) {
+    fail(job, Error(ErrorKind::run, error.what()));
+  } catch (...) {
+    fail(job, Error(ErrorKind::run, "unknown exception"));
+  }
+}
+
+void Crew::fail(Job& job, Error error) noexcept {
+  for (Share& share : job.shares) share.next.store(share.end.load());
+  const std::lock_guard lock(job.mutex);
+  if (!job.error) job.error = std::move(error);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,389 @@
+#include "engine/run/executor.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <taskflow/taskflow.hpp>
+#include <thread>
+
+#include "engine/base/error.hpp"
+#include "engine/run/lowering.hpp"
+#include "engine/run/recording.hpp"
+#include "engine/run/step.hpp"
+#include "engine/run/streams.hpp"
+#include "engine/run/tsan.hpp"
+
+namespace stepgraph {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Makes each Taskflow worker one of the pool's workers.
+class WorkerNaming : public tf::WorkerInterface {
+ public:
+  explicit WorkerNaming(Pool& pool) : pool_(pool) {}
+  void scheduler_prologue(tf::Worker& worker) override {
+    this_worker = &pool_.workers[worker.id()];
+    tsan::enter_scheduler();
+  }
+  void scheduler_epilogue(tf::Worker&, std::exception_ptr) override { tsan::leave_scheduler(); }
+
+ private:
+  Pool& pool_;
+};
+
+// A plan's edges are the graph's and its reuse edges; whether they are enough is what `verify` proves.
+void check_edges(const Graph& graph, const MemoryPlan& plan) {
+  const auto refuse = [&](Node node, const char* whose) {
+    throw Error(ErrorKind::config,
+                str("program: the plan's edges into ", graph.describe(node), " lack some of ", whose));
+  };
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
+    if (!std::includes(planned.begin(), planned.end(), own.begin(), own.end()))
+      refuse({node}, "the graph's: it is of another graph (plan the graph that runs)");
+  }
+  for (const ReuseEdge& edge : plan.reuse_edges) {
+    if (edge.loop) continue;
+    const auto planned = plan.edges.before(edge.after);
+    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id)) refuse(edge.after, "its reuse edges");
+  }
+}
+
+DeviceMemory* memory_of(World& world) { return world.device() != nullptr ? &world.device()->memory() : nullptr; }
+
+// On a device the host cannot touch what a body reads: it must know how to enqueue its work there.
+void check_device_bodies(const Graph& graph, const World& world) {
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    const Node node{i};
+    if (!world.is_local(graph.rank(node)) || !graph.body(node) || graph.kind(node) == NodeKind::host) continue;
+    if (graph.device(node)) continue;
+    throw Error(ErrorKind::config, str("program: ", graph.describe(node), ", op '", graph.op(node),
+                                       "', has no kernel for a device (a body that asks Context::device, and "
+                                       "NodeSpec::device; or a host node, on a host lane)"));
+  }
+}
+
+}  // namespace
+
+struct Program::Impl {
+  // `position`: a memory plan's, if there is one.
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
+       std::span<const std::uint32_t> position)
+      : Impl(graph, world, std::move(memory), edges, position, lower(graph, edges, world)) {}
+  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
+       std::span<const std::uint32_t> position, Lowering lowering)
+      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, position)
+                                                 : std::vector<std::uint32_t>()),
+        num_waiting_lanes(lowering.num_waiting_lanes),
+        waiting_lanes(std::move(lowering.waiting_lanes)),
+        step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
+             std::move(lowering.waits)) {
+    for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
+      computes_inside = graph.parallel({node}) || graph.has_part({node});
+    }
+    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering.leader);
+    std::vector<tf::Task> tasks(lowering.leader.size());
+    for (const std::uint32_t node : lowering.task_nodes) {
+      // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
+      tasks[node] = taskflow.emplace(
+          [invoke = graph.body({node}).invoke(), task = &step.task(node)] { Step::run(invoke, *task); });
+    }
+    for (const std::uint32_t node : lowering.task_nodes) {
+      for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i) {
+        tasks[lowering.preds[i]].precede(tasks[node]);
+        ++num_task_edges;
+      }
+    }
+    if constexpr (tsan::enabled) {
+      step.task_preds.resize(graph.num_nodes());
+      for (const std::uint32_t node : lowering.task_nodes) {
+        step.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
+                                     lowering.preds.begin() + lowering.pred_begin[node + 1]);
+      }
+    }
+    order = std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
+                                                        std::move(lowering.pred_begin), std::move(lowering.preds)});
+  }
+
+  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges,
+                  const std::vector<std::uint32_t>& leader) {
+    check_device_bodies(graph, world);
+    StreamPlan plan = plan_streams(graph, edges, nodes_in_order);
+    verify_streams(graph, edges, plan);
+    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
+    auto host_lanes   = std::make_unique<HostLanes>(graph, edges, nodes_in_order);
+    num_waiting_lanes = host_lanes->size();
+    waiting_lanes     = host_lanes->names();
+    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
+    on_device.emplace([this] { step.issue(); });
+    for (std::size_t lane = 0; lane < num_waiting_lanes; ++lane)
+      on_device.emplace([this, lane] { step.run_host_lane(lane); });
+  }
+
+  std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
+  std::size_t num_waiting_lanes;
+  std::string waiting_lanes;
+  bool computes_inside       = false;  // some body may call parallel_for
+  std::size_t num_task_edges = 0;
+  std::atomic<bool> busy{false};
+  std::shared_ptr<const TaskOrder> order;  // for recordings
+  Step step;
+  tf::Taskflow taskflow;
+  tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
+};
+
+Program::Program(const Graph& graph, World& world)
+    : Program(graph, world, std::make_shared<Memory>(graph, memory_of(world))) {}
+
+Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
+  memory->check_fits(graph);
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), std::span<const std::uint32_t>());
+}
+
+Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
+    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan, memory_of(world))) {}
+
+Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory) {
+  if (plan.offsets.size() != graph.num_buffers() ||
+      plan.edges.pred_begin.size() != std::size_t{graph.num_nodes()} + 1) {
+    throw Error(ErrorKind::config, str("program: the plan is of another graph (", plan.offsets.size(), " buffers and ",
+                                       plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
+                                       graph.num_nodes(), ")"));
+  }
+  check_edges(graph, plan);
+  memory->check_fits(graph, &plan);
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, plan.position);
+}
+
+Memory& Program::memory() const noexcept { return impl_->step.memory(); }
+std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
+std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
+std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
+double Program::issue_s() const noexcept { return impl_->step.issue_s(); }
+
+struct Run::Impl {
+  Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,
+       const ExecutorOptions& chosen)
+      : program(std::move(what)), pool(std::move(on)), recording(std::move(writes_to)), options(chosen) {
+    if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
+  }
+
+  // Null once the step has ended: an executor that has nothing to do holds nobody's memory, nor a world's.
+  [[nodiscard]] std::shared_ptr<Program::Impl> held() {
+    const std::lock_guard lock(state.mutex);
+    return program;
+  }
+
+  void stop(const std::string& why) {
+    if (const auto what = held()) what->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
+  }
+
+  // Stops the step if its time is over.
+  void notice_timeout() {
+    if (deadline && Clock::now() >= *deadline)
+      stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
+  }
+
+  // Whether it has ended; if so, nothing holds the program any more.
+  bool ended() {
+    {
+      const std::lock_guard lock(state.mutex);
+      if (!state.finished) return false;
+    }
+    return wait();
+  }
+
+  // Waits for the end, or for the drain time-out after a stop. True: nothing of the step runs any more.
+  // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
+  // and the next step would start on another, colder core. A stop is rare: it is looked for every so often.
+  bool wait() {
+    constexpr std::chrono::milliseconds glance{20};
+    std::optional<Clock::time_point> drain_until;
+    const std::shared_ptr<Program::Impl> what = held();
+    if (!what) return true;
+    for (;;) {
+      Clock::time_point until = Clock::now() + glance;
+      if (deadline && !drain_until) until = std::min(until, *deadline);
+      if (future.wait_until(until) == std::future_status::ready) break;
+      notice_timeout();
+      if (!state.stopping.load()) continue;
+      if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
+      if (Clock::now() >= *drain_until) return false;
+    }
+    tsan::acquire(what->step.finished());
+    if (DeviceProgram* const device = what->step.device(); device != nullptr && !released.load()) {
+      if (!drain(*device)) return false;
+    }
+    if (!released.exchange(true)) {
+      if (recording) recording->end();
+      what->busy.store(false);
+      const std::lock_guard lock(state.mutex);
+      program.reset();
+    }
+    return true;
+  }
+
+  // All is issued: the device is waited for. False: not before the deadline, or the drain time-out after a stop.
+  bool drain(DeviceProgram& device) {
+    constexpr std::chrono::microseconds glance{20};
+    std::optional<Clock::time_point> drain_until;
+    try {
+      while (!device.done()) {
+        notice_timeout();
+        if (state.stopping.load() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
+        if (drain_until && Clock::now() >= *drain_until) return false;
+        std::this_thread::sleep_for(glance);
+      }
+      if (recording) recording->set_times(device.times());
+    } catch (const Error& error) {
+      const std::lock_guard lock(state.mutex);
+      if (!state.error) state.error = error;
+    }
+    return true;
+  }
+
+  std::shared_ptr<Program::Impl> program;
+  std::shared_ptr<Pool> pool;            // whose workers say what they run
+  std::shared_ptr<Recording> recording;  // null: nobody wants to know
+  ExecutorOptions options;
+  std::optional<Clock::time_point> deadline;
+  tf::Future<void> future;
+  RunState state;
+  std::atomic<bool> gotten{false};
+  std::atomic<bool> released{false};  // the program may run again
+};
+
+struct Executor::Impl {
+  explicit Impl(const ExecutorOptions& chosen, int num_workers)
+      : options(chosen),
+        pool(std::make_shared<Pool>(options.threads, num_workers)),
+        workers(static_cast<std::size_t>(num_workers), tf::make_worker_interface<WorkerNaming>(*pool)) {}
+
+  ExecutorOptions options;
+  std::shared_ptr<Pool> pool;
+  std::mutex mutex;                    // guards `current`
+  std::shared_ptr<Run::Impl> current;  // the last step; kept while its bodies may run
+  tf::Executor workers;                // last: its threads end before what they use
+};
+
+Run::Run(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Run::~Run() { drop(); }
+
+Run& Run::operator=(Run&& other) noexcept {
+  if (this != &other) {
+    drop();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+void Run::drop() noexcept {
+  if (impl_ && !impl_->gotten.load()) impl_->wait();
+  impl_.reset();
+}
+
+void Run::get() {
+  if (!impl_ || impl_->gotten.exchange(true)) {
+    throw Error(ErrorKind::config, "run: get() was called before, or the run was moved away");
+  }
+  const bool drained = impl_->wait();
+  std::optional<Error> error;
+  {
+    const std::lock_guard lock(impl_->state.mutex);
+    error = impl_->state.error;
+  }
+  if (!drained) {
+    throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
+                                   " ms later these still run: ", impl_->program->step.running()));
+  }
+  if (error) throw *error;
+}
+
+void Run::cancel(std::string_view why) {
+  if (impl_) impl_->stop(str("step: ", why));
+}
+
+bool Run::done() {
+  if (!impl_) return true;
+  impl_->notice_timeout();
+  return impl_->ended();
+}
+
+Executor::Executor(ExecutorOptions options) {
+  const auto check = [](int value, const char* what) {
+    if (value >= 0 && value <= 4096) return;
+    throw Error(ErrorKind::config, str("executor: ", what, " = ", value, " (0 to 4096)"));
+  };
+  check(options.threads, "threads");
+  check(options.waiting_lanes, "waiting_lanes");
+  if (options.step_timeout.count() < 0 || options.drain_timeout.count() < 0) {
+    throw Error(ErrorKind::config, str("executor: time-outs of ", options.step_timeout.count(), " and ",
+                                       options.drain_timeout.count(), " ms (not negative)"));
+  }
+  if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  impl_ = std::make_shared<Impl>(options, options.threads + options.waiting_lanes);
+}
+
+Executor::~Executor() {
+  std::shared_ptr<Run::Impl> last = impl_->current;
+  if (!last) return;
+  last->stop("step: its executor was destroyed");  // nothing, if it has ended
+  if (last->wait()) return;
+  // A body that does not return: get() has named it. Joining its thread would hang the caller, so somebody else waits.
+  std::thread([pool = std::move(impl_), last]() mutable {
+    last->future.wait();
+    last.reset();
+    pool.reset();
+  }).detach();
+}
+
+int Executor::threads() const noexcept { return impl_->options.threads; }
+int Executor::waiting_lanes() const noexcept { return impl_->options.waiting_lanes; }
+
+Run Executor::start(const Program& program, Recorder* recorder) {
+  const std::shared_ptr<Program::Impl>& what = program.impl_;
+  const ExecutorOptions& options             = impl_->options;
+  if (what->num_waiting_lanes > static_cast<std::size_t>(options.waiting_lanes)) {
+    throw Error(ErrorKind::config,
+                str("executor: the program has ", what->num_waiting_lanes, " lanes that wait (", what->waiting_lanes,
+                    "), but the pool has ", options.waiting_lanes, " workers for them (set waiting_lanes to at least ",
+                    what->num_waiting_lanes, ")"));
+  }
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->current && !impl_->current->ended()) {
+    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->program->step.running(),
+                                       "); one executor runs one step at a time"));
+  }
+  if (what->busy.exchange(true)) {
+    throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
+  }
+  Recording* const recording = recorder ? recorder->recording_.get() : nullptr;
+  bool recorded              = false;
+  try {
+    auto run       = std::make_shared<Run::Impl>(what, impl_->pool, recorder ? recorder->recording_ : nullptr, options);
+    impl_->current = run;
+    if (recording) {
+      recorded = recording->begin(impl_->pool->workers.size(), what->order);
+      if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
+    }
+    const bool is_on_device = what->step.device() != nullptr;
+    what->step.begin(*impl_->pool, run->state,
+                     {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
+                      .recording    = recording});
+    // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
+    run->future = impl_->workers.run(is_on_device ? what->on_device : what->taskflow, [state = &run->state] {
+      const std::lock_guard state_lock(state->mutex);
+      state->finished = true;
+    });
+    return Run(run);
+  } catch (...) {
+    if (recorded) recording->abandon();
+    what->busy.store(false);
+    impl_->current.reset();
+    throw;
+  }
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,297 @@
+#include "engine/run/lowering.hpp"
+
+#include <algorithm>
+#include <queue>
+#include <tuple>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/edges.hpp"
+#include "engine/graph/matching.hpp"
+#include "engine/graph/shards.hpp"
+
+namespace stepgraph {
+namespace {
+
+int position(const GroupSpec& group, std::int32_t rank) {
+  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
+}
+
+class Lowerer {
+ public:
+  Lowerer(const Graph& graph, const Edges& edges, const World& world)
+      : graph_(graph), edges_(edges), data_(graph.data()), world_(world) {}
+
+  Lowering lower() {
+    check_world();
+    find_waiting_lanes();
+    out_.leader.resize(data_.nodes.size());
+    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
+      out_.leader[node] = world_.is_local(Rank{data_.nodes[node].rank}) ? node : no_node;
+    }
+    if (data_.parts.empty()) {
+      lower_edges_unmatched();
+      if (&edges_ != &graph_.edges()) check_acyclic();  // the graph's own follow the order of adding
+    } else {
+      match_parts();
+      order_issues();
+      lower_edges();
+      check_acyclic();
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void check_world() const {
+    if (graph_.num_ranks() == world_.num_ranks()) return;
+    throw Error(ErrorKind::config,
+                str("program: the graph is for ", graph_.num_ranks(), " ranks, the world has ", world_.num_ranks()));
+  }
+
+  void find_waiting_lanes() {
+    for (std::size_t lane = 0; lane < data_.lane_sizes.size(); ++lane) {
+      const Rank rank{static_cast<int>(lane / num_lane_kinds)};
+      const auto kind = static_cast<LaneKind>(lane % num_lane_kinds);
+      if (data_.lane_sizes[lane] == 0 || !world_.is_local(rank) || !world_.waits(kind)) continue;
+      ++out_.num_waiting_lanes;
+      if (out_.num_waiting_lanes <= 8)
+        out_.waiting_lanes += str(out_.waiting_lanes.empty() ? "" : ", ", "rank ", rank, " ", kind);
+      if (out_.num_waiting_lanes == 9) out_.waiting_lanes += ", ...";
+    }
+    if (out_.num_waiting_lanes == 0) return;
+    out_.waits.resize(data_.nodes.size());
+    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
+      const NodeRecord& record = data_.nodes[node];
+      out_.waits[node]         = record.lane >= 0 && world_.waits(static_cast<LaneKind>(record.lane));
+      if (record.lane < 0 && record.part >= 0) {
+        throw Error(ErrorKind::config, str("program: part '", data_.name(node), "' of rank ", record.rank,
+                                           " has no lane, and this world's lanes wait (give it one: a part that waits "
+                                           "without a lane would hold up computation)"));
+      }
+    }
+  }
+
+  void match_parts() {
+    const Matching matching = stepgraph::match_parts(graph_, [&](Rank rank) { return world_.is_local(rank); });
+    out_.match_of_node.assign(data_.nodes.size(), 0);
+    for (std::size_t i = 0; i < matching.size(); ++i) {
+      Match match;
+      std::uint32_t leader = no_node;
+      for (const std::uint32_t node : matching.meeting(i)) {
+        const Rank rank            = graph_.rank({node});
+        const Graph::PartView part = graph_.part({node});
+        match.parts.push_back(
+            {{node}, rank, position(graph_.spec(part.group), index(rank)), part.peer, part.source, {}, {}});
+        leader = std::min(leader, node);
+      }
+      check_match(match);
+      for (const std::uint32_t node : matching.meeting(i)) {
+        out_.leader[node]        = leader;
+        out_.match_of_node[node] = static_cast<std::uint32_t>(i);
+      }
+      out_.matches.push_back(std::move(match));
+    }
+  }
+
+  // Who should be there is there, and does the same thing; `verify` says more.
+  void check_match(const Match& match) const {
+    const Node first           = match.parts.front().node;
+    const Graph::PartView what = graph_.part(first);
+    const GroupSpec& group     = graph_.spec(what.group);
+    std::size_t expected       = 0;
+    if (point_to_point(what.op)) {
+      expected = 1 + (world_.is_local(what.peer) ? 1 : 0);
+    } else {
+      for (const Rank rank : group.ranks) expected += world_.is_local(rank) ? 1 : 0;
+    }
+    if (match.parts.size() != expected && graph_.only_rank()) {
+      throw Error(ErrorKind::config,
+                  str("program: the graph holds rank ", *graph_.only_rank(), " only, but the other members of group '",
+                      group.name,
+                      "' live in this world too (run the whole graph here, or the slice where its rank lives alone)"));
+    }
+    if (match.parts.size() != expected) {
+      throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
+                                        group.name, "') meets ", match.parts.size() - 1, " other parts instead of ",
+                                        expected - 1, " (verify names who is missing)"));
+    }
+    for (const LocalPart& part : match.parts) {
+      const Graph::PartView other = graph_.part(part.node);
+      const bool same             = other.op == what.op || (point_to_point(other.op) && point_to_point(what.op));
+      if (!same || other.type != what.type || (has_root(what.op) && other.root != what.root) ||
+          (reduces(what.op) && other.reduction != what.reduction)) {
+        throw Error(ErrorKind::graph,
+                    str("program: ", graph_.describe(first), " and ", graph_.describe(part.node), " meet on group '",
+                        group.name, "' but do not do the same (verify says how they differ)"));
+      }
+    }
+    check_sizes(match);
+  }
+
+  // What worlds rely on: all they are given has the sizes that the operation needs.
+  void check_sizes(const Match& match) const {
+    const Graph::PartView what = graph_.part(match.parts.front().node);
+    const GroupSpec& group     = graph_.spec(what.group);
+    std::vector<std::uint32_t> nodes;
+    for (const LocalPart& part : match.parts) nodes.push_back(part.node.id);
+    std::optional<Misfit> found;
+    if (nodes.size() == (point_to_point(what.op) ? 2 : group.ranks.size())) {
+      found = misfit(graph_, nodes);
+    } else {  // the others are elsewhere
+      for (const std::uint32_t node : nodes) {
+        if (std::string why = misfit(graph_, Node{node}); !why.empty() && !found) found = Misfit{{node}, why};
+      }
+    }
+    if (!found) return;
+    const Graph::PartView part = graph_.part(found->node);
+    throw Error(ErrorKind::graph,
+                str("program: ", graph_.describe(found->node), " (", to_string(part.op), " on group '", group.name,
+                    "', sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes): ", found->why));
+  }
+
+  // Edges that the world's network needs beyond the graph's: the order in which a rank starts its communications.
+  void order_issues() {
+    const IssueOrder wanted = world_.issue_order();
+    if (wanted == IssueOrder::any) return;
+    std::vector<std::uint32_t> order;
+    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
+      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
+    }
+    const auto queue = [&](std::uint32_t part) {
+      const PartRecord& record = data_.parts[part];
+      return std::tuple(data_.nodes[record.node].rank, wanted == IssueOrder::per_communicator ? record.group : 0);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::tuple(queue(a), data_.parts[a].issue) < std::tuple(queue(b), data_.parts[b].issue);
+    });
+    // A queue's parts form batches that share an issue position; each part follows the whole batch before its own.
+    std::size_t before = 0, batch = 0;
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (queue(order[i]) != queue(order[i - 1])) {
+        before = batch = i;
+        continue;
+      }
+      if (data_.parts[order[i]].issue != data_.parts[order[i - 1]].issue) {
+        before = batch;
+        batch  = i;
+      }
+      for (std::size_t k = before; k < batch; ++k)
+        issue_edges_.emplace_back(data_.parts[order[i]].node, data_.parts[order[k]].node);
+    }
+    std::sort(issue_edges_.begin(), issue_edges_.end());
+  }
+
+  // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
+  void lower_edges_unmatched() {
+    out_.task_nodes.reserve(out_.leader.size());
+    for (const std::uint32_t node : out_.leader) {
+      if (node != no_node) out_.task_nodes.push_back(node);
+    }
+    out_.pred_begin = edges_.pred_begin;
+    out_.preds      = edges_.preds;  // never of another rank
+  }
+
+  void lower_edges() {
+    const auto num_nodes = static_cast<std::uint32_t>(data_.nodes.size());
+    std::vector<std::uint32_t> seen(num_nodes, no_node);
+    out_.pred_begin.reserve(num_nodes + 1);
+    out_.pred_begin.push_back(0);
+    for (std::uint32_t node = 0; node < num_nodes; ++node) {
+      if (out_.leader[node] == node) {
+        out_.task_nodes.push_back(node);
+        const auto follow = [&](std::uint32_t before) {
+          const std::uint32_t leader = out_.leader[before];
+          if (seen[leader] == node) return;
+          seen[leader] = node;
+          out_.preds.push_back(leader);
+        };
+        const auto follow_all = [&](std::uint32_t member) {
+          for (const std::uint32_t before : edges_.before({member})) follow(before);
+          auto extra = std::lower_bound(issue_edges_.begin(), issue_edges_.end(), std::pair(member, std::uint32_t{0}));
+          for (; extra != issue_edges_.end() && extra->first == member; ++extra) follow(extra->second);
+        };
+        if (data_.nodes[node].part >= 0) {
+          for (const LocalPart& part : out_.matches[out_.match_of_node[node]].parts) follow_all(part.node.id);
+        } else {
+          follow_all(node);
+        }
+      }
+      out_.pred_begin.push_back(static_cast<std::uint32_t>(out_.preds.size()));
+    }
+  }
+
+  void check_acyclic() const {
+    std::vector<std::uint32_t> waiting(data_.nodes.size(), 0), succ_begin(data_.nodes.size() + 1, 0),
+        succs(out_.preds.size());
+    for (const std::uint32_t before : out_.preds) ++succ_begin[before + 1];
+    for (std::size_t i = 0; i < data_.nodes.size(); ++i) succ_begin[i + 1] += succ_begin[i];
+    std::vector<std::uint32_t> next(succ_begin.begin(), succ_begin.end() - 1), ready;
+    for (const std::uint32_t node : out_.task_nodes) {
+      waiting[node] = out_.pred_begin[node + 1] - out_.pred_begin[node];
+      if (waiting[node] == 0) ready.push_back(node);
+      for (std::uint32_t i = out_.pred_begin[node]; i < out_.pred_begin[node + 1]; ++i)
+        succs[next[out_.preds[i]]++] = node;
+    }
+    std::size_t num_done = 0;
+    while (!ready.empty()) {
+      const std::uint32_t node = ready.back();
+      ready.pop_back();
+      ++num_done;
+      for (std::uint32_t i = succ_begin[node]; i < succ_begin[node + 1]; ++i) {
+        if (--waiting[succs[i]] == 0) ready.push_back(succs[i]);
+      }
+    }
+    if (num_done == out_.task_nodes.size()) return;
+    const auto stuck =
+        std::find_if(out_.task_nodes.begin(), out_.task_nodes.end(), [&](std::uint32_t n) { return waiting[n] > 0; });
+    throw Error(ErrorKind::graph,
+                str("program: ", out_.task_nodes.size() - num_done, " tasks wait for each other in a circle, ",
+                    graph_.describe(Node{*stuck}), " among them (verify prints the cycle)"));
+  }
+
+  const Graph& graph_;
+  const Edges& edges_;
+  const GraphData& data_;
+  const World& world_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> issue_edges_;  // (node, node before it), sorted
+  Lowering out_;
+};
+
+}  // namespace
+
+Lowering lower(const Graph& graph, const Edges& edges, const World& world) {
+  return Lowerer(graph, edges, world).lower();
+}
+
+std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position) {
+  const std::size_t num_nodes = lowering.leader.size();
+  std::vector<std::vector<std::uint32_t>> after(num_nodes);
+  std::vector<std::uint32_t> waiting(num_nodes, 0);
+  const auto later = [&](std::uint32_t a, std::uint32_t b) {
+    if (position.empty() || position[a] == position[b]) return a > b;
+    return position[a] > position[b];
+  };
+  std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, decltype(later)> ready(later);
+  for (const std::uint32_t node : lowering.task_nodes) {
+    waiting[node] = lowering.pred_begin[node + 1] - lowering.pred_begin[node];
+    for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i)
+      after[lowering.preds[i]].push_back(node);
+    if (waiting[node] == 0) ready.push(node);
+  }
+  std::vector<std::uint32_t> order;
+  while (!ready.empty()) {
+    const std::uint32_t node = ready.top();
+    ready.pop();
+    const Match* const match = lowering.matches.empty() ? nullptr : &lowering.matches[lowering.match_of_node[node]];
+    if (match != nullptr && lowering.leader[match->parts.front().node.id] == node) {
+      for (const LocalPart& part : match->parts) order.push_back(part.node.id);
+    } else {
+      order.push_back(node);
+    }
+    for (const std::uint32_t next : after[node]) {
+      if (--waiting[next] == 0) ready.push(next);
+    }
+  }
+  return order;
+}
+
+}  // namespace stepgraph

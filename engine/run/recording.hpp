@@ -1,0 +1,109 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/graph/timeline.hpp"
+
+// What a step writes down while it runs: internal to engine/.
+namespace stepgraph {
+
+// The processor's own counter: its unit is whatever it is, the same on all cores. A reading is a tenth of what
+// steady_clock takes.
+#if defined(__aarch64__)
+inline std::uint64_t read_ticks() noexcept {
+  std::uint64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+  return ticks;
+}
+// For begins. A processor may read the counter ahead of time and let a node seem to begin before the node it waited for
+// had ended; Neoverse V1 does it once in millions of edges between workers. (An end needs no care: nobody hears of it
+// before it was read.) The barrier against it costs 25 to 100 ns a node where the reading costs 3, so the timeline puts
+// such begins right instead.
+inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
+#elif defined(__x86_64__)
+inline std::uint64_t read_ticks() noexcept { return __builtin_ia32_rdtsc(); }
+// Here reading ahead is what processors do.
+inline std::uint64_t read_begin_ticks() noexcept {
+  __builtin_ia32_lfence();
+  return __builtin_ia32_rdtsc();
+}
+#else
+inline std::uint64_t read_ticks() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
+#endif
+
+// The tasks of a program: in which a node runs, and who runs before whom.
+struct TaskOrder {
+  std::vector<std::uint32_t> leader;      // the node whose task a node runs in; no_node: on another process's rank
+  std::vector<std::uint32_t> task_nodes;  // the leaders, ascending
+  std::vector<std::uint32_t> pred_begin;  // by node, for leaders: predecessors, as leaders
+  std::vector<std::uint32_t> preds;
+};
+
+// Every worker appends to chunks of its own, so nobody waits and nothing is shared; chunks are kept from run to run.
+// begin() and end() are called around a step by its executor, add() by the workers in between.
+class Recording {
+ public:
+  // Takes the recorder for a step; false: it has one.
+  [[nodiscard]] bool begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> order);
+  void end() noexcept;      // the step has ended
+  void abandon() noexcept;  // it never began
+
+  [[gnu::always_inline]] void add(int worker, std::uint32_t node, std::uint64_t begin, std::uint64_t end) noexcept {
+    Log& log = logs_[static_cast<std::size_t>(worker)];
+    if (log.next == log.end_of_chunk && !log.grow()) [[unlikely]]
+      return;
+    *log.next++ = {begin, end, node};
+  }
+
+  // Measured elsewhere, on a device: the step's times are these, whatever was added.
+  void set_times(std::vector<NodeTime> times) { times_ = std::move(times); }
+
+  [[nodiscard]] Timeline timeline() const;
+
+ private:
+  static constexpr std::size_t chunk_size = 4096;
+
+  struct Event {
+    std::uint64_t begin, end;  // in ticks
+    std::uint32_t node;
+  };
+  struct alignas(64) Log {
+    Event* next         = nullptr;
+    Event* end_of_chunk = nullptr;
+    std::size_t used    = 0;  // chunks
+    bool overflowed     = false;
+    std::vector<std::unique_ptr<Event[]>> chunks;
+    bool grow() noexcept;  // false: there is no memory
+    void clear() noexcept;
+    template <class Visit>
+    void for_each(const Visit& visit) const;
+  };
+  // One moment, on both clocks.
+  struct Moment {
+    std::uint64_t ticks = 0;
+    std::chrono::steady_clock::time_point time;
+    static Moment now() noexcept;
+  };
+
+  [[nodiscard]] Moment ruler_end() const;
+  void put_begins_right(Timeline& timeline) const;
+
+  std::atomic<bool> busy_{false};
+  bool recorded_ = false;
+  std::vector<Log> logs_;        // by worker
+  std::vector<NodeTime> times_;  // by node, where a device has measured them
+  std::shared_ptr<const TaskOrder> order_;
+  Moment began_;
+  mutable std::mutex mutex_;  // guards `ended_` between runs
+  mutable Moment ended_;      // or somewhat later: both clocks are compared from `began_` to here
+};
+
+}  // namespace stepgraph

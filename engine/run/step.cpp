@@ -1,0 +1,307 @@
+#include "engine/run/step.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "engine/run/recording.hpp"
+#include "engine/run/tsan.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Holds a licence to compute while it lives.
+class SlotGuard {
+ public:
+  SlotGuard(Pool& pool, Worker& worker) : pool_(pool), worker_(worker), slot_(pool.slots.acquire(worker.index)) {
+    worker_.has_slot = true;
+  }
+  ~SlotGuard() {
+    worker_.has_slot = false;
+    pool_.slots.release(slot_);
+    pool_.crew.offer();
+  }
+  SlotGuard(const SlotGuard&)            = delete;
+  SlotGuard& operator=(const SlotGuard&) = delete;
+
+ private:
+  Pool& pool_;
+  Worker& worker_;
+  int slot_;
+};
+
+}  // namespace
+
+constinit thread_local Worker* this_worker = nullptr;
+
+void Worker::forget_waiting() {
+  said_waiting = false;
+  const std::lock_guard lock(mutex);
+  waiting_for.clear();
+}
+
+Pool::Pool(int threads, int num_workers)
+    : num_threads(threads),
+      slots(threads),
+      crew(threads, num_workers, slots, arena),
+      arena(threads),
+      workers(static_cast<std::size_t>(num_workers)) {
+  for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
+}
+
+Step::Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+           std::vector<std::uint32_t> match_of_node, std::vector<bool> waits)
+    : graph_(std::move(graph)),
+      world_(world),
+      memory_(std::move(memory)),
+      data_(graph_.data()),
+      matches_(std::move(matches)),
+      match_of_node_(std::move(match_of_node)),
+      waits_(std::move(waits)),
+      done_(tsan::enabled ? data_.nodes.size() : 0) {
+  tasks_.reserve(data_.nodes.size());
+  for (std::uint32_t node = 0; node < data_.nodes.size(); ++node)
+    tasks_.push_back({data_.bodies[node].closure(), node});
+  for (Match& match : matches_) bind(match);
+}
+
+// Finds the memory of a match's accesses.
+void Step::bind(Match& match) {
+  const auto gather = [&](std::uint32_t node, auto&& wanted) {
+    const std::size_t before = match.pieces.size();
+    for (std::uint32_t i = data_.nodes[node].access_begin; i < data_.access_end(node); ++i) {
+      const AccessRecord& access = data_.accesses[i];
+      if (!wanted(access.mode()) || data_.buffers[access.buffer()].token) continue;
+      Region region         = data_.region(access);
+      std::byte* const data = memory_->data({access.buffer()}) + std::exchange(region.offset, 0);
+      match.pieces.push_back({data, region});
+    }
+    return match.pieces.size() - before;
+  };
+  std::vector<std::size_t> sizes;
+  for (const LocalPart& part : match.parts) {
+    sizes.push_back(gather(part.node.id, [](AccessMode mode) { return reads(mode); }));
+    sizes.push_back(gather(part.node.id, [](AccessMode mode) { return writes(mode); }));
+  }
+  std::span<const Piece> left(match.pieces);
+  for (std::size_t i = 0; i < match.parts.size(); ++i) {
+    match.parts[i].in  = left.first(sizes[2 * i]);
+    match.parts[i].out = left.subspan(sizes[2 * i], sizes[2 * i + 1]);
+    left               = left.subspan(sizes[2 * i] + sizes[2 * i + 1]);
+  }
+}
+
+void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
+  pool_  = &pool;
+  run_   = &run;
+  needs_ = needs;
+  needy_ = needs.count_bodies || needs.recording || device_;
+  world_.begin_step();
+  if (host_lanes_) host_lanes_->begin();
+  for (Worker& worker : pool.workers) {
+    worker.context.step_ = this;
+    tsan::release(&worker);
+  }
+}
+
+// Little is done around a body and nothing is kept across it: the cost of a node is mostly memory that is written.
+[[gnu::always_inline]] inline void Step::execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  worker.context.task_.store(&task, std::memory_order_relaxed);
+  try {
+    if (invoke) {
+      invoke(&task.closure, worker.context);
+    } else {
+      worker.context.step_->communicate(worker.context);
+    }
+  } catch (...) {
+    fail_current();
+  }
+  Worker& same = *this_worker;
+  same.context.task_.store(nullptr, std::memory_order_relaxed);
+  if (same.said_waiting) [[unlikely]]
+    same.forget_waiting();
+}
+
+// Called while an exception of this worker's node is handled.
+void Step::fail_current() noexcept {
+  const Context& context = this_worker->context;
+  const auto fail        = [&](ErrorKind kind, const char* cause) {
+    Step& step = *context.step_;
+    step.stop(*step.run_, Error(kind, str(step.graph_.describe(context.node()), ": ", cause)), /*name_running=*/false);
+  };
+  try {
+    throw;
+  } catch (const Error& e) {
+    fail(e.kind() == ErrorKind::config ? ErrorKind::run : e.kind(), e.what());
+  } catch (const std::exception& e) {
+    fail(ErrorKind::run, e.what());
+  } catch (...) {
+    fail(ErrorKind::run, "unknown exception");
+  }
+}
+
+void Step::communicate(const Context& context) {
+  const std::uint32_t node = context.node().id;
+  if (data_.nodes[node].part < 0) return;  // a node without a body
+  const Match& match         = matches_[match_of_node_[node]];
+  const Graph::PartView what = graph_.part(match.parts.front().node);
+  world_.communicate(context, {what, graph_.spec(what.group), match.parts});
+}
+
+void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
+  Worker& worker = *this_worker;
+  const tsan::OutsideScheduler outside;
+  tsan::acquire(&worker);  // what came before the run
+  Step& step = *worker.context.step_;
+  if (step.stopping()) return tsan::release(&step.finished_);
+  if constexpr (tsan::enabled) {
+    for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
+  }
+  if (!step.needy_) [[likely]] {
+    execute(invoke, task, worker);
+  } else {
+    step.run_needy(invoke, task, worker);
+  }
+  if constexpr (tsan::enabled) tsan::release(&step.done_[task.node]);
+  tsan::release(&step.finished_);
+}
+
+// Where more threads than may compute at once could be at work: with a licence, unless the node waits. Waiting for the
+// licence is no time of the node's.
+void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  if (device_) return run_on_device(invoke, task, worker);
+  std::optional<SlotGuard> slot;
+  if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
+    slot.emplace(*pool_, worker);
+    if (stopping()) return;  // it may have waited long for its licence
+  }
+  if (!needs_.recording) return execute(invoke, task, worker);
+  const std::uint64_t begin = read_begin_ticks();
+  execute(invoke, task, worker);
+  needs_.recording->add(worker.index, task.node, begin, read_ticks());
+}
+
+// What a body enqueues waits for what comes before its node, and what comes after waits for it.
+void Step::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+  Context& context = worker.context;
+  context.task_.store(&task, std::memory_order_relaxed);
+  try {
+    if (data_.nodes[task.node].part >= 0) {
+      Match& match = matches_[match_of_node_[task.node]];
+      for (LocalPart& part : match.parts) part.queue = device_->before(part.node);
+      context.device_ = match.parts.front().queue;
+      communicate(context);
+      for (const LocalPart& part : match.parts) device_->after(part.node);
+    } else {
+      context.device_ = device_->before(Node{task.node});
+      if (invoke) invoke(&task.closure, context);
+      device_->after(Node{task.node});
+    }
+  } catch (...) {
+    fail_current();
+  }
+  context.device_ = nullptr;
+  context.task_.store(nullptr, std::memory_order_relaxed);
+  if (worker.said_waiting) worker.forget_waiting();
+}
+
+void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
+                      std::unique_ptr<HostLanes> host_lanes) {
+  device_         = std::move(device);
+  tasks_in_order_ = std::move(tasks_in_order);
+  host_lanes_     = std::move(host_lanes);
+}
+
+// Of a communication each part may follow host nodes of its own rank.
+void Step::wait_for_host(std::uint32_t node) const noexcept {
+  if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
+  for (const LocalPart& part : matches_[match_of_node_[node]].parts) host_lanes_->wait_before(part.node.id);
+}
+
+void Step::issue_nodes() {
+  device_->begin(needs_.recording != nullptr);
+  for (const std::uint32_t node : tasks_in_order_) {
+    if (host_lanes_->hand_over(node)) continue;
+    wait_for_host(node);
+    run(data_.bodies[node].invoke(), tasks_[node]);
+  }
+  host_lanes_->wait_for_all();
+  device_->end(!stopping());
+}
+
+void Step::issue() noexcept {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    if (needs_.recording || host_lanes_->size() > 0 || !device_->replay()) issue_nodes();
+  } catch (const Error& error) {
+    stop(*run_, error, /*name_running=*/false);
+  }
+  issue_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void Step::run_host_lane(std::size_t lane) noexcept {
+  const std::vector<std::uint32_t>& nodes = host_lanes_->nodes(lane);
+  for (std::size_t i = 0; i < nodes.size() && !stopping(); ++i) {
+    host_lanes_->wait_until_handed(lane, i);
+    host_lanes_->wait_before(nodes[i]);
+    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // nothing, once everything stops
+    host_lanes_->set_done(lane);
+  }
+}
+
+void Step::stop(RunState& run, const Error& why, bool name_running) {
+  // The world hears of it under the lock: a run ends by taking it, so this abort cannot reach the next step.
+  const std::lock_guard lock(run.mutex);
+  if (run.finished || run.error) return;
+  const std::string names  = name_running ? running() : std::string();
+  const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
+  run.error                = Error(why.kind(), reason);
+  run.stopping.store(true);
+  if (host_lanes_) host_lanes_->stop();
+  world_.abort(reason);
+}
+
+std::string Step::running() const {
+  std::string names;
+  if (!pool_) return names;
+  for (Worker& worker : pool_->workers) {
+    const TaskRecord* const task = worker.context.task_.load(std::memory_order_relaxed);
+    if (!task) continue;
+    const std::uint32_t node = task->node;
+    if (!names.empty()) names += "; ";
+    names += graph_.describe(Node{node});
+    const std::lock_guard lock(worker.mutex);
+    if (!worker.waiting_for.empty()) {
+      names += str(", waiting for ", worker.waiting_for);
+    } else if (data_.nodes[node].part >= 0) {
+      const Graph::PartView part = graph_.part({node});
+      names += str(", waiting for ", to_string(part.op), " '", part.message, "' on group '",
+                   graph_.spec(part.group).name, "'");
+      if (point_to_point(part.op)) names += str(" with rank ", part.peer);
+      if (part.op == PartOp::permute) names += str(" to rank ", part.peer, ", from rank ", part.source);
+    }
+  }
+  return names;
+}
+
+void Step::waiting_for(std::string_view what) {
+  if (!this_worker) return;  // a tile on a thread of the arena: its caller's worker speaks for the node
+  Worker& worker = *this_worker;
+  const std::lock_guard lock(worker.mutex);
+  worker.waiting_for  = what;
+  worker.said_waiting = true;
+}
+
+void Step::parallel_for(Node node, std::int64_t num_tiles, TileCall tile) {
+  const NodeRecord& record = data_.nodes[node.id];
+  if (!record.parallel && record.part < 0) {
+    throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");
+  }
+  // A body on a waiting lane holds no licence; it needs one while it computes. Not on a thread of the arena, nor in a
+  // kernel inside a kernel: those have one.
+  std::optional<SlotGuard> slot;
+  if (this_worker && !this_worker->has_slot) slot.emplace(*pool_, *this_worker);
+  pool_->crew.run(num_tiles, tile);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,147 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/graph_data.hpp"
+#include "engine/run/arena.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/crew.hpp"
+#include "engine/run/device.hpp"
+#include "engine/run/host_lanes.hpp"
+#include "engine/run/memory.hpp"
+#include "engine/run/slots.hpp"
+#include "engine/run/world.hpp"
+
+// How a node runs, once Taskflow has decided that it may: internal to engine/. Knows no Taskflow, so that
+// ThreadSanitizer can watch it (engine/run/tsan.hpp).
+namespace stepgraph {
+
+class Recording;  // engine/run/recording.hpp
+class Step;
+
+// One task of a lowered graph: a node, or the node that leads a match.
+struct TaskRecord {
+  void* closure;  // the body's
+  std::uint32_t node;
+};
+
+// One thread of an executor's pool, and what it is doing.
+struct alignas(64) Worker {
+  Context context;  // what it runs, and in which step
+  int index         = 0;
+  bool said_waiting = false;  // its own thread's
+  bool has_slot     = false;  // its own thread's: it may compute
+  std::mutex mutex;           // guards `waiting_for`
+  std::string waiting_for;    // what the current node said it waits for
+  void forget_waiting();
+};
+
+// What a pool lends to the step it runs.
+struct Pool {
+  explicit Pool(int num_threads, int num_workers);
+  int num_threads;
+  Slots slots;
+  Crew crew;
+  Arena arena;  // after what its threads look at: it waits for them
+  std::vector<Worker> workers;
+};
+
+// Matched parts that run as one task: by member; for a message the sender, then the receiver.
+struct Match {
+  std::vector<LocalPart> parts;
+  std::vector<Piece> pieces;  // what the parts' spans point at
+};
+
+// One run of a step: how it ends.
+struct RunState {
+  std::atomic<bool> stopping{false};  // no new body starts
+  std::mutex mutex;                   // guards the rest
+  bool finished = false;              // nothing of it runs any more
+  std::optional<Error> error;         // why it stops
+};
+
+// What a run needs beside its bodies being run.
+struct StepNeeds {
+  bool count_bodies    = false;    // more threads than may compute at once could be at work
+  Recording* recording = nullptr;  // where times go, if anywhere
+};
+
+// A program's state while it runs and between runs. run() and what bodies call happen on pool
+// threads.
+class Step {
+ public:
+  Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+       std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
+
+  // From here on bodies enqueue their work there, one after another in this order; host nodes of lanes run beside.
+  void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
+                  std::unique_ptr<HostLanes> host_lanes);
+  [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
+  void issue() noexcept;                                              // all of a run, on this thread
+  [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
+  void run_host_lane(std::size_t lane) noexcept;  // its nodes, on a thread of their own, while others are issued
+
+  void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
+
+  // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
+  // Nothing once the step is stopping.
+  static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
+  [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
+
+  // Stops a run; the first reason is kept. With `name_running` it gets the names of what runs at this moment.
+  void stop(RunState& run, const Error& why, bool name_running);
+  [[nodiscard]] bool stopping() const noexcept { return run_->stopping.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::string running() const;  // names of the nodes that run now and what they wait for; may be empty
+
+  [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
+  [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
+  void parallel_for(Node node, std::int64_t num_tiles, TileCall tile);
+  void waiting_for(std::string_view what);
+
+  // Only used when ThreadSanitizer watches: who runs before whom, by task.
+  std::vector<std::vector<std::uint32_t>> task_preds;  // by leading node
+  [[nodiscard]] const void* finished() const noexcept { return &finished_; }
+
+ private:
+  static void execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  static void fail_current() noexcept;
+  void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
+  void issue_nodes();
+  void wait_for_host(std::uint32_t node) const noexcept;
+  void bind(Match& match);
+  void communicate(const Context& context);
+
+  Graph graph_;
+  World& world_;
+  std::shared_ptr<Memory> memory_;
+  const GraphData& data_;
+  std::vector<TaskRecord> tasks_;  // by node
+  std::vector<Match> matches_;
+  std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
+  std::vector<bool> waits_;                   // by node; empty when no lane waits
+
+  std::unique_ptr<DeviceProgram> device_;
+  std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
+  std::unique_ptr<HostLanes> host_lanes_;      // likewise
+  double issue_s_ = 0;
+
+  RunState* run_   = nullptr;
+  Pool* pool_      = nullptr;
+  StepNeeds needs_ = {};
+  bool needy_      = false;  // there are any
+  std::vector<char> done_;   // addresses for ThreadSanitizer, one per node
+  char finished_ = 0;
+};
+
+// The worker that this thread is; set once by the executor's threads, null on others. Read for every node, hence no
+// function around it and the cheapest access the linker has.
+extern constinit thread_local Worker* this_worker __attribute__((tls_model("initial-exec")));
+
+}  // namespace stepgraph

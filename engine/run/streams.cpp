@@ -1,0 +1,208 @@
+#include "engine/run/streams.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/base/error.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/lowering.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr std::uint32_t none = StreamPlan::none;
+
+// Of each stream of a rank: how many of its nodes are known to be done. Counts go on from run to run, so that one clock
+// tells this run's nodes from those of the run before.
+using Clock = std::array<std::int64_t, num_lane_kinds>;
+
+// Walks nodes in their issue order and knows, at each, what is done by then. Two runs of the graph one after another:
+// the first to learn what the ends of its streams know.
+class Walk {
+ public:
+  Walk(const Graph& graph, const std::vector<std::uint32_t>& stream)
+      : stream_(stream),
+        known_(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds),
+        place_(graph.num_nodes(), 0),
+        at_(graph.num_nodes()),
+        sizes_(known_.size(), 0) {}
+
+  // f(node, its clock): may join others' clocks to it, before it counts as issued.
+  template <class F>
+  void run(const std::vector<std::uint32_t>& order, const F& f) {
+    for (Clock& at : at_) at = {};
+    for (const std::uint32_t node : order) {
+      Clock clock = stream_[node] == none ? Clock{} : known_[stream_[node]];
+      f(node, clock);
+      if (stream_[node] != none) {
+        place_[node]                  = ++sizes_[stream_[node]];
+        clock[kind_of(stream_[node])] = place_[node];
+        known_[stream_[node]]         = clock;
+      }
+      at_[node] = clock;
+    }
+  }
+
+  [[nodiscard]] static std::size_t kind_of(std::uint32_t stream) { return stream % num_lane_kinds; }
+  // Whether `before`, of this run, is known at `clock`.
+  [[nodiscard]] bool knows(const Clock& clock, std::uint32_t before) const {
+    return stream_[before] != none && clock[kind_of(stream_[before])] >= place_[before];
+  }
+  void join(Clock& clock, const Clock& other) const {
+    for (std::size_t i = 0; i < num_lane_kinds; ++i) clock[i] = std::max(clock[i], other[i]);
+  }
+  [[nodiscard]] const Clock& at(std::uint32_t node) const { return at_[node]; }
+
+  // What the run before left: places and clocks of its nodes.
+  struct Past {
+    std::vector<std::int64_t> place;
+    std::vector<Clock> at;
+  };
+  [[nodiscard]] Past past() const { return {place_, at_}; }
+
+ private:
+  const std::vector<std::uint32_t>& stream_;
+  std::vector<Clock> known_;  // by stream
+  std::vector<std::int64_t> place_;
+  std::vector<Clock> at_;            // by node
+  std::vector<std::int64_t> sizes_;  // by stream
+};
+
+bool past_known(const Clock& clock, const Walk::Past& past, const std::vector<std::uint32_t>& stream,
+                std::uint32_t node) {
+  return stream[node] != none && clock[Walk::kind_of(stream[node])] >= past.place[node];
+}
+
+// Latest first: what they know makes waits for earlier ones unnecessary.
+std::vector<std::uint32_t> latest_first(std::span<const std::uint32_t> nodes,
+                                        const std::vector<std::uint32_t>& position) {
+  std::vector<std::uint32_t> sorted(nodes.begin(), nodes.end());
+  std::sort(sorted.begin(), sorted.end(), [&](auto a, auto b) { return position[a] > position[b]; });
+  return sorted;
+}
+
+std::vector<std::uint32_t> positions(const std::vector<std::uint32_t>& order) {
+  std::vector<std::uint32_t> position(order.size());
+  for (std::uint32_t i = 0; i < order.size(); ++i) position[order[i]] = i;
+  return position;
+}
+
+std::size_t num_different(std::vector<std::uint32_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  return static_cast<std::size_t>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
+}
+
+}  // namespace
+
+std::span<const std::uint32_t> StreamPlan::waits_of(Node node) const {
+  return std::span(waits).subspan(wait_begin[node.id], wait_begin[node.id + 1] - wait_begin[node.id]);
+}
+std::span<const std::uint32_t> StreamPlan::loop_waits_of(Node node) const {
+  return std::span(loop_waits).subspan(loop_begin[node.id], loop_begin[node.id + 1] - loop_begin[node.id]);
+}
+
+std::size_t StreamPlan::num_streams() const {
+  std::vector<std::uint32_t> all = stream;
+  std::erase(all, none);
+  return num_different(std::move(all));
+}
+
+std::size_t StreamPlan::num_events() const {
+  std::vector<std::uint32_t> all = waits;
+  all.insert(all.end(), loop_waits.begin(), loop_waits.end());
+  return num_different(std::move(all));
+}
+
+std::string stream_name(std::uint32_t stream) {
+  return str("rank ", stream / num_lane_kinds, " ", to_string(static_cast<LaneKind>(stream % num_lane_kinds)));
+}
+
+StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order) {
+  StreamPlan plan;
+  plan.issue_order.assign(order.begin(), order.end());
+  plan.stream.resize(graph.num_nodes());
+  const std::vector<std::uint32_t> position = positions(plan.issue_order);
+  for (const std::uint32_t node : plan.issue_order) {
+    const auto lane   = graph.lane(Node{node});
+    const auto kind   = static_cast<std::uint32_t>(lane ? lane->kind : LaneKind::compute);
+    const auto rank   = static_cast<std::uint32_t>(index(graph.rank(Node{node})));
+    plan.stream[node] = graph.kind(Node{node}) == NodeKind::host ? none : rank * num_lane_kinds + kind;
+    if (lane || plan.stream[node] == none) continue;
+    const std::vector<std::uint32_t> before = latest_first(edges.before(Node{node}), position);
+    const auto on = std::find_if(before.begin(), before.end(), [&](auto of) { return plan.stream[of] != none; });
+    if (on != before.end()) plan.stream[node] = plan.stream[*on];
+  }
+  std::vector<std::vector<std::uint32_t>> waits(graph.num_nodes()), loops(graph.num_nodes());
+  Walk walk(graph, plan.stream);
+  const auto wait_for = [&](std::uint32_t node, Clock& clock) {
+    waits[node].clear();
+    for (const std::uint32_t before : latest_first(edges.before(Node{node}), position)) {
+      if (plan.stream[before] != none && !walk.knows(clock, before)) waits[node].push_back(before);
+      walk.join(clock, walk.at(before));
+    }
+  };
+  walk.run(plan.issue_order, wait_for);
+  const Walk::Past past = walk.past();
+  walk.run(plan.issue_order, [&](std::uint32_t node, Clock& clock) {
+    wait_for(node, clock);
+    for (const std::uint32_t before : latest_first(edges.before_loop(Node{node}), position)) {
+      if (plan.stream[before] == none) continue;  // the host has done it
+      if (!past_known(clock, past, plan.stream, before)) loops[node].push_back(before);
+      walk.join(clock, past.at[before]);
+    }
+  });
+  const auto pack = [](const auto& rows, std::vector<std::uint32_t>& begin, std::vector<std::uint32_t>& all) {
+    begin.push_back(0);
+    for (const auto& row : rows) {
+      all.insert(all.end(), row.begin(), row.end());
+      begin.push_back(static_cast<std::uint32_t>(all.size()));
+    }
+  };
+  pack(waits, plan.wait_begin, plan.waits);
+  pack(loops, plan.loop_begin, plan.loop_waits);
+  return plan;
+}
+
+StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world) {
+  return plan_streams(graph, plan.edges, issue_order(lower(graph, plan.edges, world), plan.position));
+}
+
+void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan) {
+  const auto refuse = [&](std::uint32_t before, std::uint32_t node, bool loop) {
+    const auto where = [&](std::uint32_t of) {
+      return plan.stream[of] == none ? std::string("the host") : str("stream '", stream_name(plan.stream[of]), "'");
+    };
+    throw Error(ErrorKind::graph,
+                str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
+                    graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
+                    " has ended (an event wait of the first for the second is missing)"));
+  };
+  Walk walk(graph, plan.stream);
+  std::vector<char> issued(graph.num_nodes(), 0);
+  Walk::Past past;
+  for (const bool second : {false, true}) {
+    std::fill(issued.begin(), issued.end(), 0);
+    walk.run(plan.issue_order, [&](std::uint32_t node, Clock& clock) {
+      for (const std::uint32_t before : plan.waits_of(Node{node})) {
+        if (!issued[before]) refuse(before, node, false);
+        walk.join(clock, walk.at(before));
+      }
+      if (second) {
+        for (const std::uint32_t before : plan.loop_waits_of(Node{node})) walk.join(clock, past.at[before]);
+      }
+      // Host nodes are done when what follows them is issued.
+      for (const std::uint32_t before : edges.before(Node{node})) {
+        if (!issued[before] || (plan.stream[before] != none && !walk.knows(clock, before))) refuse(before, node, false);
+        if (plan.stream[before] == none) walk.join(clock, walk.at(before));
+      }
+      for (const std::uint32_t before : edges.before_loop(Node{node})) {
+        if (second && plan.stream[before] != none && !past_known(clock, past, plan.stream, before))
+          refuse(before, node, true);
+      }
+      issued[node] = 1;
+    });
+    past = walk.past();
+  }
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,53 @@
+#include "engine/simulate/rate_table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/base/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+bool amount(double value) { return value >= 0 && std::isfinite(value); }
+bool time(double seconds) { return seconds > 0 && std::isfinite(seconds); }
+
+// Doublings are what counts, and next to nothing is nothing.
+double octaves(double value) { return std::log2(std::max(value, 1.0)); }
+
+// How many times the point's work a node is: in flops if both have some, else in bytes.
+double times_the_work(double flops, double bytes_moved, const RatePoint& point) {
+  const bool computes = flops > 0 && point.flops > 0;
+  return std::max(computes ? flops : bytes_moved, 1.0) / std::max(computes ? point.flops : point.bytes_moved, 1.0);
+}
+
+}  // namespace
+
+RateTable::RateTable(std::vector<RatePoint> points) : points_(std::move(points)) {
+  if (points_.empty()) throw Error(ErrorKind::config, "rate table: has no points (one or more)");
+  for (const RatePoint& point : points_) {
+    if (amount(point.flops) && amount(point.bytes_moved) && time(point.busy_s) && time(point.alone_s)) continue;
+    throw Error(ErrorKind::config,
+                str("rate table: ", point.flops, " flops and ", point.bytes_moved, " bytes take ", point.busy_s,
+                    " s while others work, ", point.alone_s, " s alone (amounts of at least 0, times above 0)"));
+  }
+}
+
+// Shepard's method on the logarithms of time per work, with weights that fall with the fourth power of the distance: a
+// neighbour at half the size does not blur what was measured here.
+RatePoint RateTable::at(double flops, double bytes_moved) const {
+  double weights = 0, busy = 0, alone = 0;
+  for (const RatePoint& point : points_) {
+    const double across  = octaves(flops) - octaves(point.flops),
+                 along   = octaves(bytes_moved) - octaves(point.bytes_moved);
+    const double squared = across * across + along * along;
+    if (squared == 0) return {flops, bytes_moved, point.busy_s, point.alone_s};
+    const double weight = 1 / (squared * squared), times = times_the_work(flops, bytes_moved, point);
+    weights += weight;
+    busy += weight * std::log(point.busy_s * times);
+    alone += weight * std::log(point.alone_s * times);
+  }
+  return {flops, bytes_moved, std::exp(busy / weights), std::exp(alone / weights)};
+}
+
+}  // namespace stepgraph

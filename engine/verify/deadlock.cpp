@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "engine/base/error.hpp"
+#include "engine/verify/findings.hpp"
+
+namespace stepgraph::verifier {
+namespace {
+
+// Why one node waits for another.
+enum class Wait : std::uint8_t { edge, communicator, issue };
+
+struct WaitEdge {
+  std::uint32_t from, to;  // `to` waits for `from`
+  Wait why;
+};
+
+// Who waits for whom, with everything that can only happen at once made one: parts that meet, and parts of a rank that
+// share an issue position.
+class WaitGraph {
+ public:
+  WaitGraph(const Graph& graph, const Edges& edges) : graph_(graph), cluster_(graph.num_nodes()) {
+    std::iota(cluster_.begin(), cluster_.end(), 0u);
+    for (const auto& nodes : meetings(graph)) {
+      for (const std::uint32_t node : nodes) join(nodes.front(), node);
+    }
+    for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+      for (const std::uint32_t before : edges.before({node})) waits_.push_back({before, node, Wait::edge});
+    }
+    order_issues();
+  }
+
+  void report_cycle(Findings& findings) {
+    for (std::uint32_t node = 0; node < cluster_.size(); ++node) cluster_[node] = find(node);
+    const auto blocked = blocked_clusters();
+    if (blocked.empty()) return;
+    findings.add(Flaw::deadlock, describe_cycle(blocked));
+  }
+
+ private:
+  std::uint32_t find(std::uint32_t node) {
+    while (cluster_[node] != node) node = cluster_[node] = cluster_[cluster_[node]];
+    return node;
+  }
+  void join(std::uint32_t a, std::uint32_t b) { cluster_[find(a)] = find(b); }
+
+  // A rank's parts wait for those before them: on the rank, and on each communicator.
+  void order_issues() {
+    std::map<int, std::vector<std::uint32_t>> by_rank;
+    for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
+      if (graph_.has_part({node})) by_rank[index(graph_.rank({node}))].push_back(node);
+    }
+    for (auto& [rank, parts] : by_rank) {
+      std::stable_sort(parts.begin(), parts.end(),
+                       [&](auto a, auto b) { return graph_.part({a}).issue < graph_.part({b}).issue; });
+      std::map<std::uint32_t, std::uint32_t> last_on_group;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const Graph::PartView part  = graph_.part({parts[i]});
+        const auto [last, is_first] = last_on_group.try_emplace(part.group.id, parts[i]);
+        if (!is_first) {
+          if (graph_.part({last->second}).issue != part.issue)
+            waits_.push_back({last->second, parts[i], Wait::communicator});
+          last->second = parts[i];
+        }
+        if (i == 0) continue;
+        if (graph_.part({parts[i - 1]}).issue == part.issue) {
+          join(parts[i - 1], parts[i]);
+        } else {
+          waits_.push_back({parts[i - 1], parts[i], Wait::issue});
+        }
+      }
+    }
+  }
+
+  // Clusters that can never run, by taking away those that can until none is left.
+  std::vector<bool> blocked_clusters() const {
+    const std::size_t size = cluster_.size();
+    std::vector<std::uint32_t> waiting(size, 0), begin(size + 1, 0), targets(waits_.size());
+    for (const WaitEdge& wait : waits_) {
+      ++waiting[cluster_[wait.to]];
+      ++begin[cluster_[wait.from] + 1];
+    }
+    for (std::size_t i = 0; i < size; ++i) begin[i + 1] += begin[i];
+    std::vector<std::uint32_t> next(begin.begin(), begin.end() - 1), ready;
+    for (const WaitEdge& wait : waits_) targets[next[cluster_[wait.from]]++] = cluster_[wait.to];
+    std::size_t left = 0;
+    for (std::uint32_t i = 0; i < size; ++i) {
+      if (cluster_[i] != i) continue;
+      ++left;
+      if (waiting[i] == 0) ready.push_back(i);
+    }
+    while (!ready.empty()) {
+      const std::uint32_t done = ready.back();
+      ready.pop_back();
+      --left;
+      for (std::uint32_t i = begin[done]; i < begin[done + 1]; ++i) {
+        if (--waiting[targets[i]] == 0) ready.push_back(targets[i]);
+      }
+    }
+    std::vector<bool> blocked;
+    if (left == 0) return blocked;
+    blocked.resize(size);
+    for (std::uint32_t i = 0; i < size; ++i) blocked[i] = cluster_[i] == i && waiting[i] > 0;
+    return blocked;
+  }
+
+  // Walks back from a blocked cluster along waits until a cluster comes again.
+  std::string describe_cycle(const std::vector<bool>& blocked) const {
+    std::vector<std::uint32_t> wait_of(cluster_.size(), none);  // some wait of a cluster for a blocked one
+    for (std::uint32_t i = 0; i < waits_.size(); ++i) {
+      if (blocked[cluster_[waits_[i].from]] && blocked[cluster_[waits_[i].to]]) wait_of[cluster_[waits_[i].to]] = i;
+    }
+    std::uint32_t at = static_cast<std::uint32_t>(std::find(blocked.begin(), blocked.end(), true) - blocked.begin());
+    std::vector<std::uint32_t> path, place(cluster_.size(), none);
+    while (place[at] == none) {
+      place[at] = static_cast<std::uint32_t>(path.size());
+      path.push_back(wait_of[at]);
+      at = cluster_[waits_[wait_of[at]].from];
+    }
+    path.erase(path.begin(), path.begin() + place[at]);
+
+    std::string text = "these wait for each other:";
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const WaitEdge& wait = waits_[path[i]];
+      text +=
+          str("\n    ", graph_.describe(Node{wait.to}), " waits for ", graph_.describe(Node{wait.from}), reason(wait));
+      const std::uint32_t next = waits_[path[(i + 1) % path.size()]].to;  // the same cluster as wait.from
+      if (next != wait.from)
+        text += str("\n    ", graph_.describe(Node{wait.from}), " runs together with ", graph_.describe(Node{next}));
+    }
+    return text;
+  }
+
+  std::string reason(const WaitEdge& wait) const {
+    if (wait.why == Wait::issue) {
+      return str(" (issued before it: ", graph_.part({wait.from}).issue, " < ", graph_.part({wait.to}).issue, ")");
+    }
+    if (wait.why == Wait::communicator)
+      return str(" (before it on group '", graph_.spec(graph_.part({wait.to}).group).name, "')");
+    const bool lane = graph_.lane(Node{wait.from}) && graph_.lane(Node{wait.from}) == graph_.lane(Node{wait.to});
+    return lane ? " (before it on their lane)" : " (an edge)";
+  }
+
+  static constexpr std::uint32_t none = ~std::uint32_t{0};
+  const Graph& graph_;
+  std::vector<std::uint32_t> cluster_;  // by node; first a forest, then the root of each tree
+  std::vector<WaitEdge> waits_;
+};
+
+}  // namespace
+
+void check_deadlock(const Graph& graph, const Edges& edges, Findings& findings) {
+  bool has_parts = false;
+  for (std::uint32_t node = 0; node < graph.num_nodes() && !has_parts; ++node) has_parts = graph.has_part({node});
+  if (has_parts) WaitGraph(graph, edges).report_cycle(findings);
+}
+
+}  // namespace stepgraph::verifier

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/shards.hpp"
+#include "engine/verify/findings.hpp"
+
+namespace stepgraph::verifier {
+namespace {
+
+// The queues that pair with each other: collectives of a group (from = to = -1), or messages from one rank to another.
+using Queue = std::tuple<std::uint32_t, int, int>;  // group, from, to
+
+struct Member {
+  int rank;
+  std::vector<std::uint32_t> nodes;  // in issue order
+};
+
+using Queues = std::map<Queue, std::vector<Member>>;
+
+Queues collect(const Graph& graph) {
+  std::vector<std::uint32_t> parts;
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    if (graph.has_part({node})) parts.push_back(node);
+  }
+  std::stable_sort(parts.begin(), parts.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return graph.part({a}).issue < graph.part({b}).issue; });
+  Queues queues;
+  for (const std::uint32_t node : parts) {
+    const Graph::PartView part = graph.part({node});
+    const int rank = index(graph.rank({node})), peer = index(part.peer);
+    Queue key{part.group.id, -1, -1};
+    if (part.op == PartOp::send) key = {part.group.id, rank, peer};
+    if (part.op == PartOp::recv) key = {part.group.id, peer, rank};
+    std::vector<Member>& members = queues[key];
+    if (members.empty()) {
+      if (point_to_point(part.op)) {
+        members = {{std::get<1>(key), {}}, {std::get<2>(key), {}}};
+      } else {
+        for (const Rank member : graph.spec(part.group).ranks) members.push_back({index(member), {}});
+      }
+    }
+    std::find_if(members.begin(), members.end(), [&](const Member& member) {
+      return member.rank == rank;
+    })->nodes.push_back(node);
+  }
+  return queues;
+}
+
+bool is_here(const Graph& graph, int rank) { return !graph.only_rank() || *graph.only_rank() == Rank{rank}; }
+
+// "all_reduce 'grads' of 4096 bytes f32": what a part says it is.
+std::string say(const Graph& graph, std::uint32_t node) {
+  const Graph::PartView part = graph.part({node});
+  std::string text = str(graph.describe(Node{node}), " (", to_string(part.op), " '", part.message, "', ", part.type);
+  if (reduces(part.op)) text += str(" ", to_string(part.reduction));
+  if (has_root(part.op)) text += str(", root ", part.root);
+  if (part.op == PartOp::permute) text += str(", to rank ", part.peer, " and from rank ", part.source);
+  return text + str(", sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes)");
+}
+
+// What keeps two parts that meet from being one operation; empty when nothing does.
+std::string difference(const Graph::PartView& a, const Graph::PartView& b) {
+  if (a.op != b.op && !(a.op == PartOp::send && b.op == PartOp::recv)) return "op";
+  if (a.type != b.type) return "type";
+  if (has_root(a.op) && a.root != b.root) return "root";
+  if (reduces(a.op) && a.reduction != b.reduction) return "reduction";
+  if (a.message != b.message) return "message";
+  return {};
+}
+
+bool check_meeting(const Graph& graph, const std::string& where, const std::vector<std::uint32_t>& nodes,
+                   Findings& findings) {
+  const Graph::PartView first = graph.part({nodes.front()});
+  std::int64_t all_read = 0, all_written = 0;
+  for (const std::uint32_t node : nodes) {
+    all_read += graph.part({node}).bytes_read;
+    all_written += graph.part({node}).bytes_written;
+    const std::string what = difference(first, graph.part({node}));
+    if (what.empty()) continue;
+    findings.add(Flaw::mismatched_part,
+                 str(where, ": ", say(graph, nodes.front()), " meets ", say(graph, node), ": they differ in ", what));
+    return false;
+  }
+  const auto wrong = misfit(graph, nodes);
+  if (!wrong) return true;
+  const std::uint32_t other = wrong->node.id == nodes.front() ? nodes.back() : nodes.front();
+  findings.add(Flaw::mismatched_part,
+               str(where, ": ", say(graph, wrong->node.id), " meets ", say(graph, other), ": ", wrong->why, "; all ",
+                   nodes.size(), " members together send ", all_read, " and receive ", all_written, " bytes"));
+  return false;
+}
+
+}  // namespace
+
+bool check_parts(const Graph& graph, Findings& findings) {
+  bool sound = true;
+  for (const auto& [queue, members] : collect(graph)) {
+    const auto [group, from, to] = queue;
+    std::size_t longest          = 0;
+    for (const Member& member : members) longest = std::max(longest, member.nodes.size());
+    for (std::size_t turn = 0; turn < longest && !findings.full(); ++turn) {
+      const std::string where =
+          str(from < 0 ? "operation " : "message ", turn, " on group '", graph.spec(Group{group}).name, "'");
+      std::vector<std::uint32_t> nodes;
+      std::string missing;
+      bool complete = true;
+      for (const Member& member : members) {
+        if (turn < member.nodes.size()) nodes.push_back(member.nodes[turn]);
+        complete &= turn < member.nodes.size();
+        if (turn >= member.nodes.size() && is_here(graph, member.rank))
+          missing += str(missing.empty() ? "rank " : ", ", member.rank);
+      }
+      if (!missing.empty()) {
+        findings.add(Flaw::unmatched_part, str(where, ": ", say(graph, nodes.front()), " is not met by ", missing));
+        sound = false;
+        break;  // later turns would pair what was never meant to meet
+      }
+      if (complete) {
+        sound &= check_meeting(graph, where, nodes, findings);
+      } else {  // a graph of one rank: the others' parts are elsewhere
+        const std::string why = misfit(graph, Node{nodes.front()});
+        if (!why.empty()) findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), ": ", why));
+        sound &= why.empty();
+      }
+    }
+  }
+  return sound;
+}
+
+std::vector<std::vector<std::uint32_t>> meetings(const Graph& graph) {
+  std::vector<std::vector<std::uint32_t>> out;
+  for (const auto& [queue, members] : collect(graph)) {
+    for (std::size_t turn = 0;; ++turn) {
+      std::vector<std::uint32_t> nodes;
+      for (const Member& member : members) {
+        if (turn < member.nodes.size()) nodes.push_back(member.nodes[turn]);
+      }
+      if (nodes.empty()) break;
+      out.push_back(std::move(nodes));
+    }
+  }
+  return out;
+}
+
+}  // namespace stepgraph::verifier

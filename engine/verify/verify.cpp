@@ -1,0 +1,104 @@
+#include "engine/verify/verify.hpp"
+
+#include <array>
+
+#include "engine/base/error.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/world.hpp"
+#include "engine/verify/findings.hpp"
+
+namespace stepgraph {
+namespace {
+
+void check_edges_fit(const Graph& graph, const Edges& edges) {
+  const std::size_t rows = std::size_t{graph.num_nodes()} + 1;
+  const auto check       = [&](const std::vector<std::uint32_t>& begin, const std::vector<std::uint32_t>& preds) {
+    bool fits = begin.size() == rows && begin.front() == 0 && begin.back() == preds.size();
+    for (std::size_t i = 0; fits && i + 1 < rows; ++i) fits = begin[i] <= begin[i + 1];
+    for (std::uint32_t node = 0; fits && node + 1 < rows; ++node) {
+      for (std::uint32_t i = begin[node]; fits && i < begin[node + 1]; ++i) {
+        fits = preds[i] < graph.num_nodes() && graph.rank({preds[i]}) == graph.rank({node});
+      }
+    }
+    if (!fits)
+      throw Error(ErrorKind::config, "verify: these edges are not of this graph (rows, nodes or ranks do not fit)");
+  };
+  check(edges.pred_begin, edges.preds);
+  check(edges.loop_begin, edges.loop_preds);
+}
+
+void check_workers(const Graph& graph, const VerifyOptions& options, verifier::Findings& findings) {
+  if (!options.world) return;
+  int num_waiting = 0;
+  std::string names;
+  for (int rank = 0; rank < graph.num_ranks(); ++rank) {
+    for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) {
+      const Lane lane{Rank{rank}, static_cast<LaneKind>(kind)};
+      if (!options.world->is_local(lane.rank) || !options.world->waits(lane.kind) || graph.lane_size(lane) == 0)
+        continue;
+      if (++num_waiting <= 8) names += str(names.empty() ? "" : ", ", "rank ", rank, " ", lane.kind);
+    }
+  }
+  if (num_waiting <= options.waiting_lanes) return;
+  findings.add(Flaw::too_few_workers, str(num_waiting, " lanes wait (", names, num_waiting > 8 ? ", ..." : "",
+                                          "), but only ", options.waiting_lanes, " workers are there to wait on them"));
+}
+
+}  // namespace
+
+std::string_view to_string(Flaw flaw) noexcept {
+  constexpr std::array<std::string_view, 10> names{
+      "race",     "broken lane",    "mismatched parts",     "unmatched part",  "input overlaps output",
+      "deadlock", "unwritten read", "race around the loop", "too few workers", "bad place"};
+  return names[static_cast<std::size_t>(flaw)];
+}
+
+namespace {
+
+std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const MemoryPlan* plan,
+                                const VerifyOptions& options) {
+  if (options.max_findings == 0)
+    throw Error(ErrorKind::config, "verify: max_findings = 0 would find nothing (at least 1)");
+  check_edges_fit(graph, edges);
+  verifier::Findings findings(options.max_findings);
+  check_workers(graph, options, findings);
+  const bool acyclic = verifier::check_ranks(graph, edges, plan, findings);
+  const bool matched = verifier::check_parts(graph, findings);
+  verifier::check_overlaps(graph, findings);
+  if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
+  return findings.take();
+}
+
+void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& options) {
+  if (findings.empty()) return;
+  std::string message = str("verify: ", findings.size(),
+                            findings.size() >= options.max_findings ? " or more flaws"
+                            : findings.size() == 1                  ? " flaw"
+                                                                    : " flaws");
+  for (const Finding& finding : findings) message += str("\n  ", to_string(finding.flaw), ": ", finding.message);
+  throw Error(ErrorKind::graph, message);
+}
+
+}  // namespace
+
+std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
+  return find_flaws(graph, edges, nullptr, options);
+}
+
+std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
+  if (plan.offsets.size() != graph.num_buffers()) {
+    throw Error(ErrorKind::config, str("verify: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
+                                       graph.num_buffers(), " (plan the graph that runs)"));
+  }
+  return find_flaws(graph, plan.edges, &plan, options);
+}
+
+void verify(const Graph& graph, const VerifyOptions& options) {
+  throw_if_any(find_flaws(graph, graph.edges(), options), options);
+}
+
+void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
+  throw_if_any(find_flaws(graph, plan, options), options);
+}
+
+}  // namespace stepgraph

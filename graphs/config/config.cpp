@@ -1,0 +1,279 @@
+#include "graphs/config/config.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "engine/base/error.hpp"
+#include "graphs/config/reader.hpp"
+#include "graphs/config/sections.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/step/shard_units.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr int max_int    = std::numeric_limits<int>::max();
+constexpr int max_degree = 1 << 20;
+constexpr auto max_seed  = std::numeric_limits<std::uint64_t>::max();
+
+using Names = ConfigReader::Names;
+
+DataSpec read_data(const ConfigReader& root) {
+  constexpr std::string_view right = R"({"tokens": "FILE.u16"}, {"text": "FILE"} or {"synthetic": SEED})";
+  const Names kinds{"tokens", "text", "synthetic"};
+  root.required("data", right);
+  const ConfigReader data = root.section("data", kinds);
+  Names given;
+  for (const std::string_view kind : kinds) {
+    if (data.has(kind)) given.push_back(kind);
+  }
+  if (given.empty()) root.refuse("data", str("names no source (", right, ")"));
+  if (given.size() > 1)
+    root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (one of them)"));
+  if (data.has("synthetic")) {
+    SyntheticTokens synthetic;
+    data.integer("synthetic", synthetic.seed, 0, max_seed);
+    return synthetic;
+  }
+  std::string path;
+  data.text(given.front(), path);
+  if (data.has("text")) return TextFile{path};
+  return TokenFile{path};
+}
+
+BatchSpec read_batch(const ConfigReader& root, BatchSpec batch) {
+  root.required("batch", R"({"global": 8, "micro": 2, "seq": 128})");
+  const ConfigReader section = root.section("batch", {"global", "micro", "seq"});
+  section.integer("global", batch.global, 1, max_int);
+  section.integer("micro", batch.micro, 1, max_int);
+  section.integer("seq", batch.seq, 1, max_int);
+  return batch;
+}
+
+void read_layout(const ConfigReader& root, LayoutSpec& layout) {
+  const ConfigReader section =
+      root.section("layout", {"dp", "tp", "pp", "order", "devices_per_node", "sequence_parallel"});
+  section.integer("dp", layout.dp, 1, max_degree);
+  section.integer("tp", layout.tp, 1, max_degree);
+  section.integer("pp", layout.pp, 1, max_degree);
+  section.text("order", layout.order);
+  section.integer("devices_per_node", layout.devices_per_node, 1, max_degree);
+  section.boolean("sequence_parallel", layout.sequence_parallel);
+}
+
+void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
+  const ConfigReader section = root.section("pipeline", {"schedule", "chunks"});
+  section.integer("chunks", pipeline.chunks, 1, max_degree);
+  section.text("schedule", pipeline.schedule);
+  if (pipeline.schedule.ends_with(".csv")) return;
+  Names kinds;
+  for (const ScheduleKind kind : all_schedule_kinds) kinds.push_back(to_string(kind));
+  kinds.push_back("or a FILE.csv");  // never equal to a kind: a file's name ends in .csv and was taken above
+  static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
+}
+
+template <class Enum>
+Enum read_enum(const ConfigReader& section, std::string_view key, Enum otherwise, Enum last) {
+  Names names;
+  for (int i = 0; i <= static_cast<int>(last); ++i) names.push_back(to_string(static_cast<Enum>(i)));
+  return static_cast<Enum>(section.choice(key, static_cast<std::size_t>(otherwise), names));
+}
+
+void read_shard(const ConfigReader& root, ShardPlan& shard) {
+  const ConfigReader section = root.section("shard", {"strategy",
+                                                      "reduce",
+                                                      "prefetch",
+                                                      "forward_prefetch",
+                                                      "slots",
+                                                      "grad_slots",
+                                                      "bucket_mb",
+                                                      "first_bucket_mb",
+                                                      "bucket_views",
+                                                      "delay_all_reduce",
+                                                      "find_unused_parameters",
+                                                      "static_graph",
+                                                      "reduction",
+                                                      "units",
+                                                      "min_params",
+                                                      "flat",
+                                                      "group",
+                                                      "reshard_after_forward",
+                                                      "reshard_group",
+                                                      "keep_between_microbatches"});
+  const Shard preset         = shard.strategy;
+  shard.strategy             = read_enum(section, "strategy", preset, Shard::hybrid);
+  if (shard.strategy != preset) shard = {.strategy = shard.strategy};  // a preset's other choices go with its own
+  shard.reduce   = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
+  shard.prefetch = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
+  section.boolean("forward_prefetch", shard.forward_prefetch);
+  section.integer("slots", shard.slots, 1, max_int);
+  section.integer("grad_slots", shard.grad_slots, 1, max_int);
+  section.text("units", shard.units);
+  section.integer("min_params", shard.min_params, 0, std::numeric_limits<std::int64_t>::max());
+  section.boolean("flat", shard.flat);
+  section.integer("group", shard.group, 0, max_int);
+  section.boolean("reshard_after_forward", shard.reshard_after_forward);
+  section.integer("reshard_group", shard.reshard_group, 0, max_int);
+  section.boolean("keep_between_microbatches", shard.keep_between_microbatches);
+  section.real("bucket_mb", shard.bucket_mb, positive);
+  section.real("first_bucket_mb", shard.first_bucket_mb, not_negative);
+  section.boolean("bucket_views", shard.bucket_views);
+  section.boolean("delay_all_reduce", shard.delay_all_reduce);
+  section.boolean("find_unused_parameters", shard.find_unused_parameters);
+  section.boolean("static_graph", shard.static_graph);
+  // What a preset chose for a way that a key leaves goes with it.
+  if (shard.reduce == ReduceWhen::last && !section.has("grad_slots")) shard.grad_slots = ShardPlan{}.grad_slots;
+  if (keeps_gathered(shard) && !section.has("slots")) shard.slots = ShardPlan{}.slots;
+  shard.reduction = section.choice("reduction", 0, {"average", "sum"}) == 0 ? Reduction::average : Reduction::sum;
+}
+
+void check_offload(const ConfigReader& root) {
+  const Names keys{"params", "grads", "optimizer"};
+  const ConfigReader section = root.section("offload", keys);
+  for (const std::string_view key : keys) section.only_false(key);
+}
+
+// What is as it would be anyway is not remembered as given: a config that is printed whole is read as the same.
+void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionPlan& precision) {
+  const ConfigReader section =
+      root.section("precision", {"param", "reduce", "loss_scale", "keep_low_precision_grads", "norm"});
+  constexpr DType types[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+  Names names;
+  for (const DType type : types) names.push_back(config_name(type));
+  const auto choice = [&](std::string_view key, DType otherwise) {
+    const auto place = std::find(types, std::end(types), otherwise) - types;
+    return types[section.choice(key, static_cast<std::size_t>(place), names)];
+  };
+  precision.param  = choice("param", DType::f32);
+  precision.reduce = choice("reduce", wide_type(precision.param));
+  if (const DType norm = choice("norm", precision.param); norm != precision.param) precision.norm = norm;
+  section.boolean("keep_low_precision_grads", precision.keep_low_precision_grads);
+  LossScale& scale       = precision.loss_scale;
+  const JsonValue* given = value ? value->find("loss_scale") : nullptr;
+  if (given && (given->kind == JsonValue::Kind::integer || given->kind == JsonValue::Kind::real)) {
+    section.real("loss_scale", scale.value, positive);
+    scale.scaling = Scaling::fixed;
+  } else if (given) {
+    const Names words{"none", "dynamic", "or a number above 0"};
+    const std::size_t word = section.choice("loss_scale", 0, words);
+    if (word > 1) section.refuse("loss_scale", "\"or a number above 0\" is no number (65536)");
+    const Scaling scaling = word == 0 ? Scaling::none : Scaling::dynamic;
+    if (scaling != precision.usual_scaling()) scale.scaling = scaling;
+  }
+  check_precision(precision);
+}
+
+void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer) {
+  const Names common{"kind", "lr", "weight_decay", "clip"}, adamw{"beta1", "beta2", "eps"}, sgd{"momentum"};
+  Names known = common;
+  known.insert(known.end(), adamw.begin(), adamw.end());
+  known.insert(known.end(), sgd.begin(), sgd.end());
+  const ConfigReader section = root.section("optimizer", known);
+  const bool is_sgd          = section.choice("kind", 0, {"adamw", "sgd"}) == 1;
+  optimizer.kind             = is_sgd ? OptimizerKind::sgd : OptimizerKind::adamw;
+  Names own                  = common;
+  own.insert(own.end(), is_sgd ? sgd.begin() : adamw.begin(), is_sgd ? sgd.end() : adamw.end());
+  for (const std::string_view other : is_sgd ? adamw : sgd) {
+    if (value && value->find(other))
+      section.refuse(other, str("not a key of ", is_sgd ? "sgd" : "adamw", " (", list_names(own), ")"));
+  }
+  section.real("lr", optimizer.lr, not_negative);
+  section.real("beta1", optimizer.beta1, share);
+  section.real("beta2", optimizer.beta2, share);
+  section.real("eps", optimizer.eps, positive);
+  section.real("momentum", optimizer.momentum, share);
+  section.real("weight_decay", optimizer.weight_decay, not_negative);
+  section.real("clip", optimizer.clip, not_negative);
+}
+
+Recompute read_recompute(const ConfigReader& root, Recompute otherwise) {
+  Names names;
+  for (int i = 0; i <= static_cast<int>(Recompute::full); ++i) names.push_back(to_string(static_cast<Recompute>(i)));
+  return static_cast<Recompute>(root.choice("recompute", static_cast<std::size_t>(otherwise), names));
+}
+
+// The preset first: what it chooses stands where no other key says otherwise.
+void read_memory(const ConfigReader& root, Config& config) {
+  const ConfigReader section = root.section("memory", {"limit_bytes", "reuse", "preset"});
+  Names presets;
+  for (const MemoryPreset preset : all_memory_presets) presets.push_back(to_string(preset));
+  config.preset = all_memory_presets[section.choice("preset", 0, presets)];
+  config.plan   = with_preset(config.plan, config.preset);
+  section.integer("limit_bytes", config.plan.memory_limit_bytes, 0, std::numeric_limits<std::int64_t>::max());
+  config.plan.reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
+}
+
+void read_comm(const ConfigReader& root, Config& config) {
+  const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms"});
+  Names names;
+  for (int i = 0; i <= static_cast<int>(Algorithm::adaptive); ++i)
+    names.push_back(to_string(static_cast<Algorithm>(i)));
+  config.plan.algorithm = static_cast<Algorithm>(section.choice("algorithm", 0, names));
+  section.integer("timeout_ms", config.timeout_ms, 1, max_int);
+}
+
+Config read(const JsonValue& value) {
+  const ConfigReader root(&value, "",
+                          {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer",
+                           "recompute", "memory", "comm", "seed", "threads", "backend"});
+  Config config;
+  config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
+  config.data  = read_data(root);
+  config.batch = read_batch(root, config.batch);
+  read_memory(root, config);
+  read_layout(root, config.plan.layout);
+  read_pipeline(root, config.plan.pipeline);
+  read_shard(root, config.plan.shard);
+  check_offload(root);
+  read_precision(root, value.find("precision"), config.plan.precision);
+  read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
+  config.plan.recompute = read_recompute(root, config.plan.recompute);
+  read_comm(root, config);
+  root.integer("seed", config.seed, 0, max_seed);
+  root.integer("threads", config.threads, 0, 1024);
+  const Names backends{"loopback", "cuda"};
+  config.backend = backends[root.choice("backend", 0, backends, {"nccl", "mpi", "gloo"})];
+  check_fit(config);
+  return config;
+}
+
+std::string read_text(const std::string& path) {
+  constexpr std::size_t max_bytes = std::size_t{1} << 20;
+  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(path, ": ", why)); };
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  std::string text;
+  char block[1 << 14];
+  while (const std::size_t read = std::fread(block, 1, sizeof block, file.get())) {
+    text.append(block, read);
+    if (text.size() > max_bytes) refuse("more than 1 MiB (a config in JSON)");
+  }
+  if (std::ferror(file.get())) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  return text;
+}
+
+Config parse(std::string_view text, std::span<const std::string> overrides, const std::string& file) {
+  JsonValue value;
+  try {
+    value = parse_json(text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), file.empty() ? error.what() : str(file, ": ", error.what()));
+  }
+  for (const std::string& assignment : overrides) apply_override(value, assignment);
+  return read(value);
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, std::span<const std::string> overrides) {
+  return parse(text, overrides, {});
+}
+
+Config read_config(const std::string& path, std::span<const std::string> overrides) {
+  return parse(read_text(path), overrides, path);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,109 @@
+#include <string>
+
+#include "engine/base/error.hpp"
+#include "graphs/config/sections.hpp"
+#include "graphs/layout/divisibility.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/step/shard_units.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Checks of the library name their subject; a config's reader wants the key.
+template <class Check>
+void at(std::string_view path, std::string_view subject, const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    std::string_view what = error.what();
+    if (what.starts_with(subject)) what.remove_prefix(subject.size());
+    throw Error(error.kind(), str(path, ": ", what));
+  }
+}
+
+// What has to fit. A vocabulary need not: it is cut unevenly where tp does not divide it.
+struct Sizes {
+  int layers                = 0;
+  std::int64_t context      = 0;
+  std::int64_t inner        = 0;
+  TensorParallelSplit split = {};
+};
+
+Sizes sizes_of(const Gpt2Spec& spec) {
+  return {spec.layers,
+          spec.context,
+          spec.inner == 0 ? 4 * spec.width : spec.inner,
+          {.heads = spec.heads, .kv_heads = spec.heads}};
+}
+Sizes sizes_of(const LlamaSpec& spec) {
+  return {spec.layers,
+          spec.context,
+          spec.inner,
+          {.heads = spec.heads, .kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads}};
+}
+Sizes sizes_of(const MlpSpec& spec) {
+  return {spec.layers, spec.context, spec.inner == 0 ? 4 * spec.width : spec.inner, {}};
+}
+Sizes sizes_of(const Model& model) {
+  return {model.layers, model.context, model.inner, {.heads = model.heads, .kv_heads = model.kv_heads}};
+}
+Sizes sizes_of(const LoadFrom&) { return {}; }
+
+// What a file says of stages is known when it is read.
+void check_stages(const Plan& plan, int layers) {
+  if (plan.pipeline.schedule.ends_with(".csv")) return;
+  const std::int64_t stages = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
+  const std::string product = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
+  if (stages > layers)
+    throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
+                                       " layers (at most one stage for each)"));
+  if (layers % stages == 0) return;
+  const std::string other = layers % plan.pipeline.chunks == 0
+                                ? str(", or pp ", divisors_around(layers / plan.pipeline.chunks, plan.layout.pp))
+                                : "";
+  throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product,
+                                     "; ", multiples_around(layers, stages), " layers", other, ")"));
+}
+
+void check_model_fits(const Config& config, Sizes sizes) {
+  const LayoutSpec& layout = config.plan.layout;
+  if (config.batch.seq > sizes.context)
+    throw Error(ErrorKind::config, str("batch.seq: ", config.batch.seq, " tokens are more than the model's context of ",
+                                       sizes.context, " (at most that)"));
+  sizes.split.tp = layout.tp;
+  at("layout.tp", "tensor parallel: ", [&] { check_tensor_parallel(sizes.split); });
+  if (sizes.inner % layout.tp != 0)
+    throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " does not divide by tp ",
+                                       layout.tp, " (tp ", divisors_around(sizes.inner, layout.tp), ")"));
+  check_stages(config.plan, sizes.layers);
+}
+
+}  // namespace
+
+void check_fit(const Config& config) {
+  const LayoutSpec& layout = config.plan.layout;
+  at("layout.order", "layout: order ", [&] { Layout(LayoutSpec{.order = layout.order}); });
+  at("layout", "layout: ", [&] { Layout{layout}; });
+  check_shard_plan(config.plan);
+  check_shard_keys(config.plan.shard);
+  const int microbatches =
+      num_microbatches({.global = config.batch.global, .micro = config.batch.micro, .dp = layout.dp});
+  constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // and one more: the last target
+  if (std::int64_t{config.batch.global} * config.batch.seq > max_tokens)
+    throw Error(ErrorKind::config, str("batch: global ", config.batch.global, " x seq ", config.batch.seq, " = ",
+                                       std::int64_t{config.batch.global} * config.batch.seq,
+                                       " tokens in one step (at most ", max_tokens, ")"));
+  if (!config.plan.pipeline.schedule.ends_with(".csv")) {
+    const ScheduleKind kind = parse_schedule_kind(config.plan.pipeline.schedule);
+    at("pipeline", "", [&] {
+      check_schedule_spec(kind,
+                          {.ranks = layout.pp, .microbatches = microbatches, .chunks = config.plan.pipeline.chunks});
+    });
+  }
+  if (std::holds_alternative<LoadFrom>(config.model)) return;
+  check_model_fits(config, std::visit([](const auto& spec) { return sizes_of(spec); }, config.model));
+}
+
+void check_fit(const Config& config, const Model& model) { check_model_fits(config, sizes_of(model)); }
+
+}  // namespace stepgraph

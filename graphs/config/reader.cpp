@@ -1,0 +1,161 @@
+#include "graphs/config/reader.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "engine/base/words.hpp"
+
+namespace stepgraph {
+namespace {
+
+using Kind = JsonValue::Kind;
+
+// Letters to change, add, drop or swap with a neighbour (Damerau 1964, each place once).
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    before = std::exchange(last, row);
+  }
+  return last.back();
+}
+
+template <class Integer>
+std::string range_words(Integer min, Integer max) {
+  if (min == max) return str(min);
+  return str("an integer from ", min, " to ", max);
+}
+
+}  // namespace
+
+std::string list_names(const ConfigReader::Names& names) {
+  return join_text(names, ", ", [](std::string_view name) { return std::string(name); });
+}
+
+std::string known_text(std::string_view given, const ConfigReader::Names& known) {
+  std::string_view nearest;
+  std::size_t best = std::max<std::size_t>(1, given.size() / 3) + 1;
+  for (const std::string_view name : known) {
+    // A long word of the caller's is not compared: it is nobody's typing error.
+    const std::size_t steps = given.size() > 64 ? best : distance(given, name);
+    if (steps < best && steps < name.size()) {
+      best    = steps;
+      nearest = name;
+    }
+  }
+  return str(nearest.empty() ? "" : str("did you mean ", nearest, "? "), "known: ", list_names(known));
+}
+
+ConfigReader::ConfigReader(const JsonValue* object, std::string path, Names known, std::string of)
+    : object_(object), path_(std::move(path)), known_(std::move(known)) {
+  if (!object_) return;
+  if (object_->kind != Kind::object)
+    throw Error(ErrorKind::config, str(path_.empty() ? "config" : path_, ": ", excerpt(*object_),
+                                       " is not an object (one with keys: ", list_names(known_), ")"));
+  for (const std::string& key : object_->key) {
+    if (std::find(known_.begin(), known_.end(), key) == known_.end())
+      refuse(key, str("unknown key", of, " (", known_text(key, known_), ")"));
+  }
+}
+
+std::string ConfigReader::path(std::string_view key) const { return str(path_, path_.empty() ? "" : ".", key); }
+
+void ConfigReader::refuse(std::string_view key, const std::string& why) const {
+  throw Error(ErrorKind::config, str(path(key), ": ", why));
+}
+
+ConfigReader ConfigReader::section(std::string_view key, Names known) const {
+  return ConfigReader(value(key), path(key), std::move(known));
+}
+
+const JsonValue* ConfigReader::required(std::string_view key, std::string_view example) const {
+  const JsonValue* found = value(key);
+  if (!found) refuse(key, str("missing (", example, ")"));
+  return found;
+}
+
+const JsonValue* ConfigReader::value(std::string_view key) const { return object_ ? object_->find(key) : nullptr; }
+
+const JsonValue& ConfigReader::expect(std::string_view key, Kind kind, std::string_view what,
+                                      const std::string& right) const {
+  const JsonValue& found = *value(key);
+  if (found.kind != kind) refuse(key, str(excerpt(found), " is not ", what, " (", right, ")"));
+  return found;
+}
+
+std::int64_t ConfigReader::read_integer(std::string_view key, std::int64_t min, std::int64_t max) const {
+  const JsonValue& found = expect(key, Kind::integer, "an integer", range_words(min, max));
+  const auto number      = to_number<std::int64_t>(found.text);
+  if (!number || *number < min || *number > max)
+    refuse(key, str(excerpt(found), " is out of range (", range_words(min, max), ")"));
+  return *number;
+}
+
+std::uint64_t ConfigReader::read_unsigned(std::string_view key, std::uint64_t min, std::uint64_t max) const {
+  const JsonValue& found = expect(key, Kind::integer, "an integer", range_words(min, max));
+  const auto number      = to_number<std::uint64_t>(found.text);
+  if (!number || *number < min || *number > max)
+    refuse(key, str(excerpt(found), " is out of range (", range_words(min, max), ")"));
+  return *number;
+}
+
+void ConfigReader::real(std::string_view key, double& field, const RealRange& range) const {
+  const JsonValue* found = value(key);
+  if (!found) return;
+  if (found->kind != Kind::integer) expect(key, Kind::real, "a number", str("a number ", range.words));
+  const double number = found->number;
+  const bool fits     = (range.min_allowed ? number >= range.min : number > range.min) && number < range.below;
+  if (!fits) refuse(key, str(excerpt(*found), " is out of range (a number ", range.words, ")"));
+  field = number + 0.0;  // no -0
+}
+
+void ConfigReader::boolean(std::string_view key, bool& field) const {
+  if (value(key)) field = expect(key, Kind::boolean, "true or false", "true or false, without quotes").truth;
+}
+
+void ConfigReader::text(std::string_view key, std::string& field) const {
+  if (!value(key)) return;
+  const JsonValue& found = expect(key, Kind::string, "a string", "text in quotes");
+  if (found.text.empty()) refuse(key, "\"\" is empty (a name)");
+  if (found.text.find('\0') != found.text.npos) refuse(key, str(excerpt(found), " has a zero byte (a name)"));
+  field = found.text;
+}
+
+std::size_t ConfigReader::choice(std::string_view key, std::size_t fallback, const Names& names,
+                                 const Names& later) const {
+  if (!value(key)) return fallback;
+  const std::string list = list_names(names);
+  const JsonValue& given = expect(key, Kind::string, "a string", "one of: " + list);
+  const auto found       = std::find(names.begin(), names.end(), given.text);
+  if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  if (std::find(later.begin(), later.end(), given.text) != later.end()) refuse_unsupported(key, given.text, list);
+  refuse(key, str(excerpt(given), " is unknown (", known_text(given.text, names), ")"));
+}
+
+void ConfigReader::refuse_unsupported(std::string_view key, std::string_view given, std::string_view supported) const {
+  refuse(key, str("'", given, "' is not supported by this version (supported: ", supported, ")"));
+}
+
+void ConfigReader::only(std::string_view key, std::string_view supported) const {
+  std::string given(supported);
+  text(key, given);
+  if (given != supported) {
+    const std::string shown = excerpt({.kind = Kind::string, .text = given});
+    refuse_unsupported(key, std::string_view(shown).substr(1, shown.size() - 2), supported);
+  }
+}
+
+void ConfigReader::only_false(std::string_view key) const {
+  bool given = false;
+  boolean(key, given);
+  if (given) refuse_unsupported(key, "true", "false");
+}
+
+}  // namespace stepgraph

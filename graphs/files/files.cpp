@@ -1,0 +1,140 @@
+#include "graphs/files/files.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "engine/base/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+std::string system_text(int number) { return std::generic_category().message(number); }
+
+// The most that one call to the system is asked for; it may do less.
+constexpr std::size_t most_at_once = std::size_t{1} << 30;
+
+}  // namespace
+
+InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
+  if (path_.empty()) throw Error(ErrorKind::config, "a file: its name is empty");
+  // Opening a pipe would wait for somebody to write into it.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
+    const int error = errno;
+    if (error == ENOENT) throw Error(ErrorKind::config, str(name(), ": there is no such file"));
+    throw Error(ErrorKind::config, str(name(), ": cannot be opened: ", system_text(error)));
+  }
+  struct stat status {};
+  const char* wrong = nullptr;
+  if (::fstat(descriptor_, &status) != 0) {
+    wrong = "cannot be asked for its size";
+  } else if (S_ISDIR(status.st_mode)) {
+    wrong = "is a folder (a file is needed)";
+  } else if (!S_ISREG(status.st_mode)) {
+    wrong = "is no regular file";
+  }
+  if (wrong != nullptr) {
+    ::close(descriptor_);
+    throw Error(ErrorKind::config, str(name(), ": ", wrong));
+  }
+  num_bytes_ = status.st_size;
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+
+InputFile& InputFile::operator=(InputFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(num_bytes_, other.num_bytes_);
+  return *this;
+}
+
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void InputFile::read(std::int64_t first_byte, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor_, out.data(), std::min(out.size(), most_at_once), first_byte);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw Error(ErrorKind::backend, str(name(), ": cannot be read: ", system_text(errno)));
+    if (got == 0)
+      throw Error(ErrorKind::config, str(name(), ": ends at byte ", first_byte, ", but ", out.size(),
+                                         " more are needed (it had ", num_bytes_, " bytes when it was opened)"));
+    out = out.subspan(static_cast<std::size_t>(got));
+    first_byte += got;
+  }
+}
+
+std::string read_text(const std::filesystem::path& path, std::int64_t most_bytes) {
+  const InputFile file(path);
+  if (file.num_bytes() > most_bytes)
+    throw Error(ErrorKind::config, str(file.name(), ": has ", file.num_bytes(), " bytes (at most ", most_bytes, ")"));
+  std::string text(static_cast<std::size_t>(file.num_bytes()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
+  // Renaming would put a file in the place of a pipe or a device, which others use.
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    throw Error(ErrorKind::config,
+                str(path_.string(), S_ISDIR(status.st_mode) ? ": is a folder" : ": is no regular file",
+                    " (a file, or a name that is free)"));
+  // Not by chance: two that write the same file at once must not share a neighbour.
+  for (int number = 0; number < 1000; ++number) {
+    partial_ = path_;
+    partial_ += str(".", ::getpid(), "-", number, ".partial");
+    descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ >= 0) return;
+    if (errno != EEXIST) break;
+  }
+  fail("cannot be created");
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(partial_.c_str());
+}
+
+void OutputFile::fail(std::string_view doing) const {
+  const int error = errno;
+  throw Error(ErrorKind::backend, str(path_.string(), ": ", doing, ": ", system_text(error),
+                                      so_far_ == 0 ? "" : str(" (after ", so_far_, " bytes)")));
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(descriptor_, bytes.data(), std::min(bytes.size(), most_at_once));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail("cannot be written");
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+    so_far_ += done;
+  }
+}
+
+void OutputFile::keep() {
+  // Some systems find out that a disk is full only now.
+  if (::fsync(descriptor_) != 0) fail("cannot be written");
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) fail("cannot be put in place");
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be closed");
+}
+
+void write_text(const std::filesystem::path& path, std::string_view text) {
+  OutputFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.keep();
+}
+
+}  // namespace stepgraph

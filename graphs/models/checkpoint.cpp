@@ -1,0 +1,204 @@
+#include "graphs/models/checkpoint.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "engine/base/error.hpp"
+#include "engine/base/words.hpp"
+#include "graphs/files/files.hpp"
+#include "graphs/files/json_check.hpp"
+
+namespace stepgraph {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t most_index_bytes = 100'000'000;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
+
+bool there(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+// A shard's name stays inside the folder. Links are followed: downloads are kept as links to where they really are.
+bool inside(const std::filesystem::path& name) {
+  return !name.empty() && name.is_relative() && std::ranges::find(name, "..") == name.end();
+}
+
+// Buffers of older files.
+bool is_buffer(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
+}
+
+constexpr std::string_view head_name = "lm_head.weight";
+
+// The embedding that a head is tied to where the model has none of its own; empty: there is none.
+std::string_view tied_embedding(std::span<const Parameter> expected) {
+  for (const std::string_view name : {"transformer.wte.weight", "model.embed_tokens.weight"})
+    if (std::ranges::find(expected, name, &Parameter::name) != expected.end()) return name;
+  return {};
+}
+
+bool same_values(const Checkpoint& checkpoint, std::string_view a, std::string_view b) {
+  if (checkpoint.info(a).shape != checkpoint.info(b).shape) return false;
+  constexpr std::int64_t piece = std::int64_t{1} << 17;
+  const std::int64_t elements  = num_elements(checkpoint.info(a).shape);
+  std::vector<double> x(static_cast<std::size_t>(std::min(piece, elements))), y(x.size());
+  for (std::int64_t first = 0; first < elements; first += piece) {
+    const auto now = static_cast<std::size_t>(std::min(piece, elements - first));
+    checkpoint.file_of(a).read_part(a, first, std::span(x).first(now));
+    checkpoint.file_of(b).read_part(b, first, std::span(y).first(now));
+    if (!std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(now), y.begin())) return false;
+  }
+  return true;
+}
+
+bool is_number(DType type) {
+  return type == DType::f64 || type == DType::f32 || type == DType::f16 || type == DType::bf16;
+}
+
+// "'a', 'b' and 7 more"
+std::string list_text(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 8;
+  const auto shown           = std::span(names).first(std::min(most, names.size()));
+  const std::string text     = join_text(shown, ", ", [](const std::string& name) { return str("'", name, "'"); });
+  return names.size() > most ? str(text, " and ", names.size() - most, " more") : text;
+}
+
+template <class T>
+void load(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<T> out) {
+  const std::string spelled = checkpoint_name(checkpoint, name);
+  if (spelled.empty()) refuse(str(checkpoint.folder().string(), ": there is no tensor '", name, "'"));
+  const Safetensors& file = checkpoint.file_of(spelled);
+  if (file.info(spelled).shape != shape)
+    refuse(str(file.path().string(), ": '", spelled, "' has shape ", to_string(file.info(spelled).shape), " (",
+               to_string(shape), " is what the model needs)"));
+  file.read(spelled, out);
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder_, error))
+    refuse(str(folder_.string(), there(folder_) ? ": is no folder" : ": there is no such folder",
+               " (one with config.json and model.safetensors)"));
+  const auto single = folder_ / "model.safetensors";
+  const auto index  = folder_ / "model.safetensors.index.json";
+  if (there(single)) {
+    files_.emplace_back(single);
+    for (const std::string& name : files_[0].names()) by_name_.emplace(name, 0);
+  } else if (there(index)) {
+    open_shards(index);
+  } else {
+    const bool pickled = there(folder_ / "pytorch_model.bin") || there(folder_ / "pytorch_model.bin.index.json");
+    refuse(str(folder_.string(), ": has no weights", pickled ? " but pickled ones, which are not read" : "",
+               " (model.safetensors or model.safetensors.index.json)"));
+  }
+}
+
+void Checkpoint::open_shards(const std::filesystem::path& index) {
+  const std::string subject = index.string();
+  const std::string text    = read_text(index, most_index_bytes);
+  check_json(text, subject);
+  const json parsed = json::parse(text);
+  if (!parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object())
+    refuse(str(subject, ": there is no object 'weight_map' (tensor names and the files they are in)"));
+  std::map<std::string, std::size_t> numbers;
+  for (const auto& [name, file] : parsed["weight_map"].items()) {
+    if (!file.is_string()) refuse(str(subject, ": weight_map: '", name, "' has no file name (\"...\")"));
+    const auto shard = file.get<std::string>();
+    if (!inside(shard))
+      refuse(str(subject, ": weight_map: '", name, "' is in '", shard, "', outside of the folder (a file inside)"));
+    const auto [found, added] = numbers.emplace(shard, files_.size());
+    if (added) files_.emplace_back(folder_ / shard);
+    if (!files_[found->second].contains(name))
+      refuse(str(subject, ": '", name, "' is said to be in ", shard, ", which has no such tensor"));
+    by_name_.emplace(name, found->second);
+  }
+  if (by_name_.empty()) refuse(str(subject, ": weight_map is empty (tensor names and the files they are in)"));
+  for (std::size_t number = 0; number < files_.size(); ++number) {
+    for (const std::string& name : files_[number].names()) {
+      const auto found = by_name_.find(name);
+      if (found == by_name_.end())
+        refuse(str(files_[number].path().string(), ": has a tensor '", name, "' that the index does not name"));
+      if (found->second != number)
+        refuse(str(files_[number].path().string(), ": has a tensor '", name, "', but the index says it is in ",
+                   files_[found->second].path().filename().string()));
+    }
+  }
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : by_name_) names.push_back(name);
+  return names;
+}
+
+const Safetensors& Checkpoint::file_of(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end())
+    refuse(str(folder_.string(), ": there is no tensor '", name, "' among ", by_name_.size()));
+  return files_[found->second];
+}
+
+std::string checkpoint_name(const Checkpoint& checkpoint, std::string_view name) {
+  if (checkpoint.contains(name)) return std::string(name);
+  for (const std::string_view word : {"transformer.", "model."})
+    if (name.starts_with(word) && checkpoint.contains(name.substr(word.size())))
+      return std::string(name.substr(word.size()));
+  return {};
+}
+
+void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expected) {
+  std::vector<std::string> missing, unexpected, wrong;
+  std::set<std::string> known;
+  for (const Parameter& parameter : expected) {
+    const std::string name = checkpoint_name(checkpoint, parameter.name);
+    if (name.empty()) {
+      missing.push_back(parameter.name);
+      continue;
+    }
+    known.insert(name);
+    const TensorInfo& info = checkpoint.info(name);
+    if (info.shape != parameter.shape)
+      wrong.push_back(str("'", name, "' has shape ", to_string(info.shape), ", not ", to_string(parameter.shape)));
+    if (!info.type || !is_number(*info.type))
+      wrong.push_back(str("'", name, "' is of ", info.dtype, ", not F64, F32, F16 or BF16"));
+  }
+  for (const std::string& name : checkpoint.names()) {
+    if (known.contains(name) || is_buffer(name)) continue;
+    const std::string_view embedding = name == head_name ? tied_embedding(expected) : std::string_view{};
+    const std::string tied           = embedding.empty() ? std::string{} : checkpoint_name(checkpoint, embedding);
+    if (tied.empty()) {
+      unexpected.push_back(name);
+    } else if (!same_values(checkpoint, name, tied)) {
+      wrong.push_back(str("'", name, "' differs from '", tied, "', but the config ties them"));
+    }
+  }
+  if (missing.empty() && unexpected.empty() && wrong.empty()) return;
+  std::vector<std::string> parts;
+  if (!missing.empty()) parts.push_back(str("missing ", missing.size(), " tensors: ", list_text(missing)));
+  if (!unexpected.empty()) parts.push_back(str("not expected ", unexpected.size(), ": ", list_text(unexpected)));
+  if (wrong.size() > 8) {
+    const std::size_t more = wrong.size() - 8;
+    wrong.resize(8);
+    wrong.push_back(str(more, " more such tensors"));
+  }
+  parts.insert(parts.end(), wrong.begin(), wrong.end());
+  refuse(str(checkpoint.folder().string(), ": the weights are not those of config.json: ",
+             join_text(parts, "; ", [](const std::string& part) { return part; })));
+}
+
+void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<float> out) {
+  load(checkpoint, name, shape, out);
+}
+void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<double> out) {
+  load(checkpoint, name, shape, out);
+}
+
+}  // namespace stepgraph

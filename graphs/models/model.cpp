@@ -1,0 +1,22 @@
+#include "graphs/models/model.hpp"
+
+#include "graphs/models/weights.hpp"
+
+namespace stepgraph {
+
+ParameterInventory Model::parameters(DType type) const {
+  ParameterInventory inventory;
+  for (const Block& block : blocks) {
+    for (const WeightSpec& weight : block.weights) {
+      if (!weight.tied_to.empty()) continue;
+      for (const WeightPiece& piece : pieces_of(weight, 1, 0)) {
+        if (!inventory.contains(piece.tensor)) {
+          inventory.add({.name = piece.tensor, .shape = tensor_shape(weight, piece), .type = type});
+        }
+      }
+    }
+  }
+  return inventory;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,72 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "graphs/models/parameters.hpp"
+#include "ops/tape/tape.hpp"
+
+namespace stepgraph {
+
+// How a fresh element is drawn: normal with this deviation around 0, or a constant where the deviation is 0.
+struct Init {
+  double deviation = 0;
+  double constant  = 0;
+};
+
+// A run of indices of one named tensor (as checkpoints have it) along the dim that tensor parallelism cuts.
+struct Section {
+  std::string tensor = {};
+  std::int64_t begin = 0;  // first index of that dim
+  std::int64_t size  = 0;  // indices
+  std::int64_t units = 0;  // cut in whole units (heads), of which there are so many; 0: `size` of them
+};
+
+// A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
+// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Units (heads) are cut evenly or,
+// where there are fewer than ranks, held by several neighbours; single indices as evenly as may be, the first ranks
+// having one more.
+struct WeightSpec {
+  std::string name              = {};  // by which the forward pass asks for it
+  TensorShape shape             = {};  // of the whole
+  int dim                       = 0;
+  bool cut                      = false;
+  std::vector<Section> sections = {};  // empty: one, the tensor of that name
+  Init init                     = {};
+  std::string tied_to           = {};     // this weight is that one of another block: same values, one update
+  bool norm                     = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
+};
+
+// A run of the model that stays on one pipeline stage.
+struct Block {
+  std::string name                = {};
+  int layer                       = -1;  // its number where it is a layer; stages are cut between layers
+  std::vector<WeightSpec> weights = {};
+  std::function<Tensor(Tape&, const Tensor&)> forward = {};  // the first takes tokens (i32), the last returns logits
+};
+
+// A model is its forward pass: blocks, each of which takes what the one before it returns. Layers are in the middle;
+// what is before the first goes to the first stage, what is after the last to the last.
+//
+// Activations are [sequences * seq, width]. Logits are [sequences * seq, vocab / tp]: the rank's share of the
+// vocabulary.
+struct Model {
+  std::string kind               = {};  // "gpt2"
+  int layers                     = 0;
+  std::int64_t width             = 0;
+  std::int64_t vocab             = 0;
+  std::int64_t context           = 0;  // the longest sequence
+  std::int64_t heads             = 0;  // 0: no attention
+  std::int64_t kv_heads          = 0;
+  std::int64_t inner             = 0;  // width inside the MLP; cut by tensor parallelism
+  std::vector<Block> blocks      = {};
+  bool logits_are_free           = false;  // no op's backward reads them: their gradient may take their bytes
+  std::string config             = {};     // config.json of a checkpoint, as text
+  std::vector<std::string> notes = {};     // what that asks for and is not done, as dropout: for people to read
+
+  // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
+  [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;
+};
+
+}  // namespace stepgraph

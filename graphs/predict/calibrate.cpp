@@ -1,0 +1,213 @@
+// What ops take, from steps that are really run.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "engine/look/op_times.hpp"
+#include "engine/run/recorder.hpp"
+#include "graphs/files/token_data.hpp"
+#include "graphs/models/gpt2.hpp"
+#include "graphs/models/llama.hpp"
+#include "graphs/predict/calibration.hpp"
+#include "graphs/train/trainer.hpp"
+
+namespace stepgraph {
+namespace {
+
+// One step that is run: a model of few layers in one layout.
+struct Trial {
+  Model model;
+  Plan plan       = {};
+  BatchSpec batch = {};
+};
+
+// A model's size; layers are alike, so that one is enough to see what its nodes take.
+struct Size {
+  std::int64_t width, heads, seq, vocab;
+  int sequences;  // of a microbatch
+};
+
+Model gpt2_of(const Size& size, int layers = 1) {
+  return gpt2({.layers = layers, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = size.vocab});
+}
+
+// Every rank has nodes of its own, so that with as many ranks as threads none is idle; with one rank the others help.
+// Large models are seen at fewer sizes: they take most of the time.
+std::vector<Trial> trials(int threads, bool small) {
+  const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
+  const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
+  std::vector<Trial> all;
+  const auto add = [&](const Model& model, const Plan& plan, const Size& size, int part = 1, int microbatches = 1) {
+    const int sequences = size.sequences / part;
+    all.push_back(
+        {model,
+         plan,
+         {.global = plan.layout.dp * sequences * microbatches, .micro = sequences, .seq = static_cast<int>(size.seq)}});
+  };
+  for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
+    const bool is_large = size.width >= large.width;
+    const Model model   = gpt2_of(size);
+    // The ops that the other family has of its own need no vocabulary.
+    const Model other =
+        llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
+    add(model, {}, size);
+    add(model, {}, size, 2);
+    add(other, {}, size, is_large ? 2 : 1);
+    if (!is_large) add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
+    if (ranks == 1) continue;
+    const Plan replicas{.layout = {.dp = ranks}};
+    add(model, replicas, size, 2);
+    add(model, {.layout = {.dp = pairs, .tp = 2}}, size);
+    if (is_large) continue;
+    add(model, replicas, size);
+    add(other, replicas, size);
+    add(model, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
+    add(model, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
+  }
+  return all;
+}
+
+// Values that are quick to make and as large as fresh weights are.
+void set_some_weights(StepRun& run) {
+  run.set_weights([](const std::string&, const TensorShape&, const Init& init, std::span<double> values) {
+    std::uint32_t bits = 12345;
+    for (double& value : values) {
+      bits  = bits * 1664525 + 1013904223;
+      value = init.deviation == 0 ? init.constant : init.deviation * 3.4 * (bits / 4294967296.0 - 0.5);
+    }
+  });
+}
+
+struct Sample {
+  double others_share;
+  double seconds;
+};
+using Key     = std::tuple<std::string, double, double>;  // op, flops, bytes
+using Samples = std::map<Key, std::vector<Sample>>;
+
+double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+
+// Of times. Rather below the median: a node that is disturbed by other programs only ever takes longer.
+constexpr double undisturbed = 0.35;
+
+// Measured at one end of how busy others are; the ends are far enough apart for a line.
+struct End {
+  double others_share;
+  double seconds;
+};
+std::optional<End> end_of(const std::vector<Sample>& samples, bool busy) {
+  std::vector<double> shares, seconds;
+  for (const Sample& sample : samples) {
+    if (busy ? sample.others_share < 0.65 : sample.others_share > 0.35) continue;
+    shares.push_back(sample.others_share);
+    seconds.push_back(sample.seconds);
+  }
+  if (shares.empty()) return std::nullopt;
+  return End{median(shares), quantile(seconds, undisturbed)};
+}
+
+// Speed falls in proportion as others get nodes (engine/simulate/machine.hpp): a line through both ends, at 0 and at 1.
+// A line that would leave the ground there is bent.
+RatePoint between(const Key& key, const End& alone, const End& busy) {
+  const double slope = (1 / busy.seconds - 1 / alone.seconds) / (busy.others_share - alone.others_share);
+  const auto speed   = [&](double share) {
+    const double found = 1 / alone.seconds + slope * (share - alone.others_share);
+    return std::max(found, 0.5 / std::max(alone.seconds, busy.seconds));
+  };
+  return {std::get<1>(key), std::get<2>(key), 1 / speed(1), 1 / speed(0)};
+}
+
+class Calibrator {
+ public:
+  Calibrator(const MakeWorld& make_world, const CalibrateOptions& options, int threads)
+      : make_world_(make_world), options_(options), threads_(threads) {}
+
+  void run(const Trial& trial) {
+    const auto world = make_world_(Layout(trial.plan.layout).num_ranks());
+    Trainer trainer(trial.model, trial.plan, trial.batch, *world, {.threads = threads_});
+    set_some_weights(trainer.run());
+    const TokenData data(SyntheticTokens{}, trial.model.vocab);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(trial.batch.global * trial.batch.seq) + 1);
+    data.read(0, tokens);
+    Recorder recorder;
+    (void)trainer.step(tokens);  // memory is seen for the first time
+    for (int step = 0; step < options_.steps; ++step) {
+      (void)trainer.step(tokens, &recorder);
+      look_at(trainer.run().step().graph, recorder.timeline(), trial.plan == Plan{});
+    }
+  }
+
+  [[nodiscard]] Calibration result() const {
+    Calibration out{.host            = host_name(),
+                    .cores           = num_cores(),
+                    .threads         = threads_,
+                    .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
+    // Where an op of some size was seen at one end only, the other follows from what is usual for that op.
+    std::map<std::string, std::vector<double>> ratios;
+    for (const auto& [key, samples] : samples_) {
+      const auto alone = end_of(samples, false), busy = end_of(samples, true);
+      if (!alone || !busy) continue;
+      const RatePoint point = between(key, *alone, *busy);
+      ratios[std::get<0>(key)].push_back(point.busy_s / point.alone_s);
+    }
+    for (const auto& [key, samples] : samples_) {
+      const auto alone = end_of(samples, false), busy = end_of(samples, true);
+      RatePoint point{std::get<1>(key), std::get<2>(key), 0, 0};
+      if (alone && busy) {
+        point = between(key, *alone, *busy);
+      } else if (alone || busy) {
+        const auto usual   = ratios.find(std::get<0>(key));
+        const double ratio = usual != ratios.end() ? median(usual->second) : 1;
+        point.busy_s       = busy ? busy->seconds : alone->seconds * ratio;
+        point.alone_s      = alone ? alone->seconds : busy->seconds / ratio;
+      } else {
+        std::vector<double> seconds;
+        for (const Sample& sample : samples) seconds.push_back(sample.seconds);
+        point.busy_s = point.alone_s = quantile(seconds, undisturbed);
+      }
+      if (point.busy_s > 0 && point.alone_s > 0) out.ops[std::get<0>(key)].push_back(point);
+    }
+    return out;
+  }
+
+ private:
+  void look_at(const Graph& graph, const Timeline& timeline, bool one_rank) {
+    std::map<std::uint32_t, double> lane_ends;  // by position on the compute lane
+    for (const TaskTime& task : task_times(graph, timeline, threads_)) {
+      if (!graph.op(task.node).empty() && task.seconds() > 0) {
+        samples_[{std::string(graph.op(task.node)), task.flops, task.bytes_moved}].push_back(
+            {task.others_share, task.seconds()});
+      }
+      if (!one_rank || graph.lane(task.node) != graph.lane(Rank{0}, LaneKind::compute)) continue;
+      const std::uint32_t position = graph.lane_position(task.node);
+      const auto before            = lane_ends.find(position - 1);
+      if (before != lane_ends.end()) gaps_.push_back(std::max(0.0, task.begin_s - before->second));
+      lane_ends.emplace(position, task.end_s);
+    }
+  }
+
+  const MakeWorld& make_world_;
+  const CalibrateOptions& options_;
+  int threads_;
+  Samples samples_;
+  std::vector<double> gaps_;
+};
+
+}  // namespace
+
+Calibration calibrate(const MakeWorld& make_world, const CalibrateOptions& options) {
+  if (options.threads < 0 || options.steps < 1) {
+    throw Error(ErrorKind::config, str("calibrate: ", options.threads, " threads and ", options.steps,
+                                       " steps (threads of at least 0, steps of at least 1)"));
+  }
+  const int threads = options.threads > 0 ? options.threads : num_cores();
+  Calibrator calibrator(make_world, options, threads);
+  for (const Trial& trial : trials(threads, options.small)) calibrator.run(trial);
+  return calibrator.result();
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,180 @@
+#include "graphs/predict/calibration.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
+
+#include "engine/base/error.hpp"
+#include "graphs/files/files.hpp"
+#include "graphs/files/json_value.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr int format_version          = 1;
+constexpr std::int64_t most_bytes     = 16 << 20;
+constexpr double streaming_intensity  = 4;  // flops for each byte: what has no more waits for memory
+constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
+
+using Kind = JsonValue::Kind;
+
+[[noreturn]] void refuse(std::string_view why) { throw Error(ErrorKind::config, str(why, " ", what_to_do)); }
+
+const JsonValue& need(const JsonValue& object, std::string_view key) {
+  const JsonValue* const found = object.find(key);
+  if (found == nullptr) refuse(str("has no \"", key, "\""));
+  return *found;
+}
+
+double number(const JsonValue& value, std::string_view what) {
+  if (value.kind != Kind::integer && value.kind != Kind::real)
+    refuse(str(what, ": is ", excerpt(value), ", no number"));
+  return value.number;
+}
+
+int count(const JsonValue& object, std::string_view key) {
+  const JsonValue& value = need(object, key);
+  if (value.kind != Kind::integer || value.number < 1 || value.number > 65536)
+    refuse(str(key, ": is ", excerpt(value), ", not 1 to 65536"));
+  return static_cast<int>(value.number);
+}
+
+std::vector<RatePoint> points_of(const JsonValue& list, const std::string& op) {
+  std::vector<RatePoint> points;
+  if (list.kind != Kind::list || list.items.empty()) refuse(str("ops.", op, ": is no list of points"));
+  for (const JsonValue& item : list.items) {
+    if (item.kind != Kind::list || item.items.size() != 4)
+      refuse(str("ops.", op, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s]"));
+    const auto at = [&](std::size_t i) { return number(item.items[i], str("ops.", op)); };
+    points.push_back({at(0), at(1), at(2), at(3)});
+  }
+  try {
+    (void)RateTable(points);
+  } catch (const Error& error) {
+    refuse(str("ops.", op, ": ", error.what()));
+  }
+  return points;
+}
+
+// For ops that nobody measured.
+Rate usual_rate(const Calibration& calibration) {
+  Rate rate{.flops_per_s = 0, .overhead_s = calibration.node_overhead_s};
+  std::vector<double> streams;
+  for (const auto& [op, points] : calibration.ops) {
+    for (const RatePoint& point : points) {
+      rate.flops_per_s = std::max(rate.flops_per_s, point.flops / point.busy_s);
+      if (point.bytes_moved > 0 && point.flops <= streaming_intensity * point.bytes_moved)
+        streams.push_back(point.bytes_moved / point.busy_s);
+    }
+  }
+  if (rate.flops_per_s <= 0) rate.flops_per_s = unlimited;
+  if (!streams.empty()) {
+    std::nth_element(streams.begin(), streams.begin() + static_cast<std::ptrdiff_t>(streams.size() / 2), streams.end());
+    rate.bytes_per_s = streams[streams.size() / 2];
+  }
+  return rate;
+}
+
+}  // namespace
+
+Machine calibrated_machine(const Calibration& calibration, int num_ranks) {
+  const Rate usual = usual_rate(calibration);
+  Machine machine  = loopback_machine({.ranks   = num_ranks,
+                                       .threads = calibration.threads,
+                                       .rates = {.compute = usual, .communicate = usual, .copy = usual, .host = usual}});
+  for (const auto& [op, points] : calibration.ops) machine.rate(op, RateTable(points));
+  return machine;
+}
+
+std::string to_json(const Calibration& calibration) {
+  std::string text =
+      str("{\"type\": \"machine\", \"version\": ", format_version,
+          ",\n \"host\": ", nlohmann::json(calibration.host).dump(), ", \"cores\": ", calibration.cores,
+          ", \"threads\": ", calibration.threads,
+          ", \"node_overhead_s\": ", nlohmann::json(calibration.node_overhead_s).dump(), ",\n \"ops\": {");
+  const char* between = "\n";
+  for (const auto& [op, points] : calibration.ops) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const RatePoint& point : points) list.push_back({point.flops, point.bytes_moved, point.busy_s, point.alone_s});
+    text += str(between, "  ", nlohmann::json(op).dump(), ": ", list.dump());
+    between = ",\n";
+  }
+  return text + "\n}}\n";
+}
+
+Calibration parse_calibration(std::string_view text) {
+  const JsonValue all = [&] {
+    try {
+      return parse_json(text);
+    } catch (const Error& error) {
+      refuse(error.what());
+    }
+  }();
+  const JsonValue* const type = all.kind == Kind::object ? all.find("type") : nullptr;
+  if (type == nullptr || type->kind != Kind::string || type->text != "machine") refuse("does not describe a machine");
+  if (number(need(all, "version"), "version") != format_version)
+    refuse(str("version: is ", excerpt(need(all, "version")), ", not ", format_version));
+  Calibration calibration{.cores = count(all, "cores"), .threads = count(all, "threads")};
+  const JsonValue& host = need(all, "host");
+  if (host.kind != Kind::string) refuse(str("host: is ", excerpt(host), ", no name"));
+  calibration.host            = host.text;
+  calibration.node_overhead_s = number(need(all, "node_overhead_s"), "node_overhead_s");
+  if (!(calibration.node_overhead_s >= 0 && std::isfinite(calibration.node_overhead_s)))
+    refuse("node_overhead_s: is no time");
+  const JsonValue& ops = need(all, "ops");
+  if (ops.kind != Kind::object || ops.items.empty()) refuse("ops: has no op");
+  for (std::size_t i = 0; i < ops.items.size(); ++i) {
+    if (ops.key[i].empty()) refuse("ops: one has no name");
+    calibration.ops.emplace(ops.key[i], points_of(ops.items[i], ops.key[i]));
+  }
+  return calibration;
+}
+
+void save_calibration(const Calibration& calibration, const std::filesystem::path& path) {
+  std::error_code error;
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
+  if (error)
+    throw Error(ErrorKind::backend,
+                str(path.parent_path().string(), ": cannot be made a folder: ", error.message(), " (another file)"));
+  write_text(path, to_json(calibration));
+}
+
+Calibration load_calibration(const std::filesystem::path& path) {
+  const std::string text = read_text(path, most_bytes);
+  try {
+    return parse_calibration(text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), str(path.string(), ": ", error.what()));
+  }
+}
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "localhost";
+  return name;
+}
+
+int num_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
+std::filesystem::path calibration_path(int threads) {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::filesystem::path(value != nullptr ? value : "");
+  };
+  std::filesystem::path folder = variable("XDG_CACHE_HOME");
+  if (folder.empty()) {
+    if (variable("HOME").empty())
+      throw Error(ErrorKind::config, "neither XDG_CACHE_HOME nor HOME is set (one of them, or --machine FILE)");
+    folder = variable("HOME") / ".cache";
+  }
+  std::string name = host_name();
+  std::replace(name.begin(), name.end(), '/', '_');
+  return folder / "stepgraph" / str(name, "-", num_cores(), "-cores-", threads, "-threads.json");
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,65 @@
+#include "graphs/predict/prediction.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "engine/simulate/simulate.hpp"
+#include "graphs/schedule/simulation.hpp"
+
+namespace stepgraph {
+namespace {
+
+// The schedule that ran, without what lowering put between its actions. The plan's may be a file, which need not be
+// there any more.
+PipelineSchedule without_transfers(PipelineSchedule schedule) {
+  for (std::vector<Action>& row : schedule.rows)
+    std::erase_if(row, [](const Action& action) { return !is_compute(action.kind); });
+  return schedule;
+}
+
+}  // namespace
+
+std::int64_t StepPrediction::peak_bytes() const {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < step.layout.num_ranks(); ++rank) most = std::max(most, plan.arena(Rank{rank}).size_bytes);
+  return most;
+}
+
+StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                            const Calibration& calibration) {
+  StepPrediction out{
+      .step = training_step(model, plan, batch), .plan = {}, .timeline = {}, .tokens_per_s = 0, .unmeasured = {}};
+  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse});
+  out.timeline = simulate(out.step.graph, out.plan.edges, calibrated_machine(calibration, out.step.layout.num_ranks()));
+  if (out.step_s() > 0) out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.step_s();
+  std::set<std::string> unmeasured;
+  for (std::uint32_t i = 0; i < out.step.graph.num_nodes(); ++i) {
+    const std::string op(out.step.graph.op(Node{i}));
+    if (!op.empty() && !calibration.ops.contains(op)) unmeasured.insert(op);
+  }
+  // A message goes by the name of its sender's end.
+  if (calibration.ops.contains("send")) unmeasured.erase("recv");
+  out.unmeasured.assign(unmeasured.begin(), unmeasured.end());
+  return out;
+}
+
+std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) {
+  std::vector<Costs> costs(static_cast<std::size_t>(step.schedule.num_stages()), Costs{.F = 0, .I = 0, .W = 0});
+  const int times = step.num_microbatches * step.layout.degree({Axis::dp, Axis::tp});
+  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+    const Labels labels = step.graph.labels(Node{i});
+    if (labels.stage < 0 || labels.microbatch < 0 || step.graph.has_part(Node{i})) continue;
+    Costs& stage = costs[static_cast<std::size_t>(labels.stage)];
+    double& cost = labels.phase == "forward"                                   ? stage.F
+                   : labels.phase == "backward" || labels.phase == "recompute" ? stage.I
+                                                                               : stage.W;
+    cost += (timeline.nodes[i].end_s - timeline.nodes[i].begin_s) / times;
+  }
+  return costs;
+}
+
+double pipeline_bubble(const StepGraph& step, const Timeline& timeline) {
+  return simulate(without_transfers(step.schedule), {.costs = stage_costs(step, timeline)}).bubble_rate;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,343 @@
+#include "graphs/step/builder.hpp"
+
+#include "engine/base/error.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/memory_limit.hpp"
+#include "ops/cross_entropy.hpp"
+#include "ops/reduce.hpp"
+#include "ops/scaled_sum.hpp"
+
+namespace stepgraph {
+
+StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
+    : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
+  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.shares_rows()};
+  if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
+  shards_ = shard_group(setup.plan, coord_.dp);
+}
+
+Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role) {
+  const Buffer buffer            = graph().buffer({.name       = std::move(name),
+                                                   .rank       = rank_,
+                                                   .size_bytes = elements * static_cast<std::int64_t>(size_bytes(type)),
+                                                   .type       = type,
+                                                   .lifetime   = lifetime});
+  std::vector<MemoryRole>& roles = setup_.step.roles;
+  roles.resize(buffer.id, MemoryRole::activations);  // what tapes have made since
+  roles.push_back(role);
+  return buffer;
+}
+
+void StepBuilder::mark_since(std::uint32_t first, MemoryRole role) {
+  std::vector<MemoryRole>& roles = setup_.step.roles;
+  if (roles.size() < first) roles.resize(first, MemoryRole::activations);
+  roles.resize(graph().num_buffers(), role);
+}
+
+void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
+  StepRank& rank = here();
+  for (int mb = 0; mb < setup_.step.num_microbatches; ++mb) {
+    if (has(Stage{0})) {
+      rank.tokens.push_back(make(str("tokens mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+    }
+    if (has(last_stage()) && result == ForwardResult::loss) {
+      rank.targets.push_back(make(str("targets mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+    }
+  }
+  if (has(last_stage()) && result == ForwardResult::loss) {
+    losses_   = make("losses", setup_.step.num_microbatches, DType::f64, Lifetime::step);
+    rank.loss = make("loss", 1, DType::f64, Lifetime::persistent);
+  }
+  if (!trains) return;
+  rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
+  rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
+  rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
+  if (!setup_.plan.precision.scales()) return;
+  rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
+  rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
+  rank.good_steps  = make("good steps", 1, DType::i64, Lifetime::persistent);
+  rank.skipped     = make("skipped", 1, DType::i64, Lifetime::persistent);
+}
+
+void StepBuilder::forward(const Action& action, ForwardResult result) {
+  const int s = index(action.stage), mb = index(action.microbatch);
+  const bool trains      = here().grad_norm != Buffer{};
+  const BatchSpec& batch = setup_.step.batch;
+  RandomStream random{
+      .seed           = setup_.options.seed,
+      .first_sequence = coord_.dp * (batch.global / setup_.plan.layout.dp) + std::int64_t{mb} * batch.micro};
+  if (trains) random.step = here().step;
+  Work& work = work_[key(action)];
+  work.tape  = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
+                                               .weights    = &table_,
+                                               .rank       = rank_,
+                                               .type       = setup_.step.type,
+                                               .tp         = tp_,
+                                               .sequences  = batch.micro,
+                                               .seq        = batch.seq,
+                                               .stage      = s,
+                                               .microbatch = mb,
+                                               .random     = random,
+                                               .records    = trains});
+  Tape& tape = *work.tape;
+  if (s == 0) {
+    work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.rows()}, DType::i32, false);
+  } else {
+    const auto received = received_.find(key(action));  // else the stage before is this rank's own
+    const Buffer from   = received != received_.end() ? received->second : work_.at({s - 1, mb}).output.buffer;
+    work.input          = tape.input(from, {setup_.shared_rows(), setup_.step.model.width}, setup_.step.type, true);
+  }
+  Tensor x = work.input;
+  for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
+    tape.set_layer(setup_.step.model.blocks[block].layer);
+    x = setup_.step.model.blocks[block].forward(tape, x);
+  }
+  work.output = x;
+  if (setup_.is_last(action.stage)) loss_of(tape, x, mb, result);
+  if (!trains && s > 0) work_.erase({s - 1, mb});
+}
+
+void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result) {
+  const CutRange vocab       = cut_range(setup_.step.model.vocab, tp_.size, tp_.index);
+  const std::int64_t columns = vocab.end - vocab.begin;
+  if (logits.cols() != columns || logits.rows() != setup_.rows()) {
+    throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape),
+                                       " (wanted are logits, ", setup_.rows(), "x", columns, ")"));
+  }
+  tape.set_layer(-1);
+  if (result == ForwardResult::logits) {
+    const Buffer kept = make(str("logits mb", microbatch), logits.num_elements(), logits.type, Lifetime::persistent,
+                             MemoryRole::activations);
+    here().logits.push_back(kept);
+    copy(graph(), {.name = str("keep logits mb", microbatch), .to = kept, .from = logits, .labels = tape.labels()});
+    return;
+  }
+  const BatchSpec& batch = setup_.step.batch;
+  const Tensor targets =
+      tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
+  // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
+  const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
+  const bool scales     = here().loss_scale != Buffer{};
+  cross_entropy(tape, {.logits      = logits,
+                       .targets     = targets,
+                       .loss        = losses_.range(8 * microbatch, 8),
+                       .scale       = replicas / (static_cast<double>(batch.global) * batch.seq),
+                       .vocab_begin = vocab.begin,
+                       .in_place    = setup_.step.model.logits_are_free,
+                       .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
+}
+
+// The gradient of a stage's output is there before its own backward begins.
+void StepBuilder::begin_backward(const Action& action) {
+  if (setup_.is_last(action.stage)) return;
+  Work& work = work_.at(key(action));
+  if (const auto received = received_gradient_.find(key(action)); received != received_gradient_.end()) {
+    const Tensor gradient = work.tape->input(received->second, work.output.shape, work.output.type, false);
+    work.tape->set_gradient(work.output, gradient);
+    return;
+  }
+  const Work& next = work_.at({index(action.stage) + 1, index(action.microbatch)});
+  work.tape->set_gradient(work.output, next.tape->gradient(next.input));
+}
+
+void StepBuilder::transfer(const Action& action) {
+  const int s = index(action.stage), mb = index(action.microbatch);
+  const bool forwards = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
+  const bool sends    = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+  // The two stages, in the order of the message; and this one's peer.
+  const int from = forwards ? (sends ? s : s - 1) : (sends ? s : s + 1), to = forwards ? from + 1 : from - 1;
+  const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
+  const Group group           = setup_.transfer_group(from, to, coord_);
+  const DType type            = setup_.step.type;
+  const std::int64_t elements = setup_.shared_rows() * setup_.step.model.width;
+  const std::string what      = forwards ? "activation" : "gradient";
+  NodeSpec node{.name   = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
+                .lane   = graph().lane(rank_, sends ? LaneKind::pp_send : LaneKind::pp_recv),
+                .part   = PartSpec{.group   = group,
+                                   .op      = sends ? PartOp::send : PartOp::recv,
+                                   .type    = type,
+                                   .peer    = sends ? receiver : sender,
+                                   .message = str(what, " s", from, " mb", mb)},
+                .kind   = NodeKind::communicate,
+                .op     = sends ? "send" : "recv",
+                .labels = {.stage = s, .microbatch = mb, .phase = forwards ? "forward" : "backward"}};
+  const auto bytes = static_cast<double>(elements) * static_cast<double>(size_bytes(type));
+  node.cost        = {.bytes_moved = bytes, .bytes_sent = sends ? bytes : 0};
+  if (sends) {
+    const Work& work = work_.at(key(action));
+    node.reads       = forwards ? work.output : work.tape->gradient(work.input);
+  } else {
+    const Buffer buffer =
+        make(str("received ", what, " s", s, " mb", mb), elements, type, Lifetime::step, MemoryRole::activations);
+    (forwards ? received_ : received_gradient_)[key(action)] = buffer;
+    node.writes                                              = buffer;
+  }
+  graph().add(node);
+}
+
+void StepBuilder::act(const Action& action, ForwardResult result) {
+  switch (action.kind) {
+    case ActionKind::forward:
+      return forward(action, result);
+    case ActionKind::input_gradient:
+      begin_backward(action);
+      return work_.at(key(action)).tape->emit_input_gradients();
+    case ActionKind::weight_gradient:
+      begin_gradients(action);
+      work_.at(key(action)).tape->emit_weight_gradients();
+      return end_gradients(action);
+    case ActionKind::backward:
+      begin_backward(action);
+      begin_gradients(action);
+      work_.at(key(action)).tape->emit_gradients();
+      return end_gradients(action);
+    case ActionKind::reduce_grad:
+      return reduce_gradients(action.stage);
+    case ActionKind::send_forward:
+    case ActionKind::recv_forward:
+    case ActionKind::send_backward:
+    case ActionKind::recv_backward:
+      return transfer(action);
+    case ActionKind::unshard:
+    case ActionKind::reshard:
+      // Weights are whole in between: for the pass that gives them memory.
+      graph().add({.name   = to_string(action),
+                   .op     = std::string(action.kind == ActionKind::unshard ? unshard_mark : reshard_mark),
+                   .labels = {.stage = index(action.stage)},
+                   .rank   = rank_});
+      return;
+  }
+}
+
+// The mean loss: microbatches in their order, then data-parallel ranks in theirs.
+void StepBuilder::sum_losses() {
+  if (!has(last_stage())) return;
+  const BatchSpec& batch = setup_.step.batch;
+  const double scale     = 1.0 / (static_cast<double>(batch.global) * batch.seq);
+  scaled_sum(graph(), {.name   = "mean loss",
+                       .op     = "mean_loss",
+                       .values = losses_,
+                       .to     = here().loss,
+                       .factor = scale,
+                       .labels = {.phase = "loss"}});
+  if (setup_.plan.layout.dp > 1) {
+    all_reduce_part("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
+                    DType::f64, LaneKind::reduce, {.phase = "loss"});
+  }
+}
+
+void StepBuilder::training() {
+  declare_inputs(true, ForwardResult::loss);
+  declare_weights(true);
+  const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
+  for (const Action& action : row) act(action, ForwardResult::loss);
+  sum_losses();
+  join_tied_weights();
+  add_norm();
+  add_updates();
+  gather_updated();
+}
+
+void StepBuilder::forward_only(ForwardResult result) {
+  declare_inputs(false, result);
+  declare_weights(false);
+  const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
+  for (const Action& action : row) act(action, result);
+  if (result == ForwardResult::loss) sum_losses();
+}
+
+namespace {
+
+// What cannot be addressed is refused here, before sums of sizes overflow.
+void check_size(const Graph& graph) {
+  std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+    const BufferSpec& buffer = graph.spec(Buffer{i});
+    double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
+    sum += static_cast<double>(buffer.size_bytes);
+    if (sum > 0x1p60) {
+      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of ", sum,
+                                         " bytes and more (a smaller model or batch)"));
+    }
+  }
+}
+
+// A weight's buffers are known by where StepWeight has them.
+void mark_weights(StepGraph& step) {
+  const auto mark = [&](const WeightPart& part, MemoryRole role) {
+    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
+  };
+  for (const StepRank& rank : step.ranks) {
+    for (const StepWeight& weight : rank.weights) {
+      mark(weight.value, MemoryRole::parameters);
+      mark(weight.gradient, MemoryRole::gradients);
+      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
+    }
+  }
+}
+
+// Before they are expanded.
+void count_collectives(StepGraph& step) {
+  const Graph& graph = step.graph;
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    if (!graph.has_part(Node{i})) continue;
+    StepRank& rank         = step.ranks[static_cast<std::size_t>(index(graph.rank(Node{i})))];
+    const PartOp op        = graph.part(Node{i}).op;
+    const bool on_gather   = graph.lane(Node{i}) == Lane{graph.rank(Node{i}), LaneKind::gather};
+    const bool of_gradient = graph.labels(Node{i}).phase == "reduce";
+    rank.num_all_gathers += op == PartOp::all_gather && on_gather;
+    rank.num_reduce_scatters += op == PartOp::reduce_scatter && of_gradient;
+    rank.num_all_reduces += op == PartOp::all_reduce && of_gradient;
+  }
+}
+
+StepGraph build(StepSetup setup, const auto& build_rank) {
+  for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
+    if (setup.options.only && *setup.options.only != Rank{rank}) continue;
+    StepBuilder builder(setup, Rank{rank});
+    build_rank(builder);
+  }
+  check_size(setup.step.graph);
+  const Plan& plan = setup.plan;
+  setup.step.graph = recompute(setup.step.graph, plan.recompute);
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
+  setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
+  mark_weights(setup.step);
+  count_collectives(setup.step);
+  if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
+  const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
+                                           .ranks_per_node = plan.layout.devices_per_node,
+                                           .inside         = {.latency_s = 2e-6, .bytes_per_s = 100e9},
+                                           .between        = {.latency_s = 5e-6, .bytes_per_s = 25e9}});
+  setup.step.graph    = expand_collectives(setup.step.graph,
+                                           {.algorithm      = plan.algorithm,
+                                            .ranks_per_node = plan.layout.devices_per_node,
+                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::other);
+  return std::move(setup.step);
+}
+
+StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build_step) {
+  StepGraph step = build_step(plan, batch);
+  check_memory_limit(step, plan, build_step);
+  return step;
+}
+
+}  // namespace
+
+StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
+  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
+    return build(StepSetup(model, by, of, true, options), [](StepBuilder& builder) { builder.training(); });
+  });
+}
+
+StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
+                       const StepOptions& options) {
+  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
+    return build(StepSetup(model, by, of, false, options),
+                 [result](StepBuilder& builder) { builder.forward_only(result); });
+  });
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,136 @@
+#pragma once
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graphs/models/weights.hpp"
+#include "graphs/step/setup.hpp"
+#include "graphs/step/shard_nodes.hpp"
+#include "ops/tape/tape.hpp"
+
+// Builds the nodes of one rank of a step: internal to graphs/. Ranks are built one after another, each from its own row
+// of the schedule, so a slice is built alone at its own cost.
+namespace stepgraph {
+
+// Bytes of a unit's gradients that are to be zeros.
+struct Cleared {
+  std::string weight;
+  std::int64_t offset, size;
+};
+
+class StepBuilder {
+ public:
+  StepBuilder(StepSetup& setup, Rank rank);
+
+  void training();
+  void forward_only(ForwardResult result);
+
+ private:
+  using Key = std::pair<int, int>;  // stage, microbatch
+  struct Work {                     // one stage and microbatch under way
+    std::unique_ptr<Tape> tape;
+    Tensor input, output;  // on the tape; the last stage has no output
+  };
+
+  // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
+  struct Unit {
+    std::shared_ptr<const ShardUnit> cut;
+    std::vector<std::string> others = {};  // names of weights beside the flat
+    Buffer values                   = {};  // the rank's part of the flat; or all of it, where values are whole
+    Buffer whole                    = {};  // gathered: read, and without memory before the pass
+    Buffer gradients                = {};  // whole, where they are reduced once
+    Buffer gradient                 = {};  // the rank's parts of flats
+    Buffer first                    = {};
+    Buffer second                   = {};
+    Buffer master                   = {};
+    std::shared_ptr<std::vector<Cleared>> cleared = {};  // of the microbatch under way
+    std::vector<std::size_t> weights              = {};  // into here().weights, in the unit's order
+    int num_reduced                               = 0;
+  };
+  struct Cut {
+    std::size_t unit;
+    const CutWeight* weight;
+  };
+  // Gradients that travel together.
+  struct Bucket {
+    Stage stage;
+    std::vector<std::size_t> weights = {};  // into here().weights, in the order of the backward pass
+    std::int64_t elements            = 0;
+    Buffer buffer                    = {};
+  };
+
+  void declare_inputs(bool trains, ForwardResult result);
+  void declare_weights(bool trains);
+  void declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains);
+  void fill_buckets();
+  void add_to_table();
+  void add_slots();
+  void add_kept(const Unit& unit, UnitValues& values);
+  [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
+  WeightPart part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime, Buffer Unit::*flat);
+  [[nodiscard]] Access access(const WeightPart& part) const;
+  [[nodiscard]] WeightPart piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const;
+  [[nodiscard]] UnitParts parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const;
+  [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
+  [[nodiscard]] bool cuts_values() const;
+  [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
+  void act(const Action& action, ForwardResult result);
+
+  void forward(const Action& action, ForwardResult result);
+  void loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result);
+  void begin_backward(const Action& action);
+  void transfer(const Action& action);
+  void begin_gradients(const Action& action);
+  void end_gradients(const Action& action);
+  void reduce_gradients(Stage stage);
+  void check_used(const StepWeight& weight);
+  void refuse_unused(const StepWeight& weight);  // or names it, where the plan lets it be
+  UnitParts incoming_parts(const Unit& unit);
+  void join_replicas(const Unit& unit, const Labels& labels);
+  void reduce_unit(Unit& unit, const Labels& labels);
+  void reduce_bucket(const Bucket& bucket, const Labels& labels);
+  Access all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
+                              const Labels& labels);
+  void join_tensor_parallel(const StepWeight& weight, const Labels& labels);
+  void sum_losses();
+
+  void join_tied_weights();
+  void add_norm();
+  void add_updates();
+  void gather_updated();
+
+  [[nodiscard]] Graph& graph() { return setup_.step.graph; }
+  [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
+  [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
+  [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
+  [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
+  [[nodiscard]] bool keeps_rounded_gradients() const {  // as they travelled between data-parallel ranks
+    return setup_.plan.precision.keep_low_precision_grads && setup_.plan.layout.dp > 1;
+  }
+  [[nodiscard]] DType type_of(Buffer buffer) const { return setup_.step.graph.spec(buffer).type; }
+  [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
+  Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
+              MemoryRole role = MemoryRole::other);
+  void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
+  void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
+                       LaneKind lane, const Labels& labels);
+
+  StepSetup& setup_;
+  Rank rank_;
+  Coord coord_;
+  TensorParallel tp_;
+  ShardGroup shards_;
+  std::vector<Unit> units_;
+  std::map<std::string, Cut> cuts_;
+  std::vector<Bucket> buckets_;
+  Buffer incoming_;
+  WeightTable table_;
+  std::map<Key, Work> work_;
+  std::map<Key, Buffer> received_, received_gradient_;
+  Buffer losses_, squares_, factor_;
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,171 @@
+// The communicators of a step. A communicator is a queue: what may overlap has one each.
+#include <algorithm>
+#include <set>
+
+#include "engine/base/error.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/setup.hpp"
+
+namespace stepgraph {
+namespace {
+
+std::string name_of(const RankGroup& ranks, std::string_view purpose) { return str(ranks.name, " ", purpose); }
+
+std::string transfer_name(int from_stage, int to_stage, const Coord& coord) {
+  return str("pp_s", from_stage, "_s", to_stage, "_dp", coord.dp, "_tp", coord.tp);
+}
+
+std::string shared_name(int num_holders, const Coord& coord) {
+  return str("tp_shared", num_holders, "_tp", coord.tp / num_holders * num_holders, "_dp", coord.dp, "_pp", coord.pp);
+}
+
+std::string tied_name(const WeightSpec& weight, const Coord& coord) {
+  return str("tied_", weight.name, "_dp", coord.dp, "_tp", coord.tp);
+}
+
+std::string shard_name(const Plan& plan, const Coord& coord, std::string_view purpose) {
+  return str("shard", shard_group(plan, coord.dp).replica, "_tp", coord.tp, "_pp", coord.pp, " ", purpose);
+}
+std::string replica_name(const Plan& plan, const Coord& coord) {
+  return str("replicas", shard_group(plan, coord.dp).member, "_tp", coord.tp, "_pp", coord.pp);
+}
+std::string reshard_name(const Plan& plan, const Coord& coord) {
+  return str("reshard", coord.dp / plan.shard.reshard_group, "_tp", coord.tp, "_pp", coord.pp);
+}
+std::string norm_name(const ShardGroup& sharers) { return str("norm", sharers.replica); }
+
+// How many neighbours hold a piece of some weight between them, where several do.
+std::set<int> shared_by(const Model& model, int tp) {
+  std::set<int> numbers;
+  for (const Block& block : model.blocks) {
+    for (const WeightSpec& weight : block.weights) {
+      if (!weight.cut) continue;
+      for (const WeightPiece& piece : pieces_of(weight, tp, 0)) {
+        if (piece.num_holders > 1) numbers.insert(piece.num_holders);
+      }
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+void StepSetup::make_group(std::string name, std::vector<Rank> ranks) {
+  if (options.only && std::find(ranks.begin(), ranks.end(), *options.only) == ranks.end()) return;
+  const Group group = step.graph.group({.name = name, .ranks = std::move(ranks)});
+  groups_.emplace(std::move(name), group);
+}
+
+void StepSetup::make_groups(bool trains) {
+  const Layout& layout = step.layout;
+  const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp;
+  const auto along = [&](Axes axes, std::string_view purpose) {
+    for (const RankGroup& ranks : layout.groups(axes)) make_group(name_of(ranks, purpose), ranks.ranks);
+  };
+  if (tp > 1) along(Axis::tp, "tp");
+  if (dp > 1) along(Axis::dp, "loss");
+  if (dp > 1 && trains) along(Axis::dp, "gradients");
+  make_shard_groups(trains);
+  if (shares_rows() && trains) along(Axis::tp, "shares");
+  // What is left connects ranks of one data-parallel replica: once for each pair of coordinates.
+  for (int replica = 0; replica < dp; ++replica) {
+    for (int t = 0; t < tp; ++t) {
+      const Coord coord{.dp = replica, .tp = t};
+      for (int s = 0; s + 1 < num_stages(); ++s) {
+        const Rank here = rank_of(Stage{s}, coord), next = rank_of(Stage{s + 1}, coord);
+        if (here == next) continue;
+        make_group(transfer_name(s, s + 1, coord), {here, next});
+        if (trains) make_group(transfer_name(s + 1, s, coord), {next, here});
+      }
+      if (!trains) continue;
+      for (const Block& block : step.model.blocks) {
+        for (const WeightSpec& weight : block.weights) {
+          if (weight.tied_to.empty()) continue;
+          const Rank owner = rank_of(stage_of_weight.at(weight.tied_to), coord);
+          const Rank other = rank_of(stage_of_weight.at(weight.name), coord);
+          if (owner != other) make_group(tied_name(weight, coord), {owner, other});
+        }
+      }
+    }
+    if (!trains) continue;
+    for (const int holders : shared_by(step.model, tp)) {
+      for (int p = 0; p < pp; ++p) {
+        for (int first = 0; first < tp; first += holders) {
+          std::vector<Rank> ranks;
+          for (int i = 0; i < holders; ++i) ranks.push_back(layout.rank({.dp = replica, .tp = first + i, .pp = p}));
+          make_group(shared_name(holders, {.dp = replica, .tp = first, .pp = p}), std::move(ranks));
+        }
+      }
+    }
+  }
+}
+
+// Neighbours along the data-parallel axis, for each place on the others.
+void StepSetup::make_shard_groups(bool trains) {
+  const Layout& layout = step.layout;
+  const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp, size = stepgraph::shard_group(plan, 0).size;
+  const auto ranks_of = [&](Coord coord, int first, int count, int stride) {
+    std::vector<Rank> ranks;
+    for (int i = 0; i < count; ++i) {
+      coord.dp = first + i * stride;
+      ranks.push_back(layout.rank(coord));
+    }
+    return ranks;
+  };
+  for (int p = 0; p < pp && size > 1; ++p) {
+    for (int t = 0; t < tp; ++t) {
+      const Coord at{.tp = t, .pp = p};
+      for (int first = 0; first < dp; first += size) {
+        const Coord coord{.dp = first, .tp = t, .pp = p};
+        make_group(shard_name(plan, coord, "gather"), ranks_of(at, first, size, 1));
+        if (trains) make_group(shard_name(plan, coord, "reduce"), ranks_of(at, first, size, 1));
+      }
+      if (!trains) continue;
+      for (int member = 0; member < size && size < dp; ++member) {
+        make_group(replica_name(plan, {.dp = member, .tp = t, .pp = p}), ranks_of(at, member, dp / size, size));
+      }
+      const int neighbours = plan.shard.reshard_group;
+      for (int first = 0; first < dp && neighbours > 0; first += neighbours) {
+        make_group(reshard_name(plan, {.dp = first, .tp = t, .pp = p}), ranks_of(at, first, neighbours, 1));
+      }
+    }
+  }
+  const int sharers = norm_sharers(0).size;
+  if (!trains || sharers * tp * pp == 1) return;
+  for (int first = 0; first < dp; first += sharers) {
+    std::vector<Rank> ranks;
+    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
+      if (layout.coord(Rank{rank}).dp / sharers == first / sharers) ranks.push_back(Rank{rank});
+    }
+    make_group(norm_name(norm_sharers(first)), std::move(ranks));
+  }
+}
+
+Group StepSetup::shard_group(const Coord& coord, std::string_view purpose) const {
+  return groups_.at(shard_name(plan, coord, purpose));
+}
+Group StepSetup::replica_group(const Coord& coord) const { return groups_.at(replica_name(plan, coord)); }
+Group StepSetup::reshard_group(const Coord& coord) const { return groups_.at(reshard_name(plan, coord)); }
+Group StepSetup::norm_group(const Coord& coord) const { return groups_.at(norm_name(norm_sharers(coord.dp))); }
+
+// Replicas could each do with their own, and do where a group of them shares a whole.
+ShardGroup StepSetup::norm_sharers(int dp_index) const {
+  const ShardGroup shards = stepgraph::shard_group(plan, dp_index);
+  if (plan.shard.strategy != Shard::none || !options.share_norm) return shards;
+  return {.size = plan.layout.dp, .member = dp_index, .replica = 0};
+}
+
+Group StepSetup::group(Rank rank, Axes axes, std::string_view purpose) const {
+  return groups_.at(name_of(step.layout.group_of(rank, axes), purpose));
+}
+Group StepSetup::transfer_group(int from_stage, int to_stage, const Coord& coord) const {
+  return groups_.at(transfer_name(from_stage, to_stage, coord));
+}
+Group StepSetup::shared_group(int num_holders, const Coord& coord) const {
+  return groups_.at(shared_name(num_holders, coord));
+}
+Group StepSetup::tied_group(const WeightSpec& weight, const Coord& coord) const {
+  return groups_.at(tied_name(weight, coord));
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,162 @@
+#include "graphs/step/memory_limit.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
+#include "engine/base/words.hpp"
+#include "graphs/step/memory_requirement.hpp"
+
+namespace stepgraph {
+namespace {
+
+// A plan that may need less, and how a config comes to it.
+struct Change {
+  std::vector<std::string> settings = {};  // "recompute=full"
+  Plan plan                         = {};
+  BatchSpec batch                   = {};
+
+  [[nodiscard]] Change with(std::string setting, const auto& change) const {
+    Change out = *this;
+    out.settings.push_back(std::move(setting));
+    change(out);
+    return out;
+  }
+};
+
+std::string bytes_and_text(std::int64_t bytes) { return str(bytes, " (", bytes_text(static_cast<double>(bytes)), ")"); }
+
+ArenaPlan largest_arena(const MemoryPlan& plan) {
+  ArenaPlan largest;
+  for (const ArenaPlan& arena : plan.arenas) {
+    if (arena.space == Space::device && arena.size_bytes > largest.size_bytes) largest = arena;
+  }
+  return largest;
+}
+
+// Smaller microbatches, the largest first.
+std::vector<Change> with_smaller_microbatches(const Change& from) {
+  std::vector<Change> out;
+  const int sequences = from.batch.global / from.plan.layout.dp;
+  for (int micro = from.batch.micro - 1; micro >= 1; --micro) {
+    if (sequences % micro != 0) continue;
+    std::string setting = "batch.micro=";
+    setting += std::to_string(micro);
+    out.push_back(from.with(std::move(setting), [&](Change& change) { change.batch.micro = micro; }));
+  }
+  return out;
+}
+
+// In the order in which they are tried: what costs least first, then all of it together.
+std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool trains) {
+  Change from{.settings = {}, .plan = plan, .batch = batch};
+  from.plan.memory_limit_bytes = 0;
+  std::vector<Change> out;
+  if (plan.reuse != Reuse::tight) {
+    from = from.with("memory.reuse=tight", [](Change& change) { change.plan.reuse = Reuse::tight; });
+    out.push_back(from);
+  }
+  const auto with_recompute = [&](Recompute kind) {
+    return from.with(str("recompute=", kind), [&](Change& change) { change.plan.recompute = kind; });
+  };
+  for (const Recompute kind : {Recompute::selective, Recompute::full}) {
+    if (trains && plan.recompute < kind) out.push_back(with_recompute(kind));
+  }
+  const auto with_shard = [&](const Change& of, Shard strategy, ReduceWhen reduce) {
+    const std::string setting =
+        str("shard.strategy=", to_string(strategy), reduce == ReduceWhen::each ? " shard.reduce=each" : "");
+    return of.with(setting, [&](Change& change) {
+      change.plan.shard.strategy = strategy;
+      change.plan.shard.reduce   = reduce;
+    });
+  };
+  const bool shards = trains && plan.layout.dp > 1 && plan.shard.strategy != Shard::hybrid &&
+                      !plan.shard.delay_all_reduce;  // which other strategies do not have
+  for (const Shard strategy : {Shard::zero1, Shard::grad_op, Shard::full}) {
+    if (shards && plan.shard.strategy < strategy) out.push_back(with_shard(from, strategy, plan.shard.reduce));
+  }
+  if (shards && plan.shard.reduce != ReduceWhen::each) out.push_back(with_shard(from, Shard::full, ReduceWhen::each));
+  const std::vector<Change> smaller = with_smaller_microbatches(from);
+  out.insert(out.end(), smaller.begin(), smaller.end());
+  if (trains && plan.recompute != Recompute::full) {
+    const std::vector<Change> both = with_smaller_microbatches(with_recompute(Recompute::full));
+    out.insert(out.end(), both.begin(), both.end());
+  }
+  if (shards) {
+    const Change all = with_shard(with_recompute(Recompute::full), Shard::full, ReduceWhen::each);
+    out.push_back(all);
+    const std::vector<Change> smallest = with_smaller_microbatches(all);
+    out.insert(out.end(), smallest.begin(), smallest.end());
+  }
+  return out;
+}
+
+std::string settings_text(const Change& change) {
+  return join_text(change.settings, " ", [](const std::string& setting) { return setting; });
+}
+
+// What the rank that needs most needs; throws where there is no such step.
+using PeakOf = std::function<std::int64_t(const Plan& plan, const BatchSpec& batch)>;
+
+// Another number of microbatches may not suit a schedule: such a change is none.
+std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_of) {
+  try {
+    return peak_of(change.plan, change.batch);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains, std::int64_t needed,
+                           const PeakOf& peak_of) {
+  std::string least = "as it is";
+  for (const Change& change : changes(plan, batch, trains)) {
+    const std::optional<std::int64_t> peak = try_change(change, peak_of);
+    if (!peak) continue;
+    if (*peak <= plan.memory_limit_bytes) return str(settings_text(change), " needs ", bytes_and_text(*peak));
+    if (*peak < needed) {
+      needed = *peak;
+      least  = settings_text(change);
+    }
+  }
+  return str("of what was tried the least is ", bytes_and_text(needed), ", ", least,
+             "; more of layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
+}
+
+[[noreturn]] void refuse(const MemoryRequirement& needed, const Plan& plan, const std::string& right) {
+  throw Error(ErrorKind::config,
+              str("memory.limit_bytes: rank ", needed.rank, " needs ", bytes_and_text(needed.peak_bytes), ": ",
+                  roles_text(needed), "; the limit is ", bytes_and_text(plan.memory_limit_bytes), " (", right, ")"));
+}
+
+}  // namespace
+
+void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build) {
+  if (plan.memory_limit_bytes == 0) return;
+  const MemoryPlan memory = plan_memory(step.graph, {.reuse = plan.reuse});
+  const ArenaPlan arena   = largest_arena(memory);
+  if (arena.size_bytes <= plan.memory_limit_bytes) return;
+  const bool trains  = std::any_of(step.ranks.begin(), step.ranks.end(),
+                                   [](const StepRank& rank) { return rank.grad_norm != Buffer{}; });
+  const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
+    const StepGraph other = build(by, of);
+    return largest_arena(plan_memory(other.graph, {.reuse = by.reuse})).size_bytes;
+  };
+  refuse(memory_requirement(step, memory, arena.rank), plan,
+         what_would_fit(plan, step.batch, trains, arena.size_bytes, peak_of));
+}
+
+void check_memory_limit(std::span<const MemoryRequirement> rows, const Model& model, const Plan& plan,
+                        const BatchSpec& batch, const MemoryRequirementOptions& options) {
+  if (plan.memory_limit_bytes == 0) return;
+  const MemoryRequirement& most = largest(rows);
+  if (most.peak_bytes <= plan.memory_limit_bytes) return;
+  const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
+    return largest(memory_requirements(model, by, of, options)).peak_bytes;
+  };
+  refuse(most, plan, what_would_fit(plan, batch, options.trains, most.peak_bytes, peak_of));
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,181 @@
+#include "graphs/step/memory_requirement.hpp"
+
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <sstream>
+
+#include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
+#include "engine/base/words.hpp"
+#include "engine/plan/memory_peak.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/setup.hpp"
+
+namespace stepgraph {
+namespace {
+
+// `role` tells what a buffer of `graph` is for.
+template <class Role>
+MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Rank rank, const Role& role) {
+  const MemoryPeak peak = memory_peak(graph, plan, rank);
+  const ArenaPlan arena = plan.arena(rank);
+  MemoryRequirement out{.rank              = rank,
+                        .ranks             = {rank},
+                        .unused_bytes      = arena.size_bytes,
+                        .peak_bytes        = arena.size_bytes,
+                        .lower_bound_bytes = arena.lower_bound};
+  for (const Buffer buffer : peak.alive) {
+    const std::int64_t bytes = graph.spec(buffer).size_bytes;
+    out.at_peak[static_cast<std::size_t>(role(buffer))] += bytes;
+    out.unused_bytes -= bytes;
+  }
+  if (peak.node) out.node = graph.name(*peak.node);
+  return out;
+}
+
+// What ranks that are alike have in common.
+struct Likeness {
+  int pp = 0;
+  std::vector<TensorShape> weights;
+  std::vector<std::int64_t> kept;  // elements of weights that are cut by rows, which not all members have as many of
+  friend auto operator<=>(const Likeness&, const Likeness&) = default;
+};
+
+// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
+// evenly.
+Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units, Rank rank) {
+  const Coord coord = setup.step.layout.coord(rank);
+  Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
+  for (std::size_t stage = 0; stage < setup.blocks_of_stage.size(); ++stage) {
+    if (setup.rank_of(Stage{static_cast<int>(stage)}, coord) != rank) continue;
+    for (const std::size_t block : setup.blocks_of_stage[stage]) {
+      for (const WeightSpec& weight : setup.step.model.blocks[block].weights)
+        out.weights.push_back(local_shape(weight, setup.plan.layout.tp, coord.tp));
+    }
+  }
+  const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
+  for (const ShardUnit& unit : units) {
+    if (setup.rank_of(unit.stage, coord) != rank) continue;
+    for (const CutWeight& weight : unit.weights) {
+      if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
+    }
+  }
+  return out;
+}
+
+// "0-3, 8-11": those next to each other as one.
+std::string ranks_text(const std::vector<Rank>& ranks) {
+  constexpr std::size_t most_shown = 3;
+  std::vector<std::string> runs;
+  for (std::size_t i = 0, next; i < ranks.size(); i = next) {
+    for (next = i + 1; next < ranks.size() && index(ranks[next]) == index(ranks[next - 1]) + 1;) ++next;
+    runs.push_back(next == i + 1 ? str(ranks[i]) : str(ranks[i], "-", ranks[next - 1]));
+  }
+  const bool all = runs.size() <= most_shown;
+  if (!all) runs.resize(most_shown);
+  return join_text(runs, ",", [](const std::string& run) { return run; }) +
+         (all ? "" : str(",.. (", ranks.size(), " ranks)"));
+}
+
+}  // namespace
+
+std::string_view to_string(MemoryRole role) noexcept {
+  constexpr std::array<std::string_view, all_memory_roles.size()> names{"parameters",  "gradients", "optimizer",
+                                                                        "activations", "slots",     "other"};
+  return names[static_cast<std::size_t>(role)];
+}
+
+MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& plan, Rank rank) {
+  return requirement_of(step.graph, plan, rank, [&](Buffer buffer) { return step.role(buffer); });
+}
+
+MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse) {
+  if (step.graph.only_rank() == rank) {
+    return memory_requirement(step, plan_memory(step.graph, {.reuse = reuse}), rank);
+  }
+  const Graph own = slice(step.graph, rank);
+  std::vector<MemoryRole> roles;  // a slice has the rank's buffers in their order
+  for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
+    if (step.graph.spec(Buffer{i}).rank == rank) roles.push_back(step.role(Buffer{i}));
+  }
+  return requirement_of(own, plan_memory(own, {.reuse = reuse}), rank, [&](Buffer buffer) { return roles[buffer.id]; });
+}
+
+std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
+                                                   const MemoryRequirementOptions& options) {
+  Plan plan               = given;
+  plan.memory_limit_bytes = 0;
+  StepOptions building{.keep_gradients = options.keep_gradients};
+  const StepSetup setup(model, plan, batch, options.trains, building);
+  const int num_ranks = setup.step.layout.num_ranks();
+  if (options.rank && (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)) {
+    throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
+  }
+  std::map<Likeness, std::vector<Rank>> kinds;
+  std::map<int, std::vector<ShardUnit>> units;  // by tensor-parallel index
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const int tp               = setup.step.layout.coord(Rank{rank}).tp;
+    const auto [found, is_new] = units.try_emplace(tp);
+    if (is_new) found->second = shard_units(model, setup.plan, setup.blocks_of_stage, tp);
+    kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
+  }
+  std::vector<MemoryRequirement> rows;
+  for (const auto& [kind, ranks] : kinds) {
+    if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;
+    building.only        = options.rank.value_or(ranks.front());
+    const StepGraph step = options.trains ? training_step(model, plan, batch, building)
+                                          : forward_step(model, plan, batch, ForwardResult::loss, building);
+    rows.push_back(memory_requirement(step, *building.only, plan.reuse));
+    rows.back().ranks = ranks;
+  }
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return rows;
+}
+
+const MemoryRequirement& largest(std::span<const MemoryRequirement> rows) {
+  return *std::max_element(rows.begin(), rows.end(),
+                           [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+}
+
+std::string memory_table(std::span<const MemoryRequirement> rows) {
+  std::vector<std::vector<std::string>> lines;
+  std::vector<std::string> titles{"ranks"};
+  for (const MemoryRole role : all_memory_roles) titles.emplace_back(to_string(role));
+  titles.insert(titles.end(), {"unused", "peak", "lower bound"});
+  lines.push_back(std::move(titles));
+  for (const MemoryRequirement& row : rows) {
+    std::vector<std::int64_t> bytes(row.at_peak.begin(), row.at_peak.end());
+    bytes.insert(bytes.end(), {row.unused_bytes, row.peak_bytes, row.lower_bound_bytes});
+    std::vector<std::string> units{ranks_text(row.ranks)}, exact{""};
+    for (const std::int64_t number : bytes) {
+      units.push_back(bytes_text(static_cast<double>(number)));
+      exact.push_back(str(number));
+    }
+    lines.push_back(std::move(units));
+    lines.push_back(std::move(exact));
+  }
+  std::vector<std::size_t> widths(lines.front().size(), 0);
+  for (const auto& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::ostringstream out;
+  for (const auto& line : lines) {
+    out << std::left << std::setw(static_cast<int>(widths[0])) << line[0] << std::right;
+    for (std::size_t i = 1; i < line.size(); ++i) out << "  " << std::setw(static_cast<int>(widths[i])) << line[i];
+    out << '\n';
+  }
+  return out.str();
+}
+
+std::string roles_text(const MemoryRequirement& requirement) {
+  std::vector<std::string> parts;
+  const auto add = [&](std::string_view name, std::int64_t bytes) {
+    if (bytes != 0) parts.push_back(str(name, " ", bytes_text(static_cast<double>(bytes))));
+  };
+  for (const MemoryRole role : all_memory_roles) add(to_string(role), requirement[role]);
+  add("unused", requirement.unused_bytes);
+  return join_text(parts, ", ", [](const std::string& part) { return part; });
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,353 @@
+// Gradients over data-parallel ranks: whole in buckets, or each rank's part of them.
+#include <algorithm>
+
+#include "engine/base/error.hpp"
+#include "graphs/step/builder.hpp"
+#include "ops/clear.hpp"
+#include "ops/convert.hpp"
+#include "ops/reduce.hpp"
+
+namespace stepgraph {
+namespace {
+
+// How the gradients of a unit become this rank's part of their sum.
+struct UnitReduction {
+  Member by;
+  std::shared_ptr<const ShardUnit> unit;
+  DType sums, travel;  // in which they are added up here, and sent
+  bool keeps;          // the part stays as it travelled
+  UnitParts to, incoming;
+  std::vector<std::string> others;
+  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
+
+  // `first`: nothing is there yet to which they are added.
+  void add(Graph& graph, Buffer whole, const std::string& name, const Labels& labels, bool first,
+           const AccessList& done) const {
+    clear_padding(graph, *unit, sums, whole, labels);
+    for (std::size_t i = 0; cleared && i < cleared->size(); ++i) {
+      const auto& [weight, offset, size] = (*cleared)[i];
+      clear(graph, {.name   = str("clear gradient of ", weight, " of ", name),
+                    .values = whole.range(offset, size),
+                    .labels = labels});
+    }
+    const UnitParts& target = first ? to : incoming;
+    const UnitText text{.name = name, .others = others, .labels = labels};
+    if (travel == sums) {
+      reduce_scatter_unit(graph, by, *unit, sums, whole, target, text, done);
+    } else {
+      in_another_type(graph, whole, target, text, done);
+    }
+    if (first) return;
+    each_part([&](const Access& part, const Access& added, const std::string& what) {
+      reduce_into(graph, {.name = str("add ", name, what), .into = part, .from = added, .labels = labels});
+    });
+  }
+
+ private:
+  template <class F>
+  void each_part(const F& f) const {
+    if (unit->flat) f(to.flat, incoming.flat, std::string());
+    for (std::size_t i = 0; i < to.others.size(); ++i) {
+      if (to.others[i].buffer != Buffer{}) f(to.others[i], incoming.others[i], " " + others[i]);
+    }
+  }
+
+  void in_another_type(Graph& graph, Buffer whole, const UnitParts& target, const UnitText& text,
+                       const AccessList& done) const {
+    const auto make = [&](const std::string& name, std::int64_t bytes_in_sums) {
+      const auto elements = bytes_in_sums / static_cast<std::int64_t>(size_bytes(sums));
+      return graph.buffer({.name       = str("rounded ", text.name, name),
+                           .rank       = by.rank,
+                           .size_bytes = elements * static_cast<std::int64_t>(size_bytes(travel)),
+                           .type       = travel});
+    };
+    const auto bytes = [&](const Access& access) {
+      return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
+    };
+    const std::int64_t size = unit->elements * static_cast<std::int64_t>(size_bytes(sums));
+    const Buffer rounded    = make("", size);
+    convert(graph, {.name   = "round " + text.name,
+                    .lane   = by.lane,
+                    .to     = rounded,
+                    .from   = whole.range(0, size),
+                    .labels = text.labels});
+    if (keeps) {
+      reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
+      return;
+    }
+    UnitParts parts;
+    if (unit->flat) parts.flat = make(" part", bytes(target.flat));
+    for (std::size_t i = 0; i < target.others.size(); ++i) {
+      const bool has = target.others[i].buffer != Buffer{};
+      parts.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
+    }
+    reduce_scatter_unit(graph, by, *unit, travel, rounded, parts, text, done);
+    const auto widen = [&](const Access& part, const Access& into, const std::string& what) {
+      convert(
+          graph,
+          {.name = str("widen ", text.name, what), .lane = by.lane, .to = into, .from = part, .labels = text.labels});
+    };
+    if (unit->flat) widen(parts.flat, target.flat, "");
+    for (std::size_t i = 0; i < target.others.size(); ++i) {
+      if (target.others[i].buffer != Buffer{}) widen(parts.others[i], target.others[i], " " + others[i]);
+    }
+  }
+};
+
+}  // namespace
+
+// Where they are reduced after every microbatch, each microbatch has gradients of its own.
+void StepBuilder::begin_gradients(const Action& action) {
+  if (!reduces_each()) return;
+  const int mb = index(action.microbatch);
+  for (Unit& unit : units_) {
+    if (unit.cut->stage != action.stage) continue;
+    const auto size = static_cast<std::int64_t>(size_bytes(sum_type()));
+    const Buffer whole =
+        make(str("gradients of ", unit.cut->name, " mb", mb), unit.cut->elements, sum_type(), Lifetime::step);
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const CutWeight& weight   = unit.cut->weights[i];
+      WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
+      entry.gradient            = whole.range(weight.offset * size, weight.elements * size);
+      entry.has_gradient        = false;
+    }
+    const bool first = unit.num_reduced++ == 0;
+    unit.cleared     = std::make_shared<std::vector<Cleared>>();
+    const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
+                                  .unit     = unit.cut,
+                                  .sums     = sum_type(),
+                                  .travel   = setup_.plan.precision.reduce,
+                                  .keeps    = keeps_rounded_gradients(),
+                                  .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                  .incoming = first ? UnitParts{} : incoming_parts(unit),
+                                  .others   = unit.others,
+                                  .cleared  = unit.cleared};
+    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.cut->layer, .phase = "reduce"};
+    setup_.slots.gradients.push_back(
+        {.whole      = whole,
+         .unit       = unit.cut->name,
+         .size_bytes = unit.cut->elements * size,
+         .type       = sum_type(),
+         .reduce     = [=, name = str(unit.cut->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
+           reduction.add(graph, slot, name, labels, first, done);
+         }});
+  }
+}
+
+// Where a unit's part of a later microbatch comes in, to be added: one place for all units, as they come one by one.
+UnitParts StepBuilder::incoming_parts(const Unit& unit) {
+  const auto size  = static_cast<std::int64_t>(size_bytes(sum_type()));
+  const auto bytes = [&](const Unit& of) {
+    std::int64_t elements = of.cut->flat ? of.cut->flat->shard_elements() : 0;
+    for (const CutWeight& weight : of.cut->weights) {
+      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    }
+    return elements;
+  };
+  if (incoming_ == Buffer{}) {
+    std::int64_t most = 0;
+    for (const Unit& each : units_) most = std::max(most, bytes(each));
+    incoming_ = make("incoming gradients", most, sum_type(), Lifetime::step, MemoryRole::gradients);
+  }
+  UnitParts parts;
+  std::int64_t offset = 0;
+  if (unit.cut->flat) {
+    offset     = unit.cut->flat->shard_elements();
+    parts.flat = incoming_.range(0, offset * size);
+  }
+  for (const CutWeight& weight : unit.cut->weights) {
+    if (weight.flat) continue;
+    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    parts.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
+    offset += elements;
+  }
+  return parts;
+}
+
+// Weights without a gradient are cleared when their unit is reduced: until then its slot may be another's.
+void StepBuilder::end_gradients(const Action& action) {
+  if (!reduces_each()) return;
+  for (const Unit& unit : units_) {
+    if (unit.cut->stage != action.stage) continue;
+    bool used = false;
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const StepWeight& weight  = here().weights[unit.weights[i]];
+      const std::string& name   = setup_.step.spec(weight).name;
+      WeightTable::Entry& entry = table_[table_.find(name)];
+      used                      = used || entry.has_gradient;
+      if (entry.has_gradient) continue;
+      refuse_unused(weight);
+      const bool last = i + 1 == unit.weights.size();
+      if (last && !used) {  // nothing of the unit is: the slot has a tenant all the same
+        clear(graph(), {.name   = "clear gradient of " + name,
+                        .values = entry.gradient,
+                        .labels = {.stage = index(weight.stage), .phase = "clear"}});
+      } else {
+        unit.cleared->push_back({name, entry.gradient.region.offset, entry.gradient.region.length});
+      }
+    }
+  }
+}
+
+// A weight to which no op adds a gradient is a mistake, or has one of zeros.
+void StepBuilder::check_used(const StepWeight& weight) {
+  WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(weight).name)];
+  if (entry.has_gradient) return;
+  refuse_unused(weight);
+  clear(graph(), {.name   = "clear gradient of " + setup_.step.spec(weight).name,
+                  .values = entry.gradient,
+                  .labels = {.stage = index(weight.stage), .phase = "clear"}});
+  entry.has_gradient = true;
+}
+
+void StepBuilder::refuse_unused(const StepWeight& weight) {
+  const WeightSpec& spec = setup_.step.spec(weight);
+  if (!setup_.plan.shard.find_unused_parameters) {
+    throw Error(ErrorKind::config,
+                str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight.block].name,
+                    "': nothing adds to its gradient (an op of the forward pass that reads it, with "
+                    "weight_gradients, and on_backward in every op after it; or shard.find_unused_parameters)"));
+  }
+  auto& unused = setup_.step.unused;
+  if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
+}
+
+// In the type in which they travel: rounded before, and widened again where they are summed. The sum itself is made in
+// a wide type and rounded once, as that of a reduce-scatter. Returns where it is: where gradients stay as they
+// travelled, in another buffer.
+Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
+                                         const Labels& labels) {
+  const DType type = setup_.plan.precision.reduce;
+  if (type == type_of(values.buffer)) {
+    all_reduce_part("all_reduce " + what, group, members, values, type, LaneKind::reduce, labels);
+    return values;
+  }
+  const std::int64_t bytes =
+      values.region.length == Access::whole ? graph().spec(values.buffer).size_bytes : values.region.num_bytes();
+  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
+  const bool persists         = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const Buffer rounded =
+      make("rounded " + what, elements, type, persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
+  convert(graph(),
+          {.name = "round " + what, .lane = LaneKind::reduce, .to = rounded, .from = values, .labels = labels});
+  all_reduce_part("all_reduce " + what, group, members, rounded, type, LaneKind::reduce, labels);
+  if (keeps_rounded_gradients()) return rounded;
+  convert(graph(),
+          {.name = "widen " + what, .lane = LaneKind::reduce, .to = values, .from = rounded, .labels = labels});
+  return values;
+}
+
+void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
+  const Group group    = setup_.group(rank_, Axis::dp, "gradients");
+  const int members    = setup_.plan.layout.dp;
+  const std::string of = bucket.weights.size() == 1
+                             ? setup_.step.spec(here().weights[bucket.weights.front()]).name
+                             : str(setup_.step.spec(here().weights[bucket.weights.front()]).name, " to ",
+                                   setup_.step.spec(here().weights[bucket.weights.back()]).name);
+  const auto copy_all  = [&](bool in) {
+    std::int64_t offset = 0;
+    for (const std::size_t i : bucket.weights) {
+      const WeightPart& gradient = here().weights[i].gradient;
+      const Access own           = access(gradient);
+      const Access there         = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
+      const std::string& name    = setup_.step.spec(here().weights[i]).name;
+      copy(graph(), {.name   = str(in ? "copy in gradient of " : "copy out gradient of ", name),
+                      .lane   = LaneKind::reduce,
+                      .to     = in ? there : own,
+                      .from   = in ? own : there,
+                      .labels = labels});
+      offset += gradient.size();
+    }
+  };
+  const bool views = setup_.plan.shard.bucket_views;
+  if (!views) copy_all(true);
+  const Buffer sum = all_reduce_gradients("gradient of " + of, group, members, bucket.buffer, labels).buffer;
+  if (sum != bucket.buffer) {
+    std::int64_t offset = 0;
+    for (const std::size_t i : bucket.weights) {
+      WeightPart& gradient = here().weights[i].gradient;
+      gradient.buffer      = sum;
+      gradient.offset      = offset;
+      offset += gradient.size();
+    }
+    return;
+  }
+  if (!views) copy_all(false);
+}
+
+// Whole gradients of a unit, summed over microbatches.
+void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
+  const bool in_place = setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients();
+  const UnitReduction reduction{.by     = member("reduce", LaneKind::reduce),
+                                .unit   = unit.cut,
+                                .sums   = sum_type(),
+                                .travel = setup_.plan.precision.reduce,
+                                .keeps  = keeps_rounded_gradients(),
+                                .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
+                                               : parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                .incoming = {},
+                                .others   = unit.others};
+  const std::uint32_t before = graph().num_buffers();
+  reduction.add(graph(), unit.gradients, unit.cut->name, labels, true, {});
+  mark_since(before, MemoryRole::gradients);  // what is rounded on the way
+}
+
+// Of ranks that have the same part of another whole.
+void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
+  const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
+  const int members   = setup_.plan.layout.dp / shards_.size;
+  const auto join     = [&](const Access& part, const std::string& what) {
+    all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);
+  };
+  if (unit.cut->flat) join(all.flat, unit.cut->name);
+  for (std::size_t i = 0; i < all.others.size(); ++i) {
+    if (all.others[i].buffer != Buffer{}) join(all.others[i], unit.others[i]);
+  }
+}
+
+// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
+// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
+void StepBuilder::reduce_gradients(Stage stage) {
+  auto& weights = here().weights;
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
+    if (weight->stage == stage && !(reduces_each() && cut_of(setup_.step.spec(*weight)))) check_used(*weight);
+  }
+  const auto labels_of = [&](int layer) { return Labels{.stage = index(stage), .layer = layer, .phase = "reduce"}; };
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    if (unit->cut->stage != stage) continue;
+    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->cut->layer));
+    if (shards_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->cut->layer));
+  }
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.stage != stage) continue;
+    const int layer = setup_.step.model.blocks[weights[bucket.weights.front()].block].layer;
+    reduce_bucket(bucket, labels_of(bucket.weights.size() == 1 ? layer : -1));
+  }
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
+    if (weight->stage != stage || weight->gradient.empty()) continue;
+    join_tensor_parallel(*weight, labels_of(setup_.step.model.blocks[weight->block].layer));
+  }
+}
+
+void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& labels) {
+  const WeightSpec& spec = setup_.step.spec(weight);
+  if (!spec.cut) {
+    if (!setup_.shares_rows()) return;
+    all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
+                    access(weight.gradient), type_of(weight.gradient.buffer), LaneKind::reduce, labels);
+    return;
+  }
+  for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
+    if (piece.num_holders == 1) continue;
+    if (spec.dim != 0) {
+      throw Error(ErrorKind::config,
+                  str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
+    }
+    const WeightPart shared = piece_of(weight.gradient, spec, piece);
+    if (shared.empty()) continue;
+    all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
+                    piece.num_holders, access(shared), type_of(shared.buffer), LaneKind::reduce, labels);
+  }
+}
+
+}  // namespace stepgraph

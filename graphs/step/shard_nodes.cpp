@@ -1,0 +1,104 @@
+#include "graphs/step/shard_nodes.hpp"
+
+#include <algorithm>
+
+#include "engine/base/error.hpp"
+#include "ops/clear.hpp"
+
+namespace stepgraph {
+namespace {
+
+std::int64_t bytes_of(DType type, std::int64_t elements) {
+  return elements * static_cast<std::int64_t>(size_bytes(type));
+}
+
+Access part_of(const CutWeight& weight, DType type, Buffer whole, int member) {
+  const ElementRange& range = weight.ranges[static_cast<std::size_t>(member)];
+  return whole.range(bytes_of(type, weight.offset + range.begin), bytes_of(type, range.size()));
+}
+
+// One access for each member; one for all where they have as many elements each, which says the same.
+AccessList parts_of_all(const CutWeight& weight, DType type, Buffer whole, int members) {
+  const bool even = std::all_of(weight.ranges.begin(), weight.ranges.end(),
+                                [&](const ElementRange& range) { return range.size() * members == weight.elements; });
+  if (even) return whole.range(bytes_of(type, weight.offset), bytes_of(type, weight.elements));
+  AccessList all;
+  for (int member = 0; member < members; ++member) all.push_back(part_of(weight, type, whole, member));
+  return all;
+}
+
+void add_part(Graph& graph, const Member& member, PartOp op, DType type, std::string name, AccessList in,
+              AccessList out, std::int64_t whole_bytes, const UnitText& text, const AccessList& done) {
+  for (const Access& token : text.after.view()) in.push_back(token);
+  for (const Access& token : done.view()) out.push_back(token);
+  const auto bytes = static_cast<double>(whole_bytes);
+  graph.add({.name   = name,
+             .lane   = graph.lane(member.rank, member.lane),
+             .reads  = std::move(in),
+             .writes = std::move(out),
+             .part   = PartSpec{.group = member.group, .op = op, .type = type, .message = name},
+             .kind   = NodeKind::communicate,
+             .op     = std::string(to_string(op)),
+             .cost   = {.bytes_moved = 2 * bytes, .bytes_sent = bytes * (member.size - 1) / member.size},
+             .labels = text.labels});
+}
+
+}  // namespace
+
+UnitParts parts_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member) {
+  UnitParts parts;
+  if (unit.flat) {
+    const std::int64_t size = bytes_of(type, unit.flat->shard_elements());
+    parts.flat              = whole.range(member * size, size);
+  }
+  for (const CutWeight& weight : unit.weights) {
+    if (!weight.flat) parts.others.push_back(part_of(weight, type, whole, member));
+  }
+  return parts;
+}
+
+void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitParts& from,
+                 Buffer whole, const UnitText& text) {
+  if (unit.flat) {
+    const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
+    add_part(graph, member, PartOp::all_gather, type, "all_gather " + text.name, from.flat, whole.range(0, bytes),
+             bytes, text, {});
+  }
+  std::size_t other = 0;
+  for (const CutWeight& weight : unit.weights) {
+    if (weight.flat) continue;
+    const Access& part = from.others[other];
+    const bool has     = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
+    add_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
+             has ? AccessList(part) : AccessList(), parts_of_all(weight, type, whole, member.size),
+             bytes_of(type, weight.elements), text, {});
+    ++other;
+  }
+}
+
+void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, Buffer whole,
+                         const UnitParts& to, const UnitText& text, const AccessList& done) {
+  std::size_t num_others = text.others.size(), other = 0;
+  if (unit.flat) {
+    const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
+    add_part(graph, member, PartOp::reduce_scatter, type, "reduce_scatter " + text.name, whole.range(0, bytes), to.flat,
+             bytes, text, num_others == 0 ? done : AccessList());
+  }
+  for (const CutWeight& weight : unit.weights) {
+    if (weight.flat) continue;
+    const bool has = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
+    add_part(graph, member, PartOp::reduce_scatter, type, str("reduce_scatter ", text.name, " ", text.others[other]),
+             parts_of_all(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
+             bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
+    ++other;
+  }
+}
+
+void clear_padding(Graph& graph, const ShardUnit& unit, DType type, Buffer whole, const Labels& labels) {
+  if (!unit.flat || unit.flat->padding() == 0) return;
+  clear(graph, {.name   = "clear padding of " + unit.name,
+                .values = whole.range(bytes_of(type, unit.flat->num_elements()), bytes_of(type, unit.flat->padding())),
+                .labels = labels});
+}
+
+}  // namespace stepgraph

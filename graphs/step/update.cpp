@@ -1,0 +1,210 @@
+// The end of a training step: gradients over ranks, the norm of all of them, the update.
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/builder.hpp"
+#include "ops/clear.hpp"
+#include "ops/convert.hpp"
+#include "ops/loss_scale.hpp"
+#include "ops/optimizer.hpp"
+#include "ops/reduce.hpp"
+
+namespace stepgraph {
+
+namespace {
+
+WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) {
+  begin = std::clamp(begin, part.begin, part.end);
+  end   = std::clamp(end, begin, part.end);
+  return {.buffer = part.buffer, .begin = begin, .end = end, .offset = part.offset + begin - part.begin};
+}
+
+}  // namespace
+
+// What a part has of a piece, which is cut along the first dim.
+WeightPart StepBuilder::piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const {
+  const TensorShape shape = local_shape(spec, tp_.size, tp_.index);
+  const std::int64_t row  = num_elements(shape) / shape[0];
+  return within(part, piece.local * row, (piece.local + piece.size) * row);
+}
+
+void StepBuilder::all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
+                                  LaneKind lane, const Labels& labels) {
+  const Region region = bytes.region;
+  const auto size =
+      static_cast<double>(region.length == Access::whole ? graph().spec(bytes.buffer).size_bytes : region.num_bytes());
+  graph().add({.name        = name,
+               .lane        = graph().lane(rank_, lane),
+               .accumulates = bytes,
+               .part        = PartSpec{.group = group, .op = PartOp::all_reduce, .type = type, .message = name},
+               .kind        = NodeKind::communicate,
+               .op          = "all_reduce",
+               .cost        = {.bytes_moved = 2 * size, .bytes_sent = size * (members - 1)},
+               .labels      = labels});
+}
+
+// The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
+// owner's first.
+void StepBuilder::join_tied_weights() {
+  const auto find = [&](const std::string& name) {
+    const auto& weights = here().weights;
+    return std::find_if(weights.begin(), weights.end(),
+                        [&](const StepWeight& weight) { return setup_.step.spec(weight).name == name; });
+  };
+  for (const Block& block : setup_.step.model.blocks) {
+    for (const WeightSpec& spec : block.weights) {
+      if (spec.tied_to.empty()) continue;
+      const auto tied = find(spec.name), owner = find(spec.tied_to), none = std::as_const(here()).weights.end();
+      const auto mine = owner != none ? owner : tied;
+      if (mine == none || mine->gradient.empty()) continue;
+      if (tied != none && owner != none) {
+        reduce_into(graph(), {.name   = "add gradient of " + spec.name,
+                              .lane   = std::nullopt,
+                              .into   = access(owner->gradient),
+                              .from   = access(tied->gradient),
+                              .labels = {.phase = "reduce"}});
+      } else {
+        all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
+                        access(mine->gradient), type_of(mine->gradient.buffer), LaneKind::reduce, {.phase = "reduce"});
+      }
+    }
+  }
+}
+
+// Every element once in all ranks: of a weight that all data-parallel ranks have, at the one that has least to do so
+// far; of a piece that several tensor-parallel ranks hold, at the first of those. Squares are summed without rounding:
+// who sums which changes no bit.
+void StepBuilder::add_norm() {
+  squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
+  factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
+  const Labels labels = {.phase = "norm"};
+  clear(graph(), {.name = "clear squares", .values = squares_, .labels = {.phase = "clear"}});
+  const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
+  std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
+  const auto is_mine = [&](const StepWeight& weight) {
+    if (cut_of(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
+    const auto least = std::min_element(elements.begin(), elements.end());
+    *least += weight.gradient.size();
+    return least - elements.begin() == sharers.member;
+  };
+  for (const StepWeight& weight : here().weights) {
+    const WeightSpec& spec = setup_.step.spec(weight);
+    if (weight.tied || !is_mine(weight)) continue;
+    // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
+    const auto add = [&](const std::string& name, const WeightPart& values) {
+      if (values.empty()) return;
+      square_sum(graph(), {.name = "square_sum " + name, .values = access(values), .sum = squares_, .labels = labels});
+    };
+    const auto pieces = pieces_of(spec, tp_.size, tp_.index);
+    const bool all    = std::all_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.first_holder; });
+    if (all) {
+      add(spec.name, weight.gradient);
+      continue;
+    }
+    for (const WeightPiece& piece : pieces) {
+      if (piece.first_holder) add(piece.tensor, piece_of(weight.gradient, spec, piece));
+    }
+  }
+  const int members = sharers.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
+  if (members > 1) {
+    all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
+                    labels);
+  }
+  ClipFactor clip{.squares = squares_,
+                  .type    = sum_type(),
+                  .norm    = here().grad_norm,
+                  .factor  = factor_,
+                  .clip    = setup_.plan.optimizer.clip,
+                  .labels  = {.phase = "clip"}};
+  const PrecisionPlan& precision = setup_.plan.precision;
+  if (precision.scales()) {
+    clip.scale    = here().loss_scale;
+    clip.overflow = here().skipped;
+  }
+  clip_factor(graph(), clip);
+  if (precision.scales()) {
+    update_loss_scale(graph(), {.overflow     = here().skipped,
+                                .scale        = here().loss_scale,
+                                .good_steps   = here().good_steps,
+                                .num_updates  = here().num_updates,
+                                .dynamic      = precision.scaling() == Scaling::dynamic,
+                                .growth_steps = precision.loss_scale.growth_steps,
+                                .labels       = {.phase = "clip"}});
+  }
+}
+
+void StepBuilder::add_updates() {
+  const OptimizerPlan& plan = setup_.plan.optimizer;
+  // With scaling, steps that are skipped are not counted.
+  const bool scales                = setup_.plan.precision.scales();
+  const Buffer step                = scales ? here().num_updates : here().step;
+  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
+  for (const StepWeight& weight : here().weights) {
+    if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
+    const WeightSpec& spec = setup_.step.spec(weight);
+    const Labels labels{
+        .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
+    const double decay                  = spec.shape.size() >= 2 ? plan.weight_decay : 0;
+    const bool rounds                   = !weight.master.empty();
+    const Access value                  = access(within(weight.value, weight.first.begin, weight.first.end));
+    const Access updated                = rounds ? access(weight.master) : value;
+    const std::optional<Access> rounded = rounds ? std::optional<Access>(value) : std::nullopt;
+    if (plan.kind == OptimizerKind::adamw) {
+      adamw(graph(), {.name         = "adamw " + spec.name,
+                      .weight       = updated,
+                      .gradient     = access(weight.gradient),
+                      .first        = access(weight.first),
+                      .second       = access(weight.second),
+                      .factor       = factor_,
+                      .rate         = here().rate,
+                      .step         = step,
+                      .beta1        = plan.beta1,
+                      .beta2        = plan.beta2,
+                      .eps          = plan.eps,
+                      .weight_decay = decay,
+                      .labels       = labels,
+                      .value        = rounded,
+                      .skip         = skip});
+    } else {
+      sgd(graph(), {.name         = "sgd " + spec.name,
+                    .weight       = updated,
+                    .gradient     = access(weight.gradient),
+                    .velocity     = access(weight.first),
+                    .factor       = factor_,
+                    .rate         = here().rate,
+                    .momentum     = plan.momentum,
+                    .weight_decay = decay,
+                    .labels       = labels,
+                    .value        = rounded,
+                    .skip         = skip});
+    }
+  }
+}
+
+// Where every rank has whole weights and updates its part of them, the others' parts follow.
+void StepBuilder::gather_updated() {
+  if (cuts_values()) return;
+  for (const Unit& unit : units_) {
+    const DType type = setup_.step.type;
+    const Member by  = member("gather", LaneKind::gather);
+    const Labels labels{.stage = index(unit.cut->stage), .layer = unit.cut->layer, .phase = "update"};
+    ShardUnit flat{.name = unit.cut->name, .flat = unit.cut->flat};
+    if (flat.flat) {
+      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, unit.values, by.index), unit.values,
+                  {.name = "updated " + flat.name, .labels = labels});
+    }
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const StepWeight& weight = here().weights[unit.weights[i]];
+      const WeightSpec& spec   = setup_.step.spec(weight);
+      if (unit.cut->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
+      ShardUnit other{.name = spec.name, .weights = {unit.cut->weights[i]}};
+      other.weights.front().offset = 0;
+      gather_unit(graph(), by, other, type, parts_in_whole(other, type, weight.value.buffer, by.index),
+                  weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
+    }
+  }
+}
+
+}  // namespace stepgraph

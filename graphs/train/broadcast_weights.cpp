@@ -1,0 +1,199 @@
+#include "graphs/train/broadcast_weights.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "graphs/layout/layout.hpp"
+#include "ops/collectives.hpp"
+#include "ops/hash.hpp"
+#include "ops/reduce.hpp"
+
+namespace stepgraph {
+namespace {
+
+// What a rank has whole, as all its data-parallel neighbours have it; or its shards of the rest, which it has in common
+// with the ranks that have its place in another shard group. A buffer that two weights share once.
+std::vector<Buffer> held(const StepRank& rank, bool shards) {
+  std::vector<Buffer> found;
+  for (const StepWeight& weight : rank.weights) {
+    for (const WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
+      if (part.cut != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
+        continue;
+      found.push_back(part.buffer);
+    }
+  }
+  return found;
+}
+
+// Those with the same place in their shard groups: they have the same shards.
+std::vector<RankGroup> replica_groups(const StepGraph& step) {
+  std::vector<RankGroup> groups;
+  for (const RankGroup& ranks : step.layout.groups(Axis::dp)) {
+    for (int place = 0; place < step.shard_size; ++place) {
+      RankGroup replicas{.name = str(ranks.name, " shard", place), .axes = ranks.axes};
+      for (int i = place; i < ranks.size(); i += step.shard_size)
+        replicas.ranks.push_back(ranks.ranks[static_cast<std::size_t>(i)]);
+      groups.push_back(std::move(replicas));
+    }
+  }
+  return groups;
+}
+
+class Builder {
+ public:
+  Builder(const StepGraph& step, const WeightsGraphOptions& options)
+      : step_(step),
+        options_(options),
+        made_{.graph = step.graph.only_rank() ? Graph(step.graph.num_ranks(), *step.graph.only_rank())
+                                              : Graph(step.graph.num_ranks())} {}
+
+  WeightsGraph build() {
+    made_.hashes = add(step_.layout.groups(Axis::dp), false);
+    // Where there is one shard group, nobody has what another has.
+    const bool replicas = step_.shard_size < step_.layout.degree(Axis::dp);
+    made_.shard_hashes  = replicas ? add(replica_groups(step_), true) : std::vector<Buffer>(step_.ranks.size());
+    return std::move(made_);
+  }
+
+ private:
+  template <class List>
+  static auto& at(List& list, Rank rank) {
+    return list[static_cast<std::size_t>(index(rank))];
+  }
+  [[nodiscard]] bool has(Rank rank) const { return !at(copies_, rank).empty(); }
+
+  // What the members of each group have in common; returns its hashes, by rank.
+  std::vector<Buffer> add(const std::vector<RankGroup>& groups, bool shards) {
+    copies_.assign(step_.ranks.size(), {});
+    hashes_.assign(step_.ranks.size(), {});
+    for (std::size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+      for (const Buffer of_step : held(step_.ranks[rank], shards)) {
+        const Buffer here = made_.graph.buffer(step_.graph.spec(of_step));
+        made_.same.push_back({.here = here, .of_step = of_step});
+        copies_[rank].push_back(here);
+      }
+    }
+    for (const RankGroup& ranks : groups) {
+      const auto here = std::find_if(ranks.ranks.begin(), ranks.ranks.end(), [&](Rank rank) { return has(rank); });
+      if (here != ranks.ranks.end()) add(ranks, *here, shards ? "shards" : "weights");
+    }
+    return std::move(hashes_);
+  }
+
+  Buffer make(std::string name, Rank rank, std::size_t count, Space space = Space::device) {
+    return made_.graph.buffer({.name       = std::move(name),
+                               .rank       = rank,
+                               .size_bytes = static_cast<std::int64_t>(8 * count),
+                               .type       = DType::i64,
+                               .space      = space,
+                               .lifetime   = Lifetime::persistent});
+  }
+
+  // Members have the same weights in the same order: they differ in dp alone.
+  void add(const RankGroup& ranks, Rank here, const std::string& what) {
+    const std::size_t count = at(copies_, here).size();
+    const bool alone        = ranks.size() == 1;
+    const Group group       = alone ? Group{} : add_group(made_.graph, ranks, "weights");
+    for (std::size_t i = 0; i < count && options_.broadcast && !alone; ++i) {
+      broadcast(made_.graph, {.name   = "broadcast " + made_.graph.spec(at(copies_, here)[i]).name,
+                              .group  = group,
+                              .lane   = LaneKind::reduce,
+                              .out    = [&](Rank rank) { return at(copies_, rank)[i]; },
+                              .root   = ranks.ranks.front(),
+                              .labels = {.phase = "broadcast"}});
+    }
+    for (const Rank rank : ranks.ranks) {
+      if (!has(rank)) continue;
+      at(hashes_, rank) = make("hashes of " + what, rank, count);
+      hash_bytes(made_.graph, {.name   = "hash " + what,
+                               .values = at(copies_, rank),
+                               .hashes = at(hashes_, rank),
+                               .labels = {.phase = "hash"}});
+    }
+    if (!alone) compare(ranks, group, count, what);
+  }
+
+  void compare(const RankGroup& ranks, Group group, std::size_t count, const std::string& what) {
+    std::vector<Buffer> gathered(step_.ranks.size());
+    for (const Rank rank : ranks.ranks) {
+      if (has(rank)) at(gathered, rank) = make("hashes of all members", rank, count * ranks.ranks.size());
+    }
+    all_gather(made_.graph, {.name   = "all_gather hashes of " + what,
+                             .group  = group,
+                             .lane   = LaneKind::reduce,
+                             .in     = [&](Rank rank) { return at(hashes_, rank); },
+                             .out    = [&](Rank rank) { return at(gathered, rank); },
+                             .labels = {.phase = "hash"}});
+    for (const Rank rank : ranks.ranks) {
+      if (!has(rank)) continue;
+      std::vector<std::string> names;
+      for (const Buffer held : at(copies_, rank)) names.push_back(made_.graph.spec(held).name);
+      const Buffer seen = make("hashes as the host sees them", rank, count * ranks.ranks.size(), Space::pinned);
+      copy(made_.graph, {.name   = "hashes of " + what + " to the host",
+                         .lane   = LaneKind::d2h,
+                         .to     = seen,
+                         .from   = at(gathered, rank),
+                         .labels = {.phase = "hash"}});
+      made_.graph.add({.name   = "compare hashes of " + what,
+                       .lane   = made_.graph.lane(rank, LaneKind::host),
+                       .reads  = seen,
+                       .kind   = NodeKind::host,
+                       .op     = "compare_hashes",
+                       .labels = {.phase = "hash"}},
+                      [names = std::move(names), members = ranks.ranks](const Context& context) {
+                        const auto hashes = context.read<std::int64_t>();
+                        for (std::size_t member = 1; member < members.size(); ++member) {
+                          for (std::size_t i = 0; i < names.size(); ++i) {
+                            const auto own   = static_cast<std::uint64_t>(hashes[member * names.size() + i]);
+                            const auto first = static_cast<std::uint64_t>(hashes[i]);
+                            if (own == first) continue;
+                            throw Error(
+                                ErrorKind::run,
+                                str("weights: '", names[i], "' of rank ", members[member], " has the hash ",
+                                    hash_text(own), ", that of rank ", members.front(), " has ", hash_text(first),
+                                    " (the same bits on all ranks that have it: broadcast_weights)"));
+                          }
+                        }
+                      });
+    }
+  }
+
+  const StepGraph& step_;
+  WeightsGraphOptions options_;
+  WeightsGraph made_;
+  std::vector<std::vector<Buffer>> copies_ = {};  // by rank
+  std::vector<Buffer> hashes_              = {};
+};
+
+std::uint64_t run_graph(StepRun& run, const WeightsGraphOptions& options) {
+  const WeightsGraph weights = weights_graph(run.step(), options);
+  const Program program      = run.beside(weights.graph, weights.same);
+  run.run(program);
+  std::uint64_t hash = 0;
+  const auto join    = [&](Buffer hashes) {
+    if (hashes == Buffer{}) return;
+    std::vector<std::int64_t> found(static_cast<std::size_t>(weights.graph.spec(hashes).size_bytes) / 8);
+    program.memory().read(hashes, std::span(found));
+    for (const std::int64_t each : found) hash = join_hashes(hash, static_cast<std::uint64_t>(each));
+  };
+  for (std::size_t rank = 0; rank < weights.hashes.size(); ++rank) {
+    const int dp = run.step().ranks[rank].coord.dp;
+    if (dp == 0) join(weights.hashes[rank]);
+    if (dp < run.step().shard_size) join(weights.shard_hashes[rank]);
+  }
+  return hash;
+}
+
+}  // namespace
+
+WeightsGraph weights_graph(const StepGraph& step, const WeightsGraphOptions& options) {
+  return Builder(step, options).build();
+}
+
+std::uint64_t broadcast_weights(StepRun& run) { return run_graph(run, {.broadcast = true}); }
+std::uint64_t check_weights(StepRun& run) { return run_graph(run, {.broadcast = false}); }
+
+}  // namespace stepgraph

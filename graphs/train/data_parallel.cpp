@@ -1,0 +1,101 @@
+#include "graphs/train/data_parallel.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "engine/base/error.hpp"
+#include "graphs/train/trainer.hpp"
+#include "ops/tape/number.hpp"
+
+namespace stepgraph {
+namespace {
+
+DataParallelOptions with_devices(DataParallelOptions options, const World& world) {
+  if (options.devices == 0) options.devices = world.num_ranks();
+  return options;
+}
+
+std::vector<float> read_floats(const Memory& memory, Buffer buffer, std::size_t size, DType type) {
+  const auto read = [&](auto zero) {
+    std::vector<decltype(zero)> values(size);
+    memory.read(buffer, std::span(values));
+    std::vector<float> floats(size);
+    std::transform(values.begin(), values.end(), floats.begin(), [](auto value) { return wide(value); });
+    return floats;
+  };
+  return type == DType::bf16 ? read(bf16{}) : read(float{});
+}
+
+void check_tokens(const DataParallelOptions& options, std::size_t given, bool targets) {
+  const std::size_t wanted = static_cast<std::size_t>(options.global) * static_cast<std::size_t>(options.seq) + targets;
+  if (given == wanted) return;
+  throw Error(ErrorKind::config, str("data_parallel: ", given, " tokens given (", options.global, " sequences of ",
+                                     options.seq, targets ? " and one more" : "", " are ", wanted, ")"));
+}
+
+}  // namespace
+
+DataParallel::DataParallel(const Model& model, const DataParallelOptions& options, World& world)
+    : model_(model),
+      options_(with_devices(options, world)),
+      step_(data_parallel_step(model, options_)),
+      run_(step_.step, world, {.threads = options.threads, .reuse = options.reuse}),
+      rate_(options.optimizer ? options.optimizer->lr : 0) {}
+
+std::size_t DataParallel::num_logits() const {
+  return static_cast<std::size_t>(std::int64_t{options_.global} * options_.seq * model_.vocab);
+}
+
+void DataParallel::start() {
+  if (!run_.has_weights()) set_fresh_weights(run_, options_.seed);
+}
+
+DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
+  check_tokens(options_, tokens.size(), true);
+  start();
+  const Memory& memory = run_.memory();
+  memory.write(step_.tokens, tokens.first(tokens.size() - 1));
+  memory.write(step_.targets, tokens.last(tokens.size() - 1));
+  for (const StepRank& rank : step_.step.ranks) {  // where dropout or an update asks for them
+    if (rank.step != Buffer{}) memory.set_first(rank.step, num_steps_ + 1);
+    if (rank.rate != Buffer{}) memory.set_first(rank.rate, rate_);
+  }
+  run_.run();
+  ++num_steps_;
+  DataParallelResult result{.loss   = run_.loss(),
+                            .logits = read_floats(memory, step_.logits, num_logits(), step_.step.type)};
+  const ParameterInventory inventory = model_.parameters();
+  for (const Parameter& parameter : inventory.parameters()) {
+    std::vector<float>& gradient = result.gradients[parameter.name];
+    gradient.resize(static_cast<std::size_t>(parameter.num_elements()));
+    run_.read_tensor(StepRun::Which::gradient, parameter.name, std::span<float>(gradient));
+  }
+  return result;
+}
+
+// On the weights of the step, rank by rank.
+DataParallel::Forward DataParallel::make_forward() const {
+  DataParallelStep forward = data_parallel_forward(model_, options_);
+  std::vector<SameBytes> same;
+  std::set<std::uint32_t> seen;  // tied weights have one value, those that nobody reads have none
+  for (std::size_t rank = 0; rank < forward.step.ranks.size(); ++rank) {
+    const auto& weights = forward.step.ranks[rank].weights;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i].value.empty() || !seen.insert(weights[i].value.buffer.id).second) continue;
+      same.push_back({.here = weights[i].value.buffer, .of_step = step_.step.ranks[rank].weights[i].value.buffer});
+    }
+  }
+  Program program = run_.beside(forward.step.graph, same);
+  return {std::move(forward), std::move(program)};
+}
+
+std::vector<float> DataParallel::forward(std::span<const std::int32_t> tokens) {
+  check_tokens(options_, tokens.size(), false);
+  start();
+  if (!forward_) forward_.emplace(make_forward());
+  forward_->program.memory().write(forward_->step.tokens, tokens);
+  run_.run(forward_->program);
+  return read_floats(forward_->program.memory(), forward_->step.logits, num_logits(), forward_->step.step.type);
+}
+
+}  // namespace stepgraph

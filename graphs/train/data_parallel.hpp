@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graphs/step/data_parallel_step.hpp"
+#include "graphs/train/step_run.hpp"
+
+namespace stepgraph {
+
+struct DataParallelResult {
+  double loss                                         = 0;   // the mean over all tokens of the batch, before an update
+  std::vector<float> logits                           = {};  // [global, seq, vocab]
+  std::map<std::string, std::vector<float>> gradients = {};  // of that mean, by tensor, before clipping
+};
+
+// A model on several devices of one process, as if it were one device with all of the batch: `step` scatters the batch,
+// runs forward and backward everywhere, and has loss, logits and gradients together again. An object and not a
+// function, because proving the step and planning its memory is done once, and because somebody must have the weights:
+// the root has them, and each call gives them to the others, so that whoever changes them there (set_weights, or an
+// optimizer of one's own) has changed them everywhere. With `optimizer` a step updates them itself.
+// All ranks of the world must live in this process. The world must outlive it. One thread at a time.
+class DataParallel {
+ public:
+  DataParallel(const Model& model, const DataParallelOptions& options, World& world);
+
+  // global * seq + 1 tokens: inputs are all but the last, targets all but the first.
+  DataParallelResult step(std::span<const std::int32_t> tokens);
+  // The logits of global * seq tokens, [global, seq, vocab], without a loss. Its graph is made at the first call.
+  [[nodiscard]] std::vector<float> forward(std::span<const std::int32_t> tokens);
+
+  // Weights are fresh unless they were set: set_weights(parallel.run(), checkpoint).
+  [[nodiscard]] StepRun& run() noexcept { return run_; }
+  [[nodiscard]] const DataParallelStep& graph() const noexcept { return step_; }
+  void set_rate(double rate) noexcept { rate_ = rate; }  // of the optimizer
+
+ private:
+  struct Forward {
+    DataParallelStep step;
+    Program program;
+  };
+  void start();
+  [[nodiscard]] std::size_t num_logits() const;
+  [[nodiscard]] Forward make_forward() const;
+
+  Model model_;
+  DataParallelOptions options_;
+  DataParallelStep step_;
+  StepRun run_;
+  std::optional<Forward> forward_;
+  double rate_            = 0;
+  std::int64_t num_steps_ = 0;
+};
+
+}  // namespace stepgraph

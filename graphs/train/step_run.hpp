@@ -1,0 +1,91 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/run/recorder.hpp"
+#include "engine/run/world.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/training_step.hpp"
+
+namespace stepgraph {
+
+struct RunOptions {
+  int threads = 0;                            // 0: as many as the machine has cores
+  std::chrono::milliseconds step_timeout{0};  // 0: a step may take as long as it wants
+  Reuse reuse = Reuse::tight;
+};
+
+// A buffer of a second graph that is one of the step's.
+struct SameBytes {
+  Buffer here    = {};
+  Buffer of_step = {};  // persistent
+};
+
+// A step graph that is proved, has its memory planned and is ready to run again and again on a world whose ranks all
+// live in this process: tokens go in, tensors go in and come out under the names that checkpoints use. The world must
+// outlive it. One thread at a time.
+class StepRun {
+ public:
+  StepRun(StepGraph step, World& world, const RunOptions& options = {});  // throws where `verify` finds a flaw
+
+  [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
+  [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
+  [[nodiscard]] const Program& program() const noexcept { return *program_; }
+  [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
+
+  // Called once for each tensor of the model, with room for all of its elements; every rank gets its part.
+  using FillTensor =
+      std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
+  void set_weights(const FillTensor& fill);
+  [[nodiscard]] bool has_weights() const noexcept { return has_weights_; }  // they were set; else all are zero
+  // A tensor of the model, put together from the ranks that have its parts.
+  enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run, of a step that keeps them
+  void read_tensor(Which which, const std::string& name, std::span<float> out) const;
+  void read_tensor(Which which, const std::string& name, std::span<double> out) const;
+
+  // global * seq + 1 tokens: inputs are all but the last, targets all but the first.
+  void set_tokens(std::span<const std::int32_t> tokens);
+  void run(Recorder* recorder = nullptr);
+
+  [[nodiscard]] double loss() const;  // of the last run
+  // What its loss was scaled by, where the step scales it. Gradients are read without it.
+  [[nodiscard]] std::optional<double> loss_scale() const noexcept { return loss_scale_; }
+
+  // A second graph of the same ranks, for between the steps: proved and planned as the step was, and on the same bytes
+  // where `same` says so. Must not outlive this run.
+  [[nodiscard]] Program beside(const Graph& graph, std::span<const SameBytes> same) const;
+  void run(const Program& program);
+
+ private:
+  struct Holder {  // who has a piece of a tensor, or a part of it
+    Rank rank;
+    const StepWeight* weight;
+    WeightPiece piece;
+  };
+  template <class T>
+  void read(Which which, const std::string& name, std::span<T> out) const;
+  void find_holders();
+  [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
+
+  StepGraph step_;
+  World* world_;
+  bool has_weights_                 = false;
+  std::optional<double> loss_scale_ = {};
+  std::map<std::string, std::vector<Holder>> holders_;  // by tensor: all of them, rank by rank
+  MemoryPlan plan_;
+  std::unique_ptr<Program> program_;
+  std::unique_ptr<Executor> executor_;
+  std::chrono::milliseconds step_timeout_{0};
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,107 @@
+#include "graphs/train/trainer.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/error.hpp"
+#include "graphs/models/weights.hpp"
+
+namespace stepgraph {
+
+Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
+                 const TrainerOptions& options)
+    : run_(training_step(model, plan, batch, {.keep_gradients = options.keep_gradients, .seed = options.seed}), world,
+           {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
+      rate_(plan.optimizer.lr),
+      seed_(options.seed) {}
+
+StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorder) {
+  run_.set_tokens(tokens);
+  if (!run_.has_weights()) set_fresh_weights(run_, seed_);
+  Memory& memory = run_.memory();
+  for (const StepRank& rank : run_.step().ranks) {
+    memory.set_first(rank.step, num_steps_ + 1);
+    memory.set_first(rank.rate, rate_);
+  }
+  run_.run(recorder);
+  ++num_steps_;
+  const StepRank& first = run_.step().ranks.front();
+  return {.loss       = run_.loss(),
+          .grad_norm  = memory.first<double>(first.grad_norm),
+          .loss_scale = run_.loss_scale(),
+          .skipped    = first.skipped != Buffer{} && memory.first<std::int64_t>(first.skipped) != 0};
+}
+
+Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
+                     const RunOptions& options)
+    : run_(forward_step(model, plan, batch), world, options) {}
+
+double Evaluator::loss(std::span<const std::int32_t> tokens) {
+  run_.set_tokens(tokens);
+  run_.run();
+  return run_.loss();
+}
+
+// Every data-parallel rank continues the same text.
+Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
+    : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits),
+           world, options) {}
+
+std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
+  const StepGraph& step = run_.step();
+  const auto window     = static_cast<std::size_t>(step.batch.seq);
+  if (prompt.empty() || prompt.size() > window) {
+    throw Error(ErrorKind::config, str("generate: a prompt of ", prompt.size(), " tokens (1 to ", window, ")"));
+  }
+  // What follows the prompt is not seen from its last position.
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(step.batch.global) * window + 1, 0);
+  for (int copy = 0; copy < step.batch.global; ++copy) {
+    std::copy(prompt.begin(), prompt.end(),
+              tokens.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(copy) * window));
+  }
+  run_.set_tokens(tokens);
+  run_.run();
+  std::vector<double> logits;
+  for (int tp = 0; tp < step.layout.degree(Axis::tp); ++tp) {
+    for (const StepRank& rank : step.ranks) {
+      if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
+      const CutRange vocab = cut_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
+      const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
+      const auto append    = [&](auto zero) {
+        std::vector<decltype(zero)> row(columns);
+        run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
+        for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));
+      };
+      if (step.type == DType::f64) {
+        append(double{});
+      } else if (step.type == DType::bf16) {
+        append(bf16{});
+      } else if (step.type == DType::f16) {
+        append(f16{});
+      } else {
+        append(float{});
+      }
+    }
+  }
+  return logits;
+}
+
+std::vector<std::int32_t> Generator::generate(std::vector<std::int32_t> prompt, int num_tokens) {
+  std::vector<std::int32_t> generated;
+  const auto window = static_cast<std::size_t>(run_.step().batch.seq);
+  for (int i = 0; i < num_tokens; ++i) {
+    const std::size_t seen          = std::min(prompt.size(), window);
+    const std::vector<double> found = logits(std::span(prompt).last(seen));
+    const auto largest              = std::max_element(found.begin(), found.end());
+    if (!std::all_of(found.begin(), found.end(), [](double logit) { return std::isfinite(logit); })) {
+      throw Error(ErrorKind::run,
+                  str("generate: a logit is ", *largest, " (weights that are finite, and not too large)"));
+    }
+    const auto best = static_cast<std::int32_t>(largest - found.begin());
+    prompt.push_back(best);
+    generated.push_back(best);
+  }
+  return generated;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,84 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graphs/train/step_run.hpp"
+
+namespace stepgraph {
+
+class Checkpoint;  // graphs/models/checkpoint.hpp
+
+// Fresh weights of a model, the same bits in every layout; or those of a checkpoint.
+void set_fresh_weights(StepRun& run, std::uint64_t seed);
+void set_weights(StepRun& run, const Checkpoint& checkpoint);
+
+// Writes config.json and model.safetensors, which transformers loads.
+void save_model(const StepRun& run, const std::string& folder);
+// The gradients of the last run, before clipping, under the names of the tensors.
+void save_gradients(const StepRun& run, const std::string& path);
+
+struct StepResult {
+  double loss      = 0;  // the mean over all tokens of the step, before the update
+  double grad_norm = 0;  // before clipping, without the scale
+  // Where scaling is on: what this step's loss was scaled by, and whether its gradients overflowed. Then weights and
+  // the optimizer's state are as they were, and the norm is no number or infinite.
+  std::optional<double> loss_scale = {};
+  bool skipped                     = false;
+};
+
+struct TrainerOptions {
+  int threads = 0;
+  std::chrono::milliseconds step_timeout{0};
+  bool keep_gradients = false;  // for save_gradients
+  std::uint64_t seed  = 0;      // of dropout, and of fresh weights where none are set before the first step
+};
+
+// Trains a model on a world: builds the step, proves it, plans its memory and runs it, batch after batch.
+class Trainer {
+ public:
+  Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
+          const TrainerOptions& options = {});
+
+  // Weights are fresh unless they were set: set_weights(trainer.run(), checkpoint).
+  StepResult step(std::span<const std::int32_t> tokens, Recorder* recorder = nullptr);
+
+  [[nodiscard]] StepRun& run() noexcept { return run_; }
+  [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }  // done so far
+  void set_rate(double rate) noexcept { rate_ = rate; }
+
+ private:
+  StepRun run_;
+  double rate_;
+  std::uint64_t seed_;
+  std::int64_t num_steps_ = 0;
+};
+
+// The mean loss of a batch, without gradients.
+class Evaluator {
+ public:
+  Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world, const RunOptions& options = {});
+  double loss(std::span<const std::int32_t> tokens);
+  [[nodiscard]] StepRun& run() noexcept { return run_; }
+
+ private:
+  StepRun run_;
+};
+
+// Continues a text greedily: each next token is the one with the largest logit, of equals the first. It sees the last
+// `window` tokens.
+class Generator {
+ public:
+  Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options = {});
+  [[nodiscard]] std::vector<std::int32_t> generate(std::vector<std::int32_t> prompt, int num_tokens);
+  // The logits that follow a prompt of at most `window` tokens.
+  [[nodiscard]] std::vector<double> logits(std::span<const std::int32_t> prompt);
+  [[nodiscard]] StepRun& run() noexcept { return run_; }
+
+ private:
+  StepRun run_;
+};
+
+}  // namespace stepgraph

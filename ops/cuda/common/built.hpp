@@ -1,0 +1,16 @@
+#pragma once
+#include "engine/run/device.hpp"
+
+namespace stepgraph::cuda {
+
+// Whether ops have CUDA kernels in this build. What they call is declared in any case; ask before calling:
+//   if constexpr (cuda::built) {
+//     if (const DeviceQueue* queue = context.device()) return cuda::gelu(*queue, x, y, size);
+//   }
+#ifdef STEPGRAPH_WITH_CUDA
+inline constexpr bool built = true;
+#else
+inline constexpr bool built = false;
+#endif
+
+}  // namespace stepgraph::cuda

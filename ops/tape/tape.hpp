@@ -1,0 +1,336 @@
+#pragma once
+#include <any>
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/graph.hpp"
+#include "engine/run/context.hpp"
+#include "ops/tape/tensor.hpp"
+#include "ops/tape/weight_table.hpp"
+
+namespace stepgraph {
+
+// The ranks that share one copy of a stage's weights.
+struct TensorParallel {
+  int size      = 1;
+  int index     = 0;
+  Group group   = {};     // of no graph when size is 1
+  bool sequence = false;  // between blocks, and wherever all columns are on one rank, each has its share of the rows
+};
+
+// Where the random bits of a microbatch come from: the same in every layout, schedule and recomputation.
+struct RandomStream {
+  Buffer step                 = {};  // i64, persistent: which step this is; of no graph: nothing is random
+  std::uint64_t seed          = 0;
+  std::int64_t first_sequence = 0;  // the microbatch's, counted over the whole batch of the step
+};
+
+// What an op says about one of its nodes. The tape adds the rest: rank, lane, labels, name.
+struct OpNode {
+  std::string op         = {};  // "gelu"
+  AccessList reads       = {};
+  AccessList writes      = {};
+  AccessList accumulates = {};
+  Cost cost              = {};
+  bool parallel          = false;  // the kernel may call Context::parallel_for
+  bool device            = false;  // the kernel can put its work on a device: Context::device
+};
+
+// What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 and f16 too.
+struct FullTypes {  // f32 and f64
+  static constexpr bool half = false;
+};
+struct AllTypes {
+  static constexpr bool half = true;
+};
+
+namespace detail {
+// The number that a kernel takes; void where it is generic, or not plain to see.
+template <class Call>
+struct KernelNumber {
+  using type = void;
+};
+template <class Kernel, class Result, class Number>
+struct KernelNumber<Result (Kernel::*)(const Context&, Number) const> {
+  using type = std::remove_cvref_t<Number>;
+};
+// Whether a kernel is for T: a float is a double too, if one only asks what converts.
+template <class Kernel, class T>
+[[nodiscard]] constexpr bool is_kernel_for() {
+  if constexpr (!std::invocable<Kernel&, const Context&, T>) {
+    return false;
+  } else if constexpr (requires { &Kernel::operator(); }) {
+    using Number = typename KernelNumber<decltype(&Kernel::operator())>::type;
+    return std::is_void_v<Number> || std::is_same_v<Number, T>;
+  } else {
+    return true;
+  }
+}
+}  // namespace detail
+
+struct TapeSpec {
+  Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
+  WeightTable* weights   = nullptr;
+  Rank rank              = {};
+  DType type             = DType::f32;  // of activations, their gradients and weights: f32, f64, bf16 or f16
+  TensorParallel tp      = {};
+  std::int64_t sequences = 1;  // in this microbatch
+  std::int64_t seq       = 1;  // tokens of each
+  int stage              = -1;
+  int microbatch         = -1;
+  RandomStream random    = {};
+  bool records           = true;  // false: forward only, `backward` is never asked for
+};
+
+// The forward pass of one stage for one microbatch on one rank. An op adds its forward nodes to the graph at once and
+// says how its backward is emitted; the tape keeps that, and emits input gradients and weight gradients when the
+// schedule's turn for them has come: together (B) or apart (I, then W).
+//
+// Gradients. Each tensor's gradient is the sum of what its users add, in the reverse order of use. What an op must know
+// of that is in `Into`: its kernel adds to what is there, if anything is.
+class Tape {
+ public:
+  explicit Tape(TapeSpec spec);
+  Tape(const Tape&)            = delete;
+  Tape& operator=(const Tape&) = delete;
+  Tape(Tape&&)                 = default;
+
+  // --- for models --------------------------------------------------------------------------------------------------
+  [[nodiscard]] Weight weight(std::string_view name) const { return spec_.weights->find(name); }
+  [[nodiscard]] const TensorParallel& tp() const noexcept { return spec_.tp; }
+  [[nodiscard]] std::int64_t sequences() const noexcept { return spec_.sequences; }
+  [[nodiscard]] std::int64_t seq() const noexcept { return spec_.seq; }
+  void set_layer(int layer) { layer_ = layer; }  // labels what follows; -1: no layer
+
+  // --- for ops: forward ----------------------------------------------------------------------------------------------
+  [[nodiscard]] Graph& graph() const noexcept { return *spec_.graph; }
+  [[nodiscard]] Rank rank() const noexcept { return spec_.rank; }
+  [[nodiscard]] DType type() const noexcept { return spec_.type; }
+  [[nodiscard]] DType wide_type() const noexcept { return stepgraph::wide_type(spec_.type); }  // what it computes in
+  [[nodiscard]] const RandomStream& random() const noexcept { return spec_.random; }
+  [[nodiscard]] bool is_random() const noexcept { return spec_.random.step != Buffer{}; }
+  // Rows of a tensor that has all of the microbatch's tokens, and of one that has this rank's share of them.
+  [[nodiscard]] std::int64_t rows() const noexcept { return spec_.sequences * spec_.seq; }
+  [[nodiscard]] std::int64_t shared_rows() const noexcept {
+    return spec_.tp.sequence ? rows() / spec_.tp.size : rows();
+  }
+  // The number of a tensor's first row among the tokens of the whole batch.
+  [[nodiscard]] std::int64_t first_row(const Tensor& of) const noexcept {
+    const bool partial = spec_.tp.sequence && of.rows() == shared_rows();
+    return spec_.random.first_sequence * spec_.seq + (partial ? spec_.tp.index * shared_rows() : 0);
+  }
+  [[nodiscard]] bool records() const noexcept { return spec_.records; }
+  [[nodiscard]] Labels labels() const;
+  [[nodiscard]] std::string name(std::string_view op) const;  // of a node: the op and where it is
+
+  // A new buffer of this step; the tape's type unless another is given. The tape puts stage, microbatch and layer into
+  // its name.
+  [[nodiscard]] Tensor tensor(std::string_view name, TensorShape shape, std::optional<DType> type = {});
+  // A buffer made elsewhere: tokens, what came from another stage.
+  [[nodiscard]] Tensor input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient);
+  // The same bytes under a new number: the output of an op that works in place, or does nothing.
+  [[nodiscard]] Tensor same_bytes(const Tensor& of);
+
+  // Adds a node on the rank's compute lane. The kernel is called with the context; or with the context and a number of
+  // the tape's type, whose type it then takes; one for floats alone is refused by a tape of f64:
+  //   tape.add({...}, []<class T>(const Context& context, T zero) { ... });
+  template <class Types = FullTypes, class Kernel>
+  Node add(const OpNode& node, Kernel kernel) {
+    if constexpr (std::invocable<Kernel&, const Context&>) {
+      return add_node(node, Body(std::move(kernel)));
+    } else {
+      return add_node(node, typed<Types>(
+                                node.op, [kernel]<class T>(const Context& context, T zero) { kernel(context, zero); },
+                                std::bool_constant<detail::is_kernel_for<Kernel, float>()>(),
+                                std::bool_constant<detail::is_kernel_for<Kernel, double>()>()));
+    }
+  }
+
+  // How an op's backward is emitted, once the gradients of its outputs are complete; left out where none of them has
+  // one (an op without outputs, a loss, is where gradients begin). The first adds to its inputs' gradients, the second
+  // to its weights'; either may be empty. Both see this very tape, again with the layer of the forward pass.
+  struct Backward {
+    std::vector<Tensor> outputs                 = {};
+    std::function<void(Tape&)> input_gradients  = {};
+    std::function<void(Tape&)> weight_gradients = {};
+    bool takes_gradients                        = false;  // of its outputs, that others leave: see leave_gradient
+  };
+  void on_backward(Backward backward);
+
+  // --- for ops: backward ---------------------------------------------------------------------------------------------
+  [[nodiscard]] bool has_gradient(const Tensor& of) const;
+  [[nodiscard]] Tensor gradient(const Tensor& of);  // refuses a tensor that has none
+
+  // Adds a node whose kernel adds to the gradient of `of`: called with the context and an Into<T>. Does nothing where
+  // nobody needs that gradient. That of a weight is summed in the wide type: an Into<T, Wide<T>>.
+  //   tape.add_gradient(x, {.op = "gelu_backward", .reads = {x, dy}}, [](const Context& context, auto dx) { ... });
+  template <class Types = FullTypes, class Kernel>
+  void add_gradient(const Tensor& of, const OpNode& node, Kernel kernel) {
+    if (needs_gradient(of)) {
+      add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return T{}; });
+    }
+  }
+  template <class Types = FullTypes, class Kernel>
+  void add_weight_gradient(const Weight& of, const OpNode& node, Kernel kernel) {
+    add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return Wide<T>{}; });
+  }
+  // Those of several weights by one node; the kernel gets them in this order: a std::span<const Into<T, Wide<T>>>.
+  template <class Types = FullTypes, class Kernel>
+  void add_weight_gradients(const std::vector<Weight>& of, OpNode node, Kernel kernel) {
+    struct Place {
+      bool in_place;
+      std::size_t position;
+    };
+    std::vector<Place> places;
+    for (const Weight& each : of) {
+      const Target to  = target(each);
+      AccessList& list = to.in_place ? node.accumulates : node.writes;
+      places.push_back({to.in_place, list.view().size()});
+      list.push_back(to.out);
+    }
+    const auto call = [=]<class T>(const Context& context, T) {
+      using Sum = Wide<T>;
+      std::array<Into<T, Sum>, max_weights> into{};
+      for (std::size_t i = 0; i < places.size(); ++i) {
+        const auto [in_place, position] = places[i];
+        const std::span<Sum> out        = in_place ? context.accumulate<Sum>(position) : context.write<Sum>(position);
+        into[i] = {out.data(), in_place ? out.data() : nullptr, static_cast<std::int64_t>(out.size())};
+      }
+      kernel(context, std::span<const Into<T, Sum>>(into.data(), places.size()));
+    };
+    if (of.size() > max_weights)
+      throw Error(ErrorKind::config, str("op '", node.op, "': ", of.size(), " weights (at most ", max_weights, ")"));
+    using Floats  = std::span<const Into<float>>;
+    using Doubles = std::span<const Into<double>>;
+    add_node(node, typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Floats>>(),
+                                std::bool_constant<std::invocable<Kernel&, const Context&, Doubles>>()));
+  }
+  static constexpr std::size_t max_weights = 4;  // of one node
+
+  // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
+  void pass_gradient(const Tensor& of, const Tensor& from);
+  // Likewise, but `from`'s own gradient is done with: whoever comes next may change it in place, and nobody may ask for
+  // it again. For ops that work in place on it; not for one with weight gradients, which may be emitted later.
+  void hand_over_gradient(const Tensor& of, const Tensor& from);
+  // True where nothing but `of` holds its gradient: it may be changed in place.
+  [[nodiscard]] bool owns_gradient(const Tensor& of) const;
+
+  // `of` has another gradient from here on, which is its own.
+  void replace_gradient(const Tensor& of, const Tensor& gradient);
+
+  // What an op adds to the gradient of `of`, left undone where the op that made `of` takes such things
+  // (Backward::takes_gradients) and nothing else is in that gradient: `how` tells it what to do, so that it can be done
+  // by the same node as what comes next. As soon as somebody else asks for that gradient or adds to it, the tape calls
+  // `add`, which adds the node; and it does so at once where nothing can be left. Nobody can tell by the gradient.
+  void leave_gradient(const Tensor& of, std::any how, std::function<void(Tape&)> add);
+  // For the op that made `of`: what was left by another of the same layer, and is its own to do from now on. `of` then
+  // has no gradient.
+  template <class How>
+  [[nodiscard]] std::optional<How> take_left_gradient(const Tensor& of) {
+    std::optional<Left>& left = state(of).left;
+    const How* const found    = left && left->layer == layer_ ? std::any_cast<How>(&left->how) : nullptr;
+    if (found == nullptr) return std::nullopt;
+    std::optional<How> taken = *found;
+    left.reset();
+    return taken;
+  }
+
+  // --- for schedules -------------------------------------------------------------------------------------------------
+  void set_gradient(const Tensor& of, const Tensor& gradient);  // came from the next stage
+  void emit_input_gradients();                                  // I
+  void emit_weight_gradients();                                 // W, after I
+  void emit_gradients();                                        // B: both, op by op
+
+  [[nodiscard]] bool needs_gradient(const Tensor& of) const { return state(of).needed; }
+
+ private:
+  struct Left {
+    std::any how;
+    std::function<void(Tape&)> add;
+    int layer;
+  };
+  struct State {
+    Buffer buffer                  = {};  // tells another tape's tensor of that number
+    bool needed                    = true;
+    std::optional<Tensor> gradient = {};
+    bool own                       = false;  // only this tensor's: may be changed in place
+    bool gone                      = false;  // handed over
+    bool taken                     = false;  // by the op that made it, if it is left
+    std::optional<Left> left       = {};     // all there is of the gradient
+  };
+  struct Record {
+    Backward backward;
+    int layer;
+  };
+  // A node's list grown by the place of a sum, and where in the lists it is.
+  struct Target {
+    Access out;
+    std::optional<Buffer> base = {};  // another buffer
+    bool in_place              = false;
+  };
+
+  [[nodiscard]] State& state(const Tensor& of);
+  [[nodiscard]] const State& state(const Tensor& of) const;
+  [[nodiscard]] Target target(const Tensor& of);
+  [[nodiscard]] Target target(const Weight& of);
+  Node add_node(const OpNode& node, Body body);
+  void add_left(const Tensor& of);
+  void emit(const Record& record, bool inputs, bool weights);
+
+  template <class Types, class Kernel, bool f32, bool f64>
+  Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {
+    if constexpr (f32) {
+      if (spec_.type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
+    }
+    if constexpr (f64) {
+      if (spec_.type == DType::f64) return Body([kernel](const Context& context) { kernel(context, double{}); });
+    }
+    if constexpr (Types::half) {
+      if (spec_.type == DType::bf16) return Body([kernel](const Context& context) { kernel(context, bf16{}); });
+      if (spec_.type == DType::f16) return Body([kernel](const Context& context) { kernel(context, f16{}); });
+    }
+    throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+  }
+
+  // sum_type(T{}) is of the type that the sum is stored in.
+  template <class Types, class Kernel, class SumType>
+  void add_sum(OpNode node, const Target& to, Kernel kernel, SumType sum_type) {
+    const std::size_t read = node.reads.view().size(), written = node.writes.view().size(),
+                      accumulated = node.accumulates.view().size();
+    if (to.in_place) {
+      node.accumulates.push_back(to.out);
+    } else {
+      node.writes.push_back(to.out);
+      if (to.base) node.reads.push_back(*to.base);
+    }
+    const bool in_place = to.in_place, based = to.base.has_value();
+    const auto call = [=]<class T>(const Context& context, T zero) {
+      using Sum                = decltype(sum_type(zero));
+      const std::span<Sum> out = in_place ? context.accumulate<Sum>(accumulated) : context.write<Sum>(written);
+      const Sum* base          = in_place ? out.data() : based ? context.read<Sum>(read).data() : nullptr;
+      kernel(context, Into<T, Sum>{out.data(), base, static_cast<std::int64_t>(out.size())});
+    };
+    add_node(node,
+             typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Into<float>>>(),
+                          std::bool_constant<std::invocable<Kernel&, const Context&, Into<double>>>()));
+  }
+
+  TapeSpec spec_;
+  int layer_         = -1;
+  const char* phase_ = "forward";
+  bool emitting_     = false;
+  std::vector<State> states_;  // by tensor
+  std::vector<Record> records_;
+};
+
+}  // namespace stepgraph

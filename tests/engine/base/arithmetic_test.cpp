@@ -1,0 +1,184 @@
+#include "engine/base/arithmetic.hpp"
+
+#include <algorithm>
+#include <array>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "engine/base/half.hpp"
+#include "tests/support/random_graph.hpp"
+#include "tests/support/scale.hpp"
+
+namespace sg = stepgraph;
+using sg::DType;
+using sg::Reduction;
+using sg::testing::Random;
+
+namespace {
+
+constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
+                                    Reduction::product};
+
+// What a list of values reduces to, said plainly. `Wide` is what is computed in.
+template <class T>
+T plain(const std::vector<T>& values, Reduction reduction) {
+  if constexpr (std::is_integral_v<T>) {
+    T least = values[0], largest = values[0];
+    std::uint64_t sum = 0, product = 1;
+    for (const T value : values) {
+      sum += static_cast<std::uint64_t>(value);
+      least   = std::min(least, value);
+      largest = std::max(largest, value);
+      product *= static_cast<std::uint64_t>(value);
+    }
+    const auto wrapped = static_cast<std::int64_t>(sum);
+    switch (reduction) {
+      case Reduction::sum:
+        return static_cast<T>(wrapped);
+      case Reduction::average:
+        return static_cast<T>(wrapped / static_cast<std::int64_t>(values.size()));
+      case Reduction::min:
+        return least;
+      case Reduction::max:
+        return largest;
+      case Reduction::product:
+        return static_cast<T>(product);
+    }
+    return 0;
+  } else {
+    using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
+    Wide total = static_cast<Wide>(values[0]);
+    for (std::size_t i = 1; i < values.size(); ++i) {
+      const auto next = static_cast<Wide>(values[i]);
+      if (reduction == Reduction::product) total *= next;
+      if (reduction == Reduction::sum || reduction == Reduction::average) total += next;
+      if (reduction == Reduction::min)
+        total = std::isnan(total) || std::isnan(next) ? total + next : std::min(total, next);
+      if (reduction == Reduction::max)
+        total = std::isnan(total) || std::isnan(next) ? total + next : std::max(total, next);
+    }
+    if (reduction == Reduction::average) total /= static_cast<Wide>(values.size());
+    return static_cast<T>(total);
+  }
+}
+
+// Any bits, or numbers of everyday size.
+template <class T>
+T any_value(Random& random, bool wild) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(wild ? random.below(~std::uint64_t{0}) : random.below(100));
+  } else if constexpr (sizeof(T) == 2) {
+    return wild ? T::from_bits(static_cast<std::uint16_t>(random.below(65536)))
+                : T(static_cast<float>(random.between(-40, 40)) / 8);
+  } else {
+    if (wild && random.chance(3)) return std::numeric_limits<T>::quiet_NaN();
+    return static_cast<T>(random.between(-1'000'000, 1'000'000)) / static_cast<T>(random.between(1, 1000));
+  }
+}
+
+template <class T>
+bool same(T a, T b) {
+  if constexpr (std::is_integral_v<T>)
+    return a == b;
+  else {
+    using Wide   = std::conditional_t<sizeof(T) == 2, float, T>;
+    const auto x = static_cast<Wide>(a), y = static_cast<Wide>(b);
+    return x == y || (std::isnan(x) && std::isnan(y));
+  }
+}
+
+template <class T>
+void check_type(DType type) {
+  for (const Reduction reduction : all_reductions) {
+    for (int seed = 0; seed < sg::testing::cases(60); ++seed) {
+      CAPTURE(to_string(type), to_string(reduction), seed);
+      Random random(static_cast<std::uint64_t>(seed));
+      const auto n = static_cast<std::size_t>(random.between(1, 9));
+      const auto count =
+          static_cast<std::size_t>(random.chance(20) ? random.between(1000, 2500) : random.between(0, 40));
+      const bool wild = random.chance(50);
+      const auto odd  = static_cast<std::size_t>(random.between(0, 3));  // bytes: nothing need be aligned
+      std::vector<std::vector<T>> values(n);
+      std::vector<std::vector<std::byte>> memory(2 * n, std::vector<std::byte>(count * sizeof(T) + odd));
+      std::vector<const std::byte*> in;
+      for (std::size_t k = 0; k < n; ++k) {
+        for (std::size_t i = 0; i < count; ++i) values[k].push_back(any_value<T>(random, wild));
+        if (count > 0) std::memcpy(memory[k].data() + odd, values[k].data(), count * sizeof(T));
+        in.push_back(memory[k].data() + odd);
+      }
+      // Some outputs are inputs, some are elsewhere.
+      std::vector<std::byte*> out;
+      const std::size_t num_out =
+          random.chance(50) ? n : static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(n)));
+      const bool in_place = random.chance(50);
+      for (std::size_t k = 0; k < num_out; ++k) out.push_back(memory[in_place ? k : n + k].data() + odd);
+      sg::reduce(in, out, count * sizeof(T), type, reduction);
+      for (std::size_t i = 0; i < count; ++i) {
+        std::vector<T> column;
+        for (std::size_t k = 0; k < n; ++k) column.push_back(values[k][i]);
+        const T expected = plain(column, reduction);
+        for (const std::byte* result : out) {
+          T got;
+          std::memcpy(&got, result + i * sizeof(T), sizeof(T));
+          if (!same(got, expected)) FAIL("element " << i << " of " << n << " inputs");
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+std::span<std::byte> bytes(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+}  // namespace
+
+TEST_CASE("every type and reduction gives what a plain loop gives, in place or not, at any address",
+          "[engine][arithmetic]") {
+  check_type<std::uint8_t>(DType::u8);
+  check_type<std::int32_t>(DType::i32);
+  check_type<std::int64_t>(DType::i64);
+  check_type<sg::f16>(DType::f16);
+  check_type<sg::bf16>(DType::bf16);
+  check_type<float>(DType::f32);
+  check_type<double>(DType::f64);
+}
+
+TEST_CASE("halves are rounded once, at the end", "[engine][arithmetic]") {
+  // 1 + 2^-8 + 2^-8 in bf16: rounded after each step it would stay 1.
+  const auto one = sg::bf16(1.0f), little = sg::bf16(0.00390625f);
+  std::vector<sg::bf16> a{one}, b{little}, c{little}, out(1);
+  const std::array<const std::byte*, 3> in{bytes(a).data(), bytes(b).data(), bytes(c).data()};
+  const std::array<std::byte*, 1> to{bytes(out).data()};
+  sg::reduce(in, to, 2, DType::bf16, Reduction::sum);
+  CHECK(static_cast<float>(out[0]) == 1.0078125f);
+}
+
+TEST_CASE("a reduction can be done step by step, and an average divided at its end", "[engine][arithmetic]") {
+  std::vector<float> total{1, 2, 3}, next{10, 20, 30};
+  sg::reduce_into(bytes(total), bytes(next), DType::f32, Reduction::average);
+  CHECK(total == std::vector<float>{11, 22, 33});
+  sg::divide(bytes(total), DType::f32, 2);
+  CHECK(total == std::vector<float>{5.5, 11, 16.5});
+  sg::reduce_into(bytes(total), bytes(next), DType::f32, Reduction::max);
+  CHECK(total == std::vector<float>{10, 20, 30});
+  std::vector<std::int32_t> negative{-7};
+  sg::divide(bytes(negative), DType::i32, 2);
+  CHECK(negative[0] == -3);
+  std::vector<std::uint8_t> small{255};
+  sg::divide(bytes(small), DType::u8, 2);
+  CHECK(small[0] == 127);
+}
+
+TEST_CASE("bytes that are no whole elements, or not as many, are refused", "[engine][arithmetic][refuses]") {
+  std::vector<std::uint8_t> a(6), b(4);
+  CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(a), DType::f32, Reduction::sum), sg::Error);
+  CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(b), DType::u8, Reduction::sum), sg::Error);
+  CHECK_THROWS_AS(sg::divide(bytes(a), DType::f32, 2), sg::Error);
+  CHECK_THROWS_AS(sg::divide(bytes(b), DType::f32, 0), sg::Error);
+}

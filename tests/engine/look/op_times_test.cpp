@@ -1,0 +1,67 @@
+#include "engine/look/op_times.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "engine/base/error.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+using Catch::Matchers::WithinRel;
+
+namespace {
+constexpr sg::Rank r0{0}, r1{1};
+}
+
+TEST_CASE("a task is a node or the parts that met, with what it cost and who worked beside it", "[engine][op_times]") {
+  sg::Graph graph(2);
+  graph.add({.op = "mul", .cost = {.flops = 8, .bytes_moved = 2}, .rank = r0});
+  graph.add({.op = "mul", .cost = {.flops = 4}, .rank = r1});
+  graph.add({.kind = sg::NodeKind::copy, .cost = {.bytes_moved = 3}, .rank = r1});
+  const sg::Group both = graph.group({.ranks = {r0, r1}});
+  for (const sg::Rank rank : {r0, r1}) {
+    const sg::Buffer x = graph.buffer({.rank = rank, .size_bytes = 16, .type = sg::DType::f32});
+    graph.add({.accumulates = x,
+               .part        = sg::PartSpec{.group = both, .op = sg::PartOp::all_reduce, .type = sg::DType::f32},
+               .kind        = sg::NodeKind::communicate,
+               .op          = "all_reduce",
+               .cost        = {.flops = 1, .bytes_moved = rank == r0 ? 32.0 : 40.0}});
+  }
+  graph.add({.op = "never", .rank = r0});
+  // Three workers: mul 0 beside mul 1 for half of its time and beside the copy for all of it.
+  const sg::Timeline timeline{.nodes = {{0, 4, 0}, {2, 7, 1}, {0, 8, 2}, {8, 9, 0}, {8, 9, 0}, {}}, .makespan_s = 9};
+
+  const auto tasks = sg::task_times(graph, timeline, 3);
+  REQUIRE(tasks.size() == 4);
+  CHECK(tasks[0].seconds() == 4);
+  CHECK(tasks[0].others_share == 0.75);  // one of two, then both
+  CHECK_THAT(tasks[1].others_share, WithinRel(0.7, 1e-12));
+  CHECK(tasks[2].others_share == 9.0 / 16);  // 8 seconds, in which others work 9 in all
+  CHECK(tasks[3].node == sg::Node{3});
+  CHECK(tasks[3].others_share == 0);
+  CHECK(tasks[3].flops == 2);
+  CHECK(tasks[3].bytes_moved == 32 + 40);  // declared, or as accessed where that is more
+
+  const auto ops = sg::op_times(graph, timeline);
+  REQUIRE(ops.size() == 3);
+  CHECK(ops[0].op == "mul");
+  CHECK(ops[0].num_tasks == 2);
+  CHECK(ops[0].seconds == 9);
+  CHECK(ops[0].flops == 12);
+  CHECK(ops[0].bytes_moved == 2);
+  CHECK(ops[1].op == "copy");
+  CHECK(ops[1].seconds == 8);
+  CHECK(ops[2].op == "all_reduce");
+  CHECK(ops[2].num_tasks == 1);
+  CHECK(ops[2].seconds == 1);
+}
+
+TEST_CASE("a timeline of another graph has no op times", "[engine][op_times][refuses]") {
+  sg::Graph graph;
+  graph.add({.rank = r0});
+  CHECK_THROWS_MATCHES(sg::op_times(graph, {}), sg::Error,
+                       MessageMatches(ContainsSubstring("is of 0 nodes, the graph has 1")));
+}

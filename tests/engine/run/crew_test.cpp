@@ -1,0 +1,150 @@
+#include <atomic>
+#include <catch2/catch_test_macros.hpp>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backends/loopback/world.hpp"
+#include "engine/graph/graph.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/executor.hpp"
+#include "tests/support/allocations.hpp"
+#include "tests/support/scale.hpp"
+
+namespace sg = stepgraph;
+using namespace std::chrono_literals;
+
+TEST_CASE("a thread that runs out of nodes helps with a kernel that began when all were busy",
+          "[engine][executor][threads]") {
+  sg::Graph graph;
+  std::atomic<int> inside{0};
+  std::atomic<bool> busy{false};
+  // Both tiles wait for each other; the second thread is held by another node until the first tile is at work.
+  graph.add({.name = "other"}, [&](const sg::Context& c) {
+    busy = true;
+    while (inside < 1 && !c.stopping()) std::this_thread::yield();
+    std::this_thread::sleep_for(5ms);  // whoever was asked at once has gone by now
+  });
+  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    while (!busy && !c.stopping()) std::this_thread::yield();
+    c.parallel_for(2, [&](std::int64_t) {
+      ++inside;
+      while (inside < 2 && !c.stopping()) std::this_thread::yield();
+    });
+  });
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2, .step_timeout = 20s});
+  for (int run = 0; run < 3; ++run) {
+    inside = 0;
+    busy   = false;
+    executor.run(graph, world);
+    CHECK(inside == 2);
+  }
+}
+
+TEST_CASE("a chain of short kernels is helped with in each, and helpers go when their executor does",
+          "[engine][executor][threads]") {
+  constexpr int num_kernels = 50;
+  std::atomic<int> inside{0}, helped{0};
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  for (int kernel = 0; kernel < num_kernels; ++kernel) {
+    graph.add({.name = "kernel", .lane = lane, .parallel = true}, [&, kernel](const sg::Context& c) {
+      std::atomic<int> others{0};
+      const auto own = std::this_thread::get_id();
+      // Both tiles wait for each other: no thread can do both.
+      c.parallel_for(2, [&](std::int64_t) {
+        ++inside;
+        while (inside < 2 * (kernel + 1) && !c.stopping()) std::this_thread::yield();
+        others += std::this_thread::get_id() != own;
+      });
+      helped += others == 1;
+    });
+  }
+  sg::LoopbackWorld world(1);
+  for (int run = 0; run < sg::testing::cases(20); ++run) {
+    inside = helped = 0;
+    sg::Executor({.threads = 2, .step_timeout = 20s}).run(graph, world);  // gone while a helper is still awake
+    REQUIRE(helped == num_kernels);
+  }
+}
+
+TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executor][threads]") {
+  constexpr int num_nodes = 64, num_tiles = 23;
+  std::vector<std::atomic<int>> counts(num_nodes * num_tiles);
+  sg::Graph graph;
+  for (int node = 0; node < num_nodes; ++node) {
+    graph.add({.name = "kernel", .parallel = true}, [&, node](const sg::Context& c) {
+      c.parallel_for(num_tiles, [&](std::int64_t i) { ++counts[static_cast<std::size_t>(node * num_tiles + i)]; });
+    });
+  }
+  sg::LoopbackWorld world(1);
+  for (const int threads : {1, 2, 3, 8}) {
+    sg::Executor executor({.threads = threads});
+    const int runs = sg::testing::cases(40);
+    for (auto& count : counts) count = 0;
+    for (int run = 0; run < runs; ++run) executor.run(graph, world);
+    int wrong = 0;
+    for (const auto& count : counts) wrong += count != runs;
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("neighbouring tiles come in pairs while everybody has work of his own, and one by one otherwise",
+          "[engine][executor][threads]") {
+  constexpr int num_tiles = 7;
+  std::vector<int> counts(num_tiles);
+  std::vector<std::int64_t> sizes;
+  std::mutex mutex;
+  const auto kernel = [&](const sg::Context& c) {
+    c.parallel_for(num_tiles, [&](std::int64_t first, std::int64_t end) {
+      const std::lock_guard lock(mutex);
+      sizes.push_back(end - first);
+      for (std::int64_t i = first; i < end; ++i) ++counts[static_cast<std::size_t>(i)];
+    });
+  };
+  sg::Graph busy, idle;
+  std::atomic<bool> other_runs{false}, done{false};
+  busy.add({.name = "other"}, [&](const sg::Context& c) {
+    other_runs = true;
+    while (!done && !c.stopping()) std::this_thread::yield();
+  });
+  busy.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    while (!other_runs && !c.stopping()) std::this_thread::yield();
+    kernel(c);
+    done = true;
+  });
+  idle.add({.name = "kernel", .parallel = true}, kernel);
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 2, .step_timeout = 20s});
+  executor.run(busy, world);
+  CHECK(sizes == std::vector<std::int64_t>{2, 2, 2, 1});
+  sizes.clear();
+  executor.run(idle, world);
+  CHECK(sizes == std::vector<std::int64_t>(num_tiles, 1));
+  CHECK(counts == std::vector<int>(num_tiles, 2));
+  sizes.clear();
+  sg::Executor({.threads = 1}).run(idle, world);
+  CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // nobody could ever help
+}
+
+TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {
+  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  const auto allocations_of_run = [](int num_nodes) {
+    sg::Graph graph;
+    const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+    for (int node = 0; node < num_nodes; ++node) {
+      graph.add({.name = "kernel", .lane = lane, .parallel = true},
+                [](const sg::Context& c) { c.parallel_for(4, [](std::int64_t) {}); });
+    }
+    sg::LoopbackWorld world(1);
+    sg::Program program(graph, world);
+    sg::Executor executor({.threads = 2});
+    for (int run = 0; run < 10; ++run) executor.run(program);
+    const std::int64_t before = sg::testing::allocations();
+    executor.run(program);
+    return sg::testing::allocations() - before;
+  };
+  CHECK(allocations_of_run(1000) == allocations_of_run(10));  // what starting a run costs
+}

@@ -1,0 +1,252 @@
+// Programs on a device, by one that does at once what is enqueued: what the engine asks of a device, and in which
+// order.
+#include "engine/run/device.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "backends/loopback/world.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/run/streams.hpp"
+#include "ops/collectives.hpp"
+#include "tests/support/worlds/eager_world.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+using sg::testing::EagerWorld;
+
+namespace {
+
+// Each rank adds its number to x; all ranks sum up what they have.
+sg::Graph summing(int ranks, std::vector<sg::Buffer>& x) {
+  sg::Graph graph(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    x.push_back(graph.buffer({.name       = "x",
+                              .rank       = sg::Rank{rank},
+                              .size_bytes = 8,
+                              .type       = sg::DType::f64,
+                              .lifetime   = sg::Lifetime::persistent}));
+    graph.add({.name        = "add",
+               .lane        = graph.lane(sg::Rank{rank}, sg::LaneKind::compute),
+               .accumulates = x.back(),
+               .device      = true},
+              [rank](const sg::Context& context) {
+                if (context.device() == nullptr) throw std::runtime_error("is not on a device");
+                context.accumulate<double>()[0] += rank + 1;
+              });
+  }
+  std::vector<sg::Rank> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(sg::Rank{rank});
+  const sg::Group group = graph.group({.name = "all", .ranks = all});
+  for (int rank = 0; rank < ranks; ++rank) {
+    graph.add({.name        = "sum",
+               .lane        = graph.lane(sg::Rank{rank}, sg::LaneKind::reduce),
+               .accumulates = x[static_cast<std::size_t>(rank)],
+               .part        = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce, .type = sg::DType::f64},
+               .kind        = sg::NodeKind::communicate});
+  }
+  return graph;
+}
+
+}  // namespace
+
+TEST_CASE("a program on a device issues every node once, in an order that edges allow", "[engine][device]") {
+  EagerWorld world(3);
+  std::vector<sg::Buffer> x;
+  const sg::Graph graph = summing(3, x);
+  sg::Executor executor({.threads = 2});
+  {
+    const sg::MemoryPlan plan = sg::plan_memory(graph);
+    const sg::Program program(graph, world, plan);
+    executor.run(program);
+    for (const sg::Buffer each : x) CHECK(program.memory().first<double>(each) == 6);
+    CHECK(world.eager.order.size() == 6);
+    CHECK(world.eager.num_after == 6);
+    CHECK(program.issue_s() > 0);
+    CHECK(world.eager.good);
+    CHECK(world.parts_with_queue == 3);
+    const auto place = [&](std::uint32_t node) {
+      return std::find(world.eager.order.begin(), world.eager.order.end(), node) - world.eager.order.begin();
+    };
+    for (std::uint32_t rank = 0; rank < 3; ++rank) CHECK(place(rank) < place(3 + rank));
+    executor.run(program);
+    CHECK(program.memory().first<double>(x[0]) == 24);
+    CHECK_THROWS_MATCHES(program.memory().span<double>(x[0]), sg::Error,
+                         MessageMatches(ContainsSubstring("is on a device (read() and write() copy)")));
+    sg::Recorder recorder;
+    executor.run(program, &recorder);
+    CHECK(recorder.timeline().makespan_s == 2);
+  }
+  CHECK(world.eager.bytes.held == 0);  // an executor keeps nobody's memory
+}
+
+TEST_CASE("a program's streams are those that can be planned and proved without a device", "[engine][device]") {
+  EagerWorld world(3);
+  std::vector<sg::Buffer> x;
+  sg::Graph graph = summing(3, x);
+  for (int i = 0; i < 3; ++i) graph.add({.name = "later", .lane = graph.lane(sg::Rank{1}, sg::LaneKind::h2d)});
+  const sg::MemoryPlan plan = sg::plan_memory(graph);
+  const sg::Program program(graph, world, plan);
+  const sg::StreamPlan planned = sg::plan_streams(graph, plan, sg::LoopbackWorld(3)), &had = world.eager.last_plan;
+  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // along the plan
+  CHECK(had.issue_order == planned.issue_order);
+  CHECK(had.stream == planned.stream);
+  CHECK(had.waits == planned.waits);
+  CHECK(had.loop_waits == planned.loop_waits);
+  CHECK(planned.num_streams() == 7);
+}
+
+TEST_CASE("what a device cannot run is refused or named", "[engine][device][refuses]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
+  SECTION("a body that does not know devices") {
+    graph.add({.name = "mine", .writes = x, .op = "my_op"}, [] {});
+    CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
+                         MessageMatches(ContainsSubstring("op 'my_op', has no kernel for a device")));
+  }
+  SECTION("a body that fails") {
+    graph.add({.name = "mine", .writes = x, .device = true}, [] { throw std::runtime_error("out of ideas"); });
+    sg::Executor executor({.threads = 1});
+    const sg::Program program(graph, world);
+    CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("'mine': out of ideas")));
+    CHECK_FALSE(world.eager.good);
+  }
+}
+
+TEST_CASE("a host node on a device's program runs on the host, after what it follows", "[engine][device]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name       = "x",
+                                     .size_bytes = 8,
+                                     .type       = sg::DType::f64,
+                                     .space      = sg::Space::pinned,
+                                     .lifetime   = sg::Lifetime::persistent});
+  graph.add({.name = "set", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .writes = x, .device = true},
+            [](const sg::Context& context) { context.write<double>()[0] = 5; });
+  double seen = 0;
+  graph.add(
+      {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .reads = x, .kind = sg::NodeKind::host},
+      [&seen](const sg::Context& context) {
+        if (context.device() == nullptr) seen = context.read<double>()[0];
+      });
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+  const sg::Program program(graph, world);
+  executor.run(program);
+  CHECK(seen == 5);
+  CHECK(program.memory().span<double>(x)[0] == 5);  // the host sees it
+}
+
+TEST_CASE("a host node waits on a thread of its own while a device's program is issued", "[engine][device][threads]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
+                 host    = graph.lane(sg::Rank{0}, sg::LaneKind::host);
+  const auto buffer      = [&](const char* name) {
+    return graph.buffer({.name = name, .size_bytes = 8, .space = sg::Space::pinned});
+  };
+  const sg::Buffer x = buffer("x"), y = buffer("y"), z = buffer("z");
+  std::atomic<int> on_device{0};
+  int seen = 0, seen_after = 0, at_the_end = 0;
+  bool fails = false;
+  graph.add({.name = "make x", .lane = compute, .writes = x, .device = true}, [&] { ++on_device; });
+  graph.add({.name = "look", .lane = host, .reads = x, .writes = y, .kind = sg::NodeKind::host},
+            [&](const sg::Context& c) {
+              while (on_device < 3 && !c.stopping()) std::this_thread::yield();  // what it does not follow goes on
+              seen = on_device;
+              if (fails) throw std::runtime_error("no disk");
+            });
+  graph.add({.name = "look again", .lane = host, .reads = y, .kind = sg::NodeKind::host},
+            [&] { seen_after = on_device; });
+  for (int i = 0; i < 2; ++i)
+    graph.add({.name = "other", .lane = compute, .writes = z, .device = true}, [&] { ++on_device; });
+  graph.add({.name = "use y", .lane = compute, .reads = y, .device = true}, [&] { at_the_end = ++on_device; });
+  const sg::Program program(graph, world);
+  CHECK(program.num_waiting_lanes() == 1);
+  sg::Executor few({.threads = 1});
+  CHECK_THROWS_MATCHES(few.run(program), sg::Error,
+                       MessageMatches(ContainsSubstring("1 lanes that wait (rank 0 host)")));
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::seconds(20)});
+  for (int run = 0; run < 3; ++run) {
+    on_device = seen = seen_after = at_the_end = 0;
+    executor.run(program);
+    CHECK(seen == 3);
+    CHECK(seen_after >= 3);
+    CHECK(at_the_end == 4);  // after `look`
+  }
+  fails     = true;
+  on_device = at_the_end = 0;
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                       MessageMatches(ContainsSubstring("rank 0 host 'look': no disk")));
+  CHECK(at_the_end == 0);
+  fails     = false;
+  on_device = 0;
+  executor.run(program);
+  CHECK(at_the_end == 4);
+}
+
+TEST_CASE("a communication on a device waits for host nodes of every rank that takes part",
+          "[engine][device][threads]") {
+  EagerWorld world(2);
+  sg::Graph graph(2);
+  const sg::Group group = graph.group({.name = "both", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+  std::vector<sg::Buffer> x;
+  for (const sg::Rank rank : {sg::Rank{0}, sg::Rank{1}}) {
+    x.push_back(graph.buffer({.name       = "x",
+                              .rank       = rank,
+                              .size_bytes = 8,
+                              .type       = sg::DType::f64,
+                              .space      = sg::Space::pinned,
+                              .lifetime   = sg::Lifetime::persistent}));
+  }
+  graph.add({.name   = "read from disk",
+             .lane   = graph.lane(sg::Rank{1}, sg::LaneKind::host),
+             .writes = x[1],
+             .kind   = sg::NodeKind::host},
+            [](const sg::Context& c) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+              c.write<double>()[0] = 5;
+            });
+  for (const sg::Rank rank : {sg::Rank{0}, sg::Rank{1}}) {
+    graph.add({.name        = "sum",
+               .lane        = graph.lane(rank, sg::LaneKind::reduce),
+               .accumulates = x[static_cast<std::size_t>(index(rank))],
+               .part        = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce, .type = sg::DType::f64},
+               .kind        = sg::NodeKind::communicate});
+  }
+  const sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::seconds(20)});
+  program.memory().set_first(x[0], 1.0);
+  executor.run(program);
+  CHECK(program.memory().first<double>(x[0]) == 6);
+}
+
+TEST_CASE("a device's program whose host node does not end stops at its time-out, and names it", "[engine][device]") {
+  EagerWorld world(1);
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .space = sg::Space::pinned});
+  graph.add(
+      {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .writes = x, .kind = sg::NodeKind::host},
+      [](const sg::Context& c) {
+        while (!c.stopping()) std::this_thread::yield();
+      });
+  bool used = false;
+  graph.add({.name = "use", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .reads = x, .device = true},
+            [&] { used = true; });
+  const sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::milliseconds(30)});
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("rank 0 host 'look'")));
+  CHECK_FALSE(used);
+}

@@ -1,0 +1,444 @@
+#include "engine/simulate/simulate.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+
+#include "engine/base/error.hpp"
+#include "tests/support/rebuild.hpp"
+#include "tools/bench/shapes.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+using Catch::Matchers::WithinRel;
+
+namespace {
+
+constexpr sg::Rank r0{0}, r1{1};
+
+// A node that takes so many seconds where the rate is one flop a second.
+sg::Node timed(sg::Graph& graph, double seconds, sg::NodeSpec spec = {}) {
+  spec.cost.flops = seconds;
+  if (!spec.lane && !spec.rank) spec.rank = r0;
+  return graph.add(spec);
+}
+
+sg::Machine one_pool(int workers, sg::PoolOrder order) {
+  sg::Machine machine(1);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  machine.bind({}, machine.pool({.name = "cores", .workers = workers, .order = order}));
+  return machine;
+}
+
+}  // namespace
+
+TEST_CASE("a node takes its overhead, then the longer of computing and moving", "[engine][simulate]") {
+  sg::Graph graph;
+  const sg::Node a  = graph.add({.name = "a", .op = "slow", .cost = {.flops = 6, .bytes_moved = 10}, .rank = r0});
+  const sg::Node b  = graph.add({.name = "b", .cost = {.flops = 6, .bytes_moved = 40}, .rank = r0});
+  const sg::Node c  = graph.add({.name = "c", .kind = sg::NodeKind::copy, .cost = {.bytes_moved = 1}, .rank = r0});
+  sg::Machine ideal = sg::Machine(1), machine = ideal;
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 2, .bytes_per_s = 5, .overhead_s = 0.5});
+  machine.rate("slow", {.flops_per_s = 1, .overhead_s = 0.25});
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[a.id] == sg::NodeTime{0, 6.25, -1});
+  CHECK(times.nodes[b.id] == sg::NodeTime{0, 8.5, -1});
+  CHECK(times.nodes[c.id] == sg::NodeTime{0, 0, -1});
+  CHECK(times.makespan_s == 8.5);
+  CHECK(simulate(graph, ideal).makespan_s == 0);
+  CHECK(simulate(sg::Graph(), ideal) == sg::Timeline{});
+}
+
+TEST_CASE("nodes start when their predecessors have ended", "[engine][simulate]") {
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute);
+  const sg::Buffer x  = graph.token(r0);
+  const sg::Node a    = timed(graph, 2, {.lane = lane});
+  const sg::Node b    = timed(graph, 3, {.lane = lane, .writes = {x}});
+  const sg::Node c    = timed(graph, 1, {});
+  const sg::Node d    = timed(graph, 4, {.reads = {x}});
+  sg::Machine machine(1);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[a.id] == sg::NodeTime{0, 2, -1});
+  CHECK(times.nodes[b.id] == sg::NodeTime{2, 5, -1});
+  CHECK(times.nodes[c.id] == sg::NodeTime{0, 1, -1});
+  CHECK(times.nodes[d.id] == sg::NodeTime{5, 9, -1});
+  CHECK(times.makespan_s == 9);
+
+  // Edges of the caller's own, from a higher to a lower number: d before c before a.
+  sg::Edges edges;
+  edges.pred_begin          = {0, 1, 2, 3, 3};
+  edges.preds               = {c.id, a.id, d.id};
+  const sg::Timeline turned = simulate(graph, edges, machine);
+  CHECK(turned.nodes[d.id] == sg::NodeTime{0, 4, -1});
+  CHECK(turned.nodes[c.id] == sg::NodeTime{4, 5, -1});
+  CHECK(turned.nodes[a.id] == sg::NodeTime{5, 7, -1});
+  CHECK(turned.nodes[b.id] == sg::NodeTime{7, 10, -1});
+}
+
+TEST_CASE("what can never start is reported by name", "[engine][simulate][refuses]") {
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
+  const auto send      = [&](sg::Rank from, sg::PartOp op, sg::Rank peer, const char* name) {
+    return graph.add({.name = name,
+                           .lane = graph.lane(from, sg::LaneKind::pp_send),
+                           .part = sg::PartSpec{.group = pair, .op = op, .peer = peer}});
+  };
+  send(r0, sg::PartOp::send, r1, "to 1");
+  send(r0, sg::PartOp::recv, r1, "from 1");
+  send(r1, sg::PartOp::send, r0, "to 0");
+  send(r1, sg::PartOp::recv, r0, "from 0");
+  CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error,
+                       MessageMatches(ContainsSubstring("'from 1' waits for rank 0 pp_send 'to 1'") &&
+                                      ContainsSubstring("which meets rank 1 pp_send 'from 0'")));
+  send(r0, sg::PartOp::barrier, r1, "alone");
+  CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error,
+                       MessageMatches(ContainsSubstring("'alone' (barrier on group 'pair') meets 0 other parts")));
+}
+
+TEST_CASE("what does not fit together is refused", "[engine][simulate][refuses]") {
+  sg::Graph graph(2);
+  const sg::Node node = timed(graph, 1, {.name = "a"});
+  CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(3)), sg::Error,
+                       MessageMatches(ContainsSubstring("the graph is for 2 ranks, the machine has 3")));
+  sg::Machine half(2);
+  half.attach(r0, half.root_switch(), {});
+  CHECK_THROWS_MATCHES(simulate(graph, half), sg::Error, MessageMatches(ContainsSubstring("rank 1")));
+  sg::Edges edges;
+  edges.pred_begin = {0};
+  CHECK_THROWS_AS(simulate(graph, edges, sg::Machine(2)), sg::Error);
+  edges.pred_begin = {0, 1};
+  edges.preds      = {node.id};
+  CHECK_THROWS_MATCHES(simulate(graph, edges, sg::Machine(2)), sg::Error,
+                       MessageMatches(ContainsSubstring("'a' waits for rank 0 (no lane) 'a'")));
+  edges.preds = {7};
+  CHECK_THROWS_AS(simulate(graph, edges, sg::Machine(2)), sg::Error);
+  timed(graph, std::nan(""), {.name = "odd"});
+  CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error, MessageMatches(ContainsSubstring("'odd' costs")));
+}
+
+TEST_CASE("a pool of n workers runs n nodes at a time, the first ready first", "[engine][simulate]") {
+  sg::Graph graph;
+  std::vector<sg::Node> nodes;
+  for (int i = 0; i < 7; ++i) nodes.push_back(timed(graph, 1));
+  const sg::Timeline times = simulate(graph, one_pool(3, sg::PoolOrder::first_ready));
+  for (int i = 0; i < 7; ++i) {
+    CAPTURE(i);
+    CHECK(times.nodes[nodes[static_cast<std::size_t>(i)].id] == sg::NodeTime{i / 3 * 1.0, i / 3 + 1.0, i % 3});
+  }
+  CHECK(simulate(graph, one_pool(7, sg::PoolOrder::first_ready)).makespan_s == 1);
+}
+
+TEST_CASE("first_ready goes by ready time before node number", "[engine][simulate]") {
+  // One worker. `late` has the lower number, but `early` is ready while `second` runs.
+  sg::Graph graph;
+  const sg::Buffer x = graph.token(r0), y = graph.token(r0);
+  const sg::Node first     = timed(graph, 1, {.writes = {x}});
+  const sg::Node second    = timed(graph, 1, {.writes = {y}});
+  const sg::Node late      = timed(graph, 1, {.reads = {y}});
+  const sg::Node early     = timed(graph, 1, {.reads = {x}});
+  const sg::Timeline times = simulate(graph, one_pool(1, sg::PoolOrder::first_ready));
+  CHECK(times.nodes[first.id].begin_s == 0);
+  CHECK(times.nodes[second.id].begin_s == 1);
+  CHECK(times.nodes[early.id].begin_s == 2);
+  CHECK(times.nodes[late.id].begin_s == 3);
+}
+
+TEST_CASE("what becomes ready at one time goes by node number", "[engine][simulate]") {
+  sg::Graph graph;
+  const sg::Buffer x = graph.token(r0), y = graph.token(r0);
+  timed(graph, 1, {.writes = {x}});
+  timed(graph, 1, {.writes = {y}});
+  const sg::Node after_y = timed(graph, 1, {.reads = {y}});
+  const sg::Node after_x = timed(graph, 1, {.reads = {x}}), last = timed(graph, 1, {.reads = {x}});
+  const sg::Timeline times = simulate(graph, one_pool(2, sg::PoolOrder::first_ready));
+  CHECK(times.nodes[after_y.id].begin_s == 1);
+  CHECK(times.nodes[after_x.id].begin_s == 1);
+  CHECK(times.nodes[last.id].begin_s == 2);
+}
+
+TEST_CASE("work stealing goes on with the last successor, then its newest; thieves take the oldest",
+          "[engine][simulate]") {
+  // a's successors b, c, d, e become ready at once. Worker 0 keeps e and pushes b, c, d; worker 1 steals b.
+  sg::Graph graph;
+  const sg::Buffer x = graph.token(r0);
+  const sg::Node a   = timed(graph, 1, {.writes = {x}});
+  const sg::Node b = timed(graph, 10, {.reads = {x}}), c = timed(graph, 2, {.reads = {x}}),
+                 d = timed(graph, 3, {.reads = {x}}), e = timed(graph, 4, {.reads = {x}});
+  const sg::Timeline times = simulate(graph, one_pool(2, sg::PoolOrder::work_stealing));
+  CHECK(times.nodes[a.id] == sg::NodeTime{0, 1, 0});
+  CHECK(times.nodes[e.id] == sg::NodeTime{1, 5, 0});
+  CHECK(times.nodes[b.id] == sg::NodeTime{1, 11, 1});
+  CHECK(times.nodes[d.id] == sg::NodeTime{5, 8, 0});
+  CHECK(times.nodes[c.id] == sg::NodeTime{8, 10, 0});
+}
+
+TEST_CASE("work stealing finishes what a source began before it takes the next source", "[engine][simulate]") {
+  // Chains of two: worker 0 takes s0 and s1's worker likewise; then each goes on with its own chain, then the sources.
+  sg::Graph graph;
+  std::vector<sg::Node> sources, ends;
+  for (int i = 0; i < 4; ++i) {
+    const sg::Buffer x = graph.token(r0);
+    sources.push_back(timed(graph, 1, {.writes = {x}}));
+    ends.push_back(timed(graph, 1, {.reads = {x}}));
+  }
+  const sg::Timeline deep = simulate(graph, one_pool(2, sg::PoolOrder::work_stealing));
+  const sg::Timeline wide = simulate(graph, one_pool(2, sg::PoolOrder::first_ready));
+  for (std::size_t i = 0; i < 4; ++i) {
+    CAPTURE(i);
+    const double turn = static_cast<double>(i / 2);
+    CHECK(deep.nodes[sources[i].id].begin_s == 2 * turn);
+    CHECK(deep.nodes[ends[i].id] == sg::NodeTime{2 * turn + 1, 2 * turn + 2, static_cast<int>(i % 2)});
+    CHECK(wide.nodes[sources[i].id].begin_s == turn);
+  }
+}
+
+TEST_CASE("a thief looks where it found work last, and at the sources before others' queues", "[engine][simulate]") {
+  SECTION("sources") {
+    sg::Graph graph;
+    const sg::Buffer x = graph.token(r0);
+    timed(graph, 1, {.writes = {x}});
+    const sg::Node pushed = timed(graph, 5, {.reads = {x}});
+    timed(graph, 5, {.reads = {x}});  // kept by worker 0
+    timed(graph, 2);
+    const sg::Node source    = timed(graph, 1);
+    const sg::Timeline times = simulate(graph, one_pool(2, sg::PoolOrder::work_stealing));
+    CHECK(times.nodes[source.id] == sg::NodeTime{2, 3, 1});
+    CHECK(times.nodes[pushed.id] == sg::NodeTime{3, 8, 1});
+  }
+  SECTION("the last victim") {
+    // Worker 2 steals from worker 1 at time 1. At time 3 workers 0 and 1 both have something queued.
+    sg::Graph graph;
+    const sg::Buffer a = graph.token(r0), b = graph.token(r0), c = graph.token(r0);
+    timed(graph, 2, {.writes = {a}});
+    timed(graph, 1, {.writes = {b}});
+    const sg::Node stolen = timed(graph, 2, {.reads = {b}});
+    timed(graph, 1, {.reads = {b}, .writes = {c}});
+    const sg::Node of_0 = timed(graph, 9, {.reads = {a}});
+    timed(graph, 9, {.reads = {a}});
+    const sg::Node of_1 = timed(graph, 9, {.reads = {c}});
+    timed(graph, 9, {.reads = {c}});
+    sg::Machine machine      = one_pool(3, sg::PoolOrder::work_stealing);
+    const sg::Timeline times = simulate(graph, machine);
+    CHECK(times.nodes[stolen.id] == sg::NodeTime{1, 3, 2});
+    CHECK(times.nodes[of_1.id] == sg::NodeTime{3, 12, 2});
+    CHECK(times.nodes[of_0.id].begin_s == 11);
+  }
+}
+
+TEST_CASE("a parallel node uses idle workers and gives them up at once", "[engine][simulate]") {
+  const auto order = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
+  CAPTURE(to_string(order));
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute), host = graph.lane(r0, sg::LaneKind::host);
+  const sg::Node wide = timed(graph, 12, {.lane = lane, .parallel = true});
+  CHECK(simulate(graph, one_pool(4, order)).makespan_s == 3);
+  // A node on a lane that no pool binds is over after 1 s; then another needs a worker for 1 s.
+  const sg::Buffer x = graph.token(r0);
+  timed(graph, 1, {.lane = host, .writes = {x}});
+  const sg::Node other = timed(graph, 1, {.lane = graph.lane(r0, sg::LaneKind::tp), .reads = {x}});
+  sg::Machine machine  = one_pool(4, order);
+  machine.bind({.lane = sg::LaneKind::host}, sg::no_pool);
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[other.id] == sg::NodeTime{1, 2, 1});
+  CHECK_THAT(times.nodes[wide.id].end_s, WithinRel(3.25, 1e-12));  // 4 + 3 + 4 * 1.25 = 12
+  // Two parallel nodes share the two idle workers: 12 at a speed of 2.
+  timed(graph, 12, {.parallel = true});
+  sg::Graph two;
+  timed(two, 12, {.parallel = true});
+  timed(two, 12, {.parallel = true});
+  CHECK_THAT(simulate(two, one_pool(4, order)).makespan_s, WithinRel(6.0, 1e-12));
+  CHECK_THAT(simulate(two, one_pool(3, order)).makespan_s, WithinRel(8.0, 1e-12));
+  // An overhead is nobody's to share.
+  sg::Machine slow = one_pool(4, order);
+  slow.rate(sg::NodeKind::compute, {.flops_per_s = 1, .overhead_s = 2});
+  CHECK_THAT(simulate(two, slow).makespan_s, WithinRel(8.0, 1e-12));
+}
+
+TEST_CASE("without a network a communication is copying by a worker and who is idle", "[engine][simulate]") {
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
+  for (const sg::Rank rank : {r0, r1}) {
+    const sg::Buffer x = graph.buffer({.name = "x", .rank = rank, .size_bytes = 100, .type = sg::DType::f32});
+    graph.add({.lane   = graph.lane(rank, sg::LaneKind::reduce),
+               .reads  = {x},
+               .writes = {x},
+               .part   = sg::PartSpec{.group = pair, .op = sg::PartOp::all_reduce}});
+  }
+  timed(graph, 100, {.lane = graph.lane(r0, sg::LaneKind::compute)});
+  const sg::Rates rates{.compute = {.flops_per_s = 1}, .communicate = {.bytes_per_s = 10, .overhead_s = 1}};
+  // 400 bytes at 10 a second, by worker 0 alone, or with one or three more.
+  CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 2, .rates = rates})).nodes[0].end_s == 41);
+  CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 3, .rates = rates})).nodes[0].end_s == 21);
+  const sg::Timeline times = simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 5, .rates = rates}));
+  CHECK(times.nodes[0] == sg::NodeTime{0, 11, 0});
+  CHECK(times.nodes[1] == sg::NodeTime{0, 11, 0});
+  CHECK(times.nodes[2] == sg::NodeTime{0, 100, 1});
+  // No faster than the memory, however many copy.
+  CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
+            .nodes[0]
+            .end_s == 21);
+  // Bytes that a builder counts too are the same bytes.
+  const sg::Graph counted = sg::testing::rebuild(graph, [](sg::Node node, sg::NodeSpec& spec) {
+    if (node.id < 2) spec.cost.bytes_moved = 200;
+  });
+  CHECK(simulate(counted, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
+            .nodes[0]
+            .end_s == 21);
+  // Unbound: nobody helps.
+  sg::Machine unbound(2);
+  unbound.rate(sg::NodeKind::communicate, rates.communicate);
+  CHECK(simulate(graph, unbound).nodes[0] == sg::NodeTime{0, 41, -1});
+}
+
+TEST_CASE("an op that was measured takes its time beside others, or alone", "[engine][simulate]") {
+  const auto order    = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
+  sg::Machine machine = one_pool(3, order);
+  machine.rate(sg::NodeKind::compute, {.overhead_s = 1});
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
+  const auto makespan = [&](int copies, bool parallel = false) {
+    sg::Graph graph;
+    for (int i = 0; i < copies; ++i) timed(graph, 100, {.op = "mul", .parallel = parallel});
+    return simulate(graph, machine).makespan_s;
+  };
+  CHECK_THAT(makespan(1), WithinRel(1.0 + 4, 1e-12));
+  CHECK_THAT(makespan(1, true), WithinRel(1.0 + 4, 1e-12));  // whoever helps is in what was measured
+  CHECK_THAT(makespan(3), WithinRel(1.0 + 12, 1e-12));
+  // Two of three: each has half an idle worker, one of which makes it twice as fast.
+  CHECK_THAT(makespan(2), WithinRel(1.0 + 8, 1e-12));
+  sg::Machine single = one_pool(1, order);
+  single.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
+  sg::Graph graph;
+  timed(graph, 50, {.op = "mul"});
+  CHECK_THAT(simulate(graph, single).makespan_s, WithinRel(2.0, 1e-12));
+
+  // Parts that meet are looked up together.
+  sg::Graph two(2);
+  const sg::Group pair = two.group({.ranks = {r0, r1}});
+  for (const sg::Rank rank : {r0, r1}) {
+    const sg::Buffer x = two.buffer({.rank = rank, .size_bytes = 100, .type = sg::DType::f32});
+    two.add({.accumulates = {x},
+             .part        = sg::PartSpec{.group = pair, .op = sg::PartOp::all_reduce, .type = sg::DType::f32},
+             .op          = "all_reduce"});
+  }
+  sg::Machine shared = sg::loopback_machine({.ranks = 2, .threads = 2});
+  shared.rate("all_reduce", sg::RateTable({{.bytes_moved = 400, .busy_s = 9, .alone_s = 7}}));
+  CHECK_THAT(simulate(two, shared).makespan_s, WithinRel(7.0, 1e-12));
+}
+
+TEST_CASE("parts bound to several pools take one worker of each, all at once", "[engine][simulate]") {
+  const auto order = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
+  CAPTURE(to_string(order));
+  // Each rank has one worker, and three messages go round. What came first goes first: while rank 1's worker is busy,
+  // that of rank 0 waits for it. Where work is stolen, messages come before all else.
+  sg::Graph graph(3);
+  const sg::Group all = graph.group({.name = "all", .ranks = {r0, r1, sg::Rank{2}}});
+  const auto message  = [&](sg::Rank from, sg::Rank to) {
+    const auto end = [&](sg::Rank at, sg::PartOp op, sg::Rank peer) {
+      return graph.add({.part = sg::PartSpec{.group = all, .op = op, .peer = peer}, .rank = at});
+    };
+    return std::pair(end(from, sg::PartOp::send, to), end(to, sg::PartOp::recv, from));
+  };
+  const sg::Node busy   = timed(graph, 5, {.rank = r1});
+  const auto [ab, ba]   = message(r0, r1);
+  const auto [bc, cb]   = message(r1, sg::Rank{2});
+  const auto [ca, ac]   = message(sg::Rank{2}, r0);
+  const sg::Node behind = timed(graph, 1, {.rank = r0});
+  sg::Machine machine(3);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  machine.rate(sg::NodeKind::communicate, {.overhead_s = 1});
+  for (int rank = 0; rank < 3; ++rank)
+    machine.bind({.rank = sg::Rank{rank}}, machine.pool({.name = "host", .order = order}));
+  const sg::Timeline times = simulate(graph, machine);
+  const double first       = order == sg::PoolOrder::first_ready ? 5 : 0;
+  CHECK(times.nodes[busy.id].begin_s == (order == sg::PoolOrder::first_ready ? 0 : 2));
+  CHECK(times.nodes[ab.id] == sg::NodeTime{first, first + 1, 0});
+  CHECK(times.nodes[ba.id] == sg::NodeTime{first, first + 1, 1});
+  CHECK(times.nodes[bc.id] == sg::NodeTime{first + 1, first + 2, 1});
+  CHECK(times.nodes[cb.id] == sg::NodeTime{first + 1, first + 2, 2});
+  CHECK(times.nodes[ca.id] == sg::NodeTime{first + 2, first + 3, 2});
+  CHECK(times.nodes[ac.id] == sg::NodeTime{first + 2, first + 3, 0});
+  CHECK(times.nodes[behind.id] == sg::NodeTime{first + 3, first + 4, 0});
+}
+
+TEST_CASE("a message does not wait until a worker runs out of its own work", "[engine][simulate]") {
+  // Rank 0's worker goes on with what it made ready, unless a message needs it.
+  sg::Graph graph(2);
+  const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
+  for (int i = 0; i < 3; ++i) timed(graph, 1, {.lane = graph.lane(r0, sg::LaneKind::compute)});
+  const sg::Buffer x = graph.token(r1);
+  timed(graph, 0.5, {.writes = {x}, .rank = r1});
+  const sg::Node send =
+      graph.add({.part = sg::PartSpec{.group = pair, .op = sg::PartOp::send, .peer = r1}, .rank = r0});
+  graph.add({.reads = {x}, .part = sg::PartSpec{.group = pair, .op = sg::PartOp::recv, .peer = r0}});
+  sg::Machine machine(2);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  machine.rate(sg::NodeKind::communicate, {.overhead_s = 0.25});
+  for (const sg::Rank rank : {r0, r1})
+    machine.bind({.rank = rank}, machine.pool({.order = sg::PoolOrder::work_stealing}));
+  const sg::Timeline times = simulate(graph, machine);
+  CHECK(times.nodes[send.id] == sg::NodeTime{1, 1.25, 0});
+  CHECK(times.nodes[1] == sg::NodeTime{1.25, 2.25, 0});
+}
+
+TEST_CASE("a graph of one rank is simulated alone", "[engine][simulate]") {
+  const auto build = [](sg::Graph graph) {
+    const sg::Group all = graph.group({.name = "all", .ranks = {r0, r1, sg::Rank{2}, sg::Rank{3}}});
+    for (int rank = 0; rank < 4; ++rank) {
+      if (graph.only_rank() && index(*graph.only_rank()) != rank) continue;
+      const auto buffer = [&](std::int64_t bytes) {
+        return graph.buffer({.rank = sg::Rank{rank}, .size_bytes = bytes, .type = sg::DType::f32});
+      };
+      const auto part = [&](sg::PartOp op, std::int64_t in, std::int64_t out) {
+        sg::NodeSpec spec{.lane = graph.lane(sg::Rank{rank}, sg::LaneKind::reduce),
+                          .part = sg::PartSpec{.group = all, .op = op}};
+        if (op == sg::PartOp::broadcast) spec.part->root = r1;
+        if (in > 0) spec.reads = {buffer(in)};
+        if (out > 0) spec.writes = {buffer(out)};
+        graph.add(spec);
+      };
+      part(sg::PartOp::all_reduce, 64, 64);
+      part(sg::PartOp::all_gather, 16, 64);
+      part(sg::PartOp::reduce_scatter, 64, 16);
+      part(sg::PartOp::broadcast, rank == 1 ? 64 : 0, 64);
+      part(sg::PartOp::barrier, 0, 0);
+    }
+    return graph;
+  };
+  const sg::Machine machine = sg::two_level_machine({.ranks          = 4,
+                                                     .ranks_per_node = 2,
+                                                     .inside         = {.latency_s = 0.25, .bytes_per_s = 64},
+                                                     .between        = {.latency_s = 1, .bytes_per_s = 16}});
+  const sg::Timeline whole  = simulate(build(sg::Graph(4)), machine);
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    const sg::Timeline alone = simulate(build(sg::Graph(4, sg::Rank{rank})), machine);
+    REQUIRE(alone.nodes.size() == 5);
+    for (std::size_t i = 0; i < 5; ++i) CHECK(alone.nodes[i] == whole.nodes[static_cast<std::size_t>(rank) * 5 + i]);
+  }
+}
+
+TEST_CASE("a simulation repeats bit for bit, and independent nodes may be added in any order", "[engine][simulate]") {
+  const sg::Graph graph = sg::token_graph(sg::random_dag(2000, 4000, 5));
+  sg::Machine machine   = sg::loopback_machine({.ranks = 1, .threads = 3, .rates = {.compute = {.overhead_s = 1e-3}}});
+  CHECK(simulate(graph, machine) == simulate(graph, machine));
+
+  const auto lanes = [](std::vector<std::size_t> order) {
+    sg::Graph chains(4);
+    for (int turn = 0; turn < 20; ++turn) {
+      for (const std::size_t rank : order)
+        timed(chains, 0.1 * static_cast<double>((turn * 7 + static_cast<int>(rank) * 3) % 11),
+              {.lane = chains.lane(sg::Rank{static_cast<int>(rank)}, sg::LaneKind::compute)});
+    }
+    return chains;
+  };
+  sg::Machine four(4);
+  four.rate(sg::NodeKind::compute, {.flops_per_s = 1});
+  CHECK(simulate(lanes({0, 1, 2, 3}), four).makespan_s == simulate(lanes({2, 0, 3, 1}), four).makespan_s);
+}

@@ -1,0 +1,256 @@
+// What the verifier says of parts: sizes of shards, peers of permutations, and what may be done in place.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/shards.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/verify/verify.hpp"
+#include "tests/support/worlds/waiting_world.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using enum sg::PartOp;
+
+namespace {
+
+// Three ranks, each with a persistent buffer x of 48 bytes, and a group of them all.
+struct Three {
+  Three() : graph(3) {
+    for (int rank = 0; rank < 3; ++rank)
+      x.push_back(graph.buffer({.name       = "x",
+                                .rank       = sg::Rank{rank},
+                                .size_bytes = 48,
+                                .type       = sg::DType::u8,
+                                .lifetime   = sg::Lifetime::persistent}));
+    group = graph.group({.name = "all", .ranks = {sg::Rank{0}, sg::Rank{1}, sg::Rank{2}}});
+  }
+  void add(int rank, sg::PartSpec part, const sg::AccessList& reads, const sg::AccessList& writes,
+           const sg::AccessList& accumulates = {}) {
+    part.group = group;
+    graph.add({.name        = "p",
+               .reads       = reads,
+               .writes      = writes,
+               .accumulates = accumulates,
+               .part        = part,
+               .rank        = sg::Rank{rank}});
+  }
+  // The flaws of the graph, and of each of its slices, as one text.
+  [[nodiscard]] std::string flaws() const { return flaws_of(graph); }
+  [[nodiscard]] std::string flaws_of_slice(int rank) const { return flaws_of(sg::slice(graph, sg::Rank{rank})); }
+  static std::string flaws_of(const sg::Graph& graph) {
+    std::string text;
+    for (const sg::Finding& finding : sg::find_flaws(graph, graph.edges()))
+      text += sg::str(sg::to_string(finding.flaw), ": ", finding.message, "\n");
+    return text;
+  }
+
+  sg::Graph graph;
+  sg::Group group;
+  std::vector<sg::Buffer> x;
+};
+
+// One rank's part alone, with accesses of its buffer.
+std::string flaws_alone(sg::PartSpec part, int rank, const std::function<sg::AccessList(sg::Buffer)>& reads,
+                        const std::function<sg::AccessList(sg::Buffer)>& writes) {
+  Three three;
+  const sg::Buffer x = three.x[static_cast<std::size_t>(rank)];
+  three.add(rank, part, reads ? reads(x) : sg::AccessList(), writes ? writes(x) : sg::AccessList());
+  return three.flaws_of_slice(rank);
+}
+
+auto range(std::int64_t offset, std::int64_t length) {
+  return [=](sg::Buffer x) -> sg::AccessList { return x.range(offset, length); };
+}
+auto ranges(std::initializer_list<std::pair<std::int64_t, std::int64_t>> list) {
+  return [all = std::vector(list)](sg::Buffer x) {
+    sg::AccessList accesses;
+    for (const auto& [offset, length] : all) accesses.push_back(x.range(offset, length));
+    return accesses;
+  };
+}
+
+}  // namespace
+
+TEST_CASE("uneven shards fit where each member's access has its size", "[engine][verify][parts]") {
+  for (const std::int64_t of_last : {12, 8}) {
+    Three three;
+    for (int rank = 0; rank < 3; ++rank) {
+      const sg::Buffer x = three.x[static_cast<std::size_t>(rank)];
+      // Ranks 0, 1 and 2 have 4, 0 and 12 bytes.
+      const std::int64_t own = rank == 0 ? 4 : rank == 1 ? 0 : of_last;
+      three.add(rank, {.op = all_gather}, x.range(0, own), {x.range(20, 4), x.range(24, 0), x.range(24, of_last)});
+    }
+    CHECK(three.flaws() == "");
+    if (of_last == 8) continue;
+    Three other;
+    for (int rank = 0; rank < 3; ++rank) {
+      const sg::Buffer x     = other.x[static_cast<std::size_t>(rank)];
+      const std::int64_t own = rank == 0 ? 4 : rank == 1 ? 0 : 12;
+      const std::int64_t of1 = rank == 0 ? 4 : 0;  // rank 0 expects something of rank 1
+      other.add(rank, {.op = all_gather}, x.range(0, own), {x.range(20, 4), x.range(24, of1), x.range(28, 12)});
+    }
+    CHECK_THAT(other.flaws(), ContainsSubstring("it has 4 bytes for the shard of rank 1, which sends 0"));
+  }
+}
+
+TEST_CASE("a part whose own sizes cannot be is found in a slice too", "[engine][verify][parts]") {
+  const auto mismatch = [](const std::string& text, const char* why) {
+    CHECK_THAT(text, ContainsSubstring("mismatched parts") && ContainsSubstring(why));
+  };
+  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 6), range(8, 6)), "not whole f32");
+  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "receives other than it sends");
+  mismatch(flaws_alone({.op = all_gather}, 0, range(0, 4), range(16, 16)), "not 3 shards of whole f32");
+  mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of what it receives has 8");
+  mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of what it sends has 8");
+  mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who is not the root");
+  mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)), "who is not the root");
+  mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)), "who is not the root");
+  mismatch(flaws_alone({.op = permute, .source = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who has no peer");
+  mismatch(flaws_alone({.op = permute, .peer = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who has no source");
+  mismatch(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 4}}), ranges({{20, 8}, {28, 0}, {28, 4}})),
+           "sends itself 4 bytes and receives 8");
+}
+
+TEST_CASE("all_to_all pairs what each sends to each", "[engine][verify][parts]") {
+  for (const bool fits : {true, false}) {
+    Three three;
+    for (int a = 0; a < 3; ++a) {
+      // a sends 4 * (a + b) bytes to b: as much as b sends to a.
+      const sg::Buffer x = three.x[static_cast<std::size_t>(a)];
+      sg::AccessList slices;
+      std::int64_t at = 0;
+      for (int b = 0; b < 3; ++b) {
+        const std::int64_t size = 4 * (a + b) + (!fits && a == 0 && b == 2 ? 4 : 0);
+        slices.push_back(x.range(at, size));
+        at += size;
+      }
+      three.add(a, {.op = all_to_all}, {}, {}, slices);
+    }
+    if (fits) CHECK(three.flaws() == "");
+    if (!fits) CHECK_THAT(three.flaws(), ContainsSubstring("it sends 12 bytes to rank 2, which receives 8 from it"));
+  }
+}
+
+TEST_CASE("the members of a permutation must agree on who sends to whom", "[engine][verify][parts]") {
+  const auto ring = [](sg::Rank last_peer, sg::Rank first_source, std::int64_t received = 8) {
+    Three three;
+    for (int rank = 0; rank < 3; ++rank) {
+      const sg::Buffer x = three.x[static_cast<std::size_t>(rank)];
+      const sg::Rank peer{(rank + 1) % 3}, source{(rank + 2) % 3};
+      three.add(rank,
+                {.op = permute, .peer = rank == 2 ? last_peer : peer, .source = rank == 0 ? first_source : source},
+                rank == 2 && last_peer == sg::Rank{-1} ? sg::AccessList() : sg::AccessList(x.range(0, 8)),
+                rank == 0 && first_source == sg::Rank{-1} ? sg::AccessList() : sg::AccessList(x.range(16, received)));
+    }
+    return three.flaws();
+  };
+  constexpr sg::Rank nobody{-1};
+  CHECK(ring(sg::Rank{0}, sg::Rank{2}) == "");
+  CHECK(ring(nobody, nobody) == "");
+  CHECK_THAT(ring(sg::Rank{0}, nobody), ContainsSubstring("sends to rank 0, which expects a message from rank -1"));
+  CHECK_THAT(ring(nobody, sg::Rank{2}), ContainsSubstring("expects a message from rank 2, which sends to rank -1"));
+  CHECK_THAT(ring(sg::Rank{1}, sg::Rank{2}), ContainsSubstring("mismatched parts"));
+  CHECK_THAT(ring(sg::Rank{0}, sg::Rank{2}, 4), ContainsSubstring("sizes do not fit"));
+}
+
+TEST_CASE("a part is in place only where its operation leaves the very byte", "[engine][verify][overlap]") {
+  const auto good = [](const std::string& text) { CHECK(text == ""); };
+  const auto bad  = [](const std::string& text) {
+    CHECK_THAT(text, ContainsSubstring("input overlaps output: rank ") && ContainsSubstring("of buffer 'x'"));
+  };
+  const sg::PartSpec to_root{.op = gather, .root = sg::Rank{1}}, from_root{.op = scatter, .root = sg::Rank{1}};
+  good(flaws_alone({.op = all_reduce}, 0, range(0, 12), range(0, 12)));
+  bad(flaws_alone({.op = all_reduce}, 0, range(0, 12), range(4, 12)));
+  good(flaws_alone({.op = all_reduce}, 0, range(0, 12), ranges({{0, 4}, {4, 8}})));
+  bad(flaws_alone({.op = all_reduce}, 0, range(0, 12), ranges({{4, 8}, {0, 4}})));
+  good(flaws_alone({.op = reduce, .root = sg::Rank{0}}, 0, range(0, 12), range(0, 12)));
+  good(flaws_alone({.op = broadcast, .root = sg::Rank{0}}, 0, range(0, 12), range(0, 12)));
+  good(flaws_alone({.op = all_gather}, 1, range(4, 4), range(0, 12)));
+  bad(flaws_alone({.op = all_gather}, 1, range(0, 4), range(0, 12)));
+  good(flaws_alone({.op = all_gather}, 1, range(0, 4), ranges({{20, 4}, {0, 4}, {24, 4}})));
+  good(flaws_alone({.op = reduce_scatter}, 2, range(0, 12), range(8, 4)));
+  bad(flaws_alone({.op = reduce_scatter}, 2, range(0, 12), range(4, 4)));
+  good(flaws_alone(to_root, 1, range(4, 4), range(0, 12)));
+  bad(flaws_alone(to_root, 1, range(8, 4), range(0, 12)));
+  good(flaws_alone(from_root, 1, range(0, 12), range(4, 4)));
+  bad(flaws_alone(from_root, 1, range(0, 12), range(0, 4)));
+  good(flaws_alone({.op = all_to_all}, 1, range(0, 12), range(0, 12)));
+  bad(flaws_alone({.op = all_to_all}, 1, range(0, 12), range(4, 12)));
+  const auto neighbours = sg::PartSpec{.op = permute, .peer = sg::Rank{1}, .source = sg::Rank{1}};
+  good(flaws_alone(neighbours, 0, range(0, 8), range(8, 8)));
+  bad(flaws_alone(neighbours, 0, range(0, 8), range(0, 8)));
+  bad(flaws_alone({.op = recv, .peer = sg::Rank{1}}, 0, range(0, 8), range(4, 8)));
+  good(flaws_alone({.op = barrier}, 0, range(0, 8), range(4, 8)));
+}
+
+TEST_CASE("in place, slices that are exchanged must lie alike on both sides", "[engine][verify][overlap]") {
+  const auto bad = ContainsSubstring("input overlaps output");
+  // The same bytes, but cut elsewhere: what is sent to rank 1 would be overwritten before it is sent to rank 2.
+  CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 8}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
+             bad);
+  // As large, but not at the same place: the slice to rank 2 lies where that from rank 1 goes.
+  CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {20, 4}, {8, 4}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
+             bad);
+}
+
+TEST_CASE("rows are compared byte by byte, and no byte is written twice", "[engine][verify][overlap]") {
+  const auto columns = [](std::int64_t offset) {
+    return [=](sg::Buffer x) -> sg::AccessList { return x.strided(offset, 4, 12, 3); };
+  };
+  CHECK(flaws_alone({.op = all_reduce}, 0, columns(0), columns(0)) == "");
+  CHECK(flaws_alone({.op = all_reduce}, 0, columns(0), columns(4)) == "");
+  CHECK_THAT(flaws_alone({.op = all_reduce}, 0, columns(0), columns(2)), ContainsSubstring("bytes [2, 4)"));
+  CHECK(flaws_alone({.op = all_reduce}, 0, columns(0), ranges({{0, 4}, {12, 4}, {24, 4}})) == "");
+  CHECK_THAT(flaws_alone({.op = all_reduce}, 0, columns(0), ranges({{12, 4}, {0, 4}, {24, 4}})),
+             ContainsSubstring("input overlaps output"));
+  CHECK_THAT(flaws_alone({.op = recv, .peer = sg::Rank{1}}, 0, {}, ranges({{0, 8}, {4, 8}})),
+             ContainsSubstring("writes twice bytes [4, 8) of buffer 'x'"));
+}
+
+TEST_CASE("a program refuses parts whose sizes do not fit", "[engine][lowering][refuses]") {
+  Three three;
+  for (int rank = 0; rank < 3; ++rank)
+    three.add(rank, {.op = all_reduce}, {}, {}, three.x[static_cast<std::size_t>(rank)].range(0, rank == 2 ? 8 : 4));
+  sg::testing::WaitingWorld world(3);
+  CHECK_THROWS_AS(sg::Program(three.graph, world), sg::Error);
+}
+
+TEST_CASE("a graph refuses roots, peers and sources that cannot be", "[engine][graph][refuses]") {
+  const auto refused = [](sg::PartSpec part, const char* why) {
+    Three three;
+    part.group = three.group;
+    try {
+      three.graph.add({.name = "p", .part = part, .rank = sg::Rank{0}});
+      FAIL_CHECK("accepted: " << why);
+    } catch (const sg::Error& error) {
+      CHECK_THAT(error.what(), ContainsSubstring(why));
+    }
+  };
+  for (const sg::PartOp op : {reduce, broadcast, scatter, gather}) refused({.op = op}, "root -1 is not in group 'all'");
+  refused({.op = permute, .peer = sg::Rank{7}}, "peer 7 is not in group 'all'");
+  refused({.op = permute, .source = sg::Rank{7}}, "source 7 is not in group 'all'");
+  refused({.op = permute, .peer = sg::Rank{0}}, "rank 0 cannot be its own peer");
+  refused({.op = permute, .source = sg::Rank{0}}, "rank 0 cannot be its own source");
+  Three three;
+  three.add(0, {.op = permute, .peer = sg::Rank{1}, .source = sg::Rank{2}}, {}, {});
+  CHECK(three.graph.spec(sg::Node{0}).part->source == sg::Rank{2});
+  CHECK(sg::slice(three.graph, sg::Rank{0}).part(sg::Node{0}).source == sg::Rank{2});
+  sg::Graph other = Three().graph;
+  other.add({.name = "p",
+             .part = sg::PartSpec{.group = three.group, .op = permute, .peer = sg::Rank{1}},
+             .rank = sg::Rank{0}});
+  CHECK(other != three.graph);
+}
+
+TEST_CASE("shards are cut by access, or evenly", "[engine][shards]") {
+  const std::vector<std::int64_t> one{24}, three{4, 0, 8}, uneven{4, 2, 6};
+  CHECK(*sg::cut_shards(one, 3, sg::DType::f32) == sg::ShardSizes(3, 8));
+  CHECK(*sg::cut_shards(three, 3, sg::DType::f32) == sg::ShardSizes({4, 0, 8}));
+  CHECK(sg::cut_shards(three, 3, sg::DType::f32)->begin(2) == 4);
+  CHECK_FALSE(sg::cut_shards(uneven, 3, sg::DType::f32));
+  CHECK(sg::cut_shards(uneven, 3, sg::DType::u8));
+  CHECK(*sg::cut_shards(uneven, 1, sg::DType::f32) == sg::ShardSizes(1, 12));
+  CHECK_FALSE(sg::cut_shards(one, 4, sg::DType::f64));
+  CHECK(*sg::cut_shards({}, 3, sg::DType::f32) == sg::ShardSizes(3, 0));
+}

@@ -1,0 +1,436 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "graphs/config/config.hpp"
+#include "graphs/models/huggingface.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr const char* smallest = R"({"model": {"kind": "gpt2"}, "data": {"synthetic": 1}, "batch": {}})";
+
+// What a config is refused with; empty where it is not.
+std::string refusal(std::string_view text, const std::vector<std::string>& overrides = {}) {
+  try {
+    static_cast<void>(sg::parse_config(text, overrides));
+    return {};
+  } catch (const sg::Error& error) {
+    CHECK(error.kind() == sg::ErrorKind::config);
+    return error.what();
+  }
+}
+
+struct Refused {
+  std::vector<std::string> overrides;
+  std::string why;  // all of it
+};
+
+void check_all(const std::vector<Refused>& cases) {
+  for (const Refused& one : cases) {
+    CAPTURE(one.overrides);
+    CHECK(refusal(smallest, one.overrides) == one.why);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("overrides that are none are refused", "[graphs][config][refuses]") {
+  check_all({
+      {{"layout.dp"}, "override 'layout.dp': no '=' (path=value, as in layout.dp=2)"},
+      {{"=2"}, "override '=2': a key is empty (path=value, as in layout.dp=2)"},
+      {{"layout..dp=2"}, "override 'layout..dp=2': a key is empty (path=value, as in layout.dp=2)"},
+      {{".dp=2"}, "override '.dp=2': a key is empty (path=value, as in layout.dp=2)"},
+      {{"batch.seq=4", "batch.seq.x=2"}, "override 'batch.seq.x=2': batch.seq is 4, which has no keys"},
+      {{"data={\"text\": }"},
+       "override 'data={\"text\": }': the value is not JSON: line 1, column 10: syntax error while parsing value - "
+       "unexpected '}'; expected '[', '{', or a literal"},
+      {{"layout.dq=2"},
+       "layout.dq: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
+      {{"seed="}, "seed: \"\" is not an integer (an integer from 0 to 18446744073709551615)"},
+      {{"data.tokens=x"}, "data: has 2 sources: tokens, synthetic (one of them)"},
+      {{"layout={\"dp\": 1, \"dp\": 2}"},
+       "override 'layout={\"dp\": 1, \"dp\": 2}': the value is not JSON: dp: given twice (once)"},
+  });
+}
+
+TEST_CASE("text that is no JSON is refused with its line and column", "[graphs][config][refuses]") {
+  CHECK_THAT(refusal(""), ContainsSubstring("line 1, column 1: ") && ContainsSubstring("unexpected end of input"));
+  CHECK_THAT(refusal("{\n  \"seed\": 1,\n  \"threads\" 2\n}"), ContainsSubstring("line 3, column 13: "));
+  CHECK_THAT(refusal("{\"seed\": 1,}"), ContainsSubstring("line 1, column 12: "));
+  CHECK_THAT(refusal("{\n// a comment\n}"), ContainsSubstring("line 2, column 1: "));
+  CHECK_THAT(refusal("{\n/* a comment */\n}"), ContainsSubstring("line 2, column 1: "));
+  CHECK_THAT(refusal("{\"seed\": 1} x"), ContainsSubstring("line 1, column 13: "));
+  CHECK_THAT(refusal("{\"seed\": NaN}"), ContainsSubstring("line 1, column 10: "));
+  CHECK_THAT(refusal("{\"seed\": 1e999}"), ContainsSubstring("line 1, column 14: number overflow parsing '1e999'"));
+  CHECK_THAT(refusal("{\"seed\": 'x'}"), ContainsSubstring("line 1, column 10: "));
+  CHECK_THAT(refusal("{\"a\": \"\xff\"}"), ContainsSubstring("line 1, column 8: "));
+  CHECK_THAT(refusal("{\"seed\": 1"), ContainsSubstring("line 1, column 11: "));
+  CHECK_THAT(refusal(std::string(100'000, '[')), ContainsSubstring("nested too deep (at most 64 levels)"));
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "{\"a\":";
+  CHECK_THAT(refusal(deep), ContainsSubstring("nested too deep (at most 64 levels)"));
+}
+
+TEST_CASE("a key that is given twice is refused by its path", "[graphs][config][refuses]") {
+  CHECK(refusal(R"({"seed": 1, "seed": 1})") == "seed: given twice (once)");
+  CHECK(refusal(R"({"seed": 1, "layout": {"tp": 1, "dp": 2, "tp": 1}})") == "layout.tp: given twice (once)");
+  CHECK(refusal(R"({"layout": {"tp": 1}, "batch": {"tp": 1}, "layout": {}})") == "layout: given twice (once)");
+  // To compare each key with all before it would take minutes.
+  std::string many = "{";
+  for (int i = 0; i < 300'000; ++i) many += "\"key" + std::to_string(i) + "\":1,";
+  CHECK(refusal(many + "\"key7\":1}") == "key7: given twice (once)");
+}
+
+TEST_CASE("model, data and batch are required", "[graphs][config][refuses]") {
+  CHECK(refusal("{}") == R"(model: missing ({"kind": "gpt2", ...} or {"load": "DIR"}))");
+  CHECK(refusal(R"({"model": {}, "batch": {}})") ==
+        R"(data: missing ({"tokens": "FILE.u16"}, {"text": "FILE"} or {"synthetic": SEED}))");
+  CHECK(refusal(R"({"model": {}, "data": {"synthetic": 1}})") ==
+        R"(batch: missing ({"global": 8, "micro": 2, "seq": 128}))");
+  CHECK_THAT(refusal("[1]"), ContainsSubstring("config: [1] is not an object (one with keys: model, data, batch, "));
+  CHECK_THAT(refusal("3"), ContainsSubstring("config: 3 is not an object"));
+}
+
+TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[graphs][config][refuses]") {
+  check_all({
+      {{"modle=1"},
+       "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
+       "precision, "
+       "optimizer, recompute, memory, comm, seed, threads, backend)"},
+      {{"zzz=1"},
+       "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, precision, optimizer, "
+       "recompute, "
+       "memory, comm, seed, threads, backend)"},
+      {{"model.layer=2"},
+       "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
+      {{"model.rope_theta=2"},
+       "model.rope_theta: not a key of gpt2 (of llama; gpt2 has: kind, layers, width, context, vocab, inner, "
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
+      {{"model.kind=mlp", "model.heads=2"},
+       "model.heads: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
+       "init_deviation)"},
+      {{"model.kind=llama", "model.kvheads=2"},
+       "model.kvheads: unknown key of llama (did you mean kv_heads? known: kind, layers, width, context, vocab, inner, "
+       "init_deviation, heads, kv_heads, head_size, eps, rope_theta, tied, attention_bias, mlp_bias, dropout)"},
+      {{"model={\"laod\": \"DIR\"}"},
+       "model.laod: unknown key of gpt2 (did you mean load? known: kind, layers, width, context, vocab, inner, "
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
+      {{"data.token=x"}, "data.token: unknown key (did you mean tokens? known: tokens, text, synthetic)"},
+      {{"batch.size=2"}, "batch.size: unknown key (known: global, micro, seq)"},
+      {{"layout.ddp=2"},
+       "layout.ddp: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
+      {{"pipeline.shcedule=gpipe"}, "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks)"},
+      {{"shard.strategie=full"},
+       "shard.strategie: unknown key (did you mean strategy? known: strategy, reduce, prefetch, forward_prefetch, "
+       "slots, grad_slots, bucket_mb, first_bucket_mb, bucket_views, delay_all_reduce, find_unused_parameters, "
+       "static_graph, reduction, units, min_params, flat, group, reshard_after_forward, reshard_group, "
+       "keep_between_microbatches)"},
+      {{"offload.param=false"}, "offload.param: unknown key (did you mean params? known: params, grads, optimizer)"},
+      {{"precision.params=fp32"},
+       "precision.params: unknown key (did you mean param? known: param, reduce, loss_scale, "
+       "keep_low_precision_grads, norm)"},
+      {{"optimizer.beta=0.5"},
+       "optimizer.beta: unknown key (did you mean beta1? known: kind, lr, weight_decay, clip, beta1, beta2, eps, "
+       "momentum)"},
+      {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse, preset)"},
+      {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms)"},
+  });
+  std::string long_key(100'000, 'x');
+  CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
+}
+
+TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refuses]") {
+  check_all({
+      {{"model=gpt2"},
+       "model: \"gpt2\" is not an object (one with keys: kind, layers, width, context, vocab, inner, init_deviation, "
+       "heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
+      {{"data=[]"}, "data: [] is not an object (one with keys: tokens, text, synthetic)"},
+      {{"batch=8"}, "batch: 8 is not an object (one with keys: global, micro, seq)"},
+      {{"layout=null"},
+       "layout: null is not an object (one with keys: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
+      {{"layout.dp=two"}, "layout.dp: \"two\" is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp=2.0"}, "layout.dp: 2.0 is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp=1e1"}, "layout.dp: 1e1 is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp=true"}, "layout.dp: true is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp=null"}, "layout.dp: null is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp={}"}, "layout.dp: {} is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.dp=[\"" + std::string(80, 'a') + "\"]"},
+       "layout.dp: [\"" + std::string(58, 'a') + "... is not an integer (an integer from 1 to 1048576)"},
+      {{"layout.order=1"}, "layout.order: 1 is not a string (text in quotes)"},
+      {{"layout.sequence_parallel=0"},
+       "layout.sequence_parallel: 0 is not true or false (true or false, without quotes)"},
+      {{"pipeline.schedule=1"}, "pipeline.schedule: 1 is not a string (text in quotes)"},
+      {{"pipeline.schedule="}, "pipeline.schedule: \"\" is empty (a name)"},
+      {{"pipeline.chunks=\"1\""}, "pipeline.chunks: \"1\" is not an integer (an integer from 1 to 1048576)"},
+      {{"model.kind=1"}, "model.kind: 1 is not a string (one of: gpt2, llama, mlp)"},
+      {{"model.tied=1"}, "model.tied: 1 is not true or false (true or false, without quotes)"},
+      {{"model.tied=yes"}, "model.tied: \"yes\" is not true or false (true or false, without quotes)"},
+      {{"model.eps=small"}, "model.eps: \"small\" is not a number (a number above 0)"},
+      {{"model.activation=7"}, "model.activation: 7 is not a string (one of: gelu_new, gelu)"},
+      {{"model={\"load\": 1}"}, "model.load: 1 is not a string (text in quotes)"},
+      {{"model={\"load\": \"\"}"}, "model.load: \"\" is empty (a name)"},
+      {{"model={\"load\": \"a\\u0000b\"}"}, "model.load: \"a\\u0000b\" has a zero byte (a name)"},
+      {{"data={\"tokens\": 1}"}, "data.tokens: 1 is not a string (text in quotes)"},
+      {{"data={\"tokens\": \"\"}"}, "data.tokens: \"\" is empty (a name)"},
+      {{"data={\"text\": [\"a\"]}"}, "data.text: [\"a\"] is not a string (text in quotes)"},
+      {{"data={\"synthetic\": true}"},
+       "data.synthetic: true is not an integer (an integer from 0 to 18446744073709551615)"},
+      {{"shard.strategy=1"}, "shard.strategy: 1 is not a string (one of: none, zero1, grad_op, full, hybrid)"},
+      {{"shard.slots=x"}, "shard.slots: \"x\" is not an integer (an integer from 1 to 2147483647)"},
+      {{"shard.prefetch=false"}, "shard.prefetch: false is not a string (one of: backward_pre, backward_post, none)"},
+      {{"shard.units=1"}, "shard.units: 1 is not a string (text in quotes)"},
+      {{"shard.bucket_mb=big"}, "shard.bucket_mb: \"big\" is not a number (a number above 0)"},
+      {{"shard.min_params=1.5"}, "shard.min_params: 1.5 is not an integer (an integer from 0 to 9223372036854775807)"},
+      {{"shard.group=-"}, "shard.group: \"-\" is not an integer (an integer from 0 to 2147483647)"},
+      {{"offload.params=0"}, "offload.params: 0 is not true or false (true or false, without quotes)"},
+      {{"precision.param=32"}, "precision.param: 32 is not a string (one of: fp32, fp64, bf16, fp16)"},
+      {{"precision.norm=32"}, "precision.norm: 32 is not a string (one of: fp32, fp64, bf16, fp16)"},
+      {{"precision.loss_scale=true"},
+       "precision.loss_scale: true is not a string (one of: none, dynamic, or a number above 0)"},
+      {{"precision.keep_low_precision_grads=1"},
+       "precision.keep_low_precision_grads: 1 is not true or false (true or false, without quotes)"},
+      {{"optimizer.lr=fast"}, "optimizer.lr: \"fast\" is not a number (a number 0 or more)"},
+      {{"recompute=false"}, "recompute: false is not a string (one of: none, selective, full)"},
+      {{"memory.limit_bytes=none"},
+       "memory.limit_bytes: \"none\" is not an integer (an integer from 0 to 9223372036854775807)"},
+      {{"memory.reuse=true"}, "memory.reuse: true is not a string (one of: free, tight)"},
+      {{"comm.algorithm=0"}, "comm.algorithm: 0 is not a string (one of: direct, ring, tree, hierarchical, adaptive)"},
+      {{"seed=x"}, "seed: \"x\" is not an integer (an integer from 0 to 18446744073709551615)"},
+      {{"seed=1.5"}, "seed: 1.5 is not an integer (an integer from 0 to 18446744073709551615)"},
+      {{"threads=all"}, "threads: \"all\" is not an integer (an integer from 0 to 1024)"},
+      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda)"},
+  });
+}
+
+TEST_CASE("numbers out of range are refused by path", "[graphs][config][refuses]") {
+  check_all({
+      {{"model.layers=0"}, "model.layers: 0 is out of range (an integer from 1 to 16384)"},
+      {{"model.layers=4294967297"}, "model.layers: 4294967297 is out of range (an integer from 1 to 16384)"},
+      {{"model.width=-1"}, "model.width: -1 is out of range (an integer from 1 to 1048576)"},
+      {{"model.heads=0"}, "model.heads: 0 is out of range (an integer from 1 to 1048576)"},
+      {{"model.context=0"}, "model.context: 0 is out of range (an integer from 1 to 16777216)"},
+      {{"model.vocab=2147483648"}, "model.vocab: 2147483648 is out of range (an integer from 1 to 2147483647)"},
+      {{"model.inner=-4"}, "model.inner: -4 is out of range (an integer from 0 to 4194304)"},
+      {{"model.eps=0"}, "model.eps: 0 is out of range (a number above 0)"},
+      {{"model.init_deviation=-1"}, "model.init_deviation: -1 is out of range (a number 0 or more)"},
+      {{"model.kind=llama", "model.kv_heads=-1"}, "model.kv_heads: -1 is out of range (an integer from 0 to 1048576)"},
+      {{"model.kind=llama", "model.head_size=-1"},
+       "model.head_size: -1 is out of range (an integer from 0 to 1048576)"},
+      {{"model.kind=llama", "model.rope_theta=0"}, "model.rope_theta: 0 is out of range (a number above 0)"},
+      {{"data.synthetic=-1"}, "data.synthetic: -1 is out of range (an integer from 0 to 18446744073709551615)"},
+      {{"data.synthetic=18446744073709551616"},
+       "data.synthetic: 18446744073709551616 is out of range (an integer from 0 to 18446744073709551615)"},
+      {{"batch.global=0"}, "batch.global: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"batch.micro=0"}, "batch.micro: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"batch.seq=2147483648"}, "batch.seq: 2147483648 is out of range (an integer from 1 to 2147483647)"},
+      {{"layout.dp=0"}, "layout.dp: 0 is out of range (an integer from 1 to 1048576)"},
+      {{"layout.tp=-2"}, "layout.tp: -2 is out of range (an integer from 1 to 1048576)"},
+      {{"layout.pp=99999999999999999999"},
+       "layout.pp: 99999999999999999999 is out of range (an integer from 1 to 1048576)"},
+      {{"layout.devices_per_node=0"}, "layout.devices_per_node: 0 is out of range (an integer from 1 to 1048576)"},
+      {{"pipeline.chunks=0"}, "pipeline.chunks: 0 is out of range (an integer from 1 to 1048576)"},
+      {{"shard.slots=0"}, "shard.slots: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"shard.bucket_mb=0"}, "shard.bucket_mb: 0 is out of range (a number above 0)"},
+      {{"shard.min_params=-1"}, "shard.min_params: -1 is out of range (an integer from 0 to 9223372036854775807)"},
+      {{"shard.group=-1"}, "shard.group: -1 is out of range (an integer from 0 to 2147483647)"},
+      {{"optimizer.lr=-1e-3"}, "optimizer.lr: -1e-3 is out of range (a number 0 or more)"},
+      {{"optimizer.beta1=1"}, "optimizer.beta1: 1 is out of range (a number from 0 to less than 1)"},
+      {{"optimizer.beta2=-0.1"}, "optimizer.beta2: -0.1 is out of range (a number from 0 to less than 1)"},
+      {{"optimizer.eps=0"}, "optimizer.eps: 0 is out of range (a number above 0)"},
+      {{"optimizer.weight_decay=-1"}, "optimizer.weight_decay: -1 is out of range (a number 0 or more)"},
+      {{"optimizer.clip=-1"}, "optimizer.clip: -1 is out of range (a number 0 or more)"},
+      {{"optimizer.kind=sgd", "optimizer.momentum=1.5"},
+       "optimizer.momentum: 1.5 is out of range (a number from 0 to less than 1)"},
+      {{"memory.limit_bytes=-1"}, "memory.limit_bytes: -1 is out of range (an integer from 0 to 9223372036854775807)"},
+      {{"comm.timeout_ms=0"}, "comm.timeout_ms: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"seed=-1"}, "seed: -1 is out of range (an integer from 0 to 18446744073709551615)"},
+      {{"threads=-1"}, "threads: -1 is out of range (an integer from 0 to 1024)"},
+      {{"threads=1025"}, "threads: 1025 is out of range (an integer from 0 to 1024)"},
+  });
+}
+
+TEST_CASE("names that do not exist are refused with those that do", "[graphs][config][refuses]") {
+  check_all({
+      {{"model.kind=gpt3"}, "model.kind: \"gpt3\" is unknown (did you mean gpt2? known: gpt2, llama, mlp)"},
+      {{"model.kind=bert"}, "model.kind: \"bert\" is unknown (known: gpt2, llama, mlp)"},
+      {{"model.activation=relu"}, "model.activation: \"relu\" is unknown (did you mean gelu? known: gelu_new, gelu)"},
+      {{"pipeline.schedule=1f1p"},
+       "pipeline.schedule: \"1f1p\" is unknown (did you mean 1f1b? known: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+      {{"pipeline.schedule=grid.txt"},
+       "pipeline.schedule: \"grid.txt\" is unknown (known: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1, "
+       "zb-h2, or a FILE.csv)"},
+      {{"layout.order=pp-dp"}, "layout.order: 'pp-dp' lacks tp (dp, tp, pp once each, slowest to fastest)"},
+      {{"layout.order=pp-dp-tp-dp"},
+       "layout.order: 'pp-dp-tp-dp' has dp twice (dp, tp, pp once each, slowest to fastest)"},
+      {{"layout.order=pp,dp,tp"},
+       "layout.order: 'pp,dp,tp' has 'pp,dp,tp', which is no axis (dp, tp, pp once each, slowest to fastest)"},
+      {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64, bf16, fp16)"},
+      {{"precision.param=fp3"},
+       "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64, bf16, fp16)"},
+      {{"precision.loss_scale=dinamic"},
+       "precision.loss_scale: \"dinamic\" is unknown (did you mean dynamic? known: none, dynamic, or a number above "
+       "0)"},
+      {{"precision.loss_scale=0"}, "precision.loss_scale: 0 is out of range (a number above 0)"},
+      {{"precision.loss_scale=-2"}, "precision.loss_scale: -2 is out of range (a number above 0)"},
+      {{"optimizer.kind=adam"}, "optimizer.kind: \"adam\" is unknown (did you mean adamw? known: adamw, sgd)"},
+      {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
+      {{"shard.units=layers"}, "shard.units: 'layers' is unknown (layer, model, params:N or type:NAME)"},
+      {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full)"},
+      {{"memory.preset=standart"},
+       "memory.preset: \"standart\" is unknown (did you mean standard? known: basic, standard, aggressive, extreme)"},
+      {{"memory.reuse=loose"}, "memory.reuse: \"loose\" is unknown (known: free, tight)"},
+      {{"comm.algorithm=rings"},
+       "comm.algorithm: \"rings\" is unknown (did you mean ring? known: direct, ring, tree, hierarchical, adaptive)"},
+  });
+}
+
+TEST_CASE("sharding that does not go together is refused by name", "[graphs][config][shard][refuses]") {
+  check_all({
+      {{"layout.dp=4", "shard.strategy=hybrid", "shard.group=3"},
+       "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4: 2 or 4)"},
+      {{"layout.dp=4", "shard.strategy=hybrid"},
+       "shard.group: missing with strategy hybrid: how many neighbours keep a whole between them (a divisor of 4: 2 or "
+       "4)"},
+      {{"layout.dp=4", "shard.group=2"}, "shard.group: 2 with strategy none (hybrid has groups; else 0)"},
+      {{"shard.slots=0"}, "shard.slots: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"shard.grad_slots=0"}, "shard.grad_slots: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"shard.units=params:0"}, "shard.units: 'params:0' (params: and a number of at least 1, as params:1000000)"},
+      {{"shard.units=params:1x"}, "shard.units: 'params:1x' (params: and a number of at least 1, as params:1000000)"},
+      {{"shard.units=type:"}, "shard.units: 'type:' is unknown (layer, model, params:N or type:NAME)"},
+      {{"shard.reduce=each"},
+       "shard.reduce: each with strategy none, which keeps gradients whole (last; or strategy grad_op, full or "
+       "hybrid)"},
+      {{"layout.dp=2", "shard.strategy=zero1", "shard.reduce=each"},
+       "shard.reduce: each with strategy zero1, which keeps gradients whole (last; or strategy grad_op, full or "
+       "hybrid)"},
+      {{"shard.reshard_after_forward=false"},
+       "shard.reshard_after_forward: with strategy none, which keeps weights whole (full or hybrid)"},
+      {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=3"},
+       "shard.reshard_group: 3 ranks do not divide a shard group of 4 (0, or a divisor of at least 2)"},
+      {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=2", "shard.reshard_after_forward=false"},
+       "shard.reshard_group: 2 where weights stay gathered (0, or reshard_after_forward without "
+       "keep_between_microbatches)"},
+  });
+}
+
+TEST_CASE("what this version does not have is refused plainly", "[graphs][config][refuses]") {
+  check_all({
+      {{"pipeline.schedule=zb-v", "pipeline.chunks=2"},
+       "pipeline.schedule: 'zb-v' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+      {{"pipeline.schedule=v-half"},
+       "pipeline.schedule: 'v-half' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+      {{"pipeline.schedule=v-min"},
+       "pipeline.schedule: 'v-min' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+      {{"pipeline.schedule=auto"},
+       "pipeline.schedule: 'auto' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+      {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
+      {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
+      {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
+      {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda)"},
+      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda)"},
+  });
+}
+
+TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]") {
+  check_all({
+      {{"model.dropout=1"}, "model.dropout: 1 is out of range (a number from 0 to less than 1)"},
+      {{"model={\"load\": \"DIR\", \"dropout\": -0.5}"},
+       "model.dropout: -0.5 is out of range (a number from 0 to less than 1)"},
+      {{"model={\"kind\": \"mlp\", \"dropout\": 0.1}"},
+       "model.dropout: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
+       "init_deviation)"},
+      {{"model={\"load\": \"DIR\", \"layers\": 2}"},
+       "model.layers: beside load (load alone, or with dropout: the folder says the rest)"},
+      {{"model.load=DIR"}, "model.kind: beside load (load alone, or with dropout: the folder says the rest)"},
+      {{"data={}"},
+       "data: names no source ({\"tokens\": \"FILE.u16\"}, {\"text\": \"FILE\"} or {\"synthetic\": SEED})"},
+      {{"data={\"text\": \"a\", \"tokens\": \"b\", \"synthetic\": 1}"},
+       "data: has 3 sources: tokens, text, synthetic (one of them)"},
+      {{"model.width=100"}, "model.heads: width 100 does not divide into 8 heads (width 96 or 104)"},
+      {{"model.kind=llama", "model.width=5"}, "model.heads: width 5 does not divide into 8 heads (width 8)"},
+      {{"model.kind=llama", "model.width=24"},
+       "model.head_size: 3 (width / heads) is odd, and rotary positions turn pairs of numbers (an even size)"},
+      {{"model.kind=llama", "model.head_size=7"},
+       "model.head_size: 7 is odd, and rotary positions turn pairs of numbers (an even size)"},
+      {{"model.kind=llama", "model.kv_heads=3"},
+       "model.kv_heads: 8 heads are not as many for each of 3 key and value heads (a divisor of 8)"},
+      {{"optimizer.momentum=0.9"},
+       "optimizer.momentum: not a key of adamw (kind, lr, weight_decay, clip, beta1, beta2, eps)"},
+      {{"optimizer.kind=sgd", "optimizer.beta2=0.9"},
+       "optimizer.beta2: not a key of sgd (kind, lr, weight_decay, clip, momentum)"},
+      {{"precision.reduce=fp64"}, "precision.reduce: fp64 with param fp32 (fp32, bf16 or fp16)"},
+      {{"precision.reduce=fp16", "precision.loss_scale=none"},
+       "precision.reduce: fp16 reduce without scaling (precision.loss_scale dynamic or a number, or reduce fp32 or "
+       "bf16)"},
+      {{"precision.param=fp16", "precision.reduce=fp16", "precision.loss_scale=none"},
+       "precision.reduce: fp16 reduce without scaling (precision.loss_scale dynamic or a number, or reduce fp32 or "
+       "bf16)"},
+      {{"precision.keep_low_precision_grads=true"},
+       "precision.keep_low_precision_grads: gradients travel in fp32 (false, or precision.reduce bf16 or fp16)"},
+      {{"precision.norm=fp64"}, "precision.norm: fp64 with param fp32 (fp32)"},
+      {{"precision.norm=bf16"}, "precision.norm: bf16 with param fp32 (fp32)"},
+      {{"precision.param=bf16", "precision.norm=fp16"}, "precision.norm: fp16 with param bf16 (bf16 or fp32)"},
+      {{"precision.param=fp64", "precision.reduce=fp32"}, "precision.reduce: fp32 with param fp64 (fp64)"},
+      {{"precision.param=fp64", "precision.reduce=bf16"}, "precision.reduce: bf16 with param fp64 (fp64)"},
+      {{"batch.seq=129"}, "batch.seq: 129 tokens are more than the model's context of 128 (at most that)"},
+      {{"batch.global=9"},
+       "batch: the 9 sequences of a data-parallel rank (global 9 / dp 1) do not divide into microbatches of 2 (global "
+       "8 or 10, or micro 1 or 3)"},
+      {{"layout.dp=3"}, "batch: global 8 does not divide over dp 3 (global 6 or 12, or dp 2 or 4)"},
+      {{"model.context=16777216", "batch.seq=16777216", "batch.global=128"},
+       "batch: global 128 x seq 16777216 = 2147483648 tokens in one step (at most 2147483646)"},
+      {{"layout.dp=4096", "layout.tp=4096", "layout.pp=4096"},
+       "layout: dp(4096) * tp(4096) * pp(4096) is more than 2147483647 ranks"},
+      {{"layout.tp=3"}, "layout.tp: heads 8 does not divide by tp 3 (heads 6 or 9, or tp 2 or 4)"},
+      {{"layout.tp=2", "model.inner=3"}, "layout.tp: the model's inner 3 does not divide by tp 2 (tp 1 or 3)"},
+      {{"layout.pp=8", "batch.global=16"},
+       "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most one stage for each)"},
+      {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
+       "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most one stage for each)"},
+      {{"layout.pp=2", "model.layers=3"},
+       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)"},
+      {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "model.layers=6"},
+       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or pp 1 or 3)"},
+      {{"pipeline.chunks=2"}, "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved take more)"},
+      {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
+       "pipeline: interleaved: 3 microbatches over 2 ranks (with chunks a multiple of the ranks: chunks take turns "
+       "after "
+       "as many microbatches as ranks)"},
+  });
+  // A vocabulary is cut unevenly.
+  CHECK(refusal(smallest, {"layout.tp=2", "model.vocab=257"}).empty());
+  // What a loaded model is, and how a schedule file is cut, is not known yet.
+  CHECK(refusal(smallest, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
+  CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
+  CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "model.layers=3"}).empty());
+}
+
+TEST_CASE("a model that was loaded has to fit its config as a fresh one does", "[graphs][config][refuses]") {
+  const sg::Model model   = sg::make_model(sg::Gpt2Spec{.layers = 3, .width = 16, .heads = 2, .context = 8});
+  const auto loaded_fails = [&](std::vector<std::string> overrides) -> std::string {
+    overrides.insert(overrides.begin(), {"model={\"load\": \"DIR\"}", "batch.seq=8"});
+    try {
+      sg::check_fit(sg::parse_config(smallest, overrides), model);
+      return {};
+    } catch (const sg::Error& error) {
+      return error.what();
+    }
+  };
+  CHECK(loaded_fails({"layout.tp=2", "layout.pp=3"}).empty());
+  CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most that)");
+  CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 does not divide by tp 4 (heads 4, or tp 2)");
+  CHECK(loaded_fails({"layout.pp=2"}) ==
+        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)");
+}

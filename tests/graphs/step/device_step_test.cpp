@@ -1,0 +1,31 @@
+// Training steps on a device that does at once what is enqueued: issued by one thread, on planned streams.
+#include <catch2/catch_test_macros.hpp>
+
+#include "graphs/train/broadcast_weights.hpp"
+#include "tests/support/golden.hpp"
+#include "tests/support/short_training.hpp"
+#include "tests/support/worlds/eager_world.hpp"
+
+#if !defined(STEPGRAPH_WITH_CUDA)  // there ops would enqueue kernels of another device
+
+namespace sg = stepgraph;
+
+TEST_CASE("a step that is issued to a device trains to the bits of one that is not", "[graphs][device]") {
+  const sg::testing::Golden& golden = sg::testing::golden("gpt2-tiny");
+  const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .shard = {.strategy = sg::Shard::full, .min_params = 100}};
+  sg::testing::EagerWorld world(8);
+  const auto issued = sg::testing::train(golden, plan, 1, 3, world), direct = sg::testing::train(golden, plan, 1, 3);
+  CHECK(issued.loss == direct.loss);
+  CHECK(issued.grad_norm == direct.grad_norm);
+  CHECK(issued.gradients == direct.gradients);
+}
+
+TEST_CASE("weights are broadcast and compared on a device, whose host nodes do that", "[graphs][device]") {
+  sg::testing::EagerWorld world(4);
+  sg::Trainer trainer(sg::testing::small_gpt2(), {.layout = {.dp = 4}}, {.global = 4, .micro = 1, .seq = 16}, world,
+                      {.threads = 1});
+  sg::set_fresh_weights(trainer.run(), 3);
+  const std::uint64_t hash = sg::broadcast_weights(trainer.run());
+  CHECK(sg::check_weights(trainer.run()) == hash);
+}
+#endif

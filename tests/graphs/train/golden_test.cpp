@@ -1,0 +1,102 @@
+// Training against transformers: tests/data/golden holds the losses, gradient norms and first gradients of two small
+// models trained there in float64.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/generators/catch_generators_range.hpp>
+#include <cmath>
+
+#include "engine/base/error.hpp"
+#include "graphs/layout/layout.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/step/training_step.hpp"
+#include "tests/support/golden.hpp"
+#include "tests/support/scale.hpp"
+
+namespace sg = stepgraph;
+using sg::testing::golden;
+using sg::testing::GoldenErrors;
+using sg::testing::train;
+
+namespace {
+
+GoldenErrors check_against_golden(const std::string& model, const sg::Plan& plan, int micro, int steps) {
+  return sg::testing::check_golden_bounds(golden(model), train(golden(model), plan, micro, steps), steps);
+}
+
+struct Degrees {
+  int dp, tp, pp;
+};
+constexpr Degrees all_layouts[] = {{1, 1, 1}, {2, 1, 1}, {1, 2, 1}, {1, 1, 2},
+                                   {1, 1, 4}, {2, 2, 2}, {1, 4, 2}, {4, 2, 1}};
+
+sg::Plan plan_of(const Degrees& degrees, const std::string& schedule = "1f1b", int chunks = 1) {
+  return {.layout   = {.dp = degrees.dp, .tp = degrees.tp, .pp = degrees.pp},
+          .pipeline = {.schedule = schedule, .chunks = chunks}};
+}
+
+}  // namespace
+
+TEST_CASE("every layout trains as transformers does", "[graphs][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& degrees     = GENERATE(from_range(all_layouts));
+  CAPTURE(model, degrees.dp, degrees.tp, degrees.pp);
+  if (sg::testing::scale() > 1 && degrees.tp * degrees.pp < 4) return;  // sanitizers see the largest ones
+  check_against_golden(model, plan_of(degrees), 2, sg::testing::cases(20));
+}
+
+TEST_CASE("with sequence parallelism every layout trains as transformers does", "[graphs][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& degrees     = GENERATE(from_range(all_layouts));
+  if (degrees.tp == 1) return;
+  CAPTURE(model, degrees.dp, degrees.tp, degrees.pp);
+  if (sg::testing::scale() > 1 && degrees.pp == 1) return;
+  sg::Plan plan                 = plan_of(degrees);
+  plan.layout.sequence_parallel = true;
+  check_against_golden(model, plan, 2, sg::testing::cases(20));
+}
+
+TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto kind         = GENERATE(from_range(sg::all_schedule_kinds));
+  const int chunks        = kind == sg::ScheduleKind::interleaved ? 2 : 1;
+  CAPTURE(model, kind);
+  check_against_golden(model, plan_of({2, 2, 2}, std::string(to_string(kind)), chunks), 1, sg::testing::cases(5));
+  if (sg::testing::scale() > 1) return;
+  check_against_golden(model, plan_of({1, 1, 4}, std::string(to_string(kind))), 2, sg::testing::cases(5));
+  check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, sg::testing::cases(5));
+}
+
+// All that the layers and the batch allow; what they do not is refused by name. Says how near it all is.
+TEST_CASE("all layouts, schedules and microbatches train as transformers does", "[.slow][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  using enum sg::ScheduleKind;
+  GoldenErrors worst;
+  int runs = 0;
+  for (const Degrees& degrees : all_layouts) {
+    for (const sg::ScheduleKind kind : sg::all_schedule_kinds) {
+      for (const int micro : {1, 2, 4}) {
+        for (const int chunks : {1, 2}) {
+          CAPTURE(model, degrees.dp, degrees.tp, degrees.pp, kind, micro, chunks);
+          const sg::Plan plan = plan_of(degrees, std::string(to_string(kind)), chunks);
+          const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // of a data-parallel rank
+          const bool one_chunk = kind == one_f_one_b || kind == zb_h1 || kind == zb_h2;
+          const bool fits      = sequences % micro == 0 && degrees.pp * chunks <= 4 && (chunks == 1 || !one_chunk) &&
+                            (chunks == 1 || kind != interleaved || microbatches % degrees.pp == 0);
+          if (!fits) {
+            sg::BatchSpec batch = golden(model).batch;
+            batch.micro         = micro;
+            CHECK_THROWS_AS(sg::training_step(golden(model).model, plan, batch), sg::Error);
+            continue;
+          }
+          const GoldenErrors found = check_against_golden(model, plan, micro, 20);
+          worst.loss               = std::max(worst.loss, found.loss);
+          worst.norm               = std::max(worst.norm, found.norm);
+          worst.gradient           = std::max(worst.gradient, found.gradient);
+          ++runs;
+        }
+      }
+    }
+  }
+  WARN(model << ", " << runs << " runs: loss within " << worst.loss << ", norm " << worst.norm << ", first gradients "
+             << worst.gradient);
+}

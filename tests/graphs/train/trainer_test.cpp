@@ -1,0 +1,159 @@
+#include "graphs/train/trainer.hpp"
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+
+#include "backends/loopback/world.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/models/checkpoint.hpp"
+#include "graphs/models/gpt2.hpp"
+#include "graphs/models/huggingface.hpp"
+#include "graphs/models/llama.hpp"
+#include "graphs/models/mlp.hpp"
+#include "tests/support/golden.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/temp_folder.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::WithinRel;
+using sg::testing::golden;
+using Tokens = std::vector<std::int32_t>;
+
+namespace {
+
+// The tokens that a golden model adds to a prompt, and by how much the best logit led the second, at its closest.
+struct Continued {
+  Tokens tokens;
+  double least_lead = 1e9;
+};
+
+Continued continued(const std::string& name, const sg::LayoutSpec& layout) {
+  sg::LoopbackWorld world(layout);
+  sg::Generator generator(golden(name).model, {.layout = layout}, 24, world, {.threads = 2});
+  sg::set_weights(generator.run(), sg::Checkpoint(golden(name).folder));
+  Continued result;
+  Tokens seen(golden(name).tokens.begin(), golden(name).tokens.begin() + 8);
+  for (int i = 0; i < 20; ++i) {  // the last ones see the window's end
+    const std::size_t size     = std::min<std::size_t>(seen.size(), 24);
+    std::vector<double> logits = generator.logits(std::span(seen).last(size));
+    result.tokens.push_back(generator.generate(seen, 1).front());
+    seen.push_back(result.tokens.back());
+    std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+    result.least_lead = std::min(result.least_lead, logits[0] - logits[1]);
+  }
+  return result;
+}
+
+std::vector<double> values_of(const sg::StepRun& run, const std::string& name) {
+  std::vector<double> values(static_cast<std::size_t>(run.step().model.parameters().find(name).num_elements()));
+  run.read_tensor(sg::StepRun::Which::value, name, std::span<double>(values));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("greedy generation gives the same tokens in every layout", "[graphs][trainer]") {
+  const std::string name    = GENERATE("gpt2-tiny", "llama-tiny");
+  const Continued reference = continued(name, {});
+  REQUIRE(reference.least_lead > 1e-4);  // else rounding could decide
+  for (const sg::LayoutSpec& layout :
+       {sg::LayoutSpec{.dp = 2}, {.tp = 2}, {.pp = 2}, {.pp = 4}, {.dp = 2, .tp = 2, .pp = 2}, {.tp = 4, .pp = 2}}) {
+    if (sg::testing::scale() > 1 && layout.num_ranks() < 8) continue;  // slow under sanitizers
+    CAPTURE(name, to_string(layout));
+    CHECK(continued(name, layout).tokens == reference.tokens);
+  }
+}
+
+TEST_CASE("a model that was trained and saved is loaded again, in any layout, to the bit", "[graphs][trainer]") {
+  const auto model = GENERATE(
+      sg::gpt2({.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 32}),
+      sg::llama(
+          {.layers = 2, .width = 16, .heads = 4, .kv_heads = 1, .context = 8, .vocab = 32, .attention_bias = true}),
+      sg::mlp({.layers = 2, .width = 16, .context = 8, .vocab = 32}));
+  CAPTURE(model.kind);
+  const sg::BatchSpec batch{.global = 4, .micro = 1, .seq = 8};
+  const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}};
+  sg::LoopbackWorld world(plan.layout);
+  sg::Trainer trainer(model, plan, batch, world);
+  sg::set_fresh_weights(trainer.run(), 5);
+  Tokens tokens(33);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * i % 32);
+  const double before = trainer.step(tokens).loss;
+  trainer.step(tokens);
+
+  const sg::testing::TempFolder folder;
+  sg::save_model(trainer.run(), folder.path() / "model");
+  const sg::Checkpoint checkpoint(folder.path() / "model");
+  const sg::Model again = sg::load_model((folder.path() / "model").string());
+  CHECK(again.parameters() == model.parameters());
+  sg::LoopbackWorld alone(1);
+  sg::Evaluator evaluator(again, {}, batch, alone);
+  sg::set_weights(evaluator.run(), checkpoint);
+  for (const std::string& name : model.parameters().names()) {
+    CAPTURE(name);
+    CHECK(values_of(evaluator.run(), name) == values_of(trainer.run(), name));
+  }
+  const double after = evaluator.loss(tokens);
+  CHECK(after < before);
+  CHECK_THAT(after, WithinRel(trainer.step(tokens).loss, 1e-6));  // the loss is that before the update
+}
+
+TEST_CASE("a step refuses tokens that are not its batch, and reads that do not fit", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  sg::LoopbackWorld world(1), larger(2);
+  sg::Trainer trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, world);
+  CHECK_THROWS_WITH(trainer.step(Tokens(8)), "step: 8 tokens given (2 sequences of 4 and one more are 9)");
+  CHECK_THROWS_WITH(trainer.step(Tokens(9, 16)), ContainsSubstring("token") && ContainsSubstring("is 16 (0 to 15)"));
+  CHECK(trainer.step(Tokens(9, 3)).loss > 0);  // and goes on
+  std::vector<float> small(3);
+  CHECK_THROWS_WITH(trainer.run().read_tensor(sg::StepRun::Which::value, "head.weight", std::span<float>(small)),
+                    "tensor 'head.weight': room for 3 elements (it has 128)");
+  CHECK_THROWS_WITH(sg::Trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, larger),
+                    "step: has 1 ranks in this process; the world has 2");
+}
+
+TEST_CASE("SGD with momentum trains too, in every layout alike", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 2, .width = 16, .context = 8, .vocab = 32});
+  const auto loss  = [&](const sg::LayoutSpec& layout) {
+    sg::LoopbackWorld world(layout);
+    const sg::Plan plan{.layout    = layout,
+                         .precision = {.param = sg::DType::f64, .reduce = sg::DType::f64},
+                         .optimizer = {.kind = sg::OptimizerKind::sgd, .lr = 0.5}};
+    sg::Trainer trainer(model, plan, {.global = 4, .micro = 1, .seq = 8}, world);
+    sg::set_fresh_weights(trainer.run(), 1);
+    Tokens tokens(33);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i % 4);
+    double last = 0;
+    for (int step = 0; step < 30; ++step) last = trainer.step(tokens).loss;
+    return last;
+  };
+  const double alone = loss({});
+  CHECK(alone < 3);  // from log 32
+  CHECK_THAT(loss({.dp = 2, .tp = 2, .pp = 2}), WithinRel(alone, 1e-9));
+}
+
+TEST_CASE("weights that nobody set are fresh, by the trainer's seed", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  const auto loss  = [&](std::uint64_t seed, bool set) {
+    sg::LoopbackWorld world(1);
+    sg::Trainer trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, world, {.seed = seed});
+    if (set) sg::set_fresh_weights(trainer.run(), 3);
+    return trainer.step(Tokens{1, 2, 3, 4, 5, 6, 7, 8, 9}).loss;
+  };
+  CHECK(loss(3, false) == loss(0, true));
+  CHECK(loss(3, false) != loss(4, false));
+}
+
+TEST_CASE("generation refuses logits that are no numbers", "[graphs][trainer]") {
+  const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  sg::LoopbackWorld world(1);
+  sg::Generator generator(model, {}, 4, world);
+  generator.run().set_weights([](const std::string&, const sg::TensorShape&, const sg::Init&,
+                                 std::span<double> values) { std::fill(values.begin(), values.end(), std::nan("")); });
+  CHECK_THROWS_WITH(generator.generate({1, 2}, 1), ContainsSubstring("generate: a logit is nan"));
+}

@@ -1,0 +1,36 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+#include "engine/run/memory.hpp"
+#include "ops/collectives.hpp"
+
+namespace stepgraph::testing {
+
+struct OneCollectiveOptions {
+  PartOp op                = PartOp::all_reduce;
+  int ranks                = 4;  // of the graph; all of them are members unless `members` says otherwise
+  std::vector<int> members = {};
+  std::int64_t elements    = 64;  // of the side that holds everything, rounded up to whole shards where shards are even
+  DType type               = DType::f32;
+  Reduction reduction      = Reduction::sum;
+  int root                 = 0;  // a rank
+  bool in_place            = false;
+  bool uneven   = false;  // all_gather, reduce_scatter: the more, the later the member; the first has nothing
+  int repeats   = 1;      // one after another on the same buffers
+  LaneKind lane = LaneKind::reduce;
+};
+
+// A graph with one collective and nothing else. Buffers are persistent; what members read is filled with small integers
+// that depend on rank and place.
+struct OneCollective {
+  Graph graph;
+  std::vector<Buffer> in, out;  // by member; in place: the same
+  void fill(Memory& memory) const;
+  [[nodiscard]] std::vector<std::byte> contents(const Memory& memory) const;  // of every member's `out`
+};
+[[nodiscard]] OneCollective one_collective(const OneCollectiveOptions& options);
+
+}  // namespace stepgraph::testing

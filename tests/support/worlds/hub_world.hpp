@@ -1,0 +1,77 @@
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/run/world.hpp"
+
+namespace stepgraph::testing {
+
+// What joins the ranks of a HubWorld: letters in boxes, and word of steps that failed. All members are thread-safe.
+class Hub {
+ public:
+  explicit Hub(int num_ranks) : num_ranks_(num_ranks) {}
+
+  struct Box {
+    std::int64_t step;
+    std::string channel;
+    Rank from, to;
+    friend auto operator<=>(const Box&, const Box&) = default;
+  };
+  struct Letter {
+    std::string about                     = {};  // op and message: both ends must say the same
+    std::vector<std::byte> bytes          = {};  // all pieces, end to end
+    std::vector<std::int64_t> piece_sizes = {};  // as the sender declared them
+    Rank source{-1};                             // permute: whose letter the sender wants
+    std::int64_t wanted = 0;                     // how many bytes the sender expects back
+  };
+
+  [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
+  void put(const Box& box, Letter letter);
+  [[nodiscard]] Letter take(const Box& box);  // waits; throws Error(backend) once the step has failed somewhere
+  void fail(std::int64_t step, std::string_view why);  // the first reason is kept
+  void throw_away(Rank to, std::int64_t before_step);  // what nobody will take any more
+
+ private:
+  int num_ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Box, std::deque<Letter>> boxes_;
+  std::map<std::int64_t, std::string> failed_;
+};
+
+// One rank of a world in which every rank is a process of its own: it has its own World, Executor and slice, and only
+// bytes in letters go from one to another. The plainest world that is right, and an example of one that is not part of
+// the library: every collective is gathered by the group's first member, worked out there in group order, and sent
+// back.
+class HubWorld : public World {
+ public:
+  HubWorld(Hub& hub, Rank me) : hub_(hub), me_(me) {}
+
+  [[nodiscard]] int num_ranks() const override { return hub_.num_ranks(); }
+  [[nodiscard]] bool is_local(Rank rank) const override { return rank == me_; }
+  [[nodiscard]] bool waits(LaneKind kind) const override;
+  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::per_communicator; }
+  void begin_step() override;
+  void communicate(const Context& context, const Exchange& exchange) override;
+  void abort(std::string_view why) noexcept override;
+
+ private:
+  [[nodiscard]] Hub::Box box(const Exchange& exchange, const char* use, Rank from, Rank to) const;
+
+  Hub& hub_;
+  Rank me_;
+  std::int64_t step_ = 0;  // written between steps only
+};
+
+// Runs `process(rank)` for every rank, each on a thread of its own, and returns what they return, by rank.
+[[nodiscard]] std::vector<std::vector<std::string>> on_every_rank(
+    int num_ranks, const std::function<std::vector<std::string>(Rank)>& process);
+
+}  // namespace stepgraph::testing

@@ -1,0 +1,21 @@
+#pragma once
+#include "engine/run/world.hpp"
+
+namespace stepgraph::testing {
+
+// A world in which all ranks live here and nothing is moved: for tests of order and time, whatever types a graph has.
+class StillWorld final : public World {
+ public:
+  explicit StillWorld(int num_ranks) : num_ranks_(num_ranks) {}
+  [[nodiscard]] int num_ranks() const override { return num_ranks_; }
+  [[nodiscard]] bool is_local(Rank) const override { return true; }
+  [[nodiscard]] bool waits(LaneKind) const override { return false; }
+  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
+  void communicate(const Context&, const Exchange&) override {}
+  void abort(std::string_view) noexcept override {}
+
+ private:
+  int num_ranks_;
+};
+
+}  // namespace stepgraph::testing

@@ -1,0 +1,41 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/world.hpp"
+
+namespace stepgraph::testing {
+
+// A world whose communication, host and disk lanes block, as a process world's do. Given a rank, only that one lives
+// here and nobody answers: its parts wait until the step stops.
+class WaitingWorld final : public World {
+ public:
+  explicit WaitingWorld(int num_ranks, std::optional<Rank> only = {}) : num_ranks_(num_ranks), only_(only) {}
+
+  [[nodiscard]] int num_ranks() const override { return num_ranks_; }
+  [[nodiscard]] bool is_local(Rank rank) const override { return !only_ || *only_ == rank; }
+  [[nodiscard]] bool waits(LaneKind kind) const override { return kind != LaneKind::compute; }
+  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::per_communicator; }
+  void begin_step() override { aborted_ = false; }
+  void communicate(const Context& context, const Exchange&) override {
+    while (!aborted_ && !context.stopping()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    throw Error(ErrorKind::backend, "aborted");
+  }
+  void abort(std::string_view) noexcept override {
+    aborted_ = true;
+    ++aborts_;
+  }
+  [[nodiscard]] int aborts() const { return aborts_; }
+
+ private:
+  int num_ranks_;
+  std::optional<Rank> only_;
+  std::atomic<bool> aborted_{false};
+  std::atomic<int> aborts_{0};
+};
+
+}  // namespace stepgraph::testing
