@@ -11,7 +11,7 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFI
   find_program(STEPGRAPH_CCACHE ccache)
   if(STEPGRAPH_CCACHE)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
-        CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* ${STEPGRAPH_CCACHE})
+        CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* CCACHE_SLOPPINESS=pch_defines,time_macros ${STEPGRAPH_CCACHE})
     # It names files relative to where the compiler runs. (Debug information may name the clone that compiled first.)
     file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
     if(NOT to_source MATCHES "/$")
@@ -29,19 +29,57 @@ if(PROJECT_IS_TOP_LEVEL)  # another project's compiler may know warnings that ou
   target_compile_options(stepgraph_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror -Wno-error=deprecated-declarations>)
 endif()
 
+add_custom_target(stepgraph_headers)  # each header compiles alone
+
 # Everything at once; stepgraph_library adds to it.
 add_library(stepgraph_all INTERFACE)
 add_library(stepgraph::stepgraph ALIAS stepgraph_all)
 set_target_properties(stepgraph_all PROPERTIES EXPORT_NAME stepgraph)
 
-# Build type Sanitize: fast enough to run everyday, line numbers in reports, and a third of the time to compile.
-set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
+# Build type Sanitize is Release; stepgraph_sanitize adds the instrumentation to a target. A target without it is compiled
+# exactly as in a release build, so a compiler cache has its objects already.
+set(CMAKE_CXX_FLAGS_SANITIZE "${CMAKE_CXX_FLAGS_RELEASE}")
 if(STEPGRAPH_SANITIZE)
-  # GCC's flow analysis warns about its own instrumentation.
-  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict)
-  add_compile_options(-fsanitize=${STEPGRAPH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${STEPGRAPH_SANITIZE})
 endif()
+
+# stepgraph_sanitize(target LEVEL [TEST_CODE]): instruments a target and compiles it at that level of optimisation, with
+# assertions and line numbers. -O0 compiles in two thirds of the time of -O1, code without UBSan in less than two thirds.
+# Test code does without UBSan, which looks for undefined behaviour in the library. Left out are the UBSan checks that
+# AddressSanitizer repeats (null, object-size) and vptr (the casts between our few virtual classes are implicit upcasts).
+function(stepgraph_sanitize target level)
+  if(NOT STEPGRAPH_SANITIZE)
+    return()
+  endif()
+  set(sanitizers ${STEPGRAPH_SANITIZE})
+  if(ARGV2 STREQUAL "TEST_CODE")
+    string(REPLACE ",undefined" "" sanitizers "${sanitizers}")
+  endif()
+  target_compile_options(${target} PRIVATE ${level} -g1 -UNDEBUG -fsanitize=${sanitizers} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all
+    -Wno-maybe-uninitialized -Wno-restrict)  # GCC's flow analysis warns about its own instrumentation
+  if(sanitizers MATCHES "undefined")
+    target_compile_options(${target} PRIVATE -fno-sanitize=null,object-size,vptr)
+  endif()
+  if(sanitizers MATCHES "thread")
+    target_compile_definitions(${target} PRIVATE STEPGRAPH_TSAN)
+  endif()
+endfunction()
+
+# stepgraph_precompile(target HEADER...): parses the standard headers, and those given, once for all sources of a target.
+# Only headers of others: every source still includes what it uses of ours. Preset `dev` compiles without, and so finds a
+# source that relies on it.
+function(stepgraph_precompile target)
+  if(NOT STEPGRAPH_PRECOMPILE)
+    return()
+  endif()
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")  # for ccache
+  set(headers algorithm array atomic bit chrono cmath cstddef cstdint cstring filesystem fstream functional iostream
+              limits map memory mutex numeric optional random set span sstream string string_view utility variant vector
+              ${ARGN})
+  list(TRANSFORM headers REPLACE "(.+)" "$<$<COMPILE_LANGUAGE:CXX>:<\\1$<ANGLE-R>>")
+  target_precompile_headers(${target} PRIVATE ${headers})
+endfunction()
 
 # For programs around the libraries.
 function(stepgraph_program target)
@@ -52,18 +90,39 @@ endfunction()
 # For programs that are large and do little themselves: assertions, command lines. What they call stays optimised: of
 # equal inline functions a linker keeps the first, so the libraries go before the program's own files.
 function(stepgraph_compile_quickly target)
-  target_compile_options(${target} PRIVATE $<IF:$<CONFIG:Sanitize>,-O0,-O1>)
-  target_link_options(${target} PRIVATE "SHELL:-Wl,--whole-archive \
-$<TARGET_FILE:stepgraph_engine> $<TARGET_FILE:stepgraph_ops> $<TARGET_FILE:stepgraph_graphs> \
-$<TARGET_FILE:stepgraph_backends> -Wl,--no-whole-archive")
+  target_compile_options(${target} PRIVATE -O1)
+  stepgraph_libraries_first(${target})
 endfunction()
 
-# stepgraph_library(folder SOURCES ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ...): the library of one folder.
-# Who links it statically links PRIVATE_LINK too; BUILD_LINK is for what is gone once the library is compiled.
+# Links a program with all of the libraries before its own files. What ThreadSanitizer does not watch comes last.
+function(stepgraph_libraries_first target)
+  set(archives "")
+  foreach(library engine ops graphs backends engine_unwatched graphs_unwatched)
+    if(TARGET stepgraph_${library})
+      string(APPEND archives " $<TARGET_FILE:stepgraph_${library}>")
+    endif()
+  endforeach()
+  target_link_options(${target} PRIVATE "SHELL:-Wl,--whole-archive${archives} -Wl,--no-whole-archive")
+endfunction()
+
+# stepgraph_library(folder SOURCES ... SINGLE_THREADED ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ... SANITIZED_AT LEVEL):
+# the library of one folder. Linking it statically links PRIVATE_LINK too; BUILD_LINK is gone once the library is compiled.
+# SINGLE_THREADED are sources whose code runs on one thread, on data of that thread: ThreadSanitizer would find nothing
+# there. In its build they are a library of their own, compiled as in a release build.
 function(stepgraph_library folder)
-  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "SANITIZED_AT" "SOURCES;SINGLE_THREADED;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
-  add_library(${target} STATIC ${arg_SOURCES})
+  if(STEPGRAPH_SANITIZE MATCHES "thread" AND arg_SINGLE_THREADED)
+    add_library(${target} STATIC ${arg_SOURCES})
+    add_library(${target}_unwatched STATIC ${arg_SINGLE_THREADED})
+    target_include_directories(${target}_unwatched PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${target}_unwatched PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK} ${arg_BUILD_LINK} stepgraph::warnings)
+    target_link_libraries(${target} PUBLIC ${target}_unwatched)
+    set(parts ${target} ${target}_unwatched)
+  else()
+    add_library(${target} STATIC ${arg_SOURCES} ${arg_SINGLE_THREADED})
+    set(parts ${target})
+  endif()
   add_library(stepgraph::${folder} ALIAS ${target})
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK})
@@ -71,9 +130,46 @@ function(stepgraph_library folder)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${needed}>)
   endforeach()
   target_compile_features(${target} PUBLIC cxx_std_20)
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder} VERIFY_INTERFACE_HEADER_SETS ON
-                                             POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  foreach(part IN LISTS parts)
+    set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  endforeach()
+  if(STEPGRAPH_SANITIZE)
+    stepgraph_sanitize(${target} ${arg_SANITIZED_AT})
+    stepgraph_precompile(${target})
+  endif()
   target_link_libraries(stepgraph_all INTERFACE ${target})
+  if(PROJECT_IS_TOP_LEVEL AND NOT STEPGRAPH_SANITIZE)
+    stepgraph_check_headers(${folder})
+  endif()
+endfunction()
+
+# stepgraph_check_headers(folder): target stepgraph_FOLDER_headers compiles each header of a folder by itself, internal ones
+# too. A header that is the first include of the source with its name is proved by that source and left out: libraries are
+# compiled without precompiled headers in a release build.
+function(stepgraph_check_headers folder)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${folder}/*.hpp)
+  set(alone "")
+  foreach(header IN LISTS headers)
+    if(header MATCHES "/cuda/")  # compiled by the CUDA build, where their headers are
+      continue()
+    endif()
+    string(REGEX REPLACE "hpp$" "cpp" source ${header})
+    set(first "")
+    if(EXISTS ${PROJECT_SOURCE_DIR}/${source})
+      file(STRINGS ${PROJECT_SOURCE_DIR}/${source} first REGEX "^#include" LIMIT_COUNT 1)
+    endif()
+    if(NOT first STREQUAL "#include \"${header}\"")
+      set(check ${PROJECT_BINARY_DIR}/headers/${header}.cpp)
+      file(CONFIGURE OUTPUT ${check} CONTENT "#include \"${header}\"\n")
+      list(APPEND alone ${check})
+    endif()
+  endforeach()
+  add_library(stepgraph_${folder}_headers OBJECT EXCLUDE_FROM_ALL ${alone})
+  target_link_libraries(stepgraph_${folder}_headers PRIVATE stepgraph::${folder})
+  target_compile_options(stepgraph_${folder}_headers PRIVATE -O0)
+  stepgraph_program(stepgraph_${folder}_headers)
+  add_dependencies(stepgraph_headers stepgraph_${folder}_headers)
 endfunction()
 
 # stepgraph_use_march(target): compiles it for the processors that STEPGRAPH_MARCH names. Nothing that others include may
@@ -93,12 +189,13 @@ function(stepgraph_use_march target)
 endfunction()
 
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that
-# include them are compiled without it; what they order is annotated along the graph's edges instead (engine/run/tsan.hpp),
-# so a race between node bodies is still reported and no suppression is needed. So are files that work for one thread on
-# what is its own. They go last in a library: of equal inline functions a linker keeps the first, and that should see all.
+# include them are compiled without it. Instead, their order is annotated along the graph's edges (engine/run/tsan.hpp), so
+# a race between node bodies is still reported and no suppression is needed. They go last in a library: of equal inline
+# functions a linker keeps the first, and that one should be instrumented.
 function(stepgraph_hide_from_tsan)
   if(STEPGRAPH_SANITIZE MATCHES "thread")
     set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=thread)
+    set_property(SOURCE ${ARGN} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   endif()
 endfunction()
 
@@ -112,11 +209,19 @@ function(stepgraph_find_cudnn)
   endif()
 endfunction()
 
-# stepgraph_link_cuda(target): the runtime and the libraries that our kernels and streams use.
+# stepgraph_link_cuda(target): the runtime and the libraries that our kernels and streams use. In the build only files that
+# ask for it get STEPGRAPH_WITH_CUDA (stepgraph_with_cuda): the others are compiled as in a build without CUDA.
 function(stepgraph_link_cuda target)
-  target_compile_definitions(${target} PUBLIC STEPGRAPH_WITH_CUDA)
+  target_compile_definitions(${target} PRIVATE STEPGRAPH_WITH_CUDA INTERFACE $<INSTALL_INTERFACE:STEPGRAPH_WITH_CUDA>)
   target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR})
   target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt ${CUDNN_LIBRARY})
+endfunction()
+
+# stepgraph_with_cuda(source...): they ask whether CUDA is in the build.
+function(stepgraph_with_cuda)
+  if(STEPGRAPH_WITH_CUDA)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS STEPGRAPH_WITH_CUDA)
+  endif()
 endfunction()
 
 macro(stepgraph_enable_cuda)
