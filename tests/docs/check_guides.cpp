@@ -39,7 +39,8 @@ bool names_a_file(const std::string& code) {
   };
   const std::string folder = code.substr(0, code.find('/'));
   const std::set<std::string> folders{"engine", "ops", "graphs", "backends", "tools", "tests"};
-  return folder.size() + 1 < code.size() && folders.contains(folder) && std::all_of(code.begin(), code.end(), is_letter);
+  return folder.size() + 1 < code.size() && folders.contains(folder) &&
+         std::all_of(code.begin(), code.end(), is_letter);
 }
 
 }  // namespace
@@ -165,7 +166,8 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
       std::replace(key.begin(), key.end(), '/', '.');
       CAPTURE(key);
       REQUIRE(table.contains(key));
-      if (!known.insert(key).second || key == "model.kind" || key == "optimizer.kind" || key == "data.synthetic") continue;
+      if (!known.insert(key).second || key == "model.kind" || key == "optimizer.kind" || key == "data.synthetic")
+        continue;
       if (value.is_number())
         CHECK(std::stod(table[key]) == value.get<double>());
       else if (table[key] != "as param")

@@ -69,7 +69,7 @@ std::size_t add_blocks(const fs::path& root, const Guide& guide, std::size_t num
       source.text += mark + text;
       continue;
     }
-    const std::string function = "block_" + std::to_string(block.first_line);
+    const std::string function             = "block_" + std::to_string(block.first_line);
     static const std::string main_function = "int main()";
     if (const std::size_t at = text.find(main_function); at != std::string::npos) {
       source.text += mark + text.replace(at, main_function.size(), "void " + function + "()");
@@ -86,9 +86,8 @@ std::size_t add_blocks(const fs::path& root, const Guide& guide, std::size_t num
     source.text += "TEST_CASE(\"" + test_name(guide.path + ": " + name) + "\", \"[docs][cpp]\") {\n  " +
                    "stepgraph::testing::run_block(\"" + guide.path + "\", " + function + ");\n}\n";
   }
-  const bool has_commands = std::any_of(guide.blocks.begin(), guide.blocks.end(), [](const Block& block) {
-    return block.language == "console" && block.runs();
-  });
+  const bool has_commands = std::any_of(guide.blocks.begin(), guide.blocks.end(),
+                                        [](const Block& block) { return block.language == "console" && block.runs(); });
   if (has_commands) {
     source.text += "TEST_CASE(\"" + guide.path + ": commands\", \"[docs][commands]\") {\n  " +
                    "stepgraph::testing::run_commands(\"" + guide.path + "\");\n}\n";
@@ -103,9 +102,8 @@ int run(const std::vector<std::string>& arguments) {
   std::size_t num_blocks = 0;
   for (std::size_t i = 3; i < arguments.size(); ++i) {
     const Guide guide = stepgraph::testing::read_guide(root, arguments[i]);
-    Source& shortest  = *std::min_element(sources.begin(), sources.end(), [](const Source& a, const Source& b) {
-      return a.text.size() < b.text.size();
-    });
+    Source& shortest  = *std::min_element(
+         sources.begin(), sources.end(), [](const Source& a, const Source& b) { return a.text.size() < b.text.size(); });
     num_blocks += add_blocks(root, guide, i, shortest);
   }
   for (std::size_t i = 0; i < sources.size(); ++i) {

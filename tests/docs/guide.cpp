@@ -70,7 +70,8 @@ void read_prose(const std::string& line, std::size_t number, Guide& guide) {
 // "<!-- key: value -->", or "<!-- key -->".
 std::optional<Comment> read_comment(const std::string& line, std::size_t number) {
   static const std::string open = "<!-- ", close = " -->";
-  if (!line.starts_with(open) || !line.ends_with(close) || line.size() < open.size() + close.size()) return std::nullopt;
+  if (!line.starts_with(open) || !line.ends_with(close) || line.size() < open.size() + close.size())
+    return std::nullopt;
   const std::string inside = line.substr(open.size(), line.size() - open.size() - close.size());
   const std::size_t colon  = inside.find(": ");
   return Comment{inside.substr(0, colon), colon == std::string::npos ? "" : inside.substr(colon + 2), number};
