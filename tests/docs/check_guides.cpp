@@ -193,3 +193,23 @@ TEST_CASE("expected output is compared line by line, with ... for anything", "[d
   CHECK(output_matches({"loss ...  norm ...s"}, {"loss 1.5  norm 2 s"}));
   CHECK_FALSE(output_matches({"loss ...  norm"}, {"loss 1.5  norm 2"}));
 }
+
+TEST_CASE("a guide is refused where its fences and comments mean nothing", "[docs][refuses]") {
+  const TempFolder folder;
+  const auto refusal = [&](const std::string& text) {
+    folder.put("guide.md", text);
+    try {
+      static_cast<void>(read_guide(folder.path(), "guide.md"));
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(refusal("# A\n\n```cpp\nint x;\n```\n").empty());
+  CHECK(refusal("```cpp\nint x;\n") == "guide.md:1: the fence is not closed");
+  CHECK(refusal("```c++\n```\n") == "guide.md:1: unknown language 'c++' (cpp, console, json, sh, cmake, text)");
+  CHECK(refusal("<!-- prelud: x -->\n```cpp\n```\n") ==
+        "guide.md:1: unknown comment 'prelud' (prelude, definitions, file, not run)");
+  CHECK(refusal("<!-- prelude: x -->\n```sh\n```\n") == "guide.md:1: comment 'prelude' above a block of sh");
+  CHECK(refusal("<!-- not run -->\n```sh\n```\n") == "guide.md:1: 'not run' gives no reason");
+}
