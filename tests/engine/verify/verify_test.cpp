@@ -157,7 +157,7 @@ TEST_CASE("an unmatched send is reported, and who is missing", "[engine][verify]
              .reads = {x},
              .part  = sg::PartSpec{.group = group, .op = sg::PartOp::send, .peer = r1, .message = "x"}});
   CHECK_THAT(first_message(graph, sg::Flaw::unmatched_part),
-             ContainsSubstring("'tell'") && ContainsSubstring("is not met by rank 1"));
+             ContainsSubstring("'tell'") && ContainsSubstring("has no matching part on rank 1"));
 }
 
 TEST_CASE("ranks that wait for each other are reported as a cycle", "[engine][verify][deadlock]") {
