@@ -32,7 +32,7 @@ Body body_for(DType to, DType from, std::int64_t count) {
   return from == DType::bf16 ? convert_body<float, bf16>(count) : convert_body<float, f16>(count);
 }
 
-// Elements of an access, which is whole ones.
+// The number of elements of an access. Throws if its ranges are not whole elements.
 std::int64_t num_elements(const Graph& graph, const std::string& name, const Access& access) {
   const DType type         = graph.spec(access.buffer).type;
   const auto size          = static_cast<std::int64_t>(size_bytes(type));

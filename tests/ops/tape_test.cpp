@@ -262,13 +262,13 @@ TEST_CASE("a tape refuses tensors of another, gradients that are not there, type
     CHECK_THROWS_MATCHES(call(), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
   const sg::Tensor x = bench.tensor();
-  refuses([&] { (void)bench.tape.gradient(sg::Tensor{}); }, "tape: tensor -1 is not of this tape");
+  refuses([&] { (void)bench.tape.gradient(sg::Tensor{}); }, "tape: tensor -1 does not belong to this tape");
   refuses([&] { (void)bench.tape.gradient(x); }, "tape: tensor 0 has no gradient yet");
 
   // The same number, and bytes of the same graph.
   sg::Tape twin({.graph = &bench.graph, .weights = &bench.weights});
   (void)twin.tensor("x", {2, 3});
-  refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 is not of this tape (which has 1 of its own)");
+  refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 does not belong to this tape (which has 1 tensors)");
   refuses([&] { (void)sg::linear(twin, {.x = x, .weight = twin.weight("w")}); }, "not of this tape");
 
   refuses([&] { (void)bench.tape.weight("v"); }, "weight 'v': not declared (declared: w)");
