@@ -270,7 +270,7 @@ class Adder {
     OpNode of_logits = node("cross_entropy_gradient", {spec_.targets, maxima_, sums_}, {}, 20);
     of_logits.cost.bytes_moved *= 2;
     if (spec_.loss_scale) of_logits.reads.push_back(*spec_.loss_scale);
-    // The logits come before the other accesses of the node, whether they are read or accumulated.
+    // Takes the logits as an argument, because the node either reads them or accumulates into them.
     const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(
                             const Context& context, const T* logits, const Into<T>& into) {
       const auto targets = context.read<std::int32_t>(0);
