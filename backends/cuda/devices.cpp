@@ -7,10 +7,10 @@ namespace {
 
 std::string version_text(int version) { return str(version / 1000, ".", version % 1000 / 10); }
 
-// What is missing, and what would be right.
+// Throws with the cause and the remedies.
 void check_count(cudaError_t status) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // told here
+  static_cast<void>(cudaGetLastError());  // reported here: clears it
   int driver = 0, runtime = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   static_cast<void>(cudaRuntimeGetVersion(&runtime));

@@ -17,7 +17,7 @@ struct Lists {
   int num_in, num_out;
 };
 
-// Numbers as they are computed with: those of two bytes in float, integers without a sign where they may wrap.
+// The type in which elements are computed: 2-byte types in float, integers unsigned where they may wrap.
 template <class T>
 struct Computed {
   using type = T;
@@ -54,7 +54,7 @@ __device__ W combine(W a, W b) {
   }
 }
 
-// Integers are averaged from a sum of 64 bits.
+// Averages of integers use a 64-bit sum.
 template <Reduction reduction, class T>
 using Sum = std::conditional_t<reduction == Reduction::average && std::is_integral_v<T>, std::int64_t,
                                typename Computed<T>::type>;
