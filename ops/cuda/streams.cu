@@ -35,7 +35,7 @@ auto in_units(const View<Byte>& bytes) {
                        bytes.begin / size};
 }
 
-// The largest unit of which both sides are made.
+// Calls `call` with the largest unit whose size divides `all`.
 template <class Call>
 void with_unit(std::uint64_t all, const Call& call) {
   if (all % 16 == 0) return call(uint4{});
@@ -51,10 +51,10 @@ std::uint64_t bits_of(const View<Byte>& view) {
          static_cast<std::uint64_t>(view.begin);
 }
 
-// Rows of one length on both sides, so that a copy of a rectangle does it; how long a row is, else 0.
+// The common row length if a 2D copy can do it, else 0.
 std::int64_t row_of_both(const View<std::byte>& to, const View<const std::byte>& from, std::int64_t size) {
   const std::int64_t row      = to.length == 0 ? from.length : to.length;
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();  // apart, as the driver has it
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();  // the driver's limit for strides
   if (row == 0 || (from.length != 0 && from.length != row)) return 0;
   if (size % row != 0 || to.begin % row != 0 || from.begin % row != 0) return 0;
   return to.stride > most || from.stride > most || row > most ? 0 : row;
@@ -62,7 +62,7 @@ std::int64_t row_of_both(const View<std::byte>& to, const View<const std::byte>&
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
 
-// Integers are computed with as they are.
+// Integers are used as they are.
 template <class N>
 __device__ auto computed(N x) {
   if constexpr (std::is_integral_v<N>) {
@@ -195,13 +195,13 @@ void reduce_elements(const DeviceQueue& queue, const Stretch& into, const Stretc
          to.fits(n) && of.fits(n));
 }
 
-// `Bits` is the type without a sign: sums and products wrap around.
+// `Bits` is the unsigned type: sums and products wrap around.
 template <class N, class Bits = N>
 void reduce_type(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  Reduction reduction) {
   switch (reduction) {
     case Reduction::sum:
-    case Reduction::average:  // divided at its end
+    case Reduction::average:  // divided afterwards
       return reduce_elements<Bits, Add>(queue, into, from, size_bytes);
     case Reduction::product:
       return reduce_elements<Bits, Multiply>(queue, into, from, size_bytes);
