@@ -29,10 +29,8 @@ struct Collective {
 // its bytes directly to every member that needs them.
 std::vector<Node> all_reduce(Graph& graph, const Collective& spec);      // no out: in place
 std::vector<Node> reduce(Graph& graph, const Collective& spec);          // no out: in place, at the root
-std::vector<Node> all_gather(Graph& graph, const Collective& spec);      // no in: in place, from the member's shard of
-                                                                         // out
-std::vector<Node> reduce_scatter(Graph& graph, const Collective& spec);  // no out: in place, into the member's shard of
-                                                                         // in
+std::vector<Node> all_gather(Graph& graph, const Collective& spec);      // no in: in place, from its shard of out
+std::vector<Node> reduce_scatter(Graph& graph, const Collective& spec);  // no out: in place, into its shard of in
 std::vector<Node> broadcast(Graph& graph, const Collective& spec);       // no in: in place, from the root's out
 std::vector<Node> scatter(Graph& graph, const Collective& spec);
 std::vector<Node> gather(Graph& graph, const Collective& spec);

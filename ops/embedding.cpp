@@ -34,8 +34,7 @@ void check_table(std::string_view op, const Weight& weight) {
 template <class T>
 void add_positions(const T* dy, std::int64_t sequences, std::int64_t stride, const Into<T, Wide<T>>& into,
                    std::int64_t begin, std::int64_t size) {
-  constexpr std::int64_t block = 128;  // elements at a time, so that the sums stay in registers or the first-level
-                                       // cache
+  constexpr std::int64_t block = 128;  // elements at a time, so that the sums stay in registers or the L1 cache
   for (std::int64_t at = 0; at < size; at += block) {
     const std::int64_t count = std::min(block, size - at);
     Wide<T> sums[block];

@@ -62,8 +62,7 @@ class Program final : public DeviceProgram {
   Graph graph_;
   StreamPlan plan_;
   std::vector<Queue*> queues_;          // by stream; null: it has no nodes
-  std::vector<cudaEvent_t> events_[2];  // by node, for issued runs and for captured ones; null: no stream waits for the
-                                        // node
+  std::vector<cudaEvent_t> events_[2];  // by node, for issued and for captured runs; null: no stream waits
   bool has_host_nodes_ = false;
   std::int64_t runs_   = 0;
   cudaEvent_t tail_    = nullptr;      // recorded at the end of a run

@@ -31,8 +31,7 @@ class Orderer {
   }
 
  private:
-  using Wait = std::pair<std::uint32_t, std::uint32_t>;  // (before, after): nodes at first, clusters once they are
-                                                         // known
+  using Wait = std::pair<std::uint32_t, std::uint32_t>;  // (before, after): first nodes, later clusters
 
   std::uint32_t find(std::uint32_t node) {
     while (cluster_[node] != node) node = cluster_[node] = cluster_[cluster_[node]];

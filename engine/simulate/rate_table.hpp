@@ -9,8 +9,7 @@ struct RatePoint {
   double flops       = 0;
   double bytes_moved = 0;
   double busy_s      = 0;  // while every other worker ran a node of its own
-  double alone_s     = 0;  // while the other workers were idle: they helped, or
-                           // left it the memory
+  double alone_s     = 0;  // while the others were idle: less contention, or help
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 

@@ -252,9 +252,7 @@ void Network::add_demands(const Traffic& traffic, std::vector<Demand>& out) {
     above.sends += below.sends;
     above.takes += below.takes;
     above.num_members += below.num_members;
-    if (below.num_members == traffic.members.size())
-      break;  // no traffic leaves: the differences below are only
-              // rounding
+    if (below.num_members == traffic.members.size()) break;  // no traffic leaves: differences are only rounding
     const auto add = [&](const Link& link, std::uint32_t offset, double bytes) {
       if (bytes > 0 && std::isfinite(link.bytes_per_s))
         out.push_back({first_resource_ + 2 * static_cast<std::uint32_t>(at) + offset, bytes});

@@ -109,8 +109,7 @@ class WaitGraph {
 
   // Walks back along waits from a blocked cluster until it visits a cluster a second time.
   std::string describe_cycle(const std::vector<bool>& blocked) const {
-    std::vector<std::uint32_t> wait_of(cluster_.size(), none);  // for each blocked cluster, one of its waits for
-                                                                // another blocked cluster
+    std::vector<std::uint32_t> wait_of(cluster_.size(), none);  // one wait between blocked clusters
     for (std::uint32_t i = 0; i < waits_.size(); ++i) {
       if (blocked[cluster_[waits_[i].from]] && blocked[cluster_[waits_[i].to]]) wait_of[cluster_[waits_[i].to]] = i;
     }

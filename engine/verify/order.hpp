@@ -29,8 +29,7 @@ class Order {
   [[nodiscard]] bool follows(Instance a);
 
  private:
-  using Clock = std::array<std::uint32_t, num_lane_kinds>;  // per lane: how many of its nodes come before, the node
-                                                            // itself included
+  using Clock = std::array<std::uint32_t, num_lane_kinds>;  // per lane: nodes that come before, and itself
 
   bool sort();
   void report_cycle(const std::vector<std::uint32_t>& waiting);

@@ -23,8 +23,7 @@ struct Range {
 class WrittenBytes {
  public:
   void add(const Region& region);
-  [[nodiscard]] std::optional<Range> first_missing(const Region& region);  // first requested bytes that were not
-                                                                           // written
+  [[nodiscard]] std::optional<Range> first_missing(const Region& region);  // the first unwritten bytes
 
  private:
   void insert(std::int64_t begin, std::int64_t end);

@@ -31,8 +31,7 @@ struct NeonAdamW {
                                                   const float* __restrict gradient, std::int64_t count) {
   constexpr int vectors = 2, places = 4;
   constexpr std::int64_t per_step = 4 * vectors, per_turn = places * per_step;
-  constexpr std::int64_t ahead = 128;  // prefetch distance in elements; two cores at once consume lines faster than the
-                                       // hardware prefetches them
+  constexpr std::int64_t ahead = 128;  // prefetch distance in elements; hardware prefetching is too slow for two cores
   if (count < per_turn) return 0;
   const float32x4_t factor = vdupq_n_f32(of.factor), keep = vdupq_n_f32(of.keep), new1 = vdupq_n_f32(of.new1),
                     beta2 = vdupq_n_f32(of.beta2), new2 = vdupq_n_f32(of.new2), unroot2 = vdupq_n_f32(of.unroot2),

@@ -19,8 +19,7 @@ struct Format {
   using Bits                        = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
   static constexpr int fraction     = std::numeric_limits<T>::digits - 1;
   static constexpr int max_exponent = 2 * std::numeric_limits<T>::max_exponent - 1;  // exponent of infinities and NaNs
-  static constexpr int smallest     = std::numeric_limits<T>::min_exponent - 1 - fraction;  // the smallest positive
-                                                                                            // number is 2 to this power
+  static constexpr int smallest     = std::numeric_limits<T>::min_exponent - 1 - fraction;  // log2 of the smallest
 };
 
 constexpr int limb_bits              = 32;

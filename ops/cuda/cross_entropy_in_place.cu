@@ -9,8 +9,7 @@ namespace {
 
 constexpr int shared_bytes = 230000;  // shared memory of a block for its row, beside that for reductions
 
-// --- 2-byte types: a row is in shared memory while the next row is being loaded
-// ---------------------------------------
+// --- 2-byte types: a row is in shared memory while the next row is being loaded --------------------------------------
 
 // Two numbers at a time, as their bits: there are instructions for pairs.
 template <class N>
@@ -19,10 +18,7 @@ template <>
 struct PairOf<__nv_bfloat16> {
   __device__ static float2 widen(unsigned x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
   __device__ static unsigned narrow(float2 x) { return bits(__floats2bfloat162_rn(x.x, x.y)); }
-  __device__ static unsigned larger(unsigned a, unsigned b) {
-    return bits(__hmax2(pair(a), pair(b)));
-  }  // NaNs are
-     // ignored
+  __device__ static unsigned larger(unsigned a, unsigned b) { return bits(__hmax2(pair(a), pair(b))); }  // skips NaN
   __device__ static unsigned bits(__nv_bfloat162 x) { return *reinterpret_cast<const unsigned*>(&x); }
   __device__ static __nv_bfloat162 pair(unsigned x) { return *reinterpret_cast<const __nv_bfloat162*>(&x); }
 };
@@ -196,8 +192,7 @@ __global__ void __launch_bounds__(most_threads, 2)
   }
 }
 
-// --- all other types and sizes
-// ----------------------------------------------------------------------------------------
+// --- all other types and sizes ---------------------------------------------------------------------------------------
 
 // If `kept`, packs stay in shared memory until they are needed again, each for the thread that loaded it. Otherwise
 // they are read twice.

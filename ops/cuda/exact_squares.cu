@@ -21,8 +21,7 @@ constexpr int threads = 256, warps = threads / 32;
 constexpr int float_limbs  = static_cast<int>(cpu::exact_limbs<float>);
 constexpr int double_limbs = static_cast<int>(cpu::exact_limbs<double>);
 
-// --- float, and types that widen to float
-// -----------------------------------------------------------------------------
+// --- float, and types that widen to float ----------------------------------------------------------------------------
 
 // A thread loads 32 elements at once. A warp's elements are adjacent, since adjacent numbers tend to have similar
 // sizes. The blocks of a tile form a cluster and combine their sums before carrying.

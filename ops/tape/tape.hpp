@@ -25,8 +25,7 @@ struct TensorParallel {
   int size      = 1;
   int index     = 0;
   Group group   = {};     // unset if size is 1
-  bool sequence = false;  // sequence parallelism: outside the tensor-parallel blocks each rank holds its share of the
-                          // rows
+  bool sequence = false;  // sequence parallelism: outside the blocks, each rank holds its share of the rows
 };
 
 // Source of the random bits of a microbatch: the same in every layout, schedule and recomputation.
@@ -164,8 +163,7 @@ class Tape {
     std::vector<Tensor> outputs                 = {};
     std::function<void(Tape&)> input_gradients  = {};
     std::function<void(Tape&)> weight_gradients = {};
-    bool takes_gradients                        = false;  // the op can apply deferred gradients of its outputs: see
-                                                          // leave_gradient
+    bool takes_gradients                        = false;  // it applies deferred gradients: see leave_gradient
   };
   void on_backward(Backward backward);
 

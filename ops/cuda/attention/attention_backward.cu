@@ -201,8 +201,7 @@ void attention_backward(const DeviceQueue& queue, const AttentionBackward<T>& at
                        .base           = native(d_qkv.base),
                        .dropout        = attention.dropout};
   backward.sizes.vectors =
-      whole_vectors(shape, sizeof(T), attention.qkv, attention.d_out, d_qkv.out, d_qkv.base);  // a null base counts as
-                                                                                               // aligned
+      whole_vectors(shape, sizeof(T), attention.qkv, attention.d_out, d_qkv.out, d_qkv.base);  // null is aligned
   with_head(shape, [&](auto head) {
     using Q = Tile<Wide<T>, decltype(head)::value>;
     products_kernel<N>

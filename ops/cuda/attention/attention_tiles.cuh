@@ -30,13 +30,12 @@ __device__ Pack<T, size>& pack_at(T* to) {
 // many columns, 16 apart; in other tiles, `vectors` vectors.
 template <class W_, int head_>
 struct Tile {
-  using W                        = W_;
-  static constexpr int head      = head_;
-  static constexpr int lanes     = 16 / static_cast<int>(sizeof(W));
-  static constexpr int row_bytes = head * static_cast<int>(sizeof(W));
-  static constexpr int rows      = row_bytes <= 512 ? 64 : row_bytes <= 1024 ? 32 : 16;
-  static constexpr int stride    = head + lanes;  // rows are skewed, so that a column of vectors uses different
-                                                  // banks
+  using W                           = W_;
+  static constexpr int head         = head_;
+  static constexpr int lanes        = 16 / static_cast<int>(sizeof(W));
+  static constexpr int row_bytes    = head * static_cast<int>(sizeof(W));
+  static constexpr int rows         = row_bytes <= 512 ? 64 : row_bytes <= 1024 ? 32 : 16;
+  static constexpr int stride       = head + lanes;  // skewed, so that a column of vectors uses different banks
   static constexpr int score_stride = rows + lanes;
   static constexpr int size         = rows * stride;
   static constexpr int score_size   = rows * score_stride;
