@@ -12,13 +12,13 @@ namespace stepgraph::drawing {
 namespace {
 
 constexpr double track_step  = 4;   // between parallel lines
-constexpr double max_channel = 64;  // a busier gap squeezes its lines
-constexpr double port_step   = 5;   // between the heads that enter a box
+constexpr double max_channel = 64;  // lines in a busier gap are squeezed
+constexpr double port_step   = 5;   // between the arrow heads that enter a box
 constexpr double min_row     = 32;
-constexpr double lane_pad    = 5;    // from a box to its lane's frame
-constexpr double best_aspect = 1.7;  // width to height, near a page's
+constexpr double lane_pad    = 5;    // from a box to the frame of its lane
+constexpr double best_aspect = 1.7;  // width to height, similar to a page
 
-// A gap between rows or columns. Lines that overlap get different tracks; those of one net may share one.
+// A gap between rows or columns. Overlapping lines get different tracks; lines of one net may share a track.
 struct Channel {
   struct Use {
     int low, high;
@@ -40,7 +40,7 @@ struct Channel {
       return std::tuple(uses[a].low, uses[a].net, uses[a].high, a) <
              std::tuple(uses[b].low, uses[b].net, uses[b].high, b);
     });
-    std::vector<std::pair<int, std::uint64_t>> tracks;  // where each ends, and whose it is
+    std::vector<std::pair<int, std::uint64_t>> tracks;  // end and net of each track
     for (const std::size_t i : order) {
       Use& use = uses[i];
       auto at  = std::find_if(tracks.begin(), tracks.end(),
@@ -60,28 +60,29 @@ struct Row {
   int cluster = 0, lane = -1;
   double height            = 0;
   std::vector<int> columns = {};                          // occupied, ascending
-  [[nodiscard]] bool free(int after, int before) const {  // of boxes strictly between two columns
+  [[nodiscard]] bool free(int after, int before) const {  // no box strictly between two columns
     const auto at = std::upper_bound(columns.begin(), columns.end(), after);
     return at == columns.end() || *at >= before;
   }
 };
 
-// A part of the picture with its own columns and clusters: a band of a wrapped picture, or one of several side by side.
+// A part of the picture with its own columns and clusters: a band of a wrapped picture, or one of several panels.
 struct Frame {
   int first_column = 0, last_column = 0, first_cluster = 0, last_cluster = 0;
-  std::vector<int> rows      = {};  // those with boxes here
+  std::vector<int> rows      = {};  // rows with boxes in this frame
   std::vector<Channel> gaps  = {};  // left of each column, and right of the last
-  std::vector<Channel> halls = {};  // 2i: above row i when it is its cluster's first; 2i + 1: below row i
+  std::vector<Channel> halls = {};  // 2i: above row i if it is the first of its cluster; 2i + 1: below row i
   Channel gutter             = {};  // above the frame, for lines from other frames
 };
 
-// Lines run: along the source's row, then down or up a gap, along a hall, and so on, at last along the target's row.
+// A line runs along the source's row, then vertically in a gap, along a hall, and so on, and finally along the target's
+// row.
 struct Route {
   struct Step {
     Channel* channel;
     std::size_t use;
   };
-  std::vector<Step> steps = {};  // vertical, horizontal, ..., vertical; none: straight
+  std::vector<Step> steps = {};  // vertical, horizontal, ..., vertical; empty: a straight line
   bool from_above         = false;
 };
 
@@ -277,7 +278,7 @@ class Placer {
     }
   }
 
-  // Cuts where few lines cross, near equal widths.
+  // Cuts where few lines cross, into bands of nearly equal width.
   std::vector<int> band_ends(int num_bands) const {
     std::vector<int> crossing(static_cast<std::size_t>(num_columns_) + 1, 0);
     for (const Link& link : drawing_.links) {
@@ -307,7 +308,7 @@ class Placer {
   }
 
   // --- lines: which gaps and halls they take ------------------------------------------------------------------------
-  // Where a row or hall is, in an order from the top of the picture: only comparisons matter.
+  // The vertical order of rows and halls over the whole picture. Only comparisons matter.
   int row_index(const Cell& cell) const {
     return frame_base_[static_cast<std::size_t>(cell.frame)] + 2 * cell.row_in_frame + 1;
   }
@@ -332,7 +333,7 @@ class Placer {
     Route route       = {};
     std::uint64_t net = 0;
     int index = 0, column = 0;
-    Channel* hall = nullptr;  // the one it runs in; null: a row
+    Channel* hall = nullptr;  // the hall it runs in; null: a row
     int hall_from = 0;
 
     void down(Channel& gap, int gap_column, int to_index, Channel* to_hall) {
@@ -390,7 +391,7 @@ class Placer {
     }
     if (wraps) {
       Frame& frame = frames_[static_cast<std::size_t>(to.frame)];
-      // Outside the clusters, lines into the next run are one bundle: each would say no more than that.
+      // Outside the clusters, loop edges share one line: separate lines would add no information.
       const std::uint64_t own = std::exchange(b.net, link.kind == LinkKind::loop ? ~std::uint64_t{0} : b.net);
       const int gutter        = frame_base_[static_cast<std::size_t>(to.frame)] - 1;
       b.down(right_margin_, 2 * num_columns_ + 2, gutter, &frame.gutter);
@@ -453,7 +454,7 @@ class Placer {
         ClusterArea& area = out_.clusters.back();
         const double pad  = row.lane >= 0 ? lane_pad : 3;
         const Rect rect{left + 5, y, right - 5, y + row.height + 2 * pad};
-        // Lines from the band before run along the middle of a row: there the label makes way.
+        // Lines from the previous band run along the middle of a row, so the label is placed above.
         area.lanes.push_back({row.lane, rect, {rect.left + 4, stacked_ ? rect.top + 6.5 : rect.center().y}, {}});
         row_top[f].push_back(y + pad);
         y += row.height + 2 * pad;
@@ -521,7 +522,7 @@ class Placer {
     draw_matches();
   }
 
-  // Parts under each other are joined by a vertical line behind what is between them, each pair at its own x.
+  // Parts in one column are joined by a vertical line behind the boxes between them, each pair at its own x.
   void draw_matches() {
     std::map<std::pair<int, int>, Channel> columns;  // (frame, column)
     std::map<std::size_t, std::size_t> uses;
@@ -532,7 +533,7 @@ class Placer {
       const Link& link = drawing_.links[i];
       const Cell &from = cells_[link.from], &to = cells_[link.to];
       if (link.kind != LinkKind::match || !in_column(link)) continue;
-      // A collective's line may go on where it ends: the chain of its members is one net.
+      // The chain of a collective's members is one net, so its line may continue on the same track.
       uses[i] = columns[{from.frame, from.column}].add(2 * from.row_in_frame + (from.row < to.row),
                                                        2 * to.row_in_frame + (to.row < from.row), 2 * i);
     }
@@ -572,7 +573,7 @@ class Placer {
 Placement place(const Drawing& drawing) { return Placer(drawing).place(); }
 
 double text_width(std::string_view text, double font_size) {
-  // Thousandths of the font size, of DejaVu Sans: the widest of the fonts that stand in for Helvetica.
+  // Thousandths of the font size, in DejaVu Sans, the widest substitute for Helvetica.
   static constexpr int widths[95] = {318,  401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337,
                                      636,  636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531,
                                      1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295, 656, 557, 863, 748, 787,
