@@ -17,7 +17,7 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("what ran on a device is recorded piece by piece, also where a step is replayed as one",
+TEST_CASE("each kernel and copy on a device is recorded, also inside a replayed CUDA graph",
           "[backends][cuda][cupti]") {
   const auto world = sg::testing::device_world();
   sg::Graph graph;

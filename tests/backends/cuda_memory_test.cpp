@@ -11,7 +11,7 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("a device that is too small says what was planned and what is free, and goes on",
+TEST_CASE("a plan too large for a device is refused with planned and free bytes, and the next program runs",
           "[backends][cuda][refuses]") {
   const auto world      = sg::testing::device_world();
   const auto graph_with = [](std::int64_t size_bytes) {

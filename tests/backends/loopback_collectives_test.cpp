@@ -300,7 +300,7 @@ class Trial {
 
 }  // namespace
 
-TEST_CASE("every collective gives what a plain loop gives, whatever lies where", "[backends][loopback]") {
+TEST_CASE("every collective equals a plain loop, for any memory layout", "[backends][loopback]") {
   using enum sg::PartOp;
   for (const sg::PartOp op : {all_reduce, reduce, all_gather, reduce_scatter, broadcast, scatter, gather, all_to_all,
                               permute, barrier, send}) {

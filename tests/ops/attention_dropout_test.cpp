@@ -168,7 +168,7 @@ Numbers columns(const Numbers& of, std::int64_t width, std::int64_t from, std::i
 
 }  // namespace
 
-TEST_CASE("attention drops probabilities by their number in the whole batch", "[ops][attention][dropout]") {
+TEST_CASE("attention drops probabilities by their index in the global batch", "[ops][attention][dropout]") {
   const auto c = GENERATE(Case{.seq = 9}, Case{.sequences = 2, .seq = 70, .heads = 4, .kv_heads = 2, .head_size = 8},
                           Case{.sequences = 2, .seq = 70, .heads = 2, .kv_heads = 1, .rate = 0.1, .first_sequence = 5},
                           // Number 2^32 is in the third sequence.
@@ -214,8 +214,7 @@ TEST_CASE("gradients of attention with dropout agree with finite differences", "
   }
 }
 
-TEST_CASE("attention drops the same probabilities however heads and sequences are dealt out",
-          "[ops][attention][dropout]") {
+TEST_CASE("attention drops the same probabilities for any split of heads and sequences", "[ops][attention][dropout]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const Case whole{.sequences = 3, .seq = 70, .heads = 4, .kv_heads = 2, .head_size = 8, .type = type};
   const Numbers x = numbers(1, whole.rows() * whole.width()), dy = numbers(2, whole.rows() * whole.out_width());
@@ -254,7 +253,7 @@ TEST_CASE("attention drops the same probabilities however heads and sequences ar
   }
 }
 
-TEST_CASE("attention drops nothing on a tape that is not random, and at each step something else",
+TEST_CASE("attention drops nothing on a tape that is not random, and other elements at each step",
           "[ops][attention][dropout]") {
   Case c{.sequences = 2, .seq = 40, .heads = 2, .kv_heads = 2, .head_size = 8};
   const Result dropped = run(c);
@@ -268,7 +267,7 @@ TEST_CASE("attention drops nothing on a tape that is not random, and at each ste
   CHECK(plain != dropped);
 }
 
-TEST_CASE("attention's bits do not depend on how many threads there are", "[ops][attention]") {
+TEST_CASE("attention's bits do not depend on the number of threads", "[ops][attention]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   const auto seq  = GENERATE(64, 67);
   Case c{.sequences = 5, .seq = seq, .heads = 6, .kv_heads = 3, .head_size = 16, .type = type, .threads = 1};
@@ -279,7 +278,7 @@ TEST_CASE("attention's bits do not depend on how many threads there are", "[ops]
   }
 }
 
-TEST_CASE("attention in bf16 and f16 is that of its inputs, rounded", "[ops][attention][bf16]") {
+TEST_CASE("attention in bf16 and f16 equals that of its inputs, rounded", "[ops][attention][bf16]") {
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto seq  = GENERATE(33, 128);
   CAPTURE(type, seq);

@@ -122,7 +122,7 @@ TEST_CASE("gradients of attention agree with finite differences", "[ops][attenti
   check_gradients(attention_case(s));
 }
 
-TEST_CASE("gradients of attention over many tiles of queries and keys are those of the definition",
+TEST_CASE("gradients of attention over many tiles of queries and keys agree with the definition",
           "[ops][attention][gradient]") {
   const Shape s     = GENERATE(Shape{2, 67, 4, 2, 20}, Shape{1, 96, 2, 2, 16});
   const OpCase test = attention_case(s);
@@ -150,7 +150,7 @@ TEST_CASE("gradients of attention over many tiles of queries and keys are those 
   }
 }
 
-TEST_CASE("a token changes nothing before it, and nothing in another sequence", "[ops][attention]") {
+TEST_CASE("a token affects neither earlier positions nor other sequences", "[ops][attention]") {
   const Shape s         = {2, 37, 4, 2, 8};
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const auto row        = GENERATE(0, 20, 36, 37, 60);  // of both sequences
@@ -176,7 +176,7 @@ TEST_CASE("a token changes nothing before it, and nothing in another sequence", 
   CHECK(changed == expected);
 }
 
-TEST_CASE("attention bears scores that overflow an exponential, and passes NaN on", "[ops][attention]") {
+TEST_CASE("attention handles scores that overflow an exponential, and propagates NaN", "[ops][attention]") {
   const Shape s     = {1, 20, 1, 1, 4};
   const OpCase test = attention_case(s, 0, 0, 30);  // scores of some thousands
   for (const double each : sg::testing::evaluate(test, sg::DType::f32)) CHECK(std::isfinite(each));
@@ -186,7 +186,7 @@ TEST_CASE("attention bears scores that overflow an exponential, and passes NaN o
   for (std::size_t i = 0; i < bad.size(); ++i) CHECK(std::isnan(bad[i]) == (i / 4 >= 10));
 }
 
-TEST_CASE("gradients of attention bear a last row whose probabilities would overflow if its scores were 0",
+TEST_CASE("gradients of attention handle a last row whose probabilities would overflow if its scores were 0",
           "[ops][attention][gradient]") {
   // Scores of the last row are `score` and a few more or less; blocks of queries are not whole.
   const Shape s      = GENERATE(Shape{1, 1, 1, 1, 4}, Shape{1, 9, 1, 1, 4}, Shape{2, 67, 2, 1, 4});
@@ -296,7 +296,7 @@ TEST_CASE("gradients of a rotary embedding agree with finite differences, in pla
   check_gradients(both);
 }
 
-TEST_CASE("the workspace of attention does not grow with the sequence, but for a panel of queries in bf16",
+TEST_CASE("the workspace of attention does not grow with the sequence, except for a panel of queries in bf16",
           "[ops][attention]") {
   const cpu::AttentionShape shorter{.seq = 128, .heads = 8, .kv_heads = 4, .head_size = 64};
   cpu::AttentionShape longer = shorter;

@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("an update's bits do not depend on where a weight is cut", "[
   }
 }
 
-TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", "[ops][cpu]", float, double) {
+TEMPLATE_TEST_CASE("AdamW on vectors has the bits of AdamW on single elements", "[ops][cpu]", float, double) {
   using T      = TestType;
   using Limits = std::numeric_limits<T>;
   // Everything with everything, in an order that brings each to all places in a vector.
@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", 
   }
 }
 
-TEMPLATE_TEST_CASE("AdamW updates the elements that it is told to and no other", "[ops][cpu]", float, double) {
+TEMPLATE_TEST_CASE("AdamW updates only the given elements", "[ops][cpu]", float, double) {
   using T = TestType;
   Updated<T> before{numbers<T>(1), numbers<T>(2), numbers<T>(3), numbers<T>(4)};
   for (T& each : before.second) each *= each;

@@ -54,7 +54,7 @@ TEST_CASE("cross-entropy is the sum of -log softmax at the targets", "[ops][cros
   CHECK(std::abs(sg::testing::evaluate(test, sg::DType::f32)[0] - expected) < 1e-6 * std::abs(expected));
 }
 
-TEST_CASE("cross-entropy's gradient is right, times its scale", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy's gradient is correct, times its scale", "[ops][cross_entropy]") {
   sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, GENERATE(1.0, 0.125)));
 }
 
@@ -68,7 +68,7 @@ TEST_CASE("cross-entropy's gradient in place of the logits has the same bits", "
   CHECK((sg::testing::gradients(in_place, type).inputs == sg::testing::gradients(apart, type).inputs));
 }
 
-TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy in place is correct, and one node", "[ops][cross_entropy]") {
   sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, 0.5, true));
   sg::Graph graph;
   sg::WeightTable weights;
@@ -82,11 +82,11 @@ TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]
   CHECK(tape.owns_gradient(logits));
 }
 
-TEST_CASE("cross-entropy in bf16 and f16 is that in f32 of the same logits", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy in bf16 and f16 equals that in f32 for the same logits", "[ops][cross_entropy]") {
   sg::testing::check_halves(loss_case(300, {0, 6, 299, 3}, 1, GENERATE(false, true)));
 }
 
-TEST_CASE("cross-entropy's gradient, and not the loss, is multiplied with a scale that is read",
+TEST_CASE("a loss scale read from a buffer multiplies the gradient of cross-entropy, not the loss",
           "[ops][cross_entropy]") {
   const auto type     = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   const bool in_place = GENERATE(false, true);
@@ -127,7 +127,7 @@ TEST_CASE("a target outside the vocabulary stops the step and is named", "[ops][
                        MessageMatches(ContainsSubstring("cross_entropy: target at position 0 is -7 (0 to 3)")));
 }
 
-TEST_CASE("cross-entropy refuses what does not fit, with names and numbers", "[ops][cross_entropy][refuses]") {
+TEST_CASE("cross-entropy refuses arguments that do not fit, with names and numbers", "[ops][cross_entropy][refuses]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

@@ -8,7 +8,7 @@
 
 namespace sg = stepgraph;
 
-TEST_CASE("a hash of bytes on a device is the CPU's", "[ops][cuda]") {
+TEST_CASE("a hash of bytes on a device equals that on the CPU", "[ops][cuda]") {
   struct Part {
     std::int64_t size, offset = 0;
   };

@@ -46,7 +46,7 @@ sg::testing::OpCase shared_case(const Sizes& sizes) {
 
 }  // namespace
 
-TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda][linear]") {
+TEST_CASE("linear on a device equals linear on the CPU, for both weight layouts", "[ops][cuda][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   // Of one element; multiples of nothing; such as every vector fits.
@@ -56,7 +56,8 @@ TEST_CASE("linear on a device is linear on the CPU, for weights lying either way
                                {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
 }
 
-TEST_CASE("an activation of a linear on a device is the CPU's, forward and backward", "[ops][cuda][linear]") {
+TEST_CASE("a linear with an activation on a device equals that on the CPU, forward and backward",
+          "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const bool biased     = GENERATE(false, true);
   // The product can end with a gelu where rows are whole vectors, and nowhere else.
@@ -67,7 +68,7 @@ TEST_CASE("an activation of a linear on a device is the CPU's, forward and backw
   sg::testing::check_on_device(test);
 }
 
-TEST_CASE("a product's gradient through an activation on a device is the CPU's", "[ops][cuda][linear]") {
+TEST_CASE("a product's gradient through an activation on a device equals that on the CPU", "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto layout     = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   // The product can end with a gelu's gradient where rows of `in` are whole vectors, and nowhere else.
@@ -93,7 +94,7 @@ TEST_CASE("gradients of two linears of one input add up on a device, and so do t
   sg::testing::check_on_device(shared_case(sizes));
 }
 
-TEST_CASE("products that are measured when they are first seen leave what they should, and add to what was there",
+TEST_CASE("products that are measured when first seen give correct results, also when added to a base",
           "[ops][cuda][linear]") {
   sg::testing::need_device();
   const Sizes large{1024, 768, 768};  // more than 10^9 flops

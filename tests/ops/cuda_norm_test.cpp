@@ -46,7 +46,7 @@ OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double
 
 }  // namespace
 
-TEST_CASE("norms on a device are the CPU's, however long rows are", "[ops][cuda][norm]") {
+TEST_CASE("norms on a device equal those on the CPU, for rows of any length", "[ops][cuda][norm]") {
   // Rows of no whole vectors; of warps and of blocks of each size; and longer than threads have registers for.
   const Shape shape   = GENERATE(Shape{3, 5}, Shape{70, 37}, Shape{9, 768}, Shape{7, 1024}, Shape{6, 1600},
                                  Shape{5, 4096}, Shape{3, 8192}, Shape{2, 16384}, Shape{2, 20000});
@@ -55,7 +55,7 @@ TEST_CASE("norms on a device are the CPU's, however long rows are", "[ops][cuda]
   check_on_device(norm_case(shape, centered));
 }
 
-TEST_CASE("norms on a device read weights that are f32", "[ops][cuda][norm]") {
+TEST_CASE("norms on a device support f32 weights", "[ops][cuda][norm]") {
   const Shape shape   = GENERATE(Shape{70, 37}, Shape{9, 768}, Shape{6, 1600});
   const bool centered = GENERATE(false, true);
   CAPTURE(shape.rows, shape.width, centered);
@@ -72,7 +72,7 @@ TEST_CASE("a norm's weight gradients on a device add up many rows", "[ops][cuda]
   check_on_device(norm_case({many, 264}, false));
 }
 
-TEST_CASE("a residual with its norm on a device is the CPU's", "[ops][cuda][residual_norm]") {
+TEST_CASE("a residual with its norm on a device equals that on the CPU", "[ops][cuda][residual_norm]") {
   const Shape shape   = GENERATE(Shape{3, 21}, Shape{70, 296}, Shape{5, 1600});
   const bool centered = GENERATE(false, true), biased = GENERATE(false, true);
   const double rate = GENERATE(0.0, 0.4);

@@ -83,7 +83,8 @@ TEST_CASE("a sum of squares has the same limbs on a device", "[ops][cuda]") {
   CHECK(device[1] == host[1]);
 }
 
-TEST_CASE("squares of the largest, the smallest and no numbers are the same on a device", "[ops][cuda]") {
+TEST_CASE("sums of squares of the largest and smallest numbers, infinities and NaNs are the same on a device",
+          "[ops][cuda]") {
   const bool finite   = GENERATE(true, false);
   constexpr float big = std::numeric_limits<float>::max(), small = std::numeric_limits<float>::denorm_min();
   Run run;
@@ -151,7 +152,7 @@ TEST_CASE("norm and clip factor have the same bits on a device", "[ops][cuda]") 
   }
 }
 
-TEST_CASE("an update of weights on a device is the CPU's", "[ops][cuda]") {
+TEST_CASE("an update of weights on a device equals that on the CPU", "[ops][cuda]") {
   struct Types {
     sg::DType weight, gradient;
     std::optional<sg::DType> value = {};

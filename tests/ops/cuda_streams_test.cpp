@@ -84,7 +84,7 @@ TEST_CASE("copies on a device move bytes that are cut differently on both sides"
   bench.check();
 }
 
-TEST_CASE("copies go from pinned memory to a device and back beside each other, whole and in rows",
+TEST_CASE("copies between pinned and device memory run concurrently in both directions, whole and in rows",
           "[ops][cuda][copy]") {
   sg::testing::need_device();
   constexpr auto pinned = sg::Space::pinned;
@@ -129,7 +129,7 @@ TEST_CASE("reductions on a device have the CPU's bits in every type", "[ops][cud
   bench.check();
 }
 
-TEST_CASE("a device clears bytes, and adds up a few numbers in their order", "[ops][cuda][clear]") {
+TEST_CASE("a device clears bytes, and adds a few numbers in order", "[ops][cuda][clear]") {
   sg::testing::need_device();
   Bench bench;
   const sg::Buffer values = bench.buffer(100, sg::DType::f32), losses = bench.buffer(11, sg::DType::f64),

@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("sums of squares are exact, and rounded once", "[ops][norm]",
   CHECK(squares_of<T>({large, 16, 8, 8}) == 0x1p60 + 0x1p9);  // half again: to even, upwards
 }
 
-TEST_CASE("squares of the smallest and the largest numbers are all there", "[ops][norm]") {
+TEST_CASE("squares of the smallest and the largest numbers are exact", "[ops][norm]") {
   const float least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
   CHECK(squares_of<float>({least}) == 0x1p-298);
   CHECK(squares_of<float>(std::vector<float>(100'000, least)) == 100'000 * 0x1p-298);
@@ -73,7 +73,8 @@ TEST_CASE("squares of the smallest and the largest numbers are all there", "[ops
   CHECK(sum.front() == 1);  // below what a double can hold, and there
 }
 
-TEMPLATE_TEST_CASE("an infinity or a NaN among the elements is one in the sum", "[ops][norm]", float, double) {
+TEMPLATE_TEST_CASE("an infinity or a NaN among the elements makes the sum infinite or NaN", "[ops][norm]", float,
+                   double) {
   using T     = TestType;
   const T inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
   CHECK(squares_of<T>({1, -inf, 2}) == INFINITY);
@@ -81,7 +82,7 @@ TEMPLATE_TEST_CASE("an infinity or a NaN among the elements is one in the sum", 
   CHECK(std::isnan(squares_of<T>({-inf, nan})));
 }
 
-TEMPLATE_TEST_CASE("a sum of squares has the same bits however its elements are ordered and cut", "[ops][norm]", float,
+TEMPLATE_TEST_CASE("a sum of squares has the same bits for any order and split of its elements", "[ops][norm]", float,
                    double) {
   using T = TestType;
   std::mt19937 random(7);
@@ -118,7 +119,7 @@ sg::Buffer kept(sg::Graph& graph, const std::string& name, std::int64_t elements
 
 }  // namespace
 
-TEST_CASE("a norm is of all its summands, in rows or in one range, by any number of threads", "[ops][norm]") {
+TEST_CASE("a norm covers all its sums, in rows or in one range, with any number of threads", "[ops][norm]") {
   const int threads        = GENERATE(1, 3);
   const std::int64_t count = 100'100, row = 1'001;
   sg::Graph graph;
@@ -141,7 +142,7 @@ TEST_CASE("a norm is of all its summands, in rows or in one range, by any number
   CHECK(program.memory().span<double>(norm)[0] == expected);
 }
 
-TEST_CASE("the clip factor brings a norm down to the clip, and leaves smaller ones alone", "[ops][norm]") {
+TEST_CASE("the clip factor scales a large norm to the clip, and is 1 for smaller ones", "[ops][norm]") {
   struct Case {
     std::vector<float> values;
     double clip, norm, factor;

@@ -104,7 +104,7 @@ struct Bench {
 
 }  // namespace
 
-TEST_CASE("linear is x w + bias, for weights lying either way", "[ops][linear]") {
+TEST_CASE("linear is x w + bias, for both weight layouts", "[ops][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   const Sizes sizes = GENERATE(Sizes{5, 7, 4}, Sizes{1, 1, 1}, Sizes{100, 150, 97});
@@ -113,7 +113,7 @@ TEST_CASE("linear is x w + bias, for weights lying either way", "[ops][linear]")
   CHECK(sg::testing::distance(sg::testing::evaluate(test), plain(sizes, layout, sg::testing::values(test))) < 1e-14);
 }
 
-TEST_CASE("linear's gradients are right", "[ops][linear]") {
+TEST_CASE("linear's gradients are correct", "[ops][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   CAPTURE(static_cast<int>(layout), biased);
@@ -155,13 +155,13 @@ TEST_CASE("a linear with an activation has the bits of one followed by the other
   CHECK(found.weights == expected.weights);
 }
 
-TEST_CASE("the gradients of a linear with an activation are right", "[ops][linear]") {
+TEST_CASE("the gradients of a linear with an activation are correct", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   sg::testing::check_gradients(linear_case({}, sg::WeightLayout::in_out, true, activation));
 }
 
-TEST_CASE("a product's gradient through an activation has the bits of one after the other", "[ops][linear]") {
+TEST_CASE("a product's gradient fused with an activation has the bits of separate nodes", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const Sizes sizes     = GENERATE(Sizes{5, 7, 4}, Sizes{130, 40, 143});
@@ -172,15 +172,14 @@ TEST_CASE("a product's gradient through an activation has the bits of one after 
   CHECK(fused.weights == expected.weights);
 }
 
-TEST_CASE("gradients through an activation between two linears are right", "[ops][linear]") {
+TEST_CASE("gradients through an activation between two linears are correct", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   sg::testing::check_gradients(mlp_case({}, activation));
   sg::testing::check_halves(mlp_case({67, 24, 40}, activation));
 }
 
-TEST_CASE("an activation's gradient is the product's own work where nobody else uses what was activated",
-          "[ops][linear]") {
+TEST_CASE("a product computes the activation's gradient if no other op uses the activated tensor", "[ops][linear]") {
   Bench bench;
   const sg::Tensor x  = bench.tape.tensor("x", {10, 20});
   const sg::Weight up = bench.weight("up", {30, 20}), down = bench.weight("down", {20, 30});
@@ -212,7 +211,7 @@ TEST_CASE("an activation's gradient is the product's own work where nobody else 
   CHECK(bench.graph.cost(sg::Node{3}) == sg::Cost{.flops = 12000 + 300, .bytes_moved = 4 * (200 + 600 + 300 + 300)});
 }
 
-TEST_CASE("a linear keeps what its activation was applied to for a backward pass alone", "[ops][linear]") {
+TEST_CASE("a linear keeps the input of its activation only for a backward pass", "[ops][linear]") {
   const bool records = GENERATE(false, true);
   sg::Graph graph;
   sg::WeightTable weights;
@@ -315,7 +314,8 @@ TEST_CASE("in bf16 and f16, linear sums in f32 and rounds once; gradients of wei
   CHECK(worst(half.db, exact.db, 1) < 1e-5);
 }
 
-TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding of what is stored", "[ops][linear]") {
+TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding of the stored tensors",
+          "[ops][linear]") {
   const auto type       = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
@@ -332,7 +332,7 @@ TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding o
   CHECK(sg::testing::distance(half.y, exact.y) > once / 40);
 }
 
-TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {
+TEST_CASE("linear costs two flops per multiplication, forward and for each gradient", "[ops][linear]") {
   Bench bench;
   const sg::Tensor x = bench.tape.tensor("x", {10, 20});
   const sg::Tensor y = sg::linear(bench.tape, {.x = x, .weight = bench.weight("w", {30, 20})});
@@ -346,7 +346,7 @@ TEST_CASE("linear costs two operations for each product, forward and for each gr
   }
 }
 
-TEST_CASE("linear refuses what does not fit, with names and numbers", "[ops][linear][refuses]") {
+TEST_CASE("linear refuses arguments that do not fit, with names and numbers", "[ops][linear][refuses]") {
   Bench bench;
   const sg::Tensor x = bench.tape.tensor("x", {2, 3});
   const sg::Weight w = bench.weight("w", {4, 3}), b = bench.weight("b", {3}), cube = bench.weight("cube", {4, 3, 1});

@@ -77,7 +77,7 @@ struct Update {
 
 }  // namespace
 
-TEST_CASE("AdamW does what its paper and PyTorch say", "[ops][optimizer]") {
+TEST_CASE("AdamW agrees with its paper and PyTorch", "[ops][optimizer]") {
   const auto type    = GENERATE(sg::DType::f32, sg::DType::f64);
   const bool strided = GENERATE(false, true);
   CAPTURE(type, strided);
@@ -148,7 +148,7 @@ TEST_CASE("AdamW refuses a step before the first", "[ops][optimizer][refuses]") 
                        MessageMatches(ContainsSubstring("adamw: step 0 (they count from 1)")));
 }
 
-TEST_CASE("SGD moves against a velocity that gradients add to", "[ops][optimizer]") {
+TEST_CASE("SGD follows a velocity that accumulates gradients", "[ops][optimizer]") {
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const bool strided    = GENERATE(false, true);
   const double momentum = GENERATE(0.0, 0.9);
@@ -190,7 +190,7 @@ TEST_CASE("SGD moves against a velocity that gradients add to", "[ops][optimizer
   CHECK(worst < (type == sg::DType::f32 ? 2e-6 : 1e-14));
 }
 
-TEST_CASE("what ends a step refuses other sizes and types, and settings out of range", "[ops][optimizer][refuses]") {
+TEST_CASE("optimizer ops refuse other sizes and types, and settings out of range", "[ops][optimizer][refuses]") {
   sg::Graph graph;
   const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 5, sg::DType::f32),
                    wide = kept(graph, "wide", 4, sg::DType::f64), half = kept(graph, "half", 4, sg::DType::bf16),
@@ -229,7 +229,7 @@ TEST_CASE("what ends a step refuses other sizes and types, and settings out of r
                        MessageMatches(ContainsSubstring("of scale and overflow one is there (both, or neither)")));
 }
 
-TEMPLATE_TEST_CASE("a master is updated as any weight, and its value is the master rounded", "[ops][optimizer]",
+TEMPLATE_TEST_CASE("a master copy is updated like any weight, and its value is the rounded master", "[ops][optimizer]",
                    sg::bf16, sg::f16) {
   const bool strided = GENERATE(false, true), is_adamw = GENERATE(false, true);
   CAPTURE(strided, is_adamw);
@@ -280,7 +280,7 @@ TEMPLATE_TEST_CASE("a master is updated as any weight, and its value is the mast
   CHECK((updated(true) == updated(false)));
 }
 
-TEST_CASE("a value that does not go with its master is refused", "[ops][optimizer][refuses]") {
+TEST_CASE("a value that does not fit its master is refused", "[ops][optimizer][refuses]") {
   sg::Graph graph;
   const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 4, sg::DType::f32),
                    wide = kept(graph, "wide", 4, sg::DType::f64), few = kept(graph, "few", 3, sg::DType::bf16),

@@ -250,17 +250,16 @@ Net vocabulary(bool in_place) {
 
 }  // namespace
 
-TEST_CASE("linears cut by columns and by rows give what the whole ones give, forward and backward",
-          "[ops][tensor_parallel]") {
+TEST_CASE("linears split by columns and by rows equal unsplit ones, forward and backward", "[ops][tensor_parallel]") {
   check_same(pair_of_linears, std::vector<std::int32_t>(tokens));
 }
 
-TEST_CASE("an embedding and a loss cut by the vocabulary give what the whole ones give, forward and backward",
+TEST_CASE("an embedding and a loss split by vocabulary equal unsplit ones, forward and backward",
           "[ops][tensor_parallel]") {
   check_same(vocabulary(GENERATE(false, true)), {0, 9, 3, 3, 7, 5});
 }
 
-TEST_CASE("a token in no rank's vocabulary is refused by one of them", "[ops][tensor_parallel][refuses]") {
+TEST_CASE("a token outside the vocabulary is refused by one of the ranks", "[ops][tensor_parallel][refuses]") {
   const int size = GENERATE(2, 4);
   CHECK_THROWS_MATCHES(Ranks(vocabulary(false), size, false).run({0, 9, 10, 3, 7, 5}), sg::Error,
                        MessageMatches(ContainsSubstring("embedding: token at position 2 is 10 (0 to 9)")));
@@ -268,7 +267,7 @@ TEST_CASE("a token in no rank's vocabulary is refused by one of them", "[ops][te
                        MessageMatches(ContainsSubstring("embedding: token at position 5 is -1 (0 to ")));
 }
 
-TEST_CASE("with one rank the collectives are nothing", "[ops][tensor_parallel]") {
+TEST_CASE("with one rank the collectives add nothing", "[ops][tensor_parallel]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

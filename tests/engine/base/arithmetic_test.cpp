@@ -138,8 +138,7 @@ std::span<std::byte> bytes(std::vector<T>& values) {
 
 }  // namespace
 
-TEST_CASE("every type and reduction gives what a plain loop gives, in place or not, at any address",
-          "[engine][arithmetic]") {
+TEST_CASE("every type and reduction equals a plain loop, in place or not, at any address", "[engine][arithmetic]") {
   check_type<std::uint8_t>(DType::u8);
   check_type<std::int32_t>(DType::i32);
   check_type<std::int64_t>(DType::i64);
@@ -175,7 +174,7 @@ TEST_CASE("a reduction can be done step by step, and an average divided at its e
   CHECK(small[0] == 127);
 }
 
-TEST_CASE("bytes that are no whole elements, or not as many, are refused", "[engine][arithmetic][refuses]") {
+TEST_CASE("partial elements and unequal sizes are refused", "[engine][arithmetic][refuses]") {
   std::vector<std::uint8_t> a(6), b(4);
   CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(a), DType::f32, Reduction::sum), sg::Error);
   CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(b), DType::u8, Reduction::sum), sg::Error);

@@ -112,7 +112,7 @@ TEST_CASE("floats round to the nearest f16 and bf16, ties to even, at every bord
   }
 }
 
-TEST_CASE("a NaN whose bits are all low stays one, and large floats become infinite", "[engine][half]") {
+TEST_CASE("a NaN with only low bits set stays NaN, and large floats become infinite", "[engine][half]") {
   const auto sly = std::bit_cast<float>(0x7f800001u);
   CHECK(std::isnan(static_cast<float>(sg::f16(sly))));
   CHECK(std::isnan(static_cast<float>(sg::bf16(sly))));

@@ -300,7 +300,7 @@ TEST_CASE("at stage detail ten thousand nodes make at most 300 boxes, and the ca
   }
 }
 
-TEST_CASE("a picture is neither a ribbon nor a tower", "[engine][dot]") {
+TEST_CASE("a picture has a reasonable aspect ratio", "[engine][dot]") {
   struct Shape {
     const char* name;
     std::function<sg::Graph()> make;
@@ -320,7 +320,7 @@ TEST_CASE("a picture is neither a ribbon nor a tower", "[engine][dot]") {
   CHECK(aspect < 4);
 }
 
-TEST_CASE("names are escaped, whatever they hold", "[engine][dot]") {
+TEST_CASE("names with any characters are escaped", "[engine][dot]") {
   sg::Graph graph(1);
   graph.add({.name = "\"quo\\ted\" <b>&{x|y}"}, [] {});
   graph.add({.name = "two\nlines\t\x01"}, [] {});
@@ -340,7 +340,7 @@ TEST_CASE("names are escaped, whatever they hold", "[engine][dot]") {
   CHECK_THAT(contents(folder.file("names.svg")), ContainsSubstring("&lt;b&gt;&amp;{x|y}"));
 }
 
-TEST_CASE("one rank can be drawn alone, and a rank that is not there is refused", "[engine][dot]") {
+TEST_CASE("one rank can be drawn alone, and an absent rank is refused", "[engine][dot]") {
   const sg::Graph graph = gathering();
   const std::string dot = dot_of(graph, {.rank = Rank{1}});
   CHECK(num_boxes(dot) == graph.num_nodes() / 2);
@@ -353,7 +353,7 @@ TEST_CASE("one rank can be drawn alone, and a rank that is not there is refused"
                        MessageMatches(ContainsSubstring("holds rank 1")));
 }
 
-TEST_CASE("the legend names what occurs and nothing else", "[engine][dot]") {
+TEST_CASE("the legend names only what occurs", "[engine][dot]") {
   const std::string dot = dot_of(gathering());
   CHECK_THAT(dot, ContainsSubstring("xlabel=\"all_gather\"") && ContainsSubstring("xlabel=\"host\""));
   CHECK_THAT(dot, !ContainsSubstring("xlabel=\"send\"") && !ContainsSubstring("xlabel=\"copy\""));
@@ -373,7 +373,7 @@ TEST_CASE("Graphviz draws every detail of every shape without complaint", "[engi
   }
 }
 
-SCENARIO("a picture that cannot be made leaves no half file", "[engine][dot]") {
+SCENARIO("a picture that cannot be made leaves no partial file", "[engine][dot]") {
   const Folder folder;
   const std::string svg = folder.file("step.svg");
   std::ofstream(svg) << "the picture of yesterday";
@@ -391,7 +391,7 @@ SCENARIO("a picture that cannot be made leaves no half file", "[engine][dot]") {
     std::ofstream(folder.file("bin/dot")) << "#!/bin/sh\necho half > \"$3\"\necho 'out of ink' >&2\nexit 3\n";
     fs::permissions(folder.file("bin/dot"), fs::perms::owner_all);
     const OtherPath path(str(folder.file("bin"), ":", std::getenv("PATH")));
-    THEN("the error has its words, and the old picture stays") {
+    THEN("the error quotes Graphviz, and the old picture stays") {
       CHECK_THROWS_MATCHES(sg::write_svg(gathering(), svg), sg::Error,
                            MessageMatches(ContainsSubstring("status 3") && ContainsSubstring("out of ink")));
       CHECK(contents(svg) == "the picture of yesterday");

@@ -136,7 +136,7 @@ std::vector<std::uint32_t> identity(std::uint32_t size) {
 
 }  // namespace
 
-TEST_CASE("derived edges reach exactly what a plain transitive closure of all conflicts reaches", "[engine][derive]") {
+TEST_CASE("derived edges have exactly the transitive closure of all conflicts", "[engine][derive]") {
   const int graphs = 400 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);
@@ -152,7 +152,7 @@ TEST_CASE("derived edges reach exactly what a plain transitive closure of all co
   }
 }
 
-TEST_CASE("loop edges make several runs in a row reach what one long graph would", "[engine][derive][loop]") {
+TEST_CASE("loop edges order several runs in a row like one long graph", "[engine][derive][loop]") {
   const int graphs = 250 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);
@@ -162,7 +162,7 @@ TEST_CASE("loop edges make several runs in a row reach what one long graph would
   }
 }
 
-TEST_CASE("an edge from a laned node is never one that the others imply", "[engine][derive]") {
+TEST_CASE("an edge from a node with a lane is never implied by others", "[engine][derive]") {
   const int graphs = 300 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);

@@ -16,7 +16,8 @@ namespace {
 constexpr sg::Rank r0{0}, r1{1};
 }
 
-TEST_CASE("a task is a node or the parts that met, with what it cost and who worked beside it", "[engine][op_times]") {
+TEST_CASE("a task is a node or matched parts, with its cost and the share of other workers that were busy",
+          "[engine][op_times]") {
   sg::Graph graph(2);
   graph.add({.op = "mul", .cost = {.flops = 8, .bytes_moved = 2}, .rank = r0});
   graph.add({.op = "mul", .cost = {.flops = 4}, .rank = r1});

@@ -140,7 +140,8 @@ TEST_CASE("a chain of buffers shares the bytes of two", "[engine][plan]") {
   }
 }
 
-TEST_CASE("tight lets independent lanes share at the price of an edge, free does not", "[engine][plan]") {
+TEST_CASE("tight reuse lets independent lanes share bytes at the cost of an edge, free reuse does not",
+          "[engine][plan]") {
   const TwoLanes lanes;
   const auto free  = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::free});
   const auto tight = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::tight});
@@ -206,7 +207,7 @@ TEST_CASE("a dropped reuse edge is reported, naming both nodes and both buffers"
   CHECK_THROWS_WITH(sg::verify(lanes.graph, plan), ContainsSubstring("race"));
 }
 
-TEST_CASE("bytes that pass from one buffer to another are kept apart across runs too", "[engine][plan]") {
+TEST_CASE("buffers that share bytes are also ordered across runs", "[engine][plan]") {
   // `w` follows `r`, so b may take the bytes of a; but nothing in the graph makes the next run's `a` wait for `w`.
   sg::Graph graph;
   const auto a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
@@ -230,7 +231,7 @@ TEST_CASE("bytes that pass from one buffer to another are kept apart across runs
   }
 }
 
-TEST_CASE("verify refuses places that no order can save", "[engine][plan]") {
+TEST_CASE("verify reports placements that no order can make valid", "[engine][plan]") {
   sg::Graph graph;
   const auto kept = graph.buffer({.name = "kept", .size_bytes = 64, .lifetime = sg::Lifetime::persistent});
   const auto a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
@@ -349,7 +350,7 @@ TEST_CASE("a run in planned arenas computes the same, while every dead byte is p
   }
 }
 
-TEST_CASE("poisoning notices a run that ignores the reuse edges", "[engine][plan]") {
+TEST_CASE("poisoning detects a run that ignores the reuse edges", "[engine][plan]") {
   int wrong = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const auto random = computing_graph(seed, {.ranks = 1, .messages = false});
@@ -405,7 +406,7 @@ TEST_CASE("a run takes as much resident memory as its plan says", "[engine][plan
   CHECK(grown <= 2 * size + (4 << 20));
 }
 
-TEST_CASE("memory made from one plan refuses others", "[engine][plan]") {
+TEST_CASE("memory made for one plan refuses other plans", "[engine][plan]") {
   const TwoLanes lanes;
   sg::LoopbackWorld world(1);
   const auto tight = sg::plan_memory(lanes.graph), free = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::free});
@@ -450,7 +451,7 @@ TEST_CASE("buffers that no node touches, tokens and empty accesses take no bytes
   CHECK(plan.arena(sg::Rank{0}, sg::Space::pinned).size_bytes == 0);
 }
 
-TEST_CASE("a graph whose parts wait in a circle is not planned", "[engine][plan]") {
+TEST_CASE("a graph whose parts wait in a cycle is not planned", "[engine][plan]") {
   sg::Graph graph(2);
   const auto group = graph.group({.name = "g", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const auto other = graph.group({.name = "h", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -463,7 +464,7 @@ TEST_CASE("a graph whose parts wait in a circle is not planned", "[engine][plan]
   CHECK_THROWS_WITH(sg::plan_memory(graph), ContainsSubstring("wait for each other"));
 }
 
-TEST_CASE("poison spares what is persistent, planned or not", "[engine][plan]") {
+TEST_CASE("poisoning spares persistent buffers, planned or not", "[engine][plan]") {
   sg::Graph graph;
   const auto scratch = step_buffer(graph, "scratch");
   const auto kept    = graph.buffer({.name = "kept", .size_bytes = 64, .lifetime = sg::Lifetime::persistent});

@@ -15,7 +15,7 @@
 namespace sg = stepgraph;
 using namespace std::chrono_literals;
 
-TEST_CASE("a thread that runs out of nodes helps with a kernel that began when all were busy",
+TEST_CASE("a thread that runs out of nodes joins a kernel that started while all were busy",
           "[engine][executor][threads]") {
   sg::Graph graph;
   std::atomic<int> inside{0};
@@ -43,8 +43,7 @@ TEST_CASE("a thread that runs out of nodes helps with a kernel that began when a
   }
 }
 
-TEST_CASE("a chain of short kernels is helped with in each, and helpers go when their executor does",
-          "[engine][executor][threads]") {
+TEST_CASE("helpers join each of a chain of short kernels, and end with their executor", "[engine][executor][threads]") {
   constexpr int num_kernels = 50;
   std::atomic<int> inside{0}, helped{0};
   sg::Graph graph;
@@ -91,7 +90,7 @@ TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executo
   }
 }
 
-TEST_CASE("neighbouring tiles come in pairs while everybody has work of his own, and one by one otherwise",
+TEST_CASE("adjacent tiles come in pairs while all threads have their own work, and singly otherwise",
           "[engine][executor][threads]") {
   constexpr int num_tiles = 7;
   std::vector<int> counts(num_tiles);

@@ -108,11 +108,11 @@ TEST_CASE("a program's streams are those that can be planned and proved without 
   CHECK(planned.num_streams() == 7);
 }
 
-TEST_CASE("what a device cannot run is refused or named", "[engine][device][refuses]") {
+TEST_CASE("a node that a device cannot run is refused or named", "[engine][device][refuses]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
-  SECTION("a body that does not know devices") {
+  SECTION("a body without device support") {
     graph.add({.name = "mine", .writes = x, .op = "my_op"}, [] {});
     CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
                          MessageMatches(ContainsSubstring("op 'my_op', has no kernel for a device")));
@@ -126,7 +126,7 @@ TEST_CASE("what a device cannot run is refused or named", "[engine][device][refu
   }
 }
 
-TEST_CASE("a host node on a device's program runs on the host, after what it follows", "[engine][device]") {
+TEST_CASE("a host node in a device program runs on the host, after its predecessors", "[engine][device]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name       = "x",
@@ -149,7 +149,7 @@ TEST_CASE("a host node on a device's program runs on the host, after what it fol
   CHECK(program.memory().span<double>(x)[0] == 5);  // the host sees it
 }
 
-TEST_CASE("a host node waits on a thread of its own while a device's program is issued", "[engine][device][threads]") {
+TEST_CASE("a host node waits on a separate thread while a device program is issued", "[engine][device][threads]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
@@ -233,7 +233,8 @@ TEST_CASE("a communication on a device waits for host nodes of every rank that t
   CHECK(program.memory().first<double>(x[0]) == 6);
 }
 
-TEST_CASE("a device's program whose host node does not end stops at its time-out, and names it", "[engine][device]") {
+TEST_CASE("a device program whose host node does not end stops at its time-out and names the node",
+          "[engine][device]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .space = sg::Space::pinned});

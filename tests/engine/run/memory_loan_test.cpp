@@ -32,7 +32,7 @@ struct Doubling {
 
 }  // namespace
 
-TEST_CASE("two graphs work on the same bytes, one in memory that the other lends", "[engine][memory]") {
+TEST_CASE("two graphs share bytes, one in memory lent by the other", "[engine][memory]") {
   const Doubling owner, guest;
   const auto plan = sg::plan_memory(owner.graph);
   const sg::Memory memory(owner.graph, plan);

@@ -70,7 +70,7 @@ bool is_fair(const Drawn& drawn, const std::map<std::uint32_t, double>& rates) {
 
 }  // namespace
 
-TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes its pace",
+TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes its speed",
           "[engine][simulate][property]") {
   bool fair = true;
   for (int seed = 0; seed < sg::testing::cases(2000); ++seed) {
@@ -108,7 +108,7 @@ TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes 
   }
 }
 
-TEST_CASE("demands and latencies are those of the routes, one by one", "[engine][simulate][property]") {
+TEST_CASE("demands and latencies equal those of the individual routes", "[engine][simulate][property]") {
   for (int seed = 0; seed < sg::testing::cases(300); ++seed) {
     CAPTURE(seed);
     Random random(static_cast<std::uint64_t>(seed));

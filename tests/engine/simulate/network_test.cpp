@@ -66,7 +66,7 @@ TEST_CASE("a message takes overhead, latency and its bytes at the bandwidth", "[
   CHECK(simulate(messages.graph, machine).nodes[node.id] == sg::NodeTime{0, 8 + 0.25 + 0.5 + 2, -1});
 }
 
-TEST_CASE("on a network a communication takes a worker, and idle ones do not hurry it", "[engine][simulate]") {
+TEST_CASE("on a network a communication takes a worker, and idle workers do not speed it up", "[engine][simulate]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = ranks(2)});
   for (const sg::Rank rank : ranks(2)) {
@@ -84,7 +84,7 @@ TEST_CASE("on a network a communication takes a worker, and idle ones do not hur
   CHECK(times.nodes[1] == times.nodes[0]);
 }
 
-TEST_CASE("two messages share a link fairly while both are under way", "[engine][simulate]") {
+TEST_CASE("two messages share a link fairly while both are in flight", "[engine][simulate]") {
   // 100 B/s into rank 2. The first has it alone for 1 s, then half of it until it is done; then the second is alone.
   Messages messages(3);
   const sg::Node first = messages.add(0, 2, 300), second = messages.add(1, 2, 200, 1);
@@ -119,7 +119,8 @@ TEST_CASE("three messages over two links get what max-min fairness gives them", 
   CHECK_THAT(times.nodes[z.id].end_s, WithinRel(150.0, exact));  // 1500 at 15, then 1500 at 30
 }
 
-TEST_CASE("what one message cannot use goes to the others only as far as their own links allow", "[engine][simulate]") {
+TEST_CASE("bandwidth that one message cannot use goes to others only as far as their own links allow",
+          "[engine][simulate]") {
   // As above, but x comes over a link of 60 B/s: it gets 60, not the 85 that y leaves.
   sg::Machine machine(4);
   const sg::SwitchId root = machine.root_switch();
@@ -135,7 +136,7 @@ TEST_CASE("what one message cannot use goes to the others only as far as their o
   CHECK_THAT(times.nodes[z.id].end_s, WithinRel(100.0, exact));
 }
 
-TEST_CASE("what shares nothing with a change keeps its time to the bit", "[engine][simulate]") {
+TEST_CASE("activities that share nothing with a change keep their times to the bit", "[engine][simulate]") {
   const auto end_of_first = [](bool others) {
     Messages messages(6);
     const sg::Node node = messages.add(0, 1, 1000);
@@ -145,7 +146,7 @@ TEST_CASE("what shares nothing with a change keeps its time to the bit", "[engin
   CHECK(end_of_first(true) == end_of_first(false));
 }
 
-TEST_CASE("a bus is shared by what moves bytes, each no faster than it would be alone", "[engine][simulate]") {
+TEST_CASE("nodes that move bytes share a bus, each no faster than alone", "[engine][simulate]") {
   // 100 B/s. `slow` computes for 10 s and moves 100 bytes meanwhile: 10 B/s is all it wants. The others share 90.
   sg::Graph graph;
   const sg::Node slow = graph.add({.cost = {.flops = 10, .bytes_moved = 100}, .rank = sg::Rank{0}});
@@ -283,7 +284,7 @@ sg::Graph collective(int n, sg::PartOp op, std::int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("direct collectives on a flat network take what their traffic takes", "[engine][simulate]") {
+TEST_CASE("direct collectives on a flat network take as long as their traffic", "[engine][simulate]") {
   const int n = GENERATE(2, 4, 5, 8);
   CAPTURE(n);
   const std::int64_t bytes = 4 * 840;

@@ -170,7 +170,7 @@ TEST_CASE("no worker is idle while a node of its pool is ready", "[engine][simul
   }
 }
 
-TEST_CASE("a rank alone waits for nobody and takes no longer than among the others", "[engine][simulate][property]") {
+TEST_CASE("a rank simulated alone takes no longer than among the others", "[engine][simulate][property]") {
   for (int seed = 0; seed < sg::testing::cases(100); ++seed) {
     CAPTURE(seed);
     const sg::Graph graph = sg::testing::random_graph(static_cast<std::uint64_t>(seed));

@@ -14,7 +14,7 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 using Catch::Matchers::WithinRel;
 
-TEST_CASE("a rate table gives back what was measured, and scales one point by flops", "[engine][rates]") {
+TEST_CASE("a rate table returns the measured times, and scales a single point by flops", "[engine][rates]") {
   const sg::RateTable one({{.flops = 1e6, .bytes_moved = 1e4, .busy_s = 2, .alone_s = 1}});
   CHECK(one.at(1e6, 1e4) == sg::RatePoint{1e6, 1e4, 2, 1});
   CHECK_THAT(one.at(3e6, 1e4).busy_s, WithinRel(6.0, 1e-12));
@@ -24,7 +24,7 @@ TEST_CASE("a rate table gives back what was measured, and scales one point by fl
   CHECK_THAT(copies.at(0, 500).busy_s, WithinRel(1.0, 1e-12));
 }
 
-TEST_CASE("a point without flops is scaled by bytes, whatever else a node has", "[engine][rates]") {
+TEST_CASE("a point without flops is scaled by bytes", "[engine][rates]") {
   const sg::RatePoint copy{.bytes_moved = 1000, .busy_s = 2, .alone_s = 1};
   CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
   CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).alone_s, WithinRel(3.0, 1e-12));
@@ -33,7 +33,7 @@ TEST_CASE("a point without flops is scaled by bytes, whatever else a node has", 
   CHECK_THAT(sg::RateTable({copy, product}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
 }
 
-TEST_CASE("a rate table is nearest to the nearest point", "[engine][rates]") {
+TEST_CASE("in a rate table the nearest point dominates", "[engine][rates]") {
   // Per byte: 1 ns while it fits a cache, 4 ns beyond.
   const sg::RateTable table({{.bytes_moved = 1 << 20, .busy_s = (1 << 20) * 1e-9, .alone_s = (1 << 20) * 1e-9},
                              {.bytes_moved = 1 << 24, .busy_s = (1 << 24) * 4e-9, .alone_s = (1 << 24) * 4e-9}});
@@ -46,7 +46,7 @@ TEST_CASE("a rate table is nearest to the nearest point", "[engine][rates]") {
   CHECK(per_byte(1 << 10) < 1.5e-9);
 }
 
-TEST_CASE("a rate table refuses points that are no measurement", "[engine][rates][refuses]") {
+TEST_CASE("a rate table refuses points that are not measurements", "[engine][rates][refuses]") {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   CHECK_THROWS_MATCHES(sg::RateTable({}), sg::Error, MessageMatches(ContainsSubstring("has no points")));
   for (const sg::RatePoint& bad : {sg::RatePoint{1, 1, 0, 1}, sg::RatePoint{1, 1, 1, -1}, sg::RatePoint{-1, 1, 1, 1},

@@ -37,7 +37,7 @@ sg::Machine one_pool(int workers, sg::PoolOrder order) {
 
 }  // namespace
 
-TEST_CASE("a node takes its overhead, then the longer of computing and moving", "[engine][simulate]") {
+TEST_CASE("a node takes its overhead, then the longer of compute time and memory time", "[engine][simulate]") {
   sg::Graph graph;
   const sg::Node a  = graph.add({.name = "a", .op = "slow", .cost = {.flops = 6, .bytes_moved = 10}, .rank = r0});
   const sg::Node b  = graph.add({.name = "b", .cost = {.flops = 6, .bytes_moved = 40}, .rank = r0});
@@ -82,7 +82,7 @@ TEST_CASE("nodes start when their predecessors have ended", "[engine][simulate]"
   CHECK(turned.nodes[b.id] == sg::NodeTime{7, 10, -1});
 }
 
-TEST_CASE("what can never start is reported by name", "[engine][simulate][refuses]") {
+TEST_CASE("nodes that can never start are reported by name", "[engine][simulate][refuses]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   const auto send      = [&](sg::Rank from, sg::PartOp op, sg::Rank peer, const char* name) {
@@ -102,7 +102,7 @@ TEST_CASE("what can never start is reported by name", "[engine][simulate][refuse
                        MessageMatches(ContainsSubstring("'alone' (barrier on group 'pair') meets 0 other parts")));
 }
 
-TEST_CASE("what does not fit together is refused", "[engine][simulate][refuses]") {
+TEST_CASE("graphs, edges and machines that do not fit are refused", "[engine][simulate][refuses]") {
   sg::Graph graph(2);
   const sg::Node node = timed(graph, 1, {.name = "a"});
   CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(3)), sg::Error,
@@ -150,7 +150,7 @@ TEST_CASE("first_ready goes by ready time before node number", "[engine][simulat
   CHECK(times.nodes[late.id].begin_s == 3);
 }
 
-TEST_CASE("what becomes ready at one time goes by node number", "[engine][simulate]") {
+TEST_CASE("nodes that become ready at the same time start by node number", "[engine][simulate]") {
   sg::Graph graph;
   const sg::Buffer x = graph.token(r0), y = graph.token(r0);
   timed(graph, 1, {.writes = {x}});
@@ -163,7 +163,7 @@ TEST_CASE("what becomes ready at one time goes by node number", "[engine][simula
   CHECK(times.nodes[last.id].begin_s == 2);
 }
 
-TEST_CASE("work stealing goes on with the last successor, then its newest; thieves take the oldest",
+TEST_CASE("a work-stealing worker continues with the last successor, then its newest task; thieves take the oldest",
           "[engine][simulate]") {
   // a's successors b, c, d, e become ready at once. Worker 0 keeps e and pushes b, c, d; worker 1 steals b.
   sg::Graph graph;
@@ -179,7 +179,8 @@ TEST_CASE("work stealing goes on with the last successor, then its newest; thiev
   CHECK(times.nodes[c.id] == sg::NodeTime{8, 10, 0});
 }
 
-TEST_CASE("work stealing finishes what a source began before it takes the next source", "[engine][simulate]") {
+TEST_CASE("a work-stealing worker finishes the chain of a source before it takes the next source",
+          "[engine][simulate]") {
   // Chains of two: worker 0 takes s0 and s1's worker likewise; then each goes on with its own chain, then the sources.
   sg::Graph graph;
   std::vector<sg::Node> sources, ends;
@@ -199,7 +200,7 @@ TEST_CASE("work stealing finishes what a source began before it takes the next s
   }
 }
 
-TEST_CASE("a thief looks where it found work last, and at the sources before others' queues", "[engine][simulate]") {
+TEST_CASE("a thief tries its last victim first, then the sources, then other queues", "[engine][simulate]") {
   SECTION("sources") {
     sg::Graph graph;
     const sg::Buffer x = graph.token(r0);
@@ -261,7 +262,7 @@ TEST_CASE("a parallel node uses idle workers and gives them up at once", "[engin
   CHECK_THAT(simulate(two, slow).makespan_s, WithinRel(8.0, 1e-12));
 }
 
-TEST_CASE("without a network a communication is copying by a worker and who is idle", "[engine][simulate]") {
+TEST_CASE("without a network a communication is a copy by one worker and the idle ones", "[engine][simulate]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   for (const sg::Rank rank : {r0, r1}) {
@@ -297,7 +298,7 @@ TEST_CASE("without a network a communication is copying by a worker and who is i
   CHECK(simulate(graph, unbound).nodes[0] == sg::NodeTime{0, 41, -1});
 }
 
-TEST_CASE("an op that was measured takes its time beside others, or alone", "[engine][simulate]") {
+TEST_CASE("a measured op takes its busy time or its time alone", "[engine][simulate]") {
   const auto order    = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
   sg::Machine machine = one_pool(3, order);
   machine.rate(sg::NodeKind::compute, {.overhead_s = 1});
@@ -367,7 +368,7 @@ TEST_CASE("parts bound to several pools take one worker of each, all at once", "
   CHECK(times.nodes[behind.id] == sg::NodeTime{first + 3, first + 4, 0});
 }
 
-TEST_CASE("a message does not wait until a worker runs out of its own work", "[engine][simulate]") {
+TEST_CASE("a message does not wait until a worker has finished its own tasks", "[engine][simulate]") {
   // Rank 0's worker goes on with what it made ready, unless a message needs it.
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});

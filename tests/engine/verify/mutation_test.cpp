@@ -125,7 +125,7 @@ struct Counts {
 
 }  // namespace
 
-TEST_CASE("the verifier reports a mutation exactly when the oracle says that it does harm", "[engine][verify]") {
+TEST_CASE("the verifier reports a mutation exactly if the oracle finds it harmful", "[engine][verify]") {
   std::array<Counts, num_mutations> counts;
   std::map<std::string, int> kinds;
   for (int seed = 0; seed < cases(4000); ++seed) {

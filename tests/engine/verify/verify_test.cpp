@@ -94,7 +94,7 @@ TEST_CASE("a read that nothing wrote is reported with the bytes that are missing
   CHECK_THAT(first_message(sum, sg::Flaw::unwritten_read), ContainsSubstring("'add' reads bytes [0, 4) of buffer 'y'"));
 }
 
-TEST_CASE("parts that meet must agree", "[engine][verify][parts]") {
+TEST_CASE("matched parts must agree", "[engine][verify][parts]") {
   const auto message = [](const sg::PartSpec& mine, const sg::PartSpec& theirs, std::int64_t my_bytes,
                           std::int64_t their_bytes) {
     sg::Graph graph(2);
@@ -136,7 +136,7 @@ TEST_CASE("parts that meet must agree", "[engine][verify][parts]") {
   CHECK_THAT(message(from0, from1, 8, 8), ContainsSubstring("differ in root"));
 }
 
-TEST_CASE("parts in another order than their peers' are reported", "[engine][verify][parts]") {
+TEST_CASE("parts issued in another order than their peers are reported", "[engine][verify][parts]") {
   sg::Graph graph(2);
   const sg::Group group = pair_of(graph);
   for (const sg::Rank rank : {r0, r1}) {
@@ -149,7 +149,7 @@ TEST_CASE("parts in another order than their peers' are reported", "[engine][ver
   CHECK(findings[0].flaw == sg::Flaw::mismatched_part);
 }
 
-TEST_CASE("an unmatched send is reported, and who is missing", "[engine][verify][parts]") {
+TEST_CASE("an unmatched send is reported with the missing rank", "[engine][verify][parts]") {
   sg::Graph graph(2);
   const sg::Group group = pair_of(graph);
   const sg::Buffer x    = graph.buffer({.name = "x", .size_bytes = 4, .lifetime = sg::Lifetime::persistent});
@@ -250,7 +250,8 @@ TEST_CASE("edges of another graph are refused", "[engine][verify][refuses]") {
   CHECK_THROWS_AS(sg::find_flaws(graph, other.edges()), sg::Error);
 }
 
-TEST_CASE("verify is silent on the sharded step and not on one with a slot too few edges", "[engine][verify]") {
+TEST_CASE("verify accepts the sharded step, and reports one that lacks an edge between uses of a slot",
+          "[engine][verify]") {
   const sg::ShardedStep step = sg::sharded_step({.ranks = 2, .layers = 3, .width = 4, .batch = 2});
   CHECK(sg::find_flaws(step.graph, step.graph.edges()).empty());
   // The gather of layer 2 reuses the slot of layer 0: losing that edge is the race the slots are there to prevent.
@@ -258,11 +259,11 @@ TEST_CASE("verify is silent on the sharded step and not on one with a slot too f
             .find("weight slot 0") != std::string::npos);
 }
 
-TEST_CASE("verify with room for no finding is refused", "[engine][verify][refuses]") {
+TEST_CASE("verify with max_findings 0 is refused", "[engine][verify][refuses]") {
   CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), sg::Graph().edges(), {.max_findings = 0}), sg::Error);
 }
 
-TEST_CASE("what a partial write leaves of an earlier access is still checked", "[engine][verify]") {
+TEST_CASE("the rest of an access after a partial write is still checked", "[engine][verify]") {
   sg::Graph graph;
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 8});
   const sg::Node whole = graph.add({.name = "whole", .writes = {x}});
