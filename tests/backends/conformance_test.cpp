@@ -19,10 +19,10 @@ using Failures = std::vector<std::string>;
 
 namespace {
 
-// A sanitized step on a loaded machine is slow, and not stuck.
+// A sanitized step on a loaded machine is slow, but not stuck.
 std::chrono::milliseconds patience() { return std::chrono::seconds(20) * sg::testing::scale(); }
 
-// What the suite says in every process of a world.
+// The results of the suite in every process of a world.
 template <class W = HubWorld>
 std::vector<Failures> in_processes(int ranks, const ConformanceOptions& options) {
   Hub hub(ranks);
@@ -32,7 +32,7 @@ std::vector<Failures> in_processes(int ranks, const ConformanceOptions& options)
   });
 }
 
-// Loopback with a mistake in it.
+// Loopback with a defect.
 class FaultyWorld final : public sg::World {
  public:
   enum class Fault { none, order, element, shards, alias, gap };
@@ -126,14 +126,14 @@ TEST_CASE("only numbers that round reveal the order of a reduction", "[backends]
 
 namespace {
 
-// Does not know one step from the next: what a failed step left behind stays.
+// Does not separate steps: data of a failed step stays.
 class ForgetfulWorld final : public HubWorld {
  public:
   using HubWorld::HubWorld;
   void begin_step() override {}
 };
 
-// Tells nobody that it failed.
+// Does not tell other ranks that it failed.
 class SilentWorld final : public HubWorld {
  public:
   SilentWorld(Hub& hub, sg::Rank me) : HubWorld(hub, me), me_(me) {}

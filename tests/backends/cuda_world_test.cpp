@@ -1,4 +1,4 @@
-// What a CUDA world does with a program of ours: host nodes, failures, memory.
+// A CUDA world with our programs: host nodes, failures, memory.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -90,7 +90,7 @@ TEST_CASE("steps on a GPU do not leak device memory, captured or not", "[backend
       return free;
     };
     for (int run = 0; run < 3; ++run) executor.run(program);
-    // Others may use the device too: what every step would allocate is missing each time.
+    // Other processes may use the device too; but a leak per step would show in every attempt.
     bool same = false;
     for (int attempt = 0; attempt < 100 && !same; ++attempt) {
       const std::size_t before = free_bytes();

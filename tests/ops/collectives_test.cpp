@@ -42,7 +42,7 @@ struct World {
   static auto first(const std::vector<sg::Buffer>& list) {
     return [&list](sg::Rank rank) { return list[static_cast<std::size_t>(sg::index(rank))].range(0, 8); };
   }
-  // What x and y of a rank hold after a run.
+  // The values of x and y of a rank after a run.
   std::pair<std::vector<float>, std::vector<float>> run(int rank) {
     sg::verify(graph);
     sg::Executor executor({.threads = 1});

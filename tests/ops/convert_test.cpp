@@ -29,7 +29,7 @@ sg::Buffer kept(sg::Graph& graph, std::int64_t count, sg::DType type, int rank =
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// As `type` has it.
+// Rounds to `type`.
 float rounded(sg::DType type, float value) {
   return type == sg::DType::bf16 ? static_cast<float>(sg::bf16(value)) : static_cast<float>(sg::f16(value));
 }
@@ -101,7 +101,7 @@ TEST_CASE("an all_reduce of bf16 or f16 adds up in float in rank order and round
   for (int rank = 0; rank < ranks; ++rank) {
     const auto values = program.memory().span<float>(wide[static_cast<std::size_t>(rank)]);
     for (std::size_t i = 0; i < count; ++i) {
-      values[i] = number(static_cast<std::size_t>(rank) * count + i) * (rank == 0 ? 1.0f : 0x1p-5f);  // bits get lost
+      values[i] = number(static_cast<std::size_t>(rank) * count + i) * (rank == 0 ? 1.0f : 0x1p-5f);  // bits are lost
       expected[i] += rounded(type, values[i]);
     }
   }

@@ -30,7 +30,7 @@ sg::testing::OpCase loss_case(std::int64_t columns, std::vector<std::int32_t> ta
           .in_place   = in_place};
 }
 
-// -log(exp(x_t) / sum exp(x)), with sums of long doubles and no thought of overflow.
+// -log(exp(x_t) / sum exp(x)), in long double and without protection against overflow.
 double plain(const std::vector<double>& logits, const std::vector<std::int32_t>& targets) {
   const std::size_t columns = logits.size() / targets.size();
   long double loss          = 0;
@@ -48,7 +48,7 @@ TEST_CASE("cross-entropy is the sum of -log softmax at the targets", "[ops][cros
   std::vector<std::int32_t> targets(GENERATE(1, 3, 40));
   for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<std::int32_t>(i * 5 % 11);
   auto test             = loss_case(11, targets);
-  test.range            = GENERATE(1.0, 50.0, 1000.0);  // exp(1000) is no double
+  test.range            = GENERATE(1.0, 50.0, 1000.0);  // exp(1000) overflows double
   const double expected = plain(sg::testing::values(test).inputs[0], targets);
   CHECK(std::abs(sg::testing::evaluate(test)[0] - expected) < 1e-14 * std::abs(expected));
   CHECK(std::abs(sg::testing::evaluate(test, sg::DType::f32)[0] - expected) < 1e-6 * std::abs(expected));
@@ -105,7 +105,7 @@ TEST_CASE("a loss scale read from a buffer multiplies the gradient of cross-entr
   std::vector<double> expected = sg::testing::gradients(plain, type).inputs[0];
   const auto found             = sg::testing::gradients(scaled, type).inputs[0];
   REQUIRE(found.size() == expected.size());
-  // 64 is a power of two: the same bits, where f16 does not lose them because they are small.
+  // 64 is a power of two: the same bits, except for subnormals of f16.
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (type == sg::DType::f16 && std::abs(expected[i]) < 0x1p-14) continue;
     REQUIRE(found[i] == 64 * expected[i]);

@@ -22,7 +22,7 @@ sg::Tensor gelu_exact(sg::Tape& tape, const sg::Tensor& x) { return sg::gelu(tap
 }  // namespace
 
 TEST_CASE("activations on a device equal those on the CPU", "[ops][cuda][activation]") {
-  // Less than a vector, vectors with elements left over, and several blocks.
+  // Less than a vector, vectors with a tail, and several blocks.
   const sg::TensorShape shape = GENERATE(sg::TensorShape{1, 3}, sg::TensorShape{7, 37}, sg::TensorShape{96, 320});
   CAPTURE(sg::to_string(shape));
   check_on_device(one_input(shape, gelu_tanh));

@@ -28,8 +28,8 @@ std::ostream& operator<<(std::ostream& out, const Shape& s) {
              << ", dropout " << s.rate;
 }
 
-// Under a sanitizer, of what is large, one group of heads of one sequence, of one tile of 64 and what is over, or of
-// two.
+// Under a sanitizer, reduces large shapes to one group of heads of one sequence, of one tile of 64 with a tail, or of
+// two tiles.
 Shape shrunk(Shape s) {
   if (!sg::testing::sanitized() || s.sequences * s.seq * s.heads * s.head_size < 12'000) return s;
   s.sequences = 1;
@@ -118,7 +118,7 @@ TEST_CASE("attention on a CUDA device in bf16 and f16 uses cuDNN where it has a 
 
 TEST_CASE("gradients of attention on a CUDA device are computed in parts if the workspace is small",
           "[ops][cuda][attention][.slow]") {
-  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB for each sequence
+  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB per sequence
 }
 
 TEST_CASE("gradients of attention on a CUDA device add to those of another user of the input",

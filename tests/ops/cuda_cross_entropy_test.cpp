@@ -53,7 +53,7 @@ sg::Buffer kept(sg::Graph& graph, const char* name, sg::Rank rank, std::int64_t 
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// A loss whose gradient takes the logits' place, cut by columns; what a buffer of the graph holds before and after.
+// A loss whose gradient overwrites the logits, split by columns, and buffer values before and after.
 struct Cut {
   sg::Graph graph;
   std::vector<std::pair<sg::Buffer, Numbers>> set = {};
@@ -103,7 +103,7 @@ TEST_CASE("cross-entropy and its gradient on a device equal those on the CPU", "
   struct Shape {
     std::int64_t rows, columns;
   };
-  // Rows that begin anywhere in 16 bytes; short of a vector; long ones, with several vectors for each thread.
+  // Rows with any alignment modulo 16 bytes; shorter than a vector; long rows, with several vectors per thread.
   const Shape shape   = GENERATE(Shape{1, 1}, Shape{5, 3}, Shape{37, 701}, Shape{9, 5003}, Shape{6, 16384});
   const bool in_place = GENERATE(false, true);
   const double range  = GENERATE(1.0, 60.0);
@@ -119,7 +119,7 @@ TEST_CASE("cross-entropy of more columns than shared memory holds equals that on
 }
 
 TEST_CASE("cross-entropy in place equals that on the CPU if a thread block has many rows", "[ops][cuda]") {
-  // Short and long rows; those of no whole vectors begin elsewhere in 16 bytes each time.
+  // Short and long rows. Rows that are not whole vectors have changing alignments.
   const auto [rows, columns] = GENERATE(std::pair<std::int64_t, std::int64_t>{4501, 701}, std::pair{3001, 8},
                                         std::pair{1200, 4104}, std::pair{1201, 4099});
   if (sg::testing::sanitized() && (columns == 701 || columns == 4104)) return;

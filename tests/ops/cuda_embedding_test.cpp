@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int32_t vocabulary = 501;
 
-// Half of them are the same few, as in a text, and some are never there.
+// Half of them are a few frequent tokens, as in a text, and some tokens never occur.
 std::vector<std::int32_t> text(std::size_t count) {
   std::vector<std::int32_t> tokens;
   for (std::size_t i = 0; i < count; ++i) {

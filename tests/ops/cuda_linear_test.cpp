@@ -29,8 +29,8 @@ sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, boo
   return test;
 }
 
-// Gradients that add up: in[0] is used by two linears, the second one's input by it and by a residual, and the weight
-// by all three.
+// Gradients that accumulate: in[0] is used by two linears, the input of the second by it and by a residual, and the
+// weight by all three.
 sg::testing::OpCase shared_case(const Sizes& sizes) {
   auto test  = linear_case(sizes, sg::WeightLayout::out_in, true);
   test.build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
@@ -49,7 +49,7 @@ sg::testing::OpCase shared_case(const Sizes& sizes) {
 TEST_CASE("linear on a device equals linear on the CPU, for both weight layouts", "[ops][cuda][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
-  // Of one element; multiples of nothing; such as every vector fits.
+  // One element; odd sizes; multiples of every vector.
   const Sizes sizes = GENERATE(Sizes{1, 1, 1}, Sizes{5, 7, 3}, Sizes{101, 67, 131}, Sizes{384, 256, 128});
   CAPTURE(static_cast<int>(layout), biased, sizes.rows);
   sg::testing::check_on_device(linear_case(sizes, layout, biased),
@@ -60,7 +60,7 @@ TEST_CASE("a linear with an activation on a device equals that on the CPU, forwa
           "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const bool biased     = GENERATE(false, true);
-  // The product can end with a gelu where rows are whole vectors, and nowhere else.
+  // The epilogue can apply the gelu only if rows are whole vectors.
   const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 33, 77}, Sizes{256, 128, 192});
   CAPTURE(static_cast<int>(activation), biased, sizes.rows);
   auto test  = linear_case(sizes, sg::WeightLayout::in_out, biased, activation);
@@ -71,7 +71,7 @@ TEST_CASE("a linear with an activation on a device equals that on the CPU, forwa
 TEST_CASE("a product's gradient through an activation on a device equals that on the CPU", "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto layout     = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
-  // The product can end with a gelu's gradient where rows of `in` are whole vectors, and nowhere else.
+  // The epilogue can apply the gradient of the gelu only if rows of `in` are whole vectors.
   const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 77, 33}, Sizes{256, 192, 128});
   CAPTURE(static_cast<int>(activation), static_cast<int>(layout), sizes.rows);
   auto test = linear_case(sizes, layout, false);

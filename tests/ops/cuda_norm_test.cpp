@@ -26,7 +26,7 @@ OpCase norm_case(const Shape& shape, bool centered) {
   return test;
 }
 
-// What a case returns is normed + y: both outputs are used.
+// The case returns normed + y, so that both outputs are used.
 OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double rate) {
   const auto [rows, width] = shape;
   OpCase test{.inputs = {{rows, width}, {rows, width}}, .weights = {{"weight", {width}}}, .sequences = rows};
@@ -47,7 +47,8 @@ OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double
 }  // namespace
 
 TEST_CASE("norms on a device equal those on the CPU, for rows of any length", "[ops][cuda][norm]") {
-  // Rows of no whole vectors; of warps and of blocks of each size; and longer than threads have registers for.
+  // Rows that are not whole vectors; rows for one warp and for blocks of each size; rows longer than the registers
+  // hold.
   const Shape shape   = GENERATE(Shape{3, 5}, Shape{70, 37}, Shape{9, 768}, Shape{7, 1024}, Shape{6, 1600},
                                  Shape{5, 4096}, Shape{3, 8192}, Shape{2, 16384}, Shape{2, 20000});
   const bool centered = GENERATE(false, true);
@@ -68,7 +69,7 @@ TEST_CASE("a norm's weight gradients on a device add up many rows", "[ops][cuda]
   check_on_device(norm_case({1500, 40}, true));
   check_on_device(norm_case({1001, 19}, false));
   const std::int64_t many = sg::testing::sanitized() ? 1033 : 4133;
-  check_on_device(norm_case({many, 264}, true));  // several tiles of columns, the last of few, and many blocks of rows
+  check_on_device(norm_case({many, 264}, true));  // several tiles of columns and many blocks of rows
   check_on_device(norm_case({many, 264}, false));
 }
 

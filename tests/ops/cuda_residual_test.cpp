@@ -56,7 +56,7 @@ TEST_CASE("a dropout on a device drops the same elements as the CPU", "[ops][cud
 }
 
 TEST_CASE("a gradient passed on to a tensor that has one is added on a device", "[ops][cuda][tape]") {
-  // x goes two ways, and both give its gradient as it is.
+  // x is used twice, and both uses pass its gradient on unchanged.
   const auto [rows, width] = GENERATE(std::pair{5, 7}, std::pair{64, 96});
   CAPTURE(rows, width);
   check_on_device(

@@ -19,7 +19,7 @@ sg::DropoutMask mask(double rate, std::uint64_t key = 1, std::int64_t step = 0) 
 
 constexpr std::int64_t count = 1 << 18;
 
-// How many sigmas the agreements of two masks of rate 1/2 are from what they should be.
+// The deviation of the agreement of two masks of rate 1/2 from its expectation, in sigmas.
 double deviation(const std::function<bool(std::uint64_t)>& a, const std::function<bool(std::uint64_t)>& b) {
   std::int64_t same = 0;
   for (std::uint64_t e = 0; e < count; ++e) same += a(e) == b(e) ? 1 : 0;
@@ -65,7 +65,7 @@ TEST_CASE("patterns of adjacent elements, and runs, are as frequent as those of 
   const std::uint64_t stride = GENERATE(1, 64, 128, 1000);  // within a row, and down a column
   const sg::DropoutMask of   = mask(0.5, key);
   CAPTURE(key, stride);
-  // Words of eight neighbours: 256 kinds, so chi-square is 255 with a sigma of sqrt(2 * 255).
+  // Words of eight adjacent elements: 256 kinds, so chi-square is 255 with a sigma of sqrt(2 * 255).
   std::vector<double> words(256);
   const std::int64_t drawn = count / 8;
   for (std::uint64_t w = 0; w < drawn; ++w) {
@@ -76,7 +76,7 @@ TEST_CASE("patterns of adjacent elements, and runs, are as frequent as those of 
   double chi_square = 0;
   for (const double each : words) chi_square += (each - drawn / 256.0) * (each - drawn / 256.0) / (drawn / 256.0);
   CHECK(std::abs(chi_square - 255) < 4.5 * std::sqrt(2 * 255.0));
-  // Runs of 1, 2, ... 9, and 10 or more alike: half of them are 1 long, a quarter 2, ...
+  // Runs of 1, 2, ... 9, and 10 or more equal elements: half of them have length 1, a quarter 2, ...
   std::array<double, 10> runs = {};
   std::size_t length          = 1;
   double num_runs             = 0;

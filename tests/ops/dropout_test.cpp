@@ -33,7 +33,7 @@ TEST_CASE("a dropout drops the elements of its mask, indexed over the global bat
   const auto y    = sg::testing::evaluate(test);
   const auto mask = sg::DropoutSite{.rate = 0.3, .key = sg::derived_key(5, sg::name_key("embedding"))}.mask_at(4);
   std::vector<double> expected;
-  for (std::size_t i = 0; i < x.size(); ++i)  // the microbatch begins with sequence 3, of one token each
+  for (std::size_t i = 0; i < x.size(); ++i)  // the microbatch starts at sequence 3, one token per sequence
     expected.push_back(mask.keeps(3 * 37 + i) ? x[i] * (1 / 0.7) : 0);
   CHECK((y == expected));
 }

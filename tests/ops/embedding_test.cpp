@@ -116,7 +116,7 @@ TEST_CASE("embeddings in bf16 and f16 are those in f32, rounded", "[ops][embeddi
 }
 
 TEST_CASE("an embedding's gradient over many tiles sums each token's rows in order", "[ops][embedding]") {
-  // A table that is cut into tiles, with tokens on both sides of their borders.
+  // A table of several tiles, with tokens on both sides of their borders.
   constexpr std::int64_t width = 512, rows = 1100;
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 90; ++i) tokens.push_back(i % 3 == 0 ? 511 + i % 2 : (i * 487) % rows);

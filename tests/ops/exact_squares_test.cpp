@@ -52,10 +52,10 @@ TEMPLATE_TEST_CASE("sums of squares are exact, and rounded once", "[ops][norm]",
   const double n = static_cast<double>(numbers.size()) - 1;
   CHECK(squares_of<T>(numbers) == n * (n + 1) * (2 * n + 1) / 6);
   const auto large = static_cast<T>(0x1p30);
-  CHECK(squares_of<T>({large, 8, 8}) == 0x1p60);             // half of the last place: to even
+  CHECK(squares_of<T>({large, 8, 8}) == 0x1p60);             // half a unit in the last place: to even
   CHECK(squares_of<T>({large, 8, 8, 1}) == 0x1p60 + 0x1p8);  // more than half
   CHECK(squares_of<T>({large, 8, 8, static_cast<T>(0x1p-60)}) == 0x1p60 + 0x1p8);
-  CHECK(squares_of<T>({large, 16, 8, 8}) == 0x1p60 + 0x1p9);  // half again: to even, upwards
+  CHECK(squares_of<T>({large, 16, 8, 8}) == 0x1p60 + 0x1p9);  // half a unit again: to even, upwards
 }
 
 TEST_CASE("squares of the smallest and the largest numbers are exact", "[ops][norm]") {
@@ -70,7 +70,7 @@ TEST_CASE("squares of the smallest and the largest numbers are exact", "[ops][no
   CHECK(squares_of<double>({std::numeric_limits<double>::denorm_min(), 1}) == 1);
   Sum<double> sum = zero<double>();
   add<double>(sum, {std::numeric_limits<double>::denorm_min()}, 0, 1);
-  CHECK(sum.front() == 1);  // below what a double can hold, and there
+  CHECK(sum.front() == 1);  // below the range of double, but exact
 }
 
 TEMPLATE_TEST_CASE("an infinity or a NaN among the elements makes the sum infinite or NaN", "[ops][norm]", float,
@@ -96,7 +96,7 @@ TEMPLATE_TEST_CASE("a sum of squares has the same bits for any order and split o
   CHECK(std::abs(static_cast<double>(expected / whole) - 1) < 1e-12);
   for (int trial = 0; trial < 20; ++trial) {
     std::shuffle(values.begin(), values.end(), random);
-    Sum<T> all = zero<T>();  // of several ranks, each with elements of its own
+    Sum<T> all = zero<T>();  // of several ranks, each with its own elements
     for (std::size_t begin = 0; begin < values.size();) {
       const std::size_t end = std::min(values.size(), begin + 1 + random() % 20'000);
       Sum<T> part           = zero<T>();

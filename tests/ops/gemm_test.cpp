@@ -32,7 +32,7 @@ std::vector<T> numbers(std::int64_t count, std::uint64_t seed, double range = 1)
   return made;
 }
 
-// a: [m, k] and b: [k, n], each as it is or lying transposed.
+// a: [m, k] and b: [k, n], each row-major or transposed.
 template <class T>
 struct Problem {
   std::int64_t m, n, k;
@@ -66,7 +66,7 @@ std::vector<T> product(const Problem<T>& problem, sg::GemmKernel kernel = sg::Ge
   return c;
 }
 
-// The larger one; what is no number is larger than any.
+// The larger one; NaN counts as the largest.
 template <class T>
 T worse(T worst, T error) {
   return error <= worst ? worst : std::isnan(error) ? std::numeric_limits<T>::infinity() : error;
@@ -130,7 +130,7 @@ TEST_CASE("our own kernels: an element's bits depend on its row, its column and 
   const Problem<float> whole{.m = 130, .n = 150, .k = 700};
   const std::vector<float> all = product(whole, kernel);
   for (const std::int64_t skip : {1, 5, 64, 129}) {
-    // Rows and columns from `skip` on, alone.
+    // Only the rows and columns from `skip` on.
     const std::int64_t m = whole.m - skip, n = whole.n - skip;
     std::vector<float> part(static_cast<std::size_t>(m * n));
     sg::Gemm<float> gemm = whole.gemm({part.data(), nullptr, m * n});
@@ -251,7 +251,7 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
                                   .b        = {b.data(), n, 1},
                                   .c        = {c.data(), nullptr, m * n},
                                   .c_stride = n};
-    sg::gemm_tiles(gemm, 0, 1, kernel);  // so that pieces begin in the middle of a row, too
+    sg::gemm_tiles(gemm, 0, 1, kernel);  // so that pieces may begin in the middle of a row
     for (std::int64_t first = 1; first < tiles; first += of)
       sg::gemm_tiles(gemm, first, std::min(first + of, tiles), kernel);
     return c;
@@ -264,7 +264,7 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
 }
 
 TEST_CASE("products of large matrices are cut into an even number of tiles, small ones not at all", "[ops][gemm]") {
-  // The shapes of a step of 1024 rows, of widths 256 and 512, and those of their weights.
+  // The shapes of a step of 1024 rows with widths 256 and 512, and those of their weights.
   for (const std::int64_t width : {256, 512}) {
     for (const std::int64_t other : {width, 3 * width, 4 * width, 16 * width}) {
       for (const auto& [m, n] :
@@ -302,9 +302,9 @@ TEST_CASE("a product is added to a base, in place or not, with the same bits; a 
   sg::gemm(problem.gemm({elsewhere.data(), base.data(), 20 * 101}), kernel);
   CHECK(in_place == elsewhere);
   if (kernel == sg::GemmKernel::own || (kernel == sg::GemmKernel::neon && !has_neon)) {
-    CHECK(in_place == expected);  // a sum by itself, then added
+    CHECK(in_place == expected);  // the sum is computed first, then added
   } else if (kernel == sg::GemmKernel::neon || sg::gemm_library() == "neon") {
-    // 1600 are four blocks of k: what was there is the first summand.
+    // 1600 is four blocks of k: the base is the first summand.
     std::vector<float> by_blocks = base, part(alone.size());
     for (std::int64_t first = 0; first < 1600; first += 400) {
       sg::Gemm<float> block = problem.gemm({part.data(), nullptr, 20 * 101});
@@ -361,7 +361,7 @@ std::vector<float> widened(const std::vector<Half>& from) {
 
 TEMPLATE_TEST_CASE("a product of 2-byte operands is computed in f32 and rounded at most once", "[ops][gemm]", sg::bf16,
                    sg::f16) {
-  // Half of the distance between two neighbours is at most this much of a value.
+  // Relative bound of one rounding.
   constexpr double once   = std::is_same_v<TestType, sg::bf16> ? 0x1p-8 : 0x1p-11;
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   const auto [m, n, k] = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(

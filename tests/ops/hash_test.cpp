@@ -76,7 +76,7 @@ TEST_CASE("a node hashes several ranges, in tiles, to the same bits on any numbe
   const auto buffer = [&](std::int64_t size, sg::DType type) {
     return graph.buffer({.size_bytes = size, .type = type, .lifetime = sg::Lifetime::persistent});
   };
-  const std::size_t large = (1 << 20) + 12;  // some tiles and a tail
+  const std::size_t large = (1 << 20) + 12;  // several tiles and a tail
   const sg::Buffer a = buffer(large, sg::DType::f32), b = buffer(26, sg::DType::bf16),
                    hashes = buffer(24, sg::DType::i64);
   sg::hash_bytes(graph, {.name = "hash", .values = {a, b, a.range(4, 64)}, .hashes = hashes});

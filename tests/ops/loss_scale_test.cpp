@@ -22,7 +22,7 @@ using Catch::Matchers::MessageMatches;
 
 namespace {
 
-// A graph of one rank whose buffers are all kept, and which can be run.
+// A graph of one rank with persistent buffers, which can be run.
 struct Bench {
   sg::Graph graph;
   sg::LoopbackWorld world{1};
@@ -131,7 +131,7 @@ TEST_CASE("an update with 2-byte gradients equals one with widened gradients", "
                      wide  = bench.kept("wide", count, sg::DType::f32),
                      value = bench.kept("value", count, sg::DType::f16), one = bench.kept("one", 1, sg::DType::f64),
                      step = bench.kept("step", 1, sg::DType::i64);
-    // Rows of 9 that lie 18 apart, so that no vector of them is whole.
+    // Rows of 9 elements, 18 apart, so that they contain no whole vector.
     const sg::Access rows     = half.strided(0, 18, 36, count / 9);
     const sg::Access gradient = widened ? sg::Access(wide) : rows;
     if (is_adamw) {
@@ -216,7 +216,7 @@ TEST_CASE("a skipped update leaves every bit unchanged", "[ops][loss_scale][opti
     return found;
   };
   const std::vector<float> before  = state();
-  bench.number<std::int64_t>(skip) = 1;  // and the step, 0, is none that AdamW would take
+  bench.number<std::int64_t>(skip) = 1;  // step 0 would be an error without skip
   bench.run();
   CHECK((state() == before));
   bench.number<std::int64_t>(skip) = 0;

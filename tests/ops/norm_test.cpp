@@ -17,7 +17,7 @@ using sg::testing::OpCase;
 
 namespace {
 
-constexpr double eps = 1e-3;  // large enough to be seen
+constexpr double eps = 1e-3;  // large enough to matter
 
 OpCase layer_norm_case(std::int64_t rows, std::int64_t width, double offset = 0) {
   return {.inputs  = {{rows, width}},
@@ -45,7 +45,7 @@ OpCase rms_norm_case(std::int64_t rows, std::int64_t width) {
           }};
 }
 
-// One row after the other, as the definition reads.
+// Row by row, by the definition.
 std::vector<double> reference(const OpCase& test, bool centered, double offset = 0) {
   const auto given            = sg::testing::values(test);
   const std::size_t width     = given.weights[0].size();
@@ -79,7 +79,7 @@ TEST_CASE("norms agree with their definitions", "[ops][norm]") {
 }
 
 TEST_CASE("a layer norm in f32 is accurate for a mean far from zero", "[ops][norm]") {
-  constexpr double offset = 64;  // x keeps 2^-18 of it: squares of it would leave nothing of the variance
+  constexpr double offset = 64;  // x keeps 2^-18 of it: a difference of squares would lose the variance
   const OpCase test       = layer_norm_case(3, 64, offset);
   CHECK(sg::testing::distance(sg::testing::evaluate(test, sg::DType::f32), reference(test, true, offset)) < 1e-5);
 }
@@ -107,7 +107,7 @@ TEST_CASE("weight gradients of norms are sums over all rows, for any number of c
 }
 
 TEST_CASE("a layer norm's gradient is orthogonal to its rows, also over several tiles", "[ops][norm][gradient]") {
-  // The norm of a row moved or stretched (eps aside) is the row's: its gradient has no such parts.
+  // Shifting or scaling a row does not change its norm (eps aside), so the gradient has no such components.
   OpCase test                 = layer_norm_case(90, 400);
   const std::vector<double> x = sg::testing::values(test).inputs[0], dx = sg::testing::gradients(test).inputs[0];
   double worst = 0;
@@ -173,7 +173,7 @@ TEST_CASE("a norm's weight and bias get their gradients from one node", "[ops][n
       tape, {.x = tape.tensor("x", {2, 3}), .weight = tape.weight("weight"), .bias = tape.weight("bias")});
   tape.set_gradient(y, tape.tensor("dy", {2, 3}));
   tape.emit_gradients();
-  CHECK(graph.num_nodes() == 3);  // forward, of x, of both weights
+  CHECK(graph.num_nodes() == 3);  // forward, gradient of x, gradient of both weights
   CHECK(weights.entries()[0].has_gradient);
   CHECK(weights.entries()[1].has_gradient);
 }

@@ -31,13 +31,13 @@ sg::Buffer kept(sg::Graph& graph, const char* name, std::int64_t count, sg::DTyp
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// Between -1 and 1, the same in f32.
+// Between -1 and 1, exact in f32.
 double number(std::uint64_t seed, std::size_t i) {
   const std::uint64_t bits = sg::testing::mix(seed * 1'000'003 + i) >> 44;
   return (static_cast<double>(bits) - 524'287.5) / 524'288;
 }
 
-// A weight of `count` elements that is updated for some steps; each buffer has room for its access's rows.
+// A weight of `count` elements that is updated for some steps. Buffers have room for strided rows.
 struct Update {
   static constexpr std::int64_t count = 41'000;  // several tiles
   sg::Graph graph;
@@ -58,8 +58,8 @@ struct Update {
     rate                    = kept(graph, "rate", 1, sg::DType::f64);
     step                    = kept(graph, "step", 1, sg::DType::i64);
   }
-  // All of a buffer; or every other row of 125 elements, or of as many as are given: rows of one end inside rows of
-  // another.
+  // A whole buffer, or every other row of 125 (or `row`) elements. Rows of different accesses end at different
+  // elements.
   [[nodiscard]] sg::Access access(sg::Buffer buffer, std::int64_t row = 125) const {
     const auto element = static_cast<std::int64_t>(sg::size_bytes(type));
     return strided ? buffer.strided(row * element, row * element, 2 * row * element, count / row) : sg::Access(buffer);
@@ -68,7 +68,7 @@ struct Update {
     sg::verify(graph);
     program = std::make_unique<sg::Program>(graph, world);
   }
-  // Element i of what the access names.
+  // Element i of the access.
   [[nodiscard]] std::byte* at(sg::Buffer buffer, std::int64_t i, std::int64_t row = 125) const {
     const std::int64_t place = strided && buffer != weight ? i / row * 2 * row + row + i % row : i;
     return program->memory().bytes(buffer).data() + place * static_cast<std::int64_t>(sg::size_bytes(type));
@@ -222,7 +222,7 @@ TEST_CASE("optimizer ops refuse other sizes and types, and settings out of range
                        MessageMatches(ContainsSubstring("square_sum 's': values is i64 (f32, f64, bf16 or f16)")));
   CHECK_THROWS_MATCHES(sg::square_sum(graph, {.name = "s", .values = a, .sum = one}), sg::Error,
                        MessageMatches(ContainsSubstring("square_sum 's': sum has 8 bytes of f64 (20 of i64")));
-  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = wide, .sum = sum}), sg::Error);  // f64 has more limbs
+  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = wide, .sum = sum}), sg::Error);  // f64 needs more limbs
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .clip = -1}), sg::Error);
   CHECK_THROWS_MATCHES(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .scale = one}), sg::Error,

@@ -35,7 +35,7 @@ struct Bench {
     tape.set_gradient(made, tensor("gradient"));
     return made;
   }
-  // An op that does nothing but add a gradient to x when that of y is there.
+  // An op that only adds a gradient to x once y has one.
   sg::Tensor use(const sg::Tensor& x) {
     const sg::Tensor y = tensor("y");
     tape.on_backward({.outputs = {y}, .input_gradients = [x, y](sg::Tape& back) { add(back, x, y); }});
@@ -51,7 +51,7 @@ struct Bench {
     for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) found.emplace_back(graph.op(sg::Node{i}));
     return found;
   }
-  // Buffers by mode, in the order of declaration.
+  // The buffers that a node accesses in a mode, in the order of declaration.
   [[nodiscard]] std::vector<sg::Buffer> touches(sg::Node node, sg::AccessMode mode) const {
     std::vector<sg::Buffer> found;
     for (std::size_t i = 0; i < graph.num_accesses(node); ++i) {
@@ -158,7 +158,7 @@ TEST_CASE("a handed-over gradient belongs to the receiving tensor if the giving 
   CHECK(bench.tape.owns_gradient(x));
   CHECK_FALSE(bench.tape.owns_gradient(y));
   const sg::Tensor other = bench.tensor();
-  bench.tape.hand_over_gradient(other, z);  // z's was set from outside
+  bench.tape.hand_over_gradient(other, z);  // z's gradient was set from outside
   CHECK_FALSE(bench.tape.owns_gradient(other));
 }
 
@@ -264,7 +264,7 @@ TEST_CASE("a tape refuses tensors of another tape, missing gradients and unsuppo
   refuses([&] { (void)bench.tape.gradient(sg::Tensor{}); }, "tape: tensor -1 does not belong to this tape");
   refuses([&] { (void)bench.tape.gradient(x); }, "tape: tensor 0 has no gradient yet");
 
-  // The same number, and bytes of the same graph.
+  // The same tensor id, on a buffer of the same graph.
   sg::Tape twin({.graph = &bench.graph, .weights = &bench.weights});
   (void)twin.tensor("x", {2, 3});
   refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 does not belong to this tape (which has 1 tensors)");

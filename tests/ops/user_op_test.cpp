@@ -1,4 +1,4 @@
-// An op of one's own: everything it takes is in this file.
+// A user-defined op: everything it needs is in this file.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -32,7 +32,7 @@ sg::Tensor squared_relu(sg::Tape& tape, const sg::Tensor& x) {
   return y;
 }
 
-// y = x times a weight for each column. For f32 alone; says what it costs, and works on many threads.
+// y = x times a weight per column. For f32 only; declares its cost and runs on several threads.
 sg::Tensor scale_columns(sg::Tape& tape, const sg::Tensor& x, const sg::Weight& scale) {
   const std::int64_t rows = x.rows(), cols = x.cols();
   const auto times = [rows, cols](const sg::Context& context, sg::Into<float> out) {

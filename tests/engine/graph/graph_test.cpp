@@ -113,7 +113,7 @@ TEST_CASE("the graph followed by itself keeps the order of its accesses", "[engi
   const sg::Node look      = graph.add({.name = "look", .reads = {grad}});
   const sg::Node update    = graph.add({.name = "update", .reads = {grad}, .accumulates = {weights}});
   CHECK(loop_preds(graph, forward) ==
-        std::vector{look.id, update.id});  // weights after the update; grad after its readers
+        std::vector{look.id, update.id});  // weights after the update, gradients after their readers
   CHECK(loop_preds(graph, look).empty());
   CHECK(loop_preds(graph, update).empty());
 }

@@ -42,7 +42,7 @@ sg::Node add(sg::Graph& graph, const std::string& name, sg::Lane lane, sg::Acces
   return graph.add({.name = name, .lane = lane, .reads = reads, .writes = writes, .kind = kind, .op = "op " + name});
 }
 
-// Two ranks: each computes, they meet, rank 1 computes on.
+// Two ranks: each computes, they communicate, then rank 1 computes again.
 struct Meeting {
   sg::Graph graph{2};
   sg::Node a, b, on0, on1, after;
@@ -96,9 +96,9 @@ TEST_CASE("a busy worker is a cause only if no predecessor ended as late", "[eng
     return nodes_of(sg::critical_path(graph, graph.edges(), timeline(std::move(times))));
   };
   CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{b.id, c.id});    // ready at 1, its worker free at 3
-  CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 0}}) == std::vector{a.id, c.id});    // another worker's business
-  CHECK(path({{0, 3, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{a.id, c.id});    // both ended then: the edge counts
-  CHECK(path({{0, 1, 0}, {0, 3, -1}, {3, 4, -1}}) == std::vector{a.id, c.id});  // no worker is no common worker
+  CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 0}}) == std::vector{a.id, c.id});    // on another worker
+  CHECK(path({{0, 3, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{a.id, c.id});    // both ended then: the edge wins
+  CHECK(path({{0, 1, 0}, {0, 3, -1}, {3, 4, -1}}) == std::vector{a.id, c.id});  // no worker: none in common
   CHECK(path({{0, 1, 0}, {2, 3, 1}, {1.5, 4, 1}}) == std::vector{a.id, c.id});  // b began later on that worker
   CHECK(path({{0, 1, 0}, {}, {}}) == std::vector{a.id});                        // the step failed
   CHECK(path({{}, {}, {}}).empty());
@@ -156,7 +156,7 @@ TEST_CASE("lanes at work at the same time are counted, nodes without a lane are 
   add(graph, "out", lane(r1, sg::LaneKind::d2h));
   add(graph, "nothing", lane(r1, sg::LaneKind::d2h));
   graph.add({.name = "free", .rank = r1});
-  // compute [1, 3) and [3, 5), h2d [2, 6), d2h [4, 4.5) and a moment; alone until 1 and from 6 on.
+  // compute [1, 3) and [3, 5), h2d [2, 6), d2h [4, 4.5) and an empty interval. Idle until 1 and from 6 on.
   const sg::Timeline t = timeline({{1, 3}, {3, 5}, {2, 6}, {4, 4.5}, {0.5, 0.5}, {0, 8}});
   CHECK(sg::lanes_at_once(graph, t) == std::vector<double>{3, 2, 2.5, 0.5});
   CHECK(sg::lanes_at_once(graph, timeline(std::vector<sg::NodeTime>(6))) == std::vector<double>{0, 0, 0, 0});

@@ -60,7 +60,7 @@ std::int64_t ns(const json& microseconds) { return std::llround(microseconds.get
 using Row = std::pair<std::int64_t, std::int64_t>;  // pid, tid
 Row row(const json& event) { return {event.at("pid").get<std::int64_t>(), event.at("tid").get<std::int64_t>()}; }
 
-// The rules of the format, and ours; empty when all are kept.
+// Checks the rules of the format and our own; empty if all hold.
 std::string broken_rule(const json& file) {
   std::set<std::int64_t> processes, named_processes;
   std::set<Row> named_rows;
@@ -268,7 +268,7 @@ TEST_CASE("nodes that did not run have no slice, and arrows and counters can be 
   CHECK(broken_rule(bare) == "");
   CHECK(events(bare, "X").size() == graph.num_nodes());
   for (const char* phase : {"s", "f", "C"}) CHECK(events(bare, phase).empty());
-  sg::Timeline odd = t;  // as no run leaves it: successors of what did not run
+  sg::Timeline odd = t;  // not from a real run: successors of nodes that did not run
   for (std::size_t i = 0; i < odd.nodes.size(); i += 3) odd.nodes[i] = {};
   CHECK(broken_rule(json::parse(trace(graph, {&odd, 1}))) == "");
   for (std::size_t i = 1; i < t.nodes.size(); ++i) t.nodes[i] = {};

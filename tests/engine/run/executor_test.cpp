@@ -38,7 +38,7 @@ std::string error_of(const std::function<void()>& work) {
   return "no error";
 }
 
-// How many are inside at once, and the most there ever were.
+// Counts concurrent bodies, and their maximum.
 class Gauge {
  public:
   void enter() {
@@ -245,7 +245,7 @@ TEST_CASE("a step that times out names the running nodes and what they wait for"
 
   sg::Graph quick(2);
   quick.add({.name = "n", .rank = r0}, [] {});
-  CHECK_NOTHROW(executor.run(quick, world));  // the pool is whole again
+  CHECK_NOTHROW(executor.run(quick, world));  // all workers are back
 }
 
 TEST_CASE("a time-out is noticed by done() too", "[engine][executor][timeout]") {
@@ -261,7 +261,7 @@ TEST_CASE("a time-out is noticed by done() too", "[engine][executor][timeout]") 
 }
 
 TEST_CASE("a body that does not return is named and does not hang the caller", "[engine][executor][timeout]") {
-  // What the body refers to must outlive it: the executor cannot end it.
+  // Data that the body uses must outlive it: the executor cannot stop it.
   static std::atomic<bool> release{false}, released{false};
   static sg::LoopbackWorld world(1);
   {
@@ -317,7 +317,7 @@ TEST_CASE("at most `threads` bodies compute at once, kernels included, also besi
           "[engine][executor][threads]") {
   const int threads = GENERATE(1, 2);
   CAPTURE(threads);
-  // Eight ranks of one process, each with a lane that waits until all eight of them wait, and compute on all of them.
+  // Eight ranks of one process. Each has a lane that waits until all eight wait, and compute nodes.
   sg::Graph graph(8);
   Gauge gauge;
   std::atomic<int> waiting{0}, tiles{0};
@@ -367,7 +367,7 @@ TEST_CASE("at most `threads` bodies compute at once, kernels included, also besi
 }
 
 TEST_CASE("a parallel kernel uses the idle threads of the pool", "[engine][executor][threads]") {
-  // Two tiles that wait for each other end only when two threads are at work.
+  // Two tiles that wait for each other end only if two threads run them.
   sg::Graph graph;
   std::atomic<int> inside{0};
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
@@ -520,7 +520,7 @@ TEST_CASE("a world is told of a failure before the step ends, never during the n
     sg::Run run = executor.start(program);
     std::thread canceller([&] { run.cancel(); });
     CHECK_THROWS_AS(run.get(), sg::Error);
-    CHECK(world.aborts() == i);  // heard by the time get() returns
+    CHECK(world.aborts() == i);  // told by the time get() returns
     canceller.join();
   }
 }
@@ -565,7 +565,7 @@ TEST_CASE("a slice with parts is refused in a world where its peers are local", 
 }
 
 TEST_CASE("a world's issue order becomes edges between parts", "[engine][executor][parts]") {
-  // Two communications of one rank on different lanes and groups, with nothing else between them.
+  // Two communications of one rank on different lanes and groups, with no other order between them.
   class OrderedWorld final : public sg::World {
    public:
     explicit OrderedWorld(sg::IssueOrder order) : order_(order) {}

@@ -12,7 +12,7 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-// A number that is kept and doubled, by way of one that is not kept.
+// A persistent number that is doubled by way of a step buffer.
 struct Doubling {
   sg::Graph graph;
   sg::Buffer kept =
@@ -47,7 +47,7 @@ TEST_CASE("two graphs share bytes, one in memory lent by the other", "[engine][m
   executor.run(program);
   executor.run(program);
   CHECK(memory.span<double>(owner.kept)[0] == 12);
-  CHECK(memory.span<double>(owner.other)[0] == 0);  // was not lent
+  CHECK(memory.span<double>(owner.other)[0] == 0);  // not lent
   CHECK(lent->span<double>(guest.other)[0] == 2);
 }
 

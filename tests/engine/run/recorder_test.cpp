@@ -32,7 +32,7 @@ namespace {
 
 constexpr sg::Rank r0{0};
 
-// What is wrong with the times of a step that ran to its end, or nothing.
+// The first flaw in the times of a completed step; empty if there is none.
 std::string flaw(const sg::Graph& graph, const sg::Timeline& timeline, int workers) {
   if (timeline.nodes.size() != graph.num_nodes()) return "wrong number of nodes";
   double last = 0;
@@ -50,7 +50,7 @@ std::string flaw(const sg::Graph& graph, const sg::Timeline& timeline, int worke
   return last == timeline.makespan_s ? "" : "the makespan is not the end of the last node";
 }
 
-// Nodes of one worker one after another: what shares a task aside.
+// Whether the nodes of each worker run one after another, except for nodes of one task.
 bool workers_take_turns(const sg::Graph& graph, const sg::Timeline& timeline) {
   const sg::Matching matching = sg::match_parts(graph);
   std::vector<std::uint32_t> order;
@@ -90,7 +90,7 @@ TEST_CASE("every node of a recorded step begins after its predecessors have ende
 }
 
 TEST_CASE("a recorder serves run after run, over many chunks", "[engine][recorder]") {
-  // More nodes than a chunk holds, on one worker; then few, so that nothing of the long run may remain.
+  // More nodes than a chunk holds, on one worker; then a few, so that nothing of the long run may remain.
   const auto nodes      = static_cast<std::uint32_t>(30'000 / sg::testing::scale());
   const sg::Graph large = sg::token_graph(sg::random_dag(nodes, 2 * nodes, 7)), small = sg::token_graph(sg::chain(5));
   sg::LoopbackWorld world(1);
@@ -184,7 +184,7 @@ SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
       THEN("the time it waited counts as its own, and the peer's part did not run here") {
         const sg::Timeline timeline = recorder.timeline();
         CHECK(timeline.nodes[0].end_s >= 0.3);
-        CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s > 0.2);  // a loaded machine may begin it late
+        CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s > 0.2);  // a loaded machine may start it late
         CHECK_FALSE(timeline.nodes[1].ran());
       }
     }
@@ -192,7 +192,7 @@ SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
 }
 
 TEST_CASE("waiting for a compute licence does not count as time of the node", "[engine][recorder]") {
-  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the licence.
+  // One body may compute at a time, but there is a second worker for a waiting lane: both bodies want the licence.
   sg::Graph graph;
   for (int i = 0; i < 2; ++i) {
     graph.add({.name = "sleep", .rank = r0}, [] { std::this_thread::sleep_for(10ms); });
@@ -224,7 +224,7 @@ TEST_CASE("a recorder refuses what it cannot record", "[engine][recorder][refuse
   *go = true;
   run.get();
   CHECK(flaw(graph, recorder.timeline(), 1) == "");
-  CHECK_NOTHROW(other.run(again, &recorder));  // what was refused has left nothing behind
+  CHECK_NOTHROW(other.run(again, &recorder));  // the refused runs have no effect
 }
 
 TEST_CASE("a recorder may be destroyed before its step ends, and a late body does not access it",

@@ -22,7 +22,7 @@ sg::StreamPlan streams_of(const sg::Graph& graph, const sg::MemoryPlan& plan) {
   return sg::plan_streams(graph, plan, sg::LoopbackWorld(graph.num_ranks()));
 }
 
-// Without one of its waits.
+// The plan without one of its waits.
 sg::StreamPlan without(sg::StreamPlan plan, std::size_t wait, bool loop) {
   auto& all   = loop ? plan.loop_waits : plan.waits;
   auto& begin = loop ? plan.loop_begin : plan.wait_begin;

@@ -133,5 +133,5 @@ TEST_CASE("a machine refuses invalid settings by name", "[engine][machine][refus
   refused([] { (void)sg::two_level_machine({.ranks = 2, .ranks_per_node = 0}); }, "ranks_per_node = 0");
   refused([] { (void)sg::two_level_machine({.ranks = 9, .inside = {.latency_s = 2}, .between = {.latency_s = 1}}); },
           "not more than between");
-  CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: nothing is between
+  CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: no links between nodes
 }

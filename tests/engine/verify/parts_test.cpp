@@ -1,4 +1,4 @@
-// What the verifier says of parts: sizes of shards, peers of permutations, and what may be done in place.
+// The verifier on parts: sizes of shards, peers of permutations, and in-place operations.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -14,7 +14,7 @@ using enum sg::PartOp;
 
 namespace {
 
-// Three ranks, each with a persistent buffer x of 48 bytes, and a group of them all.
+// Three ranks, each with a persistent buffer x of 48 bytes, and a group of all of them.
 struct Three {
   Three() : graph(3) {
     for (int rank = 0; rank < 3; ++rank)
@@ -87,7 +87,7 @@ TEST_CASE("uneven shards fit if each member's access has the right size", "[engi
     for (int rank = 0; rank < 3; ++rank) {
       const sg::Buffer x     = other.x[static_cast<std::size_t>(rank)];
       const std::int64_t own = rank == 0 ? 4 : rank == 1 ? 0 : 12;
-      const std::int64_t of1 = rank == 0 ? 4 : 0;  // rank 0 expects something of rank 1
+      const std::int64_t of1 = rank == 0 ? 4 : 0;  // rank 0 expects bytes from rank 1
       other.add(rank, {.op = all_gather}, x.range(0, own), {x.range(20, 4), x.range(24, of1), x.range(28, 12)});
     }
     CHECK_THAT(other.flaws(), ContainsSubstring("it has 4 bytes for the shard of rank 1, which sends 0"));
@@ -116,7 +116,7 @@ TEST_CASE("all_to_all matches the sizes of every pair of members", "[engine][ver
   for (const bool fits : {true, false}) {
     Three three;
     for (int a = 0; a < 3; ++a) {
-      // a sends 4 * (a + b) bytes to b: as much as b sends to a.
+      // a sends 4 * (a + b) bytes to b, as many as b sends to a.
       const sg::Buffer x = three.x[static_cast<std::size_t>(a)];
       sg::AccessList slices;
       std::int64_t at = 0;
@@ -186,10 +186,10 @@ TEST_CASE("a part may be in place only at the offsets its operation allows", "[e
 
 TEST_CASE("slices exchanged in place must have the same layout on both sides", "[engine][verify][overlap]") {
   const auto bad = ContainsSubstring("input overlaps output");
-  // The same bytes, but cut elsewhere: what is sent to rank 1 would be overwritten before it is sent to rank 2.
+  // The same bytes, but cut differently: the slice for rank 2 would be overwritten before it is sent.
   CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 8}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
              bad);
-  // As large, but not at the same place: the slice to rank 2 lies where that from rank 1 goes.
+  // The same sizes at different offsets: the slice to rank 2 lies where the slice from rank 1 goes.
   CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {20, 4}, {8, 4}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
              bad);
 }

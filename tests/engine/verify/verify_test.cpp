@@ -26,7 +26,7 @@ sg::Edges without(sg::Edges edges, sg::Node from, sg::Node to, bool loop = false
   return edges;
 }
 
-// The first finding of a kind; one missing edge may break more than one thing, also around the loop.
+// The first finding of a kind. One missing edge may cause several, also around the loop.
 std::string first_message(const sg::Graph& graph, const sg::Edges& edges, sg::Flaw flaw) {
   for (const sg::Finding& finding : sg::find_flaws(graph, edges)) {
     if (finding.flaw == flaw) return finding.message;
@@ -161,7 +161,7 @@ TEST_CASE("an unmatched send is reported with the missing rank", "[engine][verif
 }
 
 TEST_CASE("ranks that wait for each other are reported as a cycle", "[engine][verify][deadlock]") {
-  // Each rank wants to hear from the other before it speaks.
+  // Each rank waits for a message from the other before it sends.
   sg::Graph graph(2);
   const sg::Group up = pair_of(graph, "up"), down = pair_of(graph, "down");
   std::vector<sg::Buffer> mine, theirs;
@@ -188,7 +188,7 @@ TEST_CASE("ranks that wait for each other are reported as a cycle", "[engine][ve
 }
 
 TEST_CASE("parts that are issued together do not wait for each other", "[engine][verify][deadlock]") {
-  // A ring: every rank sends and receives at once.
+  // A ring: every rank sends and receives at the same time.
   constexpr int ranks = 4;
   for (const bool together : {true, false}) {
     CAPTURE(together);
@@ -254,7 +254,7 @@ TEST_CASE("verify accepts the sharded step, and reports one that lacks an edge b
           "[engine][verify]") {
   const sg::ShardedStep step = sg::sharded_step({.ranks = 2, .layers = 3, .width = 4, .batch = 2});
   CHECK(sg::find_flaws(step.graph, step.graph.edges()).empty());
-  // The gather of layer 2 reuses the slot of layer 0: losing that edge is the race the slots are there to prevent.
+  // The gather of layer 2 reuses the slot of layer 0. Without that edge there is the race that the slots must prevent.
   CHECK(first_message(step.graph, without(step.graph.edges(), step.forwards[0][0], step.gathers[0][2]), sg::Flaw::race)
             .find("weight slot 0") != std::string::npos);
 }
