@@ -54,7 +54,7 @@ Node convert(Graph& graph, const Convert& spec) {
   const std::int64_t count = num_elements(graph, spec.name, spec.to), given = num_elements(graph, spec.name, spec.from);
   if (count != given) {
     throw Error(ErrorKind::config,
-                str("convert '", spec.name, "': ", given, " elements into ", count, " (as many on both sides)"));
+                str("convert '", spec.name, "': ", given, " elements into ", count, " (equal numbers)"));
   }
   std::optional<Lane> lane;
   if (spec.lane) lane = graph.lane(graph.spec(spec.to.buffer).rank, *spec.lane);

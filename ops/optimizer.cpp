@@ -49,7 +49,7 @@ Elements check_elements(const Graph& graph, std::string_view op, const std::stri
     if (other_type != type || given != bytes) {
       refuse(op, name,
              str(other.name, " has ", given, " bytes of ", other_type, ", but ", first.name, " has ", bytes, " of ",
-                 type, " (as many of the same)"));
+                 type, " (equal types and sizes)"));
     }
     const Region& region     = other.access.region;
     const std::int64_t piece = region.length == Access::whole ? given : region.length;
@@ -123,7 +123,7 @@ void check_gradient(const Graph& graph, std::string_view op, const std::string& 
   const std::int64_t piece = gradient.region.length == Access::whole ? bytes : gradient.region.length;
   if (bytes == 2 * elements.count && piece % 2 == 0) return;
   refuse(op, name,
-         str("gradient has ", bytes, " bytes of ", type, " (", elements.count, " elements, as the weight has)"));
+         str("gradient has ", bytes, " bytes of ", type, " (", elements.count, " elements, like the weight)"));
 }
 
 // A value is optional. If present, the weight is f32 and there is one 2-byte element per weight element.
@@ -135,9 +135,9 @@ void check_value(const Graph& graph, std::string_view op, const std::string& nam
   if (elements.type != DType::f32) refuse(op, name, str("a value beside a weight of ", elements.type, " (f32)"));
   const std::int64_t piece = value->region.length == Access::whole ? bytes : value->region.length;
   if (is_half(type) && bytes == 2 * elements.count && piece % 2 == 0) return;
-  refuse(op, name,
-         str("value has ", bytes, " bytes of ", type, " (", elements.count,
-             " elements of bf16 or f16, as the weight has)"));
+  refuse(
+      op, name,
+      str("value has ", bytes, " bytes of ", type, " (", elements.count, " elements of bf16 or f16, like the weight)"));
 }
 
 UpdateTypes types_of(const Graph& graph, const Elements& elements, const Access& gradient,

@@ -25,7 +25,7 @@ DType check_elements(const Graph& graph, const std::string& name, const AccessLi
 double check_sizes(const Graph& graph, const std::string& name, const AccessList& to, const AccessList& from) {
   const std::int64_t wanted = num_bytes(graph, to), given = num_bytes(graph, from);
   if (wanted == given) return static_cast<double>(wanted);
-  throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (as many on both sides)"));
+  throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (equal numbers)"));
 }
 
 // Tiles run in parallel, so no tile may read bytes that another tile writes.

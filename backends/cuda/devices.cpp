@@ -14,13 +14,13 @@ void check_count(cudaError_t status) {
   int driver = 0, runtime = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
-  std::string why = str(cudaGetErrorString(status), " (a GPU that works");
+  std::string why = str(cudaGetErrorString(status), " (use a working GPU");
   if (status == cudaErrorInsufficientDriver) {
     why = str(
         driver == 0 ? "no NVIDIA driver was found" : str("the NVIDIA driver knows CUDA up to ", version_text(driver)),
-        " (one for CUDA ", version_text(runtime), " or newer, and a GPU");
+        " (install a driver for CUDA ", version_text(runtime), " or newer, and use a GPU");
   } else if (status == cudaErrorNoDevice) {
-    why = "there is none (an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
+    why = "no device found (use an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
   }
   throw Error(ErrorKind::backend, str("cuda: counting devices: ", why, "; or backend loopback)"));
 }

@@ -236,7 +236,7 @@ Grouping coarsen(const GraphData& data, const std::vector<std::uint32_t>& nodes,
   return out;
 }
 
-// --- what a box says ---------------------------------------------------------------------------------------------
+// --- the text of a box -------------------------------------------------------------------------------------------
 
 std::size_t num_letters(std::string_view text) {  // of UTF-8: bytes that are not continuation bytes
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

@@ -207,7 +207,7 @@ class Placer {
     }
   }
 
-  // --- rows: the lanes of each cluster, then what has no lane ------------------------------------------------------
+  // --- rows: the lanes of each cluster, then nodes without one -----------------------------------------------------
   void assign_rows() {
     std::map<std::tuple<int, int, int>, int> ids;  // (cluster, lane, place in the pile) -> row
     const auto key = [&](std::size_t i) {

@@ -86,7 +86,7 @@ __device__ void for_row(const N* row, std::int64_t cols, const Use& use) {
   if (left >= 0) use(load_pack<1>(row + left));
 }
 
-// --- what a thread makes of it ---------------------------------------------------------------------------------------
+// --- the sums of a thread --------------------------------------------------------------------------------------------
 
 // The running maximum, and the sum of exp(x - maximum).
 template <class N>

@@ -29,7 +29,7 @@ Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
     throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
   }
   if (spec_.type != DType::f32 && spec_.type != DType::f64 && !is_half(spec_.type)) {
-    throw Error(ErrorKind::config, str("tape: has elements of f32, f64, bf16 or f16, not of ", spec_.type));
+    throw Error(ErrorKind::config, str("tape: elements of ", spec_.type, " (f32, f64, bf16 or f16)"));
   }
 }
 

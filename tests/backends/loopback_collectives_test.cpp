@@ -70,7 +70,7 @@ class Trial {
   }
 
  private:
-  // --- what each member declares ---------------------------------------------------------------------------------
+  // --- accesses of each member -----------------------------------------------------------------------------------
 
   // Elements in separate memory: a whole buffer, an unaligned range, or rows that may cut elements.
   sg::Access place(std::size_t member, std::int64_t elements) {
@@ -197,7 +197,7 @@ class Trial {
     return op_ == sg::PartOp::permute && source(i) < n_ ? ranks_[source(i)] : sg::Rank{-1};
   }
 
-  // --- what lies in memory ---------------------------------------------------------------------------------------
+  // --- memory before the run -------------------------------------------------------------------------------------
 
   std::vector<sg::Access> list(std::size_t member, bool in) const {
     std::vector<sg::Access> all;
@@ -225,7 +225,7 @@ class Trial {
     return all;
   }
 
-  // --- what should lie there -------------------------------------------------------------------------------------
+  // --- expected result ------------------------------------------------------------------------------------------
 
   Values reduced(const std::vector<Values>& in) const {
     Values out;

@@ -121,7 +121,7 @@ TEST_CASE("a conversion refuses other types and sizes", "[ops][convert][refuses]
     CHECK_THROWS_MATCHES(sg::convert(graph, {.name = "x", .to = to, .from = from}), sg::Error,
                          MessageMatches(ContainsSubstring(why)));
   };
-  refuses(a, b, "convert 'x': 5 elements into 4 (as many on both sides)");
+  refuses(a, b, "convert 'x': 5 elements into 4 (equal numbers)");
   refuses(c, b, "convert 'x': bf16 to f64 (f32 to bf16 or f16, or one of those to f32)");
   refuses(kept(graph, 5, sg::DType::f16), b, "bf16 to f16");
   refuses(a, a, "f32 to f32");

@@ -213,7 +213,7 @@ TEST_CASE("optimizer ops refuse other sizes and types, and settings out of range
   refuses([&](sg::AdamW& spec) { spec.beta2 = 1; }, "beta2 is 1 (0 or more, less than 1)");
   refuses([&](sg::AdamW& spec) { spec.weight_decay = -1; }, "weight_decay is -1 (0 or more)");
   refuses([&](sg::AdamW& spec) { spec.gradient = half.range(0, 6); },
-          "adamw 'w': gradient has 6 bytes of bf16 (4 elements, as the weight has)");
+          "adamw 'w': gradient has 6 bytes of bf16 (4 elements, like the weight)");
   refuses([&](sg::AdamW& spec) { spec.skip = one; }, "adamw 'w': skip has 8 bytes of f64 (one i64)");
   CHECK_THROWS_AS(sg::sgd(graph, {.name = "w", .weight = a, .gradient = b, .velocity = d, .factor = one, .rate = one}),
                   sg::Error);
@@ -295,7 +295,7 @@ TEST_CASE("a value that does not fit its master is refused", "[ops][optimizer][r
                        .value    = value};
     CHECK_THROWS_MATCHES(sg::sgd(graph, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
-  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, as the weight has)");
+  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, like the weight)");
   refuses(a, b, "value has 16 bytes of f32");
   refuses(wide, half, "a value beside a weight of f64 (f32)");
 }

@@ -274,5 +274,5 @@ TEST_CASE("a tape refuses tensors of another tape, missing gradients and unsuppo
   refuses([&] { bench.weights.add({.name = "w"}); }, "weight 'w': declared twice");
   refuses([&] { sg::Tape({.graph = &bench.graph}); }, "tape: needs a graph and a weight table");
   refuses([&] { sg::Tape({.graph = &bench.graph, .weights = &bench.weights, .type = sg::DType::i32}); },
-          "tape: has elements of f32, f64, bf16 or f16, not of i32");
+          "tape: elements of i32 (f32, f64, bf16 or f16)");
 }

@@ -24,12 +24,7 @@ namespace stepgraph::testing {
 namespace {
 
 enum class Emit { nothing, together, apart };
-enum class OtherUse {
-  none,
-  adds,
-  passes
-};  // another use of every input: what its gradient holds before the op's
-    // backward
+enum class OtherUse { none, adds, passes };  // of every input, before the op's backward
 
 struct NetOptions {
   DType type           = DType::f64;
