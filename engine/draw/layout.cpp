@@ -121,89 +121,115 @@ class Placer {
 
   // --- columns: as early as edges and lanes allow; parts of one communication under each other --------------------
   void assign_columns() {
-    struct Before {
-      std::uint32_t box;
-      int distance;
-    };
-    std::vector<std::vector<Before>> before(boxes_.size());
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> together;
+    collect_constraints();
+    while (!try_columns()) {
+      // Boxes of many nodes may wait for each other in a cycle. Pairs that still differ need not share a column.
+      std::erase_if(together_, [&](const auto& pair) { return differ(pair); });
+    }
+    delay_lone_receives();
+    measure_piles();
+    spread_piles();
+  }
+
+  // A box that must be left of another, by `distance` columns.
+  struct Before {
+    std::uint32_t box;
+    int distance;
+  };
+
+  // Edges and lanes order boxes from left to right. The parts of one communication share a column.
+  void collect_constraints() {
+    before_.resize(boxes_.size());
     for (const Link& link : drawing_.links) {
       if (link.kind == LinkKind::match) {
-        if (boxes_[link.from].only_parts() && boxes_[link.to].only_parts()) together.emplace_back(link.from, link.to);
+        if (boxes_[link.from].only_parts() && boxes_[link.to].only_parts()) together_.emplace_back(link.from, link.to);
       } else if (link.kind != LinkKind::loop && link.from < link.to) {
-        before[link.to].push_back({link.from, link.both ? 0 : 1});
+        before_[link.to].push_back({link.from, link.both ? 0 : 1});
       }
     }
-    std::map<std::pair<int, int>, std::uint32_t> last;  // of a lane
+    std::map<std::pair<int, int>, std::uint32_t> last;  // (cluster, lane) -> its latest box
     for (std::uint32_t i = 0; i < boxes_.size(); ++i) {
       if (boxes_[i].lane < 0) continue;
       const auto [at, is_first] = last.try_emplace({boxes_[i].cluster, boxes_[i].lane}, i);
-      if (!is_first) before[i].push_back({std::exchange(at->second, i), 1});
+      if (!is_first) before_[i].push_back({std::exchange(at->second, i), 1});
     }
-    // In order of levels, so that one pass is enough for boxes that are nodes. Boxes of many nodes may wait for each
-    // other in a circle: then pairs that still push each other are let go.
-    const auto push = [&](std::uint32_t i) {
-      for (const Before& b : before[i]) {
-        cells_[i].column = std::max(cells_[i].column, cells_[b.box].column + b.distance);
+  }
+
+  [[nodiscard]] bool differ(const std::pair<std::uint32_t, std::uint32_t>& pair) const {
+    return cells_[pair.first].column != cells_[pair.second].column;
+  }
+
+  // Moves box i right of the boxes before it.
+  void push(std::uint32_t i) {
+    for (const Before& b : before_[i]) cells_[i].column = std::max(cells_[i].column, cells_[b.box].column + b.distance);
+  }
+  // Moves box i and its counterparts to the rightmost of their columns.
+  void align(std::uint32_t i) {
+    for (const std::uint32_t other : beside_[i])
+      cells_[i].column = cells_[other].column = std::max(cells_[i].column, cells_[other].column);
+  }
+
+  // Puts every box as far left as the constraints allow. Returns false if some pairs do not come to share a column.
+  // Boxes are processed by level, so that one pass is enough if boxes are single nodes.
+  bool try_columns() {
+    constexpr int max_passes = 50;
+    for (std::size_t i = 0; i < boxes_.size(); ++i)
+      cells_[i].column = drawing_.keep_levels ? static_cast<int>(boxes_[i].level) : 0;
+    beside_.assign(boxes_.size(), {});
+    for (const auto& [a, b] : together_) beside_[a].push_back(b), beside_[b].push_back(a);
+    for (int pass = 0; pass < max_passes; ++pass) {
+      for (std::uint32_t begin = 0, end = 0; begin < boxes_.size(); begin = end) {
+        for (; end < boxes_.size() && boxes_[end].level == boxes_[begin].level; ++end) push(end);
+        for (std::uint32_t i = begin; i < end; ++i) align(i);
+        for (std::uint32_t i = end; i-- > begin;) align(i);
       }
-    };
-    std::vector<std::vector<std::uint32_t>> beside(boxes_.size());
-    const auto align = [&](std::uint32_t i) {
-      for (const std::uint32_t other : beside[i])
-        cells_[i].column = cells_[other].column = std::max(cells_[i].column, cells_[other].column);
-    };
-    for (bool settled = false; !settled;) {
-      for (std::size_t i = 0; i < boxes_.size(); ++i)
-        cells_[i].column = drawing_.keep_levels ? static_cast<int>(boxes_[i].level) : 0;
-      for (auto& others : beside) others.clear();
-      for (const auto& [a, b] : together) beside[a].push_back(b), beside[b].push_back(a);
-      const auto apart = [&](const auto& pair) { return cells_[pair.first].column != cells_[pair.second].column; };
-      constexpr int max_passes = 50;
-      for (int pass = 0; pass < max_passes && !settled; ++pass) {
-        for (std::uint32_t begin = 0, end = 0; begin < boxes_.size(); begin = end) {
-          for (; end < boxes_.size() && boxes_[end].level == boxes_[begin].level; ++end) push(end);
-          for (std::uint32_t i = begin; i < end; ++i) align(i);
-          for (std::uint32_t i = end; i-- > begin;) align(i);
-        }
-        for (std::uint32_t i = 0; i < boxes_.size(); ++i) push(i);
-        settled = std::none_of(together.begin(), together.end(), apart);
-      }
-      if (!settled) std::erase_if(together, apart);
+      for (std::uint32_t i = 0; i < boxes_.size(); ++i) push(i);
+      if (std::none_of(together_.begin(), together_.end(), [&](const auto& pair) { return differ(pair); })) return true;
     }
-    // A receive whose sender is not drawn could be anywhere: it goes next to whoever needs it.
-    std::vector<int> latest(boxes_.size(), std::numeric_limits<int>::max());
+    return false;
+  }
+
+  // A receive whose sender is not drawn moves right, next to the first box that needs it.
+  void delay_lone_receives() {
+    constexpr int unlimited = std::numeric_limits<int>::max();
+    std::vector<int> latest(boxes_.size(), unlimited);
     for (std::uint32_t i = static_cast<std::uint32_t>(boxes_.size()); i-- > 0;) {
       const bool lone =
-          boxes_[i].shades[static_cast<std::size_t>(Shade::recv)] == boxes_[i].num_nodes && beside[i].empty();
-      if (lone && latest[i] != std::numeric_limits<int>::max())
-        cells_[i].column = std::max(cells_[i].column, latest[i]);
-      for (const Before& b : before[i]) latest[b.box] = std::min(latest[b.box], cells_[i].column - b.distance);
+          boxes_[i].shades[static_cast<std::size_t>(Shade::recv)] == boxes_[i].num_nodes && beside_[i].empty();
+      if (lone && latest[i] != unlimited) cells_[i].column = std::max(cells_[i].column, latest[i]);
+      for (const Before& b : before_[i]) latest[b.box] = std::min(latest[b.box], cells_[i].column - b.distance);
     }
-    // Nodes without a lane pile up in a column; a tall pile takes several. Columns that hold nothing go.
-    std::map<int, std::map<int, int>> piles;  // column -> cluster -> height
+  }
+
+  // Boxes without a lane form a pile in their column, one per cluster.
+  void measure_piles() {
     std::size_t num_laneless = 0;
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& pile = piles[cells_[i].column][boxes_[i].cluster];
-      if (boxes_[i].lane < 0) ++pile, ++num_laneless;
+      int& height = piles_[cells_[i].column][boxes_[i].cluster];
+      if (boxes_[i].lane < 0) ++height, ++num_laneless;
     }
     const double share =
         static_cast<double>(num_laneless) / static_cast<double>(std::max<std::size_t>(1, drawing_.clusters.size()));
     pile_height_ = std::max(4, static_cast<int>(std::ceil(1.1 * std::sqrt(share))));
-    std::map<int, int> start;
-    for (const auto& [column, pile] : piles) {
+  }
+
+  // Renumbers the columns: empty ones disappear, and a tall pile takes several.
+  void spread_piles() {
+    std::map<int, int> start;  // old column -> first new column
+    for (const auto& [column, pile] : piles_) {
       start[column] = num_columns_;
       int tallest   = 1;
       for (const auto& [cluster, height] : pile) tallest = std::max(tallest, height);
       num_columns_ += (tallest + pile_height_ - 1) / pile_height_;
     }
-    std::map<std::pair<int, int>, int> piled;
+    std::map<std::pair<int, int>, int> piled;  // (cluster, old column) -> boxes placed so far
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const int column = cells_[i].column;
       cells_[i].column = start[column];
       if (boxes_[i].lane >= 0) continue;
       const int place = piled[{boxes_[i].cluster, column}]++;
       cells_[i].column += place / pile_height_;
-      cells_[i].row = place % pile_height_;  // within its cluster at first
+      cells_[i].row = place % pile_height_;  // within its cluster; assign_rows() makes it global
     }
   }
 
@@ -557,6 +583,10 @@ class Placer {
   const Drawing& drawing_;
   const std::vector<Box>& boxes_;
   std::vector<Cell> cells_;
+  std::vector<std::vector<Before>> before_;                        // by box
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> together_;  // matched parts that share a column
+  std::vector<std::vector<std::uint32_t>> beside_;                 // the same, by box
+  std::map<int, std::map<int, int>> piles_;                        // column -> cluster -> boxes without a lane
   int num_columns_ = 0, pile_height_ = 1;
   bool stacked_ = false;
   std::vector<Row> rows_;
