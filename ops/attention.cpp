@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/base/dispatch.hpp"
 #include "ops/cpu/attention.hpp"
 #include "ops/cuda/attention/attention.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -42,14 +43,6 @@ struct Workspaces {
     });
   }
 };
-
-// Calls f with a value of the given type.
-template <class Function>
-auto with_type(DType type, const Function& f) {
-  if (type == DType::f64) return f(double{});
-  if (type == DType::bf16) return f(bf16{});
-  return type == DType::f16 ? f(f16{}) : f(float{});
-}
 
 // The dropout of the attention probabilities.
 struct Dropped {
@@ -104,7 +97,7 @@ Tensor attention(Tape& tape, const Attention& spec) {
     return reads;
   };
 
-  const Workspaces rooms{tape.sequences(), shape.heads, with_type(tape.type(), [&]<class T>(T) {
+  const Workspaces rooms{tape.sequences(), shape.heads, dispatch_float(tape.type(), [&]<class T>(T) {
                            return cpu::attention_forward_workspace<T>(shape);
                          })};
   tape.add<AllTypes>({.op       = "attention",
@@ -137,7 +130,7 @@ Tensor attention(Tape& tape, const Attention& spec) {
 
   const auto input_gradients = [=](Tape& back) {
     if (!back.needs_gradient(qkv)) return;
-    const Workspaces back_rooms{back.sequences(), shape.kv_heads, with_type(back.type(), [&]<class T>(T) {
+    const Workspaces back_rooms{back.sequences(), shape.kv_heads, dispatch_float(back.type(), [&]<class T>(T) {
                                   return cpu::attention_backward_workspace<T>(shape);
                                 })};
     const Tensor products = back.tensor("attention_backward products", log_sums.shape, log_sums.type);

@@ -1,7 +1,7 @@
 #include "ops/convert.hpp"
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
-#include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
@@ -27,9 +27,8 @@ Body convert_body(std::int64_t count) {
 }
 
 Body body_for(DType to, DType from, std::int64_t count) {
-  if (to == DType::bf16) return convert_body<bf16, float>(count);
-  if (to == DType::f16) return convert_body<f16, float>(count);
-  return from == DType::bf16 ? convert_body<float, bf16>(count) : convert_body<float, f16>(count);
+  if (is_half(to)) return dispatch_half(to, [&]<class Half>(Half) { return convert_body<Half, float>(count); });
+  return dispatch_half(from, [&]<class Half>(Half) { return convert_body<float, Half>(count); });
 }
 
 // The number of elements of an access. Throws if its ranges are not whole elements.

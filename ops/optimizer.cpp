@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
@@ -69,18 +70,6 @@ void check_positive(std::string_view op, const std::string& name, std::string_vi
   refuse(op, name, str(what, " is ", value, " (0 or more)"));
 }
 
-// Calls f with a value of the given 2-byte type.
-template <class Function>
-Body with_half(DType type, const Function& f) {
-  return type == DType::f16 ? f(f16{}) : f(bf16{});
-}
-
-template <class Function>
-Body with_any(DType type, const Function& f) {
-  if (is_half(type)) return with_half(type, f);
-  return type == DType::f32 ? f(float{}) : f(double{});
-}
-
 // The element types of an update.
 struct UpdateTypes {
   DType weight, gradient;
@@ -92,10 +81,10 @@ template <class Kernel>
 Body typed(const UpdateTypes& types, const Kernel& kernel) {
   if (types.weight == DType::f64)
     return Body([kernel](const Context& context) { kernel(context, double{}, double{}, bf16{}); });
-  return with_half(types.value.value_or(DType::bf16), [&]<class Value>(Value) {
+  return dispatch_half(types.value.value_or(DType::bf16), [&]<class Value>(Value) {
     if (types.gradient == DType::f32)
       return Body([kernel](const Context& context) { kernel(context, float{}, float{}, Value{}); });
-    return with_half(types.gradient, [&]<class Gradient>(Gradient) {
+    return dispatch_half(types.gradient, [&]<class Gradient>(Gradient) {
       return Body([kernel](const Context& context) { kernel(context, float{}, Gradient{}, Value{}); });
     });
   });
@@ -182,7 +171,7 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
                     .cost        = {.flops       = 2 * static_cast<double>(values.count),
                                     .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
                     .labels      = spec.labels},
-                   with_any(values.type, [count = values.count]<class T>(T) {
+                   dispatch_float(values.type, [count = values.count]<class T>(T) {
                      return Body([count](const Context& context) {
                        const Rows<const T> rows = context.read_rows<T>();
                        const auto sum           = context.accumulate<std::int64_t>();

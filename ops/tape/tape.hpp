@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
@@ -291,17 +292,14 @@ class Tape {
 
   template <class Types, class Kernel, bool f32, bool f64>
   Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {
-    if constexpr (f32) {
-      if (spec_.type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
-    }
-    if constexpr (f64) {
-      if (spec_.type == DType::f64) return Body([kernel](const Context& context) { kernel(context, double{}); });
-    }
-    if constexpr (Types::half) {
-      if (spec_.type == DType::bf16) return Body([kernel](const Context& context) { kernel(context, bf16{}); });
-      if (spec_.type == DType::f16) return Body([kernel](const Context& context) { kernel(context, f16{}); });
-    }
-    throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+    return dispatch_float(spec_.type, [&]<class T>(T) -> Body {
+      constexpr bool known = std::is_same_v<T, float> ? f32 : std::is_same_v<T, double> ? f64 : Types::half;
+      if constexpr (known) {
+        return Body([kernel](const Context& context) { kernel(context, T{}); });
+      } else {
+        throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+      }
+    });
   }
 
   // The type of sum_type(T{}) is the type in which the sum is stored.
