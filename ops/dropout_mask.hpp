@@ -71,7 +71,7 @@ struct DropoutSite {
   }
 };
 
-// Throws Error(config) if the rate is not in [0, 1) or the dropout has no name.
+// Throws Error(config) if the rate is not in [0, 1), or is above 0 and the dropout has no name.
 [[nodiscard]] inline DropoutSite dropout_site(const Tape& tape, const Dropout& dropout) {
   if (!(dropout.rate >= 0 && dropout.rate < 1)) {
     throw Error(ErrorKind::config, str("dropout: rate(", dropout.rate, ") (at least 0 and less than 1)"));
