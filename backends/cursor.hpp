@@ -5,7 +5,7 @@
 
 namespace stepgraph {
 
-// Where a walk through a stretch is: the memory from here on that is one range.
+// A position in a stretch, with the contiguous memory from there on.
 class Cursor {
  public:
   Cursor(const Stretch& stretch, std::int64_t begin) noexcept
@@ -20,7 +20,7 @@ class Cursor {
   [[nodiscard]] std::int64_t length() const noexcept {
     return piece_->region.length - (piece_->region.count == 1 ? at_ : at_ % piece_->region.length);
   }
-  // By at most length(); not beyond the end of the stretch unless nothing follows.
+  // Advances by at most length(). `more` is false at the end of the stretch.
   void advance(std::int64_t by, bool more) noexcept {
     at_ += by;
     if (more) settle();

@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-// What one element costs beside its bytes: an exponential is about a dozen multiplications.
+// Estimated flops per element: an exponential costs about a dozen multiplications.
 constexpr double flops_per_element = 20;
 
 Cost cost(const Tensor& x, double tensors_moved) {
@@ -18,10 +18,10 @@ Cost cost(const Tensor& x, double tensors_moved) {
 
 void check_type(const Tape& tape, const Tensor& x, std::string_view op) {
   if (x.type == tape.type()) return;
-  throw Error(ErrorKind::config, str(op, ": takes elements of ", tape.type(), ", as its tape has them, not ", x.type));
+  throw Error(ErrorKind::config, str(op, ": x must have the tape's type ", tape.type(), ", not ", x.type));
 }
 
-// y = Function(x), element by element; on a device it is `curve`.
+// y = Function(x), element by element. `curve` is the same function for the CUDA kernel.
 template <class Function>
 Tensor elementwise(Tape& tape, const Tensor& x, const std::string& op, cuda::Curve curve) {
   check_type(tape, x, op);

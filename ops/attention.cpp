@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/base/dispatch.hpp"
 #include "ops/cpu/attention.hpp"
 #include "ops/cuda/attention/attention.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -12,28 +13,28 @@
 namespace stepgraph {
 namespace {
 
-// How many heads may be worked on at a time: each has a workspace.
+// Upper limit of heads computed at the same time: each one needs a workspace.
 constexpr std::int64_t most_workspaces = 16;
 
-// Multiplications and additions of the two products of the causal half: 2 * 2 * heads * head_size * seq (seq + 1) / 2
-// for each sequence. Backward has five such products.
+// Flops of the two products of causal attention: 2 * 2 * heads * head_size * seq (seq + 1) / 2 per sequence. The
+// backward pass has five such products.
 double forward_flops(const Tape& tape, const Heads& heads) {
   const auto seq = static_cast<double>(tape.seq());
   return static_cast<double>(tape.sequences()) * 2 * 2 * static_cast<double>(heads.heads * heads.head_size) * seq *
          (seq + 1) / 2;
 }
 
-// Some heads of each sequence, and the workspaces for them. Each serves heads that are beside each other, as equal a
-// number as can be: which thread does which changes nothing.
+// The workspaces of a node. Each workspace serves a contiguous range of heads, of nearly equal size. The ranges do not
+// depend on the threads.
 struct Workspaces {
   std::int64_t sequences, heads;  // heads: of one sequence
-  std::int64_t size;              // elements of one
+  std::int64_t size;              // elements of one workspace
 
   [[nodiscard]] std::int64_t count() const { return std::min(sequences * heads, most_workspaces); }
   [[nodiscard]] Tensor tensor(Tape& tape, std::string_view name) const {
     return tape.tensor(name, {count(), size}, tape.wide_type());
   }
-  // body(sequence, head, its workspace)
+  // Calls body(sequence, head, workspace of that head).
   template <class W, class Body>
   void for_heads(const Context& context, W* workspace, const Body& body) const {
     context.parallel_for(count(), [&](std::int64_t w) {
@@ -43,15 +44,7 @@ struct Workspaces {
   }
 };
 
-// f with a number of the tape's type.
-template <class Function>
-auto with_type(DType type, const Function& f) {
-  if (type == DType::f64) return f(double{});
-  if (type == DType::bf16) return f(bf16{});
-  return type == DType::f16 ? f(f16{}) : f(float{});
-}
-
-// The dropout of a tape's probabilities, at a step.
+// The dropout of the attention probabilities.
 struct Dropped {
   DropoutSite site;
   cpu::AttentionDropout numbers;
@@ -62,7 +55,7 @@ struct Dropped {
     made.mask                  = site.mask(context, read);
     return made;
   }
-  // On a device, which knows the step.
+  // For the CUDA kernel, which reads the step itself.
   [[nodiscard]] cuda::AttentionDropout on_device(const Context& context, std::size_t read) const {
     if (!site.active) return {};
     const DropoutMask any = site.mask_at(0);
@@ -104,7 +97,7 @@ Tensor attention(Tape& tape, const Attention& spec) {
     return reads;
   };
 
-  const Workspaces rooms{tape.sequences(), shape.heads, with_type(tape.type(), [&]<class T>(T) {
+  const Workspaces rooms{tape.sequences(), shape.heads, dispatch_float(tape.type(), [&]<class T>(T) {
                            return cpu::attention_forward_workspace<T>(shape);
                          })};
   tape.add<AllTypes>({.op       = "attention",
@@ -137,7 +130,7 @@ Tensor attention(Tape& tape, const Attention& spec) {
 
   const auto input_gradients = [=](Tape& back) {
     if (!back.needs_gradient(qkv)) return;
-    const Workspaces back_rooms{back.sequences(), shape.kv_heads, with_type(back.type(), [&]<class T>(T) {
+    const Workspaces back_rooms{back.sequences(), shape.kv_heads, dispatch_float(back.type(), [&]<class T>(T) {
                                   return cpu::attention_backward_workspace<T>(shape);
                                 })};
     const Tensor products = back.tensor("attention_backward products", log_sums.shape, log_sums.type);

@@ -4,26 +4,26 @@
 
 namespace stepgraph {
 
-// The heads of this rank: a row of qkv is `heads` queries, then `kv_heads` keys, then as many values, each of
-// `head_size` elements. Query head h looks at key and value head h * kv_heads / heads.
+// The attention heads of this rank. A row of qkv holds `heads` queries, then `kv_heads` keys, then `kv_heads` values,
+// each of `head_size` elements. Query head h uses key and value head h * kv_heads / heads.
 struct Heads {
   std::int64_t heads     = 1;
   std::int64_t kv_heads  = 1;
   std::int64_t head_size = 1;
 };
 
-// Softmax(q k^T * scale) v inside each sequence, each position seeing itself and those before it:
-// [sequences * seq, (heads + 2 kv_heads) * head_size] -> [sequences * seq, heads * head_size].
+// Causal attention: softmax(q k^T * scale) v inside each sequence, where each position attends to itself and earlier
+// positions: [sequences * seq, (heads + 2 kv_heads) * head_size] -> [sequences * seq, heads * head_size].
 struct Attention {
   Tensor qkv      = {};
   Heads heads     = {};
-  double scale    = 1;   // 1 / sqrt(head_size), as a rule
+  double scale    = 1;   // usually 1 / sqrt(head_size)
   Dropout dropout = {};  // of the probabilities
 };
 [[nodiscard]] Tensor attention(Tape& tape, const Attention& spec);
 
-// Queries and keys turned by their position, in place: elements i and i + head_size / 2 of a head at position p by the
-// angle p * frequencies[i], as Llama has it. Values stay as they are.
+// Rotary position embedding of queries and keys, in place, in Llama's layout: elements i and i + head_size / 2 of a
+// head at position p are rotated by the angle p * frequencies[i]. Values are unchanged.
 struct RotaryEmbedding {
   Tensor qkv                      = {};
   Heads heads                     = {};

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// What kernels of attention know of it, wherever they run: internal to ops/.
+// The shape parameters that CPU and CUDA attention kernels share. Internal to ops/.
 namespace stepgraph {
 
 struct AttentionShape {

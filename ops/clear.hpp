@@ -6,11 +6,11 @@
 
 namespace stepgraph {
 
-// values = 0, byte by byte: what nobody has added to yet, or ever will.
+// values = 0, byte by byte. For buffers that later nodes accumulate into, or that no node writes.
 struct Clear {
   std::string name             = {};
-  std::optional<LaneKind> lane = {};  // none: only its access orders it
-  Access values                = {};  // one range
+  std::optional<LaneKind> lane = {};  // none: only its access orders the node
+  Access values                = {};  // one contiguous range
   Labels labels                = {};
 };
 Node clear(Graph& graph, const Clear& spec);

@@ -20,7 +20,7 @@ std::vector<std::int64_t> sizes_of(const Graph& graph, const NodeSpec& node, Sid
   return sizes;
 }
 
-// The type of the elements a part moves: as given, else that of the buffers it touches.
+// The element type of a part: as given, else the type of the buffers it accesses.
 DType element_type(const Graph& graph, const NodeSpec& node, std::optional<DType> given) {
   if (given) return *given;
   for (const AccessList* list : {&node.reads, &node.accumulates, &node.writes}) {
@@ -46,7 +46,7 @@ double bytes_sent(const Graph& graph, const NodeSpec& node, std::size_t member) 
   const bool is_root   = graph.spec(part.group).ranks[member] == part.root;
   const auto to_others = [&] {  // a shard each
     const auto shards = cut_shards(sizes, n, part.type);
-    return shards ? all - static_cast<double>((*shards)[member]) : all;  // none: verify will say so
+    return shards ? all - static_cast<double>((*shards)[member]) : all;  // cannot be cut: verify reports it
   };
   switch (part.op) {
     case PartOp::all_reduce:
@@ -79,7 +79,7 @@ void set_costs(const Graph& graph, NodeSpec& node, std::size_t member) {
   }
 }
 
-// A member's own shard of what holds all of them.
+// A member's own shard of accesses that hold the shards of all members.
 AccessList own_shard(const Graph& graph, const Collective& spec, PartOp op, const AccessList& all, std::size_t member) {
   const std::size_t n                    = graph.spec(spec.group).ranks.size();
   const std::span<const Access> accesses = all.view();

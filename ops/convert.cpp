@@ -1,7 +1,7 @@
 #include "ops/convert.hpp"
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
-#include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
@@ -27,12 +27,11 @@ Body convert_body(std::int64_t count) {
 }
 
 Body body_for(DType to, DType from, std::int64_t count) {
-  if (to == DType::bf16) return convert_body<bf16, float>(count);
-  if (to == DType::f16) return convert_body<f16, float>(count);
-  return from == DType::bf16 ? convert_body<float, bf16>(count) : convert_body<float, f16>(count);
+  if (is_half(to)) return dispatch_half(to, [&]<class Half>(Half) { return convert_body<Half, float>(count); });
+  return dispatch_half(from, [&]<class Half>(Half) { return convert_body<float, Half>(count); });
 }
 
-// Elements of an access, which is whole ones.
+// The number of elements of an access. Throws if its ranges are not whole elements.
 std::int64_t num_elements(const Graph& graph, const std::string& name, const Access& access) {
   const DType type         = graph.spec(access.buffer).type;
   const auto size          = static_cast<std::int64_t>(size_bytes(type));
@@ -54,7 +53,7 @@ Node convert(Graph& graph, const Convert& spec) {
   const std::int64_t count = num_elements(graph, spec.name, spec.to), given = num_elements(graph, spec.name, spec.from);
   if (count != given) {
     throw Error(ErrorKind::config,
-                str("convert '", spec.name, "': ", given, " elements into ", count, " (as many on both sides)"));
+                str("convert '", spec.name, "': ", given, " elements into ", count, " (equal numbers)"));
   }
   std::optional<Lane> lane;
   if (spec.lane) lane = graph.lane(graph.spec(spec.to.buffer).rank, *spec.lane);

@@ -17,8 +17,8 @@
 namespace stepgraph {
 namespace {
 
-// What a row is summed up as, two numbers side by side: its sum of exp(logit - maximum), and its target's logit, 0
-// where another rank has it, so that ranks add up.
+// The two sums of a row, stored side by side: the sum of exp(logit - maximum), and the target's logit. The latter is 0
+// if the target is in another rank's columns, so that a sum over the ranks gives both.
 template <class Number>
 struct RowSums {
   Number& exps;
@@ -32,7 +32,7 @@ struct RowSums {
   }
 };
 
-// The largest of a row; NaN is none.
+// The maximum of a row. NaNs are ignored.
 template <class T>
 double maximum(const T* row, std::int64_t cols) {
   Wide<T> most[cpu::num_lanes];
@@ -55,7 +55,7 @@ void exponentials(const T* row, std::int64_t count, Wide<T> maximum, Wide<T>* __
   cpu::transform(row, count, exps, [maximum](Wide<T> each) { return cpu::exp(each - maximum); });
 }
 
-// The sum of exp(row - maximum). `kept` gets the exponentials themselves, where it is not null; it may be the row.
+// The sum of exp(row - maximum). If `kept` is not null, it receives the exponentials; it may be the row itself.
 template <class T>
 double sum_of_exponentials(const T* row, std::int64_t cols, double maximum, Wide<T>* kept = nullptr) {
   double sum = 0;
@@ -69,7 +69,7 @@ double sum_of_exponentials(const T* row, std::int64_t cols, double maximum, Wide
   return sum;
 }
 
-// Into (+)= scale * (softmax(row) - onehot(target)), at element `begin`; -1: the target is another rank's.
+// Into (+)= scale * (softmax(row) - onehot(target)), at element `begin`. Target -1: in another rank's columns.
 template <class T>
 void put_gradient(const T* row, std::int64_t cols, double maximum, double exps_sum, std::int64_t target, double scale,
                   const Into<T>& into, std::int64_t begin) {
@@ -85,7 +85,7 @@ void put_gradient(const T* row, std::int64_t cols, double maximum, double exps_s
   }
 }
 
-// The same in place of the row, from exponentials that are there already.
+// The same in place, for a row that already holds its exponentials.
 template <class T>
 void finish_gradient(T* row, std::int64_t cols, double exps_sum, std::int64_t target, double scale) {
   const T factor = static_cast<T>(scale / exps_sum);
@@ -93,8 +93,8 @@ void finish_gradient(T* row, std::int64_t cols, double exps_sum, std::int64_t ta
   if (target >= 0) row[target] -= static_cast<T>(scale);
 }
 
-// What gradients are multiplied with: a number that never changes, and another of this step, the node's read of that
-// number.
+// The factor of the gradients: a constant, times the step's loss scale if there is one. `read` is the node's read of
+// the loss scale.
 struct GradientScale {
   double scale;
   bool scaled;
@@ -106,7 +106,7 @@ struct GradientScale {
   }
 };
 
-// Row by row, on idle threads too.
+// Row by row, in parallel.
 template <class Work>
 void for_rows(const Context& context, std::int64_t rows, const Work& work) {
   cpu::for_tiles(context, rows, 16, [&](std::int64_t begin, std::int64_t end) {
@@ -114,7 +114,7 @@ void for_rows(const Context& context, std::int64_t rows, const Work& work) {
   });
 }
 
-// The sum of -log softmax at the target, over all rows, from the first to the last.
+// The sum of -log softmax at the target over all rows, added in row order.
 double total(std::span<const double> maxima, std::span<const double> sums) {
   double loss = 0;
   for (std::size_t i = 0; i < maxima.size(); ++i) {
@@ -175,7 +175,7 @@ class Adder {
     tape_.add<AllTypes>(node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 20), body);
   }
 
-  // Likewise, and the gradient in place of the logits.
+  // The same, but the gradient also overwrites the logits.
   void add_forward_and_gradient() {
     OpNode both      = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
     both.accumulates = spec_.logits;
@@ -205,7 +205,7 @@ class Adder {
         if constexpr (std::is_same_v<T, Wide<T>>) {  // the row holds its exponentials until their sum is known
           of_row.exps = sum_of_exponentials(row, cols, maxima[at], row);
           finish_gradient(row, cols, of_row.exps, target, scale);
-        } else {  // it would round them
+        } else {  // 2-byte elements would round the exponentials
           of_row.exps = sum_of_exponentials(row, cols, maxima[at]);
           put_gradient(row, cols, maxima[at], of_row.exps, target, scale,
                        Into<T>{logits.data(), nullptr, std::ssize(logits)}, i * cols);
@@ -217,7 +217,7 @@ class Adder {
     register_gradient([](Tape&) {});
   }
 
-  // Each rank has some columns: what they share is the maximum of every row, then its sums.
+  // Each rank has some of the columns. The ranks combine the maximum of every row, then its two sums.
   void add_tensor_parallel_forward() {
     tape_.add<AllTypes>(
         node("cross_entropy_maxima", spec_.logits, maxima_, 1),
@@ -270,7 +270,7 @@ class Adder {
     OpNode of_logits = node("cross_entropy_gradient", {spec_.targets, maxima_, sums_}, {}, 20);
     of_logits.cost.bytes_moved *= 2;
     if (spec_.loss_scale) of_logits.reads.push_back(*spec_.loss_scale);
-    // Whatever the logits are to the node, they come first.
+    // Takes the logits as an argument, because the node either reads them or accumulates into them.
     const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(
                             const Context& context, const T* logits, const Into<T>& into) {
       const auto targets = context.read<std::int32_t>(0);
@@ -313,7 +313,7 @@ class Adder {
 
   [[nodiscard]] GradientScale scaling() const { return {spec_.scale, spec_.loss_scale.has_value()}; }
 
-  // The gradient is in the logits' place once `make` has added what puts it there.
+  // Registers the gradient that `make` writes in place of the logits.
   template <class Make>
   void register_gradient(const Make& make) {
     const Tensor gradient = tape_.same_bytes(spec_.logits);

@@ -14,7 +14,7 @@ Tensor dropout(Tape& tape, const Tensor& x, const Dropout& spec) {
   const DropoutSite site = dropout_site(tape, spec);
   if (!site.active) return x;
   const Tensor y       = tape.tensor("dropout", x.shape);
-  const auto node_that = [site](std::string op, const Tensor& from) {  // reads `from` and the step
+  const auto node_that = [site](std::string op, const Tensor& from) {  // a node that reads `from` and the step
     return OpNode{.op       = std::move(op),
                   .reads    = {from, site.step},
                   .cost     = {.flops       = static_cast<double>(from.num_elements()),

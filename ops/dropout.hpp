@@ -5,15 +5,15 @@
 
 namespace stepgraph {
 
-// Elements set to zero at random while a model trains: each with probability `rate`, the others times 1 / (1 - rate).
-// Which they are is a matter of the run's seed, the step, the site and an element's place in the unsharded tensor
-// alone: the same in every layout, schedule and recomputation. On a tape that is not random nothing is dropped.
+// Random dropout during training: each element is zeroed with probability `rate`, the others are multiplied by 1 / (1 -
+// rate). The mask depends only on the run's seed, the step, the site and the element's index in the unsharded tensor,
+// so it is the same in every layout, schedule and recomputation. On a tape that is not random, nothing is dropped.
 struct Dropout {
   double rate      = 0;   // at least 0, less than 1
-  std::string site = {};  // a name for the place in the model, no other's: "layers.3.attention"
+  std::string site = {};  // a unique name for the place in the model: "layers.3.attention"
 };
 
-// x with elements dropped; x itself where nothing is.
+// Returns x with elements dropped, or x itself if nothing is dropped.
 [[nodiscard]] Tensor dropout(Tape& tape, const Tensor& x, const Dropout& spec);
 
 }  // namespace stepgraph

@@ -6,17 +6,17 @@
 #include "ops/tape/counter_random.hpp"
 #include "ops/tape/tape.hpp"
 
-// Which elements a dropout keeps: internal to ops/. An op makes a DropoutSite when it is applied to a tape, reads its
-// `step` and makes the step's mask in its kernel, forward and backward alike: masks are computed, never stored.
+// Dropout masks. Internal to ops/. An op creates a DropoutSite when it is added to a tape. Its kernels, forward and
+// backward, read `step` and compute the mask of that step; masks are never stored.
 namespace stepgraph {
 
-// 2^32 elements of a mask: those whose numbers have one high word. Plain arithmetic on 32 bits without a branch, so
-// that loops over it are vectorised: an element costs two multiplications.
+// The 2^32 elements of a mask whose indices share the high 32 bits. Branch-free 32-bit arithmetic, so that compilers
+// vectorise loops over it: two multiplications per element.
 struct DropoutBlock {
   std::uint32_t first, second;  // keys
-  std::uint32_t dropped;        // of 2^32
+  std::uint32_t dropped;        // threshold: out of 2^32
 
-  // A bijection of the low word (the two rounds of C. Wellons' lowbias32) with a key before each round.
+  // A bijection of the low 32 bits: the two rounds of C. Wellons' lowbias32, with a key before each round.
   [[nodiscard]] constexpr bool keeps(std::uint32_t low) const noexcept {
     std::uint32_t x = low ^ first;
     x               = (x ^ (x >> 16)) * 0x7feb352du;
@@ -26,11 +26,11 @@ struct DropoutBlock {
   }
 };
 
-// One site at one step.
+// The mask of one site at one step.
 struct DropoutMask {
   std::uint64_t key;
-  std::uint32_t dropped;  // of 2^32
-  double scale;           // of what is kept
+  std::uint32_t dropped;  // threshold: out of 2^32
+  double scale;           // of the kept elements
 
   [[nodiscard]] constexpr DropoutBlock block(std::uint64_t element) const noexcept {
     const std::uint64_t mixed = derived_key(key, element >> 32);
@@ -39,8 +39,8 @@ struct DropoutMask {
   [[nodiscard]] constexpr bool keeps(std::uint64_t element) const noexcept {
     return block(element).keeps(static_cast<std::uint32_t>(element));
   }
-  // body(block, low, begin, count) for pieces of [first, first + size) that are in one block each: element
-  // first + begin + i of the mask, for i < count, is block.keeps(low + i). Nearly always that is one piece.
+  // Calls body(block, low, begin, count) for pieces of [first, first + size) that each lie in one block: mask element
+  // first + begin + i, for i < count, is block.keeps(low + i). There is almost always one piece.
   template <class Body>
   constexpr void for_pieces(std::int64_t first, std::int64_t size, const Body& body) const {
     for (std::int64_t begin = 0; begin < size;) {
@@ -53,7 +53,7 @@ struct DropoutMask {
   }
 };
 
-// A dropout on a tape; `active` where anything is dropped at all. Then a node of it has `step` among its reads.
+// A dropout on a tape. If `active`, elements are dropped, and the nodes of the op read `step`.
 struct DropoutSite {
   bool active       = false;
   double rate       = 0;
@@ -65,13 +65,13 @@ struct DropoutSite {
             .dropped = static_cast<std::uint32_t>(rate * 0x1p32),
             .scale   = 1 / (1 - rate)};
   }
-  // In a kernel: the mask of the step that is the node's read number `read`.
+  // For kernels: the mask of the current step, where `step` is the node's read number `read`.
   [[nodiscard]] DropoutMask mask(const Context& context, std::size_t read) const {
     return mask_at(context.read<std::int64_t>(read)[0]);
   }
 };
 
-// Refuses rates that are none, and a dropout without a name.
+// Throws Error(config) if the rate is not in [0, 1), or is above 0 and the dropout has no name.
 [[nodiscard]] inline DropoutSite dropout_site(const Tape& tape, const Dropout& dropout) {
   if (!(dropout.rate >= 0 && dropout.rate < 1)) {
     throw Error(ErrorKind::config, str("dropout: rate(", dropout.rate, ") (at least 0 and less than 1)"));

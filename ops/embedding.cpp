@@ -10,7 +10,7 @@
 namespace stepgraph {
 namespace {
 
-// Elements [begin, end) as they were before, or zeros: for kernels that then add to some of them.
+// Sets elements [begin, end) to the previous value, or to zero, for kernels that then add to some of them.
 template <class T, class Sum>
 void begin_sum(const Into<T, Sum>& into, std::int64_t begin, std::int64_t end) {
   if (into.base == into.out) return;
@@ -21,7 +21,7 @@ void begin_sum(const Into<T, Sum>& into, std::int64_t begin, std::int64_t end) {
   }
 }
 
-// Rows of a table's gradient that are done at a time, each time with a look at all tokens.
+// Rows of a table's gradient per tile. Each tile scans all tokens.
 std::int64_t table_rows_per_tile(std::int64_t width) { return 16 * cpu::rows_per_tile(width); }
 
 void check_table(std::string_view op, const Weight& weight) {
@@ -30,11 +30,11 @@ void check_table(std::string_view op, const Weight& weight) {
   }
 }
 
-// Elements [begin, begin + size) of a sum: what lies at dy of each sequence, `stride` elements apart, in their order.
+// Elements [begin, begin + size) of a sum over sequences, in order. The sequences are `stride` elements apart in dy.
 template <class T>
 void add_positions(const T* dy, std::int64_t sequences, std::int64_t stride, const Into<T, Wide<T>>& into,
                    std::int64_t begin, std::int64_t size) {
-  constexpr std::int64_t block = 128;  // at a time, so that the sums stay in registers or close by
+  constexpr std::int64_t block = 128;  // elements at a time, so that the sums stay in registers or the L1 cache
   for (std::int64_t at = 0; at < size; at += block) {
     const std::int64_t count = std::min(block, size - at);
     Wide<T> sums[block];
@@ -86,7 +86,7 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
         });
       });
 
-  // Each row adds up its tokens in their order; rows are apart. Tokens were looked at forward: all are of the
+  // Each row sums its tokens in order; rows are independent. The forward pass has checked that all tokens are in the
   // vocabulary.
   tape.on_backward({.outputs = {y}, .weight_gradients = [spec, y, shard, width, cost](Tape& back) {
                       back.add_weight_gradient<AllTypes>(
@@ -136,7 +136,7 @@ Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
   const Cost cost{.flops       = static_cast<double>(y.num_elements()),
                   .bytes_moved = 2 * static_cast<double>(y.num_bytes())};
 
-  // Of each sequence: the positions whose rows this rank has.
+  // The positions of each sequence whose rows this rank holds.
   const std::int64_t first = std::min(begin, seq), last = std::min(begin + rows, seq);
   const auto used_bytes = static_cast<std::int64_t>(size_bytes(tape.type())) * (last - first) * width;
   tape.add<AllTypes>(

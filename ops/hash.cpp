@@ -17,14 +17,15 @@ namespace {
 constexpr std::size_t word_bytes = sizeof(std::uint64_t);
 constexpr std::size_t tile_bytes = std::size_t{1} << 18;  // whole words
 
-// S. Vigna's finisher (after D. Stafford's "Mix13").
+// S. Vigna's finaliser of splitmix64 (D. Stafford's "Mix13").
 constexpr std::uint64_t mix(std::uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
-// The share of the words from byte `begin` on, which is a multiple of a word, in the hash of the whole.
+// The contribution of the words of `bytes` to the hash. `begin` is their offset in the whole, a multiple of the word
+// size.
 std::uint64_t sum_of_words(std::span<const std::byte> bytes, std::size_t begin) {
   constexpr std::uint64_t step = 0x9e3779b97f4a7c15u;
   std::uint64_t sum = 0, place = (begin / word_bytes + 1) * step;

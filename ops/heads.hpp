@@ -3,10 +3,10 @@
 
 #include "ops/attention.hpp"
 
-// What ops on packed heads have in common: internal to ops/.
+// Shared by ops on packed heads. Internal to ops/.
 namespace stepgraph {
 
-// Refuses heads that do not divide into groups, and a qkv that does not hold them.
+// Throws Error(config) if kv_heads does not divide heads, or qkv does not have the matching width.
 void check_heads(const Tape& tape, std::string_view op, const Tensor& qkv, const Heads& heads);
 
 }  // namespace stepgraph

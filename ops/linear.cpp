@@ -19,20 +19,20 @@ struct Sizes {
   bool out_in;
 };
 
-// The weight as [in, out], whichever way it lies.
+// The weight as an [in, out] matrix, in either layout.
 template <class T>
 Matrix<T> in_by_out(const T* weight, const Sizes& sizes) {
   if (sizes.out_in) return {weight, 1, sizes.in};
   return {weight, sizes.out, 1};
 }
 
-// Of a row-major matrix.
+// A row-major matrix.
 template <class T>
 Matrix<T> matrix(std::span<const T> elements, std::int64_t cols) {
   return {elements.data(), cols, 1};
 }
 
-// Over idle threads, where there is more than one tile: such a node is declared parallel.
+// In parallel if there is more than one tile; such a node is declared parallel.
 template <class T, class Sum>
 void multiply(const Context& context, const Gemm<T, Sum>& problem) {
   const std::int64_t tiles = num_gemm_tiles(problem.m, problem.n);
@@ -58,7 +58,7 @@ OpNode product(const Tape& tape, std::string op, std::int64_t m, std::int64_t n,
 
 constexpr double flops_per_activation = 20;  // an exponential is about a dozen multiplications
 
-// Calls `of` with the function, of ops/cpu/activation.hpp.
+// Calls `of` with the activation's function object from ops/cpu/activation.hpp.
 template <class Of>
 auto with_function(Activation activation, const Of& of) {
   switch (activation) {
@@ -93,7 +93,7 @@ cuda::Curve curve(Activation activation) {
   }
 }
 
-// In place, where nobody will ask for the slope.
+// In place, if no backward pass needs the slope.
 template <class Function, class T>
 void activate(T* c, T* y, std::int64_t size) {
   cpu::for_blocks(
@@ -107,22 +107,24 @@ void activate_keeping_slope(T* c, T* y, std::int64_t size) {
   cpu::values_and_slopes<Function>(c, size, y);
 }
 
-// How an input gradient is made: what an op leaves to the one that made its input.
+// An input gradient that is still to be computed. A linear defers it to the op that made its input.
 struct InputGradient {
   Linear spec;
   Tensor y;
   Sizes sizes;
 };
-// What became of an activation's input: its slope; on a device that of which it is the slope.
+// The activation that made a linear's input. `slope` holds its slope; on a device it holds the activation's input
+// instead.
 struct Through {
   Tensor slope;
   Activation activation;
 };
 void add_input_gradient(Tape& back, const InputGradient& of, const std::optional<Through>& through);
 
-// The gradient of what was activated is dy times its slope, which the product left in `slope`: on a device as that of
-// which it is the slope, because a product has that at hand and one reads no less then. It takes the place of y's,
-// where that is nobody else's; and where a product is all there is in y's, the product does it, and y has none.
+// Adds the gradient of the activation's input: dy times the slope, which the product stored in `slope`. A device stores
+// the activation's input there instead: the product has it at hand, and reading it costs the same. If y owns its
+// gradient, it is overwritten in place. If y's gradient is one deferred product, that product applies the slope itself
+// and y's gradient is never stored.
 void add_activation_gradient(Tape& back, Activation activation, const Tensor& slope, const Tensor& y) {
   if (!back.has_gradient(slope)) {
     if (const auto product = back.take_left_gradient<InputGradient>(y))
@@ -180,7 +182,7 @@ cuda::Operand<T> device_weight(const Context& context, std::size_t read, const S
   return {context.read<T>(read).data(), sizes.out_in != transposed};
 }
 
-// y = activation(c), c = x w + bias. They may be one; else c is kept as it is.
+// c = x w + bias, y = activation(c). c and y may be the same; otherwise c keeps its value.
 template <class T>
 void multiply_and_activate(const DeviceQueue& queue, const cuda::Product<T>& product, Activation activation, T* y) {
   if (activation == Activation::gelu_tanh && cuda::multiply_gelu(queue, product, y)) return;
@@ -188,8 +190,8 @@ void multiply_and_activate(const DeviceQueue& queue, const cuda::Product<T>& pro
   if (activation != Activation::none) cuda::activate<T>(queue, curve(activation), product.c.out, y, product.c.size);
 }
 
-// y = x w + bias; and where there is an activation, `activated` of it: the same tensor where nothing is kept for a
-// backward pass, else y is left with the slopes.
+// y = x w + bias and, with an activation, `activated` = activation(y). Without a backward pass both are the same
+// tensor; otherwise y is overwritten with the slopes (on a device it keeps the activation's input).
 void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tensor& y, const Tensor& activated) {
   const bool active = spec.activation != Activation::none, kept = activated.id != y.id;
   OpNode node =
@@ -237,7 +239,7 @@ void add_product(Tape& tape, const Linear& spec, const Sizes& sizes, const Tenso
   });
 }
 
-// c = a b, times the activation's slope at x.
+// c = a b * slope of the activation at x.
 template <class T>
 void multiply_by_slope(const DeviceQueue& queue, const cuda::Product<T>& product, Activation activation, const T* x) {
   if (activation == Activation::gelu_tanh && cuda::multiply_gelu_gradient(queue, product, x)) return;
@@ -246,7 +248,7 @@ void multiply_by_slope(const DeviceQueue& queue, const cuda::Product<T>& product
   cuda::activation_gradient<T>(queue, curve(activation), x, c.out, {c.out, nullptr, c.size});
 }
 
-// dx = dy w^T; or through the activation that x is the output of, the gradient of what that was applied to.
+// dx = dy w^T. With `through`: the gradient of the activation's input, if x is the output of that activation.
 void add_input_gradient(Tape& back, const InputGradient& of, const std::optional<Through>& through) {
   const auto& [spec, y, sizes] = of;
   OpNode node =

@@ -6,25 +6,25 @@
 
 namespace stepgraph {
 
-// How a weight matrix lies in memory: GPT-2's are [in, out], everybody else's [out, in].
+// Memory layout of a weight matrix: GPT-2 uses [in, out], most other models [out, in].
 enum class WeightLayout : std::uint8_t { in_out, out_in };
 
-// What follows a product, element by element: nothing, or an op of ops/activation.hpp, with its bits.
+// The activation after a product. Same bits as the op in ops/activation.hpp.
 enum class Activation : std::uint8_t { none, gelu_tanh, gelu_exact, silu };
 
-// y = activation(x w + bias), x: [rows, in], y: [rows, out]. Tensor parallel: a rank that has a share of the outputs
-// (columns) or of the inputs (rows) computes just that; tp_copy goes before the first, tp_sum after the second.
-// An activation is applied to each tile of the product as it is made; its slope is kept where a backward pass will ask
-// for it. Where y is then used by one linear and nobody else, y's gradient is never stored: that linear multiplies what
-// it would add to it with the slope, tile by tile, with the bits of one node after the other (on a device, of gelu_tanh
-// in bf16 and f16, before it is rounded).
+// y = activation(x w + bias), x: [rows, in], y: [rows, out]. Tensor parallel: a rank that holds a share of the outputs
+// (columns) or of the inputs (rows) computes only that share; tp_copy goes before the former, tp_sum after the latter.
+// The activation is applied in the epilogue of each tile, and its slope is stored if there is a backward pass. If y is
+// used by exactly one op and that op is a linear, y's gradient is never stored: the backward of that linear multiplies
+// each tile by the slope. The bits are those of separate nodes, except for gelu_tanh in bf16 and f16 on a device, where
+// the slope is applied before rounding.
 struct Linear {
   Tensor x                   = {};
   Weight weight              = {};
   std::optional<Weight> bias = {};  // [out]
   WeightLayout layout        = WeightLayout::out_in;
   Activation activation      = Activation::none;
-  std::string name           = "linear";  // of the output
+  std::string name           = "linear";  // of the output tensor
 };
 [[nodiscard]] Tensor linear(Tape& tape, const Linear& spec);
 

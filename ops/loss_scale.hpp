@@ -6,16 +6,16 @@
 
 namespace stepgraph {
 
-// The end of a step whose loss was scaled, so that its gradients fit into f16: a step that overflowed is not counted
-// and halves the scale; after so many good ones in a row it doubles. A node without a lane, and the same on every rank,
-// as the norm that `overflow` comes from is.
+// Updates the loss scale at the end of a step. The loss is scaled so that gradients fit into f16. A step that
+// overflowed is not counted and halves the scale; after `growth_steps` good steps in a row the scale doubles. A node
+// without a lane. The result is the same on every rank, because `overflow` comes from the global norm.
 struct UpdateLossScale {
   std::string name          = "loss scale";
-  Access overflow           = {};    // one i64, of clip_factor: not 0 where the step is skipped
-  Access scale              = {};    // one f64: of the next step from here on
-  Access good_steps         = {};    // one i64: since the scale changed, or a step was skipped
-  Access num_updates        = {};    // one i64: good steps in all, which AdamW counts
-  bool dynamic              = true;  // false: the scale stays
+  Access overflow           = {};    // one i64, from clip_factor: not 0 if the step is skipped
+  Access scale              = {};    // one f64: updated for the next step
+  Access good_steps         = {};    // one i64: since the scale last changed or a step was skipped
+  Access num_updates        = {};    // one i64: number of good steps, which AdamW uses as its step count
+  bool dynamic              = true;  // false: the scale is constant
   std::int64_t growth_steps = 2000;
   Labels labels             = {};
 };

@@ -11,7 +11,7 @@ NormParts::NormParts(Tape& tape, const std::string& op, const Tensor& x, const W
   const auto refuse = [&](const std::string& what) { throw Error(ErrorKind::config, str(op, ": ", what)); };
   const TensorShape wanted{width};
   if (x.type != tape.type()) {
-    refuse(str("takes elements of ", tape.type(), ", as its tape has them, not ", x.type));
+    refuse(str("x must have the tape's type ", tape.type(), ", not ", x.type));
   }
   if (x.shape.empty() || width < 1) refuse(str("x is ", to_string(x.shape), " (rows of at least one element)"));
   const auto check_weight = [&](const Weight& given, std::string_view name) {

@@ -3,7 +3,7 @@
 
 namespace stepgraph {
 
-// Each row of x less its mean, over its deviation, times weight plus bias.
+// (x - mean) / deviation * weight + bias, row by row.
 struct LayerNorm {
   Tensor x      = {};
   Weight weight = {};  // [width]
@@ -12,7 +12,7 @@ struct LayerNorm {
 };
 [[nodiscard]] Tensor layer_norm(Tape& tape, const LayerNorm& spec);
 
-// Each row of x over its root mean square, times weight.
+// x / root mean square * weight, row by row.
 struct RmsNorm {
   Tensor x      = {};
   Weight weight = {};  // [width]

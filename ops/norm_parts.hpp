@@ -9,23 +9,23 @@
 #include "ops/cuda/norm.hpp"
 #include "ops/tape/tape.hpp"
 
-// What ops that norm rows have in common: internal to ops/.
+// Shared by ops that normalise rows. Internal to ops/.
 namespace stepgraph {
 
-// Both norms. One that is not centered, over the root mean square, has no bias.
+// Layer norm and RMS norm. An RMS norm is not centered and has no bias.
 struct NormParts {
   Weight weight;
   std::optional<Weight> bias;
   double eps;
   std::int64_t rows, width;
-  Tensor scale, center;  // of each row; no center for an RMS norm
-  bool wide_weights;     // those of a tape of two bytes are f32
+  Tensor scale, center;  // per row; an RMS norm has no center
+  bool wide_weights;     // weights of a 2-byte tape are stored as f32
 
-  // Throws Error(config), naming the op, where x does not fit.
+  // Throws Error(config) that names the op if x does not fit.
   NormParts(Tape& tape, const std::string& op, const Tensor& x, const Weight& weight_of_norm,
             const std::optional<Weight>& bias_of_norm, double epsilon);
 
-  // f with a number of the weights' type.
+  // Calls f with a value of the weights' element type.
   template <class T, class Function>
   void with_param(const Function& f) const {
     if constexpr (!std::is_same_v<T, Wide<T>>) {
@@ -34,8 +34,8 @@ struct NormParts {
     f(T{});
   }
 
-  // Adds what the forward kernel reads and writes beside x and the normed; `reads` and `writes` are how many accesses
-  // the node has before.
+  // Adds the accesses of the forward kernel beyond x and the output. In kernel(), `reads` and `writes` are the numbers
+  // of accesses that the node had before.
   void add_to(OpNode& node) const;
   template <class T, class Param>
   [[nodiscard]] cpu::Norm<T, Param> kernel(const Context& context, const T* x, T* normed, std::size_t reads,
@@ -50,7 +50,7 @@ struct NormParts {
             .eps    = eps};
   }
 
-  // What a kernel is for the CPU, for a device.
+  // Translates a CPU kernel's arguments for the CUDA kernel.
   template <class T, class Param>
   [[nodiscard]] cuda::Norm<T, Param> device_kernel(const cpu::Norm<T, Param>& of) const {
     return {.rows   = rows,
@@ -74,8 +74,8 @@ struct NormParts {
             .dy     = of.dy};
   }
 
-  // A node of the backward pass: reads x, the normed's gradient, the scale and, last, the center. The input's gradient
-  // needs the weight too, those of the weights do not: they may be made when it is not there any more.
+  // A node of the backward pass: reads x, the output's gradient, the scale and, last, the center. The input gradient
+  // also needs the weight. The weight gradients do not, so they can run after the weight has been freed.
   [[nodiscard]] OpNode backward_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const;
   [[nodiscard]] std::size_t num_backward_reads() const { return bias ? 4 : 3; }
   template <class T, class Param>
@@ -89,7 +89,7 @@ struct NormParts {
   }
   // Adds to the gradient of x.
   void add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const;
-  // The weight and, where there is one, the bias.
+  // The weight and, for a layer norm, the bias.
   [[nodiscard]] std::vector<Weight> weights() const;
 };
 

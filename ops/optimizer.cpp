@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cpu/convert.hpp"
@@ -30,8 +31,8 @@ std::string titled(std::string_view op, const std::string& name) { return str(op
   throw Error(ErrorKind::config, str(titled(op, name), ": ", what));
 }
 
-// Elements in each of `accesses`, which are as many of one type, f32 or f64, in all of them; or of two bytes, where
-// that will do.
+// The type and number of elements, which must be the same in all `accesses`: f32 or f64, or also 2-byte types if
+// allowed.
 struct Elements {
   DType type;
   std::int64_t count;
@@ -49,7 +50,7 @@ Elements check_elements(const Graph& graph, std::string_view op, const std::stri
     if (other_type != type || given != bytes) {
       refuse(op, name,
              str(other.name, " has ", given, " bytes of ", other_type, ", but ", first.name, " has ", bytes, " of ",
-                 type, " (as many of the same)"));
+                 type, " (equal types and sizes)"));
     }
     const Region& region     = other.access.region;
     const std::int64_t piece = region.length == Access::whole ? given : region.length;
@@ -69,39 +70,27 @@ void check_positive(std::string_view op, const std::string& name, std::string_vi
   refuse(op, name, str(what, " is ", value, " (0 or more)"));
 }
 
-// f with a number of the type, which has two bytes.
-template <class Function>
-Body with_half(DType type, const Function& f) {
-  return type == DType::f16 ? f(f16{}) : f(bf16{});
-}
-
-template <class Function>
-Body with_any(DType type, const Function& f) {
-  if (is_half(type)) return with_half(type, f);
-  return type == DType::f32 ? f(float{}) : f(double{});
-}
-
-// What an update is of.
+// The element types of an update.
 struct UpdateTypes {
   DType weight, gradient;
   std::optional<DType> value = {};
 };
 
-// A body for them: kernel(context, weight, gradient, value), a number of each type.
+// A body that calls kernel(context, weight, gradient, value) with a value of each type.
 template <class Kernel>
 Body typed(const UpdateTypes& types, const Kernel& kernel) {
   if (types.weight == DType::f64)
     return Body([kernel](const Context& context) { kernel(context, double{}, double{}, bf16{}); });
-  return with_half(types.value.value_or(DType::bf16), [&]<class Value>(Value) {
+  return dispatch_half(types.value.value_or(DType::bf16), [&]<class Value>(Value) {
     if (types.gradient == DType::f32)
       return Body([kernel](const Context& context) { kernel(context, float{}, float{}, Value{}); });
-    return with_half(types.gradient, [&]<class Gradient>(Gradient) {
+    return dispatch_half(types.gradient, [&]<class Gradient>(Gradient) {
       return Body([kernel](const Context& context) { kernel(context, float{}, Gradient{}, Value{}); });
     });
   });
 }
 
-// A sum of squares of elements of `type`, not rounded yet.
+// Checks an exact sum of squares for elements of `type`.
 void check_exact_sum(const Graph& graph, std::string_view op, const std::string& name, const Named& sum, DType type) {
   const DType given        = graph.spec(sum.access.buffer).type;
   const std::int64_t bytes = num_bytes(graph, sum.access), wanted = 8 * exact_sum_size(type);
@@ -111,7 +100,7 @@ void check_exact_sum(const Graph& graph, std::string_view op, const std::string&
              type, ")"));
 }
 
-// As many as the weight has of its type, or beside f32 of two bytes each.
+// The gradient has the weight's type and size; beside an f32 weight it may have a 2-byte type.
 void check_gradient(const Graph& graph, std::string_view op, const std::string& name, const Access& weight,
                     const Access& gradient, const Elements& elements) {
   const DType type = graph.spec(gradient.buffer).type;
@@ -123,10 +112,10 @@ void check_gradient(const Graph& graph, std::string_view op, const std::string& 
   const std::int64_t piece = gradient.region.length == Access::whole ? bytes : gradient.region.length;
   if (bytes == 2 * elements.count && piece % 2 == 0) return;
   refuse(op, name,
-         str("gradient has ", bytes, " bytes of ", type, " (", elements.count, " elements, as the weight has)"));
+         str("gradient has ", bytes, " bytes of ", type, " (", elements.count, " elements, like the weight)"));
 }
 
-// Of a master's update: nothing is there, or one element of two bytes for each of an f32 weight.
+// A value is optional. If present, the weight is f32 and there is one 2-byte element per weight element.
 void check_value(const Graph& graph, std::string_view op, const std::string& name, const std::optional<Access>& value,
                  const Elements& elements) {
   if (!value) return;
@@ -135,9 +124,9 @@ void check_value(const Graph& graph, std::string_view op, const std::string& nam
   if (elements.type != DType::f32) refuse(op, name, str("a value beside a weight of ", elements.type, " (f32)"));
   const std::int64_t piece = value->region.length == Access::whole ? bytes : value->region.length;
   if (is_half(type) && bytes == 2 * elements.count && piece % 2 == 0) return;
-  refuse(op, name,
-         str("value has ", bytes, " bytes of ", type, " (", elements.count,
-             " elements of bf16 or f16, as the weight has)"));
+  refuse(
+      op, name,
+      str("value has ", bytes, " bytes of ", type, " (", elements.count, " elements of bf16 or f16, like the weight)"));
 }
 
 UpdateTypes types_of(const Graph& graph, const Elements& elements, const Access& gradient,
@@ -147,7 +136,7 @@ UpdateTypes types_of(const Graph& graph, const Elements& elements, const Access&
   return types;
 }
 
-// Of an update that may be skipped: whether it is. Then a value is written as it was: it is the weight, rounded.
+// Whether this step skips the update. If so, `value` is still written, with its old bits: the rounded weight.
 template <class T, class Value>
 bool skips(const Context& context, bool may_skip, std::size_t read, std::int64_t count, const Rows<T>& weight,
            const Rows<Value>& value) {
@@ -182,7 +171,7 @@ Node square_sum(Graph& graph, const SquareSum& spec) {
                     .cost        = {.flops       = 2 * static_cast<double>(values.count),
                                     .bytes_moved = static_cast<double>(num_bytes(graph, spec.values))},
                     .labels      = spec.labels},
-                   with_any(values.type, [count = values.count]<class T>(T) {
+                   dispatch_float(values.type, [count = values.count]<class T>(T) {
                      return Body([count](const Context& context) {
                        const Rows<const T> rows = context.read_rows<T>();
                        const auto sum           = context.accumulate<std::int64_t>();
@@ -241,8 +230,7 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
         const double scale = scaled ? context.read<double>(1).front() : 1;
         const double norm = std::sqrt(sum) / scale, ratio = clip / (norm + 1e-6);
         context.write<double>(0).front() = norm;
-        // A norm that is no number makes a factor that is none: a wrong step must not look like a good
-        // one.
+        // If the norm is NaN, the factor is NaN too: a failed step must not look like a good one.
         context.write<double>(1).front() = (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
         if (scaled) context.write<std::int64_t>(2).front() = !std::isfinite(norm);
       });
@@ -297,7 +285,7 @@ Node adamw(Graph& graph, const AdamW& spec) {
                                     .weight_decay = weight_decay,
                                     .step         = context.read<std::int64_t>(3).front()};
     if (scalars.step < 1) throw Error(ErrorKind::config, str("adamw: step ", scalars.step, " (they count from 1)"));
-    // A kernel of this speed notices what begins anew with each tile.
+    // Larger tiles: this kernel is fast enough for the start-up cost of a tile to matter.
     cpu::for_tiles(context, count, 2 * cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::adamw(rows, scalars, begin, end); });
   };

@@ -7,10 +7,10 @@
 namespace stepgraph {
 namespace {
 
-// The one element type of the accesses, and whether each is whole elements of it.
+// Returns the element type of the accesses. Throws if their ranges are not whole elements of it.
 DType check_elements(const Graph& graph, const std::string& name, const AccessList& accesses,
                      std::optional<DType> given) {
-  if (accesses.empty()) throw Error(ErrorKind::config, str("ops: '", name, "' has nothing to work on"));
+  if (accesses.empty()) throw Error(ErrorKind::config, str("ops: '", name, "' has no accesses (at least one)"));
   const DType type = given.value_or(graph.spec(accesses.view().front().buffer).type);
   for (const Access& access : accesses.view()) {
     const std::int64_t length =
@@ -25,10 +25,10 @@ DType check_elements(const Graph& graph, const std::string& name, const AccessLi
 double check_sizes(const Graph& graph, const std::string& name, const AccessList& to, const AccessList& from) {
   const std::int64_t wanted = num_bytes(graph, to), given = num_bytes(graph, from);
   if (wanted == given) return static_cast<double>(wanted);
-  throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (as many on both sides)"));
+  throw Error(ErrorKind::config, str("ops: '", name, "': ", given, " bytes into ", wanted, " (equal numbers)"));
 }
 
-// Tiles are done side by side, so what one writes no other may read.
+// Tiles run in parallel, so no tile may read bytes that another tile writes.
 void check_apart(const Graph& graph, const std::string& name, const AccessList& to, const AccessList& from) {
   for (const Access& a : to.view()) {
     for (const Access& b : from.view()) {
@@ -41,7 +41,7 @@ void check_apart(const Graph& graph, const std::string& name, const AccessList& 
       if (region(a).length == 0 || region(b).length == 0 || !verifier::overlap(region(a), region(b))) continue;
       throw Error(ErrorKind::config,
                   str("ops: '", name, "': ", to_string(region(b)), " and ", to_string(region(a)), " of ",
-                      graph.describe(a.buffer), " overlap (what is read and what is written must be apart)"));
+                      graph.describe(a.buffer), " overlap (input and output must be disjoint)"));
     }
   }
 }

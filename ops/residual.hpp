@@ -6,8 +6,8 @@
 
 namespace stepgraph {
 
-// x + drop(branch + bias). The bias is that of the linear before it, which under tensor parallelism can only be added
-// once the ranks' summands are.
+// x + drop(branch + bias). The bias belongs to the linear before it. Under tensor parallelism it can only be added
+// after the partial results of the ranks are summed.
 struct Residual {
   Tensor x                   = {};
   Tensor branch              = {};

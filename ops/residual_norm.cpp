@@ -27,7 +27,7 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
       }
       const cpu::ResidualRows<T> rows = sum.rows<T>(context);
       cpu::for_tiles(context, sum.num_rows, cpu::rows_per_tile(sum.width), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t row = begin; row < end; ++row) {  // each is normed while it is in the first cache
+        for (std::int64_t row = begin; row < end; ++row) {  // normalises each row while it is in the first-level cache
           cpu::residual_forward(rows, row, row + 1);
           cpu::norm_forward(kernel, row, row + 1);
         }
@@ -40,7 +40,7 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
     if (back.has_gradient(y)) sum.add_input_gradients(back, y);
   };
   const auto weight_gradients = [=](Tape& back) {
-    if (!back.has_gradient(normed)) return sum.add_bias_gradient(back, y);  // nobody used what was normed
+    if (!back.has_gradient(normed)) return sum.add_bias_gradient(back, y);  // no op used the normed tensor
     std::vector<Weight> weights = norm.weights();
     OpNode of_weights =
         norm.backward_node("residual_norm_weight_gradient", y, back.gradient(normed), spec.bias ? 3 : 2);

@@ -5,14 +5,15 @@
 
 namespace stepgraph {
 
-// y = x + drop(branch + bias) and the norm of y, in one pass over the rows; backward, the gradient of y is completed in
-// one pass too, and is that of x and of the branch. The same bits as `residual` followed by `layer_norm` or `rms_norm`.
+// y = x + drop(branch + bias) and the norm of y, in one pass over the rows. Backward, one pass completes the gradient
+// of y, from which the gradients of x and of the branch follow. Same bits as `residual` followed by `layer_norm` or
+// `rms_norm`.
 struct ResidualNorm {
   Tensor x                        = {};
   Tensor branch                   = {};
   std::optional<Weight> bias      = {};  // [width]
   Weight norm_weight              = {};  // [width]
-  std::optional<Weight> norm_bias = {};  // [width]; given: a layer norm, none: an RMS norm
+  std::optional<Weight> norm_bias = {};  // [width]; present: layer norm, absent: RMS norm
   double eps                      = 1e-5;
   Dropout dropout                 = {};
 };

@@ -11,7 +11,7 @@
 #include "ops/residual.hpp"
 #include "ops/tape/op_checks.hpp"
 
-// What `residual` and `residual_norm` have in common: internal to ops/.
+// Shared by `residual` and `residual_norm`. Internal to ops/.
 namespace stepgraph {
 
 struct ResidualParts {
@@ -33,7 +33,7 @@ struct ResidualParts {
   [[nodiscard]] double num_elements() const { return static_cast<double>(x.num_elements()); }
   [[nodiscard]] double num_bytes() const { return static_cast<double>(x.num_bytes()); }
 
-  // Reads x, branch, then the bias and the step where there are any; more may follow.
+  // Reads x, branch, then the bias and the step if present. Callers may add more reads.
   [[nodiscard]] OpNode forward_node(std::string op) const {
     OpNode node{.op       = std::move(op),
                 .reads    = {x, branch},
@@ -66,7 +66,7 @@ struct ResidualParts {
             .drop   = device_drop(context, num_reads() - 1)};
   }
 
-  // Of the step that is the node's read number `step`; none where nothing is dropped.
+  // The dropout of the step that is the node's read number `step`; none if nothing is dropped.
   [[nodiscard]] std::optional<cpu::Drop> drop(const Context& context, std::size_t step) const {
     if (!site.active) return std::nullopt;
     return cpu::Drop{.mask = site.mask(context, step), .first = first_element};
@@ -75,7 +75,7 @@ struct ResidualParts {
     if (!site.active) return std::nullopt;
     return cuda::device_drop(site, context, step, first_element);
   }
-  // A node that reads the gradient of y, and the step where anything is dropped.
+  // A node that reads the gradient of y and, with dropout, the step.
   [[nodiscard]] OpNode gradient_node(std::string op, const Tensor& dy) const {
     OpNode node{.op       = std::move(op),
                 .reads    = dy,
@@ -86,7 +86,7 @@ struct ResidualParts {
     return node;
   }
 
-  // Of x and of the branch, from that of y: the same tensor, unless something was dropped.
+  // Passes the gradient of y to x and to the branch. Both share its tensor, except for a branch with dropout.
   void add_input_gradients(Tape& back, const Tensor& y) const {
     if (site.active) {
       OpNode node           = gradient_node("dropout_backward", back.gradient(y));
@@ -106,7 +106,7 @@ struct ResidualParts {
     }
     back.pass_gradient(x, y);
   }
-  // Nothing where there is no bias.
+  // Does nothing without a bias.
   void add_bias_gradient(Tape& back, const Tensor& y) const {
     if (!bias) return;
     back.add_weight_gradient<AllTypes>(

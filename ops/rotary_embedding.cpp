@@ -16,7 +16,7 @@ void check_heads(const Tape& tape, std::string_view op, const Tensor& qkv, const
                ") (each at least 1, and heads a multiple of kv_heads)"));
   }
   if (qkv.type != tape.type()) {
-    refuse(str("takes elements of ", tape.type(), ", as its tape has them, not ", qkv.type));
+    refuse(str("qkv must have the tape's type ", tape.type(), ", not ", qkv.type));
   }
   const TensorShape wanted{tape.sequences() * tape.seq(), (num + 2 * kv) * size};
   if (qkv.shape != wanted) {
@@ -27,7 +27,7 @@ void check_heads(const Tape& tape, std::string_view op, const Tensor& qkv, const
 
 namespace {
 
-// Turns `from` into `to`, which may be one buffer.
+// Rotates `from` into `to`; both may be the same buffer.
 void add_rotation(Tape& tape, const Tensor& from, const Tensor& to, cpu::Rotation rotation) {
   const bool in_place = from.buffer == to.buffer;
   const Tensor angles = tape.tensor("rotary_embedding angles", {4, rotation.head_size / 2}, DType::f64);

@@ -6,7 +6,7 @@
 namespace stepgraph {
 
 // to = factor * (values[0] + values[1] + ...), all f64, added in this order. For a few numbers, such as the losses of
-// microbatches.
+// the microbatches.
 struct ScaledSum {
   std::string name = {};
   std::string op   = "scaled_sum";

@@ -6,7 +6,7 @@
 #include <cupti.h>
 #endif
 
-#if defined(CUPTI_API_VERSION) && CUPTI_API_VERSION >= 130000  // whose records are read here
+#if defined(CUPTI_API_VERSION) && CUPTI_API_VERSION >= 130000  // the record types below are those of this version
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -17,7 +17,7 @@
 namespace stepgraph {
 namespace {
 
-// CUPTI is looked for when it is needed: nothing else of the program depends on its being there.
+// CUPTI is loaded at run time, so that the program also runs without it.
 class Library {
  public:
   static const Library& get() {
@@ -67,8 +67,8 @@ class Library {
   }
 };
 
-// CUPTI's callbacks take nothing of the caller's, so that what they fill is the process's; they may come as late as its
-// end, so that it is never destroyed.
+// CUPTI's callbacks take no user data, so the records are global. Callbacks may come as late as process exit, so the
+// records are never destroyed.
 struct Records {
   std::mutex mutex;
   std::vector<CudaInterval> intervals;
@@ -89,7 +89,7 @@ CudaInterval interval(const CUpti_Activity* record) {
   return {static_cast<std::int64_t>(of->start), static_cast<std::int64_t>(of->end)};
 }
 
-// Nothing: a record of something else, or one that has no times.
+// Returns false for other kinds of records and for records without times.
 bool read(const CUpti_Activity* record, CudaInterval& out) {
   switch (record->kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
@@ -147,7 +147,7 @@ CudaActivity::CudaActivity() {
   const Library& cupti = Library::get();
   {
     const std::lock_guard lock(records().mutex);
-    if (records().taken) throw Error(ErrorKind::backend, "cupti: is at work for another CudaActivity (one at a time)");
+    if (records().taken) throw Error(ErrorKind::backend, "cupti: is in use by another CudaActivity (one at a time)");
     records().taken = true;
   }
   try {
@@ -177,7 +177,7 @@ std::vector<CudaInterval> CudaActivity::take() {
 namespace stepgraph {
 
 CudaActivity::CudaActivity() {
-  throw Error(ErrorKind::backend, "cupti: this build has none (the headers of CUPTI 13 were not in the CUDA Toolkit)");
+  throw Error(ErrorKind::backend, "cupti: not in this build (the CUDA Toolkit had no headers of CUPTI 13)");
 }
 CudaActivity::~CudaActivity() = default;
 std::vector<CudaInterval> CudaActivity::take() { return {}; }

@@ -4,24 +4,24 @@
 
 namespace stepgraph {
 
-// When something ran on a device, by one clock of the process.
+// When a piece of work ran on a device, on one clock of the process.
 struct CudaInterval {
   std::int64_t begin_ns = 0;
   std::int64_t end_ns   = 0;
 };
 
-// Records when each kernel, copy and fill runs on this process's devices while it lives, those of CUDA graphs one by
-// one too. By CUPTI, which comes with the CUDA Toolkit, is loaded when this is first made, and makes what it records
-// take somewhat longer; and what runs after it too: CUPTI stays where it is. One at a time.
+// While it lives, records when each kernel, copy and fill runs on this process's devices, including those inside CUDA
+// graphs. Uses CUPTI, which comes with the CUDA Toolkit and is loaded on first use. CUPTI slows down the work that it
+// records and, because it stays loaded, later work too. At most one object at a time.
 class CudaActivity {
  public:
-  CudaActivity();  // throws Error(backend) where there is no CUPTI, it refuses, or another one lives
+  CudaActivity();  // throws Error(backend) if CUPTI is missing or fails, or another CudaActivity exists
   ~CudaActivity();
   CudaActivity(const CudaActivity&)            = delete;
   CudaActivity& operator=(const CudaActivity&) = delete;
 
-  // What has run since it was made or last asked, in no order; wait for the devices first. Throws Error(backend) where
-  // some of it was lost.
+  // Everything that has run since construction or the last call, in no order. Wait for the devices first. Throws
+  // Error(backend) if records were lost.
   [[nodiscard]] std::vector<CudaInterval> take();
 };
 

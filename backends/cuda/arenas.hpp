@@ -8,7 +8,7 @@
 
 namespace stepgraph::cuda {
 
-// Device arenas, and pinned ones that the host sees too.
+// Device arenas, and pinned arenas that the host can access too.
 class Arenas final : public DeviceMemory {
  public:
   explicit Arenas(Queues& queues) : queues_(queues) {}

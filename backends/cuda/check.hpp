@@ -11,7 +11,7 @@ namespace stepgraph {
 inline void check(cudaError_t status, std::string_view doing,
                   std::source_location at = std::source_location::current()) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // told here: nobody else's
+  static_cast<void>(cudaGetLastError());  // the error is reported here: clears it
   throw Error(ErrorKind::backend,
               str("cuda: ", doing, ": ", cudaGetErrorString(status), " [", at.file_name(), ":", at.line(), "]"));
 }

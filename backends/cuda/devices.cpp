@@ -7,20 +7,20 @@ namespace {
 
 std::string version_text(int version) { return str(version / 1000, ".", version % 1000 / 10); }
 
-// What is missing, and what would be right.
+// Throws with the cause and the remedies.
 void check_count(cudaError_t status) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // told here
+  static_cast<void>(cudaGetLastError());  // reported here: clears it
   int driver = 0, runtime = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
-  std::string why = str(cudaGetErrorString(status), " (a GPU that works");
+  std::string why = str(cudaGetErrorString(status), " (use a working GPU");
   if (status == cudaErrorInsufficientDriver) {
     why = str(
         driver == 0 ? "no NVIDIA driver was found" : str("the NVIDIA driver knows CUDA up to ", version_text(driver)),
-        " (one for CUDA ", version_text(runtime), " or newer, and a GPU");
+        " (install a driver for CUDA ", version_text(runtime), " or newer, and use a GPU");
   } else if (status == cudaErrorNoDevice) {
-    why = "there is none (an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
+    why = "no device found (use an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
   }
   throw Error(ErrorKind::backend, str("cuda: counting devices: ", why, "; or backend loopback)"));
 }

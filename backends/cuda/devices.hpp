@@ -12,10 +12,11 @@ struct CudaDevice {
   std::size_t memory_bytes = 0;
 };
 
-// The CUDA devices of this machine. Throws Error(backend) when the driver says no: none there, too old, out of reach.
+// The CUDA devices of this machine. Throws Error(backend) if the driver is missing or too old, or no device is
+// accessible.
 [[nodiscard]] std::vector<CudaDevice> cuda_devices();
 
-// What was built in and what is here, in a line; never throws.
+// The CUDA version of the build and the devices of this machine, in one line. Never throws.
 [[nodiscard]] std::string describe_cuda();
 
 }  // namespace stepgraph

@@ -92,7 +92,7 @@ class Operation {
     copy(PartSide(from, 1).all(), PartSide(to, 1).all());
   }
 
-  // Range by range, where every member has one.
+  // In pieces that are contiguous in every member.
   template <class In, class Out>
   void reduce(std::int64_t size, std::size_t num_out, const In& in_of, const Out& out_of) const {
     if (size == 0) return;
@@ -116,14 +116,14 @@ class Operation {
     }
   }
 
-  // Where a slice's place is taken by what comes for it, both would be needed at once.
+  // A slice that overwrites a slice still to be sent would need a temporary copy; that is not supported.
   void all_to_all() const {
     for (std::size_t from = 0; from < num_members(); ++from) {
       for (std::size_t to = 0; to < num_members(); ++to) {
         const Stretch source = in(from).shard(to), target = out(to).shard(from);
         if (source.size > 0 && Cursor(in(to).shard(from), 0).data() == Cursor(target, 0).data() && from != to) {
           throw Error(ErrorKind::backend,
-                      str("cuda: all_to_all '", what_.message, "' in place (on a device, into another buffer)"));
+                      str("cuda: all_to_all '", what_.message, "' in place (use another output buffer on a device)"));
         }
         copy(source, target);
       }

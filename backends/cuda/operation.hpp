@@ -3,8 +3,8 @@
 
 namespace stepgraph::cuda {
 
-// Enqueues one communication among members that all live here: every member's stream has reached it when the first
-// one's works on it, and goes on when that is done.
+// Enqueues one communication whose members are all in this process. The first member's stream does the work, after all
+// members' streams have reached it. The other streams continue when it is done.
 void communicate(const Exchange& exchange, std::span<class Queue* const> queues);
 
 }  // namespace stepgraph::cuda

@@ -33,7 +33,7 @@ Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
     queues_[stream] = &shared_.queues.of(Rank{static_cast<int>(stream / num_lane_kinds)},
                                          static_cast<LaneKind>(stream % num_lane_kinds));
   }
-  std::vector<char> by_host(graph.num_nodes(), 0);  // threads wait for it, asleep
+  std::vector<char> by_host(graph.num_nodes(), 0);  // host threads wait for the node's event, blocking
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     if (plan_.stream[node] != none) continue;
     for (const std::uint32_t other : plan_.waits_of(Node{node})) by_host[other] = 1;
@@ -56,7 +56,7 @@ Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
 Program::~Program() {
   try {
     shared_.queues.synchronize();
-  } catch (const Error&) {  // told where it happened
+  } catch (const Error&) {  // already reported
   }
   if (shared_.last_program == this) shared_.last_program = nullptr;
   if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
@@ -73,7 +73,7 @@ std::string Program::doing(const char* what, Node node) const {
   return str(what, " ", graph_.describe(node), stream == none ? "" : str(" on stream '", stream_name(stream), "'"));
 }
 
-// Streams of another program, or of a whole run as one unit, are not joined to this one's by events.
+// Events do not order streams of another program, or of captured and issued runs.
 void Program::take_turn(bool captured) {
   if (shared_.last_program == this && shared_.last_captured == captured) return;
   shared_.queues.synchronize();
@@ -90,9 +90,9 @@ bool Program::replay() {
   return true;
 }
 
-// The first run is issued as it is: libraries choose algorithms and load kernels then, which nothing can capture.
+// The first run is issued, not captured: libraries then choose algorithms and load kernels, which cannot be captured.
 void Program::begin(bool recorded) {
-  std::unique_lock turn(shared_.mutex);  // whose end() never comes, if this fails
+  std::unique_lock turn(shared_.mutex);  // unlocks if begin() fails, since end() is then not called
   recorded_ = recorded;
   if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
     take_turn(true);
@@ -126,7 +126,7 @@ void Program::begin_timing() {
   base_time_ = Clock::now();
 }
 
-// A stream takes part in a capture once it waits for something that does.
+// A stream joins a capture when it waits for an event of the capture.
 void Program::join_capture(std::uint32_t stream) {
   if (joined_[stream]) return;
   joined_[stream] = 1;
@@ -201,7 +201,7 @@ void Program::drop_timing() noexcept {
   drop(base_);
 }
 
-// The origin goes on when every stream has come this far.
+// The origin stream continues when every stream has reached this point.
 void Program::join_all() {
   for (std::uint32_t stream = 0; stream < queues_.size(); ++stream) {
     if (queues_[stream] == nullptr || queue_of(stream).stream() == origin_) continue;
@@ -212,7 +212,7 @@ void Program::join_all() {
   }
 }
 
-// A run that failed has not shown libraries all that there is.
+// A failed run does not count: libraries may not have seen all nodes.
 void Program::finish(bool good) {
   runs_ += good ? 1 : 0;
   check(cudaEventRecord(tail_, origin_), "recording the end of a step");
@@ -235,7 +235,7 @@ void Program::end_capture(bool good) {
   capturing_               = false;
   cudaGraph_t captured     = nullptr;
   const cudaError_t status = cudaStreamEndCapture(origin_, &captured);
-  if (!good) {  // nothing of it has run
+  if (!good) {  // nothing of the capture has run
     if (captured != nullptr) static_cast<void>(cudaGraphDestroy(captured));
     static_cast<void>(cudaGetLastError());
     return;

@@ -10,19 +10,21 @@
 
 namespace stepgraph::cuda {
 
-// What all programs of a world share.
+// State shared by all programs of a world.
 struct Shared {
   Shared(Queues& all, bool captures, bool checks) : queues(all), capture(captures), check_nodes(checks) {}
   Queues& queues;
   bool capture, check_nodes;
-  // Who was last, and how: another one's streams are not waited for by events, so it is waited for here.
+  // The last program that ran, and whether it was captured. Events do not order the streams of different programs, so
+  // take_turn() synchronizes when either changes.
   const void* last_program = nullptr;
   bool last_captured       = false;
-  std::mutex mutex;  // one run is issued at a time
+  std::mutex mutex;  // held while a run is issued
 };
 
 // A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
-// One is enough for the next run too: who waits for a node of the run before comes before that node in its own run.
+// One event per node also serves the next run: a node that waits for a node of the previous run comes before that
+// node's next execution.
 class Program final : public DeviceProgram {
  public:
   Program(Shared& shared, const Graph& graph, StreamPlan plan);
@@ -42,7 +44,7 @@ class Program final : public DeviceProgram {
   using Clock = std::chrono::steady_clock;
   struct Timing {
     cudaEvent_t begin = nullptr, end = nullptr;
-    double host_begin_s = -1, host_end_s = -1;  // of host nodes
+    double host_begin_s = -1, host_end_s = -1;  // for host nodes
   };
 
   void take_turn(bool captured);
@@ -59,13 +61,12 @@ class Program final : public DeviceProgram {
   Shared& shared_;
   Graph graph_;
   StreamPlan plan_;
-  std::vector<Queue*> queues_;          // by stream; null: no node is on it
-  std::vector<cudaEvent_t> events_[2];  // by node, for runs that are issued and for one that is captured; null: nobody
-                                        // waits for it
+  std::vector<Queue*> queues_;          // by stream; null: it has no nodes
+  std::vector<cudaEvent_t> events_[2];  // by node, for issued and for captured runs; null: no stream waits
   bool has_host_nodes_ = false;
   std::int64_t runs_   = 0;
-  cudaEvent_t tail_    = nullptr;      // recorded after all of a run
-  std::unique_lock<std::mutex> turn_;  // nobody else issues
+  cudaEvent_t tail_    = nullptr;      // recorded at the end of a run
+  std::unique_lock<std::mutex> turn_;  // held while this program issues a run
 
   bool recorded_ = false;
   std::vector<Timing> timing_;  // by node
@@ -73,7 +74,7 @@ class Program final : public DeviceProgram {
   Clock::time_point base_time_;
 
   bool capturing_ = false;
-  std::vector<char> joined_;  // by stream: takes part in the capture
+  std::vector<char> joined_;  // by stream: it has joined the capture
   cudaStream_t origin_        = nullptr;
   cudaEvent_t fork_           = nullptr;
   cudaGraphExec_t graph_exec_ = nullptr;

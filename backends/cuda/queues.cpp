@@ -36,7 +36,7 @@ std::byte* allocate_on(int device, std::size_t size, const std::string& what) {
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for free memory");
     throw Error(ErrorKind::backend,
-                str("cuda: ", what, " needs ", size, " bytes on device ", device, ", of whose ", total, " bytes ", free,
+                str("cuda: ", what, " needs ", size, " bytes on device ", device, "; of its ", total, " bytes, ", free,
                     " are free (fewer ranks on it, or recompute, shard or a smaller batch.micro)"));
   }
   check(status, str("allocating ", size, " bytes for ", what));
@@ -77,7 +77,7 @@ void Queue::make(LaneKind kind, bool tf32) {
   std::byte* const counters           = allocate_on(device_, counter_bytes, "the counters of a compute stream");
   handles_.counters                   = {reinterpret_cast<unsigned*>(counters), num_counters};
   check(cudaMemsetAsync(counters, 0, counter_bytes, stream), "clearing counters");
-  check(cudaStreamSynchronize(stream), "clearing counters");  // they may be used by a graph that runs elsewhere
+  check(cudaStreamSynchronize(stream), "clearing counters");  // a graph that runs on another stream may use them
 }
 
 Queue::~Queue() { drop(); }

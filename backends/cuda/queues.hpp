@@ -10,10 +10,10 @@
 #include "engine/base/types.hpp"
 #include "engine/run/device.hpp"
 
-// The streams of a world's ranks, and what libraries need to work on them: internal to backends/cuda/.
+// The streams of a world's ranks, with the library handles for them. Internal to backends/cuda/.
 namespace stepgraph::cuda {
 
-// One lane of a rank. Communication and copies have priority over computation: they are what others wait for.
+// One lane of a rank. Communication and copies have priority over computation, because other nodes wait for them.
 class Queue {
  public:
   Queue(int device, LaneKind kind, bool tf32);
@@ -24,20 +24,20 @@ class Queue {
   [[nodiscard]] const DeviceQueue& handles() const noexcept { return handles_; }
   [[nodiscard]] cudaStream_t stream() const noexcept { return static_cast<cudaStream_t>(handles_.stream); }
   [[nodiscard]] int device() const noexcept { return device_; }
-  // For whoever has just enqueued something here and lets another stream wait for it at once: the lane's chain of
-  // nodes keeps others from it meanwhile.
+  // For a caller that enqueues work here and makes another stream wait for it at once. Nodes of one lane run in order,
+  // so no other caller uses the event meanwhile.
   [[nodiscard]] cudaEvent_t reached() const noexcept { return reached_; }
 
  private:
   void make(LaneKind kind, bool tf32);
-  void drop() noexcept;  // what there is of it
+  void drop() noexcept;  // frees what has been created so far
 
   int device_;
   DeviceQueue handles_;
   cudaEvent_t reached_ = nullptr;
 };
 
-// Made when they are first asked for.
+// Queues are created on first use.
 class Queues {
  public:
   Queues(std::vector<int> devices, bool tf32) : devices_(std::move(devices)), tf32_(tf32) {}
@@ -56,11 +56,11 @@ class Queues {
   std::map<std::pair<int, LaneKind>, std::unique_ptr<Queue>> queues_;
 };
 
-// Device memory, not zeroed. Throws Error(backend) where there is too little: `what` needs so many bytes, how many the
-// device has and how many are free, and what would help.
+// Device memory, not zeroed. Throws Error(backend) if there is too little; the message gives `what`, the bytes needed,
+// the device's total and free bytes, and remedies.
 [[nodiscard]] std::byte* allocate_on(int device, std::size_t size, const std::string& what);
 
-// Makes a device current while it lives.
+// Makes a device current during its lifetime.
 class OnDevice {
  public:
   explicit OnDevice(int device);

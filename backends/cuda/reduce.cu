@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "backends/cuda/check.hpp"
+#include "engine/base/dispatch.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -17,7 +18,7 @@ struct Lists {
   int num_in, num_out;
 };
 
-// Numbers as they are computed with: those of two bytes in float, integers without a sign where they may wrap.
+// The type in which elements are computed: 2-byte types in float, integers unsigned where they may wrap.
 template <class T>
 struct Computed {
   using type = T;
@@ -54,7 +55,7 @@ __device__ W combine(W a, W b) {
   }
 }
 
-// Integers are averaged from a sum of 64 bits.
+// Averages of integers use a 64-bit sum.
 template <Reduction reduction, class T>
 using Sum = std::conditional_t<reduction == Reduction::average && std::is_integral_v<T>, std::int64_t,
                                typename Computed<T>::type>;
@@ -106,29 +107,11 @@ void reduce(void* stream, std::span<const std::byte* const> in, std::span<std::b
   std::copy(in.begin(), in.end(), lists.in);
   std::copy(out.begin(), out.end(), lists.out);
   const auto on = static_cast<cudaStream_t>(stream);
-  switch (type) {
-    case DType::u8:
-      launch<std::uint8_t>(on, lists, count, reduction);
-      break;
-    case DType::i32:
-      launch<std::int32_t>(on, lists, count, reduction);
-      break;
-    case DType::i64:
-      launch<std::int64_t>(on, lists, count, reduction);
-      break;
-    case DType::f16:
-      launch<__half>(on, lists, count, reduction);
-      break;
-    case DType::bf16:
-      launch<__nv_bfloat16>(on, lists, count, reduction);
-      break;
-    case DType::f32:
-      launch<float>(on, lists, count, reduction);
-      break;
-    case DType::f64:
-      launch<double>(on, lists, count, reduction);
-      break;
-  }
+  dispatch(type, [&]<class T>(T) {
+    using Element = std::conditional_t<std::is_same_v<T, f16>, __half,
+                                       std::conditional_t<std::is_same_v<T, bf16>, __nv_bfloat16, T>>;
+    launch<Element>(on, lists, count, reduction);
+  });
   check(cudaGetLastError(), "launching a reduction");
 }
 

@@ -7,20 +7,20 @@
 namespace stepgraph {
 
 struct CudaWorldOptions {
-  std::vector<int> devices = {0};  // rank r lives on devices[r % size]
-  // Whole steps become CUDA graphs: issued the second time they run, replayed from then on. A step with host nodes is
-  // issued every time, and so is one that is recorded.
+  std::vector<int> devices = {0};  // rank r uses devices[r % size]
+  // Captures whole steps as CUDA graphs: the second run is captured, later runs replay it. Steps with host nodes and
+  // recorded steps are issued node by node every time.
   bool capture = true;
-  bool tf32    = false;  // products of f32 may be computed from 19 bits of each number
-  // Waits after every node, so that what goes wrong in a kernel is told of the node that enqueued it. Slow.
+  bool tf32    = false;  // f32 products may use 19 bits of each operand
+  // Synchronizes after every node, so that a kernel error names the node that enqueued it. Slow.
   bool check_nodes = false;
 };
 
-// Ranks of this process on CUDA devices, several on one if need be: each has an arena and streams of its own, one for
-// each lane, and a communication is copies and reductions, in rank order: the same bits as on loopback.
+// Ranks of this process on CUDA devices, possibly several per device. Each rank has its own arenas and one stream per
+// lane. A communication is copies and reductions in rank order: the same bits as on loopback.
 //
-// One thread issues a step, node by node, and host nodes wait on a thread for each of their lanes; whoever waits for
-// the step waits for the device. Throws Error(backend) where there is no such device, or the driver is too old.
+// One thread issues a step, node by node. Host nodes wait on a thread per lane. Waiting for a step waits for the
+// device. Throws Error(backend) if a device does not exist or the driver is too old.
 class CudaWorld final : public World {
  public:
   explicit CudaWorld(int num_ranks, const CudaWorldOptions& options = {});
@@ -36,8 +36,8 @@ class CudaWorld final : public World {
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view) noexcept override {}
 
-  void set_capture(bool capture);  // as in the options, from the next step on; not while one is under way
-  void synchronize();              // waits until all that was issued is done; throws Error(backend) if it failed
+  void set_capture(bool capture);  // as in the options, from the next step on; not during a step
+  void synchronize();              // waits for all issued work; throws Error(backend) if it failed
 
  private:
   struct Impl;

@@ -6,16 +6,16 @@
 #include "backends/cursor.hpp"
 #include "engine/run/world.hpp"
 
-// Walking and copying the bytes of stretches: pieces laid end to end, each a range or rows of one.
+// Walks and copies the bytes of stretches: concatenated pieces, each a range or strided rows.
 namespace stepgraph::loopback {
 
-// `length` bytes of a stretch from byte `begin` on, if they are one range in memory; else null.
+// Pointer to `length` bytes of a stretch from byte `begin` on if they are contiguous in memory, else null.
 [[nodiscard]] inline std::byte* range(const Stretch& stretch, std::int64_t begin, std::int64_t length) noexcept {
   const Cursor cursor(stretch, begin);
   return cursor.length() >= length ? cursor.data() : nullptr;
 }
 
-// Bytes [begin, begin + length) of one stretch to the same bytes of another. They are apart, or at the same place.
+// Copies bytes [begin, begin + length) of one stretch to the same bytes of another. The two are disjoint or identical.
 inline void copy(const Stretch& from, const Stretch& to, std::int64_t begin, std::int64_t length) noexcept {
   Cursor source(from, begin), target(to, begin);
   while (length > 0) {

@@ -9,11 +9,11 @@
 namespace stepgraph::loopback {
 namespace {
 
-constexpr std::int64_t tile_bytes   = 64 * 1024;   // of each stretch
-constexpr std::int64_t block_bytes  = 4 * 1024;    // of what is put together on the way
-constexpr std::int64_t shared_bytes = 256 * 1024;  // a communication that touches less is one thread's
+constexpr std::int64_t tile_bytes   = 64 * 1024;   // per stretch
+constexpr std::int64_t block_bytes  = 4 * 1024;    // of data assembled in scratch memory
+constexpr std::int64_t shared_bytes = 256 * 1024;  // smaller communications run on one thread
 
-// What a thread keeps from one communication to the next.
+// A thread's memory, kept between communications.
 struct Scratch {
   std::vector<const std::byte*> in;
   std::vector<std::byte*> out;
@@ -37,7 +37,7 @@ bool apart(const std::byte* a, const std::byte* b, std::int64_t length) {
   return x + size <= y || y + size <= x;
 }
 
-// What a sends to b and what b sends to a, each of which may be where the other's message goes.
+// Exchanges the messages of members a and b. Each message may be sent from where the other one is received.
 void exchange(const Stretch& to_b, const Stretch& from_b, const Stretch& to_a, const Stretch& from_a,
               std::int64_t length_to_b, std::int64_t length_to_a, std::int64_t begin) {
   const std::int64_t both = std::min(length_to_b, length_to_a);
@@ -95,8 +95,8 @@ std::size_t Operation::root() const noexcept {
   return static_cast<std::size_t>(std::find_if(parts_.begin(), parts_.end(), is_root) - parts_.begin());
 }
 
-// Calls tile(stretch, begin, tile_bytes) for every tile of `num_stretches` stretches, the longest of `longest` bytes;
-// what is beyond the end of a shorter one, the tile has to leave out. `bytes_each`: touched per byte of a stretch.
+// Calls tile(stretch, begin) for every tile of `num_stretches` stretches, the longest of `longest` bytes. The tile
+// function must skip bytes beyond the end of a shorter stretch. `bytes_each`: bytes accessed per byte of a stretch.
 template <class Tile>
 void Operation::for_tiles(std::size_t num_stretches, std::int64_t longest, std::int64_t bytes_each,
                           const Tile& tile) const {
@@ -123,7 +123,7 @@ void Operation::reduce_tile(std::int64_t begin, std::int64_t length, std::size_t
   if (ranges)
     return stepgraph::reduce(mine.in, mine.out, static_cast<std::size_t>(length), what_.type, what_.reduction);
 
-  // Rows and pieces: block by block, through memory of our own where a block is not one range.
+  // Rows and pieces: block by block, through scratch memory where a block is not contiguous.
   (void)mine.block(num_members() + num_out);
   for (std::int64_t done = 0; done < length; done += block_bytes) {
     const std::int64_t at = begin + done, size = std::min(block_bytes, length - done);
@@ -217,7 +217,7 @@ void Operation::scatter() const {
   });
 }
 
-// By pairs of members, a <= b: each pair's two slices may be exchanged in place.
+// By pairs of members, a <= b, so that the two slices of a pair can be exchanged in place.
 void Operation::all_to_all() const {
   const std::size_t n  = num_members();
   std::int64_t longest = 0;

@@ -6,9 +6,9 @@
 
 namespace stepgraph::loopback {
 
-// One communication among members that all live here. Inputs are read once and outputs written once; what lies between
-// them stays in the caches nearest to a core. Cut into tiles by its shape alone; the pool's threads share the tiles of
-// what is large. Nothing is allocated for a message of one piece per member.
+// One communication whose members are all in this process. Reads inputs once and writes outputs once; intermediate data
+// stays in the first-level caches. It is cut into tiles by its shape alone, and the pool's threads share the tiles of
+// large ones. Allocates nothing for a message of one piece per member.
 class Operation {
  public:
   Operation(const Context& context, const Exchange& exchange) noexcept

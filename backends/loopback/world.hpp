@@ -5,12 +5,12 @@
 
 namespace stepgraph {
 
-// Every rank in this process: the reference world, and the one that tests run on. A communication is one task over all
-// its members' memory, in rank order, so nothing ever waits and hundreds of ranks run on two threads.
+// All ranks in this process: the reference world, and the one that tests use. A communication is one task over the
+// memory of all members, in rank order. No worker ever waits, so hundreds of ranks run on two threads.
 class LoopbackWorld final : public World {
  public:
   explicit LoopbackWorld(int num_ranks);
-  // As many ranks as a layout has, or anything else that counts its ranks.
+  // Takes the number of ranks from a layout, or from any type with num_ranks().
   template <class Ranked>
   requires requires(const Ranked& ranked) {
     { ranked.num_ranks() } -> std::convertible_to<int>;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstring>
+#include <type_traits>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
-#include "engine/base/half.hpp"
 
 namespace stepgraph {
 namespace {
@@ -147,44 +149,44 @@ struct Kernel {
 
 using Reduce = void (*)(std::span<const std::byte* const>, std::span<std::byte* const>, std::size_t);
 
-// `Exact` keeps the sum of an average apart from the type's own size; `Bits` is the type without a sign.
-template <class Value, class Bits, class Exact>
+// How elements of T are reduced. `Value` is for min and max. `Bits`, unsigned for integers, is for sums and products,
+// which wrap around. `Exact`, with 64 bits for integers, is for the sum of an average.
+template <class T>
+struct Elements {
+  using Value = Plain<T>;
+  using Bits  = Value;
+  using Exact = Value;
+};
+template <std::integral T>
+struct Elements<T> {
+  using Value = Plain<T>;
+  using Bits  = Plain<std::make_unsigned_t<T>>;
+  using Exact = Plain<T, std::uint64_t>;
+};
+template <class Half>
+struct HalfElements {
+  using Value = InFloat<Half>;
+  using Bits  = Value;
+  using Exact = Value;
+};
+template <>
+struct Elements<f16> : HalfElements<f16> {};
+template <>
+struct Elements<bf16> : HalfElements<bf16> {};
+
+template <class T>
 Reduce choose(Reduction reduction) {
   switch (reduction) {
     case Reduction::sum:
-      return Kernel<Bits, Add>::reduce;
+      return Kernel<typename Elements<T>::Bits, Add>::reduce;
     case Reduction::average:
-      return Kernel<Exact, Add, true>::reduce;
+      return Kernel<typename Elements<T>::Exact, Add, true>::reduce;
     case Reduction::min:
-      return Kernel<Value, Min>::reduce;
+      return Kernel<typename Elements<T>::Value, Min>::reduce;
     case Reduction::max:
-      return Kernel<Value, Max>::reduce;
+      return Kernel<typename Elements<T>::Value, Max>::reduce;
     case Reduction::product:
-      return Kernel<Bits, Multiply>::reduce;
-  }
-  return nullptr;
-}
-template <class Value>
-Reduce choose(Reduction reduction) {
-  return choose<Value, Value, Value>(reduction);
-}
-
-Reduce choose(DType type, Reduction reduction) {
-  switch (type) {
-    case DType::u8:
-      return choose<Plain<std::uint8_t>, Plain<std::uint8_t>, Plain<std::uint8_t, std::uint64_t>>(reduction);
-    case DType::i32:
-      return choose<Plain<std::int32_t>, Plain<std::uint32_t>, Plain<std::int32_t, std::uint64_t>>(reduction);
-    case DType::i64:
-      return choose<Plain<std::int64_t>, Plain<std::uint64_t>, Plain<std::int64_t, std::uint64_t>>(reduction);
-    case DType::f16:
-      return choose<InFloat<f16>>(reduction);
-    case DType::bf16:
-      return choose<InFloat<bf16>>(reduction);
-    case DType::f32:
-      return choose<Plain<float>>(reduction);
-    case DType::f64:
-      return choose<Plain<double>>(reduction);
+      return Kernel<typename Elements<T>::Bits, Multiply>::reduce;
   }
   return nullptr;
 }
@@ -201,7 +203,7 @@ void reduce(std::span<const std::byte* const> in, std::span<std::byte* const> ou
             Reduction reduction) {
   check_whole(num_bytes, type);
   if (in.empty() || out.empty() || num_bytes == 0) return;
-  choose(type, reduction)(in, out, num_bytes);
+  dispatch(type, [&]<class T>(T) { choose<T>(reduction)(in, out, num_bytes); });
 }
 
 void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DType type, Reduction reduction) {
@@ -215,22 +217,8 @@ void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DTy
 void divide(std::span<std::byte> values, DType type, std::int64_t count) {
   check_whole(values.size(), type);
   if (count < 1) throw Error(ErrorKind::config, str("arithmetic: a sum divided by ", count, " (at least 1)"));
-  switch (type) {
-    case DType::u8:
-      return Kernel<Plain<std::uint8_t, std::uint64_t>, Add>::divide(values.data(), values.size(), count);
-    case DType::i32:
-      return Kernel<Plain<std::int32_t, std::uint64_t>, Add>::divide(values.data(), values.size(), count);
-    case DType::i64:
-      return Kernel<Plain<std::int64_t, std::uint64_t>, Add>::divide(values.data(), values.size(), count);
-    case DType::f16:
-      return Kernel<InFloat<f16>, Add>::divide(values.data(), values.size(), count);
-    case DType::bf16:
-      return Kernel<InFloat<bf16>, Add>::divide(values.data(), values.size(), count);
-    case DType::f32:
-      return Kernel<Plain<float>, Add>::divide(values.data(), values.size(), count);
-    case DType::f64:
-      return Kernel<Plain<double>, Add>::divide(values.data(), values.size(), count);
-  }
+  dispatch(type,
+           [&]<class T>(T) { Kernel<typename Elements<T>::Exact, Add>::divide(values.data(), values.size(), count); });
 }
 
 }  // namespace stepgraph

@@ -30,8 +30,8 @@ namespace {
 
 constexpr double margin = 8;
 
-// Paul Tol's "light" scheme: fills that stay apart for colour-blind readers and in print, under dark text. The second
-// is for lines in the same hue.
+// Paul Tol's "light" scheme: fills that colour-blind readers and printers can distinguish, under dark text. `line` is a
+// darker line colour of the same hue.
 struct Paint {
   const char *fill, *line;
 };
@@ -57,7 +57,7 @@ Paint paint(Shade shade) {
 
 // --- text ---------------------------------------------------------------------------------------------------------
 
-// Quoted text and HTML-like labels alike take entities; what no XML file may hold is replaced.
+// Escapes text for quoted strings and HTML-like labels. Characters that are not allowed in XML are replaced.
 std::string escape(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size();) {
@@ -171,7 +171,7 @@ class Writer {
     out_ << "  }\n";
   }
 
-  // One colour, or stripes by share when nodes of several kinds are one box.
+  // One colour, or stripes in proportion if the box holds nodes of several kinds.
   static std::string fill(const Box& box) {
     std::string colours;
     int used = 0;
@@ -236,7 +236,7 @@ class Writer {
     if (both) out_ << ", dir=both";
   }
 
-  // Corners become round: Graphviz takes cubic Bezier curves, with the tips of arrow heads apart.
+  // Rounds the corners. Graphviz takes cubic Bezier curves and separate tips for arrow heads.
   std::string spline(std::vector<Point> line, bool head, bool tail) const {
     constexpr double arrow = 6, radius = 5;
     std::string out;
@@ -271,7 +271,8 @@ class Writer {
     return out;
   }
 
-  // --- what the colours and lines mean, and what was left out -------------------------------------------------------
+  // --- legend: colours, lines and omissions
+  // ----------------------------------------------------------------------------
   struct Entry {
     bool is_line;
     Shade shade;
@@ -280,7 +281,7 @@ class Writer {
     Point place;
   };
 
-  // In rows below the picture; returns the height they take.
+  // Lays out rows below the picture and returns their height.
   double lay_out_legend() {
     std::array<bool, num_shades> shades{};
     std::array<bool, num_link_kinds> kinds{};
@@ -322,7 +323,8 @@ class Writer {
         edge_style(entry.kind, entry.shade, false, 1);
         out_ << ", pos=\"" << spline({{p.x, p.y}, {p.x + 24, p.y}}, entry.kind != LinkKind::match, false) << "\"];\n";
       } else {
-        // The name is the swatch's own label: one node per entry. Graphviz sets external labels where it is told.
+        // The text is the swatch's external label, so that an entry is one node. Graphviz puts external labels at the
+        // given place.
         out_ << "  " << name << " [label=\"\", xlabel=\"" << entry.words << "\", fontsize=9, xlp=\""
              << at({p.x + 16 + text_width(entry.words, 9) / 2, p.y}) << "\", fillcolor=\"" << paint(entry.shade).fill
              << "\", color=\"" << paint(entry.shade).line << "\", width=0.167, height=0.139, pos=\""
@@ -346,7 +348,7 @@ class Writer {
 
 namespace {
 
-// Runs `dot`; what it says goes to the file `says`.
+// Runs `dot`. Its stderr goes to the file `says`.
 int run_dot(const std::string& from, const std::string& to, const std::string& says) {
   std::string arguments[] = {"dot", "-Tsvg", "-o", to, from};
   std::vector<char*> argv;

@@ -18,8 +18,8 @@
 namespace stepgraph::drawing {
 namespace {
 
-constexpr std::size_t max_boxes    = max_drawn_boxes - 24;  // the rest is for legend and caption
-constexpr std::size_t line_letters = 15;                    // where titles wrap
+constexpr std::size_t max_boxes    = max_drawn_boxes - 24;  // the rest is for the legend and the caption
+constexpr std::size_t line_letters = 15;                    // length at which titles wrap
 constexpr std::size_t max_lines    = 3;
 
 Shade shade_of(const GraphData& data, std::uint32_t node) {
@@ -67,7 +67,7 @@ Shade shade_of(const GraphData& data, std::uint32_t node) {
 
 // --- which parts are one communication ---------------------------------------------------------------------------
 
-// The parts that meet. A drawing is also for graphs that do not verify: what has no match stays alone, and nothing is
+// The matched parts. Drawings also support graphs that do not verify: unmatched parts stay alone, and nothing is
 // compared.
 std::vector<std::vector<std::uint32_t>> matches_of(const Graph& graph) {
   const Matching matching = match_parts(graph);
@@ -77,14 +77,15 @@ std::vector<std::vector<std::uint32_t>> matches_of(const Graph& graph) {
   return matches;
 }
 
-// The edges that run: the graph's own, or a plan's.
+// The edges that the executor uses: the graph's own, or a plan's.
 const Edges& edges_of(const Graph& graph, const DotOptions& options) {
   return options.plan ? options.plan->edges : graph.edges();
 }
 
-// --- when a node can start, in unit steps ------------------------------------------------------------------------
+// --- the earliest start of a node, in unit steps ----------------------------------------------------------------
 
-// The longest path to each node; the parts of one communication start together. Empty when that makes a cycle.
+// The length of the longest path to each node. The parts of one communication start together. Empty if that makes a
+// cycle.
 std::vector<std::uint32_t> levels_of(const Edges& edges, std::size_t num_nodes,
                                      const std::vector<std::vector<std::uint32_t>>& matches) {
   std::vector<std::uint32_t> unit(num_nodes), waiting(num_nodes, 0), level(num_nodes, 0);
@@ -121,7 +122,7 @@ std::vector<std::uint32_t> levels_of(const Edges& edges, std::size_t num_nodes,
 
 // --- which nodes share a box -------------------------------------------------------------------------------------
 
-// What tells boxes apart. The rank is apart from it, so that ranks can be compared.
+// Identifies a box within a rank. The rank is not part of it, so that ranks can be compared.
 struct Key {
   int lane = -1, stage = -1, microbatch = -1, layer = -1;
   std::uint32_t phase = 0, op = 0, shade = 0, node = 0;
@@ -130,8 +131,8 @@ struct Key {
 
 struct Grain {
   bool node = false, layer = false, microbatch = true, phase = true, stage = true, op = true;
-  std::vector<bool> joined = {};  // by rank: drawn as one with the rank before it
-  int range                = 1;   // so many neighbouring ranks are drawn as one, whatever they do
+  std::vector<bool> joined = {};  // by rank: drawn together with the previous rank
+  int range                = 1;   // this many consecutive ranks are drawn together, even if they differ
 };
 
 Key key_of(const GraphData& data, std::uint32_t node, const Grain& grain) {
@@ -173,7 +174,7 @@ Grouping assign(const GraphData& data, const std::vector<std::uint32_t>& nodes, 
   Keys keys = keys_of(data, nodes, grain);
   Grouping out;
   const auto range = static_cast<std::size_t>(grain.range);
-  std::vector<std::size_t> home(keys.size());  // the rank whose boxes stand for this rank's
+  std::vector<std::size_t> home(keys.size());  // the rank whose boxes also represent this rank
   std::size_t last = keys.size();
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
     home[rank] = rank;
@@ -200,7 +201,7 @@ Grouping assign(const GraphData& data, const std::vector<std::uint32_t>& nodes, 
   return out;
 }
 
-// Which ranks have the same boxes as the rank before them.
+// Whether each rank has the same boxes as the previous rank.
 std::vector<bool> alike(const Keys& keys) {
   std::vector<bool> out(keys.size(), false);
   const auto same = [](const auto& a, const auto& b) { return a.first == b.first; };
@@ -211,8 +212,8 @@ std::vector<bool> alike(const Keys& keys) {
   return out;
 }
 
-// Coarser and coarser until it fits. Ranks that do the same go first: that loses nothing but repetition. Lanes stay: a
-// rank has few of them, and ranges of ranks always get there.
+// Coarsens until the boxes fit. Ranks that do the same are merged first: that loses only repetition. Lanes are kept: a
+// rank has few of them, and merging ranges of ranks always suffices.
 Grouping coarsen(const GraphData& data, const std::vector<std::uint32_t>& nodes, std::string& merged) {
   Grain grain;
   Grouping out       = assign(data, nodes, grain);
@@ -235,9 +236,9 @@ Grouping coarsen(const GraphData& data, const std::vector<std::uint32_t>& nodes,
   return out;
 }
 
-// --- what a box says ---------------------------------------------------------------------------------------------
+// --- the text of a box -------------------------------------------------------------------------------------------
 
-std::size_t num_letters(std::string_view text) {  // of UTF-8: bytes that do not continue a letter
+std::size_t num_letters(std::string_view text) {  // of UTF-8: bytes that are not continuation bytes
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 std::size_t bytes_of_letters(std::string_view text, std::size_t letters) {
@@ -248,7 +249,8 @@ std::size_t bytes_of_letters(std::string_view text, std::size_t letters) {
   return i;
 }
 
-// Breaks a name at spaces, else after '.', '_', '/' or ':', else anywhere; what does not fit ends in an ellipsis.
+// Breaks a name at spaces, else after '.', '_', '/' or ':', else anywhere. The last line is cut with an ellipsis if
+// needed.
 std::vector<std::string> wrap(std::string_view text) {
   std::vector<std::string> lines;
   while (num_letters(text) > line_letters) {
@@ -269,7 +271,7 @@ std::vector<std::string> wrap(std::string_view text) {
   return lines;
 }
 
-// What the nodes of a box have in common.
+// Properties that all nodes of a box share.
 struct Common {
   struct Range {
     int first = 0, last = -2;
@@ -437,7 +439,7 @@ std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t
           shade == Shade::recv ? Shade::send : shade);
     }
   }
-  // A box with edges both ways to another gets one line with two heads; data hides mere order.
+  // Edges in both directions between two boxes become one line with two heads. Data edges hide lane edges.
   std::vector<Link> links;
   for (const auto& [key, count] : counts) {
     const auto [from, to, kind, shade] = key;

@@ -6,10 +6,10 @@
 
 #include "engine/draw/dot.hpp"
 
-// What a drawing shows: boxes that stand for nodes, and links between them. Internal to engine/.
+// The content of a drawing: boxes that represent nodes, and links between them. Internal to engine/.
 namespace stepgraph::drawing {
 
-// What a colour stands for: the kind of a node, and which communication it is.
+// The meaning of a colour: the kind of a node, or of a communication.
 enum class Shade : std::uint8_t {
   compute,
   host,
@@ -26,7 +26,7 @@ enum class Shade : std::uint8_t {
   barrier,
   send,
   recv,
-  communicate,  // declared so, but not a part
+  communicate,  // a communicate node without a part
 };
 inline constexpr std::size_t num_shades = 16;
 [[nodiscard]] std::string_view to_string(Shade shade) noexcept;
@@ -34,10 +34,10 @@ inline constexpr std::size_t num_shades = 16;
 struct Box {
   int cluster                                  = 0;   // into Drawing::clusters
   int lane                                     = -1;  // LaneKind, or -1
-  std::uint32_t level                          = 0;   // the earliest of its nodes, in unit steps from the start
+  std::uint32_t level                          = 0;   // the earliest level of its nodes, in unit steps from the start
   std::uint32_t first_node                     = 0;
   std::uint32_t num_nodes                      = 0;
-  std::array<std::uint32_t, num_shades> shades = {};  // how many nodes of each
+  std::array<std::uint32_t, num_shades> shades = {};  // number of nodes of each shade
   double bytes = 0, flops = 0;
   std::vector<std::string> title = {};  // lines
   std::vector<std::string> facts = {};  // lines in smaller print
@@ -47,7 +47,7 @@ struct Box {
 
 enum class LinkKind : std::uint8_t {
   data,   // an edge between conflicting accesses
-  lane,   // an edge that is only a lane's order
+  lane,   // an edge that only expresses lane order
   loop,   // an edge into the next run
   match,  // parts of one communication
   reuse,  // an edge that a memory plan added
@@ -55,30 +55,30 @@ enum class LinkKind : std::uint8_t {
 
 inline constexpr std::size_t num_link_kinds = 5;
 
-// Edges between two boxes, `count` of them.
+// The edges between two boxes; `count` is their number.
 struct Link {
   std::uint32_t from = 0, to = 0;
   LinkKind kind       = LinkKind::data;
   Shade shade         = Shade::compute;  // match: which communication
   std::uint32_t count = 0;
-  bool both           = false;  // some lead back from `to` to `from`
+  bool both           = false;  // some edges lead from `to` to `from`
 };
 
-// Ranks drawn as one.
+// Consecutive ranks drawn together.
 struct Cluster {
   int first_rank = 0, last_rank = 0;
-  int stage = -1;  // of all its nodes that have one; -1: none, or several
+  int stage = -1;  // common stage of all its nodes; -1: none, or several
 };
 
 struct Drawing {
   std::vector<Cluster> clusters;
   std::vector<Box> boxes;    // by level, then by first node
   std::vector<Link> links;   // sorted
-  bool keep_levels = false;  // columns follow the levels, which know of ranks that are not drawn
-  std::string caption;       // how much is drawn, and what was merged
+  bool keep_levels = false;  // columns follow the levels, which include ranks that are not drawn
+  std::string caption;       // what is drawn, and what was merged
 };
 
-// Throws Error(config) when `options` do not fit the graph.
+// Throws Error(config) if `options` do not fit the graph.
 [[nodiscard]] Drawing group(const Graph& graph, const DotOptions& options);
 
 }  // namespace stepgraph::drawing

@@ -12,13 +12,13 @@ namespace stepgraph::drawing {
 namespace {
 
 constexpr double track_step  = 4;   // between parallel lines
-constexpr double max_channel = 64;  // a busier gap squeezes its lines
-constexpr double port_step   = 5;   // between the heads that enter a box
+constexpr double max_channel = 64;  // lines in a busier gap are squeezed
+constexpr double port_step   = 5;   // between the arrow heads that enter a box
 constexpr double min_row     = 32;
-constexpr double lane_pad    = 5;    // from a box to its lane's frame
-constexpr double best_aspect = 1.7;  // width to height, near a page's
+constexpr double lane_pad    = 5;    // from a box to the frame of its lane
+constexpr double best_aspect = 1.7;  // width to height, similar to a page
 
-// A gap between rows or columns. Lines that overlap get different tracks; those of one net may share one.
+// A gap between rows or columns. Overlapping lines get different tracks; lines of one net may share a track.
 struct Channel {
   struct Use {
     int low, high;
@@ -40,7 +40,7 @@ struct Channel {
       return std::tuple(uses[a].low, uses[a].net, uses[a].high, a) <
              std::tuple(uses[b].low, uses[b].net, uses[b].high, b);
     });
-    std::vector<std::pair<int, std::uint64_t>> tracks;  // where each ends, and whose it is
+    std::vector<std::pair<int, std::uint64_t>> tracks;  // end and net of each track
     for (const std::size_t i : order) {
       Use& use = uses[i];
       auto at  = std::find_if(tracks.begin(), tracks.end(),
@@ -60,28 +60,29 @@ struct Row {
   int cluster = 0, lane = -1;
   double height            = 0;
   std::vector<int> columns = {};                          // occupied, ascending
-  [[nodiscard]] bool free(int after, int before) const {  // of boxes strictly between two columns
+  [[nodiscard]] bool free(int after, int before) const {  // no box strictly between two columns
     const auto at = std::upper_bound(columns.begin(), columns.end(), after);
     return at == columns.end() || *at >= before;
   }
 };
 
-// A part of the picture with its own columns and clusters: a band of a wrapped picture, or one of several side by side.
+// A part of the picture with its own columns and clusters: a band of a wrapped picture, or one of several panels.
 struct Frame {
   int first_column = 0, last_column = 0, first_cluster = 0, last_cluster = 0;
-  std::vector<int> rows      = {};  // those with boxes here
+  std::vector<int> rows      = {};  // rows with boxes in this frame
   std::vector<Channel> gaps  = {};  // left of each column, and right of the last
-  std::vector<Channel> halls = {};  // 2i: above row i when it is its cluster's first; 2i + 1: below row i
+  std::vector<Channel> halls = {};  // 2i: above row i if it is the first of its cluster; 2i + 1: below row i
   Channel gutter             = {};  // above the frame, for lines from other frames
 };
 
-// Lines run: along the source's row, then down or up a gap, along a hall, and so on, at last along the target's row.
+// A line runs along the source's row, then vertically in a gap, along a hall, and so on, and finally along the target's
+// row.
 struct Route {
   struct Step {
     Channel* channel;
     std::size_t use;
   };
-  std::vector<Step> steps = {};  // vertical, horizontal, ..., vertical; none: straight
+  std::vector<Step> steps = {};  // vertical, horizontal, ..., vertical; empty: a straight line
   bool from_above         = false;
 };
 
@@ -120,93 +121,119 @@ class Placer {
 
   // --- columns: as early as edges and lanes allow; parts of one communication under each other --------------------
   void assign_columns() {
-    struct Before {
-      std::uint32_t box;
-      int distance;
-    };
-    std::vector<std::vector<Before>> before(boxes_.size());
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> together;
+    collect_constraints();
+    while (!try_columns()) {
+      // Boxes of many nodes may wait for each other in a cycle. Pairs that still differ need not share a column.
+      std::erase_if(together_, [&](const auto& pair) { return differ(pair); });
+    }
+    delay_lone_receives();
+    measure_piles();
+    spread_piles();
+  }
+
+  // A box that must be left of another, by `distance` columns.
+  struct Before {
+    std::uint32_t box;
+    int distance;
+  };
+
+  // Edges and lanes order boxes from left to right. The parts of one communication share a column.
+  void collect_constraints() {
+    before_.resize(boxes_.size());
     for (const Link& link : drawing_.links) {
       if (link.kind == LinkKind::match) {
-        if (boxes_[link.from].only_parts() && boxes_[link.to].only_parts()) together.emplace_back(link.from, link.to);
+        if (boxes_[link.from].only_parts() && boxes_[link.to].only_parts()) together_.emplace_back(link.from, link.to);
       } else if (link.kind != LinkKind::loop && link.from < link.to) {
-        before[link.to].push_back({link.from, link.both ? 0 : 1});
+        before_[link.to].push_back({link.from, link.both ? 0 : 1});
       }
     }
-    std::map<std::pair<int, int>, std::uint32_t> last;  // of a lane
+    std::map<std::pair<int, int>, std::uint32_t> last;  // (cluster, lane) -> its latest box
     for (std::uint32_t i = 0; i < boxes_.size(); ++i) {
       if (boxes_[i].lane < 0) continue;
       const auto [at, is_first] = last.try_emplace({boxes_[i].cluster, boxes_[i].lane}, i);
-      if (!is_first) before[i].push_back({std::exchange(at->second, i), 1});
+      if (!is_first) before_[i].push_back({std::exchange(at->second, i), 1});
     }
-    // In order of levels, so that one pass is enough for boxes that are nodes. Boxes of many nodes may wait for each
-    // other in a circle: then pairs that still push each other are let go.
-    const auto push = [&](std::uint32_t i) {
-      for (const Before& b : before[i]) {
-        cells_[i].column = std::max(cells_[i].column, cells_[b.box].column + b.distance);
+  }
+
+  [[nodiscard]] bool differ(const std::pair<std::uint32_t, std::uint32_t>& pair) const {
+    return cells_[pair.first].column != cells_[pair.second].column;
+  }
+
+  // Moves box i right of the boxes before it.
+  void push(std::uint32_t i) {
+    for (const Before& b : before_[i]) cells_[i].column = std::max(cells_[i].column, cells_[b.box].column + b.distance);
+  }
+  // Moves box i and its counterparts to the rightmost of their columns.
+  void align(std::uint32_t i) {
+    for (const std::uint32_t other : beside_[i])
+      cells_[i].column = cells_[other].column = std::max(cells_[i].column, cells_[other].column);
+  }
+
+  // Puts every box as far left as the constraints allow. Returns false if some pairs do not come to share a column.
+  // Boxes are processed by level, so that one pass is enough if boxes are single nodes.
+  bool try_columns() {
+    constexpr int max_passes = 50;
+    for (std::size_t i = 0; i < boxes_.size(); ++i)
+      cells_[i].column = drawing_.keep_levels ? static_cast<int>(boxes_[i].level) : 0;
+    beside_.assign(boxes_.size(), {});
+    for (const auto& [a, b] : together_) beside_[a].push_back(b), beside_[b].push_back(a);
+    for (int pass = 0; pass < max_passes; ++pass) {
+      for (std::uint32_t begin = 0, end = 0; begin < boxes_.size(); begin = end) {
+        for (; end < boxes_.size() && boxes_[end].level == boxes_[begin].level; ++end) push(end);
+        for (std::uint32_t i = begin; i < end; ++i) align(i);
+        for (std::uint32_t i = end; i-- > begin;) align(i);
       }
-    };
-    std::vector<std::vector<std::uint32_t>> beside(boxes_.size());
-    const auto align = [&](std::uint32_t i) {
-      for (const std::uint32_t other : beside[i])
-        cells_[i].column = cells_[other].column = std::max(cells_[i].column, cells_[other].column);
-    };
-    for (bool settled = false; !settled;) {
-      for (std::size_t i = 0; i < boxes_.size(); ++i)
-        cells_[i].column = drawing_.keep_levels ? static_cast<int>(boxes_[i].level) : 0;
-      for (auto& others : beside) others.clear();
-      for (const auto& [a, b] : together) beside[a].push_back(b), beside[b].push_back(a);
-      const auto apart = [&](const auto& pair) { return cells_[pair.first].column != cells_[pair.second].column; };
-      constexpr int max_passes = 50;
-      for (int pass = 0; pass < max_passes && !settled; ++pass) {
-        for (std::uint32_t begin = 0, end = 0; begin < boxes_.size(); begin = end) {
-          for (; end < boxes_.size() && boxes_[end].level == boxes_[begin].level; ++end) push(end);
-          for (std::uint32_t i = begin; i < end; ++i) align(i);
-          for (std::uint32_t i = end; i-- > begin;) align(i);
-        }
-        for (std::uint32_t i = 0; i < boxes_.size(); ++i) push(i);
-        settled = std::none_of(together.begin(), together.end(), apart);
-      }
-      if (!settled) std::erase_if(together, apart);
+      for (std::uint32_t i = 0; i < boxes_.size(); ++i) push(i);
+      if (std::none_of(together_.begin(), together_.end(), [&](const auto& pair) { return differ(pair); })) return true;
     }
-    // A receive whose sender is not drawn could be anywhere: it goes next to whoever needs it.
-    std::vector<int> latest(boxes_.size(), std::numeric_limits<int>::max());
+    return false;
+  }
+
+  // A receive whose sender is not drawn moves right, next to the first box that needs it.
+  void delay_lone_receives() {
+    constexpr int unlimited = std::numeric_limits<int>::max();
+    std::vector<int> latest(boxes_.size(), unlimited);
     for (std::uint32_t i = static_cast<std::uint32_t>(boxes_.size()); i-- > 0;) {
       const bool lone =
-          boxes_[i].shades[static_cast<std::size_t>(Shade::recv)] == boxes_[i].num_nodes && beside[i].empty();
-      if (lone && latest[i] != std::numeric_limits<int>::max())
-        cells_[i].column = std::max(cells_[i].column, latest[i]);
-      for (const Before& b : before[i]) latest[b.box] = std::min(latest[b.box], cells_[i].column - b.distance);
+          boxes_[i].shades[static_cast<std::size_t>(Shade::recv)] == boxes_[i].num_nodes && beside_[i].empty();
+      if (lone && latest[i] != unlimited) cells_[i].column = std::max(cells_[i].column, latest[i]);
+      for (const Before& b : before_[i]) latest[b.box] = std::min(latest[b.box], cells_[i].column - b.distance);
     }
-    // Nodes without a lane pile up in a column; a tall pile takes several. Columns that hold nothing go.
-    std::map<int, std::map<int, int>> piles;  // column -> cluster -> height
+  }
+
+  // Boxes without a lane form a pile in their column, one per cluster.
+  void measure_piles() {
     std::size_t num_laneless = 0;
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& pile = piles[cells_[i].column][boxes_[i].cluster];
-      if (boxes_[i].lane < 0) ++pile, ++num_laneless;
+      int& height = piles_[cells_[i].column][boxes_[i].cluster];
+      if (boxes_[i].lane < 0) ++height, ++num_laneless;
     }
     const double share =
         static_cast<double>(num_laneless) / static_cast<double>(std::max<std::size_t>(1, drawing_.clusters.size()));
     pile_height_ = std::max(4, static_cast<int>(std::ceil(1.1 * std::sqrt(share))));
-    std::map<int, int> start;
-    for (const auto& [column, pile] : piles) {
+  }
+
+  // Renumbers the columns: empty ones disappear, and a tall pile takes several.
+  void spread_piles() {
+    std::map<int, int> start;  // old column -> first new column
+    for (const auto& [column, pile] : piles_) {
       start[column] = num_columns_;
       int tallest   = 1;
       for (const auto& [cluster, height] : pile) tallest = std::max(tallest, height);
       num_columns_ += (tallest + pile_height_ - 1) / pile_height_;
     }
-    std::map<std::pair<int, int>, int> piled;
+    std::map<std::pair<int, int>, int> piled;  // (cluster, old column) -> boxes placed so far
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const int column = cells_[i].column;
       cells_[i].column = start[column];
       if (boxes_[i].lane >= 0) continue;
       const int place = piled[{boxes_[i].cluster, column}]++;
       cells_[i].column += place / pile_height_;
-      cells_[i].row = place % pile_height_;  // within its cluster at first
+      cells_[i].row = place % pile_height_;  // within its cluster; assign_rows() makes it global
     }
   }
 
-  // --- rows: the lanes of each cluster, then what has no lane ------------------------------------------------------
+  // --- rows: the lanes of each cluster, then nodes without one -----------------------------------------------------
   void assign_rows() {
     std::map<std::tuple<int, int, int>, int> ids;  // (cluster, lane, place in the pile) -> row
     const auto key = [&](std::size_t i) {
@@ -277,7 +304,7 @@ class Placer {
     }
   }
 
-  // Cuts where few lines cross, near equal widths.
+  // Cuts where few lines cross, into bands of nearly equal width.
   std::vector<int> band_ends(int num_bands) const {
     std::vector<int> crossing(static_cast<std::size_t>(num_columns_) + 1, 0);
     for (const Link& link : drawing_.links) {
@@ -307,7 +334,7 @@ class Placer {
   }
 
   // --- lines: which gaps and halls they take ------------------------------------------------------------------------
-  // Where a row or hall is, in an order from the top of the picture: only comparisons matter.
+  // The vertical order of rows and halls over the whole picture. Only comparisons matter.
   int row_index(const Cell& cell) const {
     return frame_base_[static_cast<std::size_t>(cell.frame)] + 2 * cell.row_in_frame + 1;
   }
@@ -332,7 +359,7 @@ class Placer {
     Route route       = {};
     std::uint64_t net = 0;
     int index = 0, column = 0;
-    Channel* hall = nullptr;  // the one it runs in; null: a row
+    Channel* hall = nullptr;  // the hall it runs in; null: a row
     int hall_from = 0;
 
     void down(Channel& gap, int gap_column, int to_index, Channel* to_hall) {
@@ -390,7 +417,7 @@ class Placer {
     }
     if (wraps) {
       Frame& frame = frames_[static_cast<std::size_t>(to.frame)];
-      // Outside the clusters, lines into the next run are one bundle: each would say no more than that.
+      // Outside the clusters, loop edges share one line: separate lines would add no information.
       const std::uint64_t own = std::exchange(b.net, link.kind == LinkKind::loop ? ~std::uint64_t{0} : b.net);
       const int gutter        = frame_base_[static_cast<std::size_t>(to.frame)] - 1;
       b.down(right_margin_, 2 * num_columns_ + 2, gutter, &frame.gutter);
@@ -453,7 +480,7 @@ class Placer {
         ClusterArea& area = out_.clusters.back();
         const double pad  = row.lane >= 0 ? lane_pad : 3;
         const Rect rect{left + 5, y, right - 5, y + row.height + 2 * pad};
-        // Lines from the band before run along the middle of a row: there the label makes way.
+        // Lines from the previous band run along the middle of a row, so the label is placed above.
         area.lanes.push_back({row.lane, rect, {rect.left + 4, stacked_ ? rect.top + 6.5 : rect.center().y}, {}});
         row_top[f].push_back(y + pad);
         y += row.height + 2 * pad;
@@ -521,7 +548,7 @@ class Placer {
     draw_matches();
   }
 
-  // Parts under each other are joined by a vertical line behind what is between them, each pair at its own x.
+  // Parts in one column are joined by a vertical line behind the boxes between them, each pair at its own x.
   void draw_matches() {
     std::map<std::pair<int, int>, Channel> columns;  // (frame, column)
     std::map<std::size_t, std::size_t> uses;
@@ -532,7 +559,7 @@ class Placer {
       const Link& link = drawing_.links[i];
       const Cell &from = cells_[link.from], &to = cells_[link.to];
       if (link.kind != LinkKind::match || !in_column(link)) continue;
-      // A collective's line may go on where it ends: the chain of its members is one net.
+      // The chain of a collective's members is one net, so its line may continue on the same track.
       uses[i] = columns[{from.frame, from.column}].add(2 * from.row_in_frame + (from.row < to.row),
                                                        2 * to.row_in_frame + (to.row < from.row), 2 * i);
     }
@@ -556,6 +583,10 @@ class Placer {
   const Drawing& drawing_;
   const std::vector<Box>& boxes_;
   std::vector<Cell> cells_;
+  std::vector<std::vector<Before>> before_;                        // by box
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> together_;  // matched parts that share a column
+  std::vector<std::vector<std::uint32_t>> beside_;                 // the same, by box
+  std::map<int, std::map<int, int>> piles_;                        // column -> cluster -> boxes without a lane
   int num_columns_ = 0, pile_height_ = 1;
   bool stacked_ = false;
   std::vector<Row> rows_;
@@ -572,7 +603,7 @@ class Placer {
 Placement place(const Drawing& drawing) { return Placer(drawing).place(); }
 
 double text_width(std::string_view text, double font_size) {
-  // Thousandths of the font size, of DejaVu Sans: the widest of the fonts that stand in for Helvetica.
+  // Thousandths of the font size, in DejaVu Sans, the widest substitute for Helvetica.
   static constexpr int widths[95] = {318,  401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337,
                                      636,  636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531,
                                      1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295, 656, 557, 863, 748, 787,

@@ -4,7 +4,8 @@
 
 #include "engine/draw/groups.hpp"
 
-// Where a drawing's boxes and lines are: internal to engine/. Lengths are points (1/72 inch), y grows downwards.
+// The positions of a drawing's boxes and lines. Internal to engine/. Lengths are in points (1/72 inch); y grows
+// downwards.
 namespace stepgraph::drawing {
 
 inline constexpr double title_font = 11, fact_font = 8.5, lane_font = 9.5, rank_font = 12;
@@ -19,11 +20,11 @@ struct Rect {
   [[nodiscard]] double height() const noexcept { return bottom - top; }
 };
 
-// A cluster, or the piece of it in one band of a wrapped picture.
+// A lane of a cluster, or of its part in one band of a wrapped picture.
 struct LaneArea {
-  int lane = -1;  // -1: nodes without a lane, which get no frame
+  int lane = -1;  // -1: nodes without a lane, drawn without a frame
   Rect rect;
-  Point label;  // the middle of its left side
+  Point label;  // middle of its left side
   std::vector<std::uint32_t> boxes;
 };
 struct ClusterArea {
@@ -36,15 +37,15 @@ struct Placement {
   double width = 0, height = 0;
   std::vector<Rect> boxes;
   std::vector<ClusterArea> clusters;
-  std::vector<std::vector<Point>> lines;  // one per link: corners, from its first box to its second
+  std::vector<std::vector<Point>> lines;  // one per link: the corners, from the first box to the second
 };
 
-// Columns are steps in time and rows are lanes; lines run in the gaps between them, never through a box, except those
-// that join parts of one communication: they pass behind. A picture too wide wraps into bands, one too tall puts
-// clusters side by side.
+// Columns are steps in time, rows are lanes. Lines run in the gaps between them, never through a box. Only lines that
+// join the parts of one communication pass behind boxes. A wide picture wraps into bands; a tall one puts clusters side
+// by side.
 [[nodiscard]] Placement place(const Drawing& drawing);
 
-// How wide a text is at most, whichever sans serif font shows it.
+// An upper bound of the width of a text in any sans serif font.
 [[nodiscard]] double text_width(std::string_view text, double font_size);
 
 }  // namespace stepgraph::drawing

@@ -17,7 +17,7 @@ void check(const Graph& graph, const Timeline& timeline) {
                                      graph.num_nodes(), " (take the timeline of this graph)"));
 }
 
-// The nodes that ran, by when they began.
+// The nodes that ran, sorted by begin.
 std::vector<std::uint32_t> by_begin(const Timeline& timeline) {
   std::vector<std::uint32_t> order;
   order.reserve(timeline.nodes.size());
@@ -30,11 +30,11 @@ std::vector<std::uint32_t> by_begin(const Timeline& timeline) {
   return order;
 }
 
-// Intervals that come by begin, joined where they touch.
+// The union of intervals. Intervals must be added in order of begin.
 struct Union {
   std::uint32_t count = 0;
   double total        = 0;
-  double until        = 0;  // the end of what was added so far
+  double until        = 0;  // the end of the union so far
   void add(const NodeTime& time) {
     ++count;
     const double from = std::max(time.begin_s, until);
@@ -73,15 +73,15 @@ double share_of(double part, const Timeline& timeline) {
   return timeline.makespan_s > 0 ? part / timeline.makespan_s : 0;
 }
 
-// A node's place in what its worker did.
+// A node's turn on its worker.
 struct Turn {
   std::int32_t worker;
   double end_s, begin_s;
-  std::uint32_t first, node;  // first: of the parts that meet
+  std::uint32_t first, node;  // first: the first of the matched parts
   [[nodiscard]] auto when() const { return std::tuple(worker, end_s, begin_s, first); }
 };
 
-// Follows causes backwards. Parts that meet are one: named by the first of them.
+// Follows causes backwards. Matched parts count as one, identified by the first of them.
 class PathFinder {
  public:
   PathFinder(const Graph& graph, const Edges& edges, const Timeline& timeline)
@@ -132,7 +132,7 @@ class PathFinder {
     for (const std::uint32_t part : together(node)) {
       for (const std::uint32_t before : edges_.before({part})) candidate(before);
     }
-    // What the node declared comes first: its worker is the cause only when that alone kept it waiting.
+    // Declared causes come first: the worker is the cause only if nothing else kept the node waiting.
     std::int32_t asked = -1;
     for (const std::uint32_t part : together(node)) {
       if (!times_[part].ran() || times_[part].worker == asked) continue;
@@ -142,8 +142,8 @@ class PathFinder {
     return best;
   }
 
-  // What ended last on the node's worker before the node began. Among things that took no time, earlier in the sorted
-  // order means earlier, so this never goes around in a circle.
+  // The node that ended last on the same worker before this node began. Nodes that took no time are ordered by their
+  // position in the sorted list, so the walk never cycles.
   [[nodiscard]] std::uint32_t before_on_worker(std::uint32_t node) const {
     const NodeTime& time = times_[node];
     const auto self      = std::tuple(time.worker, time.begin_s, time.begin_s, first_of(node));
@@ -155,7 +155,7 @@ class PathFinder {
   const Edges& edges_;
   const std::vector<NodeTime>& times_;
   Matching matching_;
-  std::vector<bool> visited_;    // by the first part
+  std::vector<bool> visited_;    // by first part
   std::vector<Turn> on_worker_;  // sorted
 };
 
@@ -169,7 +169,7 @@ std::vector<PathStep> critical_path(const Graph& graph, const Edges& edges, cons
 std::vector<LaneBusy> busy_lanes(const Graph& graph, const Timeline& timeline) {
   check(graph, timeline);
   const GraphData& data  = graph.data();
-  constexpr auto columns = static_cast<std::size_t>(num_lane_kinds) + 1;  // the last: no lane
+  constexpr auto columns = static_cast<std::size_t>(num_lane_kinds) + 1;  // the last column: no lane
   std::vector<Union> unions(static_cast<std::size_t>(data.num_ranks) * columns);
   std::vector<bool> exists(unions.size());
   const auto place = [&](std::uint32_t node) {
@@ -229,7 +229,7 @@ std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline) 
       changes.emplace_back(each.end, -1);
     }
   }
-  std::sort(changes.begin(), changes.end());  // at one moment, ends first
+  std::sort(changes.begin(), changes.end());  // at equal times, ends sort before begins
   const auto num_lanes =
       std::count_if(data.lane_sizes.begin(), data.lane_sizes.end(), [](auto size) { return size > 0; });
   std::vector<double> out(static_cast<std::size_t>(num_lanes) + 1, 0);

@@ -11,7 +11,7 @@
 namespace stepgraph {
 namespace {
 
-// How many tasks run, added up over time.
+// The number of running tasks, integrated over time.
 class Running {
  public:
   explicit Running(std::span<const TaskTime> tasks) {
@@ -46,8 +46,8 @@ class Running {
  private:
   struct Mark {
     double time_s;
-    double sum;  // until then
-    int count;   // from then on
+    double sum;  // integral up to time_s
+    int count;   // from time_s on
   };
   std::vector<Mark> marks_;
 };
@@ -56,8 +56,8 @@ class Running {
 
 std::vector<TaskTime> task_times(const Graph& graph, const Timeline& timeline, int num_workers) {
   if (timeline.nodes.size() != graph.num_nodes()) {
-    throw Error(ErrorKind::config, str("timeline: is of ", timeline.nodes.size(), " nodes, the graph has ",
-                                       graph.num_nodes(), " (the timeline of this graph)"));
+    throw Error(ErrorKind::config, str("timeline: it has ", timeline.nodes.size(), " nodes, but the graph has ",
+                                       graph.num_nodes(), " (take the timeline of this graph)"));
   }
   const Matching matching = match_parts(graph);
   std::vector<std::uint32_t> task_of_meeting(matching.size(), Matching::none);

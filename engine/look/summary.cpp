@@ -13,7 +13,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr std::size_t most_rows = 8;  // ranks or workers that are listed one by one
+constexpr std::size_t most_rows = 8;  // ranks or workers listed individually
 constexpr std::size_t most_ops  = 5;
 
 std::string percent(double share) {
@@ -22,7 +22,7 @@ std::string percent(double share) {
   return text;
 }
 
-// Right-aligned columns as wide as what is in them.
+// Right-aligned columns, each as wide as its widest cell.
 class Table {
  public:
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
@@ -47,10 +47,10 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// A figure of every rank, and how it is written.
+// One value per rank, and its format.
 struct Column {
   std::string title;
-  std::vector<double> values;  // by rank; negative: this rank has none
+  std::vector<double> values;  // by rank; negative: no value
   std::function<std::string(double)> text;
 };
 
@@ -62,7 +62,7 @@ std::vector<Column> columns(const Summary& summary) {
     if (found != out.end()) return *found;
     return out.emplace_back(Column{title, std::vector<double>(ranks, -1), text});
   };
-  for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {  // in the order of lanes; the last: no lane
+  for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {  // in lane order; the last: no lane
     for (const LaneBusy& lane : summary.lanes) {
       if ((lane.lane ? static_cast<std::size_t>(*lane.lane) : num_lane_kinds) != kind) continue;
       const std::string title(lane.lane ? to_string(*lane.lane) : "no lane");

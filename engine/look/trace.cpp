@@ -17,25 +17,25 @@
 namespace stepgraph {
 namespace {
 
-// A node's place in time, in whole nanoseconds: rounding keeps the order, so rows stay free of overlaps.
+// A node's interval in whole nanoseconds. Rounding keeps the order, so slices of one row do not overlap.
 struct Slice {
   std::int64_t begin, end;
   std::uint32_t node;
-  // Where arrows hold on: inside the slice, and where there is room for it not at a moment that a neighbour shares.
+  // Where arrows attach: inside the slice and, if it is long enough, not at a time that a neighbour shares.
   [[nodiscard]] std::int64_t first_moment() const { return end - begin >= 2 ? begin + 1 : begin; }
   [[nodiscard]] std::int64_t last_moment() const { return std::max(begin, end - 1); }
 };
 
 std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
-// One step: its slices by begin, and the row of each node.
+// One step: its slices sorted by begin, and the row of each node.
 struct Layout {
   std::int64_t length             = 0;  // nanoseconds
   std::vector<Slice> slices       = {};
-  std::vector<std::uint32_t> rows = {};  // by node: its lane, or num_lane_kinds and up
+  std::vector<std::uint32_t> rows = {};  // by node: its lane, or num_lane_kinds and up without a lane
 };
 
-// Rows that are free again are taken from the top, so there are never more than nodes at one moment.
+// Reuses free rows from the top, so there are never more rows than concurrent nodes.
 class Rows {
  public:
   std::uint32_t take(const Slice& slice) {
@@ -87,7 +87,8 @@ Layout lay_out(const GraphData& data, const Timeline& timeline) {
       continue;
     }
     step.rows[slice.node] = static_cast<std::uint32_t>(node.lane);
-    // A lane is a chain. Where clocks disagree about that by a little, viewers still need slices that do not overlap.
+    // A lane is a chain. If clocks disagree slightly, slices are still shifted so that they do not overlap: viewers
+    // need that.
     std::int64_t& until = lane_until[rank * num_lane_kinds + static_cast<std::size_t>(node.lane)];
     slice.begin         = std::max(slice.begin, until);
     slice.end = until = std::max(slice.begin, slice.end);
@@ -132,8 +133,8 @@ class Writer {
   }
 
  private:
-  // Numbers of rows are unique over all processes, and never that of a process: viewers take such a row for the
-  // process's main one.
+  // Row numbers are unique over all processes and never equal a process number: viewers would take such a row for the
+  // main thread of the process.
   [[nodiscard]] std::int64_t tid(std::int64_t process, std::uint32_t row) const { return process * stride_ + row + 1; }
   [[nodiscard]] std::int64_t tid(const Layout& step, std::uint32_t node) const {
     return tid(data_.nodes[node].rank, step.rows[node]);
@@ -163,7 +164,7 @@ class Writer {
   }
 
   void write_names() {
-    std::vector<std::vector<bool>> rows(static_cast<std::size_t>(data_.num_ranks));  // [rank][row]: it has slices
+    std::vector<std::vector<bool>> rows(static_cast<std::size_t>(data_.num_ranks));  // [rank][row]: the row has slices
     std::vector<bool> shown(rows.size());
     for (const Layout& step : steps_) {
       for (const Slice& slice : step.slices) {
@@ -263,7 +264,7 @@ class Writer {
 
   void arrow(const char* what, std::int64_t from_process, std::int64_t from, std::int64_t from_ns,
              std::int64_t to_process, std::int64_t to, std::int64_t to_ns) {
-    if (from_ns > to_ns) return;  // measured by clocks that disagree
+    if (from_ns > to_ns) return;  // clocks disagree
     const auto end = [&](const char* phase, std::int64_t process, std::int64_t thread, std::int64_t ns) {
       open_event(phase, process);
       json_.field("tid", thread);
@@ -287,14 +288,14 @@ class Writer {
       for (const std::uint32_t before : edges_.before({slice.node})) {
         const NodeRecord& other = data_.nodes[before];
         if (slice_of[before] == no_node || (node.lane >= 0 && node.lane == other.lane && node.rank == other.rank))
-          continue;  // the order of a row needs no arrow
+          continue;  // the order within a row needs no arrow
         arrow("edge", other.rank, tid(step, before), start + step.slices[slice_of[before]].last_moment(), node.rank,
               tid(step, slice.node), start + slice.first_moment());
       }
       if (node.part < 0 || data_.parts[static_cast<std::size_t>(node.part)].op != PartOp::send) continue;
       const auto ends = matching.meeting(matching.of_node[slice.node]);
       if (ends.size() != 2 || slice_of[ends[1]] == no_node) continue;
-      // Sender and receiver run at the same time: from the begin of one to the end of the other.
+      // Sender and receiver run at the same time: the arrow leads from the begin of one to the end of the other.
       arrow("message", node.rank, tid(step, slice.node), start + slice.first_moment(), data_.nodes[ends[1]].rank,
             tid(step, ends[1]), start + step.slices[slice_of[ends[1]]].last_moment());
     }
@@ -324,7 +325,7 @@ class Writer {
   const TraceOptions& options_;
   JsonText json_;
   std::vector<Layout> steps_;
-  std::int64_t stride_     = 100;  // between the rows of two processes
+  std::int64_t stride_     = 100;  // between the row numbers of two processes
   std::int64_t next_arrow_ = 1;
 };
 

@@ -18,7 +18,7 @@ MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Sp
   }
   std::vector<Tenant> tenants = find_tenants(graph, plan.position);
   std::erase_if(tenants, [&](const Tenant& tenant) { return !is_here(graph.spec(Buffer{tenant.buffer})); });
-  std::map<std::uint32_t, std::int64_t> changes;  // of the bytes alive, by position
+  std::map<std::uint32_t, std::int64_t> changes;  // change of the bytes alive, by position
   for (const Tenant& tenant : tenants) {
     const std::int64_t bytes = MemoryPlan::aligned(graph.spec(Buffer{tenant.buffer}).size_bytes);
     changes[tenant.first] += bytes;

@@ -21,7 +21,7 @@
 namespace stepgraph {
 namespace {
 
-// Every node takes one second.
+// A machine on which every node takes one second.
 Machine even_machine(int num_ranks) {
   Machine machine(num_ranks);
   for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})
@@ -62,7 +62,8 @@ class Planner {
     return arenas_.try_emplace({rank, space}, ArenaPlan{.rank = rank, .space = space}).first->second;
   }
 
-  // First, and one after another as they were made: graphs with the same persistent buffers agree on where they are.
+  // Persistent buffers come first, in the order they were created. Graphs with the same persistent buffers therefore
+  // place them at the same offsets.
   void place_persistent() {
     plan_.offsets.assign(graph_.num_buffers(), MemoryPlan::nowhere);
     for (std::uint32_t i = 0; i < graph_.num_buffers(); ++i) {
@@ -76,8 +77,8 @@ class Planner {
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
   }
 
-  // What there is to place in an arena; positions are counted among these items alone, so that ranks that do the same
-  // have the same items.
+  // The items to place in an arena. Positions are renumbered among these items, so that ranks with the same work have
+  // equal items and share one packing.
   [[nodiscard]] std::vector<PackItem> items_of(const std::vector<std::uint32_t>& tenants) const {
     std::vector<std::uint32_t> positions;
     for (const std::uint32_t i : tenants) positions.insert(positions.end(), {tenants_[i].first, tenants_[i].last});
@@ -98,13 +99,13 @@ class Planner {
     const std::vector<PackItem> items = items_of(tenants);
     const auto [at, is_new]           = packed_.try_emplace(items);
     Packed& packed                    = at->second;
-    // More effort for few kinds of arenas than for many.
+    // The fewer distinct arenas there are, the more effort each one gets.
     const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(packed_) + 4));
     if (is_new) packed.tight = pack(items, effort);
-    // The same items need not be ordered the same way: what was found for another rank is looked at again.
+    // Equal items may be ordered differently on another rank, so a packing found there is checked again.
     if (is_new || !is_free(tenants, items, packed.free))
       packed.free = is_free(tenants, items, packed.tight) ? packed.tight : pack_free(tenants, items, effort);
-    if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // as small, and nothing has to wait
+    if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // no larger, and adds no reuse edges
     const Packing& chosen = plan_.reuse == Reuse::free ? packed.free : packed.tight;
     arena.lower_bound += most_at_once(items);
     arena.free_bytes += packed.free.size;
@@ -113,7 +114,7 @@ class Planner {
     for (std::size_t i = 0; i < tenants.size(); ++i)
       plan_.offsets[tenants_[tenants[i]].buffer] = arena.persistent_bytes + chosen.offsets[i];
     for (const Succession& succession : find_successions(tenants_, tenants, stays(items, chosen))) {
-      // Where the graph orders them already, there is nothing to add.
+      // No edge is needed where the graph already orders the two tenants.
       if (succession.loop || !order_->before(succession.old_tenant, succession.new_tenant))
         successions_.push_back(succession);
     }
@@ -121,7 +122,7 @@ class Planner {
 
   [[nodiscard]] Packing pack_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
                                   std::int64_t effort) const {
-    // Positions of the graph's order, as those of the items.
+    // Translates positions in the graph's order into positions among the items.
     std::vector<std::uint32_t> free_from = order_->gone_from(tenants);
     std::map<std::uint32_t, std::uint32_t> first_at;
     for (std::size_t i = 0; i < tenants.size(); ++i) first_at[tenants_[tenants[i]].first] = items[i].first;
@@ -166,7 +167,7 @@ class Planner {
   std::map<std::pair<Rank, Space>, ArenaPlan> arenas_;
   std::vector<Tenant> tenants_;
   std::unique_ptr<TenantOrder> order_;
-  std::map<std::vector<PackItem>, Packed, Smaller> packed_;  // what was found for the same items before
+  std::map<std::vector<PackItem>, Packed, Smaller> packed_;  // packings already found, by items
   std::vector<Succession> successions_;
 };
 
@@ -195,7 +196,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
   text << "memory plan, reuse " << to_string(plan.reuse) << "\n  ranks     space  " << std::right;
   for (const char* title : {"arena", "free", "tight", "lower bound", "persistent"}) text << std::setw(13) << title;
   text << "\n";
-  // Ranks that are alike, one after another, are one line.
+  // Consecutive ranks with equal sizes share one line.
   std::size_t lines = 0, i = 0;
   for (std::size_t next; i < plan.arenas.size() && lines < most_shown; i = next, ++lines) {
     const ArenaPlan& first = plan.arenas[i];

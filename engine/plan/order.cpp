@@ -31,7 +31,7 @@ class Orderer {
   }
 
  private:
-  using Wait = std::pair<std::uint32_t, std::uint32_t>;  // (first, then), as clusters once they are known
+  using Wait = std::pair<std::uint32_t, std::uint32_t>;  // (before, after): first nodes, later clusters
 
   std::uint32_t find(std::uint32_t node) {
     while (cluster_[node] != node) node = cluster_[node] = cluster_[cluster_[node]];
@@ -79,7 +79,7 @@ class Orderer {
     std::vector<std::uint32_t> next(begin.begin(), begin.end() - 1);
     for (const auto& [before, after] : waits_) targets[next[before]++] = after;
 
-    // A cluster begins when the last of its nodes does.
+    // A cluster begins when its last node begins.
     std::vector<double> time(size, 0);
     for (std::uint32_t node = 0; node < size; ++node)
       time[cluster_[node]] = std::max(time[cluster_[node]], timeline_.nodes[node].begin_s);
@@ -115,7 +115,7 @@ class Orderer {
   const Graph& graph_;
   const GraphData& data_;
   const Timeline& timeline_;
-  std::vector<std::uint32_t> cluster_;  // by node; first a forest, then the root of each tree
+  std::vector<std::uint32_t> cluster_;  // by node; first a union-find forest, then the root of each tree
   std::vector<Wait> waits_;
 };
 

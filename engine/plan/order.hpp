@@ -7,10 +7,10 @@
 
 namespace stepgraph {
 
-// A position for every node, such that whatever waits comes after what it waits for: edges, lanes, and a rank's parts
-// in their issue order. What can only happen at once, parts that meet and parts that a rank issues together, has one
-// position. Among nodes that do not wait for each other, the earlier in `timeline` comes first.
-// Throws Error(graph) when they wait in a circle.
+// Assigns a position to every node so that a node comes after everything it waits for: edges, its lane, and earlier
+// issue positions of its rank. Nodes that run at the same time share one position: matched parts, and parts that a rank
+// issues together. Nodes that do not wait for each other are ordered by start time in `timeline`. Throws Error(graph)
+// if there is a cycle of waits.
 [[nodiscard]] std::vector<std::uint32_t> order_nodes(const Graph& graph, const Timeline& timeline);
 
 }  // namespace stepgraph

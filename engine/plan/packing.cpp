@@ -10,7 +10,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr int patience = 150;  // how often in a row a search may fail to find better
+constexpr int patience = 150;  // consecutive tries without improvement before a search stops
 
 using MayShare = std::function<bool(std::uint32_t, std::uint32_t)>;
 
@@ -23,7 +23,8 @@ std::vector<std::uint32_t> by_first(const std::vector<PackItem>& items) {
   return order;
 }
 
-// Which items must not share a byte. Compressed rows; `known` is false when there were more pairs than allowed.
+// Pairs of items that must not share a byte, as compressed rows. `known` is false if there were more pairs than
+// allowed.
 struct Conflicts {
   std::vector<std::size_t> begin;
   std::vector<std::uint32_t> items;
@@ -33,7 +34,7 @@ struct Conflicts {
 
 Conflicts find_conflicts(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share) {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
-  std::vector<std::uint32_t> alive;  // begun, and (where lifetimes alone decide) not over
+  std::vector<std::uint32_t> alive;  // items that have begun and, without may_share, have not ended
   std::int64_t looked_at = 0;
   for (const std::uint32_t item : by_first(items)) {
     if (!may_share) std::erase_if(alive, [&](std::uint32_t other) { return items[other].last < items[item].first; });
@@ -58,12 +59,12 @@ Conflicts find_conflicts(const std::vector<PackItem>& items, std::int64_t effort
   return out;
 }
 
-// Places items one after another, each as low as those placed before it allow.
+// Places items one after another, each at the lowest offset that the items already placed allow.
 class Greedy {
  public:
   Greedy(const std::vector<PackItem>& items, const Conflicts& conflicts) : items_(items), conflicts_(conflicts) {}
 
-  // Stops once it is larger than `at_most`: then the rest is not placed.
+  // Stops once the size exceeds `at_most`; the remaining items are then not placed.
   Packing place(const std::vector<std::uint32_t>& order,
                 std::int64_t at_most = std::numeric_limits<std::int64_t>::max()) {
     constexpr std::int64_t unplaced = -1;
@@ -98,8 +99,9 @@ void keep_better(Packing& best, Packing&& other) {
   if (best.offsets.empty() || other.size < best.size) best = std::move(other);
 }
 
-// Fills from below: finds the lowest stretch of the order and puts there the item that needs it longest; where nothing
-// fits, the stretch is lifted to its lower neighbour. (Burke's best fit for strips, with places in time given.)
+// Fills from the bottom: finds the lowest stretch of positions and puts there the item that the preference ranks
+// highest. If no item fits, the stretch is raised to its lower neighbour. (Burke's best-fit heuristic for strip
+// packing, with fixed positions in time.)
 class Skyline {
  public:
   enum class Prefer { long_lived, large, both };
@@ -133,7 +135,7 @@ class Skyline {
     std::uint32_t end;
     std::int64_t height;
   };
-  using Steps = std::map<std::uint32_t, Step>;  // by where they begin
+  using Steps = std::map<std::uint32_t, Step>;  // by begin
 
   std::vector<std::uint32_t>::iterator best_within(std::uint32_t begin, std::uint32_t end) {
     auto best = left_.end();
@@ -189,11 +191,12 @@ class Skyline {
 
   const std::vector<PackItem>& items_;
   Prefer prefer_;
-  std::vector<std::uint32_t> left_;  // not placed, by first position
+  std::vector<std::uint32_t> left_;  // not placed yet, by first position
   Steps steps_;
 };
 
-// Greedy placing in several orders; then, as long as effort is left, what reaches the top is placed first.
+// Greedy placement in several orders. While effort is left, items that reach the top move to the front and all are
+// placed again.
 Packing search(const std::vector<PackItem>& items, const Conflicts& conflicts, std::int64_t lower_bound,
                std::int64_t effort) {
   Greedy greedy(items, conflicts);
@@ -212,7 +215,7 @@ Packing search(const std::vector<PackItem>& items, const Conflicts& conflicts, s
     effort -= cost;
     Packing now = found;
     keep_better(best, std::move(found));
-    // Four orders share what effort there is.
+    // The four orders share the effort that is left.
     std::int64_t left = effort / 4;
     for (int idle = 0; left > 0 && idle < patience && best.size > lower_bound; left -= cost, effort -= cost) {
       const auto on_top = [&](std::uint32_t i) { return now.offsets[i] + items[i].size == now.size; };
@@ -226,8 +229,8 @@ Packing search(const std::vector<PackItem>& items, const Conflicts& conflicts, s
   return best;
 }
 
-// Starts from a packing, places again from the lowest item up, and moves what reaches the top to a random earlier turn,
-// as long as that does no harm.
+// Starts from a packing and places the items again from the lowest up. Items that reach the top move to a random
+// earlier turn; a move is kept unless the packing grows.
 Packing improve(const std::vector<PackItem>& items, const Conflicts& conflicts, Packing best, std::int64_t lower_bound,
                 std::int64_t effort) {
   Greedy greedy(items, conflicts);
@@ -235,7 +238,7 @@ Packing improve(const std::vector<PackItem>& items, const Conflicts& conflicts, 
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return best.offsets[a] < best.offsets[b]; });
   Packing now             = greedy.place(order);
-  std::uint64_t draw      = 88172645463325252u;  // xorshift: the same draws everywhere
+  std::uint64_t draw      = 88172645463325252u;  // xorshift with a fixed seed: the same numbers on every machine
   const std::int64_t cost = static_cast<std::int64_t>(conflicts.size() + items.size()) + 1;
   for (int idle = 0; effort > 0 && idle < 4 * patience && best.size > lower_bound; effort -= cost, ++idle) {
     trial = order;
@@ -256,7 +259,8 @@ Packing improve(const std::vector<PackItem>& items, const Conflicts& conflicts, 
   return best;
 }
 
-// Along the order, as an allocator would: each item into the smallest hole that fits. Near-linear, for very many items.
+// Walks along the order like an allocator: each item goes into the smallest hole that fits. Near-linear, for very many
+// items.
 class Sweep {
  public:
   explicit Sweep(const std::vector<PackItem>& items) : items_(items) {}
@@ -288,7 +292,7 @@ class Sweep {
       return offset;
     }
     std::int64_t offset = end_;
-    if (!holes_.empty() && holes_.rbegin()->first + holes_.rbegin()->second == end_) {  // grow the hole at the end
+    if (!holes_.empty() && holes_.rbegin()->first + holes_.rbegin()->second == end_) {  // extend the hole at the end
       offset = holes_.rbegin()->first;
       erase(offset, holes_.rbegin()->second);
     }
@@ -336,7 +340,7 @@ std::int64_t most_at_once(const std::vector<PackItem>& items) {
     changes.emplace_back(item.first, true, item.size);
     changes.emplace_back(std::int64_t{item.last} + 1, false, -item.size);
   }
-  std::sort(changes.begin(), changes.end());  // at one position, what ends goes first
+  std::sort(changes.begin(), changes.end());  // at one position, ends sort before begins
   std::int64_t now = 0, most = 0;
   for (const auto& [position, begins, bytes] : changes) most = std::max(most, now += bytes);
   return most;
@@ -346,7 +350,7 @@ Packing pack(const std::vector<PackItem>& items, std::int64_t effort) {
   Packing best                   = Sweep(items).place();
   const std::int64_t lower_bound = most_at_once(items);
   if (best.size <= lower_bound) return best;
-  const bool few = std::ssize(items) * std::ssize(items) / 32 <= effort;  // filling from below looks at many pairs
+  const bool few = std::ssize(items) * std::ssize(items) / 32 <= effort;  // Skyline is quadratic in the number of items
   for (const auto prefer : {Skyline::Prefer::long_lived, Skyline::Prefer::large, Skyline::Prefer::both}) {
     if (few && best.size > lower_bound) keep_better(best, Skyline(items, prefer).place());
   }
@@ -359,7 +363,7 @@ Packing pack(const std::vector<PackItem>& items, std::int64_t effort) {
 
 Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share,
              const std::vector<std::uint32_t>& free_from) {
-  // Whoever keeps its bytes until all that follow may have them is packed like any other.
+  // Extends each item's lifetime until every later item may use its bytes. The items then pack like any others.
   std::vector<PackItem> longer = items;
   std::uint32_t end            = 0;
   for (const PackItem& item : items) end = std::max(end, item.last);

@@ -49,7 +49,7 @@ class ReuseEdges {
  private:
   using Rows = std::vector<std::vector<std::uint32_t>>;
 
-  // The candidates into each node, by node; the latest first, because an earlier one never implies a later one.
+  // The candidate edges into each node, latest source first: an earlier source never implies a later one.
   [[nodiscard]] std::vector<std::vector<Candidate>> candidates(bool loop) const {
     std::vector<std::vector<Candidate>> out(size_);
     for (std::uint32_t i = 0; i < successions_.size(); ++i) {
@@ -91,7 +91,7 @@ class ReuseEdges {
     }
   }
 
-  // The same for a next run, in terms of how far the lanes of this run have come.
+  // The same for the next run, with clocks that count nodes of this run.
   void add_loop(const Rows& preds, Rows& loop_preds) {
     const auto wanted = candidates(true);
     std::vector<LaneClock> seen(clocks_.empty() ? 0 : size_);
@@ -124,8 +124,7 @@ class ReuseEdges {
                       .loop       = loop});
   }
 
-  // Whether a short search finds `before`, which has no lane, on the way back from `node`. A miss costs an edge that
-  // others imply.
+  // Whether a short backward search from `node` finds `before`, which has no lane. A miss only costs a redundant edge.
   bool near(const Rows& preds, std::uint32_t before, std::uint32_t node) {
     constexpr std::size_t most_visited = 64;
     queue_.assign(1, node);
@@ -156,7 +155,7 @@ class ReuseEdges {
   const std::vector<Succession>& successions_;
   std::uint32_t size_;
   std::vector<std::uint32_t> order_;  // nodes by position
-  std::vector<LaneClock> clocks_;     // with the edges added so far; empty when the graph has no lanes
+  std::vector<LaneClock> clocks_;     // include the edges added so far; empty if the graph has no lanes
   std::vector<std::uint32_t> queue_;
   std::vector<ReuseEdge> added_;
 };

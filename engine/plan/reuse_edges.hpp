@@ -7,8 +7,8 @@
 
 namespace stepgraph {
 
-// The graph's edges and those that the successions need: everything that touches the old tenant before everything that
-// touches the new one. What is implied already is left out. `edges` gets all of them; returns those added.
+// Fills `edges` with the graph's edges plus reuse edges: for each succession, every access of the old tenant comes
+// before every access of the new one. Edges that others imply are left out. Returns the edges added.
 std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges);

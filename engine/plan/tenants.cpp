@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-// Those on lanes by lane and position, one per lane; then those without.
+// Keeps one node per lane, the first or the last, and all nodes without a lane. Sorted by node.
 void keep_one_per_lane(const GraphData& data, std::vector<std::uint32_t>& nodes, bool last) {
   std::array<std::uint32_t, num_lane_kinds> chosen;
   chosen.fill(no_node);
@@ -121,7 +121,8 @@ std::vector<std::uint32_t> TenantOrder::gone_from(const std::vector<std::uint32_
   constexpr std::uint32_t never    = std::numeric_limits<std::uint32_t>::max();
   std::vector<std::uint32_t> order = of_arena;
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tenants_[a].first < tenants_[b].first; });
-  // How far every lane has come, at least, for the k-th that moves in and all after it: never less for a later k.
+  // For the k-th tenant to move in and all later ones: a lower bound on the progress of every lane. Never decreases
+  // with k.
   std::vector<LaneClock> seen(order.size());
   for (std::size_t k = order.size(); k-- > 0;) {
     seen[k] = rows_[order[k]].seen;
@@ -157,7 +158,7 @@ std::vector<Succession> find_successions(const std::vector<Tenant>& tenants, con
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](auto a, auto b) { return tenants[of_arena[a]].first < tenants[of_arena[b]].first; });
-  std::map<std::int64_t, Holder> holders;  // by where their bytes begin; the latest tenant of each byte
+  std::map<std::int64_t, Holder> holders;  // by begin: the latest tenant of each byte
   std::vector<Succession> out;
   for (const bool second : {false, true}) {
     for (const std::size_t i : order) {
@@ -172,7 +173,7 @@ std::vector<Succession> find_successions(const std::vector<Tenant>& tenants, con
           ++at;
           continue;
         }
-        // In the second run, what follows inside it is known from the first.
+        // Successions inside the second run were already found in the first.
         const bool told = std::any_of(out.begin() + static_cast<std::ptrdiff_t>(known), out.end(),
                                       [&](const Succession& s) { return s.old_tenant == holder.tenant; });
         if (!holder.second && !told && (!second || holder.tenant != tenant))

@@ -64,7 +64,7 @@ class Builder {
     }
   }
 
-  // Looked up once per lane; the last of a rank is for nodes on no lane.
+  // One entry per lane; the last entry of a rank is for nodes without a lane.
   void find_bindings() {
     for (int rank = 0; rank < graph_.num_ranks(); ++rank) {
       for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {
@@ -75,7 +75,7 @@ class Builder {
     }
   }
 
-  // An activity for each node that is the lowest of those it runs with.
+  // Creates an activity for each node that is the lowest of the nodes it runs with.
   void group_nodes() {
     const auto num_nodes = static_cast<std::uint32_t>(data_.nodes.size());
     std::vector<std::uint32_t> members;
@@ -158,14 +158,14 @@ class Builder {
     return cost;
   }
 
-  // By itself, or beside its traffic; unless it was measured.
+  // The time from the node's rate, excluding its traffic. For ops without a rate table.
   Time time_of(std::uint32_t node) {
     const Rate& rate = rate_of(node);
     const Cost& cost = cost_of(node);
     return {rate.overhead_s, std::max(cost.flops / rate.flops_per_s, cost.bytes_moved / rate.bytes_per_s)};
   }
 
-  // As measured. With the other workers of its pools idle, all of them, it takes as long as alone.
+  // The measured time. If all other workers of its pools are idle, the activity takes the measured time alone.
   Time measured(const RateTable& table, double flops, double bytes_moved, double overhead_s) const {
     const RatePoint point = table.at(flops, bytes_moved);
     int others            = -1;
@@ -222,7 +222,7 @@ class Builder {
     out_.helped.push_back(pooled && copies);
   }
 
-  // In a graph of all ranks everybody who should meet must be there; verify says more.
+  // In a graph of all ranks, every counterpart must be present; verify gives the details.
   void check_complete(std::span<const std::uint32_t> parts) const {
     if (graph_.only_rank()) return;
     const auto& first          = data_.parts[static_cast<std::size_t>(data_.nodes[parts.front()].part)];
@@ -230,7 +230,7 @@ class Builder {
     if (parts.size() == expected) return;
     throw Error(ErrorKind::graph, str("simulate: ", graph_.describe(Node{parts.front()}), " (", to_string(first.op),
                                       " on group '", data_.groups[first.group].name, "') meets ", parts.size() - 1,
-                                      " other parts instead of ", expected - 1, " (verify names who is missing)"));
+                                      " other parts instead of ", expected - 1, " (verify names the missing ranks)"));
   }
 
   void finish_activity() {
@@ -265,8 +265,8 @@ class Builder {
   Matching matching_;
   Activities out_;
   std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [rank * (num_lane_kinds + 1) + kind]
-  std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not asked yet
-  std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not asked yet
+  std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not looked up yet
+  std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not looked up yet
   std::vector<Demand> demands_;                           // of the activity being added
   std::vector<std::int32_t> pools_;
 };

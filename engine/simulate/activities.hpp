@@ -8,35 +8,36 @@
 #include "engine/simulate/machine.hpp"
 #include "engine/simulate/traffic.hpp"
 
-// What a graph asks of a machine: internal to the simulator.
+// The work that a graph puts on a machine. Internal to the simulator.
 namespace stepgraph::simulator {
 
 inline constexpr std::uint32_t none = ~std::uint32_t{0};
 
-// What is simulated: a node, or the parts that meet in one communication. Numbered by their lowest nodes, ascending.
-// Rows are compressed: the nodes of activity i are nodes[node_begin[i] .. node_begin[i + 1]).
+// The units of simulation: an activity is one node, or the matched parts of one communication. Activities are numbered
+// by their lowest node, ascending. Rows are compressed: the nodes of activity i are nodes[node_begin[i] .. node_begin[i
+// + 1]).
 struct Activities {
   std::vector<std::uint32_t> node_begin{0}, nodes;
   std::vector<std::uint32_t> of_node;
-  std::vector<std::uint32_t> num_before;          // edges that lead into it
-  std::vector<std::uint32_t> after_begin, after;  // where edges lead to, ascending
+  std::vector<std::uint32_t> num_before;          // number of edges into it
+  std::vector<std::uint32_t> after_begin, after;  // successors, ascending
 
   struct Time {
-    double fixed_s = 0;  // overhead and latency: nothing shortens or stretches it
-    double own_s   = 0;  // then its own work, by one worker that shares nothing
-    double help    = 1;  // of one idle worker, against that of its own
+    double fixed_s = 0;  // overhead and latency; the same at any speed
+    double own_s   = 0;  // then its own work, on one worker that shares nothing
+    double help    = 1;  // speed that one idle worker adds, relative to its own worker
   };
   std::vector<Time> times;
   std::vector<std::uint32_t> demand_begin{0};
-  std::vector<Demand> demands;  // what its work moves over shared resources
-  std::vector<bool> helped;     // idle workers of its pools join in its work, or just make it faster
+  std::vector<Demand> demands;  // bytes that its work moves over shared resources
+  std::vector<bool> helped;     // idle workers of its pools speed it up, by joining in or by leaving it the memory
 
-  // Pools that it takes a worker of. Most take of one pool or none, so the rest are kept apart.
-  std::vector<std::int32_t> pool;  // -1: none; below: -2 - i for row i of `pools`
+  // The pools from which it takes a worker. Most activities use one pool or none, so longer lists are stored apart.
+  std::vector<std::int32_t> pool;  // -1: none; -2 - i: row i of `pools`
   std::vector<std::uint32_t> pools_begin{0};
   std::vector<std::int32_t> pools;
 
-  std::vector<double> capacities;  // of all resources, per second: buses, then the links of the network
+  std::vector<double> capacities;  // of all resources, per second: the buses, then the network links
 
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(node_begin.size() - 1); }
   [[nodiscard]] std::span<const std::uint32_t> nodes_of(std::uint32_t i) const {
@@ -57,8 +58,8 @@ struct Activities {
   }
 };
 
-// Throws Error(config) when the machine or the edges do not fit the graph, Error(graph) when a part lacks those it
-// should meet or a cost is no number.
+// Throws Error(config) if the machine or the edges do not fit the graph, and Error(graph) if a part has no counterpart
+// or a cost is not a number.
 [[nodiscard]] Activities activities_of(const Graph& graph, const Edges& edges, const Machine& machine);
 
 }  // namespace stepgraph::simulator

@@ -9,7 +9,7 @@
 namespace stepgraph {
 namespace {
 
-// NaN is neither.
+// NaN fails both tests.
 bool positive(double value) { return value > 0; }
 bool duration(double seconds) { return seconds >= 0 && std::isfinite(seconds); }
 
@@ -221,7 +221,7 @@ Machine two_level_machine(const TwoLevelMachine& spec) {
   Machine machine(spec.ranks);
   set_rates(machine, spec.rates);
   machine.message_overhead(spec.message_overhead_s);
-  // All latency is on the way up, so that a route's sum is the number that was given.
+  // All latency is on the uplinks, so that the latency of a route is exactly the given number.
   const Link port{spec.inside.latency_s, spec.inside.bytes_per_s};
   const Link nic{several_nodes ? spec.between.latency_s - spec.inside.latency_s : 0, spec.between.bytes_per_s};
   const SwitchId root = machine.root_switch();

@@ -44,8 +44,8 @@ void Pools::touch(std::int32_t pool) {
   touched_.push_back(pool);
 }
 
-// Taskflow's Executor::_invoke and _update_cache: of the successors that become ready when a task ends, the worker goes
-// on with the last and has pushed those before it on its own queue.
+// Follows Taskflow's Executor::_invoke and _update_cache: when a task ends, its worker continues with the last
+// successor that became ready, and pushes the earlier ones on its own queue.
 void Pools::enqueue(std::uint32_t activity, std::uint32_t after) {
   const std::int32_t id = activities_.pool[activity];
   if (after != none && id >= 0 && pools_[static_cast<std::size_t>(id)].order == PoolOrder::work_stealing) {
@@ -72,7 +72,7 @@ void Pools::release(std::uint32_t activity) {
   }
 }
 
-// What became ready at one time queues by number, whatever order the ends were looked at in.
+// Activities that become ready at the same time queue by number, independent of the order in which ends are processed.
 void Pools::admit() {
   std::sort(arrived_.begin(), arrived_.end());
   for (const std::uint32_t activity : arrived_) {
@@ -127,7 +127,7 @@ void Pools::dispatch_first_ready(Pool& pool) {
   }
 }
 
-// Claims come before all else: a worker goes from task to task of its own and might never look at the shared queue.
+// Claims come first: a worker that always has tasks of its own might never look at the shared queue.
 void Pools::dispatch_work_stealing(Pool& pool) {
   for (const std::int32_t id : pool.freed) {
     Worker& worker = workers_[static_cast<std::size_t>(id)];
@@ -160,8 +160,8 @@ void Pools::dispatch_work_stealing(Pool& pool) {
   }
 }
 
-// The oldest task of whom it stole from last, else of the shared queue (where Taskflow puts the tasks that a run starts
-// with), else of the next worker that has one. Taskflow draws the next victim at random; a simulation must not.
+// Takes the oldest task of the last victim, else of the shared queue (where Taskflow puts the source tasks of a run),
+// else of the next worker that has one. Taskflow picks the next victim at random; a simulation must be deterministic.
 std::uint32_t Pools::steal(Pool& pool, std::int32_t thief) {
   Worker& worker        = workers_[static_cast<std::size_t>(thief)];
   const auto has_queued = [&](std::int32_t id) { return !workers_[static_cast<std::size_t>(id)].queue.empty(); };

@@ -8,35 +8,36 @@
 
 #include "engine/simulate/activities.hpp"
 
-// Who runs on which worker: internal to the simulator.
+// Assigns workers to activities. Internal to the simulator.
 namespace stepgraph::simulator {
 
-// The workers of all pools, numbered through. Nobody is interrupted: a worker is taken when an activity starts and
-// given back when it ends.
+// The workers of all pools, numbered consecutively. There is no preemption: an activity takes its worker when it starts
+// and gives it back when it ends.
 //
-// An activity of several pools waits in each of them and keeps the worker that it gets first until it has all. Such
-// activities stand in the same order in every pool, so the one that came first gets its workers as others end: no
-// circle of waiting, and nobody is passed over for ever.
+// An activity of several pools waits in each of them and keeps the workers it gets until it has all. Such activities
+// queue in the same order in every pool, so the oldest one gets its workers as others end. This avoids deadlock and
+// starvation.
 class Pools {
  public:
   Pools(const Machine& machine, const Activities& activities);
 
-  // A ready activity waits for workers. `after`: whose end made it ready (it still has its workers), or none.
+  // Queues a ready activity. `after` is the activity whose end made it ready (and which still has its workers), or
+  // none.
   void enqueue(std::uint32_t activity, std::uint32_t after);
   void release(std::uint32_t activity);
-  // Gives idle workers what waits; appends activities that now have all their workers, to be started.
+  // Gives waiting activities to idle workers. Appends the activities that now have all their workers and can start.
   void dispatch(std::vector<std::uint32_t>& started);
 
-  // Idle workers join in the work of helped activities, in equal shares, and leave it as soon as they get a node.
+  // Idle workers join the work of helped activities, in equal shares, and leave it when they get a node.
   void begin_helping(std::uint32_t activity);
   void end_helping(std::uint32_t activity);
   struct Speed {
     std::uint32_t activity;
-    double helpers;  // idle workers that it has
+    double helpers;  // idle workers that help it
   };
   void share_helpers(std::vector<Speed>& changed);
 
-  // By pool of the activity, as pools_of() has them; valid once it has started.
+  // One worker per pool, in the order of pools_of(). Valid once the activity has started.
   [[nodiscard]] std::span<const std::int32_t> workers_of(std::uint32_t activity) const;
 
  private:
@@ -46,10 +47,11 @@ class Pools {
     std::uint32_t activity;
     std::uint64_t ticket;
   };
-  // Taskflow's worker: the task it goes on with, its own queue (newest at the back), and whom it stole from last.
+  // Models Taskflow's worker: the task it runs next, its own queue (newest at the back), and its last victim for
+  // stealing.
   struct Worker {
     std::uint32_t next  = none;
-    std::int32_t victim = nobody;  // nobody: the shared queue
+    std::int32_t victim = nobody;  // nobody: steal from the shared queue
     std::deque<std::uint32_t> queue;
   };
   struct Pool {
@@ -57,8 +59,8 @@ class Pools {
     std::int32_t first_worker = 0;
     std::int32_t num_workers  = 0;
     std::priority_queue<std::int32_t, std::vector<std::int32_t>, std::greater<>> idle;
-    std::vector<std::int32_t> freed;  // since the last dispatch, in the order of ends
-    std::deque<Waiting> shared;       // nobody's own: first in, first out
+    std::vector<std::int32_t> freed;  // since the last dispatch, in the order their activities ended
+    std::deque<Waiting> shared;       // not on any worker's queue: first in, first out
     std::deque<Waiting> claims;       // activities of several pools
     std::size_t num_queued = 0;       // on workers' own queues
     std::vector<std::uint32_t> helped;
@@ -82,7 +84,7 @@ class Pools {
   std::vector<std::int32_t> workers_of_;    // parallel to Activities::pools
   std::vector<std::uint32_t> num_granted_;  // by row of Activities::pools_begin
   std::vector<std::uint32_t> arrived_;      // for shared queues and claims, since the last dispatch
-  std::vector<std::int32_t> touched_;       // pools to look at
+  std::vector<std::int32_t> touched_;       // pools to dispatch
   std::vector<std::uint32_t>* started_ = nullptr;
   std::uint64_t next_ticket_           = 0;
 };

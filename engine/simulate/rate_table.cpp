@@ -12,10 +12,10 @@ namespace {
 bool amount(double value) { return value >= 0 && std::isfinite(value); }
 bool time(double seconds) { return seconds > 0 && std::isfinite(seconds); }
 
-// Doublings are what counts, and next to nothing is nothing.
+// Distances are measured in doublings. Values below 1 count as 1.
 double octaves(double value) { return std::log2(std::max(value, 1.0)); }
 
-// How many times the point's work a node is: in flops if both have some, else in bytes.
+// The ratio of a node's work to a point's: in flops if both have some, else in bytes.
 double times_the_work(double flops, double bytes_moved, const RatePoint& point) {
   const bool computes = flops > 0 && point.flops > 0;
   return std::max(computes ? flops : bytes_moved, 1.0) / std::max(computes ? point.flops : point.bytes_moved, 1.0);
@@ -33,8 +33,8 @@ RateTable::RateTable(std::vector<RatePoint> points) : points_(std::move(points))
   }
 }
 
-// Shepard's method on the logarithms of time per work, with weights that fall with the fourth power of the distance: a
-// neighbour at half the size does not blur what was measured here.
+// Shepard's method on the logarithm of time per work. Weights fall with the fourth power of the distance, so that a
+// neighbour of half the size hardly affects a measured size.
 RatePoint RateTable::at(double flops, double bytes_moved) const {
   double weights = 0, busy = 0, alone = 0;
   for (const RatePoint& point : points_) {

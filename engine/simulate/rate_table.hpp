@@ -4,23 +4,24 @@
 
 namespace stepgraph {
 
-// How long a node of some cost took, on one worker of a pool of several.
+// Measured times of a node of a given cost, on one worker of a pool.
 struct RatePoint {
-  double flops                                               = 0;
-  double bytes_moved                                         = 0;
-  double busy_s                                              = 0;  // while every other worker had a node of its own
-  double alone_s                                             = 0;  // while none had: they helped, or left it the memory
+  double flops       = 0;
+  double bytes_moved = 0;
+  double busy_s      = 0;  // while every other worker ran a node of its own
+  double alone_s     = 0;  // while the others were idle: less contention, or help
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 
-// Nodes of one op, measured at several sizes: where no single Rate fits, because small work has other costs than large
-// work, and memory is faster while it fits a cache. Plain data, checked when it is made (Error(config)).
+// Times of one op, measured at several sizes. For ops that no single Rate fits: small sizes have other costs than large
+// ones, and memory is faster while the data fits a cache. Plain data, checked on construction (Error(config)).
 class RateTable {
  public:
   explicit RateTable(std::vector<RatePoint> points);
 
-  // What a node of that cost takes: in proportion to the flops (bytes, where one of them has none) of the points around
-  // it, the nearer in flops and bytes the more. A point's own cost gives the point's own times.
+  // The times of a node of the given cost. Scales the surrounding points in proportion to flops (to bytes if either has
+  // no flops); nearer points, in flops and bytes, weigh more. The exact cost of a point gives exactly that point's
+  // times.
   [[nodiscard]] RatePoint at(double flops, double bytes_moved) const;
 
   [[nodiscard]] std::span<const RatePoint> points() const noexcept { return points_; }

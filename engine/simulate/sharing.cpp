@@ -59,7 +59,7 @@ void Sharing::settle(double now_s, std::vector<Forecast>& changed) {
   }
 }
 
-// Components that share nothing are taken together: none influences the numbers of another.
+// Collects all changed components together: components that share no resource do not affect each other's rates.
 void Sharing::collect_component() {
   ++visit_;
   component_flows_.clear();
@@ -81,7 +81,7 @@ void Sharing::collect_component() {
 
 void Sharing::visit_flow(std::uint32_t slot) {
   Flow& flow = flows_[slot];
-  if (flow.activity == none || flow.visited == visit_) return;  // none: it changed, then ended
+  if (flow.activity == none || flow.visited == visit_) return;  // none: the flow changed, then ended
   flow.visited = visit_;
   component_flows_.push_back(slot);
 }
@@ -96,8 +96,8 @@ bool Sharing::later(const Bound& a, const Bound& b) {
   return std::tuple(a.level, a.resource, a.slot) > std::tuple(b.level, b.resource, b.slot);
 }
 
-// Progressive filling. The level rises; at each bound some flows freeze, which only raises the bounds that are left, so
-// a bound is brought up to date when it comes up.
+// Progressive filling. The level rises, and flows freeze at each bound. That only raises the remaining bounds, so a
+// bound is recomputed when it is reached.
 void Sharing::find_rates() {
   bounds_.clear();
   for (const std::uint32_t slot : component_flows_) {

@@ -4,38 +4,37 @@
 
 #include "engine/simulate/activities.hpp"
 
-// Resources that many use at once: internal to the simulator.
+// Resources that several activities use at once. Internal to the simulator.
 namespace stepgraph::simulator {
 
-// When an activity's work will be done, unless something changes before.
+// When an activity's work will end if nothing changes before.
 struct Forecast {
   std::uint32_t activity;
   double end_s;
 };
 
-// The work under way, as fluid: an activity progresses at one rate, and moves its demands over their resources in
-// proportion. Rates are max-min fair: the bandwidth of every activity on the resource of its largest demand grows
-// equally, until one of its resources is full or the activity is as fast as its own work allows.
+// The work in progress, as a fluid model: an activity progresses at one rate and moves its demands over their resources
+// in proportion. Rates are max-min fair: the bandwidth of every activity, on the resource of its largest demand, grows
+// equally until one of its resources is full or the activity reaches the speed of its own work.
 //
-// A change concerns only those that share a resource with it, directly or through others.
+// A change affects only activities that share a resource with it, directly or through others.
 class Sharing {
  public:
   explicit Sharing(const Activities& activities);
 
-  // Work begins; alone it would take 1 / cap seconds. `cap` may be infinite if there are demands.
+  // Begins an activity's work, which would take 1 / cap seconds alone. `cap` may be infinite if there are demands.
   void begin(std::uint32_t activity, double cap);
   void set_cap(std::uint32_t activity, double cap);
   void end(std::uint32_t activity);
   [[nodiscard]] bool has(std::uint32_t activity) const { return slot_of_[activity] != none; }
 
-  // Brings all rates up to date after changes at one time; appends what is to be expected of activities whose rate
-  // changed.
+  // Updates all rates after the changes of one point in time. Appends forecasts for the activities whose rate changed.
   void settle(double now_s, std::vector<Forecast>& changed);
 
  private:
   struct Flow {
     std::uint32_t activity = none;
-    double left            = 1;  // of its work, at since_s
+    double left            = 1;  // share of its work left at since_s
     double since_s         = 0;
     double rate            = 0;
     double new_rate        = 0;
@@ -50,14 +49,14 @@ class Sharing {
   };
   struct Resource {
     std::vector<User> users;    // in order of arrival
-    double left           = 0;  // while rates are found: capacity that frozen users leave
-    double weight         = 0;  // by how much the others' bandwidth here grows with the level
-    std::size_t num_open  = 0;  // the others
+    double left           = 0;  // while rates are computed: capacity left by frozen flows
+    double weight         = 0;  // growth of the open flows' total bandwidth here per unit of level
+    std::size_t num_open  = 0;  // flows that are not frozen
     std::uint64_t visited = 0;
   };
-  struct Bound {  // at this level a resource is full, or a flow is as fast as it can be
+  struct Bound {  // the level at which a resource is full, or a flow reaches its cap
     double level;
-    std::uint32_t resource;  // none: the flow
+    std::uint32_t resource;  // none: the bound is the flow's
     std::uint32_t slot;
   };
   static bool later(const Bound& a, const Bound& b);

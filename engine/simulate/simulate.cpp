@@ -15,7 +15,7 @@ namespace {
 
 enum class Phase : std::uint8_t { waiting, fixed, work, ended };
 
-// Something is expected to happen to an activity: the end of its phase. Void if its number is no longer the latest.
+// The expected end of an activity's phase. Void if `number` is not the activity's latest.
 struct Event {
   double time_s;
   std::uint32_t activity;
@@ -40,7 +40,7 @@ class Simulation {
     timeline_.nodes.resize(graph.num_nodes());
   }
 
-  // All that happens at one time is looked at before anybody gets a worker or a share because of it.
+  // All events of one time are processed before any activity gets a worker or a share because of them.
   Timeline run() {
     for (std::uint32_t i = 0; i < activities_.size(); ++i) {
       if (waits_for_[i] == 0) make_ready(i, none);
@@ -130,7 +130,7 @@ class Simulation {
     pools_.release(activity);
   }
 
-  // A node's worker is that of the pool it is bound to itself, whatever other pools its communication takes.
+  // A node's worker comes from the pool the node is bound to, even if its communication takes workers of other pools.
   void note_workers(std::uint32_t activity) {
     const auto nodes   = activities_.nodes_of(activity);
     const auto pools   = activities_.pools_of(activity);
@@ -149,7 +149,7 @@ class Simulation {
     }
   }
 
-  // Some edge that an activity waits for, as (waiting node, node that has not ended).
+  // One unfinished edge that an activity waits for, as (waiting node, node that has not ended).
   [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> wait_of(std::uint32_t activity) const {
     for (const std::uint32_t node : activities_.nodes_of(activity)) {
       for (const std::uint32_t before : edges_.before({node})) {
@@ -159,7 +159,8 @@ class Simulation {
     return {none, none};
   }
 
-  // Walks back from an activity that waits until one comes again: nothing else can keep an activity from starting.
+  // Walks back from a waiting activity until it visits one a second time. Only a cycle can keep an activity from
+  // starting.
   [[nodiscard]] std::string describe_cycle() const {
     const auto blocked = std::find(phase_.begin(), phase_.end(), Phase::waiting);
     auto at            = static_cast<std::uint32_t>(blocked - phase_.begin());
@@ -191,7 +192,7 @@ class Simulation {
   Timeline timeline_;
   double now_s_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<std::uint32_t> waits_for_;  // by activity: edges from what has not ended
+  std::vector<std::uint32_t> waits_for_;  // by activity: edges from activities that have not ended
   std::vector<Phase> phase_;
   std::vector<std::uint32_t> latest_;  // by activity: number of its latest event
   std::uint32_t num_ended_ = 0;

@@ -9,7 +9,7 @@
 namespace stepgraph::simulator {
 namespace {
 
-// What the members declare, those elsewhere filled in.
+// The bytes that members declare, with assumptions for members whose parts are not in this graph.
 class Declared {
  public:
   Declared(const Graph& graph, std::span<const std::uint32_t> parts) {
@@ -37,7 +37,7 @@ class Declared {
   }
   [[nodiscard]] std::size_t root() const { return member(first_->root); }
 
-  // The largest of what any part reads or writes: the whole of an operation whose members hold shards of it.
+  // The largest size that any part reads or writes: the whole tensor of an operation whose members hold shards.
   [[nodiscard]] double whole() const {
     double most = 0;
     for (const PartRecord* part : parts_) {
@@ -46,7 +46,7 @@ class Declared {
     }
     return most;
   }
-  // A member's bytes, by what its part says; of members elsewhere, an equal share of what the whole leaves for them.
+  // Each member's bytes as its part declares them. Members without a part get equal shares of the rest of the whole.
   template <class Bytes>
   [[nodiscard]] std::vector<double> shards(const Bytes& bytes) const {
     double known     = 0;
@@ -63,7 +63,7 @@ class Declared {
     return out;
   }
 
-  // Slice by slice; a member elsewhere is taken to give all others equal ones.
+  // One pair per slice. A member without a part is assumed to send equal slices to all others.
   void exchange(const Graph& graph, std::vector<Traffic::Pair>& pairs) const {
     const double even = whole() / static_cast<double>(members.size());
     for (std::size_t from = 0; from < members.size(); ++from) {
@@ -74,7 +74,7 @@ class Declared {
     }
   }
 
-  // Each message once, whichever of its ends is here.
+  // Adds each message once, even if only one of its ends is in this graph.
   void permute(std::vector<Traffic::Pair>& pairs) const {
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (!parts_[i]) continue;
@@ -88,7 +88,7 @@ class Declared {
   std::vector<Rank> members;
 
  private:
-  std::vector<const PartRecord*> parts_;  // by member; null: elsewhere
+  std::vector<const PartRecord*> parts_;  // by member; null: not in this graph
   const PartRecord* first_ = nullptr;
 };
 
@@ -108,7 +108,7 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
   out.rounds   = 1;
   out.messages = n - 1;
   switch (declared.op()) {
-    case PartOp::all_reduce:  // everyone's share of each member to that member, and the sums back
+    case PartOp::all_reduce:  // each member reduces its share of all inputs, then sends the sum back
       out.bytes    = 2 * declared.whole() / n;
       out.rounds   = 2;
       out.messages = 2 * (n - 1);
@@ -184,8 +184,8 @@ void Network::forget() {
   touched_.clear();
 }
 
-// Calls visit(vertex, its Below, whether it is the link up) for each link on the way of a pair: from each of its ends
-// up to where they meet.
+// Calls visit(vertex, its Below, whether it is the uplink) for each link on the route of a pair: from both ends up to
+// the vertex where they meet.
 template <class Visit>
 void Network::walk(const Traffic::Pair& pair, const Traffic& traffic, const Visit& visit) {
   auto from = static_cast<std::size_t>(index(traffic.members[pair.from]));
@@ -205,7 +205,7 @@ double Network::largest_latency(const Traffic& traffic) {
     leaf.latency_up   = traffic.sends[i] > 0 ? 0 : -1;
     leaf.latency_down = traffic.takes[i] > 0 ? 0 : -1;
   }
-  // A route turns at the one vertex where its two ends come up from different sides.
+  // A route turns at the one vertex where its two ends arrive from different sides.
   double largest = 0;
   for (const std::int32_t at : touched_) {
     const Machine::Vertex& vertex = tree_[static_cast<std::size_t>(at)];
@@ -252,7 +252,7 @@ void Network::add_demands(const Traffic& traffic, std::vector<Demand>& out) {
     above.sends += below.sends;
     above.takes += below.takes;
     above.num_members += below.num_members;
-    if (below.num_members == traffic.members.size()) break;  // nothing leaves: the differences below are rounding alone
+    if (below.num_members == traffic.members.size()) break;  // no traffic leaves: differences are only rounding
     const auto add = [&](const Link& link, std::uint32_t offset, double bytes) {
       if (bytes > 0 && std::isfinite(link.bytes_per_s))
         out.push_back({first_resource_ + 2 * static_cast<std::uint32_t>(at) + offset, bytes});

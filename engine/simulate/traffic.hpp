@@ -6,26 +6,26 @@
 #include "engine/graph/graph.hpp"
 #include "engine/simulate/machine.hpp"
 
-// What a communication puts on a network: internal to the simulator.
+// The network traffic of a communication. Internal to the simulator.
 namespace stepgraph::simulator {
 
-// Who sends how much to whom: bytes * sends[i] * takes[j] from member i to each other member j, and the messages of
-// `pairs`. Products keep the work per link constant, whatever the number of members.
+// The bytes between members: bytes * sends[i] * takes[j] from member i to each other member j, plus the messages in
+// `pairs`. Because of the product form, the work per link does not depend on the number of members.
 struct Traffic {
   struct Pair {
     std::size_t from, to;  // members
     double bytes;
   };
   std::vector<Rank> members;
-  std::vector<double> sends, takes;  // by member; 0: it does not
+  std::vector<double> sends, takes;  // by member; 0: it sends or takes nothing
   double bytes = 0;
   std::vector<Pair> pairs;
-  double rounds   = 0;  // of messages that wait for each other
-  double messages = 0;  // that the busiest member handles
+  double rounds   = 0;  // of messages, each waiting for the previous round
+  double messages = 0;  // handled by the busiest member
 };
 
-// The traffic of parts that meet, as the direct algorithm has it. Members whose parts are elsewhere (a graph of one
-// rank) are taken to do what those present declare.
+// The traffic of matched parts under the direct algorithm. In a graph of one rank, members without a part are assumed
+// to do the same as the members present.
 [[nodiscard]] Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts);
 
 // Bytes that an activity moves over a resource.
@@ -34,21 +34,21 @@ struct Demand {
   double amount;
 };
 
-// A machine's tree of switches as resources: link up of vertex v is first_resource + 2 * v, the link down one more.
+// A machine's switch tree as resources: the uplink of vertex v is first_resource + 2 * v, its downlink one more.
 class Network {
  public:
   Network(const Machine& machine, std::uint32_t first_resource);
 
-  // Adds what the traffic demands of each link of finite bandwidth, by resource. O((members + pairs) * depth).
+  // Adds the bytes that the traffic puts on each link of finite bandwidth, by resource. O((members + pairs) * depth).
   void add_demands(const Traffic& traffic, std::vector<Demand>& out);
-  // The largest latency of a route from one that sends to one that takes.
+  // The largest latency of any route from a sending member to a taking member.
   [[nodiscard]] double largest_latency(const Traffic& traffic);
 
  private:
-  struct Below {  // of the members below a vertex
+  struct Below {  // sums over the members below a vertex
     double sends = 0, takes = 0;
-    double paired_up = 0, paired_down = 0;      // bytes of pairs over the vertex's links
-    double latency_up = -1, latency_down = -1;  // the largest from one that sends and to one that takes; -1: none
+    double paired_up = 0, paired_down = 0;      // bytes of pairs on the vertex's links
+    double latency_up = -1, latency_down = -1;  // largest latency from a sender, to a taker; -1: none
     std::size_t num_members = 0;
     bool touched            = false;
   };

@@ -13,14 +13,15 @@ namespace {
 
 constexpr std::uint32_t none = ~std::uint32_t{0};
 
-// Who touches a buffer: on each lane the first and the last node (a lane is a chain), and every node without one.
+// The nodes that access one buffer: the first and the last node on each lane (a lane is a chain), and all nodes without
+// a lane.
 struct Users {
   std::array<std::uint32_t, num_lane_kinds> first, last;
   std::vector<std::uint32_t> laneless;
-  std::uint32_t begins = none;  // the earliest place of any of them
+  std::uint32_t begins = none;  // the earliest place of any of these nodes
 };
 
-// The bytes [begin, end) of one arena: whose they are now.
+// The buffer that holds bytes [begin, end) of an arena now. `begin` is the key in the map of holders.
 struct Holder {
   std::int64_t end;
   std::uint32_t buffer;
@@ -79,8 +80,9 @@ class ArenaChecker {
     return false;
   }
 
-  // Buffers take their bytes in the order in which they are first used; whoever held them before must be gone for good.
-  // It is enough to ask about the last holder: those before it were gone when it came.
+  // Buffers take their bytes in the order of their first use. All accesses of the previous holder must end before the
+  // first access of the new one. Only the last holder of each byte needs a check: earlier holders were checked when it
+  // took the bytes.
   void check_arena(std::vector<std::uint32_t>& buffers) {
     const auto persistent = [&](std::uint32_t id) { return graph_.spec(Buffer{id}).lifetime == Lifetime::persistent; };
     std::stable_sort(buffers.begin(), buffers.end(), [&](auto a, auto b) {
@@ -106,7 +108,7 @@ class ArenaChecker {
     }
   }
 
-  // Removes [begin, end) from what is held, and returns what was held of it.
+  // Removes [begin, end) from the map of holders and returns the removed holders.
   static std::vector<std::pair<std::int64_t, Holder>> take(std::map<std::int64_t, Holder>& holders, std::int64_t begin,
                                                            std::int64_t end) {
     std::vector<std::pair<std::int64_t, Holder>> taken;

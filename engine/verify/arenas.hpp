@@ -4,8 +4,8 @@
 
 namespace stepgraph::verifier {
 
-// Looks for buffers that share bytes of an arena without an order between those who touch the one and those who touch
-// the other, in a run and from one run to the next. Shares no code with the planner.
+// Finds pairs of buffers that share arena bytes while no path orders the accesses of one before the accesses of the
+// other, within a run and between consecutive runs. Shares no code with the planner.
 void check_arenas(const Graph& graph, const MemoryPlan& plan, Order& order, Findings& findings);
 
 }  // namespace stepgraph::verifier

@@ -17,8 +17,8 @@ struct WaitEdge {
   Wait why;
 };
 
-// Who waits for whom, with everything that can only happen at once made one: parts that meet, and parts of a rank that
-// share an issue position.
+// The wait-for graph. Nodes that must run at the same time form one cluster: matched parts, and parts of one rank with
+// the same issue position.
 class WaitGraph {
  public:
   WaitGraph(const Graph& graph, const Edges& edges) : graph_(graph), cluster_(graph.num_nodes()) {
@@ -46,7 +46,7 @@ class WaitGraph {
   }
   void join(std::uint32_t a, std::uint32_t b) { cluster_[find(a)] = find(b); }
 
-  // A rank's parts wait for those before them: on the rank, and on each communicator.
+  // A part waits for the previous part that its rank issues, and for the previous part on the same communicator.
   void order_issues() {
     std::map<int, std::vector<std::uint32_t>> by_rank;
     for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
@@ -74,7 +74,8 @@ class WaitGraph {
     }
   }
 
-  // Clusters that can never run, by taking away those that can until none is left.
+  // Clusters that can never run: what remains after every cluster that can run is removed, repeatedly. Empty if none
+  // remain.
   std::vector<bool> blocked_clusters() const {
     const std::size_t size = cluster_.size();
     std::vector<std::uint32_t> waiting(size, 0), begin(size + 1, 0), targets(waits_.size());
@@ -106,9 +107,9 @@ class WaitGraph {
     return blocked;
   }
 
-  // Walks back from a blocked cluster along waits until a cluster comes again.
+  // Walks back along waits from a blocked cluster until it visits a cluster a second time.
   std::string describe_cycle(const std::vector<bool>& blocked) const {
-    std::vector<std::uint32_t> wait_of(cluster_.size(), none);  // some wait of a cluster for a blocked one
+    std::vector<std::uint32_t> wait_of(cluster_.size(), none);  // one wait between blocked clusters
     for (std::uint32_t i = 0; i < waits_.size(); ++i) {
       if (blocked[cluster_[waits_[i].from]] && blocked[cluster_[waits_[i].to]]) wait_of[cluster_[waits_[i].to]] = i;
     }

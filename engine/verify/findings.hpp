@@ -8,7 +8,7 @@
 
 namespace stepgraph::verifier {
 
-// What was found so far.
+// Collects findings, up to a limit.
 class Findings {
  public:
   explicit Findings(std::size_t limit) : limit_(limit) {}
@@ -23,21 +23,21 @@ class Findings {
   std::vector<Finding> list_;
 };
 
-// Inside each rank: lanes are chains, conflicting accesses are ordered, nothing reads what nobody wrote, in one run of
-// the graph and in a second run that follows it. False: the edges of a rank form a cycle, and nothing else was checked.
-// Given a plan, the same for tenants of its arenas.
+// Checks inside each rank, for one run of the graph and a second run that follows it: lanes are chains, conflicting
+// accesses are ordered, and no node reads bytes that no node wrote. With a plan, also checks buffers that share arena
+// bytes. Returns false if the edges of a rank form a cycle; the other checks are then skipped.
 bool check_ranks(const Graph& graph, const Edges& edges, const MemoryPlan* plan, Findings& findings);
 
-// Across ranks: parts meet and agree. False: some do not.
+// Checks across ranks: every part has its counterparts, and they agree. Returns false if any does not.
 bool check_parts(const Graph& graph, Findings& findings);
 
-// Inside each part: what it reads and what it writes are apart, or the same where its operation can be done in place.
+// Checks inside each part: its input and output do not overlap, or coincide where the operation can run in place.
 void check_overlaps(const Graph& graph, Findings& findings);
 
-// Across ranks: nobody waits in a circle. Needs parts that meet.
+// Checks across ranks: no cycle of waits. Requires that all parts are matched.
 void check_deadlock(const Graph& graph, const Edges& edges, Findings& findings);
 
-// The parts that meet, each list by member; for a message the sender, then the receiver.
+// The matched parts. Each list is ordered by group member; for a message: the sender, then the receiver.
 [[nodiscard]] std::vector<std::vector<std::uint32_t>> meetings(const Graph& graph);
 
 }  // namespace stepgraph::verifier

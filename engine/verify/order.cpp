@@ -22,7 +22,7 @@ Order::Order(const Graph& graph, const Edges& edges, Findings& findings)
   count_lanes_again();
 }
 
-// A topological order of the nodes; false, and a finding, when there is none.
+// Computes a topological order of the nodes. If there is none, adds a finding and returns false.
 bool Order::sort() {
   const std::uint32_t size = graph_.num_nodes();
   bool forward             = true;
@@ -82,7 +82,7 @@ void Order::count_lanes() {
     if (lane_[node] < 0) continue;
     const auto lane = static_cast<std::size_t>(lane_[node]);
     if (clock[lane] != position_[node]) {
-      const std::string after = clock[lane] == 0 ? "no other node of it" : str("number ", clock[lane] - 1);
+      const std::string after = clock[lane] == 0 ? "no other node of the lane" : str("number ", clock[lane] - 1);
       findings_.add(Flaw::broken_lane, str(graph_.describe(Node{node}), " is number ", position_[node],
                                            " on its lane, but its edges put it after ", after));
     }
@@ -90,7 +90,7 @@ void Order::count_lanes() {
   }
 }
 
-// The same for a second run, in terms of the first run's lanes.
+// The clocks of a second run, counted in nodes of the first run's lanes.
 void Order::count_lanes_again() {
   const std::uint32_t size = graph_.num_nodes();
   second_.resize(size);
@@ -138,7 +138,7 @@ bool Order::follows(Instance a) {
   return direct_stamp_[a.node] == question_ || search(a);
 }
 
-// Backwards from the node in question, nearest first. `a` is of the first run.
+// Searches backwards from `asked_`, breadth first. `a` is in the first run.
 bool Order::search(Instance a) {
   if (visited_stamp_.empty()) visited_stamp_.resize(2 * std::size_t{graph_.num_nodes()}, 0);
   ++search_;

@@ -10,7 +10,7 @@
 namespace stepgraph::verifier {
 namespace {
 
-// One access of a side, and where its bytes lie when the side's accesses are laid end to end.
+// One access of a side. `position` is the offset of its bytes when all accesses of the side are concatenated.
 struct Laid {
   Buffer buffer;
   Region region;
@@ -31,7 +31,8 @@ std::vector<Laid> lay(const Graph& graph, Node node, Side side) {
   return laid;
 }
 
-// What a part writes, by buffer and beginning: those that may overlap an access are found without looking at the rest.
+// The accesses that a part writes, sorted by buffer and start, so that those near an access are found without a full
+// scan.
 class Outputs {
  public:
   explicit Outputs(std::vector<Laid> list) : list_(std::move(list)) {
@@ -55,7 +56,8 @@ class Outputs {
   std::int64_t longest_ = 0;
 };
 
-// Bytes [begin, end) of `in` are bytes [begin + shift, end + shift) of `out` when the part is in place.
+// For an in-place operation, bytes [begin, end) of the input are the same memory as bytes [begin + shift, end + shift)
+// of the output.
 struct Place {
   std::int64_t begin, end, shift;
 };
@@ -86,7 +88,7 @@ std::vector<Place> places(const Graph& graph, Node node, const Graph::PartView& 
     case PartOp::all_to_all: {
       const auto to = shard_sizes(graph, node, Side::in), from = shard_sizes(graph, node, Side::out);
       if (*to == *from) return {{0, all, 0}};
-      std::vector<Place> same;  // slices that are at the same place on both sides
+      std::vector<Place> same;  // slices with the same offset and size on both sides
       std::int64_t sent = 0, received = 0;
       for (std::size_t k = 0; k < to->size(); ++k) {
         if (sent == received && (*to)[k] == (*from)[k]) same.push_back({sent, sent + (*to)[k], 0});
@@ -104,18 +106,18 @@ std::vector<Place> places(const Graph& graph, Node node, const Graph::PartView& 
   return {};
 }
 
-// The first bytes that two accesses share elsewhere than in a place; none where they are apart or in place.
+// The first bytes that the two accesses share outside the allowed places. None if they are disjoint or in place.
 std::optional<Range> misplaced(const Laid& in, const Laid& out, const std::vector<Place>& allowed) {
   if (!overlap(in.region, out.region)) return std::nullopt;
   const auto covered = [&](std::int64_t begin, std::int64_t end, std::int64_t shift) {
-    // Places are few and in order; a run of bytes may go on from one into the next.
+    // There are few places, sorted by offset. A range may continue from one place into the next.
     for (const Place& place : allowed) {
       if (place.shift == shift && place.begin <= begin && begin < place.end) begin = std::min(end, place.end);
     }
     return begin == end;
   };
   if (in.region == out.region && covered(in.position, in.end(), out.position - in.position)) return std::nullopt;
-  // Row by row: each row of one meets a few rows of the other.
+  // Each row of one region meets only a few rows of the other.
   const auto row_step = [](const Region& region) { return std::max<std::int64_t>(region.stride, 1); };
   for (std::int64_t row = 0; row < in.region.count; ++row) {
     const std::int64_t begin = in.region.offset + row * in.region.stride, end = begin + in.region.length;
@@ -149,14 +151,14 @@ void check_part(const Graph& graph, Node node, Findings& findings) {
     });
     if (twice) return say(one, *twice, "writes twice");
   }
-  std::optional<std::vector<Place>> allowed;  // seldom needed
+  std::optional<std::vector<Place>> allowed;  // computed on first use; most parts do not need it
   for (const Laid& sent : lay(graph, node, Side::in)) {
     std::optional<Range> bytes;
     out.for_near(sent, [&](const Laid& received) {
       if (!allowed) allowed = places(graph, node, part);
       if (!bytes) bytes = misplaced(sent, received, *allowed);
     });
-    if (bytes) return say(sent, *bytes, "reads and writes, elsewhere than it can be done in place,");
+    if (bytes) return say(sent, *bytes, "reads and writes, not as an in-place operation may,");
   }
 }
 

@@ -9,7 +9,8 @@
 namespace stepgraph::verifier {
 namespace {
 
-// The queues that pair with each other: collectives of a group (from = to = -1), or messages from one rank to another.
+// Key of the queues whose entries pair with each other: collectives of a group (from = to = -1), or messages between
+// two ranks.
 using Queue = std::tuple<std::uint32_t, int, int>;  // group, from, to
 
 struct Member {
@@ -50,7 +51,7 @@ Queues collect(const Graph& graph) {
 
 bool is_here(const Graph& graph, int rank) { return !graph.only_rank() || *graph.only_rank() == Rank{rank}; }
 
-// "all_reduce 'grads' of 4096 bytes f32": what a part says it is.
+// Describes a part, e.g. "all_reduce 'grads' of 4096 bytes f32".
 std::string say(const Graph& graph, std::uint32_t node) {
   const Graph::PartView part = graph.part({node});
   std::string text = str(graph.describe(Node{node}), " (", to_string(part.op), " '", part.message, "', ", part.type);
@@ -60,7 +61,7 @@ std::string say(const Graph& graph, std::uint32_t node) {
   return text + str(", sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes)");
 }
 
-// What keeps two parts that meet from being one operation; empty when nothing does.
+// The first property in which two matched parts differ; empty if they agree.
 std::string difference(const Graph::PartView& a, const Graph::PartView& b) {
   if (a.op != b.op && !(a.op == PartOp::send && b.op == PartOp::recv)) return "op";
   if (a.type != b.type) return "type";
@@ -113,13 +114,14 @@ bool check_parts(const Graph& graph, Findings& findings) {
           missing += str(missing.empty() ? "rank " : ", ", member.rank);
       }
       if (!missing.empty()) {
-        findings.add(Flaw::unmatched_part, str(where, ": ", say(graph, nodes.front()), " is not met by ", missing));
+        findings.add(Flaw::unmatched_part,
+                     str(where, ": ", say(graph, nodes.front()), " has no matching part on ", missing));
         sound = false;
-        break;  // later turns would pair what was never meant to meet
+        break;  // later turns would pair parts that do not belong together
       }
       if (complete) {
         sound &= check_meeting(graph, where, nodes, findings);
-      } else {  // a graph of one rank: the others' parts are elsewhere
+      } else {  // a graph of one rank: the other ranks' parts are not in this graph
         const std::string why = misfit(graph, Node{nodes.front()});
         if (!why.empty()) findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), ": ", why));
         sound &= why.empty();

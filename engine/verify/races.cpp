@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t none = ~std::uint32_t{0};
 
-// Who touched a buffer whose accesses all have one region: the last writer and the readers since then.
+// The accesses to a buffer whose accesses all have the same region: the last writer, and the readers since that write.
 struct Simple {
   std::uint32_t writer  = none;
   std::uint32_t readers = none;  // head of a list in RaceChecker::readers_
@@ -27,21 +27,21 @@ struct Reader {
   bool second;
 };
 
-// An access that no later write has covered.
+// An access that later writes have not completely overwritten.
 struct Entry {
   Region region;
   Instance instance;
 };
 
-// Entries by where they begin, apart by the size of the span they lie in: those that may overlap a region are found
-// without looking at the rest.
+// Entries sorted by start, in classes by the size of their span, so that entries near a region are found without a full
+// scan.
 class EntrySet {
  public:
   using Map = std::multimap<std::int64_t, Entry>;
 
   void insert(const Entry& entry) { class_of(entry.region).emplace(entry.region.begin(), entry); }
 
-  // The entry added last among those that begin where `region` does and span about as much.
+  // The most recently added entry that begins where `region` does and is in the same size class.
   [[nodiscard]] Entry* latest_at(const Region& region) {
     Map& map  = class_of(region);
     auto next = map.upper_bound(region.begin());
@@ -69,7 +69,7 @@ class EntrySet {
   std::map<int, Map> classes_;  // by bits of the span
 };
 
-// Who touched a buffer with several regions.
+// The accesses to a buffer with more than one region.
 struct Mixed {
   EntrySet writes, reads;
   WrittenBytes written;
@@ -107,7 +107,7 @@ class RaceChecker {
     }
   }
 
-  // Reads first: a node may read what it then writes.
+  // Reads are checked first: a node may read bytes that it then writes.
   void check(Instance node) {
     order_.ask_about(node);
     const std::size_t count = graph_.num_accesses({node.node});
@@ -128,7 +128,7 @@ class RaceChecker {
     }
   }
 
-  // Pairs inside one run are looked at in the first; in the second only pairs across the two.
+  // Pairs within one run are checked in the first run. In the second run, only pairs across the two runs are checked.
   void require(Instance a, Instance b, const Graph::AccessView& access, Range bytes, bool a_writes) {
     if (a.second || (a.node == b.node && a.second == b.second)) return;
     if (order_.follows(a)) return;
@@ -178,7 +178,7 @@ class RaceChecker {
 
   void write(Instance node, const Graph::AccessView& access, Simple& buffer) {
     const Range bytes{access.region.begin(), access.region.begin() + access.region.length};
-    bool read_by_others = false;  // then the writer comes before them, and they before this one
+    bool read_by_others = false;  // then the last write is ordered before those reads, and they before this write
     for (std::uint32_t i = buffer.readers; i != none; i = readers_[i].next) {
       const Reader& reader = readers_[i];
       read_by_others |= reader.node != node.node || reader.second != node.second;
@@ -204,7 +204,7 @@ class RaceChecker {
 
   void write(Instance node, const Graph::AccessView& access, Mixed& buffer) {
     for (EntrySet* set : {&buffer.reads, &buffer.writes}) {
-      std::vector<Entry> left;  // what a write leaves of an entry that it covers in part
+      std::vector<Entry> left;  // the rest of entries that this write covers partly
       set->for_overlapping(access.region, [&](const Entry& entry, Range bytes) {
         require(entry.instance, node, access, bytes, set == &buffer.writes);
         if (covers(access.region, entry.region)) return true;
@@ -226,7 +226,7 @@ class RaceChecker {
   Order& order_;
   Findings& findings_;
   std::vector<Simple> simple_;
-  std::vector<std::unique_ptr<Mixed>> mixed_;  // null: simple
+  std::vector<std::unique_ptr<Mixed>> mixed_;  // null: the buffer is in simple_
   std::vector<Reader> readers_;
 };
 

@@ -5,7 +5,7 @@
 namespace stepgraph::verifier {
 namespace {
 
-// The first range of `b` that meets bytes [begin, end), cut to what they share.
+// The first range that `b` shares with bytes [begin, end).
 std::optional<Range> overlap(std::int64_t begin, std::int64_t end, const Region& b) {
   if (b.contiguous()) {
     if (begin >= b.end() || b.begin() >= end) return std::nullopt;
@@ -27,14 +27,14 @@ std::optional<Range> overlap(const Region& a, const Region& b) {
   if (a.contiguous()) return overlap(a.begin(), a.end(), b);
   if (b.contiguous()) return overlap(b.begin(), b.end(), a);
   if (a.stride == b.stride) {
-    // Rows repeat with the same period: only the distance of the columns and the rows both have matter.
+    // Rows repeat with the same period, so only the column distance and the common rows matter.
     const Region &low = a.offset <= b.offset ? a : b, &high = a.offset <= b.offset ? b : a;
     const std::int64_t distance = high.offset - low.offset;
     const std::int64_t rows = distance / low.stride, columns = distance % low.stride;
     if (columns < low.length && rows < low.count) {
       return Range{high.offset, high.offset + std::min(high.length, low.length - columns)};
     }
-    // A row of `high` may reach into the next row of `low`.
+    // A row of `high` may extend into the next row of `low`.
     if (columns + high.length > low.stride && rows + 1 < low.count) {
       const std::int64_t begin = low.offset + (rows + 1) * low.stride;
       return Range{begin, std::min(begin + low.length, high.offset + high.length)};

@@ -6,32 +6,32 @@
 
 #include "engine/graph/access.hpp"
 
-// Sets of bytes, as the verifier compares them. Regions are in normal form and not empty.
+// Sets of bytes for the verifier. Regions are in normal form and not empty.
 namespace stepgraph::verifier {
 
 struct Range {
   std::int64_t begin, end;
 };
 
-// The first bytes that both have.
+// The first range of bytes that both regions contain.
 [[nodiscard]] std::optional<Range> overlap(const Region& a, const Region& b);
 
-// Whether all of `inner` is in `outer`. May say no for strided regions of different strides.
+// Whether `outer` contains all of `inner`. May return false wrongly for strided regions of different strides.
 [[nodiscard]] bool covers(const Region& outer, const Region& inner);
 
-// The bytes of one buffer that were written so far.
+// The bytes of one buffer written so far.
 class WrittenBytes {
  public:
   void add(const Region& region);
-  [[nodiscard]] std::optional<Range> first_missing(const Region& region);  // of the bytes asked for
+  [[nodiscard]] std::optional<Range> first_missing(const Region& region);  // the first unwritten bytes
 
  private:
   void insert(std::int64_t begin, std::int64_t end);
   [[nodiscard]] std::optional<Range> missing(std::int64_t begin, std::int64_t end) const;
 
-  std::map<std::int64_t, std::int64_t> ranges_;  // begin -> end, apart from each other
-  std::vector<Region> strided_;                  // written, but not yet cut into ranges
-  std::vector<Region> known_;                    // strided regions found to be there
+  std::map<std::int64_t, std::int64_t> ranges_;  // begin -> end; ranges are disjoint
+  std::vector<Region> strided_;                  // written, not yet split into ranges
+  std::vector<Region> known_;                    // strided regions known to be written completely
 };
 
 }  // namespace stepgraph::verifier

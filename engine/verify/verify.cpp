@@ -21,7 +21,7 @@ void check_edges_fit(const Graph& graph, const Edges& edges) {
       }
     }
     if (!fits)
-      throw Error(ErrorKind::config, "verify: these edges are not of this graph (rows, nodes or ranks do not fit)");
+      throw Error(ErrorKind::config, "verify: the edges do not belong to this graph (rows, nodes or ranks do not fit)");
   };
   check(edges.pred_begin, edges.preds);
   check(edges.loop_begin, edges.loop_preds);
@@ -41,7 +41,7 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
   }
   if (num_waiting <= options.waiting_lanes) return;
   findings.add(Flaw::too_few_workers, str(num_waiting, " lanes wait (", names, num_waiting > 8 ? ", ..." : "",
-                                          "), but only ", options.waiting_lanes, " workers are there to wait on them"));
+                                          "), but only ", options.waiting_lanes, " workers can wait"));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "ops/cpu/elementary.hpp"
 #include "ops/tape/number.hpp"
 
-// Each function and its derivative, for one element.
+// Each activation function and its derivative, for one element.
 namespace stepgraph::cpu {
 
 template <class T>
@@ -15,8 +15,8 @@ struct ValueSlope {
   T value, slope;
 };
 
-// x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u): no cancellation where tanh
-// is near -1.
+// x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). This equals x * sigmoid(2 u), which has no
+// cancellation where tanh is near -1.
 struct GeluTanh {
   template <class T>
   static T twice_u(T x) {
@@ -39,10 +39,11 @@ struct GeluTanh {
   }
 };
 
-// x * Phi(x), the normal distribution's.
+// x * Phi(x), where Phi is the cumulative normal distribution.
 struct GeluExact {
   static double phi(double x) { return 0.5 * std::erfc(x * (-1 / std::numbers::sqrt2)); }
-  // erfc(z) = t exp(-z^2 + P(t)) with t = 1 / (1 + z / 2) for z >= 0: Numerical Recipes' erfcc, within 1.2e-7 of it.
+  // erfc(z) = t exp(-z^2 + P(t)) with t = 1 / (1 + z / 2) for z >= 0: erfcc of Numerical Recipes, relative error below
+  // 1.2e-7.
   static float phi(float x) {
     const float z = std::abs(x) * static_cast<float>(1 / std::numbers::sqrt2), t = 1.0f / (1.0f + 0.5f * z);
     float p                  = 0.17087277f;
@@ -58,7 +59,8 @@ struct GeluExact {
     const float half_of_tail = 0.5f * t * cpu::exp(p - z * z);
     return x < 0 ? half_of_tail : 1.0f - half_of_tail;
   }
-  // share + a b. In double the share is a product too, and either could be the one that is not rounded: said which.
+  // share + a b. In double, `share` is a product too, and a compiler could contract either one into the fma. This says
+  // which.
   static double plus(double share, double a, double b) { return std::fma(a, b, share); }
   static float plus(float share, float a, float b) { return share + a * b; }
   template <class T>
@@ -93,8 +95,8 @@ struct Silu {
   }
 };
 
-// Blocks of elements: loops that do nothing else, so that they are vectors whatever surrounds them, and several
-// vectors at a time, because an exponential is a long chain of operations that wait for one another.
+// Loops over blocks of elements do nothing else, so that compilers vectorise them in any context. They process several
+// vectors at a time, because an exponential is a long dependency chain.
 inline constexpr std::int64_t activation_block = 256;
 template <class T, class Function>
 [[gnu::always_inline]] inline void transform(const T* __restrict x, std::int64_t count, Wide<T>* __restrict out,
@@ -115,7 +117,7 @@ template <class Function, class T>
   transform(x, count, out, [](Wide<T> each) { return Function::slope(each); });
 }
 
-// to = value(x), and in place of x its slope.
+// to = value(x); x is replaced by the slope.
 template <class Function, class T>
 [[gnu::noinline]] void values_and_slopes(T* __restrict x, std::int64_t count, T* __restrict to) {
   constexpr std::int64_t unrolled = 16;
@@ -131,7 +133,8 @@ template <class Function, class T>
   for (; i < count; ++i) one(i);
 }
 
-// finish(at, count, results) for blocks of [begin, end), with compute(x + at, count, results) done.
+// For each block of [begin, end): computes results with compute(x + at, count, results), then calls finish(at, count,
+// results).
 template <class T, class Compute, class Finish>
 void for_blocks(const T* x, std::int64_t begin, std::int64_t end, const Compute& compute, const Finish& finish) {
   Wide<T> results[activation_block];

@@ -3,35 +3,35 @@
 
 #include <cstdint>
 
-// AdamW for 64-bit Arm: the operations of the portable loop, each rounded as there, in an order that keeps the divider
-// busy. The square root and the division of a vector take 6.5 cycles of it on Neoverse V1, more than all else together;
-// in a loop that does one vector after another it stands still for another 1.8, waiting for operands.
+// AdamW for 64-bit Arm: the operations of the portable loop with the same rounding, in an order that keeps the divider
+// busy. On Neoverse V1, the square root and the division of one vector occupy the divider for 6.5 cycles, more than
+// everything else together. A loop over single vectors leaves it idle for another 1.8 cycles, waiting for operands.
 namespace stepgraph::cpu {
 
-// What is the same for all elements.
+// Scalars that are the same for all elements.
 struct NeonAdamW {
   float factor, keep, new1, beta2, new2, unroot2, eps, size;
 };
 
-// A vector read here and now. fmla overwrites what it adds to, so it needs a copy: a compiler would copy a register,
-// which takes a slot in the divider's pipes, and this takes one where loads are.
+// Loads a vector at this point of the program. fmla overwrites its addend, so it needs a copy. A compiler would copy a
+// register, which takes a slot in the divider's pipes; this load takes a slot in the load pipes.
 [[gnu::always_inline]] inline float32x4_t read_now(const float (&from)[4]) {
   float32x4_t read;
   asm volatile("ldr %q0, %1" : "=w"(read) : "Q"(from));
   return read;
 }
 
-// Updates the first elements, as many as are whole turns of 32, and returns how many.
+// Updates the first elements, in whole turns of 32, and returns their number.
 //
-// Vectors go in pairs through three stages, and a step does one stage each of three pairs: weights of the oldest,
-// quotients of one that is two steps younger, roots of the youngest. So what a step needs is there when it begins.
-// Pairs take four places one after another; four steps are a turn.
+// This is a software pipeline over pairs of vectors with three stages. Each step runs one stage of three different
+// pairs: the weights of the oldest pair, the quotients of a pair two steps younger, and the roots of the youngest. The
+// operands of a step are therefore ready when it begins. Pairs use four register sets in turn; four steps are one turn.
 [[gnu::noinline]] inline std::int64_t adamw_turns(const NeonAdamW& of, float* __restrict weight,
                                                   float* __restrict first, float* __restrict second,
                                                   const float* __restrict gradient, std::int64_t count) {
   constexpr int vectors = 2, places = 4;
   constexpr std::int64_t per_step = 4 * vectors, per_turn = places * per_step;
-  constexpr std::int64_t ahead = 128;  // elements; two cores at once take lines faster than they come unasked
+  constexpr std::int64_t ahead = 128;  // prefetch distance in elements; hardware prefetching is too slow for two cores
   if (count < per_turn) return 0;
   const float32x4_t factor = vdupq_n_f32(of.factor), keep = vdupq_n_f32(of.keep), new1 = vdupq_n_f32(of.new1),
                     beta2 = vdupq_n_f32(of.beta2), new2 = vdupq_n_f32(of.new2), unroot2 = vdupq_n_f32(of.unroot2),
@@ -64,11 +64,11 @@ struct NeonAdamW {
       vst1q_f32(weight + at, vfmaq_f32(vmulq_f32(vld1q_f32(weight + at), keep), minus_size, quotient[place][k]));
     }
   };
-  // The first turn has no older pairs; the last is beyond the end and has no younger ones.
+  // The first turn has no older pairs. The last turn lies past the end and has no younger pairs.
   const auto turn = [&](std::int64_t at, bool is_first, bool is_last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int step = 0; step < places; ++step, at += per_step) {
-      if (step % 2 == 0) {  // a line of each
+      if (step % 2 == 0) {  // once per cache line
         __builtin_prefetch(gradient + at + ahead);
         __builtin_prefetch(first + at + ahead, 1);
         __builtin_prefetch(second + at + ahead, 1);
@@ -77,7 +77,7 @@ struct NeonAdamW {
       if (!is_first) weights(at - per_turn, step);
       if (is_last ? step < 2 : !is_first || step >= 2) quotients((step + 2) % places);
       if (!is_last) roots(at, step);
-      asm volatile("");  // a compiler's own order would mix the steps
+      asm volatile("");  // keeps the compiler from mixing the steps
     }
   };
   turn(0, true, false);

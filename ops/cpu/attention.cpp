@@ -10,21 +10,21 @@
 namespace stepgraph::cpu {
 namespace {
 
-// Each tile of keys is made ready once for every tile of queries: these are larger.
+// Every tile of keys is prepared once per tile of queries, so tiles of queries are larger.
 constexpr std::int64_t query_tile = 128, key_tile = 64;
 
-// So many queries are done together, a lane each, from their scores to their output: what exists of both beside the
-// keys and values stays in a first-level cache.
+// Number of queries processed together, one per lane, from scores to output. Beside the keys and values, the data of a
+// strip stays in the first-level cache.
 template <class W>
 constexpr std::int64_t strip = std::max(block_rows, block_cols<W>);
 
 // Parts of the workspace.
 template <class W>
 struct Rooms {
-  W *queries, *out;             // of a tile of queries; queries are strips, each transposed
-  W *keys, *values;             // of a tile of keys; keys transposed
-  W* scores;                    // of a tile of keys and a strip of queries, a key in a row
-  W *largest, *sums, *shrinks;  // of each query
+  W *queries, *out;             // for a tile of queries; queries in strips, each transposed
+  W *keys, *values;             // for a tile of keys; keys transposed
+  W* scores;                    // for a tile of keys and a strip of queries, one key per row
+  W *largest, *sums, *shrinks;  // per query
 
   Rooms(const AttentionShape& shape, W* workspace) {
     const std::int64_t padded = padded_head<W>(shape);
@@ -39,13 +39,13 @@ struct Rooms {
   }
 };
 
-// A strip of queries of a tile, from `query` on, and the keys of a tile that it sees.
+// A strip of queries of a tile, from `query` on, and the keys of a tile that it attends to.
 template <class W>
 struct Strip {
   const Rooms<W>& rooms;
   std::int64_t padded;  // columns of a head
   std::int64_t query;
-  std::int64_t first_seen;  // keys that the first of the queries sees: those of its position and before
+  std::int64_t first_seen;  // keys that the first query attends to: its own position and earlier
   bool first_tile;          // of keys
   [[nodiscard]] std::int64_t seen() const { return std::min(key_tile, first_seen - 1 + strip<W>); }
 
@@ -69,12 +69,12 @@ void Strip<W>::score() const {
   }
 }
 
-// Scores become powers of two, up to a common factor of each query; largest, sums and shrinks follow.
+// Turns scores into powers of two, up to a common factor per query, and updates largest, sums and shrinks.
 template <class W>
 void Strip<W>::exponentiate() const {
   constexpr int lanes = lanes_of<W>, vectors = strip<W> / lanes;
   constexpr W nothing = -std::numeric_limits<W>::infinity();
-  // Copies: what is stored might be a member, for all the compiler knows.
+  // Copies, because the compiler cannot exclude that stores modify the members.
   W* const scores        = rooms.scores;
   const std::int64_t end = seen();
   for (std::int64_t key = first_seen; key < end; ++key) {
@@ -91,7 +91,7 @@ void Strip<W>::exponentiate() const {
     of_odd[v] = before[v];
     sum[v]    = Vector<W>{};
   }
-  for (std::int64_t key = 0; key < end; key += 2) {  // two at a time, because each comparison waits for another
+  for (std::int64_t key = 0; key < end; key += 2) {  // two at a time, because comparisons form a dependency chain
     const W* at = scores + key * strip<W>;
     for (int v = 0; v < vectors; ++v) {
       most[v]   = larger(load_vector(at + v * lanes), most[v]);

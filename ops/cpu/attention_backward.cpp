@@ -7,8 +7,9 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 
-// With P the probabilities and Z what dropout makes of them: dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P (dP - rowsum(dO
-// O)); dQ = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). Tiles of keys outside, of queries inside.
+// With P the probabilities and Z the dropout factors: dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P (dP - rowsum(dO O)); dQ
+// = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). The outer loop is over tiles of keys, the inner
+// one over tiles of queries.
 namespace stepgraph::cpu {
 namespace {
 
@@ -17,11 +18,11 @@ constexpr std::int64_t query_tile = 64, key_tile = 64;
 // Parts of the workspace.
 template <class W>
 struct Rooms {
-  W *keys, *keys_across, *values_across, *d_keys, *d_values;  // of a tile of keys; `across`: transposed
-  W *queries, *d_out;                                         // of a tile of queries
-  W *scores, *d_scores;                                       // of both: a query in a row
-  W* block;                                                   // of one of these, for a block of queries, transposed
-  W* d_queries;                                               // a panel of the whole sequence, where there is one
+  W *keys, *keys_across, *values_across, *d_keys, *d_values;  // for a tile of keys; `across`: transposed
+  W *queries, *d_out;                                         // for a tile of queries
+  W *scores, *d_scores;                                       // for both: one query per row
+  W* block;                                                   // a block of queries of one of these, transposed
+  W* d_queries;                                               // a panel of the whole sequence, if needed
 
   Rooms(const AttentionShape& shape, W* workspace) {
     const std::int64_t padded = padded_head<W>(shape), size = key_tile * padded;
@@ -39,7 +40,7 @@ struct Rooms {
   }
 };
 
-// Whether gradients of queries are summed where they belong: blocks of them must be whole.
+// Whether gradients of queries are summed in place. Their blocks must be whole.
 template <class T>
 bool sums_in_place(const AttentionShape& shape) {
   return std::is_same_v<T, Wide<T>> && shape.head_size == padded_head<Wide<T>>(shape) && shape.seq % block_rows == 0;
@@ -54,7 +55,7 @@ struct Head {
   std::int64_t sequence, head;
   HeadRows<W> d_queries;
 
-  // What one tile of queries and one of keys give to each other.
+  // Adds the contributions of one tile of queries and one tile of keys to each other's gradients.
   void add(std::int64_t first, std::int64_t first_key) const;
 
  private:
@@ -87,7 +88,7 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   copy_tile(d_out, shape, first, query_tile, W(1), rooms.d_out);
   if (first_key == 0) set_products(first, count);
   for (std::int64_t query = 0; query < end; query += block_rows) {
-    const std::int64_t last = first + query + block_rows - first_key;  // keys that the last of the block sees
+    const std::int64_t last = first + query + block_rows - first_key;  // keys that the block's last query attends to
     const std::int64_t seen = std::min(key_tile, rounded_up(last, block_cols<W>));
     const auto across       = [&](const W* rows, W* rows_across, const W* columns, W* scores) {
       transpose<W>({rows + query * padded, padded}, block_rows, padded, W(1), rows_across, block_rows);
@@ -113,10 +114,10 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
                        .c_row = d_queries.stride},
                       padded, add_to<W>);
   }
-  // One after the other: what both need at once is more than a first-level cache has.
+  // One after the other: both together need more than a first-level cache.
   const auto add_down = [&](const W* scores, const W* rows, W* sums) {
     for (std::int64_t key = 0; key < std::min(key_tile, first + end - first_key); key += block_rows) {
-      const std::int64_t from = std::max<std::int64_t>(0, first_key + key - first);  // queries before see none of these
+      const std::int64_t from = std::max<std::int64_t>(0, first_key + key - first);  // earlier ones see none
       multiply_block<W>({.depth = end - from,
                          .a     = scores + from * key_tile + key,
                          .a_row = key_tile,
@@ -143,9 +144,9 @@ void Head<T>::set_products(std::int64_t first, std::int64_t count) const {
   }
 }
 
-// For a block of queries from `query` of the tile on, scores become probabilities, as dropout leaves them, and d_scores
-// the gradients of scores. Queries beyond the sequence see no key: they have no log_sum, and a probability made up for
-// them need not be finite.
+// For the block of queries from `query` of the tile on: turns scores into probabilities after dropout, and d_scores
+// into the gradients of the scores. Queries beyond the end of the sequence are masked: they have no log_sum, and their
+// probabilities might not be finite.
 template <class T>
 void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int64_t query, std::int64_t seen) const {
   constexpr int lanes         = lanes_of<W>;
@@ -177,7 +178,7 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
         store_vector(d_scores + key, share * (load_vector(d_scores + key) - product));
       }
     };
-    // Whole vectors of keys that it sees, and those around the last of them.
+    // First the whole vectors of keys that the query attends to, then those around its last key.
     const std::int64_t own = first + query + r - first_key, whole = std::min(seen, (own + 1) / lanes * lanes);
     for (std::int64_t key = 0; key < whole; key += lanes) step(key, [](Vector<W> share) { return share; });
     for (std::int64_t key = whole; key < seen; key += lanes) {
@@ -223,7 +224,7 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
       put(d_qkv, begin + (first + r) * stride + head * size, size, [=](std::int64_t i) { return row[i] * factor; });
     }
   };
-  if (in_place) {  // sums begin with what is there
+  if (in_place) {  // sums start with the previous values
     for (std::int64_t r = 0; d_qkv.base != d_qkv.out && r < shape.seq; ++r) {
       const std::int64_t at = begin + r * stride + first_head * size, count = group * size;
       if (d_qkv.base == nullptr) {
@@ -245,7 +246,7 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
               key_tile);
     copy_tile(keys, shape, first_key, key_tile, static_cast<W>(shape.scale), rooms.keys);
     for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + key_tile, key_tile);
-    std::fill_n(rooms.d_keys, 2 * key_tile * padded, W(0));  // and of values
+    std::fill_n(rooms.d_keys, 2 * key_tile * padded, W(0));  // d_keys and d_values
     for (std::int64_t i = 0; i < group; ++i) {
       const Head<T> head{attention, rooms, sequence, first_head + i, d_queries(i)};
       for (std::int64_t first = first_key; first < shape.seq; first += query_tile) head.add(first, first_key);

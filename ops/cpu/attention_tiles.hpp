@@ -7,8 +7,8 @@
 #include "ops/cpu/attention.hpp"
 #include "ops/cpu/small_product.hpp"
 
-// What forward and backward attention have in common: internal to them. A tile has whole blocks in both directions:
-// what is beyond the sequence or the head is zero, so no loop has a tail.
+// Shared by forward and backward attention; internal to them. Tiles consist of whole blocks in both directions:
+// elements beyond the sequence or the head are zero, so loops have no tail.
 namespace stepgraph::cpu {
 
 [[nodiscard]] constexpr std::int64_t rounded_up(std::int64_t size, std::int64_t to) {
@@ -21,7 +21,7 @@ template <class W>
   return rounded_up(shape.head_size, block_cols<W>);
 }
 
-// Where one head's rows are among those of a sequence.
+// The rows of one head within a sequence.
 template <class T>
 struct HeadRows {
   T* data;
@@ -32,7 +32,8 @@ template <class T>
   return {rows + head * head_size, stride};
 }
 
-// Asks for the rows of a tile that is needed soon: rows of a head are far apart, so no hardware foresees them.
+// Prefetches the rows of a tile that is needed soon. The rows of a head are far apart, so hardware prefetchers miss
+// them.
 template <class T>
 void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows) {
   constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -41,7 +42,7 @@ void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::in
   }
 }
 
-// `rows` rows of a head from `first` on, as a tile: wide, times a factor, filled up with zeros.
+// Copies `rows` rows of a head, from `first` on, into a tile: widened, multiplied by a factor, padded with zeros.
 template <class T>
 void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows,
                Wide<T> factor, Wide<T>* to) {
@@ -56,7 +57,7 @@ void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::
   std::fill(to + count * padded, to + rows * padded, Wide<T>(0));
 }
 
-// The rows themselves where they are a tile already, else a copy in `room`.
+// Returns the rows themselves if they already form a tile, else a copy in `room`.
 template <class T>
 HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first,
                                   std::int64_t rows, Wide<T>* room) {
@@ -70,7 +71,7 @@ HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const Attention
   return {room, padded};
 }
 
-// to[i][r] = from[r][i] * factor, rows of `to` so many elements apart. Rows and columns are multiples of 4.
+// to[i][r] = from[r][i] * factor. Rows of `to` are `to_row` elements apart. Rows and columns are multiples of 4.
 template <class W>
 void transpose(const HeadRows<const W>& from, std::int64_t rows, std::int64_t cols, W factor, W* to,
                std::int64_t to_row) {
@@ -98,19 +99,19 @@ void transpose(const HeadRows<const W>& from, std::int64_t rows, std::int64_t co
   }
 }
 
-// What scores are multiplied with, so that probabilities are powers of two.
+// The factor of the scores for which probabilities are powers of two.
 template <class W>
 [[nodiscard]] W binary_scale(const AttentionShape& shape) {
   return static_cast<W>(shape.scale * std::numbers::log2e);
 }
 
-// What dropout multiplies the probabilities of a tile with.
+// The factors by which dropout multiplies the probabilities of a tile.
 struct TileMask {
   DropoutMask mask;
-  std::int64_t first;  // number of the probability of the tile's first query and first key
+  std::int64_t first;  // index of the probability of the tile's first query and first key
 
-  // with_factor(row, col, factor) for rows x cols of the tile. A step along a column is `row_step` numbers, one along a
-  // row `col_step`: for queries that is the length of the sequence, for keys 1.
+  // Calls with_factor(row, col, factor) for the rows x cols of the tile. Indices grow by `row_step` from row to row and
+  // by `col_step` from column to column: for queries that is the length of the sequence, for keys 1.
   template <class W, class WithFactor>
   void apply(std::int64_t rows, std::int64_t row_step, std::int64_t cols, std::int64_t col_step,
              const WithFactor& with_factor) const {
@@ -134,7 +135,7 @@ struct TileMask {
   }
 };
 
-// That of queries from first_query and keys from first_key on.
+// The mask of the tile that starts at first_query and first_key.
 [[nodiscard]] inline TileMask tile_mask(const AttentionDropout& dropout, const AttentionShape& shape,
                                         std::int64_t sequence, std::int64_t head, std::int64_t first_query,
                                         std::int64_t first_key) {

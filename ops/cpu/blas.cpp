@@ -1,6 +1,6 @@
 #include "ops/cpu/blas.hpp"
 
-#ifdef STEPGRAPH_CBLAS  // its name, where there is one
+#ifdef STEPGRAPH_CBLAS  // the name of the CBLAS, if there is one
 #include <cblas.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace stepgraph::cpu {
 
 namespace {
 
-// An operand as CBLAS has it: stored by rows, or by rows transposed.
+// An operand in CBLAS terms: row-major, or transposed row-major.
 struct Stored {
   CBLAS_TRANSPOSE transpose;
   int stride;

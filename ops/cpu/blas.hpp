@@ -4,10 +4,10 @@
 
 #include "ops/cpu/gemm.hpp"
 
-// The CBLAS that was found at configure time (STEPGRAPH_BLAS), a serial one: threads are the executor's business.
+// The CBLAS found at configure time (STEPGRAPH_BLAS). It must be serial: the executor owns the threads.
 namespace stepgraph::cpu {
 
-// c = a b, or c += a b. Neither m, n nor k is 0.
+// c = a b, or c += a b. m, n and k are not 0.
 template <class T>
 struct BlasProduct {
   std::int64_t m = 0, n = 0, k = 0;
@@ -18,10 +18,10 @@ struct BlasProduct {
   bool adds             = false;
 };
 
-[[nodiscard]] std::string_view blas_library();  // "blis", "openblas"; empty: there is none
+[[nodiscard]] std::string_view blas_library();  // "blis", "openblas"; empty: no CBLAS
 
-// False, with nothing done, where there is none or its interface cannot say this: an operand with no stride of 1, or a
-// size beyond its integers.
+// Returns false and does nothing if there is no CBLAS or its interface cannot express the product: an operand without a
+// unit stride, or a size beyond its integer type.
 [[nodiscard]] bool blas_multiply(const BlasProduct<float>& product);
 [[nodiscard]] bool blas_multiply(const BlasProduct<double>& product);
 

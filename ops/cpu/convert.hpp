@@ -6,7 +6,7 @@
 
 namespace stepgraph::cpu {
 
-// Elements [begin, end) of rows laid end to end: to = from in another type.
+// Elements [begin, end) of concatenated rows: to = from in another type.
 template <class To, class From>
 void convert_elements(const Rows<To>& to, const Rows<const From>& from, std::int64_t begin, std::int64_t end) {
   for (std::int64_t at = begin; at < end;) {

@@ -6,16 +6,16 @@
 
 #include "ops/cpu/vector.hpp"
 
-// Functions of one number that loops can be vectorised over: plain arithmetic without a branch or a call, so that the
-// last elements of a loop get the same bits as those of its vectors.
+// Elementary functions for vectorised loops: plain arithmetic without branches or calls, so that the tail of a loop
+// gets the same bits as its vectors.
 namespace stepgraph::cpu {
 
-// e^x. In float: within 2 units in the last place from -87 to 88.3; below that 0, above it infinity (a little earlier
-// than the type would ask for); NaN stays NaN.
+// e^x. In float: within 2 units in the last place from -87 to 88.3; below that 0, above it infinity (slightly before
+// the type overflows); NaN stays NaN.
 inline double exp(double x) { return std::exp(x); }
 inline float exp(float x) {
-  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves n in the lowest bits of the sum. ln 2 in two pieces,
-  // of which the first has few enough bits that n times it is exact; e^r by the polynomial of Cephes' expf.
+  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves n in the lowest bits of the sum. ln 2 is split into
+  // two parts; the first has few enough bits that n times it is exact. e^r is the polynomial of Cephes' expf.
   constexpr float to_integer = 12582912.0f, lowest = -87.0f, highest = 88.3f;
   const float shifted = x * 1.44269504088896341f + to_integer;
   const float n       = shifted - to_integer;
@@ -33,17 +33,17 @@ inline float exp(float x) {
   return x > highest ? std::numeric_limits<float>::infinity() : floored;
 }
 
-// 2^x of each element. In float: within 3 units in the last place from -126.5 to 127, below that 0; NaN stays NaN.
-// Not for what is above: it is meant for numbers from which their largest has been taken.
+// 2^x of each element. In float: within 3 units in the last place from -126.5 to 127, below that 0; NaN stays NaN. Not
+// defined above 127: arguments are meant to have their maximum subtracted.
 inline Vector<double> exp2(Vector<double> x) {
   for (int lane = 0; lane < lanes_of<double>; ++lane) x[lane] = std::exp2(x[lane]);
   return x;
 }
 [[gnu::always_inline]] inline Vector<float> exp2(Vector<float> x) {
-  // x = n + r with |r| <= 1/2; adding 1.5 * 2^23 + 127 leaves n + 127 in the lowest bits: 2^n is those, moved. 2^r by
-  // the polynomial of degree 5 whose relative error is least (Remez), its first coefficient made 1; in pairs, for a
-  // short chain. Below, whatever comes of it gives way to 0: by its bits, because a selection that lets NaN through
-  // costs a compiler more comparisons.
+  // x = n + r with |r| <= 1/2. Adding 1.5 * 2^23 + 127 leaves n + 127 in the lowest bits; shifted, they are 2^n. 2^r is
+  // the degree-5 polynomial of least relative error (Remez) with its constant set to 1, evaluated in pairs for a short
+  // dependency chain. Below the range, the result is masked to 0 on its bits: a selection that passes NaN through would
+  // cost more comparisons.
   constexpr float to_integer = 12583039.0f, lowest = -126.5f;
   using Bits                  = Vector<std::uint32_t>;
   const Vector<float> shifted = x + to_integer, r = x - (shifted - to_integer), square = r * r;

@@ -13,29 +13,29 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// How a number is written: mantissa times 2^(exponent - 1) times the smallest number there is.
+// Floating-point format: a number is mantissa * 2^(exponent - 1) times the smallest positive number.
 template <class T>
 struct Format {
   using Bits                        = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
   static constexpr int fraction     = std::numeric_limits<T>::digits - 1;
-  static constexpr int max_exponent = 2 * std::numeric_limits<T>::max_exponent - 1;  // infinities and NaNs have it
-  static constexpr int smallest     = std::numeric_limits<T>::min_exponent - 1 - fraction;  // it is 2 to this power
+  static constexpr int max_exponent = 2 * std::numeric_limits<T>::max_exponent - 1;  // exponent of infinities and NaNs
+  static constexpr int smallest     = std::numeric_limits<T>::min_exponent - 1 - fraction;  // log2 of the smallest
 };
 
 constexpr int limb_bits              = 32;
 constexpr std::uint64_t limb_mask    = (std::uint64_t{1} << limb_bits) - 1;
-constexpr std::int64_t at_a_time     = 32768;  // elements: their squares of 48 bits do not fill 64
-constexpr std::size_t num_histograms = 4;      // so that neighbours, alike in size, do not wait for each other
+constexpr std::int64_t at_a_time     = 32768;  // elements: sums of their 48-bit squares fit into 64 bits
+constexpr std::size_t num_histograms = 4;      // so that neighbours of equal exponent do not form a dependency chain
 
 template <class T>
 using Limbs = std::array<std::int64_t, static_cast<std::size_t>(exact_size<T>)>;
 
-// value * 2^position.
+// Adds value * 2^position.
 template <class T>
 void add(Limbs<T>& limbs, Wide value, int position) {
   auto limb       = static_cast<std::size_t>(position / limb_bits);
   const int shift = position % limb_bits;
-  // What the shift would push out at the top comes afterwards.
+  // The bits that the shift pushes out at the top are added below.
   const Wide low = value << shift;
   Wide left      = low >> limb_bits;
   if (shift > 0) left |= (value >> (128 - shift)) << (128 - limb_bits);
@@ -50,7 +50,7 @@ void count_special(Limbs<T>& limbs, typename Format<T>::Bits fraction) {
   ++limbs[static_cast<std::size_t>(exact_limbs<T> + (fraction != 0))];
 }
 
-// Squares of equal exponent are added as integers. For float, and for what is one once it is widened.
+// Adds squares of equal exponent as integers. For float, and for types that widen to float.
 template <class T>
 void add_stretch(Limbs<float>& limbs, const T* values, std::int64_t count) {
   using F = Format<float>;
@@ -97,7 +97,7 @@ void add_stretch(Limbs<double>& limbs, const double* values, std::int64_t count)
   }
 }
 
-// Limbs below 2^32, but for the highest.
+// Carries until all limbs but the highest are below 2^32.
 void carry(std::span<std::int64_t> limbs) {
   for (std::size_t i = 0; i + 1 < limbs.size(); ++i) {
     limbs[i + 1] += limbs[i] >> limb_bits;
@@ -133,7 +133,8 @@ double rounded(std::span<const std::int64_t> sum) {
   int top = exact_limbs<T> - 1;
   while (top >= 0 && limbs[static_cast<std::size_t>(top)] == 0) --top;
   if (top < 0) return 0;
-  // The highest limbs, of which the first may be larger than the others; of those below, whether they are nothing.
+  // Takes the highest limbs, of which the first may exceed 32 bits. Of the lower limbs, only whether any is nonzero
+  // matters.
   const int lowest = std::max(top - 2, 0);
   Wide head        = 0;
   for (int i = top; i >= lowest; --i) {

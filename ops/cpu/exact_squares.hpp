@@ -5,12 +5,12 @@
 #include "engine/run/context.hpp"
 #include "ops/tape/number.hpp"
 
-// Sums of squares without rounding: elements are added as integers, so that the sum has the same bits in whatever order
-// and on however many ranks it is made.
+// Sums of squares without rounding. Elements are added as integers, so the bits of the sum do not depend on the order
+// or on the number of ranks.
 namespace stepgraph::cpu {
 
-// A sum is limbs, each worth 2^32 times the one before it, and a count of infinities and one of NaNs. Limbs may be
-// larger than 2^32: two sums are added limb by limb.
+// A sum consists of limbs, each worth 2^32 times the one before, plus a count of infinities and a count of NaNs. Limbs
+// may exceed 2^32: two sums are added limb by limb.
 template <class T>
 inline constexpr std::int64_t exact_limbs = 0;
 template <>
@@ -20,12 +20,12 @@ inline constexpr std::int64_t exact_limbs<double> = 132;
 template <class T>
 inline constexpr std::int64_t exact_size = exact_limbs<T> + 2;
 
-// Adds the squares of elements [begin, end) of rows laid end to end, to a sum of their wide type. Several threads may
-// add to one sum.
+// Adds the squares of elements [begin, end) of concatenated rows to a sum of their wide type. Several threads may add
+// to the same sum.
 template <class T>
 void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum);
 
-// The sum, rounded once: infinity and NaN where one was added.
+// The sum, rounded once. Infinity or NaN if any element was.
 template <class T>
 [[nodiscard]] double rounded(std::span<const std::int64_t> sum);
 

@@ -16,10 +16,10 @@ namespace {
 
 std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-// How c is cut. A product packs its operands anew for each tile, so tiles are large, and rather wide than high, which
-// packs less; but there are two for two threads, and more where that costs next to nothing.
+// How c is cut into tiles. Operands are packed again for each tile, so tiles are large, and wide rather than tall,
+// which packs less. There are at least two tiles for two threads, and more where that costs almost nothing.
 struct Cut {
-  std::int64_t rows, cols;  // of a tile; the last ones may have less
+  std::int64_t rows, cols;  // of a tile; the last ones may be smaller
 };
 Cut cut(std::int64_t m, std::int64_t n) {
   constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024;
@@ -32,18 +32,18 @@ Cut cut(std::int64_t m, std::int64_t n) {
   while (too_large()) {
     const bool high = tile.rows > 512 ? 4 * tile.rows > tile.cols : tile.rows > tile.cols;
     (high ? down : across) *= 2;
-    // Multiples of 8, as kernels have them in registers.
+    // Multiples of 8, the register block of the kernels.
     tile = {pieces(pieces(m, down), 8) * 8, pieces(pieces(n, across), 8) * 8};
   }
   return tile;
 }
 
-// One tile, or a block of it: where it begins, and its size.
+// A tile or a block of it: its start and its size.
 struct Range {
   std::int64_t row, col, rows, cols;
 };
 
-// What comes after `count` neighbours in a row of c are stored, from element `at` on.
+// The epilogue after `count` consecutive elements in a row of c are stored, from element `at` on.
 template <class T, class Out>
 void follow(const Gemm<T, Out>& problem, std::int64_t at, std::int64_t count) {
   Out* const c = problem.c.out + at;
@@ -54,7 +54,7 @@ void follow(const Gemm<T, Out>& problem, std::int64_t at, std::int64_t count) {
   if (problem.activate != nullptr) problem.activate(c, problem.y + at, count);
 }
 
-// What comes after the product, row by row: `sum(i, j)` is that of row i and column j, counted from the range's first.
+// Stores the product and runs the epilogue, row by row. sum(i, j) is the sum at row i and column j of the range.
 template <class T, class Out, class Value>
 void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
   for (std::int64_t i = 0; i < at.rows; ++i) {
@@ -69,7 +69,7 @@ void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
   }
 }
 
-// A thread's own room for what a tile packs: made once, since it is large for a stack.
+// A thread's scratch for packed operands. Allocated once, since it is too large for a stack.
 template <class Room>
 Room& room() {
   static thread_local const std::unique_ptr<Room> made(new Room);
@@ -95,14 +95,14 @@ constexpr bool has_neon = true;
 #else
 constexpr bool has_neon    = false;
 #endif
-// Whether products of f32 go through a CBLAS that was asked for by its name.
+// Whether products of f32 use a CBLAS that was requested by name.
 #ifdef STEPGRAPH_CBLAS_FIRST
 constexpr bool cblas_first = true;
 #else
 constexpr bool cblas_first = false;
 #endif
 
-// Into c itself, or a buffer of sums where c, or its bias, is no f32. False where there is no such kernel.
+// Writes into c itself, or into a buffer of sums if c or its bias is not f32. Returns false if there is no such kernel.
 template <class T, class Out>
 [[gnu::noinline]] bool neon_tile([[maybe_unused]] const Gemm<T, Out>& problem, [[maybe_unused]] const Range& tile) {
 #ifdef __aarch64__
@@ -162,7 +162,7 @@ template <class T, class Out>
   return false;
 }
 
-// Into c itself: onto what is there or was copied there. False where the BLAS cannot.
+// Adds to c itself, after copying the base there if needed. Returns false if the BLAS cannot compute it.
 template <class T>
 bool blas_tile(const Gemm<T>& problem, const Range& tile) {
   if (problem.k == 0) return false;
@@ -218,7 +218,7 @@ void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel
 
 }  // namespace
 
-// An element's bits are the same in a larger tile: a BLAS does not say so.
+// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that.
 template <class T>
 bool gemm_joins(GemmKernel kernel) {
   const bool neon_first = has_neon && !cblas_first && std::same_as<Wide<T>, float>;
@@ -233,7 +233,7 @@ void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t en
     std::int64_t down = 1;
     next              = tile + 1;
     if (gemm_joins<T>(kernel)) {
-      // Whole rows of tiles, or what there is of one.
+      // Whole rows of tiles, or the rest of one row.
       down = tile % across == 0 ? std::max<std::int64_t>((end - tile) / across, 1) : 1;
       next = down > 1 ? tile + down * across : std::min(end, (tile / across + 1) * across);
     }

@@ -6,34 +6,34 @@
 #include "ops/cpu/gemm.hpp"
 #include "ops/cpu/vector.hpp"
 
-// Our own product: blocks whose operands are packed, and widened, into caches, and whose sums stay in registers.
+// The portable product: blocks whose operands are packed and widened into caches, and whose sums stay in registers.
 namespace stepgraph::cpu {
 
-// What is packed at a time, and its sums. T is a wide type.
+// One packed block of each operand, and its sums. T is a wide type.
 template <class T>
 struct GemmBlock {
   typedef T Vector __attribute__((vector_size(vector_bytes), may_alias));
-  // The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere, the rest for operands.
-  // Neither this nor the width of a vector changes an element's bits: it is one sum over k, in its order.
+  // The sums of a register block stay in vector registers: 18 of 32 there, 12 of 16 elsewhere; the rest hold operands.
+  // Neither this nor the vector width affects an element's bits: each element is one sum over k, in order.
 #if defined(__aarch64__) || defined(__AVX512F__)
   static constexpr std::int64_t block_rows = 6, block_vectors = 3;
 #else
   static constexpr std::int64_t block_rows = 6, block_vectors = 2;
 #endif
-  static constexpr std::int64_t max_rows = 96, max_cols = 96;  // multiples of the register block's, for either type
+  static constexpr std::int64_t max_rows = 96, max_cols = 96;  // multiples of the register block, for both types
   static constexpr std::int64_t lanes      = lanes_of<T>;
   static constexpr std::int64_t block_cols = block_vectors * lanes;
-  static constexpr std::int64_t depth = 1024 / sizeof(T);  // of a block of k; part of what the sums' bits depend on
+  static constexpr std::int64_t depth      = 1024 / sizeof(T);  // of a block of k; affects the bits of the sums
   static_assert(max_rows % block_rows == 0 && max_cols % block_cols == 0);
 
-  // Both packed so that the innermost loop reads straight on: for each block of rows (columns), k by k.
+  // Packed so that the innermost loop reads contiguously: for each block of rows (columns), k by k.
   alignas(64) T a[max_rows * depth];
   alignas(64) T b[max_cols * depth];
   alignas(64) T sum[max_rows * max_cols];
 };
 
-// Lanes [0, used) of `width` from `from`, for each of `depth` steps along its other dim; lanes beyond are zero, and
-// go through the same arithmetic. `across` and `along` are strides.
+// Packs lanes [0, used) of `width` for each of `depth` steps along the other dim. The remaining lanes are zero and go
+// through the same arithmetic. `across` and `along` are strides.
 template <std::int64_t width, class T>
 void pack_block(const T* from, std::int64_t across, std::int64_t along, std::int64_t used, std::int64_t depth,
                 Wide<T>* to) {
@@ -83,7 +83,7 @@ void multiply_block(const T* a, const T* b, std::int64_t depth, bool first, T* s
   }
 }
 
-// t.sum = a b, for up to max_rows by max_cols of it.
+// t.sum = a b, of at most max_rows by max_cols.
 template <class T>
 void multiply_packed(GemmBlock<Wide<T>>& t, const Matrix<T>& a, const Matrix<T>& b, std::int64_t rows,
                      std::int64_t cols, std::int64_t k) {

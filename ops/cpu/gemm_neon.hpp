@@ -6,8 +6,8 @@
 
 #include "ops/cpu/gemm_neon_pack.hpp"
 
-// The product of ours for 64-bit Arm: left operands are packed by blocks that stay in the second-level cache, right
-// ones by a few panels of which one at a time stays in the first, and sums of 8 rows by 12 (or 8) columns in registers.
+// Our product for 64-bit Arm. The left operand is packed in blocks that stay in the second-level cache, the right one
+// in a few panels, one of which stays in the first-level cache. Sums of 8 rows by 12 (or 8) columns stay in registers.
 namespace stepgraph::cpu {
 
 inline constexpr std::int64_t neon_rows = 8, neon_cols = 12;
@@ -19,13 +19,13 @@ struct NeonProduct {
   Matrix<T> a           = {};  // [m, k]
   Matrix<T> b           = {};  // [k, n]
   float* c              = nullptr;
-  const float* base     = nullptr;  // lies as c does, and may be c
+  const float* base     = nullptr;  // same layout as c; may be c
   std::int64_t c_stride = 0;
   const float* bias     = nullptr;
-  const float* times    = nullptr;  // lies as c does
+  const float* times    = nullptr;  // same layout as c
 };
 
-// Where a register block goes to: out = ((base +) sums (+ bias)) (times).
+// The output of a register block: out = ((base +) sums (+ bias)) (times).
 struct NeonOut {
   float* out;
   const float* base;
@@ -34,18 +34,18 @@ struct NeonOut {
   const float* times;
 };
 
-// sum = a b over one block of k, a multiple of 4 and not 0. Compilers run out of registers over this, all 32 of which
-// are in use: it is written by hand. Vectors 0 and 1 are 8 lanes of the left panel, 2 to 4 and 5 to 7, by turns, those
-// of the right one. Loads stand one by one between multiplications, every fifth instruction or so, of what comes next:
-// in pairs, or all at the beginning of a step, multiplications wait for them. Up to 48 bytes are read beyond the end of
-// a panel.
+// sum = a b over one block of k, a positive multiple of 4. Written by hand: all 32 vector registers are in use, and
+// compilers would spill. Vectors 0 and 1 are 8 lanes of the left panel; vectors 2 to 4 and 5 to 7, in turn, hold the
+// right panel. Loads for the next step stand singly between multiplications, about every fifth instruction: in pairs,
+// or all at the beginning of a step, they would stall the multiplications. Reads up to 48 bytes beyond the end of a
+// panel.
 // clang-format off
 #define STEPGRAPH_LOAD(to, from, at) "ldr q" #to ", [%[" #from "], #" #at "]\n"
 #define STEPGRAPH_AHEAD(at) "prfm pldl1keep, [%[a], #" #at "]\n"
 #define STEPGRAPH_ADD(row, col, left, right) "fmla %[s" #row #col "].4s, v" #right ".4s, v" left "\n"
 #define STEPGRAPH_ROW_2(row, left, r0, r1) STEPGRAPH_ADD(row, 0, left, r0) STEPGRAPH_ADD(row, 1, left, r1)
-// One step of k: multiplies with r*, loads n* from n*_at and the left lanes from a*_at. Blocks of 8 columns take lines of
-// the left panel faster than they come, unless they are asked for.
+// One step of k: multiplies by r*, loads n* from n*_at and the left lanes from a*_at. Blocks of 8 columns consume lines
+// of the left panel faster than the hardware prefetches them, so they are prefetched here.
 #define STEPGRAPH_STEP_2(r0, r1, n0, n1, a1_at, a0_at, n0_at, n1_at, ahead)                      \
   STEPGRAPH_ROW_2(0, "0.s[0]", r0, r1) STEPGRAPH_LOAD(1, a, a1_at)                               \
   STEPGRAPH_ROW_2(1, "0.s[1]", r0, r1)                                                           \
@@ -115,10 +115,10 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
 #undef STEPGRAPH_SUMS
 // clang-format on
 
-// One register block over one block of k, a multiple of 4 and not 0.
+// One register block over one block of k, a positive multiple of 4.
 template <int vectors>
 [[gnu::noinline]] void multiply_panels(const float* a, const float* b, std::int64_t depth, const NeonOut& to) {
-  // Copies: what is stored could lie in `to` for all that a compiler knows.
+  // Copies, because the compiler cannot exclude that stores modify `to`.
   const auto [out, base, stride, bias, times] = to;
   float32x4_t sum[neon_rows][vectors];
   for (std::int64_t i = 0; i < neon_rows; ++i) {
@@ -161,7 +161,7 @@ template <int vectors>
   }
 }
 
-// Likewise where only some rows and columns of the block are there: the same operations on each.
+// The same if only some rows and columns of the block exist. Each element gets the same operations.
 template <int vectors>
 [[gnu::noinline]] void multiply_some(const float* a, const float* b, std::int64_t depth, const NeonOut& to,
                                      std::int64_t rows, std::int64_t cols) {
@@ -178,7 +178,7 @@ template <int vectors>
   }
 }
 
-// How columns are cut into panels: of 12, and one or two of 8 where that leaves less over.
+// How columns are cut into panels: of 12, and one or two of 8 where that leaves fewer unused lanes.
 struct NeonPanels {
   std::int64_t twelves, all;
   explicit NeonPanels(std::int64_t cols) : twelves(cols / 12), all(twelves) {
@@ -194,19 +194,19 @@ struct NeonPanels {
   [[nodiscard]] std::int64_t col(std::int64_t panel) const { return 8 * panel + 4 * std::min(panel, twelves); }
 };
 
-// What is packed at a time: up to max_rows of the left operand, and max_panels of the right one.
+// The packed operands: up to max_rows of the left one and max_panels of the right one.
 struct NeonBlocks {
   static constexpr std::int64_t max_rows = 512, max_depth = 512, max_panels = 8;
-  alignas(64) float a[max_rows * max_depth + neon_cols];  // with what is read beyond the end
+  alignas(64) float a[max_rows * max_depth + neon_cols];  // includes the bytes read beyond the end
   alignas(64) float b[max_panels * neon_cols * max_depth + neon_cols];
 };
 
-// A block of rows and of k; `depth` of it, and that filled up to panels'.
+// A block of rows and of k. `padded` is `depth` rounded up to a whole panel.
 struct NeonStep {
   std::int64_t row, rows, first, depth, padded;
 };
 
-// Panels [begin, end) of the right operand, each into as much as one of 12 takes.
+// Packs panels [begin, end) of the right operand. Each one takes the space of a panel of 12.
 template <class T>
 void pack_right(NeonBlocks& packed, const NeonProduct<T>& product, const NeonPanels& panels, const NeonStep& step,
                 std::int64_t begin, std::int64_t end) {
@@ -221,7 +221,7 @@ void pack_right(NeonBlocks& packed, const NeonProduct<T>& product, const NeonPan
   pack.template operator()<8>(split, end);
 }
 
-// All packed rows times one panel, `width` wide, of the columns from `col` on.
+// All packed rows times one panel of `width` columns, which starts at column `col`.
 template <std::int64_t width, class T>
 void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, const NeonStep& step, std::int64_t col,
                      const float* right) {
@@ -245,9 +245,9 @@ void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, co
   }
 }
 
-// Calls done(row, rows, col, cols) for parts of c that are finished, while they are near. k is not 0.
-// An element's bits depend on its row, its column, base, bias and k alone: sums over blocks of k, of a length that
-// follows from k, are added to base one after the other.
+// Calls done(row, rows, col, cols) for finished parts of c while they are in cache. k is not 0. The bits of an element
+// depend only on its row, its column, base, bias and k: sums over blocks of k, whose length follows from k, are added
+// to the base one after the other.
 template <class T, class Done>
 void multiply_neon(NeonBlocks& packed, const NeonProduct<T>& product, const Done& done) {
   const std::int64_t blocks = (product.k + NeonBlocks::max_depth - 1) / NeonBlocks::max_depth;

@@ -5,29 +5,28 @@
 
 #include "ops/cpu/gemm.hpp"
 
-// Packs operands of the NEON product: into panels `width` wide, k by k, widened, so that its kernels read straight on.
-// A depth that is no multiple of 4 is filled up with zeros, and so are the lanes that a last panel has too many.
+// Packs operands of the NEON product into panels of `width` lanes, k by k, widened, so that its kernels read
+// contiguously. The depth is padded with zeros to a multiple of 4, and so are the unused lanes of the last panel.
 namespace stepgraph::cpu {
 
 [[nodiscard]] inline std::int64_t padded_depth(std::int64_t depth) { return (depth + 3) / 4 * 4; }
 
 [[nodiscard]] inline float32x4_t load_four(const float* from) { return vld1q_f32(from); }
-[[nodiscard]] inline float32x4_t load_four(const bf16* from) {  // the upper half of a float
+[[nodiscard]] inline float32x4_t load_four(const bf16* from) {  // bf16 is the upper half of a float
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from)), 16));
 }
 [[nodiscard]] inline float32x4_t load_four(const f16* from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from))));
 }
 
-// Asks for what lies so many elements from here, as far as a cache: beyond the end of an array there is no such
-// pointer.
+// Prefetches the address `elements` away. Uses integers, because a pointer beyond the end of an array is undefined.
 template <int level, class T>
 [[gnu::always_inline]] inline void prefetch_ahead(const T* from, std::int64_t elements) {
-  const auto bytes = static_cast<std::uintptr_t>(elements) * sizeof(T);  // modulo 2^64, as addresses go
+  const auto bytes = static_cast<std::uintptr_t>(elements) * sizeof(T);  // modulo 2^64, like addresses
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) + bytes), 0, level);
 }
 
-// Of one panel, element by element: what is left over by those below.
+// Packs one panel element by element: the remainder of the functions below.
 template <std::int64_t width, class T>
 void pack_some(const T* from, std::int64_t across, std::int64_t along, std::int64_t used, std::int64_t first,
                std::int64_t depth, float* to) {
@@ -37,9 +36,9 @@ void pack_some(const T* from, std::int64_t across, std::int64_t along, std::int6
   }
 }
 
-// Panels side by side of an operand whose lanes are neighbours in memory. 4 steps of k at a time for all of them: their
-// lines are whole when they leave the cache, and no more than 4 rows are read at a time, which may all want the same
-// lines of it.
+// Packs adjacent panels of an operand whose lanes are contiguous in memory. Takes 4 steps of k at a time for all
+// panels: output lines are then complete when they leave the cache, and at most 4 rows, which may map to the same cache
+// sets, are read at a time.
 template <std::int64_t width, class T>
 void pack_copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to,
                  std::int64_t panel_size) {
@@ -69,7 +68,7 @@ inline void store_transposed(float32x4_t a, float32x4_t b, float32x4_t c, float3
   vst1q_f32(to + 3 * stride, vzip2q_f32(ac1, bd1));
 }
 
-// One panel of an operand in which steps of k are neighbours: a line of each of 4 lanes at a time.
+// Packs one panel of an operand whose steps of k are contiguous: one cache line of each of 4 lanes at a time.
 template <std::int64_t width, class T>
 void pack_transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
   std::int64_t p        = 0;
@@ -91,7 +90,7 @@ void pack_transposed(const T* from, std::int64_t across, std::int64_t depth, flo
   pack_some<width>(from, across, 1, width, p, depth, to);
 }
 
-// `lanes` of them into as many panels as that takes, panel_size apart.
+// Packs `lanes` lanes into as many panels as needed, panel_size apart.
 template <std::int64_t width, class T>
 void pack_panels(const T* from, std::int64_t across, std::int64_t along, std::int64_t lanes, std::int64_t depth,
                  float* to, std::int64_t panel_size) {

@@ -7,8 +7,8 @@
 
 namespace stepgraph::cpu {
 
-// Elements [begin, begin + size) of a sum: base + value(i), i counted from `begin`. The three cases are three loops,
-// each of which can be vectorised: the compiler need not wonder whether base is out.
+// Elements [begin, begin + size) of a sum: base + value(i), where i counts from `begin`. Each of the three cases has
+// its own loop, so that compilers can vectorise it without an alias check of base and out.
 template <class T, class Sum, class Value>
 inline void put(const Into<T, Sum>& into, std::int64_t begin, std::int64_t size, const Value& value) {
   Sum* out = into.out + begin;
@@ -22,8 +22,8 @@ inline void put(const Into<T, Sum>& into, std::int64_t begin, std::int64_t size,
   }
 }
 
-// body(begin, end) for ranges of `tile` that cover [0, size), side by side where there are several. The node is
-// declared parallel; the ranges do not depend on how many threads there are.
+// Calls body(begin, end) for ranges of `tile` that cover [0, size), in parallel if there are several. The node must be
+// declared parallel. The ranges do not depend on the number of threads.
 template <class Range>
 inline void for_tiles(const Context& context, std::int64_t size, std::int64_t tile, const Range& body) {
   if (size <= tile) {
@@ -34,9 +34,9 @@ inline void for_tiles(const Context& context, std::int64_t size, std::int64_t ti
                        [&](std::int64_t i) { body(i * tile, std::min(size, (i + 1) * tile)); });
 }
 
-// How many elements a tile of something done element by element has.
+// Elements per tile of an elementwise operation.
 inline constexpr std::int64_t elements_per_tile = 16384;
-// How many rows of `cols` elements.
+// The number of rows of `cols` elements per tile.
 [[nodiscard]] inline std::int64_t rows_per_tile(std::int64_t cols) {
   return std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(1, cols));
 }

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-// Sums whose order is fixed by their length alone, yet in vectors: element i goes to the partial sum i mod 16.
+// Vectorisable sums whose order depends only on their length: element i is added to partial sum i mod 16.
 namespace stepgraph::cpu {
 
 inline constexpr int num_lanes = 16;
@@ -27,9 +27,9 @@ template <class Sum, class Value>
   return add_lanes(lanes);
 }
 
-// Likewise where value(i) is of type Part: lanes are added up in Part over blocks of 256 elements, that is 16
-// additions, and blocks in f64: as good as f64 throughout for what is then rounded to float, and no conversion of each
-// element.
+// The same for values of type Part. Lanes are summed in Part over blocks of 256 elements, which is 16 additions per
+// lane, and the blocks in f64. For results that are rounded to float this is as accurate as f64 throughout, and avoids
+// converting each element.
 inline constexpr std::int64_t elements_per_block = 16 * num_lanes;
 template <class Part, class Value>
 [[nodiscard]] inline double block_sum(std::int64_t size, const Value& value) {
@@ -82,17 +82,17 @@ template <class Part, class Value>
   return {add_lanes(first), add_lanes(second)};
 }
 
-// How many columns of a matrix are summed at a time, by whoever sums them.
+// Columns of a matrix that are summed at a time, in all kernels.
 inline constexpr std::int64_t columns_per_tile = 128;
 
-// Sums of columns from the first row to the last: those of 4 rows are added to `part`, and part, after every 32 rows,
-// to sums in f64.
+// Sums of columns from the first row to the last: `part` sums 4 rows at a time and is added to `sums`, in f64, after
+// every 32 rows.
 template <class Part>
 struct ColumnParts {
   double sums[columns_per_tile] = {};
   Part part[columns_per_tile]   = {};
 
-  // row_of(row) gives what row adds: a function of the column.
+  // row_of(row) returns the values of a row as a function of the column.
   template <class RowOf>
   void add_rows(std::int64_t rows, std::int64_t columns, const RowOf& row_of) {
     std::int64_t row = 0;

@@ -22,14 +22,14 @@ void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64
                               static_cast<double>(width));
       norm.center[row] = center;
     }
-    // The deviation from the mean itself, not from its square: no cancellation. As the mean was rounded, that of the
-    // deviations is not quite 0; the variance is the same to the last bit but one, whatever it is.
+    // Sums the squares of deviations from the mean, which avoids cancellation. The mean is rounded, so the deviations
+    // do not sum to exactly 0; this affects at most the last bit of the variance.
     const double squares     = block_sum<W>(width, [x, center](std::int64_t i) {
       const W deviation = wide(x[i]) - center;
       return deviation * deviation;
     });
     const double mean_square = squares / static_cast<double>(width);
-    // Squares that overflowed are no row of zeros: infinity times zero is what says so.
+    // If the squares overflow, the scale would be 0. Adding 0 * infinity makes it NaN instead.
     const auto scale = static_cast<W>(1 / std::sqrt(mean_square + norm.eps) + 0 * mean_square);
     norm.scale[row]  = scale;
     if (norm.center != nullptr) {
@@ -41,8 +41,8 @@ void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64
   }
 }
 
-// With n = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - n * mean(g n)); the root mean square's
-// has no mean(g).
+// With n = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - n * mean(g n)). The RMS norm has no
+// mean(g).
 template <class T, class Param>
 void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row,
                    std::int64_t end_row) {

@@ -3,12 +3,12 @@
 
 #include "ops/tape/tensor.hpp"
 
-// Layer norm and RMS norm over rows of `width` elements, on the CPU: each row less its center, times its scale. Sums
-// are in a fixed order, their last steps in f64.
+// Layer norm and RMS norm over rows of `width` elements, on the CPU: (row - center) * scale. Sums have a fixed order;
+// their last steps are in f64.
 namespace stepgraph::cpu {
 
-// x and y: [rows, width]; weight and bias are of their type, or wide; scale: 1 / deviation or 1 / root mean square of
-// each row. An RMS norm has no center and no bias: they are null.
+// x and y: [rows, width]. weight and bias have the same type or the wide type. scale: 1 / deviation or 1 / root mean
+// square of each row. For an RMS norm, center and bias are null.
 template <class T, class Param = T>
 struct Norm {
   std::int64_t width;
@@ -35,9 +35,8 @@ struct NormBackward {
 template <class T, class Param>
 void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row, std::int64_t end_row);
 
-// Columns [begin, end) of gradients of weights: of the norm's, the sum over rows of dy times the normed x, and, where
-// there is a bias, of dy alone. Rows are added in
-// their order; at most columns_per_tile columns.
+// Columns [begin, end), at most columns_per_tile, of the weight gradients: for the weight, the sum over rows of dy
+// times the normalised x; for the bias, if present, the sum of dy. Rows are added in order.
 template <class T, class Param>
 void norm_weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
                           std::int64_t rows, std::int64_t begin, std::int64_t end);

@@ -14,7 +14,7 @@
 namespace stepgraph::cpu {
 namespace {
 
-// Rows laid end to end, from one element to the end of its row.
+// Part of concatenated rows: from one element to the end of its row.
 template <class T>
 struct Stretch {
   T* data;
@@ -26,14 +26,14 @@ Stretch<T> stretch(const Rows<T>& rows, std::int64_t element) {
   return {rows.data + row * rows.stride + offset, rows.length - offset};
 }
 
-// Of the rounded copy of a weight; without one, no data and no end.
+// The same for the rounded copy of a weight. Without one: no data, and no end.
 template <class Value>
 Stretch<Value> value_stretch(const Rows<Value>& rows, std::int64_t element) {
   if (rows.data == nullptr) return {nullptr, std::numeric_limits<std::int64_t>::max()};
   return stretch(rows, element);
 }
 
-// What an update of one weight touches; all apart.
+// The arrays of an update. They do not overlap.
 template <class T>
 struct Updated {
   T* __restrict weight;
@@ -42,8 +42,8 @@ struct Updated {
   const T* __restrict gradient;
 };
 
-// a b + c, rounded once where the machine has an instruction for that: said, so that no compiler chooses for vectors
-// one way and for the elements left over another.
+// a b + c, rounded once if the machine has an fma instruction. Explicit, so that no compiler contracts the vector loop
+// and its tail differently.
 template <class T>
 T multiply_add(T a, T b, T c) {
 #if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF)
@@ -53,10 +53,10 @@ T multiply_add(T a, T b, T c) {
 #endif
 }
 
-// Elements of one turn of the loop: as many as it takes that square roots and divisions, which are the slowest part,
-// never wait for one another (measured: 1.3 times the speed of one vector per turn).
+// Elements per iteration: enough that square roots and divisions, the slowest part, never wait for each other
+// (measured: 1.3 times the speed of one vector per iteration).
 constexpr std::int64_t unrolled = 32;
-// Elements after which values are rounded, while weights are in the first cache.
+// Values are rounded after this many elements, while the weights are in the first-level cache.
 constexpr std::int64_t at_a_time = 2048;
 
 template <class Value, class T>
@@ -65,7 +65,7 @@ void round_into(Value* __restrict value, const T* __restrict weight, std::int64_
   for (std::int64_t i = 0; i < count; ++i) value[i] = Value(static_cast<float>(weight[i]));
 }
 
-// Gradients as the weight's type has them: themselves, or widened, up to at_a_time of them, into a room of one's own.
+// Gradients in the weight's type: the gradients themselves, or up to at_a_time of them widened into a local array.
 template <class T, class Gradient>
 struct WideGradients {
   const T* operator()(const Gradient* __restrict of, std::int64_t count) {
@@ -81,7 +81,7 @@ struct WideGradients<T, T> {
 
 }  // namespace
 
-// As PyTorch's AdamW: the decay first, then m and v, both corrected for having started at zero.
+// Same formula as PyTorch's AdamW: weight decay first, then m and v, both bias-corrected.
 template <class T, class Gradient, class Value>
 void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin,
            std::int64_t end) {

@@ -4,8 +4,9 @@
 #include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
 
-// Updates of weights, element by element. What changes from step to step comes in as doubles and is rounded to the
-// weight's type once. Gradients are of that type too, or of two bytes beside a weight of f32; so are values.
+// Weight updates, element by element. Scalars that change from step to step are passed as doubles and rounded to the
+// weight's type once. Gradients have the weight's type, or a 2-byte type beside an f32 weight. Values have a 2-byte
+// type.
 namespace stepgraph::cpu {
 
 struct AdamWScalars {
@@ -16,9 +17,9 @@ template <class T, class Gradient = T, class Value = bf16>
 struct AdamWRows {
   Rows<T> weight, first, second;
   Rows<const Gradient> gradient;
-  Rows<Value> value = {};  // of no data: none; else it gets the weight, rounded
+  Rows<Value> value = {};  // without data: none; otherwise receives the rounded weight
 };
-// Elements [begin, end) of rows laid end to end.
+// Elements [begin, end) of concatenated rows.
 template <class T, class Gradient = T, class Value = bf16>
 void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin,
            std::int64_t end);

@@ -6,7 +6,7 @@
 namespace stepgraph::cpu {
 namespace {
 
-// out[i] = x[i] + summand(i), in a loop of its own for each kind of summand.
+// out[i] = x[i] + summand(i), instantiated for each kind of summand.
 template <class T, class Summand>
 void add(const T* __restrict x, T* __restrict out, std::int64_t size, const Summand& summand) {
   for (std::int64_t i = 0; i < size; ++i) out[i] = narrow<T>(wide(x[i]) + summand(i));
@@ -65,7 +65,7 @@ void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop
       return [at = dy + row * width + begin](std::int64_t c) { return wide(at[c]); };
     });
   } else {
-    W dropped[4][columns_per_tile];  // of the rows that are added at a time
+    W dropped[4][columns_per_tile];  // of the four rows that are added at a time
     columns.add_rows(rows, size, [&](std::int64_t row) {
       const Into<W> kept{dropped[row % 4], nullptr, size};
       W* at         = dropped[row % 4];

@@ -5,10 +5,10 @@
 #include "ops/dropout_mask.hpp"
 #include "ops/tape/tensor.hpp"
 
-// What is done to a residual stream element by element, on the CPU.
+// Elementwise operations on the residual stream, on the CPU.
 namespace stepgraph::cpu {
 
-// Which elements of a matrix are dropped: element (row, column) has number first + row * width + column.
+// The dropout of a matrix: element (row, column) has mask index first + row * width + column.
 struct Drop {
   DropoutMask mask;
   std::int64_t first;
@@ -31,8 +31,8 @@ void residual_forward(const ResidualRows<T>& rows, std::int64_t begin_row, std::
 template <class T>
 void put_dropped(const Drop& drop, const T* from, const Into<T>& into, std::int64_t begin, std::int64_t end);
 
-// Columns [begin, end), at most columns_per_tile, of the gradient of what was added to each row of a branch: the sum of
-// drop(dy) over rows, in their order.
+// Columns [begin, end), at most columns_per_tile, of the gradient of a bias that was added to each row of a branch: the
+// sum of drop(dy) over the rows, in order.
 template <class T>
 void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop, const Into<T, Wide<T>>& into,
                 std::int64_t rows, std::int64_t begin, std::int64_t end);

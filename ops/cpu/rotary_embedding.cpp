@@ -7,8 +7,8 @@
 
 namespace stepgraph::cpu {
 
-// A table of all positions would be as large as an activation, for each node; so a row's angles are those of the row
-// before, turned once more. In f64 that loses less than a 2^-50th until they are computed anew.
+// A table of all positions would be as large as an activation, per node. Instead, the angles of a row are those of the
+// previous row, rotated once more. In f64 this loses less than 2^-50 until the angles are recomputed.
 template <class T>
 void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles) {
   constexpr std::int64_t rows_between_anew = 32;

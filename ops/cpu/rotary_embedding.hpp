@@ -5,7 +5,7 @@
 
 namespace stepgraph::cpu {
 
-// The first `turned_heads` heads of each row of `row` elements, turned by the row's position in its sequence.
+// Rotates the first `turned_heads` heads of each row of `row` elements by the row's position in its sequence.
 struct Rotation {
   std::int64_t seq                                       = 1;
   std::int64_t row                                       = 0;
@@ -15,7 +15,7 @@ struct Rotation {
   std::shared_ptr<const std::vector<double>> frequencies = {};     // head_size / 2
 };
 
-// out = in, turned; they may be one. `angles`: room for 4 * (head_size / 2) numbers.
+// out = rotated in; both may be the same. `angles`: scratch for 4 * (head_size / 2) numbers.
 template <class T>
 void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles);
 

@@ -3,16 +3,16 @@
 
 #include "ops/cpu/vector.hpp"
 
-// Products of matrices that fit a cache, for kernels that make and use them tile by tile. They come in blocks whose
-// sums stay in registers; each element is one sum over the depth in its order, whatever is computed beside it.
+// Products of matrices that fit a cache, for kernels that produce and consume them tile by tile. Computed in blocks
+// whose sums stay in registers. Each element is one sum over the depth, in order, independent of its neighbours.
 namespace stepgraph::cpu {
 
 inline constexpr int block_rows = 8, block_vectors = 2;
 template <class T>
 inline constexpr int block_cols = block_vectors* lanes_of<T>;
 
-// c = a^T b: all of them in rows, so many elements apart. put(c, row, sum) takes a vector of sums for where c points,
-// in row `row` of the block.
+// c = a^T b. Rows of a, b and c are a_row, b_row and c_row elements apart. put(c, row, sum) receives a vector of sums
+// for the position c, in row `row` of the block.
 template <class T>
 struct Product {
   std::int64_t depth;  // rows of a and of b
@@ -29,7 +29,7 @@ template <class T>
 struct Block {
   Vector<T> sums[block_rows][block_vectors] = {};
 
-  // Adds what one number of each row, number(row), and one row of b give.
+  // Adds the outer product of number(row), one number per row, and one row of b.
   template <class Number>
   [[gnu::always_inline]] void add(const T* b, const Number& number) {
     Vector<T> of_b[block_vectors];
@@ -47,7 +47,7 @@ struct Block {
 };
 }  // namespace detail
 
-// A block of rows of the product, of as many columns as given: whole blocks of them.
+// One block of rows of the product. `cols` is a multiple of block_cols.
 template <class T, class Put>
 [[gnu::always_inline]] inline void multiply_block(const Product<T>& p, std::int64_t cols, const Put& put) {
   constexpr int lanes = lanes_of<T>;
@@ -55,7 +55,7 @@ template <class T, class Put>
     detail::Block<T> block;
     const T *a = p.a, *b = p.b + col;
     for (std::int64_t k = 0; k < p.depth; ++k, a += p.a_row, b += p.b_row) {
-      // A number taken from a vector by its constant place is an operand of the multiplication.
+      // A number taken from a vector at a constant index can be an operand of the multiplication.
       if constexpr (block_rows % lanes == 0) {
         Vector<T> of_a[block_rows / lanes];
         for (int v = 0; v < block_rows / lanes; ++v) of_a[v] = load_vector(a + v * lanes);

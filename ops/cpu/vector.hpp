@@ -2,20 +2,20 @@
 #include <cstdint>
 #include <type_traits>
 
-// Vectors of the width that the compiler was told to use (STEPGRAPH_MARCH), through its own extension: arithmetic,
-// comparison and selection work on them as on numbers. For kernels whose loops must be vectors, not just may be.
+// Vectors of the width given at configure time (STEPGRAPH_MARCH), through the compiler's vector extension: arithmetic,
+// comparison and selection work as on scalars. For kernels whose loops must be vectorised.
 namespace stepgraph::cpu {
 
 #if defined(__AVX512F__)
 inline constexpr int vector_bytes = 64;
-#elif defined(__AVX2__)  // AVX alone has no whole numbers of this width
+#elif defined(__AVX2__)  // AVX alone has no integer vectors of this width
 inline constexpr int vector_bytes = 32;
 #else
 inline constexpr int vector_bytes = 16;
 #endif
 
 namespace detail {
-// Attributes of a typedef: an alias template would lose them. An unaligned vector may be anywhere among numbers.
+// A typedef keeps the attributes; an alias template would lose them. `unaligned` may alias any address.
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(vector_bytes)));                              // NOLINT
@@ -26,7 +26,7 @@ template <class T>
 using Vector = typename detail::VectorOf<T>::type;
 template <class T>
 inline constexpr int lanes_of = vector_bytes / static_cast<int>(sizeof(T));
-// Whole numbers as wide as T's: what comparing vectors of T gives.
+// Integers as wide as T: the result type of comparing vectors of T.
 template <class T>
 using LaneInteger = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;
 
@@ -38,7 +38,7 @@ template <class T>
 [[gnu::always_inline]] inline void store_vector(T* to, Vector<T> values) {
   *reinterpret_cast<typename detail::VectorOf<T>::unaligned*>(to) = values;
 }
-// The larger of each two; where one is not a number, `b`.
+// The lanewise maximum; `b` where a lane is NaN.
 template <class V>
 [[gnu::always_inline]] inline V larger(V a, V b) {
   return a > b ? a : b;

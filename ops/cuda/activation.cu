@@ -9,7 +9,7 @@ namespace {
 
 // --- functions of one element ----------------------------------------------------------------------------------------
 
-// Elements of two bytes are rounded to so few bits that the fast exponential and division are as good.
+// 2-byte elements have so few bits that the fast exponential and division are accurate enough.
 template <class N, class W>
 __device__ W sigmoid(W x) {
   if constexpr (sizeof(N) == 2) {
@@ -73,7 +73,7 @@ struct Silu {
   }
 };
 
-// Calls `of` with the function.
+// Calls `of` with the function object of a curve.
 template <class Of>
 void with_function(Curve curve, const Of& of) {
   switch (curve) {

@@ -5,36 +5,36 @@
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/common/workspace.cuh"
 
-// Sums over rows in two steps: blocks of rows, each by a block of threads; then those, by the block that is done last.
+// Sums over rows in two steps: each thread block sums a block of rows; the last block to finish adds those sums.
 // Internal to ops/cuda/.
 //
-// What is added up is a source. It has an `Element` N, so many sums of each column (`num_sums`), and says how many rows
-// of a warp are on their way together (`rows_at_once`). `load<n>(row, column)` reads what n columns need, a
-// `Loaded<n>`; `add(loaded, row, column, sums)` adds it to Computed<N> sums[num_sums][n].
+// The summed values come from a source. It has an element type `Element` (N), a number of sums per column (`num_sums`),
+// and the number of rows that a warp loads together (`rows_at_once`). `load<n>(row, column)` loads the data of n
+// columns, a `Loaded<n>`; `add(loaded, row, column, sums)` adds it to Computed<N> sums[num_sums][n].
 namespace stepgraph::cuda {
 
-inline constexpr int sum_lanes = 32, sum_warps = 16;  // of a block: lanes beside each other, warps below
+inline constexpr int sum_lanes = 32, sum_warps = 16;  // of a block: lanes along columns, warps along rows
 inline constexpr int sum_threads = sum_lanes * sum_warps;
-inline constexpr int sum_groups  = 8;  // of threads, among which the second step divides what it adds up
+inline constexpr int sum_groups  = 8;  // of threads, among which the second step divides its rows
 
-// Where each sum goes.
+// The destination of each sum.
 template <class W, int num_sums>
 struct ColumnSums {
   Sum<W> into[num_sums];
 };
 
-// Blocks of rows: their sums are beside each other, [num_sums][gridDim.y][width].
+// The partial sums of blocks of rows: [num_sums][gridDim.y][width].
 template <class W>
 struct ColumnParts {
   std::int64_t rows_per_block;
   W* sums;
-  std::int64_t first_tile;  // of columns; blockIdx.x is counted from there
-  unsigned* counters;       // of blocks that are done, for each blockIdx.x: 0 before and after
+  std::int64_t first_tile;  // first tile of columns; blockIdx.x counts from there
+  unsigned* counters;       // of finished blocks, per blockIdx.x: 0 before and after
 
   __device__ W* at(int sum, unsigned part, std::int64_t width) const {
     return sums + (static_cast<std::int64_t>(sum) * gridDim.y + part) * width;
   }
-  // Whether this block is the last of its columns: then it sees what all have stored.
+  // Whether this block is the last one of its columns to finish. It then sees the stores of all others.
   __device__ bool last() const {
     __shared__ bool is_last;
     __threadfence();
@@ -49,7 +49,7 @@ struct ColumnParts {
   }
 };
 
-// Past caches that do not know what other blocks have stored.
+// Bypasses the L1 cache, which does not see the stores of other blocks.
 template <int n, class W>
 __device__ Pack<W, n> load_fresh(const W* from) {
   Pack<W, n> pack;
@@ -63,7 +63,8 @@ __device__ Pack<W, n> load_fresh(const W* from) {
   return pack;
 }
 
-// A warp's rows from `row` on, `at_once` at a time, and then what is left in smaller steps: always one after the other.
+// Adds a warp's rows from `row` on, loading `at_once` at a time, then the rest in smaller steps. Rows are always added
+// in order.
 template <int at_once, int n, class Source, class W>
 __device__ void add_rows(const Source& source, std::int64_t& row, std::int64_t end, std::int64_t column,
                          W (&sums)[Source::num_sums][n]) {
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(sum_threads, 2)
     column_sums(const Source source, std::int64_t rows, std::int64_t width, const ColumnParts<W> parts,
                 const ColumnSums<W, Source::num_sums> to) {
   constexpr int num_sums = Source::num_sums, columns = sum_lanes * n;
-  constexpr int m = n == 1 ? 1 : elements_per_vector<W>;  // columns of a thread in the second step
+  constexpr int m = n == 1 ? 1 : elements_per_vector<W>;  // columns per thread in the second step
   static_assert(columns / m * sum_groups <= sum_threads);
   __shared__ union {
     W of_warps[sum_warps][columns];
@@ -143,14 +144,14 @@ __global__ void __launch_bounds__(sum_threads, 2)
   }
 }
 
-// `vectors`: rows are where vectors may be, and of whole ones.
+// `vectors`: rows are aligned and consist of whole vectors.
 template <class Source, class W = Computed<typename Source::Element>>
 void sum_columns(const DeviceQueue& queue, const char* name, const Source& source, std::int64_t rows,
                  std::int64_t width, bool vectors, const std::array<Sum<W>, Source::num_sums>& into) {
   if (width <= 0) return;
   constexpr int n = elements_per_vector<typename Source::Element>, num_sums = Source::num_sums;
-  // As many blocks as a large device has at once, two on each of 132 multiprocessors, or fewer, of some rows each; by
-  // shape alone, so that sums are the same wherever tensors are.
+  // As many blocks as a large device runs at once, two on each of 132 multiprocessors, or fewer. The number depends on
+  // the shape alone, so that sums do not depend on the device.
   constexpr std::int64_t blocks_wanted = 264, step = sum_warps * Source::rows_at_once;
   const std::int64_t tiles   = (width + sum_lanes * n - 1) / (sum_lanes * n);
   const std::int64_t most    = std::max<std::int64_t>(1, blocks_wanted / tiles);

@@ -102,7 +102,7 @@ template <class T>
 void cross_entropy_gradient(const DeviceQueue& queue, const LogitRows<T>& of, const double* maxima, const double* sums,
                             const LossScale& scale, const Into<T>& into) {
   if (of.rows == 0) return;
-  // Rows begin at the same place in 16 bytes, or elements are taken one by one.
+  // Vectors need rows with the same offset modulo 16 bytes; otherwise elements are processed one by one.
   const auto place = [](const T* at) { return reinterpret_cast<std::uintptr_t>(at) % vector_bytes; };
   const bool together =
       place(into.out) == place(of.logits) && (into.base == nullptr || place(into.base) == place(of.logits));

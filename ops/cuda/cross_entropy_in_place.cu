@@ -7,18 +7,18 @@
 namespace stepgraph::cuda {
 namespace {
 
-constexpr int shared_bytes = 230000;  // what a block can have for its row, beside what reductions need
+constexpr int shared_bytes = 230000;  // shared memory of a block for its row, beside that for reductions
 
-// --- numbers of two bytes: a row is in shared memory, and its next one on the way there ------------------------------
+// --- 2-byte types: a row is in shared memory while the next row is being loaded --------------------------------------
 
-// Two numbers at a time, as the bits of both: pairs have instructions of their own.
+// Two numbers at a time, as their bits: there are instructions for pairs.
 template <class N>
 struct PairOf;
 template <>
 struct PairOf<__nv_bfloat16> {
   __device__ static float2 widen(unsigned x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
   __device__ static unsigned narrow(float2 x) { return bits(__floats2bfloat162_rn(x.x, x.y)); }
-  __device__ static unsigned larger(unsigned a, unsigned b) { return bits(__hmax2(pair(a), pair(b))); }  // NaN is none
+  __device__ static unsigned larger(unsigned a, unsigned b) { return bits(__hmax2(pair(a), pair(b))); }  // skips NaN
   __device__ static unsigned bits(__nv_bfloat162 x) { return *reinterpret_cast<const unsigned*>(&x); }
   __device__ static __nv_bfloat162 pair(unsigned x) { return *reinterpret_cast<const __nv_bfloat162*>(&x); }
 };
@@ -32,7 +32,7 @@ struct PairOf<__half> {
 };
 constexpr int pairs_per_vector = 4, elements = 2 * pairs_per_vector;
 
-// The numbers of a vector.
+// The numbers of a vector, widened.
 template <class N>
 struct Widened {
   float2 at[pairs_per_vector];
@@ -40,10 +40,10 @@ struct Widened {
       : at{PairOf<N>::widen(x.x), PairOf<N>::widen(x.y), PairOf<N>::widen(x.z), PairOf<N>::widen(x.w)} {}
 };
 
-// The largest so far, and the sum of exp(x - largest).
+// The running maximum, and the sum of exp(x - maximum).
 struct QuickSoftmax {
   float most = lowest<float>();
-  float from = 0;  // the largest; 0 while there is none
+  float from = 0;  // the maximum; 0 before the first element
   float sum  = 0;
 
   __device__ void see(float most_here) {
@@ -68,7 +68,7 @@ struct QuickSoftmax {
     see(x);
     sum += quick_exponential(x - from);
   }
-  // Those of all of a warp, in all of its threads.
+  // Combines the values of a warp; all of its threads get the result.
   __device__ void join_warp() {
     const float before = most;
 #pragma unroll
@@ -77,7 +77,7 @@ struct QuickSoftmax {
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(whole_warp, sum, apart);
   }
-  // Those of all of a block. `room`, for one of each warp, is in use until the next time that all threads are together.
+  // Combines the values of a block. `room` has one element per warp and is in use until the next block barrier.
   __device__ void join_block(float2* room) {
     join_warp();
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -90,10 +90,10 @@ struct QuickSoftmax {
   }
 };
 
-// scale * (softmax - onehot) of one row, in its place, with the target's logit to `of_target` on the way.
+// scale * (softmax - onehot) of one row, in place. Also writes the target's logit to `of_target`.
 struct QuickGradient {
   float most, factor, scale;
-  int target;  // -1: nowhere
+  int target;  // -1: not among these columns
   double* of_target;
 
   __device__ float of(float x) const { return quick_exponential(x - most) * factor; }
@@ -127,11 +127,11 @@ struct QuickGradient {
   }
 };
 
-// A block has every so many-th row. Vectors go to shared memory by themselves, where the thread that asked for one is
-// the only one that reads it: threads wait for each other once a row, for its sum. A vector whose gradient is done
-// makes room for the next row's, so that memory is read all the time.
+// Each block processes every gridDim.x-th row. Vectors are copied to shared memory asynchronously, and only the thread
+// that requested a vector reads it, so threads synchronize once per row, for its sum. When the gradient of a vector is
+// done, its place is reused for the next row, so that memory is read all the time.
 //
-// They are waited for in groups: of each thread's vectors of a row the first quarter, and so on.
+// Threads wait for their vectors of a row in groups: the first quarter, then the second, and so on.
 constexpr int num_groups = 4;
 
 template <class N>
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(most_threads, 2)
   __shared__ float2 of_warps[2][most_warps];
   auto* const room  = reinterpret_cast<uint4*>(memory);
   const int threads = static_cast<int>(blockDim.x);
-  // Of each thread in a group.
+  // Vectors per thread and group.
   const int turns = static_cast<int>((of.cols / elements + threads * num_groups - 1) / (threads * num_groups));
   const int first = static_cast<int>(threadIdx.x);
 
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(most_threads, 2)
       for_group(group, static_cast<int>(parts.packs),
                 [&](int i) { __pipeline_memcpy_async(room + i, from + parts.before + i * elements, vector_bytes); });
     }
-    __pipeline_commit();  // as many groups in every row, also where there is nothing in one
+    __pipeline_commit();  // the same number of groups for every row, even if some are empty
   };
 
   std::int64_t row = blockIdx.x;
@@ -192,10 +192,10 @@ __global__ void __launch_bounds__(most_threads, 2)
   }
 }
 
-// --- all others ------------------------------------------------------------------------------------------------------
+// --- all other types and sizes ---------------------------------------------------------------------------------------
 
-// Where `kept`, packs stay in shared memory until they are needed again, each for the thread that loaded it; else they
-// are read twice.
+// If `kept`, packs stay in shared memory until they are needed again, each for the thread that loaded it. Otherwise
+// they are read twice.
 template <int n, bool kept, class N>
 __global__ void __launch_bounds__(most_threads, 2)
     in_place_kernel(const DeviceRows<N> of, double* maxima, double* sums, const LossScale scale, N* out) {
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(most_threads, 2)
   const auto from_memory  = [&](std::int64_t i) { return load_pack<n>(row + parts.before + i * n); };
   const std::int64_t left = parts.left_over();
   const double by         = at_step(scale);
-  const double of_target  = threadIdx.x == 0 ? of.target_logit(row) : 0;  // before anybody writes over it
+  const double of_target  = threadIdx.x == 0 ? of.target_logit(row) : 0;  // before any thread overwrites it
 
   Softmax<N> mine;
   parts.for_packs(from_memory, [&](const Pack<N, n>& pack, std::int64_t i) {

@@ -4,19 +4,19 @@
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/cross_entropy.hpp"
 
-// Rows of logits, each with a block of threads, and what is made of them: internal to ops/cuda/.
+// Rows of logits, one thread block each. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
 inline constexpr int most_threads    = 512;
 inline constexpr int most_warps      = most_threads / 32;
-inline constexpr int packs_at_once   = 4;  // of a thread: all on their way before the first is used
+inline constexpr int packs_at_once   = 4;  // per thread: all loads are issued before the first is used
 inline constexpr unsigned whole_warp = 0xffffffffu;
 
-// What a thread adds up exponentials in: those of two bytes have as many bits in float as they ever need.
+// The type in which a thread sums exponentials: float has enough bits for 2-byte types.
 template <class N>
 using Total = std::conditional_t<sizeof(N) == 2, float, double>;
 
-// e^x, to more bits than numbers of two bytes have by far; what is below the smallest normal number is 0.
+// e^x with far more precision than 2-byte types need. Subnormal results are 0.
 __device__ inline float quick_exponential(float x) {
   constexpr float log2_e = 1.44269504f;
   float power;
@@ -28,20 +28,20 @@ __device__ Computed<N> exponential(Computed<N> x) {
   if constexpr (sizeof(N) == 2) {
     return quick_exponential(x);
   } else {
-    return exp(x);  // of float where x is one
+    return exp(x);  // the float overload if x is float
   }
 }
 template <class W>
 __device__ W lowest() {
   return -static_cast<W>(__int_as_float(0x7f800000));
 }
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }  // NaN is none
+__device__ inline float larger(float a, float b) { return fmaxf(a, b); }  // NaNs are ignored
 __device__ inline double larger(double a, double b) { return fmax(a, b); }
 
 // --- a row -----------------------------------------------------------------------------------------------------------
 
-// A row as packs of n that one load reads, and what is left at both ends: fewer than 2 n elements, one for each of as
-// many threads. A thread has the same ones whenever it asks.
+// A row as aligned packs of n, plus the elements left over at both ends: fewer than 2 n, one per thread. The assignment
+// to threads is the same on every call.
 template <class N, int n>
 struct Row {
   std::int64_t before, packs, left;
@@ -54,12 +54,12 @@ struct Row {
     packs = (cols - before) / n;
     left  = cols - packs * n;
   }
-  // Of this thread; -1: none.
+  // The left-over element of this thread; -1: none.
   [[nodiscard]] __device__ std::int64_t left_over() const {
     const std::int64_t i = threadIdx.x;
     return i >= left ? -1 : i < before ? i : i + packs * n;
   }
-  // use(pack, which), with `load(which)` for several of them done before the first.
+  // Calls use(pack, index). Issues several `load(index)` before the first use.
   template <class Load, class Use>
   __device__ void for_packs(const Load& load, const Use& use) const {
     for (std::int64_t i = threadIdx.x; i < packs; i += packs_at_once * blockDim.x) {
@@ -76,7 +76,7 @@ struct Row {
   }
 };
 
-// use(pack) for all of a row, in packs of n and of 1.
+// Calls use(pack) for all of a row, in packs of n and of 1.
 template <int n, class N, class Use>
 __device__ void for_row(const N* row, std::int64_t cols, const Use& use) {
   const Row<N, n> parts(row, cols);
@@ -86,9 +86,9 @@ __device__ void for_row(const N* row, std::int64_t cols, const Use& use) {
   if (left >= 0) use(load_pack<1>(row + left));
 }
 
-// --- what a thread makes of it ---------------------------------------------------------------------------------------
+// --- the sums of a thread --------------------------------------------------------------------------------------------
 
-// The largest so far, and the sum of exp(x - largest).
+// The running maximum, and the sum of exp(x - maximum).
 template <class N>
 struct Softmax {
   Computed<N> most = lowest<Computed<N>>();
@@ -112,12 +112,13 @@ struct Softmax {
   }
 };
 
-// Over all threads of a block, in an order fixed by their number; everybody gets it. `room` is for one of each warp.
+// Combines a value over all threads of a block, in an order that depends only on their number. All threads get the
+// result. `room` has one element per warp.
 template <class W, class Join>
 __device__ W block_join(W value, W* room, const Join& join) {
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) value = join(value, __shfl_xor_sync(whole_warp, value, apart));
-  __syncthreads();  // the room may still be in use
+  __syncthreads();  // another reduction may still use the room
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
   __syncthreads();
   value = room[0];
@@ -136,7 +137,7 @@ __device__ inline double block_sum(double value) {
 
 // --- rows ------------------------------------------------------------------------------------------------------------
 
-// Logits and targets, in a kernel.
+// Logits and targets, for kernels.
 template <class N>
 struct DeviceRows {
   std::int64_t rows, cols;
@@ -145,20 +146,21 @@ struct DeviceRows {
   std::int64_t vocab_begin;
   bool has_last;
 
-  // The block's.
+  // The row of this block.
   [[nodiscard]] __device__ const N* row() const { return logits + static_cast<std::int64_t>(blockIdx.x) * cols; }
-  // Where a row's target is among its columns; -1: nowhere.
+  // The column of a row's target; -1: not among these columns.
   [[nodiscard]] __device__ std::int64_t target(std::int64_t row) const {
     const std::int64_t at = targets[row] - vocab_begin;
     return at >= 0 && at < cols ? at : -1;
   }
-  // Of a row whose target is nowhere: 0 where another rank has it, and no number where nobody does.
+  // The target logit of a row whose target is not among these columns: 0 if another rank has it, NaN if it is outside
+  // the vocabulary.
   [[nodiscard]] __device__ double logit_of_none(std::int64_t row) const {
     const std::int64_t index = targets[row];
     const bool in_vocabulary = index >= 0 && (!has_last || index - vocab_begin < cols);
     return in_vocabulary ? 0 : __longlong_as_double(0x7ff8000000000000);
   }
-  // Of the block's row.
+  // The target logit of this block's row.
   [[nodiscard]] __device__ double target_logit(const N* row) const {
     const std::int64_t at = target(blockIdx.x);
     return at < 0 ? logit_of_none(blockIdx.x) : static_cast<double>(widen(row[at]));
@@ -169,13 +171,13 @@ DeviceRows<Native<T>> rows_of(const LogitRows<T>& of) {
   return {of.rows, of.cols, native(of.logits), of.targets, of.vocab_begin, of.has_last};
 }
 
-// Of the block's row, by one thread.
+// Writes the sums of this block's row. Called by one thread.
 __device__ inline void put_sums(double* sums, double sum, double of_target) {
   sums[2 * static_cast<std::int64_t>(blockIdx.x)]     = sum;
   sums[2 * static_cast<std::int64_t>(blockIdx.x) + 1] = of_target;
 }
 
-// scale * (softmax - onehot), of one row.
+// scale * (softmax - onehot) for one row.
 template <class N>
 struct Gradient {
   using W = Computed<N>;
@@ -184,7 +186,7 @@ struct Gradient {
 
   __device__ Gradient(double maximum, double sum, double by, std::int64_t at)
       : most(static_cast<W>(maximum)), factor(static_cast<W>(by / sum)), scale(static_cast<W>(by)), target(at) {}
-  // Of n elements from column j on, at `out`; beside `base`, where it is not null.
+  // Writes n elements from column j on to `out`, added to `base` if it is not null.
   template <int n>
   __device__ void put(const Pack<N, n>& x, std::int64_t j, N* out, const N* base) const {
     W values[n];
@@ -210,7 +212,7 @@ __device__ inline double at_step(const LossScale& scale) {
   return scale.of_step == nullptr ? scale.scale : scale.scale * *scale.of_step;
 }
 
-// Of the block's row: all threads' sums, each from its own largest.
+// The result for this block's row: combines the sums of all threads, each relative to its own maximum.
 struct Finished {
   double most, sum;
   template <class N>
@@ -226,7 +228,7 @@ struct Finished {
   }
 };
 
-// So many that each has several packs of a long row, and few of a short one.
+// Enough threads that each has several packs of a long row, and fewer for a short one.
 template <class T>
 unsigned threads_for(const LogitRows<T>& of) {
   return of.cols >= 4096 ? most_threads : 128;

@@ -56,7 +56,7 @@ struct AddPositions {
   }
 };
 
-// Elements are those of the table: a thread has n columns of one row, and all sequences.
+// Elements are those of the table: a thread processes n columns of one row for all sequences.
 constexpr int position_threads = 128;
 template <int n, class N>
 __global__ void __launch_bounds__(position_threads)

@@ -2,23 +2,23 @@
 #include "ops/cuda/common/workspace.cuh"
 #include "ops/cuda/embedding.hpp"
 
-// Tokens are brought together by row without a sort: rows are counted, get a place in a list in any order, and their
-// tokens come into it in any order too; what decides the bits is only how each row's own tokens are ordered then. That
-// is done by comparing all with all where they are few, and by a set of bits where they are many.
+// Groups tokens by row without a sort: counts the tokens of each row, gives each row a place in a list in any order,
+// and inserts its tokens in any order. The bits depend only on the order of the tokens within a row, which is restored
+// afterwards: by comparing all pairs for few tokens, and by a bit set for many.
 namespace stepgraph::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int few     = 32;  // tokens of a row that are compared with one another
+constexpr int few     = 32;  // up to this many tokens of a row are ordered by comparison
 
-// Counters of all rows together.
+// Counters over all rows.
 struct Totals {
   int listed, sums, many, parts;
 };
 
 // One sum of up to `tokens_per_sum` tokens of a row.
 struct RowSum {
-  std::int32_t row, number;  // of the row's sums
+  std::int32_t row, number;  // index among the row's sums
 };
 
 struct Lists {
@@ -27,12 +27,12 @@ struct Lists {
   const std::int32_t* tokens;
   int tokens_per_sum;
   Totals* totals;
-  std::int32_t *counts, *begins, *first_parts;  // by row: its tokens, where they begin in the list, its sums' place
-  std::int32_t* list;                           // positions of tokens, row by row
+  std::int32_t *counts, *begins, *first_parts;  // by row: number of tokens, their start in the list, place of its sums
+  std::int32_t* list;                           // positions of tokens, grouped by row
   RowSum* sums;
   std::int32_t* many;  // rows with more than `few` tokens
 
-  // The table's row of the token at a position; -1: none.
+  // The table's row of the token at a position; -1: not in the table.
   __device__ std::int64_t row_at(std::int64_t position) const {
     const std::int64_t row = tokens[position] - rows.begin;
     return row < 0 || row >= rows.size ? -1 : row;
@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(threads) count_rows(const Lists lists) {
   if (row >= 0) atomicAdd(&lists.counts[row], 1);
 }
 
-// A place for `wanted` in what `total` counts, for each lane of a whole warp: one addition for all.
+// Reserves `wanted` places in the counter `total` for each lane of a whole warp, with one atomic addition.
 __device__ int take_place(int* total, int wanted) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int before     = wanted;  // with those of lower lanes
+  int before     = wanted;  // including lower lanes
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(0xffffffffu, before, distance);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads) place_rows(const Lists lists) {
   for (int k = 0; k < num_sums; ++k) lists.sums[first_sum + k] = {static_cast<std::int32_t>(row), k};
 }
 
-// `next`: by row, where its next token goes; all zeros at first.
+// `next`: by row, the number of tokens placed so far; initially zero.
 __global__ void __launch_bounds__(threads) place_tokens(const Lists lists, std::int32_t* next) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (i >= lists.num_tokens) return;
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(threads) place_tokens(const Lists lists, std::
   if (row >= 0) lists.list[lists.begins[row] + atomicAdd(&next[row], 1)] = static_cast<std::int32_t>(i);
 }
 
-// Orders the tokens of rows that have many, into another list: a bit for each position, set where the row has it, and
-// then read from the first to the last; `positions_at_once` of them at a time.
+// Orders the tokens of rows with many of them into another list: sets one bit per position, then reads the bits in
+// order, `positions_at_once` positions at a time.
 constexpr int words_per_thread = 16, positions_at_once = threads * words_per_thread * 32;
 __global__ void __launch_bounds__(threads) order_tokens(const Lists lists, std::int32_t* ordered) {
   __shared__ std::uint32_t bits[threads * words_per_thread];
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads) order_tokens(const Lists lists, std::
         if (at >= 0 && at < positions_at_once) atomicOr(&bits[at / 32], 1u << (at % 32));
       }
       __syncthreads();
-      int own = 0;  // of a thread's words, which are neighbours
+      int own = 0;  // of a thread's words, which are consecutive
 #pragma unroll
       for (int w = 0; w < words_per_thread; ++w) own += __popc(bits[thread * words_per_thread + w]);
       int before = own;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads) order_tokens(const Lists lists, std::
   }
 }
 
-// One block for each sum. Few tokens of a row are ordered here, by counting for each how many are before it.
+// One block per sum. The tokens of rows with few of them are ordered here, by counting the smaller positions.
 template <int n, class N>
 __global__ void add_tokens(const Lists lists, const std::int32_t* ordered, const N* dy, std::int64_t width,
                            Computed<N>* parts, const Sum<Computed<N>> into) {
@@ -185,7 +185,7 @@ __global__ void add_tokens(const Lists lists, const std::int32_t* ordered, const
   }
 }
 
-// The sums of rows that have several, in their order.
+// Adds up the sums of rows that have several, in order.
 template <int n, class W>
 __global__ void add_parts(const Lists lists, const W* parts, std::int64_t width, const Sum<W> into) {
   const int size = static_cast<int>(width);
@@ -216,7 +216,7 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
   using W                   = Wide<T>;
   const cudaStream_t stream = stream_of(queue);
   if (rows.size <= 0 || width <= 0) return;
-  // Rows without a token are as they were, or zeros; then there is something to add to in either case.
+  // Rows without tokens keep the base, or become zero. All rows then have a value to add to.
   const auto bytes = static_cast<std::size_t>(rows.size * width) * sizeof(W);
   if (into.base == nullptr) {
     check_cuda(cudaMemsetAsync(into.out, 0, bytes, stream), "cudaMemsetAsync");
@@ -227,7 +227,7 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
   const Sum<W> sum{into.out, into.base == nullptr ? nullptr : into.out};
 
   Workspace workspace(queue, "embedding_gradient");
-  // Cleared together: totals, counts, and where the next token goes.
+  // Cleared together: totals, counts, and the insert positions.
   const std::int64_t num_cleared = 4 + 2 * rows.size;
   std::int32_t* const cleared    = workspace.take<std::int32_t>(num_cleared);
   std::int32_t* const next       = cleared + 4 + rows.size;
@@ -243,7 +243,7 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
               .sums           = nullptr,
               .many           = nullptr};
   std::int32_t* const ordered = workspace.take<std::int32_t>(count);
-  // A row of c tokens has at most c / tokens_per_sum + 1 sums, and parts only where it has more than one.
+  // A row of c tokens has at most c / tokens_per_sum + 1 sums, and partial sums only if it has more than one.
   const auto num_parts = [&] { return 2 * (count / lists.tokens_per_sum); };
   const auto most_sums = [&] { return std::min(rows.size, count) + count / lists.tokens_per_sum; };
   while (num_parts() > 0 &&

@@ -12,7 +12,7 @@
 namespace stepgraph::cuda {
 namespace {
 
-using Limb                    = unsigned long long;  // as atomics have it; read as a signed number
+using Limb                    = unsigned long long;  // the type of atomics; interpreted as signed
 constexpr int limb_bits       = 32;
 constexpr Limb limb_mask      = 0xffffffffu;
 constexpr unsigned whole_warp = 0xffffffffu;
@@ -21,24 +21,23 @@ constexpr int threads = 256, warps = threads / 32;
 constexpr int float_limbs  = static_cast<int>(cpu::exact_limbs<float>);
 constexpr int double_limbs = static_cast<int>(cpu::exact_limbs<double>);
 
-// --- float, and what is one once it is widened -----------------------------------------------------------------------
+// --- float, and types that widen to float ----------------------------------------------------------------------------
 
-// A thread has 32 elements, all of which are on their way at once; a warp has those of its threads side by side, as
-// numbers close together are of like size; and a tile's blocks are a cluster: they bring their sums together before
-// limbs are carried.
+// A thread loads 32 elements at once. A warp's elements are adjacent, since adjacent numbers tend to have similar
+// sizes. The blocks of a tile form a cluster and combine their sums before carrying.
 constexpr int elements_per_thread = 32, elements_per_warp = 32 * elements_per_thread,
               elements_per_block = warps * elements_per_warp;
 constexpr int blocks_per_tile    = static_cast<int>(squares_per_tile / elements_per_block);
 static_assert(squares_per_tile % elements_per_block == 0);
 
-// A sum as a warp has it: each of its first threads one limb, and two more the counts of infinities and NaNs.
+// A sum distributed over a warp: the first threads hold one limb each, two more the counts of infinities and NaNs.
 struct WarpSum {
   static constexpr int counts = float_limbs;
   static_assert(counts + 2 <= 32);
   int lane;
   long long limb = 0;
 
-  // value * 2^position, negated or not: the same in all threads.
+  // Adds or subtracts value * 2^position; the arguments are the same in all threads.
   __device__ void add(Limb value, int position, bool negative) {
     const int shift = position - limb_bits * lane;  // from the value's lowest bit to this limb's
     Limb piece      = 0;
@@ -47,15 +46,15 @@ struct WarpSum {
     piece &= limb_mask;
     limb += static_cast<long long>(negative ? Limb(0) - piece : piece);
   }
-  // Each thread its own.
+  // Adds each thread's own counts.
   __device__ void count(unsigned infinities, unsigned nans) {
     infinities = __reduce_add_sync(whole_warp, infinities);
     nans       = __reduce_add_sync(whole_warp, nans);
     if (lane == counts) limb += infinities;
     if (lane == counts + 1) limb += nans;
   }
-  // Limbs below 2^32 but for the highest, as the CPU adds them. There is one such way to write a sum, so it does not
-  // matter in which order carries are taken: all at once, until there are none.
+  // Carries until all limbs but the highest are below 2^32, as on the CPU. This representation is unique, so carries
+  // may be taken in any order: all at once, until there are none.
   __device__ void carry() {
     while (true) {
       const long long over = lane + 1 < float_limbs ? limb >> limb_bits : 0;
@@ -73,19 +72,20 @@ __device__ long long warp_sum(long long value) {
   return value;
 }
 
-// 2^power, for powers that doubles have.
+// 2^power, for exponents in the range of double.
 __device__ double power_of_two(int power) { return __longlong_as_double(static_cast<long long>(1023 + power) << 52); }
 
-// The squares of a warp's values, as bits without their signs, all threads together. As doubles they are exact, and so
-// are their sums: one that starts so large that its last bit is worth 4 of the last bits of a largest square (2^51
-// times that is more than the sum of all), and one of what the first had to leave out. Elements more than 2^22 times
-// smaller than the largest, for all of whose bits even that has no place, are left for another round, in which they are
-// the largest.
+// Adds the squares of a warp's values, given as bits without signs. All threads take part. Squares of floats are exact
+// in double, and so are their sums: the first accumulator starts so large that its last bit is worth 4 units of the
+// last bit of a largest square (2^51 times that exceeds the total); the second one collects the remainders. Elements
+// more than 2^22 times smaller than the largest would not fit; they are left for another round, in which they are the
+// largest.
 //
-// With e the exponent's bits of the largest, a largest square's last bit is at 2 (e - 1) as limbs count positions, the
-// first sum's at 2 e, and the second's, below which no square that is summed has bits, at 2 (e - 22 - 1), or at 0.
+// Let e be the biased exponent of the largest. Counted as limb positions, the last bit of a largest square is at 2 (e -
+// 1), that of the first accumulator at 2 e, and that of the second at 2 (e - 22 - 1), or 0. No square that is added has
+// bits below the latter.
 __device__ void add_squares_of(WarpSum& sum, unsigned (&values)[elements_per_thread]) {
-  constexpr int bits_below = 22, lowest_position = -298;  // position 0 is worth 2 to that power
+  constexpr int bits_below = 22, lowest_position = -298;  // position 0 is worth 2 to this power
   constexpr unsigned infinity = 0x7f800000u;
   while (true) {
     unsigned most = 0;
@@ -107,7 +107,7 @@ __device__ void add_squares_of(WarpSum& sum, unsigned (&values)[elements_per_thr
     const int exponent = max(static_cast<int>(most >> 23), 1), smallest = exponent - bits_below;
     const int first_at = 2 * exponent, second_at = max(2 * (smallest - 1), 0);
     const unsigned least = smallest > 0 ? static_cast<unsigned>(smallest) << 23 : 1u;
-    // 1.5 * 2^52 of its units: what is added to that is in the lower half of the mantissa.
+    // 1.5 * 2^52 of its units: values added to it are in the lower half of the mantissa.
     double first = 1.5 * power_of_two(52 + first_at + lowest_position), second = 0;
     bool some_left = false;
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ void add_squares_of(WarpSum& sum, unsigned (&values)[elements_per_thr
   }
 }
 
-// A warp's values, n at once, as bits without their signs; 0 where there are none.
+// Loads a warp's values, n at a time, as bits without signs; 0 beyond the end.
 template <int n, class N>
 __device__ void load_values(const Strided<const N>& from, std::int64_t begin, std::int64_t size,
                             unsigned (&values)[elements_per_thread]) {
@@ -164,7 +164,7 @@ __device__ void load_values(const Strided<const N>& from, std::int64_t begin, st
   }
 }
 
-// Sums of `count` warps, by one of them, to the sum of all.
+// One warp adds up the sums of `count` warps and adds the result to the total.
 __device__ void add_up(const long long (*limbs)[32], int count, Limb* sum) {
   WarpSum all{static_cast<int>(threadIdx.x)};
 #pragma unroll 8
@@ -179,21 +179,21 @@ __device__ WarpSum block_squares(const Strided<const N>& values, std::int64_t si
   WarpSum sum{static_cast<int>(threadIdx.x % 32)};
   const std::int64_t begin =
       (static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32) * std::int64_t{elements_per_warp};
-  if (begin >= size) return sum;  // all of the warp
+  if (begin >= size) return sum;  // true for the whole warp
   load_values<n>(values, begin, size, sizes);
   add_squares_of(sum, sizes);
   return sum;
 }
 
-// A cluster has a tile.
+// One cluster per tile.
 template <int n, class N>
 __global__ void __cluster_dims__(blocks_per_tile, 1, 1) __launch_bounds__(threads, 3)
     squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
-  __shared__ long long limbs[blocks_per_tile * warps][32];  // of the whole tile, in its first block
+  __shared__ long long limbs[blocks_per_tile * warps][32];  // of the whole tile; used in its first block
   const auto cluster = cooperative_groups::this_cluster();
   auto started       = cluster.barrier_arrive();
   const WarpSum mine = block_squares<n>(values, size);
-  cluster.barrier_wait(std::move(started));  // the first block has, so its memory is there
+  cluster.barrier_wait(std::move(started));  // the first block has started, so its shared memory exists
   const unsigned rank      = cluster.block_rank();
   auto* const of_first     = cluster.map_shared_rank(&limbs[0][0], 0);
   const unsigned at        = (rank * warps + threadIdx.x / 32) * 32;
@@ -202,7 +202,7 @@ __global__ void __cluster_dims__(blocks_per_tile, 1, 1) __launch_bounds__(thread
   if (rank == 0 && threadIdx.x < 32) add_up(limbs, blocks_per_tile * warps, sum);
 }
 
-// What is no more than one block has.
+// For inputs of at most one block.
 template <int n, class N>
 __global__ void __launch_bounds__(threads)
     few_squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
@@ -225,7 +225,7 @@ void launch_squares(const DeviceQueue& queue, const Strided<const N>& values, st
 
 // --- double ----------------------------------------------------------------------------------------------------------
 
-// limbs += (high * 2^64 + low) * 2^position. What is 0 touches no limb.
+// limbs += (high * 2^64 + low) * 2^position. Zero pieces access no limb.
 __device__ void add_to(Limb* limbs, Limb low, Limb high, int position) {
   const int shift = position % limb_bits;
   limbs += position / limb_bits;
@@ -238,7 +238,7 @@ __device__ void add_to(Limb* limbs, Limb low, Limb high, int position) {
   }
 }
 
-// One square, or the count of what is no number.
+// Adds one square, or counts an infinity or NaN.
 __device__ void add_one(Limb* limbs, double value) {
   const Limb bits = static_cast<Limb>(__double_as_longlong(value)), fraction = bits & ((Limb(1) << 52) - 1);
   const int exponent = static_cast<int>((bits >> 52) & 0x7ff);
@@ -273,11 +273,11 @@ __global__ void __launch_bounds__(threads)
 
 // --- the norm --------------------------------------------------------------------------------------------------------
 
-// As cpu::rounded, of limbs that may be changed: carried, and the highest three rounded once.
+// Like cpu::rounded, but may change the limbs: carries them, then rounds the highest three once.
 template <class T>
 __device__ double rounded(Limb* limbs) {
   constexpr int num_limbs   = static_cast<int>(cpu::exact_limbs<T>);
-  constexpr int lowest_bits = std::is_same_v<T, float> ? -298 : -2148;  // twice the power of the smallest number
+  constexpr int lowest_bits = std::is_same_v<T, float> ? -298 : -2148;  // twice the exponent of the smallest number
   if (limbs[num_limbs + 1] != 0) return __longlong_as_double(0x7ff8000000000000);
   if (limbs[num_limbs] != 0) return __longlong_as_double(0x7ff0000000000000);
   for (int i = 0; i + 1 < num_limbs; ++i) {

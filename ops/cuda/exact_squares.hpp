@@ -5,16 +5,16 @@
 #include "engine/run/device.hpp"
 #include "ops/tape/number.hpp"
 
-// The sums of ops/cpu/exact_squares.hpp on a device: the same limbs, bit for bit.
+// The exact sums of ops/cpu/exact_squares.hpp on a device, with the same limbs, bit for bit.
 namespace stepgraph::cuda {
 
-// As cpu::add_squares does for tiles of 32768 elements each: what is added to `sum`, cpu::exact_size of the wide type,
-// for one of them has limbs below 2^32.
+// The same as cpu::add_squares on tiles of 32768 elements: the limbs that a tile adds to `sum` are below 2^32. `sum`
+// has cpu::exact_size elements of the wide type.
 inline constexpr std::int64_t squares_per_tile = 32768;
 template <class T>
 void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum);
 
-// The end of a sum of squares: op clip_factor's kernel. `scale` and `overflow` are both there or both null.
+// The kernel of op clip_factor. `scale` and `overflow` are both set or both null.
 struct ClipFactorCall {
   const std::int64_t* squares = nullptr;
   const double* scale         = nullptr;
@@ -23,7 +23,7 @@ struct ClipFactorCall {
   double* factor              = nullptr;
   std::int64_t* overflow      = nullptr;
 };
-template <class T>  // float or double: what was squared
+template <class T>  // float or double: the type of the squared elements
 void clip_factor(const DeviceQueue& queue, const ClipFactorCall& call);
 
 }  // namespace stepgraph::cuda

@@ -20,8 +20,8 @@ inline constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t data_type<f16> = CUDA_R_16F;
 
-// The largest power of two that divides an address, as far as it makes a difference: no load has more bytes. So where
-// memory is planned otherwise, in arenas that are aligned so far, the choice stays.
+// The largest power of two that divides an address, up to 16, the widest load. A different memory plan therefore does
+// not change the choice, since arenas are aligned at least that much.
 std::uint32_t alignment(const void* address) {
   const auto bits = reinterpret_cast<std::uintptr_t>(address) | 16;
   return static_cast<std::uint32_t>(bits & (~bits + 1));
@@ -49,14 +49,14 @@ cublasComputeType_t compute_type(const DeviceQueue& queue) {
   return std::is_same_v<T, float> && queue.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-// A matrix of an epilogue, which lies as the output does.
+// A second matrix of an epilogue, with the layout of the output.
 template <class T>
 struct Beside {
   const T* read = nullptr;
-  T* written    = nullptr;  // this or that, or neither
+  T* written    = nullptr;  // at most one of both is set
 };
 
-// False: the library has nothing for it.
+// Returns false if the library has no algorithm.
 template <class T, class Sum>
 bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtEpilogue_t epilogue, Sum* out,
              const Beside<T>& of_epilogue) {
@@ -109,7 +109,7 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
                       call);
 }
 
-// Rows of what lies beside the output must be whole 16 bytes.
+// Rows of an epilogue's second matrix must be multiples of 16 bytes.
 template <class T>
 bool fits_beside(const Product<T>& product, const T* beside) {
   return product.n * sizeof(T) % 16 == 0 && alignment(beside) == 16;
@@ -142,7 +142,7 @@ void multiply(const DeviceQueue& queue, const Product<T, Sum>& product) {
   if (product.m == 0 || product.n == 0) return;
   if (product.k == 0) return enqueue_bias(queue, product);
   const cublasLtEpilogue_t epilogue = product.bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS;
-  // The library adds no bias to double.
+  // The library does not support a bias for double.
   if (!(std::is_same_v<T, double> && product.bias != nullptr) &&
       enqueue<T, Sum>(queue, product, epilogue, product.c.out, {}))
     return;

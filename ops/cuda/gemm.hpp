@@ -4,17 +4,16 @@
 #include "engine/run/device.hpp"
 #include "ops/tape/tensor.hpp"
 
-// Matrix products on a device, by cuBLASLt. All matrices lie row by row without gaps.
+// Matrix products on a device, by cuBLASLt. All matrices are row-major without gaps.
 //
-// Sums are in the wide type: float's are float's own, unless the queue allows TF32. None of the library's algorithms
-// that add up parts of a sum in an order of their own is ever chosen, so that a product has the same bits each time. A
-// large one is measured where its stream is not being captured, when its sizes, types, layout and alignments are seen
-// for the first time in a process: of the algorithms that have the bits of the library's own choice, on the operands
-// that are there, the fastest is used from then on. Times are not the same twice, and neither is that algorithm; its
-// bits are.
+// Sums are in the wide type; float products are summed in float unless the queue allows TF32. Algorithms that add
+// partial sums in a nondeterministic order are never chosen, so a product has the same bits every time. A large product
+// is measured when its sizes, types, layout and alignments are first seen in a process, unless its stream is being
+// captured. Of the algorithms whose result, on the actual operands, has the bits of the library's own choice, the
+// fastest is used from then on. Timings vary, so the chosen algorithm may vary; its bits do not.
 namespace stepgraph::cuda {
 
-// [rows, cols], or where `transposed` lying as [cols, rows].
+// [rows, cols]; if `transposed`, stored as [cols, rows].
 template <class T>
 struct Operand {
   const T* data   = nullptr;
@@ -28,19 +27,19 @@ struct Product {
   Operand<T> a   = {};       // [m, k]
   Operand<T> b   = {};       // [k, n]
   Into<T, Sum> c = {};       // [m, n]
-  const T* bias  = nullptr;  // [n], for every row; none: 0. Not beside a base
+  const T* bias  = nullptr;  // [n], added to every row; null: 0. Not together with a base
 };
 template <class T, class Sum>
 void multiply(const DeviceQueue& queue, const Product<T, Sum>& product);
 
-// c = a b + bias and y = gelu(c), of the form with a tanh, from the sum before it is rounded to c; y may be c, which
-// then is not kept. False where the library has none for that (never for float and double: what it has rounds too
-// early for them): then nothing was enqueued. There is no base.
+// c = a b + bias and y = gelu(c) (the tanh form), computed from the sum before it is rounded to c. y may be c; c is
+// then not kept. Returns false, with nothing enqueued, if the library has no such kernel; always for float and double,
+// for which the library rounds too early. There is no base.
 template <class T>
 [[nodiscard]] bool multiply_gelu(const DeviceQueue& queue, const Product<T>& product, T* y);
 
-// c = a b times the slope of that gelu at x, [m, n] as c, from the sum before it is rounded. False as above. There is
-// neither a base nor a bias.
+// c = a b times the slope of that gelu at x, [m, n] like c, computed from the sum before rounding. Returns false as
+// above. There is neither a base nor a bias.
 template <class T>
 [[nodiscard]] bool multiply_gelu_gradient(const DeviceQueue& queue, const Product<T>& product, const T* x);
 

@@ -12,14 +12,14 @@
 namespace stepgraph::cuda {
 namespace {
 
-struct Algorithm : cublasLtMatmulAlgo_t {};  // with a name: nvcc fails on a vector of the library's, which has none
+struct Algorithm : cublasLtMatmulAlgo_t {};  // a named type: nvcc fails on a vector of the library's unnamed struct
 
 constexpr std::size_t most_workspace = std::size_t{64} << 20;
 constexpr int most_candidates        = 16;
 constexpr double worth_measuring     = 1e9;   // flops: a few us
 constexpr double short_run           = 3e10;  // flops: about 50 us
 constexpr int num_rounds             = 3;
-constexpr double most_ms             = 500;  // for one problem, about: the slower it is, the fewer candidates
+constexpr double most_ms             = 500;  // approximate limit per problem: slow problems try fewer candidates
 
 double flops(const Problem& problem) {
   return 2 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
@@ -32,7 +32,7 @@ cublasStatus_t run(const DeviceQueue& queue, Call& call, const Algorithm& algori
                         &algorithm, workspace.data(), workspace.size(), stream_of(queue));
 }
 
-// What the library would use, the likely fastest first. None: it has nothing for the problem.
+// The algorithms that the library proposes, the likely fastest first. Empty: it has none for the problem.
 std::vector<Algorithm> ask_library(const DeviceQueue& queue, const Problem& problem, Call& call) {
   cublasLtMatmulPreferenceOpaque_t preference;
   check_blas(cublasLtMatmulPreferenceInit(&preference), "describing a preference");
@@ -41,7 +41,7 @@ std::vector<Algorithm> ask_library(const DeviceQueue& queue, const Problem& prob
                "describing a preference");
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(problem.workspace));
-  // Parts of a sum meet in the workspace, in the type they are summed in, or there is one part.
+  // Partial sums are combined in the workspace, in the compute type, or there is only one.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, problem.alignments[1]);
@@ -63,7 +63,7 @@ std::vector<Algorithm> ask_library(const DeviceQueue& queue, const Problem& prob
 
 // --- measuring -------------------------------------------------------------------------------------------------------
 
-// What is learned on the device, behind the library's part of the workspace.
+// Results of kernels, stored behind the library's part of the workspace.
 struct Notes {
   std::int64_t hash = 0, hash_beside = 0;
   std::int32_t numbers_of_a = 0, numbers_of_b = 0;
@@ -73,13 +73,13 @@ static_assert(sizeof(Notes) <= notes_bytes);
 
 constexpr int sample_threads = 256, samples_of_thread = 16, num_samples = sample_threads * samples_of_thread;
 
-// Whether sums of such numbers round: their last bit is set. Small whole numbers have the same sum in any order.
+// Whether sums of such numbers round: their last bit is set. Small integers have the same sum in any order.
 __device__ bool rounds(__nv_bfloat16 x) { return isfinite(widen(x)) && (__bfloat16_as_ushort(x) & 1) != 0; }
 __device__ bool rounds(__half x) { return isfinite(widen(x)) && (__half_as_ushort(x) & 1) != 0; }
 __device__ bool rounds(float x) { return isfinite(x) && (__float_as_uint(x) & 1) != 0; }
 __device__ bool rounds(double x) { return isfinite(x) && (__double_as_longlong(x) & 1) != 0; }
 
-// Of elements here and there: how many make sums round.
+// Counts, in a sample of the elements, those that make sums round.
 template <class N>
 __global__ void __launch_bounds__(sample_threads)
     count_numbers(const N* elements, std::uint64_t size, std::int32_t* count) {
@@ -132,7 +132,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// One problem on the operands that are there. Leaves the output as it was if that is the base, else with anything.
+// Measures one problem on the actual operands. An in-place output is restored; any other output is left undefined.
 class Measurement {
  public:
   Measurement(const DeviceQueue& queue, const Problem& problem, Call& call)
@@ -147,16 +147,16 @@ class Measurement {
     return notes_ != nullptr && (!problem_.in_place || saved_.size() >= call_.written.size());
   }
 
-  // Whether these operands tell algorithms apart that are not the same.
+  // Whether results on these operands distinguish algorithms with different bits.
   [[nodiscard]] bool tells() {
     check_cuda(cudaMemsetAsync(notes_, 0, sizeof(Notes), stream_of(queue_)), "clearing notes");
     enqueue_count(queue_, problem_.type, call_.a, problem_.m * problem_.k, &notes_->numbers_of_a);
     enqueue_count(queue_, problem_.type, call_.b, problem_.k * problem_.n, &notes_->numbers_of_b);
     const Notes found = read_notes();
-    return std::min(found.numbers_of_a, found.numbers_of_b) >= num_samples / 8;  // of random numbers it is half
+    return std::min(found.numbers_of_a, found.numbers_of_b) >= num_samples / 8;  // for random numbers it is half
   }
 
-  // The fastest of those that have the first one's bits.
+  // The fastest of the algorithms whose result has the bits of the first one's.
   [[nodiscard]] Algorithm fastest(std::span<const Algorithm> candidates) {
     copy(saved_.data(), call_.written.data());
     std::vector<Timed> alike;
@@ -177,7 +177,7 @@ class Measurement {
       }
       if (found.hash == expected.hash && found.hash_beside == expected.hash_beside) alike.push_back({candidates[i]});
     }
-    // In turns, so that none has the cooler device.
+    // Round-robin, so that no algorithm has the cooler device.
     for (int round = 0; round < num_rounds && alike.size() > 1; ++round) {
       for (Timed& each : alike) each.ms = std::min(each.ms, ms_of(each.algorithm));
     }
@@ -192,7 +192,7 @@ class Measurement {
     float ms = std::numeric_limits<float>::infinity();
   };
 
-  // Several runs where one is so short that one would see the host rather than the device.
+  // Repeats short runs, whose time would otherwise be that of the host.
   [[nodiscard]] float ms_of(const Algorithm& algorithm) {
     const int repeats = flops(problem_) < short_run ? 8 : 1;
     begin_.record(stream_of(queue_));
@@ -201,7 +201,7 @@ class Measurement {
     return end_.ms_since(begin_) / static_cast<float>(repeats);
   }
 
-  // Of an output that is added to, before and after it is tried.
+  // Saves and restores an in-place output around the trials.
   void copy(std::byte* to, const std::byte* from) {
     if (!problem_.in_place) return;
     check_cuda(cudaMemcpyAsync(to, from, call_.written.size(), cudaMemcpyDeviceToDevice, stream_of(queue_)),
@@ -233,10 +233,10 @@ class Measurement {
 // --- choices ---------------------------------------------------------------------------------------------------------
 
 struct Choice {
-  std::optional<Algorithm> algorithm = {};  // none: the library has nothing for the problem
+  std::optional<Algorithm> algorithm = {};  // none: the library has no algorithm for the problem
   int trials_left                    = 0;   // 0: final
 };
-constexpr int most_trials = 8;  // operands that tell nothing cost some of them
+constexpr int most_trials = 8;  // operands that do not distinguish algorithms use up trials
 
 bool is_captured(const DeviceQueue& queue) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -249,7 +249,8 @@ Choice first_choice(const Problem& problem, const std::vector<Algorithm>& candid
   return {candidates.front(), flops(problem) >= worth_measuring && candidates.size() > 1 ? most_trials : 0};
 }
 
-// Of all threads. Nobody else waits while one measures: its stream may be waiting for what they are about to enqueue.
+// Shared by all threads. The mutex is not held while measuring: the stream may wait for work that other threads are
+// about to enqueue.
 std::optional<Algorithm> choose(const DeviceQueue& queue, const Problem& problem, Call& call) {
   static std::mutex mutex;
   static std::map<Problem, Choice> choices;
@@ -266,7 +267,7 @@ std::optional<Algorithm> choose(const DeviceQueue& queue, const Problem& problem
   if (possible && measurement.tells()) best = measurement.fastest(ask_library(queue, problem, call));
   const std::lock_guard lock(mutex);
   Choice& choice = choices.at(problem);
-  if (choice.trials_left == 0) return choice.algorithm;  // another thread's
+  if (choice.trials_left == 0) return choice.algorithm;  // another thread has decided
   if (best) choice.algorithm = best;
   choice.trials_left = best || !possible ? 0 : choice.trials_left - 1;
   return choice.algorithm;

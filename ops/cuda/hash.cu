@@ -9,8 +9,8 @@ namespace {
 
 using Word                     = unsigned long long;
 constexpr int threads          = 256;
-constexpr int words_at_once    = 8;     // of a thread
-constexpr unsigned most_blocks = 1024;  // so that few add to one number
+constexpr int words_at_once    = 8;     // per thread
+constexpr unsigned most_blocks = 1024;  // limits the number of atomic additions
 
 __device__ Word mix(Word z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -27,7 +27,7 @@ __device__ Word word_of(const unsigned char* bytes, int count) {
   return word;
 }
 
-// Adds to the hash, which is 0 before. A sum of integers: it does not matter who adds first.
+// Adds to the hash, which is initially 0. Integer addition: the order does not matter.
 template <bool aligned>
 __global__ void __launch_bounds__(threads) hash_kernel(const unsigned char* bytes, std::int64_t size, Word* hash) {
   const std::int64_t words = size / 8, step = static_cast<std::int64_t>(gridDim.x) * threads,

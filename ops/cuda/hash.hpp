@@ -7,7 +7,7 @@
 
 namespace stepgraph::cuda {
 
-// hash = the CPU's hash_bytes of `bytes`, both on the device.
+// hash = hash_bytes of ops/hash.hpp; both arguments are on the device.
 void hash_bytes(const DeviceQueue& queue, std::span<const std::byte> bytes, std::int64_t* hash);
 
 }  // namespace stepgraph::cuda

@@ -5,7 +5,7 @@
 
 namespace stepgraph::cuda {
 
-// Op update_loss_scale's kernel: all four are one number on the device each.
+// The arguments of op update_loss_scale: one number on the device each.
 struct LossScaleNumbers {
   const std::int64_t* overflow = nullptr;
   double* scale                = nullptr;

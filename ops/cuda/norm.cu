@@ -18,12 +18,12 @@ struct NormRows {
 
   __device__ bool centered() const { return center != nullptr; }
   __device__ RowSum<N> mean(RowSum<N> sum) const { return sum / static_cast<RowSum<N>>(width); }
-  // Squares that overflowed are no row of zeros: infinity times zero is what says so.
+  // If the squares overflow, the scale would be 0. Adding 0 * infinity makes it NaN instead.
   __device__ Computed<N> scale_of(RowSum<N> squares) const {
     const RowSum<N> mean_square = mean(squares);
     return static_cast<Computed<N>>(1 / sqrt(mean_square + static_cast<RowSum<N>>(eps)) + 0 * mean_square);
   }
-  // A row's numbers, by one of its threads.
+  // Stores center and scale of a row. Called by one of its threads.
   __device__ void keep(std::int64_t row, Computed<N> row_center, Computed<N> row_scale) const {
     scale[row] = row_scale;
     if (centered()) center[row] = row_center;
@@ -50,7 +50,7 @@ struct NormRows {
   }
 };
 
-// Where rows come from: they are there...
+// Source of rows that are in memory already.
 template <class N>
 struct Given {
   template <int n>
@@ -65,7 +65,7 @@ struct Given {
     for (int k = 0; k < n; ++k) values[k] = widen(in.at[k]);
   }
 };
-// ... or are summed and stored first.
+// Source of rows that are summed and stored first.
 template <class N, class D>
 struct Summed {
   const N *x, *branch, *bias;
@@ -83,7 +83,7 @@ struct Summed {
   __device__ void finish(const Loaded<n>& in, std::int64_t at, int column, Computed<N>* values) const {
 #pragma unroll
     for (int k = 0; k < n; ++k) values[k] = widen(in.branch.at[k]);
-    if (bias != nullptr) {  // close by: all rows have it
+    if (bias != nullptr) {  // cached: all rows share it
       const Pack<N, n> added = load_pack<n>(bias + column);
 #pragma unroll
       for (int k = 0; k < n; ++k) values[k] += widen(added.at[k]);
@@ -99,7 +99,7 @@ struct Summed {
   }
 };
 
-// A row is read once and stays in registers.
+// Each row is read once and stays in registers.
 template <class Shape, class N, class P, class From>
 __global__ void __launch_bounds__(Shape::block_threads) norm_kernel(const NormRows<N, P> norm, const From from) {
   constexpr int n = elements_per_vector<N>, packs = Shape::packs;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(Shape::block_threads) norm_kernel(const NormRo
   }
 }
 
-// Rows of any length, element by element and several times: a thread finds what it has stored itself.
+// Rows of any length, element by element, in several passes. Each thread rereads only what it has stored itself.
 constexpr int any_threads = 256;
 template <class N, class P, class From>
 __global__ void __launch_bounds__(any_threads) norm_any_kernel(const NormRows<N, P> norm, const From from) {

@@ -5,11 +5,11 @@
 #include "ops/cuda/residual.hpp"
 #include "ops/tape/tensor.hpp"
 
-// Layer norm and RMS norm over rows of `width` elements, on a device, as ops/cpu/norm.hpp has them. Elements are float,
-// double, bf16 or f16; weight and bias are of their type, or wide.
+// Layer norm and RMS norm over rows of `width` elements on a device, as in ops/cpu/norm.hpp. Elements are float,
+// double, bf16 or f16; weight and bias have the same type or the wide type.
 namespace stepgraph::cuda {
 
-// An RMS norm has no center and no bias: they are null.
+// For an RMS norm, center and bias are null.
 template <class T, class Param>
 struct Norm {
   std::int64_t rows, width;
@@ -24,7 +24,7 @@ struct Norm {
 template <class T, class Param>
 void norm_forward(const DeviceQueue& queue, const Norm<T, Param>& norm);
 
-// Rows are summed, and what was stored of each is normed, while it is in registers: norm.x is sum.y.
+// Sums each row and normalises the stored sum while it is in registers: norm.x is sum.y.
 template <class T, class Param>
 void residual_norm_forward(const DeviceQueue& queue, const ResidualRows<T>& sum, const Norm<T, Param>& norm);
 
@@ -32,7 +32,7 @@ template <class T, class Param>
 struct NormBackward {
   std::int64_t rows, width;
   const T* x;
-  const Param* weight;    // null: for the gradients of weights
+  const Param* weight;    // null for the weight gradients
   const Wide<T>* center;  // null: RMS norm
   const Wide<T>* scale;
   const T* dy;
@@ -40,8 +40,8 @@ struct NormBackward {
 template <class T, class Param>
 void norm_backward(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T>& dx);
 
-// dw (+)= the sum over rows of dy times the normed x, and, where there is one, db (+)= that of dy. Takes workspace as
-// column_sum does, for each.
+// dw (+)= the sum over rows of dy times the normalised x; with a bias, db (+)= the sum of dy. Uses workspace like
+// column_sum, for each of them.
 template <class T, class Param>
 void norm_weight_gradient(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw,
                           const Into<T, Wide<T>>* db);

@@ -5,8 +5,8 @@
 namespace stepgraph::cuda {
 namespace {
 
-// With m = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - m * mean(g m)); the root mean square's
-// has no mean(g).
+// With m = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - m * mean(g m)). The RMS norm has no
+// mean(g).
 template <class N, class P>
 struct BackwardRows {
   using W = Computed<N>;
@@ -22,7 +22,7 @@ struct BackwardRows {
     W center, scale;
   };
   __device__ Row row(std::int64_t at) const { return {center == nullptr ? W(0) : center[at], scale[at]}; }
-  // Adds n elements' g m and g.
+  // Adds g m and g of n elements.
   template <int n>
   __device__ void add(const Row& of, int column, const Pack<N, n>& from, const Pack<N, n>& above, W (&sums)[2]) const {
     const Pack<P, n> by = load_pack<n>(weight + column);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape::block_threads) norm_backward_kernel(con
   }
 }
 
-// Rows of any length, element by element, read twice.
+// Rows of any length, element by element, in two passes.
 constexpr int any_threads = 256;
 template <class N, class P>
 __global__ void __launch_bounds__(any_threads) norm_backward_any_kernel(const BackwardRows<N, P> norm) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(any_threads) norm_backward_any_kernel(const Ba
   }
 }
 
-// Columns of dy times the normed x and, of a norm that has a center, of dy.
+// Sums of dy times the normalised x and, for a layer norm, of dy.
 template <class N, bool centered>
 struct WeightColumns {
   using Element                 = N;

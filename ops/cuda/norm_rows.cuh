@@ -3,14 +3,15 @@
 
 #include "ops/cuda/common/pack.cuh"
 
-// How rows are divided among threads: internal to ops/cuda/.
+// How rows are divided among threads. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
-// In what the sums of threads are added up: as good as f64 for float, whose sums are then rounded once.
+// The type in which the sums of threads are added: float for 2-byte types, else double. The result is rounded once.
 template <class N>
 using RowSum = std::conditional_t<sizeof(N) == 2, float, double>;
 
-// `threads` have a row, in up to `packs` vectors each; a warp its own, several warps of a block one together.
+// `threads` threads share a row, with up to `packs` vectors each: one warp per row, or several warps of a block
+// together.
 template <int row_threads, int row_packs>
 struct RowShape {
   static constexpr int threads = row_threads, packs = row_packs;
@@ -25,7 +26,7 @@ struct RowShape {
   __device__ static int column(int k, int n) { return (k * threads + static_cast<int>(threadIdx.x)) * n; }
 };
 
-// Calls f with a shape whose threads hold a row of `vectors` vectors; false where none does.
+// Calls f with a shape whose threads can hold a row of `vectors` vectors. Returns false if there is none.
 template <class Call>
 bool with_row_shape(std::int64_t vectors, const Call& f) {
   if (vectors <= 96) return f(RowShape<32, 3>()), true;
@@ -37,8 +38,8 @@ bool with_row_shape(std::int64_t vectors, const Call& f) {
   return false;
 }
 
-// The sums over a row's threads, of `count` numbers each; all of them get the results. Called once by a kernel for each
-// `shared`, by all threads of a block that are more than one warp of a row.
+// Sums `count` numbers over the threads of a row; all threads get the results. A kernel calls it once per `shared`
+// array. With several warps per row, all threads of the block must call it.
 template <int threads, int count, class S>
 __device__ void add_up(S (&values)[count], S (&shared)[count][32]) {
 #pragma unroll

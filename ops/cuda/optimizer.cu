@@ -18,13 +18,13 @@ __device__ void store(const Strided<N>& rows, std::int64_t i, const Pack<N, n>& 
   *reinterpret_cast<Pack<N, n>*>(rows.at(i)) = pack;
 }
 
-// A product that is rounded by itself, and one with a sum that are rounded together: said, as on the CPU.
+// A separately rounded product, and a fused multiply-add: explicit, as on the CPU.
 __device__ float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ double multiply(double a, double b) { return __dmul_rn(a, b); }
 __device__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// The weight, rounded to what the model computes with; n elements.
+// Stores n weights, rounded to the type that the model computes with.
 template <int n, class T, class V>
 __device__ void store_value(const Strided<V>& value, std::int64_t i, const Pack<T, n>& weight) {
   if (value.data == nullptr) return;
@@ -34,8 +34,8 @@ __device__ void store_value(const Strided<V>& value, std::int64_t i, const Pack<
   store(value, i, rounded);
 }
 
-// Both to the power of steps, side by side: everybody waits for them. The error of squaring again and again grows with
-// the steps, but the power is as much smaller then.
+// beta1 and beta2 to the power of `steps`, interleaved, since all threads wait for them. The relative error of repeated
+// squaring grows with the steps, but the powers shrink as fast.
 struct Powers {
   double of_beta1 = 1, of_beta2 = 1;
   __device__ Powers(double beta1, double beta2, std::int64_t steps) {
@@ -48,8 +48,8 @@ struct Powers {
 };
 
 // --- updates ---------------------------------------------------------------------------------------------------------
-// Each has what a block needs to know of the step (Scalars, made by one thread), what a thread reads for n elements
-// (Loaded), and what it does with them.
+// Each update defines the scalars of a step (Scalars, computed by one thread), the data that a thread loads for n
+// elements (Loaded), and how it uses them.
 
 template <class T, class G, class V>
 struct AdamW {
@@ -148,24 +148,24 @@ struct Sgd {
 
 constexpr int threads = 256, blocks_per_multiprocessor = 3;
 
-// n elements at a time by each thread, and as many that the next turn needs are on their way meanwhile: the device is
-// full of blocks, and they stay. What does not fill n at the end is the first block's.
+// Each thread processes n elements at a time and loads those of its next turn meanwhile. The blocks fill the device and
+// are persistent. The first block processes the tail.
 template <int n, class Update>
 __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
     update_kernel(const Update of, std::int64_t count) {
   const std::int64_t packs = count / n, stride = static_cast<std::int64_t>(gridDim.x) * threads;
-  const std::int64_t left = packs * n + threadIdx.x;  // one element, of the first block's threads
+  const std::int64_t left = packs * n + threadIdx.x;  // one tail element per thread of the first block
   const bool has_left     = n > 1 && blockIdx.x == 0 && left < count;
   std::int64_t pack       = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
 
-  // On its way while the scalars are made.
+  // Loaded while the scalars are computed.
   typename Update::template Loaded<n> loaded;
   if (pack < packs) loaded = of.template read<n>(pack * n);
   __shared__ typename Update::Scalars scalars;
   __shared__ bool skipped;
   if (threadIdx.x == 0) {
     const std::int64_t skip = of.numbers.skip == nullptr ? 0 : *of.numbers.skip;
-    scalars                 = of.scalars();  // for nothing where the step is skipped, but without waiting for that
+    scalars                 = of.scalars();  // also for a skipped step, to avoid waiting for `skip`
     skipped                 = skip != 0;
   }
   __syncthreads();
@@ -195,7 +195,7 @@ void launch(const DeviceQueue& queue, const Update& update, std::int64_t count, 
   check_launch(name);
 }
 
-// As many at a time as 16 bytes of weights, where all of them lie so.
+// 16 bytes of weights at a time if all arrays are aligned for it.
 template <class Update, class T, class... Other>
 void launch_fitting(const DeviceQueue& queue, const Update& update, std::int64_t count, const char* name,
                     const Strided<T>& weight, const Other&... others) {

@@ -4,11 +4,11 @@
 #include "engine/run/device.hpp"
 #include "ops/cpu/optimizer.hpp"
 
-// Updates of weights on a device, by the operations of ops/cpu/optimizer.cpp in their order. What changes from step to
-// step is on the device too, and read there.
+// Weight updates on a device: the operations of ops/cpu/optimizer.cpp in the same order. Scalars that change from step
+// to step are in device memory.
 namespace stepgraph::cuda {
 
-// Where `skip` is there and not 0, nothing changes but the value, which is written anew.
+// If `skip` is set and not 0, only the value is written, with its old bits.
 struct AdamWNumbers {
   const double* factor     = nullptr;
   const double* rate       = nullptr;

@@ -5,15 +5,15 @@
 #include "engine/run/device.hpp"
 #include "ops/tape/tensor.hpp"
 
-// What is done to a residual stream element by element, on a device. Elements are float, double, bf16 or f16.
+// Elementwise operations on the residual stream, on a device. Elements are float, double, bf16 or f16.
 namespace stepgraph::cuda {
 
-// Which elements of a matrix are dropped: those that ops/dropout_mask.hpp drops at a step whose number is in device
-// memory. Element (row, column) has number first + row * width + column.
+// The dropout of a matrix, by the mask of ops/dropout_mask.hpp; the step number is in device memory. Element (row,
+// column) has mask index first + row * width + column.
 struct Drop {
   std::uint64_t key;         // of the site
-  std::uint32_t dropped;     // of 2^32
-  double scale;              // of what is kept
+  std::uint32_t dropped;     // threshold: out of 2^32
+  double scale;              // of the kept elements
   const std::int64_t* step;  // device memory
   std::int64_t first;
 };

@@ -8,7 +8,7 @@
 namespace stepgraph::cuda {
 namespace {
 
-// Some of the frequencies, as an argument of a kernel.
+// Some of the frequencies, as a kernel argument.
 struct Frequencies {
   static constexpr int most = 128;
   double at[most];
@@ -19,7 +19,7 @@ struct Turn {
   W cosine, sine;
 };
 
-// Of positions from `first` on and frequencies from `begin` on; rows of `half`, angles in f64.
+// For positions from `first` on and frequencies from `begin` on. Rows of `half` turns; angles are computed in f64.
 template <class W>
 __global__ void angles_kernel(const Frequencies frequencies, int begin, int count, std::int64_t first,
                               std::int64_t positions, int half, double direction, Turn<W>* turns) {
@@ -31,18 +31,18 @@ __global__ void angles_kernel(const Frequencies frequencies, int begin, int coun
   turns[position * half + begin + k] = {static_cast<W>(cosine), static_cast<W>(direction * sine)};
 }
 
-// Elements are pairs: first halves of heads.
+// Elements are pairs, numbered by the first halves of heads.
 template <class N>
 struct Rotate {
   const N* in;
   N* out;
   const Turn<Computed<N>>* turns;
-  std::int64_t seq, row, pairs_per_row;  // in elements; turned pairs
+  std::int64_t seq, row, pairs_per_row;  // in elements; rotated pairs
   int half;
-  std::int64_t first, positions;  // of each sequence, those of which there are turns
+  std::int64_t first, positions;  // range of positions in each sequence for which `turns` exist
 
   struct Place {
-    std::int64_t at, turn;  // in rows; in turns
+    std::int64_t at, turn;  // index in the rows; index in turns
   };
   __device__ Place place(std::int64_t i) const {
     const auto [r, pair]            = split(i, pairs_per_row);

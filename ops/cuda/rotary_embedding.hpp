@@ -7,15 +7,15 @@
 
 namespace stepgraph::cuda {
 
-// As cpu::Rotation has it; `frequencies` are the host's.
+// Like cpu::Rotation; `frequencies` is in host memory.
 struct Rotation {
   std::int64_t seq, row, turned_heads, head_size;
   bool backward;
   std::span<const double> frequencies;  // head_size / 2
 };
 
-// out = in, turned; they may be one. Cosines and sines of a stretch of positions at a time are in the workspace: all of
-// them, as a rule, which takes head_size wide numbers for each.
+// out = rotated in; both may be the same. The workspace holds the cosines and sines of a range of positions at a time,
+// usually of all: head_size wide numbers per position.
 template <class T>
 void rotate(const DeviceQueue& queue, const Rotation& rotation, std::int64_t rows, const T* in, T* out);
 

@@ -1,8 +1,10 @@
 #include "ops/cuda/streams.hpp"
 
+#include <concepts>
 #include <limits>
 #include <type_traits>
 
+#include "engine/base/dispatch.hpp"
 #include "ops/cuda/common/map.cuh"
 #include "ops/cuda/common/view.cuh"
 
@@ -35,7 +37,7 @@ auto in_units(const View<Byte>& bytes) {
                        bytes.begin / size};
 }
 
-// The largest unit of which both sides are made.
+// Calls `call` with the largest unit whose size divides `all`.
 template <class Call>
 void with_unit(std::uint64_t all, const Call& call) {
   if (all % 16 == 0) return call(uint4{});
@@ -51,10 +53,10 @@ std::uint64_t bits_of(const View<Byte>& view) {
          static_cast<std::uint64_t>(view.begin);
 }
 
-// Rows of one length on both sides, so that a copy of a rectangle does it; how long a row is, else 0.
+// The common row length if a 2D copy can do it, else 0.
 std::int64_t row_of_both(const View<std::byte>& to, const View<const std::byte>& from, std::int64_t size) {
   const std::int64_t row      = to.length == 0 ? from.length : to.length;
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();  // apart, as the driver has it
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();  // the driver's limit for strides
   if (row == 0 || (from.length != 0 && from.length != row)) return 0;
   if (size % row != 0 || to.begin % row != 0 || from.begin % row != 0) return 0;
   return to.stride > most || from.stride > most || row > most ? 0 : row;
@@ -62,7 +64,7 @@ std::int64_t row_of_both(const View<std::byte>& to, const View<const std::byte>&
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
 
-// Integers are computed with as they are.
+// Integers are used as they are.
 template <class N>
 __device__ auto computed(N x) {
   if constexpr (std::is_integral_v<N>) {
@@ -195,13 +197,23 @@ void reduce_elements(const DeviceQueue& queue, const Stretch& into, const Stretc
          to.fits(n) && of.fits(n));
 }
 
-// `Bits` is the type without a sign: sums and products wrap around.
-template <class N, class Bits = N>
+// Sums and products of integers are unsigned: they wrap around.
+template <class N>
+struct BitsOf {
+  using type = N;
+};
+template <std::integral N>
+struct BitsOf<N> {
+  using type = std::make_unsigned_t<N>;
+};
+
+template <class N>
 void reduce_type(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  Reduction reduction) {
+  using Bits = typename BitsOf<N>::type;
   switch (reduction) {
     case Reduction::sum:
-    case Reduction::average:  // divided at its end
+    case Reduction::average:  // divided afterwards
       return reduce_elements<Bits, Add>(queue, into, from, size_bytes);
     case Reduction::product:
       return reduce_elements<Bits, Multiply>(queue, into, from, size_bytes);
@@ -263,42 +275,12 @@ void copy(const DeviceQueue& queue, const Stretch& to, const Stretch& from, std:
 void reduce_into(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  DType type, Reduction reduction) {
   if (size_bytes == 0) return;
-  switch (type) {
-    case DType::u8:
-      return reduce_type<std::uint8_t>(queue, into, from, size_bytes, reduction);
-    case DType::i32:
-      return reduce_type<std::int32_t, std::uint32_t>(queue, into, from, size_bytes, reduction);
-    case DType::i64:
-      return reduce_type<std::int64_t, std::uint64_t>(queue, into, from, size_bytes, reduction);
-    case DType::f16:
-      return reduce_type<__half>(queue, into, from, size_bytes, reduction);
-    case DType::bf16:
-      return reduce_type<__nv_bfloat16>(queue, into, from, size_bytes, reduction);
-    case DType::f32:
-      return reduce_type<float>(queue, into, from, size_bytes, reduction);
-    case DType::f64:
-      return reduce_type<double>(queue, into, from, size_bytes, reduction);
-  }
+  dispatch(type, [&]<class T>(T) { reduce_type<Native<T>>(queue, into, from, size_bytes, reduction); });
 }
 
 void divide(const DeviceQueue& queue, const Stretch& values, std::int64_t size_bytes, DType type, std::int64_t count) {
   if (size_bytes == 0) return;
-  switch (type) {
-    case DType::u8:
-      return divide_type<std::uint8_t>(queue, values, size_bytes, count);
-    case DType::i32:
-      return divide_type<std::int32_t>(queue, values, size_bytes, count);
-    case DType::i64:
-      return divide_type<std::int64_t>(queue, values, size_bytes, count);
-    case DType::f16:
-      return divide_type<__half>(queue, values, size_bytes, count);
-    case DType::bf16:
-      return divide_type<__nv_bfloat16>(queue, values, size_bytes, count);
-    case DType::f32:
-      return divide_type<float>(queue, values, size_bytes, count);
-    case DType::f64:
-      return divide_type<double>(queue, values, size_bytes, count);
-  }
+  dispatch(type, [&]<class T>(T) { divide_type<Native<T>>(queue, values, size_bytes, count); });
 }
 
 template <class To, class From>

@@ -2,8 +2,8 @@
 #include "engine/base/half.hpp"
 #include "engine/base/types.hpp"
 
-// Elements are stored in one type and computed in another that is at least as wide: bf16 and f16 in float, float and
-// double in themselves. A kernel that is to know those of two bytes reads with wide() and writes with narrow().
+// Storage type and compute type of elements: bf16 and f16 are computed in float, float and double in themselves.
+// Kernels that support 2-byte types read with wide() and write with narrow().
 namespace stepgraph {
 
 namespace detail {

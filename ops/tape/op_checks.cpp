@@ -5,7 +5,7 @@
 namespace stepgraph {
 
 void check_tensor(const Tape& tape, std::string_view op, std::string_view name, const Tensor& tensor) {
-  (void)tape.needs_gradient(tensor);  // refuses another tape's
+  (void)tape.needs_gradient(tensor);  // throws for a tensor of another tape
   if (tensor.type != tape.type()) {
     throw Error(ErrorKind::config, str(op, ": ", name, " is ", tensor.type, ", the tape computes in ", tape.type()));
   }

@@ -10,9 +10,9 @@
 namespace stepgraph {
 namespace {
 
-constexpr std::int64_t tile_bytes = 256 * 1024;  // whole elements of every type
+constexpr std::int64_t tile_bytes = 256 * 1024;  // a multiple of every element size
 
-// Ranges of bytes, one after another.
+// Byte ranges, concatenated.
 class Stream {
  public:
   void add(const Rows<std::byte>& rows) {
@@ -22,7 +22,7 @@ class Stream {
     return begins_.empty() ? 0 : begins_.back() + ranges_.back().length;
   }
 
-  // The range that holds byte `at`, from there on.
+  // The rest of the range that contains byte `at`, starting there.
   [[nodiscard]] std::span<std::byte> from(std::int64_t at) const {
     const auto i = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), at) - begins_.begin()) - 1;
     const std::int64_t skip = at - begins_[i];
@@ -43,12 +43,12 @@ class Stream {
   std::vector<std::int64_t> begins_;
 };
 
-// The i-th access of a kind.
+// The i-th access of the given mode.
 Rows<std::byte> rows_of(const Context& context, AccessMode mode, std::size_t i) {
   if (mode == AccessMode::write) return context.write_rows<std::byte>(i);
   if (mode == AccessMode::accumulate) return context.accumulate_rows<std::byte>(i);
   const Rows<const std::byte> rows = context.read_rows<std::byte>(i);
-  return {const_cast<std::byte*>(rows.data), rows.length, rows.stride, rows.count};  // only ever read from
+  return {const_cast<std::byte*>(rows.data), rows.length, rows.stride, rows.count};  // the result is only read from
 }
 
 Stream stream(const Context& context, AccessMode mode, std::size_t count) {
@@ -57,7 +57,7 @@ Stream stream(const Context& context, AccessMode mode, std::size_t count) {
   return out;
 }
 
-// Where a device is to work: rows of one access after another.
+// The rows of several accesses, one access after another, for device kernels.
 class DeviceStream {
  public:
   DeviceStream(const Context& context, AccessMode mode, std::size_t count)
@@ -85,7 +85,7 @@ class DeviceStream {
   cuda::Stretch now_ = {};
 };
 
-// Calls work(into, from, bytes) for stretches that are of one access on both sides.
+// Calls work(into, from, bytes) for stretches that lie in one access on both sides.
 template <class Work>
 void for_stretches(DeviceStream into, DeviceStream from, const Work& work) {
   while (!into.done()) {
@@ -96,7 +96,7 @@ void for_stretches(DeviceStream into, DeviceStream from, const Work& work) {
   }
 }
 
-// Calls work(into, from) for stretches that are one range on both sides, tile by tile, on idle threads too.
+// Calls work(into, from) for stretches that are contiguous on both sides, in parallel tiles.
 template <class Work>
 void for_pairs(const Context& context, const Stream& into, const Stream& from, const Work& work) {
   const std::int64_t size = into.size();
@@ -188,7 +188,7 @@ AccessList cut(const Graph& graph, const AccessList& accesses, std::int64_t begi
     if (from >= to) continue;
     Region region = access.region;
     if (region.length == Access::whole) region = {.length = size};
-    // A first row from its middle on, whole rows, a last row up to its middle.
+    // The end of a first row, whole rows, and the beginning of a last row.
     const std::int64_t first = from / region.length, last = (to - 1) / region.length;
     const auto at = [&](std::int64_t row) { return region.offset + row * region.stride; };
     if (first == last) {

@@ -6,11 +6,11 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
 
-// What a rank does to bytes by itself: internal to ops/ and graphs/. Accesses are laid end to end, whatever ranges or
-// rows they are, so both sides of a copy or a reduction may be cut differently.
+// Local operations on bytes. Internal to ops/ and graphs/. Accesses are concatenated, whatever their ranges or rows, so
+// both sides of a copy or a reduction may be cut differently.
 namespace stepgraph {
 
-// How many accesses of each list hold bytes; tokens, which order the node, come after them.
+// The number of accesses in each list that hold bytes. Tokens, which only order the node, come after them.
 struct StreamCounts {
   std::size_t reads = 0, writes = 0, accumulates = 0;
 };
@@ -22,7 +22,7 @@ struct StreamCounts {
 [[nodiscard]] std::int64_t num_bytes(const Graph& graph, const AccessList& accesses);
 [[nodiscard]] std::int64_t num_bytes(const Graph& graph, const Access& access);
 
-// Bytes [begin, begin + length) of accesses laid end to end.
+// Bytes [begin, begin + length) of concatenated accesses.
 [[nodiscard]] AccessList cut(const Graph& graph, const AccessList& accesses, std::int64_t begin, std::int64_t length);
 
 }  // namespace stepgraph

@@ -29,7 +29,7 @@ Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
     throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
   }
   if (spec_.type != DType::f32 && spec_.type != DType::f64 && !is_half(spec_.type)) {
-    throw Error(ErrorKind::config, str("tape: has elements of f32, f64, bf16 or f16, not of ", spec_.type));
+    throw Error(ErrorKind::config, str("tape: elements of ", spec_.type, " (f32, f64, bf16 or f16)"));
   }
 }
 
@@ -89,7 +89,7 @@ Node Tape::add_node(const OpNode& node, Body body) {
 }
 
 void Tape::on_backward(Backward backward) {
-  if (emitting_) throw Error(ErrorKind::config, "tape: an op's backward adds nodes, it does not apply ops");
+  if (emitting_) throw Error(ErrorKind::config, "tape: an op's backward may add nodes but not apply ops");
   if (!spec_.records) return;
   if (backward.takes_gradients) {
     for (const Tensor& output : backward.outputs) state(output).taken = true;
@@ -105,7 +105,7 @@ const Tape::State& Tape::state(const Tensor& of) const {
   const bool known = of.id >= 0 && static_cast<std::size_t>(of.id) < states_.size();
   if (!known || states_[static_cast<std::size_t>(of.id)].buffer != of.buffer) {
     throw Error(ErrorKind::config,
-                str("tape: tensor ", of.id, " is not of this tape (which has ", states_.size(), " of its own)"));
+                str("tape: tensor ", of.id, " does not belong to this tape (which has ", states_.size(), " tensors)"));
   }
   return states_[static_cast<std::size_t>(of.id)];
 }
@@ -130,7 +130,7 @@ Tape::Target Tape::target(const Tensor& of) {
   if (found.gradient && found.own) return {.out = found.gradient->buffer, .in_place = true};
   const std::optional<Tensor> before = found.gradient;
   Tensor made                        = tensor("gradient", of.shape, of.type);
-  State& after                       = state(of);  // making a tensor moved it
+  State& after                       = state(of);  // creating a tensor may have moved the state
   after.gradient                     = made;
   after.own                          = true;
   return {.out = made.buffer, .base = before ? std::optional(before->buffer) : std::nullopt};
@@ -208,7 +208,7 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
   bool reached = record.backward.outputs.empty();
   for (const Tensor& output : record.backward.outputs) reached = reached || has_gradient(output);
   if (!reached) return;
-  struct Emitting {  // also where a backward throws
+  struct Emitting {  // reset even if a backward throws
     bool& flag;
     explicit Emitting(bool& on) : flag(on) { flag = true; }
     ~Emitting() { flag = false; }
@@ -219,7 +219,7 @@ void Tape::emit(const Record& record, bool inputs, bool weights) {
     record.backward.input_gradients(*this);
   }
   if (weights && record.backward.weight_gradients) {
-    phase_ = inputs ? "backward" : "weight";  // together they are one thing to look at
+    phase_ = inputs ? "backward" : "weight";  // emitted together, they count as one phase
     record.backward.weight_gradients(*this);
   }
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
@@ -24,18 +25,18 @@ namespace stepgraph {
 struct TensorParallel {
   int size      = 1;
   int index     = 0;
-  Group group   = {};     // of no graph when size is 1
-  bool sequence = false;  // between blocks, and wherever all columns are on one rank, each has its share of the rows
+  Group group   = {};     // unset if size is 1
+  bool sequence = false;  // sequence parallelism: outside the blocks, each rank holds its share of the rows
 };
 
-// Where the random bits of a microbatch come from: the same in every layout, schedule and recomputation.
+// Source of the random bits of a microbatch: the same in every layout, schedule and recomputation.
 struct RandomStream {
-  Buffer step                 = {};  // i64, persistent: which step this is; of no graph: nothing is random
+  Buffer step                 = {};  // i64, persistent: the step number; unset: nothing is random
   std::uint64_t seed          = 0;
-  std::int64_t first_sequence = 0;  // the microbatch's, counted over the whole batch of the step
+  std::int64_t first_sequence = 0;  // index of the microbatch's first sequence in the global batch
 };
 
-// What an op says about one of its nodes. The tape adds the rest: rank, lane, labels, name.
+// What an op declares about one of its nodes. The tape adds rank, lane, labels and name.
 struct OpNode {
   std::string op         = {};  // "gelu"
   AccessList reads       = {};
@@ -43,10 +44,10 @@ struct OpNode {
   AccessList accumulates = {};
   Cost cost              = {};
   bool parallel          = false;  // the kernel may call Context::parallel_for
-  bool device            = false;  // the kernel can put its work on a device: Context::device
+  bool device            = false;  // the kernel can enqueue its work on a device: Context::device
 };
 
-// What a kernel knows: `tape.add<AllTypes>(...)` adds one that knows bf16 and f16 too.
+// The element types a kernel supports: `tape.add<AllTypes>(...)` adds a kernel that also supports bf16 and f16.
 struct FullTypes {  // f32 and f64
   static constexpr bool half = false;
 };
@@ -55,7 +56,7 @@ struct AllTypes {
 };
 
 namespace detail {
-// The number that a kernel takes; void where it is generic, or not plain to see.
+// The number type in a kernel's signature; void if the kernel is generic or overloaded.
 template <class Call>
 struct KernelNumber {
   using type = void;
@@ -64,7 +65,7 @@ template <class Kernel, class Result, class Number>
 struct KernelNumber<Result (Kernel::*)(const Context&, Number) const> {
   using type = std::remove_cvref_t<Number>;
 };
-// Whether a kernel is for T: a float is a double too, if one only asks what converts.
+// Whether a kernel is meant for T. Invocability alone is not enough: float converts to double.
 template <class Kernel, class T>
 [[nodiscard]] constexpr bool is_kernel_for() {
   if constexpr (!std::invocable<Kernel&, const Context&, T>) {
@@ -79,25 +80,25 @@ template <class Kernel, class T>
 }  // namespace detail
 
 struct TapeSpec {
-  Graph* graph           = nullptr;  // to which nodes are added, in the order of the calls
+  Graph* graph           = nullptr;  // receives the nodes, in the order of the calls
   WeightTable* weights   = nullptr;
   Rank rank              = {};
   DType type             = DType::f32;  // of activations, their gradients and weights: f32, f64, bf16 or f16
   TensorParallel tp      = {};
   std::int64_t sequences = 1;  // in this microbatch
-  std::int64_t seq       = 1;  // tokens of each
+  std::int64_t seq       = 1;  // tokens per sequence
   int stage              = -1;
   int microbatch         = -1;
   RandomStream random    = {};
-  bool records           = true;  // false: forward only, `backward` is never asked for
+  bool records           = true;  // false: forward only, backward is never emitted
 };
 
-// The forward pass of one stage for one microbatch on one rank. An op adds its forward nodes to the graph at once and
-// says how its backward is emitted; the tape keeps that, and emits input gradients and weight gradients when the
-// schedule's turn for them has come: together (B) or apart (I, then W).
+// The forward pass of one stage for one microbatch on one rank. An op adds its forward nodes at once and registers how
+// to emit its backward. The tape stores these records and emits input gradients and weight gradients when the schedule
+// asks for them: together (B) or apart (I, then W).
 //
-// Gradients. Each tensor's gradient is the sum of what its users add, in the reverse order of use. What an op must know
-// of that is in `Into`: its kernel adds to what is there, if anything is.
+// Each tensor's gradient is the sum of the contributions of its users, in the reverse order of use. `Into` tells a
+// kernel whether to add to an existing gradient or to write the first contribution.
 class Tape {
  public:
   explicit Tape(TapeSpec spec);
@@ -110,39 +111,38 @@ class Tape {
   [[nodiscard]] const TensorParallel& tp() const noexcept { return spec_.tp; }
   [[nodiscard]] std::int64_t sequences() const noexcept { return spec_.sequences; }
   [[nodiscard]] std::int64_t seq() const noexcept { return spec_.seq; }
-  void set_layer(int layer) { layer_ = layer; }  // labels what follows; -1: no layer
+  void set_layer(int layer) { layer_ = layer; }  // label of the following nodes; -1: no layer
 
   // --- for ops: forward ----------------------------------------------------------------------------------------------
   [[nodiscard]] Graph& graph() const noexcept { return *spec_.graph; }
   [[nodiscard]] Rank rank() const noexcept { return spec_.rank; }
   [[nodiscard]] DType type() const noexcept { return spec_.type; }
-  [[nodiscard]] DType wide_type() const noexcept { return stepgraph::wide_type(spec_.type); }  // what it computes in
+  [[nodiscard]] DType wide_type() const noexcept { return stepgraph::wide_type(spec_.type); }  // the compute type
   [[nodiscard]] const RandomStream& random() const noexcept { return spec_.random; }
   [[nodiscard]] bool is_random() const noexcept { return spec_.random.step != Buffer{}; }
-  // Rows of a tensor that has all of the microbatch's tokens, and of one that has this rank's share of them.
+  // Rows of a tensor with all tokens of the microbatch, and rows of a tensor with this rank's share of them.
   [[nodiscard]] std::int64_t rows() const noexcept { return spec_.sequences * spec_.seq; }
   [[nodiscard]] std::int64_t shared_rows() const noexcept {
     return spec_.tp.sequence ? rows() / spec_.tp.size : rows();
   }
-  // The number of a tensor's first row among the tokens of the whole batch.
+  // Index of a tensor's first row among the tokens of the global batch.
   [[nodiscard]] std::int64_t first_row(const Tensor& of) const noexcept {
     const bool partial = spec_.tp.sequence && of.rows() == shared_rows();
     return spec_.random.first_sequence * spec_.seq + (partial ? spec_.tp.index * shared_rows() : 0);
   }
   [[nodiscard]] bool records() const noexcept { return spec_.records; }
   [[nodiscard]] Labels labels() const;
-  [[nodiscard]] std::string name(std::string_view op) const;  // of a node: the op and where it is
+  [[nodiscard]] std::string name(std::string_view op) const;  // of a node: the op and its place in the model
 
-  // A new buffer of this step; the tape's type unless another is given. The tape puts stage, microbatch and layer into
-  // its name.
+  // Creates a step buffer, of the tape's type by default. The tape adds stage, microbatch and layer to its name.
   [[nodiscard]] Tensor tensor(std::string_view name, TensorShape shape, std::optional<DType> type = {});
-  // A buffer made elsewhere: tokens, what came from another stage.
+  // A tensor on a buffer created elsewhere: tokens, or data from another stage.
   [[nodiscard]] Tensor input(Buffer buffer, TensorShape shape, DType type, bool needs_gradient);
-  // The same bytes under a new number: the output of an op that works in place, or does nothing.
+  // A new tensor on the same bytes: the output of an op that works in place or does nothing.
   [[nodiscard]] Tensor same_bytes(const Tensor& of);
 
-  // Adds a node on the rank's compute lane. The kernel is called with the context; or with the context and a number of
-  // the tape's type, whose type it then takes; one for floats alone is refused by a tape of f64:
+  // Adds a node on the rank's compute lane. The kernel is called with the context, or with the context and a value of
+  // the tape's element type, from which it deduces T. A kernel for float only is refused on a tape of f64:
   //   tape.add({...}, []<class T>(const Context& context, T zero) { ... });
   template <class Types = FullTypes, class Kernel>
   Node add(const OpNode& node, Kernel kernel) {
@@ -156,23 +156,24 @@ class Tape {
     }
   }
 
-  // How an op's backward is emitted, once the gradients of its outputs are complete; left out where none of them has
-  // one (an op without outputs, a loss, is where gradients begin). The first adds to its inputs' gradients, the second
-  // to its weights'; either may be empty. Both see this very tape, again with the layer of the forward pass.
+  // How to emit an op's backward once the gradients of its outputs are complete. It is skipped if no output has a
+  // gradient; an op without outputs (a loss) is where gradients start. `input_gradients` adds to the gradients of its
+  // inputs, `weight_gradients` to those of its weights; either may be empty. Both get this tape, with the layer label
+  // of the forward pass.
   struct Backward {
     std::vector<Tensor> outputs                 = {};
     std::function<void(Tape&)> input_gradients  = {};
     std::function<void(Tape&)> weight_gradients = {};
-    bool takes_gradients                        = false;  // of its outputs, that others leave: see leave_gradient
+    bool takes_gradients                        = false;  // it applies deferred gradients: see leave_gradient
   };
   void on_backward(Backward backward);
 
   // --- for ops: backward ---------------------------------------------------------------------------------------------
   [[nodiscard]] bool has_gradient(const Tensor& of) const;
-  [[nodiscard]] Tensor gradient(const Tensor& of);  // refuses a tensor that has none
+  [[nodiscard]] Tensor gradient(const Tensor& of);  // throws if there is none
 
-  // Adds a node whose kernel adds to the gradient of `of`: called with the context and an Into<T>. Does nothing where
-  // nobody needs that gradient. That of a weight is summed in the wide type: an Into<T, Wide<T>>.
+  // Adds a node whose kernel adds to the gradient of `of`. The kernel is called with the context and an Into<T>. Does
+  // nothing if that gradient is not needed. Weight gradients are summed in the wide type: Into<T, Wide<T>>.
   //   tape.add_gradient(x, {.op = "gelu_backward", .reads = {x, dy}}, [](const Context& context, auto dx) { ... });
   template <class Types = FullTypes, class Kernel>
   void add_gradient(const Tensor& of, const OpNode& node, Kernel kernel) {
@@ -184,7 +185,8 @@ class Tape {
   void add_weight_gradient(const Weight& of, const OpNode& node, Kernel kernel) {
     add_sum<Types>(node, target(of), std::move(kernel), []<class T>(T) { return Wide<T>{}; });
   }
-  // Those of several weights by one node; the kernel gets them in this order: a std::span<const Into<T, Wide<T>>>.
+  // Adds to the gradients of several weights in one node. The kernel gets them in this order, as a std::span<const
+  // Into<T, Wide<T>>>.
   template <class Types = FullTypes, class Kernel>
   void add_weight_gradients(const std::vector<Weight>& of, OpNode node, Kernel kernel) {
     struct Place {
@@ -215,26 +217,27 @@ class Tape {
     add_node(node, typed<Types>(node.op, call, std::bool_constant<std::invocable<Kernel&, const Context&, Floats>>(),
                                 std::bool_constant<std::invocable<Kernel&, const Context&, Doubles>>()));
   }
-  static constexpr std::size_t max_weights = 4;  // of one node
+  static constexpr std::size_t max_weights = 4;  // per node
 
-  // The gradient of `of` is that of `from`, bit for bit: no node, unless something is there already.
+  // Makes the gradient of `from` the gradient of `of`, bit for bit. Adds a node only if `of` already has a gradient.
   void pass_gradient(const Tensor& of, const Tensor& from);
-  // Likewise, but `from`'s own gradient is done with: whoever comes next may change it in place, and nobody may ask for
-  // it again. For ops that work in place on it; not for one with weight gradients, which may be emitted later.
+  // The same, but the gradient of `from` is given up: later ops may overwrite it in place, and it cannot be requested
+  // again. For ops that work in place on it. Not for ops with weight gradients, which may be emitted later.
   void hand_over_gradient(const Tensor& of, const Tensor& from);
-  // True where nothing but `of` holds its gradient: it may be changed in place.
+  // Whether the gradient of `of` is shared with no other tensor, so that it may be changed in place.
   [[nodiscard]] bool owns_gradient(const Tensor& of) const;
 
-  // `of` has another gradient from here on, which is its own.
+  // Replaces the gradient of `of` by another tensor, which `of` then owns.
   void replace_gradient(const Tensor& of, const Tensor& gradient);
 
-  // What an op adds to the gradient of `of`, left undone where the op that made `of` takes such things
-  // (Backward::takes_gradients) and nothing else is in that gradient: `how` tells it what to do, so that it can be done
-  // by the same node as what comes next. As soon as somebody else asks for that gradient or adds to it, the tape calls
-  // `add`, which adds the node; and it does so at once where nothing can be left. Nobody can tell by the gradient.
+  // Defers an op's contribution to the gradient of `of`, so that the op that made `of` can fuse it into its own
+  // backward node. This needs an op that takes deferred gradients (Backward::takes_gradients) and no other contribution
+  // to that gradient; otherwise the tape calls `add` at once, which adds the node. `how` describes the deferred work.
+  // If another op requests the gradient or adds to it, the tape calls `add` first, so the gradient is the same either
+  // way.
   void leave_gradient(const Tensor& of, std::any how, std::function<void(Tape&)> add);
-  // For the op that made `of`: what was left by another of the same layer, and is its own to do from now on. `of` then
-  // has no gradient.
+  // For the op that made `of`: takes over the contribution that an op of the same layer deferred. `of` then has no
+  // gradient.
   template <class How>
   [[nodiscard]] std::optional<How> take_left_gradient(const Tensor& of) {
     std::optional<Left>& left = state(of).left;
@@ -246,7 +249,7 @@ class Tape {
   }
 
   // --- for schedules -------------------------------------------------------------------------------------------------
-  void set_gradient(const Tensor& of, const Tensor& gradient);  // came from the next stage
+  void set_gradient(const Tensor& of, const Tensor& gradient);  // received from the next stage
   void emit_input_gradients();                                  // I
   void emit_weight_gradients();                                 // W, after I
   void emit_gradients();                                        // B: both, op by op
@@ -260,22 +263,22 @@ class Tape {
     int layer;
   };
   struct State {
-    Buffer buffer                  = {};  // tells another tape's tensor of that number
+    Buffer buffer                  = {};  // detects a tensor of another tape with the same id
     bool needed                    = true;
     std::optional<Tensor> gradient = {};
-    bool own                       = false;  // only this tensor's: may be changed in place
-    bool gone                      = false;  // handed over
-    bool taken                     = false;  // by the op that made it, if it is left
-    std::optional<Left> left       = {};     // all there is of the gradient
+    bool own                       = false;  // shared with no other tensor: may be changed in place
+    bool gone                      = false;  // given up by hand_over_gradient
+    bool taken                     = false;  // the op that made the tensor takes deferred gradients
+    std::optional<Left> left       = {};     // deferred contribution; then it is the whole gradient
   };
   struct Record {
     Backward backward;
     int layer;
   };
-  // A node's list grown by the place of a sum, and where in the lists it is.
+  // Where a node stores a sum.
   struct Target {
     Access out;
-    std::optional<Buffer> base = {};  // another buffer
+    std::optional<Buffer> base = {};  // the previous value, if in another buffer
     bool in_place              = false;
   };
 
@@ -289,20 +292,17 @@ class Tape {
 
   template <class Types, class Kernel, bool f32, bool f64>
   Body typed(const std::string& op, Kernel kernel, std::bool_constant<f32>, std::bool_constant<f64>) const {
-    if constexpr (f32) {
-      if (spec_.type == DType::f32) return Body([kernel](const Context& context) { kernel(context, float{}); });
-    }
-    if constexpr (f64) {
-      if (spec_.type == DType::f64) return Body([kernel](const Context& context) { kernel(context, double{}); });
-    }
-    if constexpr (Types::half) {
-      if (spec_.type == DType::bf16) return Body([kernel](const Context& context) { kernel(context, bf16{}); });
-      if (spec_.type == DType::f16) return Body([kernel](const Context& context) { kernel(context, f16{}); });
-    }
-    throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+    return dispatch_float(spec_.type, [&]<class T>(T) -> Body {
+      constexpr bool known = std::is_same_v<T, float> ? f32 : std::is_same_v<T, double> ? f64 : Types::half;
+      if constexpr (known) {
+        return Body([kernel](const Context& context) { kernel(context, T{}); });
+      } else {
+        throw Error(ErrorKind::config, str("op '", op, "': has no kernel for ", spec_.type));
+      }
+    });
   }
 
-  // sum_type(T{}) is of the type that the sum is stored in.
+  // The type of sum_type(T{}) is the type in which the sum is stored.
   template <class Types, class Kernel, class SumType>
   void add_sum(OpNode node, const Target& to, Kernel kernel, SumType sum_type) {
     const std::size_t read = node.reads.view().size(), written = node.writes.view().size(),

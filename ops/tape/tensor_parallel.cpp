@@ -7,7 +7,7 @@
 namespace stepgraph {
 namespace {
 
-// Reads `from` and writes `to`, which may be one buffer.
+// Adds a part that reads `from` and writes `to`; both may be the same buffer.
 void add_part(Tape& tape, PartOp op, const Tensor& from, const Tensor& to, std::string_view name,
               Reduction reduction = Reduction::sum) {
   const bool moves_twice = op == PartOp::all_reduce;
@@ -43,7 +43,7 @@ void check_rows(const Tape& tape, std::string_view op, const Tensor& x, std::int
   check_tensor(tape, op, "x", x);
 }
 
-// `of` gets one more gradient, which nobody else holds.
+// Adds a gradient that no other tensor shares to the gradient of `of`.
 void add_own_gradient(Tape& back, const Tensor& of, const Tensor& gradient) {
   const Tensor user = back.same_bytes(of);
   back.replace_gradient(user, gradient);

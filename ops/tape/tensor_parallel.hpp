@@ -3,22 +3,21 @@
 
 #include "ops/tape/tape.hpp"
 
-// The two collectives of tensor parallelism, each the other's adjoint. With one rank they are nothing: the tensor
-// itself. Between a tp_sum and the next tp_copy every rank has all rows and does the same with them; or, with sequence
-// parallelism (TensorParallel::sequence), each has its share of the rows, and the same bytes travel as a reduce_scatter
+// The two collectives of tensor parallelism, each the adjoint of the other. With one rank they return their input.
+// Between a tp_sum and the next tp_copy, every rank holds all rows and computes the same. With sequence parallelism
+// (TensorParallel::sequence) each rank holds its share of the rows there, and the same bytes travel as a reduce_scatter
 // and an all_gather.
 namespace stepgraph {
 
-// Every rank uses all of x for its own share of the work: nothing to do forward; backward, the ranks' gradients are
-// added up. With sequence parallelism: x are the rank's rows, and all ranks' are gathered; backward, each gets its
-// share of the gradients' sum.
+// Every rank uses all of x for its share of the work. Forward: no operation; backward: all-reduce of the gradients.
+// With sequence parallelism, forward: all-gather of the ranks' rows; backward: reduce-scatter of the gradients.
 [[nodiscard]] Tensor tp_copy(Tape& tape, const Tensor& x);
 
-// Every rank has a summand of the whole: they are added up, in place; backward, the gradient is everybody's. With
-// sequence parallelism each gets its rows of the sum; backward, the gradients of all rows are gathered.
+// Every rank holds a partial sum. Forward: all-reduce, in place; backward: every rank uses the same gradient. With
+// sequence parallelism, forward: reduce-scatter of the rows; backward: all-gather of the gradients.
 [[nodiscard]] Tensor tp_sum(Tape& tape, const Tensor& x);
 
-// One part of an all_reduce over the tensor-parallel ranks, in place on the tape's tensor, for ops that need more.
+// Adds this rank's part of an in-place all_reduce over the tensor-parallel ranks, for ops that need further ones.
 void tp_all_reduce(Tape& tape, const Tensor& x, std::string_view name, Reduction reduction = Reduction::sum);
 
 }  // namespace stepgraph

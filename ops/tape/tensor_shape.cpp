@@ -29,7 +29,7 @@ std::int64_t num_elements(const TensorShape& shape) {
 }
 
 void check_shape(const TensorShape& shape, std::string_view subject) {
-  // Products of some of the dims are formed too, so an empty tensor's other dims count as well.
+  // The product ignores dims of 0: other code multiplies subsets of the dims, even of an empty tensor.
   constexpr std::int64_t most = (std::int64_t{1} << 60) - 1;
   std::int64_t elements       = 1;
   for (const std::int64_t size : shape) {

@@ -9,21 +9,21 @@
 
 namespace stepgraph {
 
-// The parameters of one rank while its graph is built: by name, and whether a gradient is in yet. The first node that
-// adds to a gradient writes it, those after it accumulate: nothing has to be cleared.
+// The parameters of one rank while its graph is built, by name. The first node that adds to a gradient writes it, later
+// nodes accumulate, so no gradient needs clearing.
 class WeightTable {
  public:
   struct Entry {
     std::string name  = {};
     TensorShape shape = {};
-    Access value      = {};  // one range each
+    Access value      = {};  // one contiguous range, like the gradient
     Access gradient   = {};
-    bool has_gradient = false;  // some node of the graph has written it
+    bool has_gradient = false;  // a node of the graph has written it
   };
 
-  // Refuses a name that is there already. Two entries may share a value (a tied weight) and have a gradient each.
+  // Throws if the name exists already. Two entries may share a value (tied weights), each with its own gradient.
   void add(Entry entry);
-  [[nodiscard]] Weight find(std::string_view name) const;  // refuses a name that is not there
+  [[nodiscard]] Weight find(std::string_view name) const;  // throws if the name is unknown
   [[nodiscard]] Entry& operator[](const Weight& weight) { return entries_[static_cast<std::size_t>(weight.id)]; }
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
 

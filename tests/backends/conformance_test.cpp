@@ -19,10 +19,10 @@ using Failures = std::vector<std::string>;
 
 namespace {
 
-// A sanitized step on a loaded machine is slow, and not stuck.
+// A sanitized step on a loaded machine is slow, but not stuck.
 std::chrono::milliseconds patience() { return std::chrono::seconds(20) * sg::testing::scale(); }
 
-// What the suite says in every process of a world.
+// The results of the suite in every process of a world.
 template <class W = HubWorld>
 std::vector<Failures> in_processes(int ranks, const ConformanceOptions& options) {
   Hub hub(ranks);
@@ -32,7 +32,7 @@ std::vector<Failures> in_processes(int ranks, const ConformanceOptions& options)
   });
 }
 
-// Loopback with a mistake in it.
+// Loopback with a defect.
 class FaultyWorld final : public sg::World {
  public:
   enum class Fault { none, order, element, shards, alias, gap };
@@ -93,8 +93,7 @@ TEST_CASE("loopback passes the conformance suite, in rank order", "[backends][co
                                   .step_timeout = patience()});
 }
 
-TEST_CASE("a world of processes that is not part of the library passes it, each rank with its slice",
-          "[backends][conformance]") {
+TEST_CASE("a process world outside the library passes the suite, each rank with its slice", "[backends][conformance]") {
   const int ranks = GENERATE(2, 3, 5, 8);
   CAPTURE(ranks);
   const auto failures = in_processes(ranks, {.rank_order   = true,
@@ -105,7 +104,7 @@ TEST_CASE("a world of processes that is not part of the library passes it, each 
   CHECK(failures == std::vector<Failures>(static_cast<std::size_t>(ranks)));
 }
 
-TEST_CASE("the suite reports a world that is wrong, and where", "[backends][conformance]") {
+TEST_CASE("the suite reports a faulty world and names the faulty case", "[backends][conformance]") {
   using Fault = FaultyWorld::Fault;
   const ConformanceOptions quick{.large_bytes = 1000, .num_random = 1};
   CHECK(joined(with_fault(Fault::none, quick)).empty());
@@ -117,7 +116,7 @@ TEST_CASE("the suite reports a world that is wrong, and where", "[backends][conf
   CHECK_THAT(joined(with_fault(Fault::gap, quick)), ContainsSubstring("broadcast"));
 }
 
-TEST_CASE("only numbers that round tell in which order a reduction ran", "[backends][conformance]") {
+TEST_CASE("only numbers that round reveal the order of a reduction", "[backends][conformance]") {
   using Fault = FaultyWorld::Fault;
   const ConformanceOptions any{.large_bytes = 1000, .num_random = 1}, ordered{.rank_order = true, .only = "rank order"};
   CHECK(joined(with_fault(Fault::order, any)).empty());
@@ -127,14 +126,14 @@ TEST_CASE("only numbers that round tell in which order a reduction ran", "[backe
 
 namespace {
 
-// Does not know one step from the next: what a failed step left behind stays.
+// Does not separate steps: data of a failed step stays.
 class ForgetfulWorld final : public HubWorld {
  public:
   using HubWorld::HubWorld;
   void begin_step() override {}
 };
 
-// Tells nobody that it failed.
+// Does not tell other ranks that it failed.
 class SilentWorld final : public HubWorld {
  public:
   SilentWorld(Hub& hub, sg::Rank me) : HubWorld(hub, me), me_(me) {}
@@ -148,7 +147,8 @@ class SilentWorld final : public HubWorld {
 
 }  // namespace
 
-TEST_CASE("a step that outlives its failure is reported, and one that nobody hears of", "[backends][conformance]") {
+TEST_CASE("the suite reports data of a failed step that survives, and a failure that no rank is told of",
+          "[backends][conformance]") {
   const auto forgetful = in_processes<ForgetfulWorld>(3, {.only = "a step that fails"});
   for (const Failures& failures : forgetful) CHECK_THAT(joined(failures), ContainsSubstring("step 1 failed"));
   const auto silent = in_processes<SilentWorld>(

@@ -17,7 +17,7 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("what ran on a device is recorded piece by piece, also where a step is replayed as one",
+TEST_CASE("each kernel and copy on a device is recorded, also inside a replayed CUDA graph",
           "[backends][cuda][cupti]") {
   const auto world = sg::testing::device_world();
   sg::Graph graph;
@@ -44,11 +44,11 @@ TEST_CASE("what ran on a device is recorded piece by piece, also where a step is
   CHECK_THROWS_MATCHES(sg::CudaActivity(), sg::Error, MessageMatches(ContainsSubstring("one at a time")));
   static_cast<void>(activity->take());
   program.memory().set_first(one, 1.0);
-  for (int run = 0; run < 6; ++run) {  // as it is, captured, replayed, as it is again, replayed twice
+  for (int run = 0; run < 6; ++run) {  // issued, captured, replayed, issued again, replayed twice
     CAPTURE(run);
     dynamic_cast<sg::CudaWorld&>(*world).set_capture(run != 3);
     executor.run(program);
-    CHECK(program.memory().first<double>(count) == run + 1);  // waits, and is a copy itself
+    CHECK(program.memory().first<double>(count) == run + 1);  // waits for the device, and is itself a copy
     const auto found = activity->take();
     CHECK(found.size() >= 2 * rounds + 1);
     for (const sg::CudaInterval& each : found) CHECK(each.begin_ns < each.end_ns);

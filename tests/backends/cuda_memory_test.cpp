@@ -11,7 +11,7 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("a device that is too small says what was planned and what is free, and goes on",
+TEST_CASE("a plan too large for a device is refused with planned and free bytes, and the next program runs",
           "[backends][cuda][refuses]") {
   const auto world      = sg::testing::device_world();
   const auto graph_with = [](std::int64_t size_bytes) {
@@ -23,7 +23,7 @@ TEST_CASE("a device that is too small says what was planned and what is free, an
   const sg::Graph large = graph_with(std::int64_t{1} << 50);
   CHECK_THROWS_MATCHES(sg::Program(large, *world, sg::plan_memory(large)), sg::Error,
                        MessageMatches(ContainsSubstring("cuda: the planned arena of rank 0 needs 1125899906842688 "
-                                                        "bytes on device 0, of whose ") &&
+                                                        "bytes on device 0; of its ") &&
                                       ContainsSubstring(" are free (")));
   const sg::Graph small = graph_with(1 << 20);
   const sg::Program program(small, *world);

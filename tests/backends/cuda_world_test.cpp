@@ -1,4 +1,4 @@
-// What a CUDA world does with a program of ours: host nodes, failures, memory.
+// A CUDA world with our programs: host nodes, failures, memory.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -46,7 +46,7 @@ void add_copy(sg::Graph& graph, const char* name, sg::LaneKind lane, sg::Buffer 
 
 }  // namespace
 
-TEST_CASE("a host node changes what the GPU gave it, and the GPU goes on with that", "[backends][cuda]") {
+TEST_CASE("a host node changes data of the GPU, and the GPU uses the result", "[backends][cuda]") {
   const auto world = sg::testing::device_world();
   sg::Graph graph;
   const sg::Buffer start = buffer(graph, "start", sg::Space::device), end = buffer(graph, "end", sg::Space::device);
@@ -74,7 +74,7 @@ TEST_CASE("a host node changes what the GPU gave it, and the GPU goes on with th
   CHECK(std::count(seen.begin(), seen.end(), 27) == size);
 }
 
-TEST_CASE("steps on a GPU leave as much memory free as there was, captured or not", "[backends][cuda]") {
+TEST_CASE("steps on a GPU do not leak device memory, captured or not", "[backends][cuda]") {
   sg::testing::need_device();
   for (const bool capture : {false, true}) {
     const auto world = sg::testing::device_world(1, capture);
@@ -90,7 +90,7 @@ TEST_CASE("steps on a GPU leave as much memory free as there was, captured or no
       return free;
     };
     for (int run = 0; run < 3; ++run) executor.run(program);
-    // Others may use the device too: what every step would allocate is missing each time.
+    // Other processes may use the device too; but a leak per step would show in every attempt.
     bool same = false;
     for (int attempt = 0; attempt < 100 && !same; ++attempt) {
       const std::size_t before = free_bytes();
@@ -101,8 +101,7 @@ TEST_CASE("steps on a GPU leave as much memory free as there was, captured or no
   }
 }
 
-TEST_CASE("what goes wrong on a GPU is told with the node, its stream and what was planned",
-          "[backends][cuda][refuses]") {
+TEST_CASE("an error on a GPU names the node, its stream and the planned memory", "[backends][cuda][refuses]") {
   const auto world = sg::testing::device_world();
   sg::Graph graph;
   SECTION("more memory than there is") {

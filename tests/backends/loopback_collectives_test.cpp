@@ -1,4 +1,5 @@
-// Every collective on loopback against a plain reference: random members, sizes, pieces, strides, in place and not.
+// Tests every collective on loopback against a simple reference: random members, sizes, pieces and strides, in place
+// and not.
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 #include <optional>
@@ -17,7 +18,7 @@ namespace {
 
 using Values = std::vector<std::int32_t>;
 
-// A communication of some members in a graph of its own, on i32.
+// A communication of some members in a separate graph, on i32.
 class Trial {
  public:
   Trial(sg::PartOp op, std::uint64_t seed)
@@ -69,9 +70,9 @@ class Trial {
   }
 
  private:
-  // --- what each member declares ---------------------------------------------------------------------------------
+  // --- accesses of each member -----------------------------------------------------------------------------------
 
-  // Elements in memory of their own: a whole buffer, a range that is not aligned, or rows that may cut elements.
+  // Elements in separate memory: a whole buffer, an unaligned range, or rows that may cut elements.
   sg::Access place(std::size_t member, std::int64_t elements) {
     const std::int64_t bytes = 4 * elements, rows = random_.between(2, 5);
     const auto buffer = [&](std::int64_t size) {
@@ -92,7 +93,7 @@ class Trial {
     if (first < elements) list.push_back(place(member, elements - first));
     return list;
   }
-  // One access for each member, or another number of them when the sizes are alike; `own`: the member's shard.
+  // One access per member, or another number if all sizes are equal. `own`: the member's shard.
   sg::AccessList shards(std::size_t member, const std::vector<std::int64_t>& sizes, std::optional<sg::Access>& own) {
     if (even_ && n_ > 1 && random_.chance(60)) {
       const std::int64_t size = 4 * sizes[0];
@@ -112,7 +113,7 @@ class Trial {
   void declare() {
     using enum sg::PartOp;
     if (op_ == send && n_ != 2) {
-      op_ = barrier;  // no message without two ends
+      op_ = barrier;  // a message needs two ends
       return;
     }
     even_ = random_.chance(50);
@@ -196,7 +197,7 @@ class Trial {
     return op_ == sg::PartOp::permute && source(i) < n_ ? ranks_[source(i)] : sg::Rank{-1};
   }
 
-  // --- what lies in memory ---------------------------------------------------------------------------------------
+  // --- memory before the run -------------------------------------------------------------------------------------
 
   std::vector<sg::Access> list(std::size_t member, bool in) const {
     std::vector<sg::Access> all;
@@ -224,7 +225,7 @@ class Trial {
     return all;
   }
 
-  // --- what should lie there -------------------------------------------------------------------------------------
+  // --- expected result ------------------------------------------------------------------------------------------
 
   Values reduced(const std::vector<Values>& in) const {
     Values out;
@@ -247,7 +248,7 @@ class Trial {
     for (std::size_t i = 0; i < k; ++i) begin += sizes[i];
     return {all.begin() + begin, all.begin() + begin + sizes[k]};
   }
-  // What member i holds in the end; none: not asked.
+  // The expected result of member i; none: not checked.
   std::optional<Values> reference(const std::vector<Values>& in, std::size_t i) const {
     using enum sg::PartOp;
     Values out;
@@ -300,7 +301,7 @@ class Trial {
 
 }  // namespace
 
-TEST_CASE("every collective gives what a plain loop gives, whatever lies where", "[backends][loopback]") {
+TEST_CASE("every collective equals a plain loop, for any memory layout", "[backends][loopback]") {
   using enum sg::PartOp;
   for (const sg::PartOp op : {all_reduce, reduce, all_gather, reduce_scatter, broadcast, scatter, gather, all_to_all,
                               permute, barrier, send}) {

@@ -65,7 +65,7 @@ float element(int rank, int i) { return static_cast<float>(100 * rank + i); }
 
 }  // namespace
 
-TEST_CASE("all_reduce leaves every member the reduction, in place or not", "[backends][loopback]") {
+TEST_CASE("all_reduce gives every member the reduction, in place or not", "[backends][loopback]") {
   const int ranks     = GENERATE(1, 2, 5);
   const int elements  = GENERATE(1, 7, 50'000);  // one tile, and several
   const bool in_place = GENERATE(true, false);
@@ -84,7 +84,7 @@ TEST_CASE("all_reduce leaves every member the reduction, in place or not", "[bac
   }
 }
 
-TEST_CASE("reductions are what they are called", "[backends][loopback]") {
+TEST_CASE("each reduction computes what its name says", "[backends][loopback]") {
   const auto [reduction, expected] =
       GENERATE(std::pair{sg::Reduction::sum, 306.0f}, std::pair{sg::Reduction::average, 102.0f},
                std::pair{sg::Reduction::min, 2.0f}, std::pair{sg::Reduction::max, 202.0f},
@@ -96,7 +96,7 @@ TEST_CASE("reductions are what they are called", "[backends][loopback]") {
   CHECK(trial.run(in, in)[2][2] == expected);
 }
 
-TEST_CASE("all_gather, reduce_scatter and broadcast move what they should", "[backends][loopback]") {
+TEST_CASE("all_gather, reduce_scatter and broadcast move the right elements", "[backends][loopback]") {
   const int ranks    = GENERATE(1, 2, 3);
   const int elements = GENERATE(2, 30'000);
   CAPTURE(ranks, elements);
@@ -142,7 +142,7 @@ TEST_CASE("all_gather, reduce_scatter and broadcast move what they should", "[ba
   }
 }
 
-TEST_CASE("strided parts are laid end to end", "[backends][loopback]") {
+TEST_CASE("strided parts are concatenated", "[backends][loopback]") {
   Trial trial(2);
   const auto in = trial.buffers(6, "in"), out = trial.buffers(4, "out");
   sg::send_recv(trial.graph, {.name  = "columns",
@@ -177,7 +177,7 @@ TEST_CASE("integers are averaged as integers, whatever the number of ranks", "[b
   CHECK(program.memory().span<std::int32_t>(x[3])[1] == -7);
 }
 
-TEST_CASE("a part whose type is not its buffer's is refused; a collective takes it from the buffer",
+TEST_CASE("a part of another type than its buffer is refused; a collective uses the type of its buffers",
           "[backends][loopback][refuses]") {
   sg::Graph graph(1);
   const sg::Group group = graph.group({.name = "g", .ranks = {sg::Rank{0}}});
@@ -194,7 +194,7 @@ TEST_CASE("a part whose type is not its buffer's is refused; a collective takes 
                   sg::Error);
 }
 
-TEST_CASE("a receiver may add other bytes to its declaration; the message is what it writes", "[backends][loopback]") {
+TEST_CASE("a receiver may declare other reads; the message goes to the bytes it writes", "[backends][loopback]") {
   Trial trial(2);
   const auto in = trial.buffers(4, "in"), out = trial.buffers(4, "out"), other = trial.buffers(4, "other");
   trial.graph.add({.name  = "m",

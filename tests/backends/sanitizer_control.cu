@@ -1,5 +1,5 @@
-// One kernel for each tool of compute-sanitizer, wrong on purpose: a tool that says nothing of it would say nothing of
-// any other. Its argument is the tool.
+// One faulty kernel for each tool of compute-sanitizer: a tool that does not report it would not report others either.
+// The argument is the tool.
 #include <cuda_runtime.h>
 
 #include <cstdio>

@@ -75,7 +75,7 @@ TEST_CASE("gradients of activations agree with finite differences", "[ops][activ
   SECTION("swiglu") { check_gradients(one_input({4, 10}, sg::swiglu)); }
 }
 
-TEST_CASE("gradients of activations that take several tiles are right too", "[ops][activation][gradient]") {
+TEST_CASE("gradients of activations over several tiles are correct", "[ops][activation][gradient]") {
   const auto [op, shape] = GENERATE(std::pair{std::function(gelu_tanh), sg::TensorShape{150, 130}},
                                     std::pair{std::function(sg::swiglu), sg::TensorShape{150, 260}});
   const OpCase test      = one_input(shape, op);
@@ -102,7 +102,7 @@ TEST_CASE("gradients of activations that take several tiles are right too", "[op
   CHECK(std::abs(along - expected) < 1e-5 * std::abs(expected));
 }
 
-TEST_CASE("the exponential of loops is within 2 units in the last place of exp, and knows where it ends",
+TEST_CASE("the vectorisable exponential is within 2 units in the last place of exp, and handles its limits",
           "[ops][activation][exp]") {
   double worst = 0;
   for (float x = -87; x < 88.3F; x += 0.00137F) {
@@ -120,7 +120,7 @@ TEST_CASE("the exponential of loops is within 2 units in the last place of exp, 
   CHECK(std::isnan(sg::cpu::exp(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("swiglu refuses rows that have no middle", "[ops][activation][refuses]") {
+TEST_CASE("swiglu refuses rows of odd length", "[ops][activation][refuses]") {
   CHECK_THROWS_MATCHES(sg::testing::evaluate(one_input({2, 5}, sg::swiglu)), sg::Error,
                        MessageMatches(ContainsSubstring("swiglu: rows of 5 elements in 2x5")));
 }

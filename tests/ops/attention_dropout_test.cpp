@@ -18,7 +18,7 @@
 #include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
 
-// Attention on tapes of every kind: random ones, parts of a tensor-parallel group, bf16; on any number of threads.
+// Attention on all kinds of tapes: random ones, ranks of a tensor-parallel group, bf16; with any number of threads.
 namespace sg  = stepgraph;
 using Numbers = std::vector<double>;
 
@@ -30,7 +30,7 @@ constexpr const char* site   = "layer 2";
 
 struct Case {
   std::int64_t sequences = 1, seq = 1, heads = 1, kv_heads = 1, head_size = 4;
-  std::optional<double> rate  = 0.3;  // none: the tape is not random, the op has a rate all the same
+  std::optional<double> rate  = 0.3;  // none: the tape is not random, although the op has a rate
   std::int64_t step           = 3;
   std::int64_t first_sequence = 0;
   int tp_size                 = 1;
@@ -110,7 +110,7 @@ Result run(const Case& c, const Numbers& qkv, const Numbers& d_out) {
     return found;
   };
   const auto arena = program.memory().arena(sg::Rank{0});
-  std::memset(arena.data(), 0xFF, arena.size());  // NaN: nothing counts on zeros
+  std::memset(arena.data(), 0xFF, arena.size());  // NaN: no kernel may rely on zeros
   store(x.buffer, qkv);
   store(dy, d_out);
   program.memory().span<std::int64_t>(step)[0] = c.step;
@@ -120,7 +120,7 @@ Result run(const Case& c, const Numbers& qkv, const Numbers& d_out) {
 }
 Result run(const Case& c) { return run(c, numbers(1, c.rows() * c.width()), numbers(2, c.rows() * c.out_width())); }
 
-// The definition, with the mask of each probability by its number in the whole batch.
+// The definition, with the mask of each probability by its index in the global batch.
 Numbers reference(const Case& c, const Numbers& qkv) {
   const sg::DropoutMask mask =
       sg::DropoutSite{.active = true, .rate = *c.rate, .key = sg::derived_key(seed, sg::name_key(site))}.mask_at(
@@ -168,10 +168,10 @@ Numbers columns(const Numbers& of, std::int64_t width, std::int64_t from, std::i
 
 }  // namespace
 
-TEST_CASE("attention drops probabilities by their number in the whole batch", "[ops][attention][dropout]") {
+TEST_CASE("attention drops probabilities by their index in the global batch", "[ops][attention][dropout]") {
   const auto c = GENERATE(Case{.seq = 9}, Case{.sequences = 2, .seq = 70, .heads = 4, .kv_heads = 2, .head_size = 8},
                           Case{.sequences = 2, .seq = 70, .heads = 2, .kv_heads = 1, .rate = 0.1, .first_sequence = 5},
-                          // Number 2^32 is in the third sequence.
+                          // Index 2^32 is in the third sequence.
                           Case{.sequences = 3, .seq = 130, .first_sequence = 254'138},
                           Case{.seq = 20, .heads = 2, .kv_heads = 2, .tp_size = 4, .tp_index = 2});
   CAPTURE(c);
@@ -214,8 +214,7 @@ TEST_CASE("gradients of attention with dropout agree with finite differences", "
   }
 }
 
-TEST_CASE("attention drops the same probabilities however heads and sequences are dealt out",
-          "[ops][attention][dropout]") {
+TEST_CASE("attention drops the same probabilities for any split of heads and sequences", "[ops][attention][dropout]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const Case whole{.sequences = 3, .seq = 70, .heads = 4, .kv_heads = 2, .head_size = 8, .type = type};
   const Numbers x = numbers(1, whole.rows() * whole.width()), dy = numbers(2, whole.rows() * whole.out_width());
@@ -254,7 +253,7 @@ TEST_CASE("attention drops the same probabilities however heads and sequences ar
   }
 }
 
-TEST_CASE("attention drops nothing on a tape that is not random, and at each step something else",
+TEST_CASE("attention drops nothing on a tape that is not random, and other elements at each step",
           "[ops][attention][dropout]") {
   Case c{.sequences = 2, .seq = 40, .heads = 2, .kv_heads = 2, .head_size = 8};
   const Result dropped = run(c);
@@ -268,7 +267,7 @@ TEST_CASE("attention drops nothing on a tape that is not random, and at each ste
   CHECK(plain != dropped);
 }
 
-TEST_CASE("attention's bits do not depend on how many threads there are", "[ops][attention]") {
+TEST_CASE("attention's bits do not depend on the number of threads", "[ops][attention]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   const auto seq  = GENERATE(64, 67);
   Case c{.sequences = 5, .seq = seq, .heads = 6, .kv_heads = 3, .head_size = 16, .type = type, .threads = 1};
@@ -279,7 +278,7 @@ TEST_CASE("attention's bits do not depend on how many threads there are", "[ops]
   }
 }
 
-TEST_CASE("attention in bf16 and f16 is that of its inputs, rounded", "[ops][attention][bf16]") {
+TEST_CASE("attention in bf16 and f16 equals that of its inputs, rounded", "[ops][attention][bf16]") {
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto seq  = GENERATE(33, 128);
   CAPTURE(type, seq);
@@ -296,8 +295,8 @@ TEST_CASE("attention in bf16 and f16 is that of its inputs, rounded", "[ops][att
   const Result exact = run(c, x, dy);
   c.type             = type;
   const Result found = run(c, x, dy);
-  // What one rounding to 8 bits, or to 11, does at most; mean squares are smaller.
+  // The largest error of one rounding to 8 bits, or to 11; mean squares are smaller.
   const double once = type == sg::DType::bf16 ? 0x1p-9 : 0x1p-12;
   CHECK(sg::testing::distance(found.out, exact.out) < once);
-  CHECK(sg::testing::distance(found.d_qkv, exact.d_qkv) < 1.5 * once);  // and that of the output, which it reads
+  CHECK(sg::testing::distance(found.d_qkv, exact.d_qkv) < 1.5 * once);  // reads the rounded output
 }

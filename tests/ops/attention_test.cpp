@@ -57,7 +57,7 @@ OpCase attention_case(const Shape& s, std::size_t changed = 0, double more = 0, 
           .range = range};
 }
 
-// The definition: a matrix of scores, a softmax of each of its rows, a sum of values.
+// The definition: a matrix of scores, a softmax of each row, a sum of values.
 std::vector<double> reference(const Shape& s, const std::vector<double>& qkv) {
   std::vector<double> out;
   for (std::int64_t row = 0; row < s.rows(); ++row) {
@@ -110,7 +110,7 @@ TEST_CASE("attention is the softmax of causal scores times values", "[ops][atten
   const double range   = GENERATE(1.0, 4.0);
   const OpCase test    = attention_case(s, 0, 0, range);
   const auto expected  = reference(s, sg::testing::values(test).inputs[0]);
-  const double f32_eps = range > 1 ? 3e-5 : 1e-6;  // scores of some hundreds lose that much in f32
+  const double f32_eps = range > 1 ? 3e-5 : 1e-6;  // scores of a few hundred lose that much in f32
   CHECK(sg::testing::distance(sg::testing::evaluate(test), expected) < 1e-12);
   CHECK(sg::testing::distance(sg::testing::evaluate(test, sg::DType::f32), expected) < f32_eps);
 }
@@ -122,7 +122,7 @@ TEST_CASE("gradients of attention agree with finite differences", "[ops][attenti
   check_gradients(attention_case(s));
 }
 
-TEST_CASE("gradients of attention over many tiles of queries and keys are those of the definition",
+TEST_CASE("gradients of attention over many tiles of queries and keys agree with the definition",
           "[ops][attention][gradient]") {
   const Shape s     = GENERATE(Shape{2, 67, 4, 2, 20}, Shape{1, 96, 2, 2, 16});
   const OpCase test = attention_case(s);
@@ -134,7 +134,7 @@ TEST_CASE("gradients of attention over many tiles of queries and keys are those 
     for (std::size_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
     return sum;
   };
-  // Element by element would take long; along a few directions, all elements take part.
+  // Testing element by element would take long; along a few directions, all elements take part.
   for (int direction = 0; direction < 6; ++direction) {
     CAPTURE(direction);
     std::vector<double> above = x, below = x;
@@ -150,7 +150,7 @@ TEST_CASE("gradients of attention over many tiles of queries and keys are those 
   }
 }
 
-TEST_CASE("a token changes nothing before it, and nothing in another sequence", "[ops][attention]") {
+TEST_CASE("a token affects neither earlier positions nor other sequences", "[ops][attention]") {
   const Shape s         = {2, 37, 4, 2, 8};
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const auto row        = GENERATE(0, 20, 36, 37, 60);  // of both sequences
@@ -170,15 +170,15 @@ TEST_CASE("a token changes nothing before it, and nothing in another sequence", 
   for (std::int64_t r = 0; r < s.rows(); ++r) {
     if (changed_row(r)) changed.push_back(r);
     const bool sees = in_row < 32 ? r == row : r >= row && r / s.seq == row / s.seq;
-    // The first position sees itself alone: whatever its scores are, its probability is 1.
+    // The first position attends only to itself: its probability is always 1.
     if (sees && !(in_row < 48 && r % s.seq == 0)) expected.push_back(r);
   }
   CHECK(changed == expected);
 }
 
-TEST_CASE("attention bears scores that overflow an exponential, and passes NaN on", "[ops][attention]") {
+TEST_CASE("attention handles scores that overflow an exponential, and propagates NaN", "[ops][attention]") {
   const Shape s     = {1, 20, 1, 1, 4};
-  const OpCase test = attention_case(s, 0, 0, 30);  // scores of some thousands
+  const OpCase test = attention_case(s, 0, 0, 30);  // scores of a few thousand
   for (const double each : sg::testing::evaluate(test, sg::DType::f32)) CHECK(std::isfinite(each));
   const auto gradients = sg::testing::gradients(test, sg::DType::f32);
   for (const double each : gradients.inputs[0]) CHECK(std::isfinite(each));
@@ -186,9 +186,9 @@ TEST_CASE("attention bears scores that overflow an exponential, and passes NaN o
   for (std::size_t i = 0; i < bad.size(); ++i) CHECK(std::isnan(bad[i]) == (i / 4 >= 10));
 }
 
-TEST_CASE("gradients of attention bear a last row whose probabilities would overflow if its scores were 0",
+TEST_CASE("gradients of attention handle a last row whose probabilities would overflow if its scores were 0",
           "[ops][attention][gradient]") {
-  // Scores of the last row are `score` and a few more or less; blocks of queries are not whole.
+  // Scores of the last row are near `score`; blocks of queries are not whole.
   const Shape s      = GENERATE(Shape{1, 1, 1, 1, 4}, Shape{1, 9, 1, 1, 4}, Shape{2, 67, 2, 1, 4});
   const double score = GENERATE(-89.0, -95.0, -300.0);
   CAPTURE(s, score);
@@ -226,7 +226,7 @@ TEST_CASE("a rotary embedding turns a pair of elements by position times frequen
   std::vector<double> x           = sg::testing::values(test).inputs[0];
   const std::vector<double> found = sg::testing::evaluate(test), in_f32 = sg::testing::evaluate(test, sg::DType::f32);
   for (std::size_t row = 0; row < 140; ++row) {
-    for (std::size_t head = 0; head < 3; ++head) {  // two queries and a key; the value stays
+    for (std::size_t head = 0; head < 3; ++head) {  // two queries and a key; the value is unchanged
       for (std::size_t i = 0; i < 2; ++i) {
         const double angle = static_cast<double>(row % 70) * (i == 0 ? 1 : 0.1);
         double &a = x[row * 16 + head * 4 + i], &b = x[row * 16 + head * 4 + i + 2];
@@ -259,7 +259,7 @@ TEST_CASE("rotary frequencies are powers of theta", "[ops][rotary]") {
 }
 
 TEST_CASE("a rotary embedding keeps norms, and makes scores depend on distances", "[ops][rotary]") {
-  // Every row has the query and the key of the first.
+  // All rows have the query and the key of the first.
   const Shape s = {1, 50, 1, 1, 6};
   OpCase test   = rotary_case(s, sg::rotary_frequencies(6, 50));
   test.build    = [inner = test.build](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
@@ -296,7 +296,7 @@ TEST_CASE("gradients of a rotary embedding agree with finite differences, in pla
   check_gradients(both);
 }
 
-TEST_CASE("the workspace of attention does not grow with the sequence, but for a panel of queries in bf16",
+TEST_CASE("the workspace of attention does not grow with the sequence, except for a panel of queries in bf16",
           "[ops][attention]") {
   const cpu::AttentionShape shorter{.seq = 128, .heads = 8, .kv_heads = 4, .head_size = 64};
   cpu::AttentionShape longer = shorter;

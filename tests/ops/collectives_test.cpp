@@ -42,7 +42,7 @@ struct World {
   static auto first(const std::vector<sg::Buffer>& list) {
     return [&list](sg::Rank rank) { return list[static_cast<std::size_t>(sg::index(rank))].range(0, 8); };
   }
-  // What x and y of a rank hold after a run.
+  // The values of x and y of a rank after a run.
   std::pair<std::vector<float>, std::vector<float>> run(int rank) {
     sg::verify(graph);
     sg::Executor executor({.threads = 1});
@@ -67,7 +67,7 @@ using List = std::vector<float>;
 
 }  // namespace
 
-TEST_CASE("each builder adds one part per member that does what it is called", "[ops][collectives]") {
+TEST_CASE("each builder adds one part per member, with the operation of its name", "[ops][collectives]") {
   World w;
   SECTION("all_reduce in place") {
     CHECK(sg::all_reduce(w.graph, {.name = "c", .group = w.group, .in = World::each(w.x)}).size() == ranks);
@@ -131,7 +131,7 @@ TEST_CASE("each builder adds one part per member that does what it is called", "
   }
 }
 
-TEST_CASE("shards may differ: one access for each member", "[ops][collectives]") {
+TEST_CASE("shards may differ in size: one access for each member", "[ops][collectives]") {
   World w;
   // Rank r has r elements.
   const auto mine = [&](sg::Rank rank) { return World::each(w.x)(rank).range(0, 4 * sg::index(rank)); };
@@ -144,7 +144,7 @@ TEST_CASE("shards may differ: one access for each member", "[ops][collectives]")
   CHECK(w.run(0).second == List{10, 20, 21, 30, 31, 32, 0, 0});
 }
 
-TEST_CASE("a part costs what it reads and writes, and what it sends straight to those who need it",
+TEST_CASE("a part costs the bytes it reads and writes, and the bytes it sends directly to other members",
           "[ops][collectives]") {
   World w;
   using Costs      = std::array<double, 2>;
@@ -169,7 +169,7 @@ TEST_CASE("a part costs what it reads and writes, and what it sends straight to 
   CHECK(costs(sg::barrier(w.graph, spec), 2) == Costs{0.0, 0.0});
 }
 
-TEST_CASE("a collective that lacks what it needs is refused by name", "[ops][collectives][refuses]") {
+TEST_CASE("a collective with missing arguments is refused by name", "[ops][collectives][refuses]") {
   World w;
   const auto says = [](const char* what) { return MessageMatches(ContainsSubstring(what)); };
   CHECK_THROWS_MATCHES(sg::all_reduce(w.graph, {.name = "c", .group = w.group}), sg::Error, says("'c' needs `in`"));

@@ -29,7 +29,7 @@ sg::Buffer kept(sg::Graph& graph, std::int64_t count, sg::DType type, int rank =
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// As `type` has it.
+// Rounds to `type`.
 float rounded(sg::DType type, float value) {
   return type == sg::DType::bf16 ? static_cast<float>(sg::bf16(value)) : static_cast<float>(sg::f16(value));
 }
@@ -101,7 +101,7 @@ TEST_CASE("an all_reduce of bf16 or f16 adds up in float in rank order and round
   for (int rank = 0; rank < ranks; ++rank) {
     const auto values = program.memory().span<float>(wide[static_cast<std::size_t>(rank)]);
     for (std::size_t i = 0; i < count; ++i) {
-      values[i] = number(static_cast<std::size_t>(rank) * count + i) * (rank == 0 ? 1.0f : 0x1p-5f);  // bits get lost
+      values[i] = number(static_cast<std::size_t>(rank) * count + i) * (rank == 0 ? 1.0f : 0x1p-5f);  // bits are lost
       expected[i] += rounded(type, values[i]);
     }
   }
@@ -121,7 +121,7 @@ TEST_CASE("a conversion refuses other types and sizes", "[ops][convert][refuses]
     CHECK_THROWS_MATCHES(sg::convert(graph, {.name = "x", .to = to, .from = from}), sg::Error,
                          MessageMatches(ContainsSubstring(why)));
   };
-  refuses(a, b, "convert 'x': 5 elements into 4 (as many on both sides)");
+  refuses(a, b, "convert 'x': 5 elements into 4 (equal numbers)");
   refuses(c, b, "convert 'x': bf16 to f64 (f32 to bf16 or f16, or one of those to f32)");
   refuses(kept(graph, 5, sg::DType::f16), b, "bf16 to f16");
   refuses(a, a, "f32 to f32");

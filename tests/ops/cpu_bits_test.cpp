@@ -16,8 +16,8 @@
 #include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
 
-// An element's bits depend on its operands alone: not on where a loop begins or ends (the last elements of a loop are
-// no vector), nor on whether a sum is in place.
+// An element's bits depend only on its operands: not on where a loop begins or ends (its tail is not a vector), nor on
+// whether a sum is in place.
 namespace sg  = stepgraph;
 namespace cpu = stepgraph::cpu;
 
@@ -35,7 +35,7 @@ std::vector<T> numbers(std::uint64_t seed, std::int64_t size = count) {
   return made;
 }
 
-// What `add` puts into a sum: with nothing there before, in place, and onto another buffer.
+// The results of `add`: without a base, in place, and with a base in another buffer.
 template <class T>
 struct Sums {
   std::vector<T> alone, in_place, onto;
@@ -48,7 +48,7 @@ struct Sums {
   }
 };
 
-// What AdamW works on.
+// The arrays of an AdamW update.
 template <class T>
 struct Updated {
   std::vector<T> weight, first, second, gradient;
@@ -57,7 +57,7 @@ struct Updated {
     const auto rows = [size](auto& of) { return sg::Rows<T>{of.data(), size, 0, 1}; };
     cpu::adamw<T>({rows(weight), rows(first), rows(second), {gradient.data(), size, 0, 1}}, scalars, begin, end);
   }
-  // How many elements differ; what is no number is as good as any other.
+  // The number of elements that differ; all NaNs count as equal.
   [[nodiscard]] int differs(const Updated& other) const {
     const auto differing = [](const std::vector<T>& a, const std::vector<T>& b) {
       using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
@@ -73,7 +73,7 @@ struct Updated {
 
 }  // namespace
 
-// The library's own loops: elements of a long tensor against those of shorter ones, whose ends are elsewhere.
+// The library's own loops: compares elements of a long tensor with those of shorter ones, whose tails are elsewhere.
 TEST_CASE("an activation's bits do not depend on how many elements follow", "[ops][cpu]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::f64);
   const auto op   = GENERATE(0, 1, 2);
@@ -135,10 +135,10 @@ TEMPLATE_TEST_CASE("an update's bits do not depend on where a weight is cut", "[
   }
 }
 
-TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", "[ops][cpu]", float, double) {
+TEMPLATE_TEST_CASE("AdamW on vectors has the bits of AdamW on single elements", "[ops][cpu]", float, double) {
   using T      = TestType;
   using Limits = std::numeric_limits<T>;
-  // Everything with everything, in an order that brings each to all places in a vector.
+  // All combinations, in an order in which each occurs at every vector lane.
   const std::vector<T> kinds{T(0),
                              T(-0.0),
                              Limits::denorm_min(),
@@ -158,7 +158,7 @@ TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", 
   Updated<T> before;
   const std::size_t num_kinds = kinds.size(), all = num_kinds * num_kinds * num_kinds * num_kinds;
   for (std::size_t i = 0; i < all; ++i) {
-    const std::size_t mixed = i * 40'503 % all, at = mixed ^ mixed >> 7;  // of 2^16, each once
+    const std::size_t mixed = i * 40'503 % all, at = mixed ^ mixed >> 7;  // a permutation of 2^16
     before.weight.push_back(kinds[at % num_kinds]);
     before.first.push_back(kinds[at / num_kinds % num_kinds]);
     before.second.push_back(kinds[at / num_kinds / num_kinds % num_kinds]);
@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("AdamW gives any numbers the bits that they get one by one", 
   }
 }
 
-TEMPLATE_TEST_CASE("AdamW updates the elements that it is told to and no other", "[ops][cpu]", float, double) {
+TEMPLATE_TEST_CASE("AdamW updates only the given elements", "[ops][cpu]", float, double) {
   using T = TestType;
   Updated<T> before{numbers<T>(1), numbers<T>(2), numbers<T>(3), numbers<T>(4)};
   for (T& each : before.second) each *= each;

@@ -30,7 +30,7 @@ sg::testing::OpCase loss_case(std::int64_t columns, std::vector<std::int32_t> ta
           .in_place   = in_place};
 }
 
-// -log(exp(x_t) / sum exp(x)), with sums of long doubles and no thought of overflow.
+// -log(exp(x_t) / sum exp(x)), in long double and without protection against overflow.
 double plain(const std::vector<double>& logits, const std::vector<std::int32_t>& targets) {
   const std::size_t columns = logits.size() / targets.size();
   long double loss          = 0;
@@ -48,13 +48,13 @@ TEST_CASE("cross-entropy is the sum of -log softmax at the targets", "[ops][cros
   std::vector<std::int32_t> targets(GENERATE(1, 3, 40));
   for (std::size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<std::int32_t>(i * 5 % 11);
   auto test             = loss_case(11, targets);
-  test.range            = GENERATE(1.0, 50.0, 1000.0);  // exp(1000) is no double
+  test.range            = GENERATE(1.0, 50.0, 1000.0);  // exp(1000) overflows double
   const double expected = plain(sg::testing::values(test).inputs[0], targets);
   CHECK(std::abs(sg::testing::evaluate(test)[0] - expected) < 1e-14 * std::abs(expected));
   CHECK(std::abs(sg::testing::evaluate(test, sg::DType::f32)[0] - expected) < 1e-6 * std::abs(expected));
 }
 
-TEST_CASE("cross-entropy's gradient is right, times its scale", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy's gradient is correct, times its scale", "[ops][cross_entropy]") {
   sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, GENERATE(1.0, 0.125)));
 }
 
@@ -68,7 +68,7 @@ TEST_CASE("cross-entropy's gradient in place of the logits has the same bits", "
   CHECK((sg::testing::gradients(in_place, type).inputs == sg::testing::gradients(apart, type).inputs));
 }
 
-TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy in place is correct, and one node", "[ops][cross_entropy]") {
   sg::testing::check_gradients(loss_case(7, {0, 6, 3, 3}, 0.5, true));
   sg::Graph graph;
   sg::WeightTable weights;
@@ -82,11 +82,11 @@ TEST_CASE("cross-entropy in place is right, and one node", "[ops][cross_entropy]
   CHECK(tape.owns_gradient(logits));
 }
 
-TEST_CASE("cross-entropy in bf16 and f16 is that in f32 of the same logits", "[ops][cross_entropy]") {
+TEST_CASE("cross-entropy in bf16 and f16 equals that in f32 for the same logits", "[ops][cross_entropy]") {
   sg::testing::check_halves(loss_case(300, {0, 6, 299, 3}, 1, GENERATE(false, true)));
 }
 
-TEST_CASE("cross-entropy's gradient, and not the loss, is multiplied with a scale that is read",
+TEST_CASE("a loss scale read from a buffer multiplies the gradient of cross-entropy, not the loss",
           "[ops][cross_entropy]") {
   const auto type     = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
   const bool in_place = GENERATE(false, true);
@@ -105,7 +105,7 @@ TEST_CASE("cross-entropy's gradient, and not the loss, is multiplied with a scal
   std::vector<double> expected = sg::testing::gradients(plain, type).inputs[0];
   const auto found             = sg::testing::gradients(scaled, type).inputs[0];
   REQUIRE(found.size() == expected.size());
-  // 64 is a power of two: the same bits, where f16 does not lose them because they are small.
+  // 64 is a power of two: the same bits, except for subnormals of f16.
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (type == sg::DType::f16 && std::abs(expected[i]) < 0x1p-14) continue;
     REQUIRE(found[i] == 64 * expected[i]);
@@ -127,7 +127,7 @@ TEST_CASE("a target outside the vocabulary stops the step and is named", "[ops][
                        MessageMatches(ContainsSubstring("cross_entropy: target at position 0 is -7 (0 to 3)")));
 }
 
-TEST_CASE("cross-entropy refuses what does not fit, with names and numbers", "[ops][cross_entropy][refuses]") {
+TEST_CASE("cross-entropy refuses arguments that do not fit, with names and numbers", "[ops][cross_entropy][refuses]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

@@ -21,8 +21,8 @@ sg::Tensor gelu_exact(sg::Tape& tape, const sg::Tensor& x) { return sg::gelu(tap
 
 }  // namespace
 
-TEST_CASE("activations on a device are the CPU's", "[ops][cuda][activation]") {
-  // Less than a vector, vectors with elements left over, and several blocks.
+TEST_CASE("activations on a device equal those on the CPU", "[ops][cuda][activation]") {
+  // Less than a vector, vectors with a tail, and several blocks.
   const sg::TensorShape shape = GENERATE(sg::TensorShape{1, 3}, sg::TensorShape{7, 37}, sg::TensorShape{96, 320});
   CAPTURE(sg::to_string(shape));
   check_on_device(one_input(shape, gelu_tanh));
@@ -30,7 +30,7 @@ TEST_CASE("activations on a device are the CPU's", "[ops][cuda][activation]") {
   check_on_device(one_input(shape, sg::silu));
 }
 
-TEST_CASE("swiglu on a device is the CPU's", "[ops][cuda][activation]") {
+TEST_CASE("swiglu on a device equals that on the CPU", "[ops][cuda][activation]") {
   const auto [rows, width] = GENERATE(std::pair{1, 1}, std::pair{5, 37}, std::pair{67, 256});
   CAPTURE(rows, width);
   check_on_device(one_input({rows, 2 * width}, sg::swiglu));

@@ -28,8 +28,8 @@ std::ostream& operator<<(std::ostream& out, const Shape& s) {
              << ", dropout " << s.rate;
 }
 
-// Under a sanitizer, of what is large, one group of heads of one sequence, of one tile of 64 and what is over, or of
-// two.
+// Under a sanitizer, reduces large shapes to one group of heads of one sequence, of one tile of 64 with a tail, or of
+// two tiles.
 Shape shrunk(Shape s) {
   if (!sg::testing::sanitized() || s.sequences * s.seq * s.heads * s.head_size < 12'000) return s;
   s.sequences = 1;
@@ -60,7 +60,7 @@ const std::vector<sg::DType> halves = {sg::DType::bf16, sg::DType::f16};
 
 }  // namespace
 
-TEST_CASE("attention on a CUDA device is that on the CPU, for any shape", "[ops][cuda][attention]") {
+TEST_CASE("attention on a CUDA device equals that on the CPU, for any shape", "[ops][cuda][attention]") {
   const Shape s =
       shrunk(GENERATE(Shape{1, 1, 1, 1, 1}, Shape{3, 33, 6, 1, 5}, Shape{2, 70, 4, 2, 20}, Shape{2, 131, 6, 3, 32},
                       Shape{1, 64, 2, 2, 64}, Shape{2, 129, 4, 1, 64}, Shape{1, 200, 2, 2, 96},
@@ -69,14 +69,14 @@ TEST_CASE("attention on a CUDA device is that on the CPU, for any shape", "[ops]
   sg::testing::check_on_device(attention_case(s));
 }
 
-TEST_CASE("attention on a CUDA device drops the probabilities that the CPU drops", "[ops][cuda][attention]") {
+TEST_CASE("attention on a CUDA device drops the same probabilities as the CPU", "[ops][cuda][attention]") {
   const Shape s = shrunk(GENERATE(Shape{1, 1, 2, 1, 4, 0.5}, Shape{2, 70, 4, 2, 20, 0.3}, Shape{2, 131, 6, 3, 64, 0.1},
                                   Shape{1, 130, 2, 2, 128, 0.2}, Shape{1, 40, 2, 1, 256, 0.2}));
   CAPTURE(s);
   sg::testing::check_on_device(attention_case(s));
 }
 
-TEST_CASE("attention on a CUDA device takes whole tiles of long sequences", "[ops][cuda][attention]") {
+TEST_CASE("attention on a CUDA device handles whole tiles of long sequences", "[ops][cuda][attention]") {
   const Shape s = shrunk(GENERATE(Shape{2, 512, 4, 4, 64}, Shape{1, 384, 4, 2, 128}));
   CAPTURE(s);
   sg::testing::check_on_device(attention_case(s));
@@ -88,7 +88,7 @@ TEST_CASE("attention on a CUDA device computes f64 in f64", "[ops][cuda][attenti
   sg::testing::check_on_device(attention_case(s), {sg::DType::f64});
 }
 
-TEST_CASE("attention on a CUDA device in bf16 and f16 is cuDNN's where it has a plan", "[ops][cuda][attention]") {
+TEST_CASE("attention on a CUDA device in bf16 and f16 uses cuDNN where it has a plan", "[ops][cuda][attention]") {
   const Shape s = shrunk(GENERATE(Shape{2, 128, 4, 4, 64}, Shape{1, 256, 6, 2, 128}));
   CAPTURE(s);
   OpCase test             = attention_case(s);
@@ -116,12 +116,12 @@ TEST_CASE("attention on a CUDA device in bf16 and f16 is cuDNN's where it has a 
   CHECK(*taken == *asked);
 }
 
-TEST_CASE("gradients of attention on a CUDA device are computed in parts where the workspace holds no more",
+TEST_CASE("gradients of attention on a CUDA device are computed in parts if the workspace is small",
           "[ops][cuda][attention][.slow]") {
-  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB for each sequence
+  sg::testing::check_on_device(attention_case({3, 1024, 12, 12, 64}), {sg::DType::bf16});  // 24 MiB per sequence
 }
 
-TEST_CASE("gradients of attention on a CUDA device add to those of another user of its input",
+TEST_CASE("gradients of attention on a CUDA device add to those of another user of the input",
           "[ops][cuda][attention]") {
   const Shape s = shrunk(GENERATE(Shape{2, 70, 4, 2, 20}, Shape{2, 128, 4, 2, 64}));
   CAPTURE(s);

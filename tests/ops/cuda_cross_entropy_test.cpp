@@ -53,7 +53,7 @@ sg::Buffer kept(sg::Graph& graph, const char* name, sg::Rank rank, std::int64_t 
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// A loss whose gradient takes the logits' place, cut by columns; what a buffer of the graph holds before and after.
+// A loss whose gradient overwrites the logits, split by columns, and buffer values before and after.
 struct Cut {
   sg::Graph graph;
   std::vector<std::pair<sg::Buffer, Numbers>> set = {};
@@ -99,11 +99,11 @@ struct Cut {
 
 }  // namespace
 
-TEST_CASE("cross-entropy and its gradient on a device are the CPU's", "[ops][cuda]") {
+TEST_CASE("cross-entropy and its gradient on a device equal those on the CPU", "[ops][cuda]") {
   struct Shape {
     std::int64_t rows, columns;
   };
-  // Rows that begin anywhere in 16 bytes; short of a vector; long ones, with several vectors for each thread.
+  // Rows with any alignment modulo 16 bytes; shorter than a vector; long rows, with several vectors per thread.
   const Shape shape   = GENERATE(Shape{1, 1}, Shape{5, 3}, Shape{37, 701}, Shape{9, 5003}, Shape{6, 16384});
   const bool in_place = GENERATE(false, true);
   const double range  = GENERATE(1.0, 60.0);
@@ -114,12 +114,12 @@ TEST_CASE("cross-entropy and its gradient on a device are the CPU's", "[ops][cud
   sg::testing::check_on_device(test, {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
 }
 
-TEST_CASE("cross-entropy of more columns than shared memory holds is the CPU's", "[ops][cuda]") {
+TEST_CASE("cross-entropy of more columns than shared memory holds equals that on the CPU", "[ops][cuda]") {
   sg::testing::check_on_device(loss_case(3, 120'007, true), {sg::DType::f32, sg::DType::bf16});
 }
 
-TEST_CASE("cross-entropy in place is the CPU's where a block of threads has many rows", "[ops][cuda]") {
-  // Short and long rows; those of no whole vectors begin elsewhere in 16 bytes each time.
+TEST_CASE("cross-entropy in place equals that on the CPU if a thread block has many rows", "[ops][cuda]") {
+  // Short and long rows. Rows that are not whole vectors have changing alignments.
   const auto [rows, columns] = GENERATE(std::pair<std::int64_t, std::int64_t>{4501, 701}, std::pair{3001, 8},
                                         std::pair{1200, 4104}, std::pair{1201, 4099});
   if (sg::testing::sanitized() && (columns == 701 || columns == 4104)) return;
@@ -127,7 +127,7 @@ TEST_CASE("cross-entropy in place is the CPU's where a block of threads has many
   sg::testing::check_on_device(loss_case(rows, columns, true), {sg::DType::bf16, sg::DType::f16});
 }
 
-TEST_CASE("cross-entropy in place of infinite logits is no number on a device, in their rows alone", "[ops][cuda]") {
+TEST_CASE("cross-entropy in place of infinite logits is NaN on a device, only in their rows", "[ops][cuda]") {
   constexpr double infinity   = std::numeric_limits<double>::infinity();
   constexpr std::int64_t rows = 6, columns = 5000;
   const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
@@ -150,7 +150,7 @@ TEST_CASE("cross-entropy in place of infinite logits is no number on a device, i
   }
 }
 
-TEST_CASE("cross-entropy in place, scaled and cut by columns, is the CPU's", "[ops][cuda]") {
+TEST_CASE("cross-entropy in place, scaled and cut by columns, equals that on the CPU", "[ops][cuda]") {
   const auto type  = GENERATE(sg::DType::f32, sg::DType::bf16);
   const int ranks  = GENERATE(1, 2);
   const auto width = GENERATE(std::int64_t{703}, std::int64_t{50304});
@@ -165,7 +165,7 @@ TEST_CASE("cross-entropy in place, scaled and cut by columns, is the CPU's", "[o
   }
 }
 
-TEST_CASE("a target outside of the vocabulary makes the loss no number on a device", "[ops][cuda]") {
+TEST_CASE("a target outside the vocabulary makes the loss NaN on a device", "[ops][cuda]") {
   auto targets = some_targets(4, 100);
   targets[2]   = GENERATE(-1, 100, 2'000'000'000);
   const Cut cut(4, 100, 1, sg::DType::f32, targets);

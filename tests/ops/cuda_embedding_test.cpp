@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int32_t vocabulary = 501;
 
-// Half of them are the same few, as in a text, and some are never there.
+// Half of them are a few frequent tokens, as in a text, and some tokens never occur.
 std::vector<std::int32_t> text(std::size_t count) {
   std::vector<std::int32_t> tokens;
   for (std::size_t i = 0; i < count; ++i) {
@@ -36,7 +36,7 @@ OpCase embedding_case(std::vector<std::int32_t> tokens, std::int64_t width) {
 
 }  // namespace
 
-TEST_CASE("an embedding on a device is the CPU's, and so is its gradient", "[ops][cuda][embedding]") {
+TEST_CASE("an embedding and its gradient on a device equal those on the CPU", "[ops][cuda][embedding]") {
   const std::int64_t width = GENERATE(1, 37, 40, 328);
   CAPTURE(width);
   check_on_device(embedding_case({500}, width));
@@ -45,12 +45,11 @@ TEST_CASE("an embedding on a device is the CPU's, and so is its gradient", "[ops
   check_on_device(embedding_case(std::vector<std::int32_t>(1000, 77), width));
 }
 
-TEST_CASE("an embedding's gradient on a device orders more tokens than it has bits for at a time",
-          "[ops][cuda][embedding]") {
+TEST_CASE("an embedding's gradient on a device orders more tokens than one bit set holds", "[ops][cuda][embedding]") {
   check_on_device(embedding_case(text(270'000), 8), {sg::DType::bf16});
 }
 
-TEST_CASE("a shard of an embedding on a device leaves other tokens alone", "[ops][cuda][embedding]") {
+TEST_CASE("a shard of an embedding on a device ignores other ranks' tokens", "[ops][cuda][embedding]") {
   sg::testing::need_device();
   constexpr std::int64_t begin = 100, size = 30, width = 16, count = 400;
   sg::Graph graph;
@@ -79,7 +78,7 @@ TEST_CASE("a shard of an embedding on a device leaves other tokens alone", "[ops
       (sg::testing::run_graph(graph, set, {out, sum}, true) == sg::testing::run_graph(graph, set, {out, sum}, false)));
 }
 
-TEST_CASE("positions on a device are the CPU's", "[ops][cuda][embedding]") {
+TEST_CASE("positional embeddings on a device equal those on the CPU", "[ops][cuda][embedding]") {
   const auto [sequences, seq, context, width] =
       GENERATE(std::tuple{1, 1, 1, 1}, std::tuple{3, 7, 11, 5}, std::tuple{13, 40, 64, 48});
   CAPTURE(sequences, seq, context, width);
@@ -92,7 +91,7 @@ TEST_CASE("positions on a device are the CPU's", "[ops][cuda][embedding]") {
                    }});
 }
 
-TEST_CASE("a rotary embedding on a device is the CPU's", "[ops][cuda][rotary]") {
+TEST_CASE("a rotary embedding on a device equals that on the CPU", "[ops][cuda][rotary]") {
   struct Shape {
     std::int64_t sequences, seq, heads, kv_heads, head_size;
   };

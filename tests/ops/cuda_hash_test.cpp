@@ -8,11 +8,11 @@
 
 namespace sg = stepgraph;
 
-TEST_CASE("a hash of bytes on a device is the CPU's", "[ops][cuda]") {
+TEST_CASE("a hash of bytes on a device equals that on the CPU", "[ops][cuda]") {
   struct Part {
     std::int64_t size, offset = 0;
   };
-  // Of what is not at a whole word, too; the last has more than one turn of all threads.
+  // Includes unaligned data. The last case needs more than one iteration of all threads.
   const auto [size, offset] = GENERATE(Part{4}, Part{12}, Part{8192}, Part{8192, 4}, Part{8192, 2}, Part{1'000'004},
                                        Part{1'000'004, 2}, Part{17'000'000});
   CAPTURE(size, offset);

@@ -29,8 +29,8 @@ sg::testing::OpCase linear_case(const Sizes& sizes, sg::WeightLayout layout, boo
   return test;
 }
 
-// Gradients that add up: in[0] is used by two linears, the second one's input by it and by a residual, and the weight
-// by all three.
+// Gradients that accumulate: in[0] is used by two linears, the input of the second by it and by a residual, and the
+// weight by all three.
 sg::testing::OpCase shared_case(const Sizes& sizes) {
   auto test  = linear_case(sizes, sg::WeightLayout::out_in, true);
   test.build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
@@ -46,20 +46,21 @@ sg::testing::OpCase shared_case(const Sizes& sizes) {
 
 }  // namespace
 
-TEST_CASE("linear on a device is linear on the CPU, for weights lying either way", "[ops][cuda][linear]") {
+TEST_CASE("linear on a device equals linear on the CPU, for both weight layouts", "[ops][cuda][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
-  // Of one element; multiples of nothing; such as every vector fits.
+  // One element; odd sizes; multiples of every vector.
   const Sizes sizes = GENERATE(Sizes{1, 1, 1}, Sizes{5, 7, 3}, Sizes{101, 67, 131}, Sizes{384, 256, 128});
   CAPTURE(static_cast<int>(layout), biased, sizes.rows);
   sg::testing::check_on_device(linear_case(sizes, layout, biased),
                                {sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16});
 }
 
-TEST_CASE("an activation of a linear on a device is the CPU's, forward and backward", "[ops][cuda][linear]") {
+TEST_CASE("a linear with an activation on a device equals that on the CPU, forward and backward",
+          "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const bool biased     = GENERATE(false, true);
-  // The product can end with a gelu where rows are whole vectors, and nowhere else.
+  // The epilogue can apply the gelu only if rows are whole vectors.
   const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 33, 77}, Sizes{256, 128, 192});
   CAPTURE(static_cast<int>(activation), biased, sizes.rows);
   auto test  = linear_case(sizes, sg::WeightLayout::in_out, biased, activation);
@@ -67,10 +68,10 @@ TEST_CASE("an activation of a linear on a device is the CPU's, forward and backw
   sg::testing::check_on_device(test);
 }
 
-TEST_CASE("a product's gradient through an activation on a device is the CPU's", "[ops][cuda][linear]") {
+TEST_CASE("a product's gradient through an activation on a device equals that on the CPU", "[ops][cuda][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto layout     = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
-  // The product can end with a gelu's gradient where rows of `in` are whole vectors, and nowhere else.
+  // The epilogue can apply the gradient of the gelu only if rows of `in` are whole vectors.
   const Sizes sizes = GENERATE(Sizes{5, 7, 3}, Sizes{67, 77, 33}, Sizes{256, 192, 128});
   CAPTURE(static_cast<int>(activation), static_cast<int>(layout), sizes.rows);
   auto test = linear_case(sizes, layout, false);
@@ -93,7 +94,7 @@ TEST_CASE("gradients of two linears of one input add up on a device, and so do t
   sg::testing::check_on_device(shared_case(sizes));
 }
 
-TEST_CASE("products that are measured when they are first seen leave what they should, and add to what was there",
+TEST_CASE("products that are measured when first seen give correct results, also when added to a base",
           "[ops][cuda][linear]") {
   sg::testing::need_device();
   const Sizes large{1024, 768, 768};  // more than 10^9 flops

@@ -26,7 +26,7 @@ OpCase norm_case(const Shape& shape, bool centered) {
   return test;
 }
 
-// What a case returns is normed + y: both outputs are used.
+// The case returns normed + y, so that both outputs are used.
 OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double rate) {
   const auto [rows, width] = shape;
   OpCase test{.inputs = {{rows, width}, {rows, width}}, .weights = {{"weight", {width}}}, .sequences = rows};
@@ -46,8 +46,9 @@ OpCase residual_norm_case(const Shape& shape, bool centered, bool biased, double
 
 }  // namespace
 
-TEST_CASE("norms on a device are the CPU's, however long rows are", "[ops][cuda][norm]") {
-  // Rows of no whole vectors; of warps and of blocks of each size; and longer than threads have registers for.
+TEST_CASE("norms on a device equal those on the CPU, for rows of any length", "[ops][cuda][norm]") {
+  // Rows that are not whole vectors; rows for one warp and for blocks of each size; rows longer than the registers
+  // hold.
   const Shape shape   = GENERATE(Shape{3, 5}, Shape{70, 37}, Shape{9, 768}, Shape{7, 1024}, Shape{6, 1600},
                                  Shape{5, 4096}, Shape{3, 8192}, Shape{2, 16384}, Shape{2, 20000});
   const bool centered = GENERATE(false, true);
@@ -55,7 +56,7 @@ TEST_CASE("norms on a device are the CPU's, however long rows are", "[ops][cuda]
   check_on_device(norm_case(shape, centered));
 }
 
-TEST_CASE("norms on a device read weights that are f32", "[ops][cuda][norm]") {
+TEST_CASE("norms on a device support f32 weights", "[ops][cuda][norm]") {
   const Shape shape   = GENERATE(Shape{70, 37}, Shape{9, 768}, Shape{6, 1600});
   const bool centered = GENERATE(false, true);
   CAPTURE(shape.rows, shape.width, centered);
@@ -68,11 +69,11 @@ TEST_CASE("a norm's weight gradients on a device add up many rows", "[ops][cuda]
   check_on_device(norm_case({1500, 40}, true));
   check_on_device(norm_case({1001, 19}, false));
   const std::int64_t many = sg::testing::sanitized() ? 1033 : 4133;
-  check_on_device(norm_case({many, 264}, true));  // several tiles of columns, the last of few, and many blocks of rows
+  check_on_device(norm_case({many, 264}, true));  // several tiles of columns and many blocks of rows
   check_on_device(norm_case({many, 264}, false));
 }
 
-TEST_CASE("a residual with its norm on a device is the CPU's", "[ops][cuda][residual_norm]") {
+TEST_CASE("a residual with its norm on a device equals that on the CPU", "[ops][cuda][residual_norm]") {
   const Shape shape   = GENERATE(Shape{3, 21}, Shape{70, 296}, Shape{5, 1600});
   const bool centered = GENERATE(false, true), biased = GENERATE(false, true);
   const double rate = GENERATE(0.0, 0.4);

@@ -25,7 +25,7 @@ sg::Buffer kept(sg::Graph& graph, const char* name, std::int64_t count, sg::DTyp
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// Between -1 and 1, with 8 bits: the same in all types.
+// Between -1 and 1, with 8 bits: exact in all types.
 Numbers some(std::int64_t count, std::uint64_t seed) {
   Numbers numbers;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -35,7 +35,7 @@ Numbers some(std::int64_t count, std::uint64_t seed) {
   return numbers;
 }
 
-// `count` elements: all of a buffer, or rows of `length` with as much between them.
+// `count` elements: a whole buffer, or rows of `length` with gaps of the same size.
 struct Places {
   std::int64_t count;
   std::int64_t length = 0;
@@ -64,7 +64,7 @@ struct Run {
 
 TEST_CASE("a sum of squares has the same limbs on a device", "[ops][cuda]") {
   const auto type = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
-  // Of one block of threads, of several and of several tiles; of whole vectors and of none.
+  // One thread block, several, and several tiles; whole vectors and none.
   const Places places = GENERATE(Places{1}, Places{77}, Places{768}, Places{8'192}, Places{8'193}, Places{100'003},
                                  Places{4'096, 64}, Places{66'048, 2'064}, Places{35'007, 7});
   const int spread    = GENERATE(0, 12, 60);  // powers of two between the smallest and the largest
@@ -83,7 +83,8 @@ TEST_CASE("a sum of squares has the same limbs on a device", "[ops][cuda]") {
   CHECK(device[1] == host[1]);
 }
 
-TEST_CASE("squares of the largest, the smallest and no numbers are the same on a device", "[ops][cuda]") {
+TEST_CASE("sums of squares of the largest and smallest numbers, infinities and NaNs are the same on a device",
+          "[ops][cuda]") {
   const bool finite   = GENERATE(true, false);
   constexpr float big = std::numeric_limits<float>::max(), small = std::numeric_limits<float>::denorm_min();
   Run run;
@@ -100,7 +101,7 @@ TEST_CASE("squares of the largest, the smallest and no numbers are the same on a
 }
 
 TEST_CASE("squares of numbers of every exponent are the same on a device", "[ops][cuda]") {
-  // One mantissa after the other, all bits set or few; a largest number beside the smallest; what is no number.
+  // Varying mantissas, with all or few bits set; a largest number beside the smallest; infinities and NaNs.
   const auto [count, specials] = GENERATE(std::pair{5'000, 0}, std::pair{70'001, 0}, std::pair{70'001, 9});
   CAPTURE(count, specials);
   Run run;
@@ -146,12 +147,12 @@ TEST_CASE("norm and clip factor have the same bits on a device", "[ops][cuda]") 
   const auto device = run.on(true), host = run.on(false);
   for (std::size_t i = 1; i < host.size(); ++i) {
     CAPTURE(i);
-    // What is no number on the one is none on the other.
+    // NaN on one side means NaN on the other.
     CHECK((device[i] == host[i] || (std::isnan(device[i][0]) && std::isnan(host[i][0]))));
   }
 }
 
-TEST_CASE("an update of weights on a device is the CPU's", "[ops][cuda]") {
+TEST_CASE("an update of weights on a device equals that on the CPU", "[ops][cuda]") {
   struct Types {
     sg::DType weight, gradient;
     std::optional<sg::DType> value = {};
@@ -164,7 +165,7 @@ TEST_CASE("an update of weights on a device is the CPU's", "[ops][cuda]") {
     Places places;
     double skip = -1;  // -1: none
   };
-  // Not a multiple of a vector; rows of whole vectors; rows of 7; so many that a block has several turns.
+  // Not a multiple of a vector; rows of whole vectors; rows of 7; several iterations per block.
   const auto [places, skip] =
       GENERATE(Case{{5003}}, Case{{5003}, 0}, Case{{5003}, 1}, Case{{4096, 64}}, Case{{4096, 64}, 1}, Case{{4200, 7}},
                Case{{4200, 7}, 1}, Case{{2'100'003}}, Case{{600'003}, 1});
@@ -211,7 +212,7 @@ TEST_CASE("an update of weights on a device is the CPU's", "[ops][cuda]") {
   const auto device = run.on(true), host = run.on(false);
   for (std::size_t i = 0; i < host.size(); ++i) {
     CAPTURE(i);
-    // Weights and means of f32 differ by a rounding at most; one may put a value of 8 bits on the other side.
+    // Weights and means of f32 differ by at most one rounding, which may round an 8-bit value the other way.
     const bool rounded = types.value && i + 1 == host.size();
     CHECK(sg::testing::distance(device[i], host[i]) <= (rounded                          ? 1e-4
                                                         : types.weight == sg::DType::f64 ? 1e-13

@@ -25,7 +25,7 @@ OpCase residual_case(std::int64_t rows, std::int64_t width, bool biased, double 
 
 }  // namespace
 
-TEST_CASE("a residual on a device is the CPU's", "[ops][cuda][residual]") {
+TEST_CASE("a residual on a device equals that on the CPU", "[ops][cuda][residual]") {
   const auto [rows, width] = GENERATE(std::pair{1, 1}, std::pair{6, 37}, std::pair{700, 72});
   const bool biased        = GENERATE(false, true);
   const double rate        = GENERATE(0.0, 0.3);
@@ -33,16 +33,16 @@ TEST_CASE("a residual on a device is the CPU's", "[ops][cuda][residual]") {
   check_on_device(residual_case(rows, width, biased, rate));
 }
 
-TEST_CASE("a bias gradient on a device adds up rows by the thousand", "[ops][cuda][residual]") {
+TEST_CASE("a bias gradient on a device sums thousands of rows", "[ops][cuda][residual]") {
   check_on_device(residual_case(2500, 24, true, 0));
   check_on_device(residual_case(70, 1000, true, 0));
 }
 
-TEST_CASE("a bias gradient on a device has more columns than there are counters", "[ops][cuda][residual]") {
+TEST_CASE("a bias gradient on a device may have more columns than counters", "[ops][cuda][residual]") {
   check_on_device(residual_case(3, 140'001, true, 0));
 }
 
-TEST_CASE("a dropout on a device drops what the CPU drops", "[ops][cuda][dropout]") {
+TEST_CASE("a dropout on a device drops the same elements as the CPU", "[ops][cuda][dropout]") {
   const auto [rows, width] = GENERATE(std::pair{4, 37}, std::pair{600, 40});
   CAPTURE(rows, width);
   const OpCase test{.inputs    = {{rows, width}},
@@ -55,8 +55,8 @@ TEST_CASE("a dropout on a device drops what the CPU drops", "[ops][cuda][dropout
   check_on_device(test);
 }
 
-TEST_CASE("a gradient on a device that is passed on is added to what is there", "[ops][cuda][tape]") {
-  // x goes two ways, and both give its gradient as it is.
+TEST_CASE("a gradient passed on to a tensor that has one is added on a device", "[ops][cuda][tape]") {
+  // x is used twice, and both uses pass its gradient on unchanged.
   const auto [rows, width] = GENERATE(std::pair{5, 7}, std::pair{64, 96});
   CAPTURE(rows, width);
   check_on_device(

@@ -12,7 +12,7 @@ namespace sg = stepgraph;
 
 namespace {
 
-// A graph whose buffers are all set before it runs, and read after it.
+// A graph whose buffers are all set before the run and read after it.
 struct Bench {
   sg::Graph graph;
   std::vector<std::pair<sg::Buffer, std::vector<double>>> set;
@@ -33,13 +33,13 @@ struct Bench {
     all.push_back(made);
     return made;
   }
-  // The same bits on a device as on the CPU.
+  // Checks that a device gives the bits of the CPU.
   void check() const {
     CHECK((sg::testing::run_graph(graph, set, all, true) == sg::testing::run_graph(graph, set, all, false)));
   }
 };
 
-// Of elements of 4 bytes: `length` at a time.
+// Rows of `length` elements of 4 bytes.
 sg::Access rows(sg::Buffer of, std::int64_t offset, std::int64_t length, std::int64_t stride, std::int64_t count) {
   return of.strided(4 * offset, 4 * length, 4 * stride, count);
 }
@@ -49,7 +49,7 @@ sg::Access rows(sg::Buffer of, std::int64_t offset, std::int64_t length, std::in
 TEST_CASE("conversions on a device have the CPU's bits, in rows and in one range", "[ops][cuda][convert]") {
   sg::testing::need_device();
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
-  // Whole vectors, elements left over, rows of vectors, and rows that are cut differently.
+  // Whole vectors, tails, rows of vectors, and rows that are cut differently.
   struct Cut {
     std::int64_t length, stride, other_length, other_stride, count;
   };
@@ -84,7 +84,7 @@ TEST_CASE("copies on a device move bytes that are cut differently on both sides"
   bench.check();
 }
 
-TEST_CASE("copies go from pinned memory to a device and back beside each other, whole and in rows",
+TEST_CASE("copies between pinned and device memory run concurrently in both directions, whole and in rows",
           "[ops][cuda][copy]") {
   sg::testing::need_device();
   constexpr auto pinned = sg::Space::pinned;
@@ -129,7 +129,7 @@ TEST_CASE("reductions on a device have the CPU's bits in every type", "[ops][cud
   bench.check();
 }
 
-TEST_CASE("a device clears bytes, and adds up a few numbers in their order", "[ops][cuda][clear]") {
+TEST_CASE("a device clears bytes, and adds a few numbers in order", "[ops][cuda][clear]") {
   sg::testing::need_device();
   Bench bench;
   const sg::Buffer values = bench.buffer(100, sg::DType::f32), losses = bench.buffer(11, sg::DType::f64),

@@ -19,7 +19,7 @@ sg::DropoutMask mask(double rate, std::uint64_t key = 1, std::int64_t step = 0) 
 
 constexpr std::int64_t count = 1 << 18;
 
-// How many sigmas the agreements of two masks of rate 1/2 are from what they should be.
+// The deviation of the agreement of two masks of rate 1/2 from its expectation, in sigmas.
 double deviation(const std::function<bool(std::uint64_t)>& a, const std::function<bool(std::uint64_t)>& b) {
   std::int64_t same = 0;
   for (std::uint64_t e = 0; e < count; ++e) same += a(e) == b(e) ? 1 : 0;
@@ -41,8 +41,7 @@ TEST_CASE("a dropout keeps as many elements as its rate says", "[ops][dropout]")
   CHECK(mask(rate).scale == 1 / (1 - rate));
 }
 
-TEST_CASE("masks of neighbours, of other sites, steps and high words have nothing to do with each other",
-          "[ops][dropout]") {
+TEST_CASE("masks of adjacent elements, of other sites, steps and high words are independent", "[ops][dropout]") {
   const sg::DropoutMask of = mask(0.5);
   const auto here          = [&](std::uint64_t e) { return of.keeps(e); };
   for (int bit = 0; bit < 40; ++bit) {
@@ -61,12 +60,12 @@ TEST_CASE("masks of neighbours, of other sites, steps and high words have nothin
   }
 }
 
-TEST_CASE("patterns of neighbours, and runs, are as frequent as those of a fair coin", "[ops][dropout]") {
+TEST_CASE("patterns of adjacent elements, and runs, are as frequent as those of a fair coin", "[ops][dropout]") {
   const std::uint64_t key    = GENERATE(1, 2, 3, 4);
   const std::uint64_t stride = GENERATE(1, 64, 128, 1000);  // within a row, and down a column
   const sg::DropoutMask of   = mask(0.5, key);
   CAPTURE(key, stride);
-  // Words of eight neighbours: 256 kinds, so chi-square is 255 with a sigma of sqrt(2 * 255).
+  // Words of eight adjacent elements: 256 kinds, so chi-square is 255 with a sigma of sqrt(2 * 255).
   std::vector<double> words(256);
   const std::int64_t drawn = count / 8;
   for (std::uint64_t w = 0; w < drawn; ++w) {
@@ -77,7 +76,7 @@ TEST_CASE("patterns of neighbours, and runs, are as frequent as those of a fair 
   double chi_square = 0;
   for (const double each : words) chi_square += (each - drawn / 256.0) * (each - drawn / 256.0) / (drawn / 256.0);
   CHECK(std::abs(chi_square - 255) < 4.5 * std::sqrt(2 * 255.0));
-  // Runs of 1, 2, ... 9, and 10 or more alike: half of them are 1 long, a quarter 2, ...
+  // Runs of 1, 2, ... 9, and 10 or more equal elements: half of them have length 1, a quarter 2, ...
   std::array<double, 10> runs = {};
   std::size_t length          = 1;
   double num_runs             = 0;
@@ -98,7 +97,7 @@ TEST_CASE("patterns of neighbours, and runs, are as frequent as those of a fair 
   CHECK(std::abs(of_runs - 9) < 4.5 * std::sqrt(2 * 9.0));
 }
 
-TEST_CASE("pieces of a mask are the mask, across a boundary of 2^32 elements too", "[ops][dropout]") {
+TEST_CASE("pieces of a mask equal the mask, also across a boundary of 2^32 elements", "[ops][dropout]") {
   const std::int64_t first = GENERATE(std::int64_t{5}, (std::int64_t{1} << 32) - 10, (std::int64_t{3} << 32) - 64);
   const sg::DropoutMask of = mask(0.3);
   std::vector<bool> found, expected;
@@ -110,7 +109,7 @@ TEST_CASE("pieces of a mask are the mask, across a boundary of 2^32 elements too
   CHECK(found == expected);
 }
 
-TEST_CASE("a dropout site is refused where its rate is no probability or it has no name", "[ops][dropout][refuses]") {
+TEST_CASE("a dropout site without a name or with a rate outside [0, 1) is refused", "[ops][dropout][refuses]") {
   sg::Graph graph;
   sg::WeightTable weights;
   const sg::Tape plain({.graph = &graph, .weights = &weights});

@@ -26,14 +26,14 @@ sg::testing::OpCase dropout_case(std::int64_t rows, std::int64_t step = 4, const
 
 }  // namespace
 
-TEST_CASE("a dropout drops the elements of its mask, numbered over the whole batch, and scales the others",
+TEST_CASE("a dropout drops the elements of its mask, indexed over the global batch, and scales the others",
           "[ops][dropout]") {
   const auto test = dropout_case(600);  // several tiles
   const auto x    = sg::testing::values(test).inputs[0];
   const auto y    = sg::testing::evaluate(test);
   const auto mask = sg::DropoutSite{.rate = 0.3, .key = sg::derived_key(5, sg::name_key("embedding"))}.mask_at(4);
   std::vector<double> expected;
-  for (std::size_t i = 0; i < x.size(); ++i)  // the microbatch begins with sequence 3, of one token each
+  for (std::size_t i = 0; i < x.size(); ++i)  // the microbatch starts at sequence 3, one token per sequence
     expected.push_back(mask.keeps(3 * 37 + i) ? x[i] * (1 / 0.7) : 0);
   CHECK((y == expected));
 }
@@ -50,7 +50,7 @@ TEST_CASE("another step and another site drop other elements", "[ops][dropout]")
   CHECK(here != sg::testing::evaluate(dropout_case(4, 4, "other")));
 }
 
-TEST_CASE("a dropout that drops nothing is nothing", "[ops][dropout]") {
+TEST_CASE("a dropout that drops nothing adds no node", "[ops][dropout]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

@@ -54,8 +54,7 @@ TEST_CASE("an embedding is the weight's row for each token", "[ops][embedding]")
   CHECK(sg::testing::evaluate(test) == expected);
 }
 
-TEST_CASE("an embedding's gradient adds up a token's rows, and is zero for tokens that are not there",
-          "[ops][embedding]") {
+TEST_CASE("an embedding's gradient sums the rows of each token, and is zero for absent tokens", "[ops][embedding]") {
   const auto test = embedding_case({4, 0, 0, 2, 0});
   sg::testing::check_gradients(test);
   const auto gradient = sg::testing::gradients(test).weights[0];
@@ -77,7 +76,8 @@ TEST_CASE("a positional embedding adds the position's row in each sequence", "[o
   CHECK(sg::testing::evaluate(test) == expected);
 }
 
-TEST_CASE("a positional embedding's gradients are right, and zero beyond the sequences' end", "[ops][embedding]") {
+TEST_CASE("a positional embedding's gradients are correct, and zero beyond the end of the sequences",
+          "[ops][embedding]") {
   sg::testing::check_gradients(positional_case(3));
   const auto longer = positional_case(5);
   sg::testing::check_gradients(longer);
@@ -85,7 +85,7 @@ TEST_CASE("a positional embedding's gradients are right, and zero beyond the seq
   CHECK(std::vector<double>(gradient.begin() + 12, gradient.end()) == std::vector<double>(8, 0));
 }
 
-TEST_CASE("embeddings refuse what does not fit, with names and numbers", "[ops][embedding][refuses]") {
+TEST_CASE("embeddings refuse arguments that do not fit, with names and numbers", "[ops][embedding][refuses]") {
   Bench bench;
   const sg::Tensor tokens = bench.tape.tensor("tokens", {6}, sg::DType::i32), x = bench.tape.tensor("x", {6, 4});
   const auto refuses = [](const auto& call, const std::string& why) {
@@ -115,8 +115,8 @@ TEST_CASE("embeddings in bf16 and f16 are those in f32, rounded", "[ops][embeddi
   sg::testing::check_halves(positional_case(5));
 }
 
-TEST_CASE("an embedding of many tiles adds up each token's rows in their order", "[ops][embedding]") {
-  // A table that is cut into tiles, with tokens on both sides of their borders.
+TEST_CASE("an embedding's gradient over many tiles sums each token's rows in order", "[ops][embedding]") {
+  // A table of several tiles, with tokens on both sides of their borders.
   constexpr std::int64_t width = 512, rows = 1100;
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 90; ++i) tokens.push_back(i % 3 == 0 ? 511 + i % 2 : (i * 487) % rows);

@@ -52,13 +52,13 @@ TEMPLATE_TEST_CASE("sums of squares are exact, and rounded once", "[ops][norm]",
   const double n = static_cast<double>(numbers.size()) - 1;
   CHECK(squares_of<T>(numbers) == n * (n + 1) * (2 * n + 1) / 6);
   const auto large = static_cast<T>(0x1p30);
-  CHECK(squares_of<T>({large, 8, 8}) == 0x1p60);             // half of the last place: to even
+  CHECK(squares_of<T>({large, 8, 8}) == 0x1p60);             // half a unit in the last place: to even
   CHECK(squares_of<T>({large, 8, 8, 1}) == 0x1p60 + 0x1p8);  // more than half
   CHECK(squares_of<T>({large, 8, 8, static_cast<T>(0x1p-60)}) == 0x1p60 + 0x1p8);
-  CHECK(squares_of<T>({large, 16, 8, 8}) == 0x1p60 + 0x1p9);  // half again: to even, upwards
+  CHECK(squares_of<T>({large, 16, 8, 8}) == 0x1p60 + 0x1p9);  // half a unit again: to even, upwards
 }
 
-TEST_CASE("squares of the smallest and the largest numbers are all there", "[ops][norm]") {
+TEST_CASE("squares of the smallest and the largest numbers are exact", "[ops][norm]") {
   const float least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
   CHECK(squares_of<float>({least}) == 0x1p-298);
   CHECK(squares_of<float>(std::vector<float>(100'000, least)) == 100'000 * 0x1p-298);
@@ -70,10 +70,11 @@ TEST_CASE("squares of the smallest and the largest numbers are all there", "[ops
   CHECK(squares_of<double>({std::numeric_limits<double>::denorm_min(), 1}) == 1);
   Sum<double> sum = zero<double>();
   add<double>(sum, {std::numeric_limits<double>::denorm_min()}, 0, 1);
-  CHECK(sum.front() == 1);  // below what a double can hold, and there
+  CHECK(sum.front() == 1);  // below the range of double, but exact
 }
 
-TEMPLATE_TEST_CASE("an infinity or a NaN among the elements is one in the sum", "[ops][norm]", float, double) {
+TEMPLATE_TEST_CASE("an infinity or a NaN among the elements makes the sum infinite or NaN", "[ops][norm]", float,
+                   double) {
   using T     = TestType;
   const T inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
   CHECK(squares_of<T>({1, -inf, 2}) == INFINITY);
@@ -81,7 +82,7 @@ TEMPLATE_TEST_CASE("an infinity or a NaN among the elements is one in the sum", 
   CHECK(std::isnan(squares_of<T>({-inf, nan})));
 }
 
-TEMPLATE_TEST_CASE("a sum of squares has the same bits however its elements are ordered and cut", "[ops][norm]", float,
+TEMPLATE_TEST_CASE("a sum of squares has the same bits for any order and split of its elements", "[ops][norm]", float,
                    double) {
   using T = TestType;
   std::mt19937 random(7);
@@ -95,7 +96,7 @@ TEMPLATE_TEST_CASE("a sum of squares has the same bits however its elements are 
   CHECK(std::abs(static_cast<double>(expected / whole) - 1) < 1e-12);
   for (int trial = 0; trial < 20; ++trial) {
     std::shuffle(values.begin(), values.end(), random);
-    Sum<T> all = zero<T>();  // of several ranks, each with elements of its own
+    Sum<T> all = zero<T>();  // of several ranks, each with its own elements
     for (std::size_t begin = 0; begin < values.size();) {
       const std::size_t end = std::min(values.size(), begin + 1 + random() % 20'000);
       Sum<T> part           = zero<T>();
@@ -118,7 +119,7 @@ sg::Buffer kept(sg::Graph& graph, const std::string& name, std::int64_t elements
 
 }  // namespace
 
-TEST_CASE("a norm is of all its summands, in rows or in one range, by any number of threads", "[ops][norm]") {
+TEST_CASE("a norm covers all its sums, in rows or in one range, with any number of threads", "[ops][norm]") {
   const int threads        = GENERATE(1, 3);
   const std::int64_t count = 100'100, row = 1'001;
   sg::Graph graph;
@@ -141,7 +142,7 @@ TEST_CASE("a norm is of all its summands, in rows or in one range, by any number
   CHECK(program.memory().span<double>(norm)[0] == expected);
 }
 
-TEST_CASE("the clip factor brings a norm down to the clip, and leaves smaller ones alone", "[ops][norm]") {
+TEST_CASE("the clip factor scales a large norm to the clip, and is 1 for smaller ones", "[ops][norm]") {
   struct Case {
     std::vector<float> values;
     double clip, norm, factor;

@@ -32,7 +32,7 @@ std::vector<T> numbers(std::int64_t count, std::uint64_t seed, double range = 1)
   return made;
 }
 
-// a: [m, k] and b: [k, n], each as it is or lying transposed.
+// a: [m, k] and b: [k, n], each row-major or transposed.
 template <class T>
 struct Problem {
   std::int64_t m, n, k;
@@ -66,7 +66,7 @@ std::vector<T> product(const Problem<T>& problem, sg::GemmKernel kernel = sg::Ge
   return c;
 }
 
-// The larger one; what is no number is larger than any.
+// The larger one; NaN counts as the largest.
 template <class T>
 T worse(T worst, T error) {
   return error <= worst ? worst : std::isnan(error) ? std::numeric_limits<T>::infinity() : error;
@@ -124,13 +124,13 @@ TEST_CASE("a product cut both ways agrees with three plain loops", "[ops][gemm]"
   CHECK(worst_error(problem, product(problem, kernel)) < std::numeric_limits<float>::epsilon() * 4);
 }
 
-TEST_CASE("our own kernels: an element's bits depend on its row, its column and k, not on where in the matrix it lies",
+TEST_CASE("our own kernels: an element's bits depend on its row, its column and k, not on its position in the matrix",
           "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> whole{.m = 130, .n = 150, .k = 700};
   const std::vector<float> all = product(whole, kernel);
   for (const std::int64_t skip : {1, 5, 64, 129}) {
-    // Rows and columns from `skip` on, alone.
+    // Only the rows and columns from `skip` on.
     const std::int64_t m = whole.m - skip, n = whole.n - skip;
     std::vector<float> part(static_cast<std::size_t>(m * n));
     sg::Gemm<float> gemm = whole.gemm({part.data(), nullptr, m * n});
@@ -149,7 +149,7 @@ TEST_CASE("our own kernels: an element's bits depend on its row, its column and 
   }
 }
 
-TEST_CASE("our own kernels: an element's bits do not depend on which way its operands lie", "[ops][gemm]") {
+TEST_CASE("our own kernels: an element's bits do not depend on the layout of its operands", "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
   const auto [m, n, k] =
       GENERATE(table<std::int64_t, std::int64_t, std::int64_t>({{37, 45, 1100}, {16, 28, 64}, {90, 70, 19}}));
@@ -165,7 +165,7 @@ TEST_CASE("our own kernels: an element's bits do not depend on which way its ope
   CHECK(product(straight, kernel) == product(turned, kernel));
 }
 
-TEST_CASE("products of every small number of rows and columns write those and nothing else", "[ops][gemm]") {
+TEST_CASE("products of every small number of rows and columns write only those", "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   double worst      = 0;
   bool alone        = true;
@@ -197,7 +197,7 @@ TEST_CASE("products of every small number of rows and columns write those and no
   CHECK(worst < std::numeric_limits<float>::epsilon() * 16);
 }
 
-TEST_CASE("neither operand need have neighbours in memory", "[ops][gemm]") {
+TEST_CASE("neither operand needs a unit stride", "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> dense{.m = 21, .n = 30, .k = 40};
   std::vector<float> a(dense.a.size() * 2), b(dense.b.size() * 3), c(21 * 30);
@@ -211,7 +211,7 @@ TEST_CASE("neither operand need have neighbours in memory", "[ops][gemm]") {
   CHECK(worst_error(dense, c) < std::numeric_limits<float>::epsilon() * 41);
 }
 
-TEST_CASE("a product's bits depend neither on where its operands lie in memory nor on the order of its tiles",
+TEST_CASE("a product's bits depend neither on the addresses of its operands nor on the order of its tiles",
           "[ops][gemm]") {
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   const auto [m, n, k] =
@@ -251,7 +251,7 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
                                   .b        = {b.data(), n, 1},
                                   .c        = {c.data(), nullptr, m * n},
                                   .c_stride = n};
-    sg::gemm_tiles(gemm, 0, 1, kernel);  // so that pieces begin in the middle of a row, too
+    sg::gemm_tiles(gemm, 0, 1, kernel);  // so that pieces may begin in the middle of a row
     for (std::int64_t first = 1; first < tiles; first += of)
       sg::gemm_tiles(gemm, first, std::min(first + of, tiles), kernel);
     return c;
@@ -264,7 +264,7 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
 }
 
 TEST_CASE("products of large matrices are cut into an even number of tiles, small ones not at all", "[ops][gemm]") {
-  // The shapes of a step of 1024 rows, of widths 256 and 512, and those of their weights.
+  // The shapes of a step of 1024 rows with widths 256 and 512, and those of their weights.
   for (const std::int64_t width : {256, 512}) {
     for (const std::int64_t other : {width, 3 * width, 4 * width, 16 * width}) {
       for (const auto& [m, n] :
@@ -280,7 +280,7 @@ TEST_CASE("products of large matrices are cut into an even number of tiles, smal
   CHECK(sg::num_gemm_tiles(16, 0) == 0);
 }
 
-TEST_CASE("large products start no thread: those are the executor's", "[ops][gemm]") {
+TEST_CASE("large products start no threads", "[ops][gemm]") {
   const auto num_threads = [] {
     using Entries = std::filesystem::directory_iterator;
     return std::distance(Entries("/proc/self/task"), Entries());
@@ -291,8 +291,7 @@ TEST_CASE("large products start no thread: those are the executor's", "[ops][gem
   CHECK(num_threads() == before);
 }
 
-TEST_CASE("a product is added to what is there, in place or elsewhere, with the same bits; a bias to every row",
-          "[ops][gemm]") {
+TEST_CASE("a product is added to a base, in place or not, with the same bits; a bias to every row", "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> problem{.m = 20, .n = 101, .k = 1600};
   const std::vector<float> alone = product(problem, kernel), base = numbers<float>(20 * 101, 3),
@@ -303,9 +302,9 @@ TEST_CASE("a product is added to what is there, in place or elsewhere, with the 
   sg::gemm(problem.gemm({elsewhere.data(), base.data(), 20 * 101}), kernel);
   CHECK(in_place == elsewhere);
   if (kernel == sg::GemmKernel::own || (kernel == sg::GemmKernel::neon && !has_neon)) {
-    CHECK(in_place == expected);  // a sum by itself, then added
+    CHECK(in_place == expected);  // the sum is computed first, then added
   } else if (kernel == sg::GemmKernel::neon || sg::gemm_library() == "neon") {
-    // 1600 are four blocks of k: what was there is the first summand.
+    // 1600 is four blocks of k: the base is the first summand.
     std::vector<float> by_blocks = base, part(alone.size());
     for (std::int64_t first = 0; first < 1600; first += 400) {
       sg::Gemm<float> block = problem.gemm({part.data(), nullptr, 20 * 101});
@@ -333,7 +332,7 @@ TEST_CASE("a product is added to what is there, in place or elsewhere, with the 
   CHECK(worst < std::numeric_limits<float>::epsilon() * 2 * 1602);
 }
 
-TEST_CASE("a product leaves what lies between the rows of its result alone", "[ops][gemm]") {
+TEST_CASE("a product does not write between the rows of its result", "[ops][gemm]") {
   const Problem<double> problem{.m = 9, .n = 7, .k = 3};
   std::vector<double> wide(9 * 10, 5);
   sg::Gemm<double> gemm = problem.gemm({wide.data(), nullptr, 90});
@@ -360,9 +359,9 @@ std::vector<float> widened(const std::vector<Half>& from) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a product of two bytes is that of its operands in f32, rounded once where it is stored so",
-                   "[ops][gemm]", sg::bf16, sg::f16) {
-  // Half of the distance between two neighbours is at most this much of a value.
+TEMPLATE_TEST_CASE("a product of 2-byte operands is computed in f32 and rounded at most once", "[ops][gemm]", sg::bf16,
+                   sg::f16) {
+  // Relative bound of one rounding.
   constexpr double once   = std::is_same_v<TestType, sg::bf16> ? 0x1p-8 : 0x1p-11;
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   const auto [m, n, k] = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
@@ -394,7 +393,7 @@ TEMPLATE_TEST_CASE("a product of two bytes is that of its operands in f32, round
   CHECK(worst_half < summed * (1 + once));
 }
 
-TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][gemm]") {
+TEST_CASE("an activation is applied to the stored result, in place or not", "[ops][gemm]") {
   const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const Problem<float> problem{.m = 130, .n = 101, .k = 60};
   const std::vector<float> bias = numbers<float>(101, 4);
@@ -415,7 +414,7 @@ TEST_CASE("an activation is of what is stored, in place or elsewhere", "[ops][ge
   for (std::size_t i = 0; i < after.size(); ++i) REQUIRE(after[i] == 3 * before[i]);
 }
 
-TEST_CASE("what a product is multiplied with is multiplied with what is stored, and lies as that does", "[ops][gemm]") {
+TEST_CASE("the factor of a product is applied to the stored result and has its layout", "[ops][gemm]") {
   const auto kernel    = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
   const std::int64_t k = GENERATE(60, 700);  // in one block of k, or in two
   const Problem<float> problem{.m = 130, .n = 101, .k = k};

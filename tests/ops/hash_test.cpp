@@ -45,14 +45,14 @@ std::uint64_t reference(const std::vector<std::byte>& bytes) {
 
 }  // namespace
 
-TEST_CASE("a hash is what its formula says, of whole words and of what is left over", "[ops][hash]") {
+TEST_CASE("a hash follows its formula, for whole words and a tail", "[ops][hash]") {
   for (const std::size_t size : {0, 1, 7, 8, 9, 64, 1000, 1003}) {
     CAPTURE(size);
     CHECK(sg::hash_bytes(noise(size)) == reference(noise(size)));
   }
 }
 
-TEST_CASE("every flipped bit, every moved word and every byte more changes a hash", "[ops][hash]") {
+TEST_CASE("every flipped bit, moved word or added byte changes a hash", "[ops][hash]") {
   auto bytes = noise(75);
   std::set<std::uint64_t> seen{sg::hash_bytes(bytes)};
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
@@ -76,7 +76,7 @@ TEST_CASE("a node hashes several ranges, in tiles, to the same bits on any numbe
   const auto buffer = [&](std::int64_t size, sg::DType type) {
     return graph.buffer({.size_bytes = size, .type = type, .lifetime = sg::Lifetime::persistent});
   };
-  const std::size_t large = (1 << 20) + 12;  // some tiles and a tail
+  const std::size_t large = (1 << 20) + 12;  // several tiles and a tail
   const sg::Buffer a = buffer(large, sg::DType::f32), b = buffer(26, sg::DType::bf16),
                    hashes = buffer(24, sg::DType::i64);
   sg::hash_bytes(graph, {.name = "hash", .values = {a, b, a.range(4, 64)}, .hashes = hashes});
@@ -96,7 +96,7 @@ TEST_CASE("a node hashes several ranges, in tiles, to the same bits on any numbe
   }
 }
 
-TEST_CASE("hashes that have no room, and of what is no range, are refused", "[ops][hash][refuses]") {
+TEST_CASE("hashes without room, and hashes of strided accesses, are refused", "[ops][hash][refuses]") {
   sg::Graph graph;
   const sg::Buffer a      = graph.buffer({.name = "a", .size_bytes = 64, .type = sg::DType::f32});
   const sg::Buffer hashes = graph.buffer({.size_bytes = 8, .type = sg::DType::i64});

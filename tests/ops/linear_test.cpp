@@ -61,7 +61,7 @@ sg::Tensor activate(sg::Tape& tape, const sg::Tensor& x, sg::Activation activati
   return sg::gelu(tape, x, activation == sg::Activation::gelu_tanh ? sg::Gelu::tanh : sg::Gelu::exact);
 }
 
-// The same with the activation as an op of its own.
+// The same with the activation as a separate op.
 sg::testing::OpCase two_ops(sg::testing::OpCase test, sg::Activation activation) {
   test.build = [plain = test.build, activation](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
     return activate(tape, plain(tape, in), activation);
@@ -69,7 +69,7 @@ sg::testing::OpCase two_ops(sg::testing::OpCase test, sg::Activation activation)
   return test;
 }
 
-// Two linears, with an activation between them that is the first one's or an op of its own.
+// Two linears with an activation between them, which is part of the first linear or a separate op.
 sg::testing::OpCase mlp_case(const Sizes& sizes, sg::Activation activation, bool one_op = true) {
   sg::testing::OpCase test{.inputs  = {{sizes.rows, sizes.in}},
                            .weights = {{"up", {sizes.in, sizes.out}}, {"b", {sizes.out}}, {"down", {5, sizes.out}}}};
@@ -104,7 +104,7 @@ struct Bench {
 
 }  // namespace
 
-TEST_CASE("linear is x w + bias, for weights lying either way", "[ops][linear]") {
+TEST_CASE("linear is x w + bias, for both weight layouts", "[ops][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   const Sizes sizes = GENERATE(Sizes{5, 7, 4}, Sizes{1, 1, 1}, Sizes{100, 150, 97});
@@ -113,7 +113,7 @@ TEST_CASE("linear is x w + bias, for weights lying either way", "[ops][linear]")
   CHECK(sg::testing::distance(sg::testing::evaluate(test), plain(sizes, layout, sg::testing::values(test))) < 1e-14);
 }
 
-TEST_CASE("linear's gradients are right", "[ops][linear]") {
+TEST_CASE("linear's gradients are correct", "[ops][linear]") {
   const auto layout = GENERATE(sg::WeightLayout::in_out, sg::WeightLayout::out_in);
   const bool biased = GENERATE(false, true);
   CAPTURE(static_cast<int>(layout), biased);
@@ -155,13 +155,13 @@ TEST_CASE("a linear with an activation has the bits of one followed by the other
   CHECK(found.weights == expected.weights);
 }
 
-TEST_CASE("the gradients of a linear with an activation are right", "[ops][linear]") {
+TEST_CASE("the gradients of a linear with an activation are correct", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   sg::testing::check_gradients(linear_case({}, sg::WeightLayout::in_out, true, activation));
 }
 
-TEST_CASE("a product's gradient through an activation has the bits of one after the other", "[ops][linear]") {
+TEST_CASE("a product's gradient fused with an activation has the bits of separate nodes", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const Sizes sizes     = GENERATE(Sizes{5, 7, 4}, Sizes{130, 40, 143});
@@ -172,15 +172,14 @@ TEST_CASE("a product's gradient through an activation has the bits of one after 
   CHECK(fused.weights == expected.weights);
 }
 
-TEST_CASE("gradients through an activation between two linears are right", "[ops][linear]") {
+TEST_CASE("gradients through an activation between two linears are correct", "[ops][linear]") {
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   sg::testing::check_gradients(mlp_case({}, activation));
   sg::testing::check_halves(mlp_case({67, 24, 40}, activation));
 }
 
-TEST_CASE("an activation's gradient is the product's own work where nobody else uses what was activated",
-          "[ops][linear]") {
+TEST_CASE("a product computes the activation's gradient if no other op uses the activated tensor", "[ops][linear]") {
   Bench bench;
   const sg::Tensor x  = bench.tape.tensor("x", {10, 20});
   const sg::Weight up = bench.weight("up", {30, 20}), down = bench.weight("down", {20, 30});
@@ -208,11 +207,11 @@ TEST_CASE("an activation's gradient is the product's own work where nobody else 
   CHECK(found == std::vector<std::string>{"linear_gelu", "linear", "linear_weight_gradient",
                                           "linear_input_gradient_gelu", "linear_input_gradient",
                                           "linear_weight_gradient"});
-  CHECK(bench.graph.num_buffers() - before == 2);  // the gradients of x, and of what was activated
+  CHECK(bench.graph.num_buffers() - before == 2);  // the gradients of x and of the activation's input
   CHECK(bench.graph.cost(sg::Node{3}) == sg::Cost{.flops = 12000 + 300, .bytes_moved = 4 * (200 + 600 + 300 + 300)});
 }
 
-TEST_CASE("a linear keeps what its activation was applied to for a backward pass alone", "[ops][linear]") {
+TEST_CASE("a linear keeps the input of its activation only for a backward pass", "[ops][linear]") {
   const bool records = GENERATE(false, true);
   sg::Graph graph;
   sg::WeightTable weights;
@@ -230,7 +229,7 @@ TEST_CASE("a linear keeps what its activation was applied to for a backward pass
 
 namespace {
 
-// A linear of numbers that bf16 and f16 have, run forward and backward in a tape of `type`.
+// A linear of numbers that are exact in bf16 and f16, run forward and backward on a tape of `type`.
 struct Trained {
   std::vector<double> y, dx, dw, db;
 };
@@ -269,7 +268,7 @@ Trained train(const Sizes& sizes, const sg::Linear& like, sg::DType type) {
   for (const sg::Buffer buffer : {x.buffer, dy.buffer, w, b}) {
     const std::size_t size = sg::size_bytes(type);
     for (std::size_t i = 0; i < bytes(buffer).size() / size; ++i) {
-      const auto bits = static_cast<double>(sg::testing::mix(++seed) >> 57);  // 7 of them
+      const auto bits = static_cast<double>(sg::testing::mix(++seed) >> 57);  // 7 bits
       sg::testing::encode(type, (bits - 63.5) / 64, bytes(buffer).data() + i * size);
     }
   }
@@ -285,7 +284,7 @@ Trained train(const Sizes& sizes, const sg::Linear& like, sg::DType type) {
   return {load(kept_y), load(kept_dx), load(dw), load(db)};
 }
 
-// The largest |a - b| / |b|, where values of b below `least` count as that.
+// The largest |a - b| / max(|b|, least).
 double worst(const std::vector<double>& a, const std::vector<double>& b, double least) {
   double found = a.size() == b.size() ? 0 : 1e300;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -305,25 +304,25 @@ TEST_CASE("in bf16 and f16, linear sums in f32 and rounds once; gradients of wei
   CAPTURE(static_cast<int>(layout), sizes.rows);
   const sg::Linear like{.layout = layout};
   const Trained half = train(sizes, like, type), exact = train(sizes, like, sg::DType::f64);
-  // Half of the distance between two neighbours is at most 2^-8 of a value, or 2^-11; the sums' own errors are far
-  // below.
+  // The relative error of one rounding is at most 2^-8, or 2^-11. The errors of the sums are far below.
   const double once = type == sg::DType::bf16 ? 0x1.01p-8 : 0x1.01p-11;
   CHECK(worst(half.y, exact.y, 1e-2) < once);
   CHECK(worst(half.dx, exact.dx, 1e-2) < once);
-  CHECK(worst(half.y, exact.y, 1e-2) > once / 40);  // or it is not of that type
+  CHECK(worst(half.y, exact.y, 1e-2) > once / 40);  // otherwise it does not have that type
   CHECK(worst(half.dw, exact.dw, 1) < 1e-5);
   CHECK(worst(half.db, exact.db, 1) < 1e-5);
 }
 
-TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding of what is stored", "[ops][linear]") {
+TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding of the stored tensors",
+          "[ops][linear]") {
   const auto type       = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto activation = GENERATE(sg::Activation::gelu_tanh, sg::Activation::gelu_exact, sg::Activation::silu);
   CAPTURE(static_cast<int>(activation));
   const sg::Linear like{.activation = activation};
   const Sizes sizes{130, 40, 143};
   const Trained half = train(sizes, like, type), exact = train(sizes, like, sg::DType::f64);
-  // y is rounded twice and the gradient before the activation once, each by at most 2^-8, or 2^-11, on average by much
-  // less.
+  // y is rounded twice and the gradient of the activation's input once, each by at most 2^-8, or 2^-11; on average by
+  // much less.
   const double once = type == sg::DType::bf16 ? 0x1p-8 : 0x1p-11;
   CHECK(sg::testing::distance(half.y, exact.y) < once);
   CHECK(sg::testing::distance(half.dx, exact.dx) < once);
@@ -332,7 +331,7 @@ TEST_CASE("in bf16 and f16, a linear with an activation is within the rounding o
   CHECK(sg::testing::distance(half.y, exact.y) > once / 40);
 }
 
-TEST_CASE("linear costs two operations for each product, forward and for each gradient", "[ops][linear]") {
+TEST_CASE("linear costs two flops per multiplication, forward and for each gradient", "[ops][linear]") {
   Bench bench;
   const sg::Tensor x = bench.tape.tensor("x", {10, 20});
   const sg::Tensor y = sg::linear(bench.tape, {.x = x, .weight = bench.weight("w", {30, 20})});
@@ -346,7 +345,7 @@ TEST_CASE("linear costs two operations for each product, forward and for each gr
   }
 }
 
-TEST_CASE("linear refuses what does not fit, with names and numbers", "[ops][linear][refuses]") {
+TEST_CASE("linear refuses arguments that do not fit, with names and numbers", "[ops][linear][refuses]") {
   Bench bench;
   const sg::Tensor x = bench.tape.tensor("x", {2, 3});
   const sg::Weight w = bench.weight("w", {4, 3}), b = bench.weight("b", {3}), cube = bench.weight("cube", {4, 3, 1});

@@ -22,7 +22,7 @@ using Catch::Matchers::MessageMatches;
 
 namespace {
 
-// A graph of one rank whose buffers are all kept, and which can be run.
+// A graph of one rank with persistent buffers, which can be run.
 struct Bench {
   sg::Graph graph;
   sg::LoopbackWorld world{1};
@@ -57,8 +57,7 @@ float number(std::uint64_t seed, std::size_t i) {
 
 }  // namespace
 
-TEST_CASE("a skipped step halves the scale, as many good ones in a row as are asked for double it",
-          "[ops][loss_scale]") {
+TEST_CASE("a skipped step halves the scale, growth_steps good steps in a row double it", "[ops][loss_scale]") {
   Bench bench;
   const bool dynamic        = GENERATE(false, true);
   const sg::Buffer overflow = bench.kept("overflow", 1, sg::DType::i64), scale = bench.kept("s", 1, sg::DType::f64),
@@ -84,7 +83,7 @@ TEST_CASE("a skipped step halves the scale, as many good ones in a row as are as
   if (!dynamic) CHECK(scales == std::vector<double>(11, 1024));
 }
 
-TEST_CASE("norm and clip factor are those of gradients without their scale", "[ops][loss_scale]") {
+TEST_CASE("norm and clip factor refer to unscaled gradients", "[ops][loss_scale]") {
   const auto type    = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const double clip  = GENERATE(0.0, 0.5, 100.0);
   const double value = GENERATE(1.5, static_cast<double>(std::numeric_limits<float>::infinity()), std::nan(""));
@@ -119,7 +118,7 @@ TEST_CASE("norm and clip factor are those of gradients without their scale", "[o
   CHECK(std::abs(bench.number<double>(factor) * 64 - wanted) < 1e-12);
 }
 
-TEST_CASE("an update reads gradients of two bytes as it reads them widened", "[ops][loss_scale][optimizer]") {
+TEST_CASE("an update with 2-byte gradients equals one with widened gradients", "[ops][loss_scale][optimizer]") {
   const auto type     = GENERATE(sg::DType::bf16, sg::DType::f16);
   const bool is_adamw = GENERATE(false, true), valued = GENERATE(false, true);
   CAPTURE(type, is_adamw, valued);
@@ -132,7 +131,7 @@ TEST_CASE("an update reads gradients of two bytes as it reads them widened", "[o
                      wide  = bench.kept("wide", count, sg::DType::f32),
                      value = bench.kept("value", count, sg::DType::f16), one = bench.kept("one", 1, sg::DType::f64),
                      step = bench.kept("step", 1, sg::DType::i64);
-    // Rows of 9 that lie 18 apart, so that no vector of them is whole.
+    // Rows of 9 elements, 18 apart, so that they contain no whole vector.
     const sg::Access rows     = half.strided(0, 18, 36, count / 9);
     const sg::Access gradient = widened ? sg::Access(wide) : rows;
     if (is_adamw) {
@@ -168,7 +167,7 @@ TEST_CASE("an update reads gradients of two bytes as it reads them widened", "[o
   CHECK((updated(false) == updated(true)));
 }
 
-TEST_CASE("an update that is skipped leaves every bit as it was", "[ops][loss_scale][optimizer]") {
+TEST_CASE("a skipped update leaves every bit unchanged", "[ops][loss_scale][optimizer]") {
   const bool is_adamw = GENERATE(false, true);
   Bench bench;
   constexpr std::int64_t count = 20'007;
@@ -217,7 +216,7 @@ TEST_CASE("an update that is skipped leaves every bit as it was", "[ops][loss_sc
     return found;
   };
   const std::vector<float> before  = state();
-  bench.number<std::int64_t>(skip) = 1;  // and the step, 0, is none that AdamW would take
+  bench.number<std::int64_t>(skip) = 1;  // step 0 would be an error without skip
   bench.run();
   CHECK((state() == before));
   bench.number<std::int64_t>(skip) = 0;
@@ -227,7 +226,7 @@ TEST_CASE("an update that is skipped leaves every bit as it was", "[ops][loss_sc
   CHECK((state() != before));
 }
 
-TEST_CASE("an update of a loss scale refuses what is no such number", "[ops][loss_scale][refuses]") {
+TEST_CASE("an update of a loss scale refuses accesses of other types and sizes", "[ops][loss_scale][refuses]") {
   Bench bench;
   const sg::Buffer real = bench.kept("real", 1, sg::DType::f64), whole = bench.kept("whole", 1, sg::DType::i64);
   const sg::UpdateLossScale good{.overflow = whole, .scale = real, .good_steps = whole, .num_updates = whole};

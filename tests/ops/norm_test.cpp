@@ -17,7 +17,7 @@ using sg::testing::OpCase;
 
 namespace {
 
-constexpr double eps = 1e-3;  // large enough to be seen
+constexpr double eps = 1e-3;  // large enough to matter
 
 OpCase layer_norm_case(std::int64_t rows, std::int64_t width, double offset = 0) {
   return {.inputs  = {{rows, width}},
@@ -45,7 +45,7 @@ OpCase rms_norm_case(std::int64_t rows, std::int64_t width) {
           }};
 }
 
-// One row after the other, as the definition reads.
+// Row by row, by the definition.
 std::vector<double> reference(const OpCase& test, bool centered, double offset = 0) {
   const auto given            = sg::testing::values(test);
   const std::size_t width     = given.weights[0].size();
@@ -68,7 +68,7 @@ std::vector<double> reference(const OpCase& test, bool centered, double offset =
 
 }  // namespace
 
-TEST_CASE("norms are what their definitions say", "[ops][norm]") {
+TEST_CASE("norms agree with their definitions", "[ops][norm]") {
   const auto [rows, width] = GENERATE(std::pair{1, 1}, std::pair{3, 5}, std::pair{4, 37}, std::pair{70, 700});
   CAPTURE(rows, width);
   const OpCase layer = layer_norm_case(rows, width), rms = rms_norm_case(rows, width);
@@ -78,8 +78,8 @@ TEST_CASE("norms are what their definitions say", "[ops][norm]") {
   CHECK(sg::testing::distance(sg::testing::evaluate(rms, sg::DType::f32), reference(rms, false)) < 5e-7);
 }
 
-TEST_CASE("a layer norm in f32 bears a mean far from zero", "[ops][norm]") {
-  constexpr double offset = 64;  // x keeps 2^-18 of it: squares of it would leave nothing of the variance
+TEST_CASE("a layer norm in f32 is accurate for a mean far from zero", "[ops][norm]") {
+  constexpr double offset = 64;  // x keeps 2^-18 of it: a difference of squares would lose the variance
   const OpCase test       = layer_norm_case(3, 64, offset);
   CHECK(sg::testing::distance(sg::testing::evaluate(test, sg::DType::f32), reference(test, true, offset)) < 1e-5);
 }
@@ -91,7 +91,7 @@ TEST_CASE("gradients of norms agree with finite differences", "[ops][norm][gradi
   check_gradients(rms_norm_case(rows, width));
 }
 
-TEST_CASE("weight gradients of norms are sums over all rows, however many columns there are", "[ops][norm][gradient]") {
+TEST_CASE("weight gradients of norms are sums over all rows, for any number of columns", "[ops][norm][gradient]") {
   const OpCase test = layer_norm_case(50, 500);
   const auto found  = sg::testing::gradients(test);
   const auto given  = sg::testing::values(test);
@@ -106,8 +106,8 @@ TEST_CASE("weight gradients of norms are sums over all rows, however many column
   CHECK(sg::testing::distance(found.weights[1], of_bias) < 1e-13);
 }
 
-TEST_CASE("a layer norm's gradient is orthogonal to its rows in tiles too", "[ops][norm][gradient]") {
-  // The norm of a row moved or stretched (eps aside) is the row's: its gradient has no such parts.
+TEST_CASE("a layer norm's gradient is orthogonal to its rows, also over several tiles", "[ops][norm][gradient]") {
+  // Shifting or scaling a row does not change its norm (eps aside), so the gradient has no such components.
   OpCase test                 = layer_norm_case(90, 400);
   const std::vector<double> x = sg::testing::values(test).inputs[0], dx = sg::testing::gradients(test).inputs[0];
   double worst = 0;
@@ -133,7 +133,7 @@ TEST_CASE("norms refuse weights of other widths", "[ops][norm][refuses]") {
                        MessageMatches(ContainsSubstring("rms_norm: weight is 4x1, but x is 2x4")));
 }
 
-TEST_CASE("norms whose weights are f32 read them so, and round once", "[ops][norm]") {
+TEST_CASE("norms with f32 weights use them unrounded, and round once", "[ops][norm]") {
   const auto type     = GENERATE(sg::DType::bf16, sg::DType::f16);
   const bool centered = GENERATE(false, true);
   CAPTURE(type, centered);
@@ -173,7 +173,7 @@ TEST_CASE("a norm's weight and bias get their gradients from one node", "[ops][n
       tape, {.x = tape.tensor("x", {2, 3}), .weight = tape.weight("weight"), .bias = tape.weight("bias")});
   tape.set_gradient(y, tape.tensor("dy", {2, 3}));
   tape.emit_gradients();
-  CHECK(graph.num_nodes() == 3);  // forward, of x, of both weights
+  CHECK(graph.num_nodes() == 3);  // forward, gradient of x, gradient of both weights
   CHECK(weights.entries()[0].has_gradient);
   CHECK(weights.entries()[1].has_gradient);
 }

@@ -31,13 +31,13 @@ sg::Buffer kept(sg::Graph& graph, const char* name, std::int64_t count, sg::DTyp
                        .lifetime   = sg::Lifetime::persistent});
 }
 
-// Between -1 and 1, the same in f32.
+// Between -1 and 1, exact in f32.
 double number(std::uint64_t seed, std::size_t i) {
   const std::uint64_t bits = sg::testing::mix(seed * 1'000'003 + i) >> 44;
   return (static_cast<double>(bits) - 524'287.5) / 524'288;
 }
 
-// A weight of `count` elements that is updated for some steps; each buffer has room for its access's rows.
+// A weight of `count` elements that is updated for some steps. Buffers have room for strided rows.
 struct Update {
   static constexpr std::int64_t count = 41'000;  // several tiles
   sg::Graph graph;
@@ -58,8 +58,8 @@ struct Update {
     rate                    = kept(graph, "rate", 1, sg::DType::f64);
     step                    = kept(graph, "step", 1, sg::DType::i64);
   }
-  // All of a buffer; or every other row of 125 elements, or of as many as are given: rows of one end inside rows of
-  // another.
+  // A whole buffer, or every other row of 125 (or `row`) elements. Rows of different accesses end at different
+  // elements.
   [[nodiscard]] sg::Access access(sg::Buffer buffer, std::int64_t row = 125) const {
     const auto element = static_cast<std::int64_t>(sg::size_bytes(type));
     return strided ? buffer.strided(row * element, row * element, 2 * row * element, count / row) : sg::Access(buffer);
@@ -68,7 +68,7 @@ struct Update {
     sg::verify(graph);
     program = std::make_unique<sg::Program>(graph, world);
   }
-  // Element i of what the access names.
+  // Element i of the access.
   [[nodiscard]] std::byte* at(sg::Buffer buffer, std::int64_t i, std::int64_t row = 125) const {
     const std::int64_t place = strided && buffer != weight ? i / row * 2 * row + row + i % row : i;
     return program->memory().bytes(buffer).data() + place * static_cast<std::int64_t>(sg::size_bytes(type));
@@ -77,7 +77,7 @@ struct Update {
 
 }  // namespace
 
-TEST_CASE("AdamW does what its paper and PyTorch say", "[ops][optimizer]") {
+TEST_CASE("AdamW agrees with its paper and PyTorch", "[ops][optimizer]") {
   const auto type    = GENERATE(sg::DType::f32, sg::DType::f64);
   const bool strided = GENERATE(false, true);
   CAPTURE(type, strided);
@@ -148,7 +148,7 @@ TEST_CASE("AdamW refuses a step before the first", "[ops][optimizer][refuses]") 
                        MessageMatches(ContainsSubstring("adamw: step 0 (they count from 1)")));
 }
 
-TEST_CASE("SGD moves against a velocity that gradients add to", "[ops][optimizer]") {
+TEST_CASE("SGD follows a velocity that accumulates gradients", "[ops][optimizer]") {
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const bool strided    = GENERATE(false, true);
   const double momentum = GENERATE(0.0, 0.9);
@@ -190,7 +190,7 @@ TEST_CASE("SGD moves against a velocity that gradients add to", "[ops][optimizer
   CHECK(worst < (type == sg::DType::f32 ? 2e-6 : 1e-14));
 }
 
-TEST_CASE("what ends a step refuses other sizes and types, and settings out of range", "[ops][optimizer][refuses]") {
+TEST_CASE("optimizer ops refuse other sizes and types, and settings out of range", "[ops][optimizer][refuses]") {
   sg::Graph graph;
   const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 5, sg::DType::f32),
                    wide = kept(graph, "wide", 4, sg::DType::f64), half = kept(graph, "half", 4, sg::DType::bf16),
@@ -213,7 +213,7 @@ TEST_CASE("what ends a step refuses other sizes and types, and settings out of r
   refuses([&](sg::AdamW& spec) { spec.beta2 = 1; }, "beta2 is 1 (0 or more, less than 1)");
   refuses([&](sg::AdamW& spec) { spec.weight_decay = -1; }, "weight_decay is -1 (0 or more)");
   refuses([&](sg::AdamW& spec) { spec.gradient = half.range(0, 6); },
-          "adamw 'w': gradient has 6 bytes of bf16 (4 elements, as the weight has)");
+          "adamw 'w': gradient has 6 bytes of bf16 (4 elements, like the weight)");
   refuses([&](sg::AdamW& spec) { spec.skip = one; }, "adamw 'w': skip has 8 bytes of f64 (one i64)");
   CHECK_THROWS_AS(sg::sgd(graph, {.name = "w", .weight = a, .gradient = b, .velocity = d, .factor = one, .rate = one}),
                   sg::Error);
@@ -222,14 +222,14 @@ TEST_CASE("what ends a step refuses other sizes and types, and settings out of r
                        MessageMatches(ContainsSubstring("square_sum 's': values is i64 (f32, f64, bf16 or f16)")));
   CHECK_THROWS_MATCHES(sg::square_sum(graph, {.name = "s", .values = a, .sum = one}), sg::Error,
                        MessageMatches(ContainsSubstring("square_sum 's': sum has 8 bytes of f64 (20 of i64")));
-  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = wide, .sum = sum}), sg::Error);  // f64 has more limbs
+  CHECK_THROWS_AS(sg::square_sum(graph, {.name = "s", .values = wide, .sum = sum}), sg::Error);  // f64 needs more limbs
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .clip = -1}), sg::Error);
   CHECK_THROWS_MATCHES(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .scale = one}), sg::Error,
                        MessageMatches(ContainsSubstring("of scale and overflow one is there (both, or neither)")));
 }
 
-TEMPLATE_TEST_CASE("a master is updated as any weight, and its value is the master rounded", "[ops][optimizer]",
+TEMPLATE_TEST_CASE("a master copy is updated like any weight, and its value is the rounded master", "[ops][optimizer]",
                    sg::bf16, sg::f16) {
   const bool strided = GENERATE(false, true), is_adamw = GENERATE(false, true);
   CAPTURE(strided, is_adamw);
@@ -280,7 +280,7 @@ TEMPLATE_TEST_CASE("a master is updated as any weight, and its value is the mast
   CHECK((updated(true) == updated(false)));
 }
 
-TEST_CASE("a value that does not go with its master is refused", "[ops][optimizer][refuses]") {
+TEST_CASE("a value that does not fit its master is refused", "[ops][optimizer][refuses]") {
   sg::Graph graph;
   const sg::Buffer a = kept(graph, "a", 4, sg::DType::f32), b = kept(graph, "b", 4, sg::DType::f32),
                    wide = kept(graph, "wide", 4, sg::DType::f64), few = kept(graph, "few", 3, sg::DType::bf16),
@@ -295,7 +295,7 @@ TEST_CASE("a value that does not go with its master is refused", "[ops][optimize
                        .value    = value};
     CHECK_THROWS_MATCHES(sg::sgd(graph, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
-  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, as the weight has)");
+  refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, like the weight)");
   refuses(a, b, "value has 16 bytes of f32");
   refuses(wide, half, "a value beside a weight of f64 (f32)");
 }

@@ -46,7 +46,7 @@ TEST_CASE("a node reduces one access into another and divides at the end, in til
   CHECK(std::vector<float>(u.begin(), u.end()) == std::vector<float>{2, 0, 100, 0, 6, 0});
 }
 
-TEST_CASE("reductions of other shapes, and divisions by nothing, are refused", "[ops][reduce][refuses]") {
+TEST_CASE("reductions of unequal shapes, and divisions by zero, are refused", "[ops][reduce][refuses]") {
   sg::Graph graph;
   const sg::Buffer a = floats(graph, 6), b = floats(graph, 6);
   CHECK_THROWS_AS(sg::reduce_into(graph, {.name = "r", .into = a, .from = b.range(0, 8)}), sg::Error);
@@ -78,7 +78,7 @@ TEST_CASE("a copy joins accesses that are cut differently", "[ops][copy]") {
   CHECK(std::vector<float>(y.begin(), y.end()) == std::vector<float>{1, 3, 5, 0, 2, 4});
 }
 
-TEST_CASE("copies go from pinned memory to a device's and back, on lanes of their own", "[ops][copy]") {
+TEST_CASE("copies between pinned and device memory run on their own lanes", "[ops][copy]") {
   constexpr std::int64_t count = 100'000;  // several tiles
   sg::Graph graph;
   const auto bytes = [&](sg::Space space) {

@@ -22,7 +22,7 @@ struct Form {
   enum Use { both, sum_alone, normed_alone } use = both;
 };
 
-// Both outputs are used, unless told otherwise: what a case returns is normed + y, which is a residual itself.
+// Both outputs are used by default: the case returns normed + y, which is itself a residual.
 OpCase block_case(const Form& form, std::int64_t rows = 3, std::int64_t width = 21) {
   OpCase test{.inputs = {{rows, width}, {rows, width}}, .weights = {{"weight", {width}}}, .sequences = rows};
   if (form.centered) test.weights.emplace_back("norm bias", sg::TensorShape{width});
@@ -55,11 +55,11 @@ OpCase block_case(const Form& form, std::int64_t rows = 3, std::int64_t width = 
 
 }  // namespace
 
-TEST_CASE("a residual and its norm in one node have the bits of two", "[ops][residual_norm]") {
+TEST_CASE("a residual and its norm in one node have the bits of two nodes", "[ops][residual_norm]") {
   const Form form{.centered = GENERATE(false, true), .biased = GENERATE(false, true), .rate = GENERATE(0.0, 0.4)};
   const auto type          = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const auto [rows, width] = GENERATE(std::pair{3, 21}, std::pair{70, 300});
-  // All weights, that of the norm and its bias among them, are f32: the residual's bias has to be the tape's.
+  // All weights, including those of the norm, are f32. The bias of the residual must have the tape's type.
   const bool wide_weights = GENERATE(false, true) && !form.biased;
   CAPTURE(form.centered, form.biased, form.rate, type, rows, width, wide_weights);
   Form apart  = form;
@@ -78,7 +78,7 @@ TEST_CASE("gradients of a residual with its norm agree with finite differences",
   sg::testing::check_gradients(block_case({.centered = true, .biased = true, .rate = 0, .use = Form::normed_alone}));
 }
 
-TEST_CASE("a residual whose norm nobody uses has the gradients of a residual", "[ops][residual_norm][gradient]") {
+TEST_CASE("a residual whose norm is unused has the gradients of a residual", "[ops][residual_norm][gradient]") {
   OpCase test      = block_case({.centered = true, .biased = true, .rate = 0, .use = Form::sum_alone});
   const auto found = sg::testing::gradients(test);
   const auto dy    = sg::testing::output_gradient(test);
@@ -110,7 +110,7 @@ TEST_CASE("a residual with its norm is one node forward and two backward", "[ops
   CHECK(tape.gradient(x).buffer == tape.gradient(branch).buffer);
 }
 
-TEST_CASE("a residual with its norm refuses what does not fit", "[ops][residual_norm][refuses]") {
+TEST_CASE("a residual with its norm refuses arguments that do not fit", "[ops][residual_norm][refuses]") {
   OpCase test     = block_case({.centered = true, .biased = true, .rate = 0});
   test.weights[0] = {"weight", {20}};
   CHECK_THROWS_MATCHES(sg::testing::evaluate(test), sg::Error,

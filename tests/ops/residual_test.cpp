@@ -39,7 +39,7 @@ TEST_CASE("a residual adds branch and bias to x", "[ops][residual]") {
   CHECK(sg::testing::distance(sg::testing::evaluate(test), expected) < 1e-15);
 }
 
-TEST_CASE("a residual's gradients are right", "[ops][residual]") {
+TEST_CASE("a residual's gradients are correct", "[ops][residual]") {
   sg::testing::check_gradients(residual_case(GENERATE(false, true)));
 }
 
@@ -49,7 +49,7 @@ TEST_CASE("x may be its own branch", "[ops][residual]") {
                                 }});
 }
 
-TEST_CASE("a residual hands its gradient on without a node", "[ops][residual]") {
+TEST_CASE("a residual passes its gradient on without a node", "[ops][residual]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

@@ -31,7 +31,7 @@ TEST_CASE("a scaled sum adds in order, and multiplies once", "[ops][scaled_sum]"
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
   const sg::Program program(graph, world);
-  const std::vector<double> given{1e17, 3, -1e17, 8};  // 1e17 + 3 is 1e17: the 3 is lost in this order alone
+  const std::vector<double> given{1e17, 3, -1e17, 8};  // 1e17 + 3 is 1e17: only in this order is the 3 lost
   std::copy(given.begin(), given.end(), program.memory().span<double>(values).begin());
   executor.run(program);
   CHECK(program.memory().span<double>(sum)[0] == 4);

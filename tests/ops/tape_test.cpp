@@ -35,7 +35,7 @@ struct Bench {
     tape.set_gradient(made, tensor("gradient"));
     return made;
   }
-  // An op that does nothing but add a gradient to x when that of y is there.
+  // An op that only adds a gradient to x once y has one.
   sg::Tensor use(const sg::Tensor& x) {
     const sg::Tensor y = tensor("y");
     tape.on_backward({.outputs = {y}, .input_gradients = [x, y](sg::Tape& back) { add(back, x, y); }});
@@ -51,7 +51,7 @@ struct Bench {
     for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) found.emplace_back(graph.op(sg::Node{i}));
     return found;
   }
-  // Buffers by mode, in the order of declaration.
+  // The buffers that a node accesses in a mode, in the order of declaration.
   [[nodiscard]] std::vector<sg::Buffer> touches(sg::Node node, sg::AccessMode mode) const {
     std::vector<sg::Buffer> found;
     for (std::size_t i = 0; i < graph.num_accesses(node); ++i) {
@@ -66,7 +66,7 @@ using Mode    = sg::AccessMode;
 
 }  // namespace
 
-TEST_CASE("nodes carry the tape's rank, lane, labels and a name that says where they belong", "[ops][tape]") {
+TEST_CASE("nodes have the tape's rank, lane and labels, and a name with their place in the model", "[ops][tape]") {
   Bench bench({.stage = 2, .microbatch = 1});
   bench.tape.set_layer(7);
   const sg::Tensor x = bench.tensor();
@@ -113,7 +113,7 @@ TEST_CASE("B emits op by op, I and W one after the other, both from the last op 
         }) == std::vector<std::string>{"second I", "first I", "second W", "first W"});
 }
 
-TEST_CASE("a gradient is written by its first user, and accumulated by those after it", "[ops][tape]") {
+TEST_CASE("a gradient is written by its first user, and accumulated by later ones", "[ops][tape]") {
   Bench bench;
   const sg::Tensor x = bench.tensor();
   const sg::Tensor y = bench.with_gradient();
@@ -128,7 +128,7 @@ TEST_CASE("a gradient is written by its first user, and accumulated by those aft
   CHECK(bench.touches(bench.last(), Mode::write).empty());
 }
 
-TEST_CASE("a gradient that was passed on belongs to nobody: who adds to it writes another", "[ops][tape]") {
+TEST_CASE("a gradient that was passed on is shared: adding to it writes another tensor", "[ops][tape]") {
   Bench bench;
   const sg::Tensor x = bench.tensor();
   const sg::Tensor y = bench.tensor(), z = bench.with_gradient();
@@ -150,7 +150,7 @@ TEST_CASE("a gradient that was passed on belongs to nobody: who adds to it write
   CHECK(bench.tape.owns_gradient(x));
 }
 
-TEST_CASE("a gradient that was handed over belongs to who got it, if it was the giver's", "[ops][tape]") {
+TEST_CASE("a handed-over gradient belongs to the receiving tensor if the giving one owned it", "[ops][tape]") {
   Bench bench;
   const sg::Tensor x = bench.tensor(), y = bench.tensor(), z = bench.with_gradient();
   Bench::add(bench.tape, y, z);
@@ -158,11 +158,11 @@ TEST_CASE("a gradient that was handed over belongs to who got it, if it was the 
   CHECK(bench.tape.owns_gradient(x));
   CHECK_FALSE(bench.tape.owns_gradient(y));
   const sg::Tensor other = bench.tensor();
-  bench.tape.hand_over_gradient(other, z);  // z's was set from outside
+  bench.tape.hand_over_gradient(other, z);  // z's gradient was set from outside
   CHECK_FALSE(bench.tape.owns_gradient(other));
 }
 
-TEST_CASE("passing a gradient on to a tensor that has one adds them up", "[ops][tape]") {
+TEST_CASE("passing a gradient to a tensor that has one adds them", "[ops][tape]") {
   Bench bench;
   const sg::Tensor x = bench.tensor(), y = bench.with_gradient(), z = bench.with_gradient();
   bench.tape.pass_gradient(x, y);
@@ -172,19 +172,19 @@ TEST_CASE("passing a gradient on to a tensor that has one adds them up", "[ops][
         Buffers{bench.tape.gradient(z).buffer, bench.tape.gradient(y).buffer});
 }
 
-TEST_CASE("a gradient that is left is taken by the op that made the tensor, or added when somebody asks for it",
+TEST_CASE("a deferred gradient is taken by the op that made the tensor, or added when another op requests it",
           "[ops][tape]") {
   Bench bench;
   const sg::Tensor x = bench.tensor("x"), y = bench.with_gradient(), z = bench.with_gradient();
   const auto leave = [&](const sg::Tensor& of, int how) {
     bench.tape.leave_gradient(of, how, [of, y](sg::Tape& later) { Bench::add(later, of, y); });
   };
-  SECTION("it is added at once where nobody takes it") {
+  SECTION("it is added at once if no op takes it") {
     leave(x, 7);
     CHECK(bench.graph.num_nodes() == 1);
     CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
   }
-  SECTION("where somebody does") {
+  SECTION("if an op takes it") {
     bench.tape.set_layer(3);
     bench.tape.on_backward({.outputs = {x}, .takes_gradients = true});
     leave(x, 7);
@@ -198,14 +198,14 @@ TEST_CASE("a gradient that is left is taken by the op that made the tensor, or a
       CHECK_FALSE(bench.tape.has_gradient(x));
       CHECK(bench.graph.num_nodes() == 0);
     }
-    SECTION("it is not for another layer, and keeps its own") {
+    SECTION("an op of another layer does not take it, and it keeps its layer") {
       bench.tape.set_layer(4);
       CHECK_FALSE(bench.tape.take_left_gradient<int>(x));
       (void)bench.tape.gradient(x);
       CHECK(bench.graph.labels(bench.last()).layer == 3);
       CHECK(bench.tape.labels().layer == 4);
     }
-    SECTION("it is there for who asks, who adds, who passes another on, or leaves another") {
+    SECTION("it is added before the gradient is requested, added to, passed on or deferred again") {
       const int other = GENERATE(0, 1, 2, 3);
       if (other == 0) (void)bench.tape.gradient(x);
       if (other == 1) Bench::add(bench.tape, x, z);
@@ -217,7 +217,7 @@ TEST_CASE("a gradient that is left is taken by the op that made the tensor, or a
       if (other > 0) CHECK(bench.touches(sg::Node{1}, Mode::accumulate) == Buffers{bench.tape.gradient(x).buffer});
     }
   }
-  SECTION("nothing is left of what nobody needs") {
+  SECTION("no gradient is deferred that is not needed") {
     const sg::Tensor given = bench.tape.input(x.buffer, {2, 3}, sg::DType::f32, false);
     bench.tape.on_backward({.outputs = {given}, .takes_gradients = true});
     leave(given, 7);
@@ -226,8 +226,7 @@ TEST_CASE("a gradient that is left is taken by the op that made the tensor, or a
   }
 }
 
-TEST_CASE("an op that no gradient reaches emits nothing, and neither does a gradient that nobody needs",
-          "[ops][tape]") {
+TEST_CASE("an op that no gradient reaches emits nothing, and neither does an unneeded gradient", "[ops][tape]") {
   Bench bench;
   const sg::Tensor unused = bench.use(bench.tensor());
   const sg::Tensor given  = bench.tape.input(bench.tensor().buffer, {2, 3}, sg::DType::f32, false);
@@ -239,7 +238,7 @@ TEST_CASE("an op that no gradient reaches emits nothing, and neither does a grad
   CHECK_FALSE(bench.tape.has_gradient(given));
 }
 
-TEST_CASE("a tape that does not record never asks for a backward", "[ops][tape]") {
+TEST_CASE("a tape that does not record never emits a backward", "[ops][tape]") {
   Bench bench({.records = false});
   const sg::Tensor y = bench.use(bench.tensor());
   CHECK_FALSE(bench.tape.needs_gradient(y));
@@ -256,24 +255,24 @@ TEST_CASE("a weight used twice gets the sum of both gradients", "[ops][tape]") {
        }});
 }
 
-TEST_CASE("a tape refuses tensors of another, gradients that are not there, types it has not", "[ops][tape][refuses]") {
+TEST_CASE("a tape refuses tensors of another tape, missing gradients and unsupported types", "[ops][tape][refuses]") {
   Bench bench, other;
   const auto refuses = [](const auto& call, const std::string& why) {
     CHECK_THROWS_MATCHES(call(), sg::Error, MessageMatches(ContainsSubstring(why)));
   };
   const sg::Tensor x = bench.tensor();
-  refuses([&] { (void)bench.tape.gradient(sg::Tensor{}); }, "tape: tensor -1 is not of this tape");
+  refuses([&] { (void)bench.tape.gradient(sg::Tensor{}); }, "tape: tensor -1 does not belong to this tape");
   refuses([&] { (void)bench.tape.gradient(x); }, "tape: tensor 0 has no gradient yet");
 
-  // The same number, and bytes of the same graph.
+  // The same tensor id, on a buffer of the same graph.
   sg::Tape twin({.graph = &bench.graph, .weights = &bench.weights});
   (void)twin.tensor("x", {2, 3});
-  refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 is not of this tape (which has 1 of its own)");
+  refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 does not belong to this tape (which has 1 tensors)");
   refuses([&] { (void)sg::linear(twin, {.x = x, .weight = twin.weight("w")}); }, "not of this tape");
 
   refuses([&] { (void)bench.tape.weight("v"); }, "weight 'v': not declared (declared: w)");
   refuses([&] { bench.weights.add({.name = "w"}); }, "weight 'w': declared twice");
   refuses([&] { sg::Tape({.graph = &bench.graph}); }, "tape: needs a graph and a weight table");
   refuses([&] { sg::Tape({.graph = &bench.graph, .weights = &bench.weights, .type = sg::DType::i32}); },
-          "tape: has elements of f32, f64, bf16 or f16, not of i32");
+          "tape: elements of i32 (f32, f64, bf16 or f16)");
 }

@@ -36,7 +36,7 @@ Numbers numbers(std::uint64_t seed, std::int64_t count) {
   return made;
 }
 
-// A weight, and along which dim ranks cut it; -1: every rank has all of it.
+// A weight and the dim along which it is split over the ranks; -1: every rank has all of it.
 struct Piece {
   std::string name;
   sg::TensorShape shape;
@@ -50,7 +50,7 @@ struct Piece {
     if (cut >= 0) made[static_cast<std::size_t>(cut)] = begin(index + 1, size) - begin(index, size);
     return made;
   }
-  // Calls with (element of the whole, element of the rank's) for all that the rank has.
+  // Calls visit(index in the whole, index in the rank's part) for all elements of the rank.
   template <class Visit>
   void visit(int index, int size, const Visit& visit) const {
     const std::int64_t cols = shape.size() > 1 ? shape[1] : 1, from = cut < 0 ? 0 : begin(index, size);
@@ -66,17 +66,17 @@ struct Piece {
 
 struct Net {
   std::vector<Piece> weights;
-  // From x and tokens; gives the output, or writes the loss and gives x back.
+  // Builds from x and tokens; returns the output, or writes the loss and returns x.
   std::function<sg::Tensor(sg::Tape&, const sg::Tensor& x, const sg::Tensor& tokens, sg::Buffer loss)> build;
   bool has_loss = false;
 };
 
 struct Result {
   std::vector<Numbers> outputs, input_gradients, losses;  // by rank
-  std::vector<Numbers> gradients;                         // by weight: of the whole
+  std::vector<Numbers> gradients;                         // by weight: of the whole tensor
 };
 
-// Every rank's forward and backward in one graph.
+// The forward and backward of all ranks in one graph.
 class Ranks {
  public:
   Ranks(const Net& net, int size, bool apart) : net_(net), size_(size), graph_(size), world_(size), ranks_(size) {
@@ -175,7 +175,7 @@ class Ranks {
       Numbers whole(static_cast<std::size_t>(sg::num_elements(piece.shape)));
       for (int r = 0; r < size_; ++r) {
         const Numbers mine = load(ranks_[static_cast<std::size_t>(r)].weights->entries()[w].gradient.buffer);
-        if (piece.cut < 0 && r > 0) CHECK(mine == whole);  // every rank has the same
+        if (piece.cut < 0 && r > 0) CHECK(mine == whole);  // equal on every rank
         piece.visit(r, size_, [&](std::size_t i, std::size_t local) { whole[i] = mine[local]; });
       }
       found.gradients.push_back(whole);
@@ -212,7 +212,7 @@ void check_same(const Net& net, const std::vector<std::int32_t>& given) {
   }
 }
 
-// x + (x a + b) c + d, the middle cut: a by its columns, c by its rows.
+// x + (x a + b) c + d: a is split by columns, c by rows.
 const Net pair_of_linears{
     .weights = {{"a", {hidden, width}, 0}, {"b", {hidden}, 0}, {"c", {width, hidden}, 1}, {"d", {width}}},
     .build   = [](sg::Tape& tape, const sg::Tensor& x, const sg::Tensor&, sg::Buffer) {
@@ -222,8 +222,8 @@ const Net pair_of_linears{
       return sg::residual(tape, {.x = x, .branch = sg::tp_sum(tape, down), .bias = tape.weight("d")});
     }};
 
-// Tokens to a loss, both ends cut by the vocabulary, which 4 does not divide; positions are cut too, more of them than
-// a sequence has, so that a rank has none that are used.
+// From tokens to a loss, both ends split by a vocabulary that 4 does not divide. Positions are split too; there are
+// more than a sequence has, so one rank has only unused ones.
 Net vocabulary(bool in_place) {
   return {.weights = {{"wte", {vocab, width}, 0}, {"wpe", {context, width}, 0}, {"head", {vocab, width}, 0}},
           .build =
@@ -250,17 +250,16 @@ Net vocabulary(bool in_place) {
 
 }  // namespace
 
-TEST_CASE("linears cut by columns and by rows give what the whole ones give, forward and backward",
-          "[ops][tensor_parallel]") {
+TEST_CASE("linears split by columns and by rows equal unsplit ones, forward and backward", "[ops][tensor_parallel]") {
   check_same(pair_of_linears, std::vector<std::int32_t>(tokens));
 }
 
-TEST_CASE("an embedding and a loss cut by the vocabulary give what the whole ones give, forward and backward",
+TEST_CASE("an embedding and a loss split by vocabulary equal unsplit ones, forward and backward",
           "[ops][tensor_parallel]") {
   check_same(vocabulary(GENERATE(false, true)), {0, 9, 3, 3, 7, 5});
 }
 
-TEST_CASE("a token in no rank's vocabulary is refused by one of them", "[ops][tensor_parallel][refuses]") {
+TEST_CASE("a token outside the vocabulary is refused by one of the ranks", "[ops][tensor_parallel][refuses]") {
   const int size = GENERATE(2, 4);
   CHECK_THROWS_MATCHES(Ranks(vocabulary(false), size, false).run({0, 9, 10, 3, 7, 5}), sg::Error,
                        MessageMatches(ContainsSubstring("embedding: token at position 2 is 10 (0 to 9)")));
@@ -268,7 +267,7 @@ TEST_CASE("a token in no rank's vocabulary is refused by one of them", "[ops][te
                        MessageMatches(ContainsSubstring("embedding: token at position 5 is -1 (0 to ")));
 }
 
-TEST_CASE("with one rank the collectives are nothing", "[ops][tensor_parallel]") {
+TEST_CASE("with one rank the collectives add nothing", "[ops][tensor_parallel]") {
   sg::Graph graph;
   sg::WeightTable weights;
   sg::Tape tape({.graph = &graph, .weights = &weights});

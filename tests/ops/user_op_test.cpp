@@ -1,4 +1,4 @@
-// An op of one's own: everything it takes is in this file.
+// A user-defined op: everything it needs is in this file.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
@@ -32,7 +32,7 @@ sg::Tensor squared_relu(sg::Tape& tape, const sg::Tensor& x) {
   return y;
 }
 
-// y = x times a weight for each column. For f32 alone; says what it costs, and works on many threads.
+// y = x times a weight per column. For f32 only; declares its cost and runs on several threads.
 sg::Tensor scale_columns(sg::Tape& tape, const sg::Tensor& x, const sg::Weight& scale) {
   const std::int64_t rows = x.rows(), cols = x.cols();
   const auto times = [rows, cols](const sg::Context& context, sg::Into<float> out) {
@@ -82,7 +82,7 @@ sg::Tensor scale_columns(sg::Tape& tape, const sg::Tensor& x, const sg::Weight& 
 
 }  // namespace
 
-TEST_CASE("an op of one's own is run and differentiated like any other, in a net of others", "[ops][user_op]") {
+TEST_CASE("a user-defined op runs and is differentiated like any other, among other ops", "[ops][user_op]") {
   sg::testing::check_gradients({.inputs  = {{5, 4}},
                                 .weights = {{"up", {8, 4}}, {"down", {4, 8}}},
                                 .build   = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
@@ -91,7 +91,7 @@ TEST_CASE("an op of one's own is run and differentiated like any other, in a net
                                 }});
 }
 
-TEST_CASE("squared_relu squares what is positive", "[ops][user_op]") {
+TEST_CASE("squared_relu squares positive elements", "[ops][user_op]") {
   const sg::testing::OpCase test{.inputs = {{3, 7}}, .build = [](sg::Tape& tape, const std::vector<sg::Tensor>& in) {
                                    return squared_relu(tape, in[0]);
                                  }};
@@ -100,7 +100,7 @@ TEST_CASE("squared_relu squares what is positive", "[ops][user_op]") {
   CHECK(sg::testing::evaluate(test) == expected);
 }
 
-SCENARIO("an op may have a kernel for f32 alone", "[ops][user_op]") {
+SCENARIO("an op may have a kernel for f32 only", "[ops][user_op]") {
   GIVEN("one whose kernels take floats") {
     const sg::testing::OpCase test{.inputs  = {{6, 3}},
                                    .weights = {{"scale", {3}}},

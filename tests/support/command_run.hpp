@@ -12,7 +12,7 @@
 
 namespace stepgraph::testing {
 
-// Without a search for leaks at its end, which takes seconds in the asan build (tests/tools/leaks_test.cpp has one).
+// Disables the leak check at exit, which takes seconds in the asan build (tests/tools/leaks_test.cpp covers it).
 [[nodiscard]] inline Outcome run_stepgraph(const std::string& arguments) {
   return run_command(str("ASAN_OPTIONS=detect_leaks=0 ", command_path(), " ", arguments));
 }
@@ -24,7 +24,7 @@ namespace stepgraph::testing {
   return lines;
 }
 
-// Under sanitizers every fourth case.
+// Every fourth case under sanitizers.
 template <class Case>
 [[nodiscard]] std::vector<Case> some_of(const std::vector<Case>& cases) {
   std::vector<Case> some;
@@ -32,7 +32,7 @@ template <class Case>
   return some;
 }
 
-// A folder with a small run in it: `run.json`, a model of two layers on `text.txt`, which has 12 steps and some bytes.
+// A folder with a small run: `run.json`, a model of two layers on `text.txt`, which has 12 steps and some extra bytes.
 class SmallRun {
  public:
   SmallRun() {

@@ -16,7 +16,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 29);
 }
 
-// The buffers of a graph's node that hold bytes of a step.
+// The step buffers that a node accesses.
 std::set<std::uint32_t> step_buffers(const Graph& graph, Node node) {
   std::set<std::uint32_t> buffers;
   for (std::size_t i = 0; i < graph.num_accesses(node); ++i) {

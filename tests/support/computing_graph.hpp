@@ -10,13 +10,13 @@
 
 namespace stepgraph::testing {
 
-// Overwrites the bytes of every step buffer as soon as the last node that touches it is done, inside that node: whoever
-// reads them later, or runs before its turn, computes nonsense.
+// Overwrites the bytes of every step buffer when the last node that accesses it ends, inside that node. A node that
+// reads them later, or runs too early, then computes wrong results.
 class Poisoner {
  public:
-  // From here on, for one run of `graph` on `memory`.
+  // Active from here on, for one run of `graph` on `memory`.
   void arm(const Graph& graph, Memory& memory);
-  // Called at the end of every node, by whoever runs it.
+  // Called at the end of every node, on the thread that runs it.
   void done(Node node);
   [[nodiscard]] int num_poisoned() const { return num_poisoned_; }
 
@@ -30,7 +30,7 @@ class Poisoner {
   std::atomic<int> num_poisoned_{0};
 };
 
-// Does what another world does, then tells the poisoner.
+// Forwards to another world, then notifies the poisoner.
 class PoisoningWorld final : public World {
  public:
   PoisoningWorld(World& inner, Poisoner& poisoner) : inner_(inner), poisoner_(poisoner) {}
@@ -51,13 +51,13 @@ struct ComputingGraphOptions {
   int ranks            = 2;
   int nodes_per_rank   = 60;
   int lanes            = 3;   // of each rank; one node in eight has none
-  int window           = 12;  // how many of a rank's latest buffers a node may read
+  int window           = 12;  // number of a rank's latest buffers that a node may read
   int max_buffer_bytes = 8192;
   bool messages        = true;
 };
 
-// Nodes with bodies: each mixes what it reads into a buffer of its own, so that one wrong byte anywhere changes the
-// results; some send theirs to another rank. `results` are persistent. Bodies tell `poisoner` when they are done.
+// Nodes with bodies. Each mixes the bytes it reads into its own buffer, so that one wrong byte anywhere changes the
+// results. Some send their buffer to another rank. `results` are persistent. Bodies notify `poisoner` when they end.
 struct ComputingGraph {
   Graph graph;
   std::vector<Buffer> results;

@@ -19,7 +19,7 @@ void store(T value, std::byte* to) {
   std::memcpy(to, &value, sizeof(T));
 }
 
-// A float of 16 bits with `mantissa` of them below the exponent.
+// A 16-bit float format with the given number of mantissa bits.
 struct Half {
   int mantissa;
   int bias;
@@ -35,20 +35,21 @@ struct Half {
     }
     return bits & 0x8000 ? -value : value;
   }
-  // The magnitudes grow with their bits, so the nearest is found by halving.
+  // Magnitudes grow with their bits, so the nearest one is found by bisection.
   [[nodiscard]] std::uint16_t encode(double value) const {
     const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
     const double magnitude   = std::abs(value);
     const auto infinity      = static_cast<std::uint16_t>((2 * bias + 1) << mantissa);
     if (std::isnan(value)) return static_cast<std::uint16_t>(sign | infinity | (1 << (mantissa - 1)));
-    std::uint16_t below = 0, above = infinity;  // decode(below) <= magnitude < what `above` stands for
+    std::uint16_t below = 0, above = infinity;  // decode(below) <= magnitude < value of `above`
     while (above - below > 1) {
       const auto middle                             = static_cast<std::uint16_t>((below + above) / 2);
       (decode(middle) <= magnitude ? below : above) = middle;
     }
     const double low  = decode(below);
-    const double high = above == infinity ? std::ldexp(1.0, bias + 1) : decode(above);  // as if it went on
-    const bool up     = magnitude - low > high - magnitude || (magnitude - low == high - magnitude && below % 2 == 1);
+    const double high = above == infinity ? std::ldexp(1.0, bias + 1) : decode(above);  // the next value if the format
+                                                                                        // had no limit
+    const bool up = magnitude - low > high - magnitude || (magnitude - low == high - magnitude && below % 2 == 1);
     return static_cast<std::uint16_t>(sign | (up ? above : below));
   }
 };
@@ -57,8 +58,8 @@ constexpr Half bf16_format{7, 127};
 
 std::int64_t wrapped(double value) { return static_cast<std::int64_t>(value); }
 
-// As the type's own arithmetic rounds. Sums, products and quotients of two floats, done in double and rounded once
-// more, are those of float: a double has more than twice its bits.
+// Rounds like the arithmetic of the type. A sum, product or quotient of two floats that is computed in double and
+// rounded once more equals that of float: a double has more than twice as many bits.
 double rounded(DType type, double value) {
   switch (type) {
     case DType::u8:
@@ -101,7 +102,7 @@ double value_for(Fill fill, DType type, std::uint64_t random, Rank rank, int num
     case Fill::average:
       return num_ranks * (sign ? among(7) - 3 : among(4));
     case Fill::product: {
-      const double magnitude = index(rank) < 6 ? 1 + among(2) : 1;  // at most 64: f16 holds it and u8 too
+      const double magnitude = index(rank) < 6 ? 1 + among(2) : 1;  // at most 64: fits f16 and u8
       return sign && (random >> 32) % 2 ? -magnitude : magnitude;
     }
     case Fill::extremes:

@@ -7,22 +7,22 @@
 #include "engine/base/types.hpp"
 #include "engine/graph/part.hpp"
 
-// Elements of every type, one at a time and as doubles: slow, plain, and written apart from the library's own
-// conversions and kernels, which are checked against it.
+// Elements of every type, one at a time and as doubles: slow, simple, and independent of the library's conversions and
+// kernels, which are checked against it.
 namespace stepgraph::testing {
 
 [[nodiscard]] double decode(DType type, const std::byte* element);
-void encode(DType type, double value, std::byte* element);  // to the nearest, ties to even; integers wrap around
+void encode(DType type, double value, std::byte* element);  // round to nearest, ties to even; integers wrap around
 
-// Element by element, the members' values in order: floats of 16 bits are summed as f32 and rounded once, all others as
-// they are; an average is the sum divided once.
+// Reduces the members' values in order, element by element. 16-bit floats are summed as f32 and rounded once, other
+// types are summed as they are; an average is the sum divided once.
 [[nodiscard]] std::vector<std::byte> reduce_in_order(DType type, Reduction reduction,
                                                      std::span<const std::vector<std::byte>> members);
 
-// What a buffer holds before a step. All but `bits` and `rounding` are small integers, so that a reduction over up to 8
-// ranks is exact in every type, whatever its order.
+// The content of a buffer before a step. All but `bits` and `rounding` are small integers, so that a reduction over up
+// to 8 ranks is exact in every type and order.
 enum class Fill : std::uint8_t {
-  bits,      // any bytes: what is only moved
+  bits,      // any bytes, for data that is only moved
   sum,       // -8 to 8
   average,   // multiples of the number of ranks that share it
   product,   // +-1, +-2
@@ -31,10 +31,10 @@ enum class Fill : std::uint8_t {
 };
 [[nodiscard]] Fill fill_for(Reduction reduction) noexcept;
 
-// Fills `bytes` as a buffer of a rank; the same `seed` gives the same bytes everywhere.
+// Fills `bytes` for a buffer of a rank. The same `seed` gives the same bytes everywhere.
 void fill(std::span<std::byte> bytes, DType type, Fill fill, Rank rank, int num_ranks, std::uint64_t seed);
 
-// A hash that spreads well: the source of all "random" choices here, the same in every process.
+// A hash with good mixing: the source of all random choices here, the same in every process.
 [[nodiscard]] std::uint64_t mix(std::uint64_t value) noexcept;
 
 }  // namespace stepgraph::testing

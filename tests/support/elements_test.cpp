@@ -27,10 +27,10 @@ TEST_CASE("16-bit floats have the values that their formats give them", "[suppor
   CHECK(bits_of(sg::DType::f16, 1) == 0x3c00);
   CHECK(bits_of(sg::DType::f16, -2) == 0xc000);
   CHECK(bits_of(sg::DType::f16, 65504) == 0x7bff);
-  CHECK(bits_of(sg::DType::f16, 65520) == 0x7c00);           // half way to what would be next: infinity
-  CHECK(bits_of(sg::DType::f16, 1 + 1.0 / 2048) == 0x3c00);  // a tie goes to the even one
+  CHECK(bits_of(sg::DType::f16, 65520) == 0x7c00);           // half way to the next value: infinity
+  CHECK(bits_of(sg::DType::f16, 1 + 1.0 / 2048) == 0x3c00);  // ties go to even
   CHECK(bits_of(sg::DType::f16, 1 + 3.0 / 2048) == 0x3c02);
-  CHECK(bits_of(sg::DType::f16, std::ldexp(1, -24)) == 0x0001);  // the smallest there is
+  CHECK(bits_of(sg::DType::f16, std::ldexp(1, -24)) == 0x0001);  // the smallest positive value
   CHECK(bits_of(sg::DType::bf16, 1) == 0x3f80);
   CHECK(bits_of(sg::DType::bf16, 257) == 0x4380);  // a tie: 256, not 258
   CHECK(bits_of(sg::DType::bf16, 259) == 0x4382);
@@ -45,7 +45,7 @@ TEST_CASE("two ways to write 16-bit floats agree on every one of them", "[suppor
     const auto same = [](double x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
     if (!same(f, static_cast<float>(sg::f16::from_bits(half)))) FAIL("f16 " << bits << " decodes to " << f);
     if (!same(b, static_cast<float>(sg::bf16::from_bits(half)))) FAIL("bf16 " << bits << " decodes to " << b);
-    // Each, a little more, and half way to the next.
+    // Each value, slightly more, and half way to the next.
     for (const double value :
          {f, f * (1 + std::ldexp(1, -11)), f * (1 + std::ldexp(1, -12)), b * (1 + std::ldexp(1, -9))}) {
       const auto x = static_cast<float>(value);

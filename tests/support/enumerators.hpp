@@ -3,7 +3,7 @@
 
 #include "engine/graph/part.hpp"
 
-// All of them, for tests that go through everything.
+// All enumerators, for exhaustive tests.
 namespace stepgraph::testing {
 
 inline constexpr std::array all_types{DType::u8,   DType::i32, DType::i64, DType::f16,

@@ -46,7 +46,7 @@ Golden read(const std::string& name) {
   return golden;
 }
 
-// The larger; what is no number is larger than all.
+// The larger one; NaN counts as the largest.
 double worse(double a, double b) { return b <= a ? a : b; }
 
 double largest_error(const std::vector<double>& got, const std::vector<double>& expected) {

@@ -10,8 +10,7 @@
 
 namespace stepgraph::testing {
 
-// A small model that transformers trained in float64 (tests/data/golden): where it starts, what it read and what came
-// of it.
+// A small model that transformers trained in float64 (tests/data/golden): its start, its data and its results.
 struct Golden {
   std::string folder;
   Model model;
@@ -25,7 +24,7 @@ struct Golden {
 };
 [[nodiscard]] const Golden& golden(const std::string& name);  // "gpt2-tiny", "llama-tiny"; read once
 
-// A run of some steps from the golden start.
+// The results of some steps from the golden start.
 struct Trained {
   std::vector<double> loss, grad_norm;
   std::map<std::string, std::vector<double>> gradients;  // of the first step
@@ -34,11 +33,11 @@ struct Trained {
 [[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, World& world,
                             int threads = 2);
 
-// Largest relative differences from the golden run; of gradients, that of a whole tensor.
+// Largest relative differences from the golden run; for gradients, of a whole tensor.
 struct GoldenErrors {
   double loss = 0, norm = 0, gradient = 0;
 };
-// Checks that a run of so many steps is as close as an fp32 run is to be.
+// Checks that a run of `steps` steps is within the bounds of an fp32 run.
 GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps);
 
 }  // namespace stepgraph::testing

@@ -24,19 +24,19 @@ namespace stepgraph::testing {
 namespace {
 
 enum class Emit { nothing, together, apart };
-enum class OtherUse { none, adds, passes };  // of every input: what is in its gradient when the op's turn comes
+enum class OtherUse { none, adds, passes };  // of every input, before the op's backward
 
 struct NetOptions {
   DType type           = DType::f64;
   Emit emit            = Emit::nothing;
   OtherUse other_use   = OtherUse::none;
-  bool owns_gradient   = false;  // the output's gradient is its own: an op may work in it
+  bool owns_gradient   = false;  // no other tensor shares the output's gradient: an op may overwrite it
   int microbatches     = 1;
-  int first_microbatch = 0;  // each has numbers of its own
+  int first_microbatch = 0;  // each microbatch has its own numbers
   bool on_device       = false;
 };
 
-// Seeds of what is random.
+// Seeds of random values.
 enum class Of : std::uint64_t { input = 1, weight, output_gradient, other_gradient };
 
 double rounded(DType type, double value) {
@@ -50,7 +50,7 @@ std::vector<double> numbers(const OpCase& test, Of of, std::size_t which, int mi
   std::vector<double> made(count);
   const std::uint64_t seed = (static_cast<std::uint64_t>(of) * 64 + which) * 8 + static_cast<std::uint64_t>(microbatch);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t bits = mix(seed * 1'000'003 + i) >> 44;  // 20 of them
+    const std::uint64_t bits = mix(seed * 1'000'003 + i) >> 44;  // 20 bits
     made[i]                  = range * (static_cast<double>(bits) - 524'287.5) / 524'288;
     made[i]                  = rounded(of == Of::weight && test.wide_weights ? DType::f32 : test.exact_in, made[i]);
   }
@@ -83,7 +83,7 @@ std::vector<double> load(const Memory& memory, const BufferSpec& spec, Buffer bu
   return found;
 }
 
-// A case as a program: what goes in and out is persistent.
+// A case as a program. Inputs and outputs are persistent.
 class Net {
  public:
   Net(const OpCase& test, const NetOptions& options) : test_(test), options_(options) {
@@ -101,7 +101,7 @@ class Net {
     verify(graph_);
     plan_ = plan_memory(graph_);
     verify(graph_, plan_);
-    if (options_.on_device) {  // one for all cases: libraries take a while to start
+    if (options_.on_device) {  // one for all cases: libraries take long to start
       static const std::shared_ptr<World> device = device_world();
       world_                                     = device;
     } else {
@@ -111,7 +111,7 @@ class Net {
     for (int m = 0; m < options_.microbatches; ++m) values.push_back(values_of(test_, options_.first_microbatch + m));
   }
 
-  std::vector<OpValues> values;  // by microbatch; the weights are the first one's
+  std::vector<OpValues> values;  // by microbatch; the weights are those of the first
 
   void run(Executor& executor) {
     fill_with_nan();
@@ -212,7 +212,7 @@ class Net {
     give_gradient(to, z, numbers(test_, Of::other_gradient, i, m, size(x.shape)));
   }
 
-  // An op that changes nothing, and whose gradient is a tensor of its own.
+  // An op that copies its input and whose gradient is a separate tensor.
   static Tensor twin(Tape& tape, const Tensor& x) {
     const Tensor y = tape.tensor("twin", x.shape, x.type);
     tape.add({.op = "twin", .reads = x, .writes = y}, [](const Context& context, auto zero) {
@@ -284,7 +284,7 @@ std::vector<double> plus(std::vector<double> a, const std::vector<double>& b) {
 }
 
 void check_close(const OpCase& test, const OpValues& found, const OpValues& expected, double tolerance) {
-  const double small = 1e-3 * norm(expected);  // a tensor whose gradient is zero but for rounding
+  const double small = 1e-3 * norm(expected);  // for tensors whose gradient is zero except for rounding
   REQUIRE(found.inputs.size() == expected.inputs.size());
   for (std::size_t i = 0; i < expected.inputs.size(); ++i) {
     INFO("gradient of input " << i);
@@ -296,7 +296,7 @@ void check_close(const OpCase& test, const OpValues& found, const OpValues& expe
   }
 }
 
-// Through bits, because NaN is unlike itself and -0 like 0.
+// Compares bits, because NaN != NaN and -0 == 0.
 bool same_bits(const OpValues& a, const OpValues& b) {
   const auto same = [](const Values& of, const Values& as) {
     bool equal = of.size() == as.size();
@@ -401,7 +401,7 @@ void check_gradients(const OpCase& test) {
     INFO("against finite differences");
     check_close(test, found, finite_differences(test, executor), 1e-6);
   }
-  CHECK(net.output() == evaluate(test));  // whether it records or not
+  CHECK(net.output() == evaluate(test));  // the same with and without recording
   CHECK(same_bits(gradients_of(test, executor, {.emit = Emit::apart}), found));
   if (!test.loss_scale)
     CHECK(same_bits(gradients_of(test, executor, {.emit = Emit::together, .owns_gradient = true}), found));
@@ -462,7 +462,7 @@ void check_on_device(const OpCase& test, const std::vector<DType>& types) {
                              : type == DType::bf16 ? 0x1p-7
                              : type == DType::f16  ? 0x1p-10
                                                    : 1e-11;
-    const int runs         = sanitized() && type != types.front() ? 1 : 3;  // from the second on captured
+    const int runs         = sanitized() && type != types.front() ? 1 : 3;  // captured from the second run on
     for (const OtherUse other : {OtherUse::none, OtherUse::passes}) {
       if (test.in_place && other != OtherUse::none) continue;
       const auto run = [&](bool on_device, int times) {

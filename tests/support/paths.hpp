@@ -1,8 +1,8 @@
 #pragma once
 #include <string>
 
-// Where this build keeps what tests start and read. Only paths.cpp has these paths compiled in, so every other test
-// compiles to the same bytes in every build folder, and a compiler cache compiles it once.
+// Paths of this build's programs and data. Only paths.cpp has them compiled in, so every other test compiles to the
+// same bytes in every build folder, and a compiler cache compiles it once.
 namespace stepgraph::testing {
 
 [[nodiscard]] std::string command_path();       // the stepgraph command of this build

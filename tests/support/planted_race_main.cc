@@ -1,5 +1,5 @@
-// Two nodes that nothing orders write the same variable behind the graph's back, or, given `declared`, say so: then the
-// graph orders them. Under ThreadSanitizer the first must be reported and the second must not. Given `leak`, it leaks.
+// Two unordered nodes write the same variable without declaring it; with `declared` they declare it, and the graph
+// orders them. ThreadSanitizer must report the first and not the second. With `leak`, the program leaks memory.
 #include <atomic>
 #include <cstdio>
 #include <cstring>

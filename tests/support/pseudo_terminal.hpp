@@ -3,7 +3,7 @@
 
 namespace stepgraph::testing {
 
-// While one lives, stderr is a terminal with so many columns; what is written to it can be read here.
+// During its lifetime, stderr is a terminal with the given number of columns. Its output can be read here.
 class TerminalForStderr {
  public:
   explicit TerminalForStderr(int columns, const char* kind = "xterm");
@@ -20,7 +20,7 @@ class TerminalForStderr {
   std::string kind_before_;
 };
 
-// The letters in the last line of a terminal after text with carriage returns and "erase to the end of the line".
+// The last line of a terminal, after interpreting carriage returns and "erase to the end of the line".
 [[nodiscard]] std::string last_line(const std::string& written);
 
 }  // namespace stepgraph::testing

@@ -52,7 +52,7 @@ class Builder : private MemoryPlanner {
     Planned node    = blank(name, rank);
     node.spec.part  = part;
     PartSpec& share = *node.spec.part;
-    // What the operation does not use may differ.
+    // Fields that the operation does not use may differ.
     const bool permutes = share.op == PartOp::permute;
     if (!reduces(share.op) && random_.chance(20)) share.reduction = pick(random_, all_reductions);
     if (!has_root(share.op) && random_.chance(20)) share.root = any_rank();
@@ -65,7 +65,7 @@ class Builder : private MemoryPlanner {
     return node;
   }
 
-  // How many bytes a part is about: a few elements, or what some buffer of the rank is used to.
+  // The bytes of a part: a few elements, or a length that some buffer of the rank is used with.
   std::int64_t any_length(Rank rank, std::int64_t unit, std::int64_t most) {
     const Memory& memory = random_.pick(memory_of(rank));
     if (!memory.habits.empty() && random_.chance(50)) {
@@ -75,7 +75,7 @@ class Builder : private MemoryPlanner {
     return unit * random_.between(0, most);
   }
 
-  // The parts of one collective or of one send and its receive; empty when the draw does not fit.
+  // The parts of one collective, or of one send and its receive. Empty if the draw does not fit.
   std::vector<Planned> plan_operation() {
     const Group group             = random_.pick(groups_);
     const std::vector<Rank> ranks = graph_.spec(group).ranks;
@@ -97,7 +97,7 @@ class Builder : private MemoryPlanner {
       part.op = PartOp::recv, part.peer = ends[0];
       parts.push_back(part_of(name + " recv", ends[1], part));
       if (!use_pieces(parts.back(), AccessMode::write, length)) return {};
-      // What a receiver reads is nobody's business.
+      // What a receiver reads does not matter.
       if (random_.chance(20)) (void)use_bytes(parts.back(), AccessMode::read, 1);
       return parts;
     }
@@ -120,7 +120,7 @@ class Builder : private MemoryPlanner {
 
   struct Sizes {
     std::vector<std::int64_t> shards;               // of the members
-    std::vector<std::vector<std::int64_t>> slices;  // from each to each
+    std::vector<std::vector<std::int64_t>> slices;  // from each member to each member
   };
 
   Sizes draw_sizes(const std::vector<Rank>& ranks, std::int64_t unit) {
@@ -136,7 +136,7 @@ class Builder : private MemoryPlanner {
     return sizes;
   }
 
-  // To whom each member of a permutation sends: nobody twice, nobody to itself, some not at all.
+  // The target of each member of a permutation: no target twice, no member to itself, some members without one.
   std::vector<Rank> draw_targets(const std::vector<Rank>& ranks) {
     std::vector<Rank> targets = ranks;
     random_.shuffle(targets);
@@ -146,7 +146,7 @@ class Builder : private MemoryPlanner {
     return targets;
   }
 
-  // What member i of a collective touches; false where it has no place for it.
+  // Adds the accesses of member i of a collective. Returns false if there is no place for them.
   bool use_share(Planned& node, const std::vector<Rank>& ranks, std::size_t i, const Sizes& sizes) {
     const PartSpec& part = *node.spec.part;
     const bool is_root   = ranks[i] == part.root;
@@ -161,7 +161,7 @@ class Builder : private MemoryPlanner {
         return is_root ? send_and_receive(node, shards[0], shards[0]) : use_pieces(node, AccessMode::read, shards[0]);
       case PartOp::broadcast:
         if (is_root || random_.chance(20)) return send_and_receive(node, shards[0], shards[0]);
-        // What other members than the root read is nobody's business.
+        // What members other than the root read does not matter.
         return use_pieces(node, AccessMode::write, shards[0]) &&
                (!random_.chance(20) || use_bytes(node, AccessMode::read, 1));
       case PartOp::all_gather:
@@ -184,7 +184,7 @@ class Builder : private MemoryPlanner {
     }
   }
 
-  // One operation, or a few that are issued together: then none may have to wait for another.
+  // One operation, or a few that are issued together; none of these may wait for another.
   void plan_event() {
     std::vector<Planned> event = plan_operation();
     if (event.empty()) return;
@@ -213,7 +213,7 @@ class Builder : private MemoryPlanner {
     }
   }
 
-  // The place of each event in a global issue order: any order in which no part waits for a later one.
+  // The position of each event in a global issue order: any order in which no part waits for a later one.
   std::vector<int> issue_order() {
     const std::size_t n = planned_.size();
     // Vertices: the events, then the plain nodes.
@@ -252,7 +252,7 @@ class Builder : private MemoryPlanner {
     return order;
   }
 
-  // Positions are left to the graph where its choice (after the parts added before) agrees with the global order.
+  // Positions are left to the graph if its default (after the parts added before) agrees with the global order.
   void add_all() {
     const std::vector<int> order = issue_order();
     const int by_default         = static_cast<int>(random_.below(3)) * 50;

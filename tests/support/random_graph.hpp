@@ -35,7 +35,7 @@ class Random {
 
 struct RandomGraphOptions {
   int max_ranks            = 4;
-  int min_nodes            = 4;  // in all; communication may overshoot a drawn size by two nodes
+  int min_nodes            = 4;  // in total; communication may exceed the drawn size by two nodes
   int max_nodes            = 7;
   int max_buffers_per_rank = 3;
   int min_accesses         = 0;  // of a node that is no part
@@ -50,9 +50,9 @@ struct RandomGraphOptions {
   }
 };
 
-// A sound graph: it never reads step memory that nothing wrote, its parts match, and the issue positions of all ranks
-// are projections of one global order (not always the order of adding). Ranks, lanes, persistent and step buffers,
-// tokens, whole, contiguous and strided accesses, empty nodes, all kinds of parts, alone and issued together.
+// A sound graph: it never reads unwritten step memory, its parts match, and the issue positions of all ranks are
+// projections of one global order (not always the order of adding). Contains ranks, lanes, persistent and step buffers,
+// tokens, whole, contiguous and strided accesses, empty nodes, and all kinds of parts, alone and issued together.
 [[nodiscard]] Graph random_graph(std::uint64_t seed, const RandomGraphOptions& options = {});
 
 }  // namespace stepgraph::testing

@@ -9,7 +9,7 @@
 #include "tests/support/enumerators.hpp"
 #include "tests/support/random_graph.hpp"
 
-// Where the nodes of random graphs touch memory: used by random_graph.cpp alone.
+// Memory accesses of random graphs. Used only by random_graph.cpp.
 namespace stepgraph::testing {
 // Buffers have at most 64 bytes here, so a set of bytes is a word.
 using Bytes = std::uint64_t;
@@ -27,7 +27,7 @@ T pick(Random& random, const std::array<T, n>& from) {
   return from[random.below(n)];
 }
 
-// A node before it is added: what it touches is known as words, its place in the issue order not yet.
+// A node before it is added. Its accesses are known as words, its issue position is not known yet.
 struct Planned {
   NodeSpec spec;
   Rank rank{};
@@ -50,7 +50,7 @@ inline bool conflict(const Planned& a, const Planned& b) {
 
 inline bool same_lane(const Planned& a, const Planned& b) { return a.spec.lane && a.spec.lane == b.spec.lane; }
 
-// The ranks' buffers, and accesses of them that a node may have.
+// The buffers of the ranks, and accesses that a node may have.
 class MemoryPlanner {
  protected:
   MemoryPlanner(std::uint64_t seed, const RandomGraphOptions& options)
@@ -59,14 +59,14 @@ class MemoryPlanner {
   struct Memory {
     Buffer buffer;
     std::int64_t size;
-    bool needs_writing;  // before it is read
+    bool needs_writing;  // before it may be read
     bool token;
-    bool habitual              = false;  // touched only as in `habits`; else now and then
+    bool habitual              = false;  // accessed only as in `habits`; otherwise only sometimes
     std::vector<Region> habits = {};
     Bytes written              = 0;
   };
 
-  // One rank alone has nobody to talk to: less often than the rest.
+  // A single rank has no peers, so it is drawn less often.
   int draw_num_ranks() {
     const std::int64_t least = options_.max_ranks > 1 && random_.chance(70) ? 2 : 1;
     return static_cast<int>(random_.between(least, options_.max_ranks));
@@ -97,7 +97,7 @@ class MemoryPlanner {
     }
   }
 
-  // Real graphs touch a buffer as a whole, or by the same few pieces over and over.
+  // Real graphs access a buffer as a whole, or in the same few pieces again and again.
   void give_habits(Memory& memory) {
     memory.habitual = random_.chance(60);
     if (memory.habitual && random_.chance(50)) {
@@ -116,7 +116,7 @@ class MemoryPlanner {
       std::vector<Rank> ranks;
       for (int rank = 0; rank < num_ranks(); ++rank) ranks.push_back(Rank{rank});
       random_.shuffle(ranks);
-      // Groups of one are allowed, but dull.
+      // Groups of one are allowed, but test little.
       const std::int64_t least = num_ranks() > 1 && random_.chance(85) ? 2 : 1;
       ranks.resize(static_cast<std::size_t>(random_.between(least, num_ranks())));
       groups_.push_back(graph_.group({.name = str("g", i), .ranks = ranks}));
@@ -149,7 +149,7 @@ class MemoryPlanner {
     return {.offset = offset, .length = length, .stride = stride, .count = count};
   }
 
-  // A region of exactly `length` bytes, where one fits.
+  // A region of exactly `length` bytes, if one fits.
   std::optional<Region> region_of(const Memory& memory, std::int64_t length) {
     if (!memory.habits.empty() && (memory.habitual || random_.chance(50))) {
       const Region& region = random_.pick(memory.habits);
@@ -182,7 +182,7 @@ class MemoryPlanner {
     node.uses.push_back({memory.buffer.id, reads(mode) ? bytes : 0, writes(mode) ? bytes : 0});
   }
 
-  // Whether a part may have this access, too: it writes nothing twice, and does not write what it reads.
+  // Whether a part may have this access too: it writes no byte twice and writes no byte that it reads.
   static bool apart(const Planned& node, const Memory& memory, AccessMode mode, Bytes bytes) {
     return std::none_of(node.uses.begin(), node.uses.end(), [&](const Planned::Use& other) {
       if (other.buffer != memory.buffer.id) return false;
@@ -196,7 +196,7 @@ class MemoryPlanner {
     Region region;
   };
 
-  // Adds an access of exactly `length` bytes to a part, also when that is 0; none where the rank has no place for it.
+  // Adds an access of exactly `length` bytes, possibly 0, to a part. None if the rank has no place for it.
   std::optional<Place> place_bytes(Planned& node, AccessMode mode, std::int64_t length) {
     for (int attempt = 0; attempt < 8; ++attempt) {
       const Memory& memory = random_.pick(memory_of(node.rank));
@@ -214,7 +214,7 @@ class MemoryPlanner {
     return length == 0 || place_bytes(node, mode, length);
   }
 
-  // In two pieces, now and then.
+  // Sometimes in two pieces.
   bool use_pieces(Planned& node, AccessMode mode, std::int64_t length) {
     const std::int64_t piece = length > 1 && random_.chance(20) ? random_.between(1, length - 1) : 0;
     return use_bytes(node, mode, piece) && use_bytes(node, mode, length - piece);
@@ -225,8 +225,8 @@ class MemoryPlanner {
     return use_pieces(node, AccessMode::read, sent) && use_pieces(node, AccessMode::write, received);
   }
 
-  // A shard of each member: an access each, or all of them in one where they are alike. False: no place for them.
-  // `own` gets the place of the member's own shard, where it is one region.
+  // Adds a shard of each member: one access per shard, or one for all if they are equal. Returns false if there is no
+  // place. `own` gets the place of the member's own shard if it is one region.
   bool use_shards(Planned& node, AccessMode mode, const std::vector<std::int64_t>& sizes, std::size_t member,
                   std::optional<Place>& own) {
     const auto n     = static_cast<std::int64_t>(sizes.size());
@@ -248,7 +248,7 @@ class MemoryPlanner {
     return true;
   }
 
-  // One side holds everybody's shard, the other the member's own: apart from it, or in place.
+  // One side holds all shards, the other the member's own shard: disjoint, or in place.
   bool use_whole_and_own(Planned& node, AccessMode whole, const std::vector<std::int64_t>& sizes, std::size_t member) {
     const auto single = whole == AccessMode::read ? AccessMode::write : AccessMode::read;
     std::optional<Place> own;
@@ -264,7 +264,7 @@ class MemoryPlanner {
     return use_pieces(node, single, sizes[member]);
   }
 
-  // `sizes[a][b]`: what member a sends to b.
+  // `sizes[a][b]`: bytes that member a sends to b.
   bool use_slices(Planned& node, const std::vector<std::vector<std::int64_t>>& sizes, std::size_t member) {
     std::vector<std::int64_t> to, from;
     for (std::size_t k = 0; k < sizes.size(); ++k) {

@@ -5,7 +5,7 @@
 
 namespace stepgraph::testing {
 
-// The graph once more, without bodies, each node as `change` leaves its declaration.
+// A copy of the graph without bodies. `change` may edit the declaration of each node.
 [[nodiscard]] Graph rebuild(const Graph& graph, const std::function<void(Node, NodeSpec&)>& change);
 
 }  // namespace stepgraph::testing

@@ -17,10 +17,10 @@ inline int scale() {
   return text ? std::max(1, std::atoi(text)) : usual_scale;
 }
 
-// How many of `count` cases to try, and how many of `count` hits to expect then.
+// How many of `count` cases to try, and how many of `count` hits to expect.
 inline int cases(int count) { return std::max(1, count / scale()); }
 inline int at_least(int count) { return count / scale(); }
-// Whether a case that only repeats with other numbers, or with more of them, what others do is to be left out.
+// Whether to skip cases that only repeat others with different or larger numbers.
 inline bool sanitized() { return scale() > 1; }
 
 }  // namespace stepgraph::testing

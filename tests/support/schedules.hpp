@@ -14,11 +14,13 @@ struct ScheduleCase {
   ScheduleSpec spec;
 };
 
-// Any kind with ranks, microbatches and chunks for which it is defined: fewer microbatches than ranks as often as not.
+// A random kind with ranks, microbatches and chunks for which it is defined. About half of the time there are fewer
+// microbatches than ranks.
 [[nodiscard]] ScheduleCase random_schedule_case(std::mt19937_64& random, int max_ranks, int max_microbatches);
 
-// When each action of a schedule without transfers runs, by going over the rows until nothing changes: shares nothing
-// with the engine. Rows are as far as they could be done, shorter when ranks wait for each other. One cost per rank.
+// The time of each action of a schedule without transfers, by iterating over the rows until nothing changes. Shares no
+// code with the engine. Rows are as long as they could be executed, shorter if ranks wait for each other. One cost per
+// rank.
 [[nodiscard]] std::vector<std::vector<NodeTime>> reference_times(const PipelineSchedule& schedule,
                                                                  const std::vector<Costs>& costs);
 

@@ -14,7 +14,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   double most = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double difference = std::abs(a[i] - b[i]) / std::abs(b[i]);
-    most                    = difference <= most ? most : difference;  // what is no number is the largest
+    most                    = difference <= most ? most : difference;  // NaN counts as the largest
   }
   return most;
 }

@@ -7,14 +7,14 @@
 #include "graphs/plan/plan.hpp"
 #include "graphs/train/trainer.hpp"
 
-// Small models, trained for a few steps on tokens of no meaning but with something to learn.
+// Small models, trained for a few steps on synthetic tokens that can be learned.
 namespace stepgraph::testing {
 
 [[nodiscard]] Model small_gpt2(double dropout = 0);   // 4 layers
 [[nodiscard]] Model small_llama(double dropout = 0);  // 4 layers, 2 of 4 key and value heads, tied
 
-// global * seq + 1 tokens below `vocab`: noise, two batches in turn; or ever new ones, each of which follows from the
-// one before it but for two bits.
+// global * seq + 1 tokens below `vocab`. noise: two alternating batches of random tokens. chain: always new tokens,
+// each determined by the previous one except for two bits.
 enum class Tokens : std::uint8_t { noise, chain };
 [[nodiscard]] std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int64_t vocab,
                                                    Tokens kind = Tokens::noise);
@@ -26,9 +26,9 @@ struct History {
 [[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
                             const TrainerOptions& options = {.threads = 2, .seed = 7}, Tokens kind = Tokens::noise);
 
-// A run whose loss may be scaled.
+// A run with an optional loss scale.
 struct ScaledHistory {
-  History good;                // of steps that were not skipped
+  History good;                // of the steps that were not skipped
   std::vector<double> scales;  // of each step; 0: not scaled
   std::vector<bool> skipped;
   friend bool operator==(const ScaledHistory&, const ScaledHistory&) = default;
@@ -36,7 +36,7 @@ struct ScaledHistory {
 [[nodiscard]] ScaledHistory train_scaled(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
                                          int threads = 2);
 
-// The largest relative difference of losses; of norms.
+// The largest relative difference of losses, and of norms.
 [[nodiscard]] double loss_distance(const History& a, const History& b);
 [[nodiscard]] double norm_distance(const History& a, const History& b);
 

@@ -11,7 +11,7 @@
 
 namespace stepgraph::testing {
 
-// A folder of the test's own; gone with it.
+// A temporary folder, removed by the destructor.
 class TempFolder {
  public:
   TempFolder() {
@@ -29,7 +29,7 @@ class TempFolder {
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
 
-  // Writes a file and returns where it is.
+  // Writes a file and returns its path.
   std::filesystem::path put(std::string_view name, std::string_view bytes) const {
     std::ofstream(path_ / name, std::ios::binary) << bytes;
     return path_ / name;

@@ -68,7 +68,7 @@ void unpack(const Bytes& bytes, Trial::Image& image, const AccessList& list) {
   });
 }
 
-// Member `which`'s share of a side that holds one for each of n members: its access where there are n, else one n-th.
+// Member `which`'s share of a side that holds one for each of n members: its access if there are n, else one n-th.
 Bytes shard(const Bytes& whole, const AccessList& list, std::size_t n, std::size_t which) {
   std::size_t begin = 0, size = whole.size() / n;
   if (list.view().size() == n) {

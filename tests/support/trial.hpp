@@ -11,7 +11,7 @@
 
 namespace stepgraph::testing {
 
-// One member of a communication: what it reads, writes, and both.
+// One member of a communication: the accesses it reads, writes, and both.
 struct TrialMember {
   Rank rank         = {};
   AccessList reads  = {};
@@ -30,18 +30,18 @@ struct Meeting {
   Reduction reduction              = Reduction::sum;
   Rank root                        = Rank{-1};
   std::vector<TrialMember> members = {};
-  int batch                        = -1;  // a rank's parts of one batch share a place in its issue order; -1: none
+  int batch                        = -1;  // parts of one batch share an issue position on their rank; -1: none
 };
 
-// How the accesses of a part lie in memory. Around and between them are bytes that nobody may touch.
+// How the accesses of a part lie in memory. No communication may change the bytes around and between them.
 enum class Placement : std::uint8_t {
   tight,    // one after another, nothing around them
   strided,  // rows with gaps
   shuffled  // last access first, with gaps
 };
 
-// A graph of all ranks and, next to it, what it must leave in memory: a sequential reading of what was added, in the
-// order it was added. All buffers are persistent and of known content before a step.
+// A graph of all ranks together with the expected memory: the sequential result of what was added, in that order. All
+// buffers are persistent, with known content before a step.
 class Trial {
  public:
   Trial(std::string name, int num_ranks);
@@ -58,13 +58,13 @@ class Trial {
     DType type = DType::u8;
     Fill fill  = Fill::bits;
   };
-  // A new buffer with one access for each of `sizes`, in elements.
+  // Creates a buffer with one access for each of `sizes`, in elements.
   AccessList place(const Memory& memory, const std::vector<int>& sizes, Placement placement = Placement::tight);
 
   void meet(const Meeting& meeting);
-  // Each of the buffers' bytes plus one, on its rank's compute lane.
+  // Adds one to each byte of the accesses, on the rank's compute lane.
   void touch(const AccessList& list);
-  // A node on a lane that throws while `*armed`.
+  // Adds a node on a lane that throws while `*armed`.
   void fail_on(Lane lane, std::shared_ptr<const std::atomic<bool>> armed);
 
   using Image = std::vector<std::vector<std::byte>>;  // by buffer
@@ -84,7 +84,7 @@ class Trial {
     int batch          = -1;
     std::int32_t issue = -1;
   };
-  std::vector<Place> last_;  // by rank: where its last part was issued
+  std::vector<Place> last_;  // by rank: issue position of its last part
   int num_named_ = 0;
 };
 

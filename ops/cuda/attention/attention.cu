@@ -9,7 +9,7 @@ namespace {
 __device__ float log_of_two(float x) { return log2f(x); }
 __device__ double log_of_two(double x) { return log2(x); }
 
-// Of the 16 threads that have parts of the same rows.
+// Reduces over the 16 threads that share rows.
 template <class W>
 __device__ W row_max(W value) {
 #pragma unroll
@@ -26,7 +26,8 @@ __device__ W row_sum(W value) {
   return value;
 }
 
-// A block has a tile of queries of one head and goes through the keys they see. Late tiles see most: they come first.
+// A block has a tile of queries of one head and loops over the keys they attend to. Late tiles have the most keys, so
+// they start first.
 template <class N, int head>
 __global__ void __launch_bounds__(attention_threads)
     forward_kernel(AttentionSizes sizes, int all_heads, const N* qkv, N* out, Computed<N>* log_sums,
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(attention_threads)
 
   load_tile<Q>(sizes.rows(qkv, sizes.qkv_row(), own_head, sequence, first), static_cast<W>(sizes.binary_scale),
                queries);
-  W most[Q::per_thread], sums[Q::per_thread];  // of a row: the largest score, and this thread's part of the sum
+  W most[Q::per_thread], sums[Q::per_thread];  // per row: the largest score, and this thread's part of the sum
   typename Q::Sums results;
   clear<Q>(results);
 #pragma unroll
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(attention_threads)
     sums[i] = 0;
   }
   for (int first_key = 0; first_key <= first; first_key += Q::rows) {
-    __syncthreads();  // the tiles before have been used
+    __syncthreads();  // the previous tiles have been used
     load_tile<Q>(sizes.rows(qkv, sizes.qkv_row(), key_head, sequence, first_key), W(1), keys);
     load_tile<Q>(sizes.rows(qkv, sizes.qkv_row(), value_head, sequence, first_key), W(1), values);
     __syncthreads();
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(attention_threads)
         for (int l = 0; l < Q::lanes; ++l) results[i][v].at[l] *= shrink;
       }
     }
-    __syncwarp();  // a row of shares is read by the threads that wrote it, which are of one warp
+    __syncwarp();  // rows of shares are read only by the warp that wrote them
     add_across<Q>(shares, values, results);
   }
 #pragma unroll

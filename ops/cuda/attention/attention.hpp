@@ -6,16 +6,16 @@
 #include "ops/tape/number.hpp"
 #include "ops/tape/tensor.hpp"
 
-// Causal attention on a CUDA device, as ops/cpu/attention.hpp has it: the same tensors, numbers and mask. Each element
-// of a result is summed by one block in one order, so that a shape fixes its bits.
+// Causal attention on a CUDA device, with the same tensors, numbers and mask as ops/cpu/attention.hpp. Each element of
+// a result is summed by one thread block in one order, so its bits depend on the shape alone.
 namespace stepgraph::cuda {
 
-// Dropout of probabilities; none where nothing is dropped.
+// Dropout of the probabilities.
 struct AttentionDropout {
-  const std::int64_t* step    = nullptr;  // its number, on the device; null: there is no dropout
+  const std::int64_t* step    = nullptr;  // step number, on the device; null: no dropout
   std::uint64_t key           = 0;        // of the site
-  std::uint32_t dropped       = 0;        // of 2^32
-  double scale                = 1;        // of what is kept
+  std::uint32_t dropped       = 0;        // threshold: out of 2^32
+  double scale                = 1;        // of the kept probabilities
   std::int64_t first_sequence = 0;
   std::int64_t first_head     = 0;
   std::int64_t all_heads      = 1;

@@ -2,17 +2,16 @@
 #include "ops/cuda/attention/attention_tiles.cuh"
 #include "ops/cuda/attention/dnn_attention.hpp"
 
-// As on the CPU: with P the probabilities and Z what dropout makes of them, dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P
-// (dP
-// - rowsum(dO O)); dQ = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). One kernel has blocks for
-// tiles of queries, another for tiles of keys, which compute the same scores again: nobody adds to another's sums.
+// As on the CPU: with P the probabilities and Z the dropout factors, dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P (dP -
+// rowsum(dO O)); dQ = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). One kernel has blocks for tiles
+// of queries, another for tiles of keys. Both compute the scores, so that no block adds to another block's sums.
 namespace stepgraph::cuda {
 namespace {
 
-// How forward has left log_sums.
+// The layout of log_sums that forward wrote.
 struct LogSumLayout {
-  std::int64_t position, head;  // how far apart those of neighbours are
-  double unit;                  // of a logarithm: the binary one of its base
+  std::int64_t position, head;  // distance between neighbours
+  double unit;                  // log2 of the base of the logarithms
 };
 
 template <class N>
@@ -26,11 +25,11 @@ struct Backward {
   const N* d_out;
   W* products;
   N* d_qkv;
-  const N* base;  // of d_qkv; null: nothing was there before
+  const N* base;  // of d_qkv; null: no previous value
   AttentionDropout dropout;
 };
 
-// products = rowsum(dO O): a warp for each position and head.
+// products = rowsum(dO O): one warp per position and head.
 template <class N>
 __global__ void __launch_bounds__(attention_threads) products_kernel(Backward<N> a, std::int64_t count) {
   using W               = Computed<N>;
@@ -46,14 +45,14 @@ __global__ void __launch_bounds__(attention_threads) products_kernel(Backward<N>
   if (lane == 0) a.products[at] = sum;
 }
 
-// A tile of queries and one of keys, as both kernels look at them.
+// A tile of queries and a tile of keys, for both kernels.
 template <class N, int head>
 struct TilePair {
   using W = Computed<N>;
   using Q = Tile<W, head>;
   W *queries, *d_out, *keys, *values;
 
-  // share(row, col, probability as dropout leaves it, gradient of the score) for the elements of this thread.
+  // Calls share(row, col, probability after dropout, gradient of the score) for the elements of this thread.
   template <class Share>
   __device__ void each(const Backward<N>& a, std::int64_t sequence, int own_head, int first, int first_key,
                        DroppedHead<W>& drop, const Share& share) const {
@@ -85,7 +84,8 @@ struct TilePair {
   }
 };
 
-// A block has a tile of queries of one head and goes through the keys they see; late ones, which see most, come first.
+// A block has a tile of queries of one head and loops over the keys they attend to. Late tiles have the most keys, so
+// they start first.
 template <class N, int head>
 __global__ void __launch_bounds__(attention_threads) queries_kernel(Backward<N> a, int all_heads) {
   using W = Computed<N>;
@@ -107,14 +107,14 @@ __global__ void __launch_bounds__(attention_threads) queries_kernel(Backward<N> 
   typename Q::Sums d_queries;
   clear<Q>(d_queries);
   for (int first_key = 0; first_key <= first; first_key += Q::rows) {
-    __syncthreads();  // the tiles before have been used
+    __syncthreads();  // the previous tiles have been used
     load_tile<Q>(sizes.rows(a.qkv, sizes.qkv_row(), key_head, sequence, first_key), W(1), tiles.keys);
     load_tile<Q>(sizes.rows(a.qkv, sizes.qkv_row(), key_head + sizes.kv_heads, sequence, first_key), W(1),
                  tiles.values);
     __syncthreads();
     tiles.each(a, sequence, own_head, first, first_key, drop,
                [&](int row, int col, W, W d_score) { d_scores[row * Q::score_stride + col] = d_score; });
-    __syncwarp();  // a row of d_scores is read by the threads that wrote it, which are of one warp
+    __syncwarp();  // rows of d_scores are read only by the warp that wrote them
     add_across<Q>(d_scores, tiles.keys, d_queries);
   }
   const std::int64_t at = (static_cast<std::int64_t>(sequence) * sizes.seq + first) * sizes.qkv_row() +
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(attention_threads) queries_kernel(Backward<N> 
       a.base == nullptr ? nullptr : a.base + at, sizes.qkv_row(), sizes.seq - first, sizes.head_size, sizes.vectors);
 }
 
-// A block has a tile of keys and values of one head and goes through the queries of all heads that see them; early
-// ones, which most queries see, come first.
+// A block has a tile of keys and values of one head and loops over the queries of all heads that attend to them. Early
+// tiles have the most queries, so they start first.
 template <class N, int head>
 __global__ void __launch_bounds__(attention_threads) keys_kernel(Backward<N> a, int all_heads) {
   using W = Computed<N>;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(attention_threads) keys_kernel(Backward<N> a, 
   for (int own_head = kv_head * group; own_head < (kv_head + 1) * group; ++own_head) {
     drop.take_head(a.dropout, sequence, own_head);
     for (int first = first_key; first < sizes.seq; first += Q::rows) {
-      __syncthreads();  // the tiles before have been used
+      __syncthreads();  // the previous tiles have been used
       load_tile<Q>(sizes.rows(a.qkv, sizes.qkv_row(), own_head, sequence, first), W(1), tiles.queries);
       load_tile<Q>(sizes.rows(a.d_out, sizes.out_row(), own_head, sequence, first), W(1), tiles.d_out);
       __syncthreads();
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(attention_threads) keys_kernel(Backward<N> a, 
         shares[row * Q::score_stride + col]   = share;
         d_scores[row * Q::score_stride + col] = d_score;
       });
-      __syncthreads();  // a column of them is read by other threads than wrote it
+      __syncthreads();  // columns are read by other threads than wrote them
       add_down<Q>(shares, tiles.d_out, d_values);
       add_down<Q>(d_scores, tiles.queries, d_keys);
     }
@@ -201,7 +201,7 @@ void attention_backward(const DeviceQueue& queue, const AttentionBackward<T>& at
                        .base           = native(d_qkv.base),
                        .dropout        = attention.dropout};
   backward.sizes.vectors =
-      whole_vectors(shape, sizeof(T), attention.qkv, attention.d_out, d_qkv.out, d_qkv.base);  // no base is aligned
+      whole_vectors(shape, sizeof(T), attention.qkv, attention.d_out, d_qkv.out, d_qkv.base);  // null is aligned
   with_head(shape, [&](auto head) {
     using Q = Tile<Wide<T>, decltype(head)::value>;
     products_kernel<N>

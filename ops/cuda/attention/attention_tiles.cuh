@@ -8,9 +8,9 @@
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/common/random_mask.cuh"
 
-// What forward and backward attention have in common: internal to them. A block of 16 x 16 threads works on square
-// tiles of scores. Tiles of queries, keys and so on are in shared memory in the type that is computed in, filled up
-// with zeros where the sequence or the head ends.
+// Shared by forward and backward attention; internal to them. A block of 16 x 16 threads works on square tiles of
+// scores. Tiles of queries, keys, values and output gradients are in shared memory in the compute type, padded with
+// zeros beyond the sequence and the head.
 namespace stepgraph::cuda {
 
 inline constexpr int attention_threads = 256;
@@ -26,8 +26,8 @@ __device__ Pack<T, size>& pack_at(T* to) {
   return *reinterpret_cast<Pack<T, size>*>(to);
 }
 
-// Tiles for heads of up to `head_` elements. A thread has `per_thread` rows that follow each other; of a tile of scores
-// as many columns, 16 apart, else `vectors` vectors.
+// Tiles for heads of up to `head_` elements. A thread has `per_thread` consecutive rows. In a tile of scores it has as
+// many columns, 16 apart; in other tiles, `vectors` vectors.
 template <class W_, int head_>
 struct Tile {
   using W                           = W_;
@@ -35,7 +35,7 @@ struct Tile {
   static constexpr int lanes        = 16 / static_cast<int>(sizeof(W));
   static constexpr int row_bytes    = head * static_cast<int>(sizeof(W));
   static constexpr int rows         = row_bytes <= 512 ? 64 : row_bytes <= 1024 ? 32 : 16;
-  static constexpr int stride       = head + lanes;  // rows are skewed: a column of vectors is in different banks
+  static constexpr int stride       = head + lanes;  // skewed, so that a column of vectors uses different banks
   static constexpr int score_stride = rows + lanes;
   static constexpr int size         = rows * stride;
   static constexpr int score_size   = rows * score_stride;
@@ -45,17 +45,17 @@ struct Tile {
   using Sums                        = Pack<W, lanes>[per_thread][vectors];
 };
 
-// One head's rows of a sequence, from some position on.
+// One head's rows of a sequence, from a given position on.
 template <class T>
 struct HeadRows {
   const T* data;
   std::int64_t stride;
-  int count;      // rows up to the sequence's end
-  int head_size;  // elements of a row
-  bool vectors;   // a row is whole vectors of 16 bytes
+  int count;      // rows until the end of the sequence
+  int head_size;  // elements per row
+  bool vectors;   // rows consist of whole 16-byte vectors
 };
 
-// Rows times a factor, as a tile.
+// Loads rows times a factor into a tile.
 template <class Tile, class T>
 __device__ void load_tile(const HeadRows<T>& from, typename Tile::W factor, typename Tile::W* to) {
   using W = typename Tile::W;
@@ -83,7 +83,7 @@ __device__ void load_tile(const HeadRows<T>& from, typename Tile::W factor, type
   }
 }
 
-// scores += a b^T, over `depth` columns: row of a, row of b.
+// scores += a b^T, over `depth` columns.
 template <class Tile>
 __device__ void add_scores(const typename Tile::W* a, const typename Tile::W* b, int depth,
                            typename Tile::Scores& scores) {
@@ -109,7 +109,7 @@ __device__ void add_scores(const typename Tile::W* a, const typename Tile::W* b,
   }
 }
 
-// sums += scores b: rows of scores, columns of b.
+// sums += scores b.
 template <class Tile>
 __device__ void add_across(const typename Tile::W* scores, const typename Tile::W* b, typename Tile::Sums& sums) {
   using W = typename Tile::W;
@@ -135,7 +135,7 @@ __device__ void add_across(const typename Tile::W* scores, const typename Tile::
   }
 }
 
-// sums += scores^T b: columns of scores, columns of b.
+// sums += scores^T b.
 template <class Tile>
 __device__ void add_down(const typename Tile::W* scores, const typename Tile::W* b, typename Tile::Sums& sums) {
   using W = typename Tile::W;
@@ -156,8 +156,8 @@ __device__ void add_down(const typename Tile::W* scores, const typename Tile::W*
   }
 }
 
-// The rows of sums times a factor each, to `to`, or added to what is at `base`: rows `stride` apart, of which `count`
-// are inside the sequence.
+// Writes the rows of sums, times a factor each, to `to`, added to `base` if it is not null. Rows are `stride` apart;
+// `count` of them are inside the sequence.
 template <class Tile, class T, class Factor>
 __device__ void put_sums(const typename Tile::Sums& sums, const Factor& factor, T* to, const T* base,
                          std::int64_t stride, int count, int head_size, bool vectors) {
@@ -203,7 +203,7 @@ __device__ void clear(typename Tile::Sums& sums) {
   }
 }
 
-// Shapes as kernels have them.
+// Shapes for kernels.
 struct AttentionSizes {
   explicit AttentionSizes(const AttentionShape& shape)
       : seq(static_cast<int>(shape.seq)),
@@ -213,12 +213,12 @@ struct AttentionSizes {
         scale(shape.scale),
         binary_scale(shape.scale * std::numbers::log2e) {}
   int seq, heads, kv_heads, head_size;
-  bool vectors = false;  // rows are whole vectors of 16 bytes
+  bool vectors = false;  // rows consist of whole 16-byte vectors
   double scale, binary_scale;
 
   __device__ std::int64_t qkv_row() const { return static_cast<std::int64_t>(heads + 2 * kv_heads) * head_size; }
   __device__ std::int64_t out_row() const { return static_cast<std::int64_t>(heads) * head_size; }
-  // Head `head` of rows of queries, keys and values (so many elements each), from a position of a sequence on.
+  // Head `head` of rows of `row` elements, from position `first` of a sequence on.
   template <class T>
   __device__ HeadRows<T> rows(const T* all, std::int64_t row, int head, std::int64_t sequence, int first) const {
     return {all + (sequence * seq + first) * row + static_cast<std::int64_t>(head) * head_size, row, seq - first,
@@ -226,7 +226,7 @@ struct AttentionSizes {
   }
 };
 
-// What dropout multiplies the probabilities of one head with.
+// The factors by which dropout multiplies the probabilities of one head.
 template <class W>
 class DroppedHead {
  public:
@@ -262,7 +262,7 @@ bool whole_vectors(const AttentionShape& shape, std::size_t element_bytes, Point
   return static_cast<std::size_t>(shape.head_size) * element_bytes % 16 == 0 && (aligned(pointers) && ...);
 }
 
-// launch(a number, of a type that has the size of heads as `value`) for the smallest tiles that hold a head.
+// Calls launch(std::integral_constant) with the smallest tile width that holds a head.
 template <class Launch>
 void with_head(const AttentionShape& shape, const Launch& launch) {
   if (shape.head_size <= 64) return launch(std::integral_constant<int, 64>{});
@@ -271,7 +271,7 @@ void with_head(const AttentionShape& shape, const Launch& launch) {
   throw Error(ErrorKind::config, str("attention: head_size(", shape.head_size, ") on a CUDA device (at most 256)"));
 }
 
-// A kernel of one block for each tile of each head, which has so many bytes of shared memory.
+// Launches one block per tile and head, with the given bytes of dynamic shared memory.
 template <class Kernel, class... Arguments>
 void launch_tiles(const DeviceQueue& queue, std::string_view name, Kernel* kernel, std::int64_t blocks,
                   std::size_t shared_bytes, const Arguments&... arguments) {

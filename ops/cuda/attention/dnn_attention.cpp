@@ -21,7 +21,7 @@ cudnnHandle_t handle_of(const DeviceQueue& queue) { return static_cast<cudnnHand
 template <class T>
 constexpr cudnnDataType_t dnn_type = std::is_same_v<T, bf16> ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
 
-// What is made for a plan (code is compiled and loaded) is no part of a graph that is being captured.
+// Creating a plan compiles and loads code, which must not become part of a graph being captured.
 class OutsideCapture {
  public:
   OutsideCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -33,7 +33,8 @@ class OutsideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// The plans of this process; null where cuDNN has none. Never destroyed: at its end the driver may be gone before.
+// The plans of this process; null where cuDNN has none. Never destroyed: the driver may be unloaded first at process
+// exit.
 using MakePlan = std::unique_ptr<DnnPlan> (*)(const DnnDevice&, const AttentionShape&, std::int64_t, cudnnDataType_t);
 const DnnPlan* kept_plan(MakePlan make, const DeviceQueue& queue, const AttentionShape& shape, std::int64_t sequences,
                          cudnnDataType_t type) {
@@ -53,12 +54,12 @@ const DnnPlan* kept_plan(MakePlan make, const DeviceQueue& queue, const Attentio
   return found->second.get();
 }
 
-// Scalars of a plan.
+// The scalars of a plan.
 struct Scalars {
   float scale, nothing, one = 1;
   explicit Scalars(const AttentionShape& shape)
       : scale(static_cast<float>(shape.scale)),
-        // Before 9.10 kernels take differences of two of these.
+        // Kernels before 9.10 subtract two of these.
         nothing(cudnnGetVersion() < 91000 ? std::numeric_limits<float>::lowest()
                                           : -std::numeric_limits<float>::infinity()) {}
 };
@@ -111,7 +112,7 @@ bool dnn_attention_backward(const DeviceQueue& queue, const AttentionBackward<T>
   const DnnPlan* one = plan_for(1);
   const auto room    = static_cast<std::int64_t>(queue.workspace.size());
   if (one == nullptr || one->workspace_bytes() > room) return false;
-  // As equal parts as can be of as many sequences as there is room for.
+  // Nearly equal parts of at most as many sequences as the workspace allows.
   const std::int64_t most = room / std::max<std::int64_t>(1, one->workspace_bytes());
   const std::int64_t all = attention.sequences, parts = (all + most - 1) / most;
   for (const std::int64_t size : {all / parts, (all + parts - 1) / parts}) {

@@ -3,7 +3,7 @@
 namespace stepgraph::cuda {
 namespace {
 
-// A graph with what forward and backward have in common.
+// A graph with the parts that forward and backward share.
 struct AttentionGraph {
   using Dims   = DnnGraph::Dims;
   using Tensor = DnnGraph::Tensor;
@@ -12,13 +12,13 @@ struct AttentionGraph {
   std::int64_t sequences;
   cudnnDataType_t type;
 
-  // Heads of rows of qkv, or of out; `across`: columns before positions.
+  // Heads of rows of qkv or of out. `across`: transposed.
   Tensor rows(std::int64_t number, std::int64_t heads, std::int64_t row, bool across = false) {
     const std::int64_t all = shape.seq * row, size = shape.head_size;
     if (across) return graph.tensor(number, type, {sequences, heads, size, shape.seq}, {all, size, 1, row});
     return graph.tensor(number, type, {sequences, heads, shape.seq, size}, {all, size, row, 1});
   }
-  // A number for each query.
+  // One number per query.
   [[nodiscard]] Dims of_queries() const { return {sequences, shape.heads, shape.seq, 1}; }
   Tensor of_queries(std::int64_t number) {
     return graph.tensor(number, CUDNN_DATA_FLOAT, of_queries(), {shape.heads * shape.seq, shape.seq, 1, 1});
@@ -39,7 +39,7 @@ struct AttentionGraph {
     graph.matmul(a, b, c);
     return c;
   }
-  // Scores that a position does not see become `nothing`.
+  // Replaces the scores of masked keys by `nothing`.
   Tensor causal(Tensor x) {
     const Tensor row = graph.inner(scores(), CUDNN_DATA_INT32), col = graph.inner(scores(), CUDNN_DATA_INT32),
                  sees = graph.inner(scores(), CUDNN_DATA_BOOLEAN), y = graph.inner(scores());
@@ -49,14 +49,14 @@ struct AttentionGraph {
     graph.select(sees, x, graph.scalar(dnn_nothing), y);
     return y;
   }
-  // Rows of x become columns, for a product of `type`.
+  // Transposes x, in `type`, for a product.
   Tensor turned(Tensor x) {
     const Dims all = scores();
     const Tensor y = graph.inner(all, {all[1] * all[2] * all[3], all[2] * all[3], 1, all[3]}, type);
     graph.reshape(x, y);
     return y;
   }
-  // The product of x^T and rows of queries, for each key: heads of a group are added up.
+  // The product of x^T and rows of queries, for each key. Sums over the heads of a group.
   void to_keys(Tensor x, Tensor rows_of_queries, Tensor y) {
     if (shape.heads == shape.kv_heads) return graph.matmul(turned(x), rows_of_queries, y);
     const Tensor each = graph.inner({sequences, shape.heads, shape.seq, shape.head_size}, type);
@@ -88,8 +88,8 @@ std::unique_ptr<DnnPlan> plan_attention_forward(const DnnDevice& device, const A
   return a.graph.plan(device);
 }
 
-// dQ is a product of its own, of gradients of scores that are all in the workspace: where each tile of keys adds to it,
-// the order of those sums is that of a race.
+// dQ is a separate product, of score gradients that are stored in the workspace. If each tile of keys added to dQ, the
+// order of the sums would be nondeterministic.
 std::unique_ptr<DnnPlan> plan_attention_backward(const DnnDevice& device, const AttentionShape& shape,
                                                  std::int64_t sequences, cudnnDataType_t type) {
   AttentionGraph a{{}, shape, sequences, type};

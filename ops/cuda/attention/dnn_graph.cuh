@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-// cuDNN's backend API, as much of it as attention needs: a graph of operations on tensors of four dims is described,
-// and a plan is made of it that can be run any number of times, with other pointers each.
+// The part of cuDNN's backend API that attention needs: describes a graph of operations on tensors with four dims, and
+// creates a plan for it that can be run any number of times, with different pointers.
 namespace stepgraph::cuda {
 
 void check_dnn(cudnnStatus_t status, std::string_view doing);
 
-// Owns a backend descriptor. Attributes are set, then it is finalized; it does not change after that.
+// Owns a backend descriptor. Set the attributes, then finalize; it does not change afterwards.
 class DnnDescriptor {
  public:
   explicit DnnDescriptor(cudnnBackendDescriptorType_t type);
@@ -29,7 +29,7 @@ class DnnDescriptor {
     return set(name, type, &value, 1);
   }
   DnnDescriptor& set(cudnnBackendAttributeName_t name, const DnnDescriptor& other);
-  DnnDescriptor& finalize(std::string_view what);  // throws Error(backend) with what cuDNN says
+  DnnDescriptor& finalize(std::string_view what);  // throws Error(backend) with cuDNN's message
   [[nodiscard]] cudnnStatus_t try_finalize();
   [[nodiscard]] cudnnBackendDescriptor_t get() const { return raw_.get(); }
 
@@ -42,7 +42,7 @@ class DnnDescriptor {
   std::unique_ptr<void, Destroy> raw_;
 };
 
-// The device a plan is for: that of a handle, or one that need not be here, by its properties as cuDNN writes them.
+// The device a plan is for: that of a handle, or an absent one, given by its serialized cuDNN properties.
 class DnnDevice {
  public:
   explicit DnnDevice(cudnnHandle_t handle) : handle_(handle) {}
@@ -54,11 +54,11 @@ class DnnDevice {
   std::unique_ptr<DnnDescriptor> properties_;
 };
 
-// A graph that can be run.
+// A plan that can be run.
 class DnnPlan {
  public:
   [[nodiscard]] std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  // Tensors by their numbers; a scalar's pointer is to host memory, which is read before this returns.
+  // Tensors by number. A scalar's pointer is to host memory, which is read before this returns.
   void run(cudnnHandle_t handle, const std::vector<std::pair<std::int64_t, void*>>& tensors, void* workspace) const;
 
  private:
@@ -68,16 +68,16 @@ class DnnPlan {
   std::int64_t workspace_bytes_ = 0;
 };
 
-// Descriptions live as long as the graph. Computation is in f32.
+// Descriptors live as long as the graph. Computation is in f32.
 class DnnGraph {
  public:
   using Dims   = std::array<std::int64_t, 4>;
   using Tensor = const DnnDescriptor*;
 
-  // One that is read or written in memory, under a number of its own.
+  // A tensor in memory, with a unique number.
   Tensor tensor(std::int64_t number, cudnnDataType_t type, const Dims& dims, const Dims& strides);
   Tensor scalar(std::int64_t number);  // f32
-  // One that is in no memory; rows are packed unless strides are given.
+  // A virtual tensor, not in memory. Packed unless strides are given.
   Tensor inner(const Dims& dims, cudnnDataType_t type = CUDNN_DATA_FLOAT);
   Tensor inner(const Dims& dims, const Dims& strides, cudnnDataType_t type);
 
@@ -89,8 +89,7 @@ class DnnGraph {
   void select(Tensor where, Tensor x, Tensor otherwise, Tensor y);
   void index(Tensor like, std::int64_t axis, Tensor y);
 
-  // The first plan, in the order cuDNN proposes them, whose results have the same bits in every run; none where it has
-  // none.
+  // The first plan, in cuDNN's order of preference, that gives the same bits in every run. Null if there is none.
   [[nodiscard]] std::unique_ptr<DnnPlan> plan(const DnnDevice& device) const;
 
  private:

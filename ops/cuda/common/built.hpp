@@ -3,7 +3,7 @@
 
 namespace stepgraph::cuda {
 
-// Whether ops have CUDA kernels in this build. What they call is declared in any case; ask before calling:
+// Whether this build has CUDA kernels. The kernels are declared in any case; check before calling:
 //   if constexpr (cuda::built) {
 //     if (const DeviceQueue* queue = context.device()) return cuda::gelu(*queue, x, y, size);
 //   }

@@ -4,10 +4,11 @@
 
 namespace stepgraph::cuda {
 
-// What a site drops, as a kernel is told: the step is the node's read number `step`, and is looked at on the device.
+// The kernel argument for a site's dropout. The step is the node's read number `step`; the kernel reads it on the
+// device.
 [[nodiscard]] inline Drop device_drop(const DropoutSite& site, const Context& context, std::size_t step,
                                       std::int64_t first_element) {
-  const DropoutMask any = site.mask_at(0);  // of which only the key depends on the step
+  const DropoutMask any = site.mask_at(0);  // only its key depends on the step
   return {.key     = site.key,
           .dropped = any.dropped,
           .scale   = any.scale,

@@ -3,10 +3,10 @@
 #include "ops/cuda/common/random_mask.cuh"
 #include "ops/cuda/residual.hpp"
 
-// Dropout in a kernel: internal to ops/cuda/.
+// Dropout in kernels. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
-// Kernels in which nothing is dropped are others: they need fewer registers.
+// Kernels without dropout are separate instantiations: they need fewer registers.
 struct NoDrop {};
 template <class Call>
 void with_drop(const std::optional<Drop>& drop, const Call& call) {
@@ -19,7 +19,7 @@ void with_drop(const std::optional<Drop>& drop, const Call& call) {
 
 template <int n, class W>
 __device__ void drop_values(const NoDrop&, std::int64_t, W*) {}
-// What is left of n values, the first of which is element i of the matrix.
+// Applies dropout to n values, the first of which is element i of the matrix.
 template <int n, class W>
 __device__ void drop_values(const Drop& drop, std::int64_t i, W* values) {
   RandomMask mask(drop.key, *drop.step, drop.dropped);

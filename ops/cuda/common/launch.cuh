@@ -10,12 +10,12 @@
 #include "engine/run/device.hpp"
 #include "ops/tape/number.hpp"
 
-// What kernels of ops/cuda/ share.
+// Shared by the kernels of ops/cuda/.
 namespace stepgraph::cuda {
 
 inline cudaStream_t stream_of(const DeviceQueue& queue) { return static_cast<cudaStream_t>(queue.stream); }
 
-// After a launch: throws Error(backend) where it was refused.
+// After a launch: throws Error(backend) if it failed.
 inline void check_launch(std::string_view kernel) {
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess)
@@ -26,7 +26,7 @@ inline void check_cuda(cudaError_t status, std::string_view doing) {
   if (status != cudaSuccess) throw Error(ErrorKind::backend, str("cuda: ", doing, ": ", cudaGetErrorString(status)));
 }
 
-// CUDA's own type of an element: bf16 and f16 have the same bits there.
+// CUDA's own element type: bf16 and f16 have the same bits there.
 template <class T>
 struct NativeType {
   using type = T;
@@ -51,7 +51,7 @@ const Native<T>* native(const T* elements) {
   return reinterpret_cast<const Native<T>*>(elements);
 }
 
-// Numbers as kernels compute with them: float, or double for double.
+// Widens to the compute type: float, or double for double.
 __device__ inline float widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
 __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -77,7 +77,7 @@ __device__ inline double narrow_to<double>(double x) {
   return x;
 }
 
-// Of the current device: for what gives the same results on however many.
+// Multiprocessors of the current device. Only for uses whose results do not depend on the number.
 inline int num_multiprocessors() {
   int device = 0, count = 0;
   check_cuda(cudaGetDevice(&device), "asking for the current device");

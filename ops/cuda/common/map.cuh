@@ -3,16 +3,16 @@
 
 #include "ops/cuda/common/pack.cuh"
 
-// What is done element by element: internal to ops/cuda/. Such a function has
+// Elementwise kernels. Internal to ops/cuda/. A function has
 //   template <int n> struct Loaded;                                          what it reads for n elements
 //   template <int n> __device__ Loaded<n> load(std::int64_t i) const;        from element i on
 //   template <int n> __device__ void finish(std::int64_t i, const Loaded<n>&) const;
-// and may write over what it reads. Elements that fill no vector are done one by one, by the same operations.
+// and may overwrite its input. The tail, which fills no vector, is processed element by element with the same
+// operations.
 namespace stepgraph::cuda {
 
-inline constexpr int map_threads = 256;
-inline constexpr int packs_per_thread =
-    2;  // all loaded before the first is done: that many more bytes are on their way
+inline constexpr int map_threads      = 256;
+inline constexpr int packs_per_thread = 2;  // all loaded before the first is processed, for more bytes in flight
 
 template <int n, class F>
 __global__ void __launch_bounds__(map_threads) map_kernel(const F f, std::int64_t packs, std::int64_t size) {
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(map_threads) map_kernel(const F f, std::int64_
   }
 }
 
-// Over elements [0, size); n at a time where `vectors`: then each load and store of n elements, from a multiple of n
-// on, is one that is aligned.
+// Runs f over elements [0, size). If `vectors`, n at a time: every load and store of n elements from a multiple of n on
+// must be aligned.
 template <int n, class F>
 void map(const DeviceQueue& queue, const char* name, const F& f, std::int64_t size, bool vectors) {
   if (size <= 0) return;

@@ -4,16 +4,16 @@
 #include "ops/cuda/common/launch.cuh"
 #include "ops/tape/tensor.hpp"
 
-// Several elements that a thread reads or writes at once: internal to ops/cuda/.
+// Several elements that a thread loads or stores at once. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
-inline constexpr std::size_t vector_bytes = 16;  // of the widest load
+inline constexpr std::size_t vector_bytes = 16;  // the widest load
 
 template <class T, int n>
 struct alignas(sizeof(T) * n < vector_bytes ? sizeof(T) * n : vector_bytes) Pack {
   T at[n];
 };
-// As many as one load takes.
+// Elements per load.
 template <class T>
 inline constexpr int elements_per_vector = static_cast<int>(vector_bytes / sizeof(T));
 
@@ -25,7 +25,7 @@ template <int n, class T>
 __device__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
-// The same by one instruction, for sure: after a branch the compiler may store elements one by one.
+// Guarantees a single store instruction: after a branch the compiler may store elements one by one.
 template <int n, class T>
 __device__ void store_whole(T* to, const Pack<T, n>& pack) {
   if constexpr (sizeof(pack) == vector_bytes) {
@@ -37,17 +37,17 @@ __device__ void store_whole(T* to, const Pack<T, n>& pack) {
   }
 }
 
-// Whether all are where vectors may be; null is.
+// Whether all pointers are aligned for vectors; null is.
 template <class... T>
 [[nodiscard]] bool vectors_fit(const T*... at) {
   return ((reinterpret_cast<std::uintptr_t>(at) % vector_bytes == 0) && ...);
 }
 
-// A type of elements as kernels compute with it, from CUDA's own.
+// The compute type of a CUDA element type.
 template <class N>
 using Computed = decltype(widen(N{}));
 
-// stepgraph::Into in a kernel: out = base + value, or value where there is no base. They may be one.
+// stepgraph::Into for kernels: out = base + value, or value without a base. out and base may be the same.
 template <class N>
 struct Sum {
   N* out;
@@ -57,7 +57,7 @@ struct Sum {
   __device__ Pack<N, n> before(std::int64_t i) const {
     return base == nullptr ? Pack<N, n>{} : load_pack<n>(base + i);
   }
-  // `was`: what `before` gave for the same i.
+  // `was`: the result of `before` for the same i.
   template <int n>
   __device__ Pack<N, n> with(const Pack<N, n>& was, const Computed<N>* values) const {
     Pack<N, n> to;
@@ -77,7 +77,7 @@ template <class T, class S>
   return {native(into.out), native(into.base)};
 }
 
-// i / by and i % by, where divisions of 32 bits are many times as fast as those of 64.
+// i / by and i % by, with a 32-bit division where possible: it is many times faster than a 64-bit one.
 struct Split {
   std::int64_t quotient, rest;
 };

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// The masks of ops/dropout_mask.hpp, element for element, where the number of the step is in device memory.
+// The masks of ops/dropout_mask.hpp, element for element, with the step number in device memory.
 namespace stepgraph::cuda {
 
 __device__ inline std::uint64_t mix_bits(std::uint64_t x) {
@@ -13,8 +13,8 @@ __device__ inline std::uint64_t derived_key(std::uint64_t key, std::uint64_t num
   return mix_bits(mix_bits(key + 0x9e3779b97f4a7c15u) ^ (number * 0x9e3779b97f4a7c15u + 0xd1b54a32d192ed03u));
 }
 
-// What one thread knows of a mask: the keys of the block of 2^32 elements it asked for last, which is nearly always the
-// one it asks for next.
+// A thread's view of a mask. Caches the keys of the last block of 2^32 elements, which is almost always also the next
+// one.
 class RandomMask {
  public:
   __device__ RandomMask(std::uint64_t site_key, std::int64_t step, std::uint32_t dropped)

@@ -4,18 +4,18 @@
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/launch.cuh"
 
-// Rows of a strided access, laid end to end: internal to ops/cuda/.
+// Concatenated rows of a strided access. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
 template <class N>
 struct Strided {
   N* data;
-  std::int64_t length, stride;  // the same: all is one row
+  std::int64_t length, stride;  // equal: one contiguous row
 
-  // Where element i is: at one place with those that follow it in its row.
+  // The address of element i. The following elements of its row are contiguous.
   __device__ N* at(std::int64_t i) const {
     if (length == stride) return data + i;
-    if (((i | length) >> 32) == 0) {  // a division of 32 bits is many times as fast as one of 64
+    if (((i | length) >> 32) == 0) {  // a 32-bit division is many times faster than a 64-bit one
       const auto of = static_cast<std::uint32_t>(i), by = static_cast<std::uint32_t>(length), row = of / by;
       return data + row * stride + (of - row * by);
     }
@@ -30,8 +30,8 @@ template <class T>
   return Strided<N>{native(rows.data), rows.length, rows.stride};
 }
 
-// Whether n elements from every multiple of n on lie side by side, where one load can read them. The last of them may
-// be fewer, if all is one row.
+// Whether one aligned load can read the n elements from every multiple of n on. If all is one row, the last pack may be
+// incomplete.
 template <int n, class N>
 [[nodiscard]] bool packs_fit(const Strided<N>& rows) {
   if (reinterpret_cast<std::uintptr_t>(rows.data) % (n * sizeof(N)) != 0) return false;

@@ -2,21 +2,21 @@
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/pack.cuh"
 
-// Rows of elements, laid end to end, in a kernel: internal to ops/cuda/.
+// Concatenated rows of elements, for kernels. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
 template <class N>
 struct View {
   N* data;
-  std::int64_t length, stride;  // in elements; a length of 0: one row that has all
-  std::int64_t begin;           // which element of them is the first
+  std::int64_t length, stride;  // in elements; length 0: one contiguous row
+  std::int64_t begin;           // index of the first element
 
   __device__ N* at(std::int64_t i) const {
     if (length == 0) return data + i;
     const auto [row, column] = split(begin + i, length);
     return data + row * stride + column;
   }
-  // Whether n elements from any multiple of n on are a vector that can be loaded.
+  // Whether the n elements from any multiple of n on are an aligned vector.
   [[nodiscard]] bool fits(int n) const {
     return vectors_fit(data) && (length == 0 || (length % n == 0 && stride % n == 0 && begin % n == 0));
   }

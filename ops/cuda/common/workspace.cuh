@@ -4,7 +4,7 @@
 #include "engine/base/error.hpp"
 #include "engine/run/device.hpp"
 
-// Device memory for what is between two kernels of one body: internal to ops/cuda/.
+// Device memory for data between the kernels of one body. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
 class Workspace {
@@ -13,13 +13,13 @@ class Workspace {
 
   [[nodiscard]] std::int64_t bytes_left() const { return static_cast<std::int64_t>(free_.size()); }
 
-  // Room for `count` elements. Throws Error(backend) where there is none.
+  // Memory for `count` elements. Throws Error(backend) if there is not enough left.
   template <class T>
   T* take(std::int64_t count) {
     constexpr std::size_t alignment = 256;
     const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(T) + alignment - 1) / alignment * alignment;
     if (bytes > free_.size()) {
-      throw Error(ErrorKind::backend, str("cuda: ", op_, " needs ", bytes, " more bytes of workspace, and ",
+      throw Error(ErrorKind::backend, str("cuda: ", op_, " needs ", bytes, " more bytes of workspace, but only ",
                                           free_.size(), " are left (a larger workspace, or smaller tensors)"));
     }
     T* const taken = reinterpret_cast<T*>(free_.data());

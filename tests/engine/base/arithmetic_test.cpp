@@ -23,7 +23,7 @@ namespace {
 constexpr std::array all_reductions{Reduction::sum, Reduction::average, Reduction::min, Reduction::max,
                                     Reduction::product};
 
-// What a list of values reduces to, said plainly. `Wide` is what is computed in.
+// The reduction of a list of values, by a plain loop. `Wide` is the compute type.
 template <class T>
 T plain(const std::vector<T>& values, Reduction reduction) {
   if constexpr (std::is_integral_v<T>) {
@@ -66,7 +66,7 @@ T plain(const std::vector<T>& values, Reduction reduction) {
   }
 }
 
-// Any bits, or numbers of everyday size.
+// Random bits, or numbers of moderate size.
 template <class T>
 T any_value(Random& random, bool wild) {
   if constexpr (std::is_integral_v<T>) {
@@ -101,7 +101,7 @@ void check_type(DType type) {
       const auto count =
           static_cast<std::size_t>(random.chance(20) ? random.between(1000, 2500) : random.between(0, 40));
       const bool wild = random.chance(50);
-      const auto odd  = static_cast<std::size_t>(random.between(0, 3));  // bytes: nothing need be aligned
+      const auto odd  = static_cast<std::size_t>(random.between(0, 3));  // bytes: no alignment is required
       std::vector<std::vector<T>> values(n);
       std::vector<std::vector<std::byte>> memory(2 * n, std::vector<std::byte>(count * sizeof(T) + odd));
       std::vector<const std::byte*> in;
@@ -110,7 +110,7 @@ void check_type(DType type) {
         if (count > 0) std::memcpy(memory[k].data() + odd, values[k].data(), count * sizeof(T));
         in.push_back(memory[k].data() + odd);
       }
-      // Some outputs are inputs, some are elsewhere.
+      // Some outputs are inputs, some are separate.
       std::vector<std::byte*> out;
       const std::size_t num_out =
           random.chance(50) ? n : static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(n)));
@@ -138,8 +138,7 @@ std::span<std::byte> bytes(std::vector<T>& values) {
 
 }  // namespace
 
-TEST_CASE("every type and reduction gives what a plain loop gives, in place or not, at any address",
-          "[engine][arithmetic]") {
+TEST_CASE("every type and reduction equals a plain loop, in place or not, at any address", "[engine][arithmetic]") {
   check_type<std::uint8_t>(DType::u8);
   check_type<std::int32_t>(DType::i32);
   check_type<std::int64_t>(DType::i64);
@@ -175,7 +174,7 @@ TEST_CASE("a reduction can be done step by step, and an average divided at its e
   CHECK(small[0] == 127);
 }
 
-TEST_CASE("bytes that are no whole elements, or not as many, are refused", "[engine][arithmetic][refuses]") {
+TEST_CASE("partial elements and unequal sizes are refused", "[engine][arithmetic][refuses]") {
   std::vector<std::uint8_t> a(6), b(4);
   CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(a), DType::f32, Reduction::sum), sg::Error);
   CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(b), DType::u8, Reduction::sum), sg::Error);

@@ -12,7 +12,7 @@ namespace sg = stepgraph;
 
 namespace {
 
-// A format by its definition: `fraction` bits below the point, exponents biased by `bias`.
+// A float format by its definition: `fraction` mantissa bits, exponents biased by `bias`.
 struct Format {
   int fraction, bias;
   [[nodiscard]] int max_exponent() const { return (1 << (15 - fraction)) - 1; }
@@ -28,8 +28,8 @@ double value_of(Format format, std::uint16_t bits) {
   return sign * std::ldexp(fraction + (1 << format.fraction), exponent - format.bias - format.fraction);
 }
 
-// The nearest value, ties to even, by looking at the two neighbours. Bits of one sign are in the order of values, and
-// infinity stands where the next value would.
+// The nearest value, ties to even, by comparing the two neighbours. Bits of one sign are in the order of values, and
+// infinity takes the place of the next value.
 std::uint16_t nearest(Format format, float value) {
   const std::uint16_t sign     = std::signbit(value) ? 0x8000 : 0;
   const std::uint16_t infinity = static_cast<std::uint16_t>(format.max_exponent() << format.fraction);
@@ -57,7 +57,7 @@ void check_widening(Format format) {
     const bool same =
         std::isnan(expected) ? std::isnan(got) : got == expected && std::signbit(got) == std::signbit(expected);
     if (!same) FAIL_CHECK("bits " << bits << " became " << got);
-    // And back again: every value is its own nearest.
+    // And back: every value rounds to itself.
     const std::uint16_t back = T(got).bits();
     if (std::isnan(expected) ? !std::isnan(static_cast<float>(T::from_bits(back))) : back != from)
       FAIL_CHECK("bits " << bits << " came back as " << back);
@@ -70,7 +70,7 @@ void check_rounding(Format format, float value) {
   if (got != expected) FAIL_CHECK(value << " became " << got << " instead of " << expected);
 }
 
-// Around every value and every middle between two: the middle itself, and the floats next to it.
+// Tests around every value and every midpoint of two: the midpoint itself, and the adjacent floats.
 template <class T>
 void check_all_roundings(Format format) {
   const int infinity = format.max_exponent() << format.fraction;
@@ -112,7 +112,7 @@ TEST_CASE("floats round to the nearest f16 and bf16, ties to even, at every bord
   }
 }
 
-TEST_CASE("a NaN whose bits are all low stays one, and large floats become infinite", "[engine][half]") {
+TEST_CASE("a NaN with only low bits set stays NaN, and large floats become infinite", "[engine][half]") {
   const auto sly = std::bit_cast<float>(0x7f800001u);
   CHECK(std::isnan(static_cast<float>(sg::f16(sly))));
   CHECK(std::isnan(static_cast<float>(sg::bf16(sly))));

@@ -50,7 +50,7 @@ std::string caption_of(const std::string& dot) {
 
 bool has_graphviz() { return std::system("dot -V >/dev/null 2>&1") == 0; }
 
-// A folder that is gone when the test ends.
+// A folder that is removed when the test ends.
 struct Folder {
   Folder() : path(fs::temp_directory_path() / str("stepgraph_dot_test_", ::getpid())) { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
@@ -61,7 +61,7 @@ struct Folder {
   fs::path path;
 };
 
-// PATH is another one while this lives.
+// Replaces PATH during its lifetime.
 struct OtherPath {
   explicit OtherPath(const std::string& path) : before(std::getenv("PATH")) { ::setenv("PATH", path.c_str(), 1); }
   ~OtherPath() { ::setenv("PATH", before.c_str(), 1); }
@@ -74,7 +74,7 @@ std::string contents(const std::string& path) {
   return out.str();
 }
 
-// Two ranks, two layers: weights are gathered on one lane and used on another, then updated for the next run.
+// Two ranks, two layers: weights are gathered on one lane, used on another, then updated for the next run.
 sg::Graph gathering() {
   sg::Graph graph(2);
   const sg::Group dp = graph.group({.name = "dp", .ranks = {Rank{0}, Rank{1}}});
@@ -138,7 +138,7 @@ sg::Graph training(int stages, int replicas, int microbatches, int layers, int o
   return graph;
 }
 
-// Nothing but nodes: `per_rank` on each rank, on as many lanes, in chains of their own.
+// Only nodes: `per_rank` on each rank, on the given number of lanes, in separate chains.
 sg::Graph plain(int num_ranks, int per_rank, int num_lanes) {
   sg::Graph graph(num_ranks);
   for (int r = 0; r < num_ranks; ++r) {
@@ -146,7 +146,7 @@ sg::Graph plain(int num_ranks, int per_rank, int num_lanes) {
     for (int i = 0; i < 7; ++i) buffers.push_back(graph.buffer({.rank = Rank{r}, .size_bytes = 64}));
     for (int i = 0; i < per_rank; ++i) {
       sg::NodeSpec spec{.name = str("node ", i), .accumulates = {buffers[static_cast<std::size_t>(i * i % 7)]}};
-      // Ranks differ, so that none is like its neighbour.
+      // Adjacent ranks differ.
       if (num_lanes > 0) spec.lane = graph.lane(Rank{r}, static_cast<LaneKind>((i + r * r) % (1 + r % num_lanes)));
       graph.add(spec, [] {});
     }
@@ -237,7 +237,7 @@ TEST_CASE("a message is drawn from its sender to its receiver, in the order of i
                .reads = {graph.buffer({.rank = Rank{0}, .size_bytes = 8})},
                .part  = sg::PartSpec{.group = pair, .op = sg::PartOp::send, .peer = Rank{1}, .issue = turn}});
   }
-  const std::string dot = dot_of(graph, {.loop_edges = false});  // in a circle, as it happens: still drawn
+  const std::string dot = dot_of(graph, {.loop_edges = false});  // a cycle: still drawn
   const auto id         = [&](const char* name) {
     std::smatch found;
     REQUIRE(std::regex_search(dot, found, std::regex(str("(b[0-9]+) \\[label=<", name, "<"))));
@@ -267,7 +267,7 @@ TEST_CASE("nodes without labels share a box by lane, op and kind", "[engine][dot
     if (i >= 8) spec.lane = graph.lane(Rank{0}, LaneKind::h2d);
     graph.add(spec, [] {});
   }
-  CHECK(num_boxes(dot_of(graph, {.detail = sg::Detail::layer})) == 4 + 3);  // on the lane, no copy moves
+  CHECK(num_boxes(dot_of(graph, {.detail = sg::Detail::layer})) == 4 + 3);  // copies on the lane stay apart
 }
 
 TEST_CASE("at stage detail ten thousand nodes make at most 300 boxes, and the caption says what was merged",
@@ -275,7 +275,7 @@ TEST_CASE("at stage detail ten thousand nodes make at most 300 boxes, and the ca
   struct Shape {
     const char* name;
     std::function<sg::Graph()> make;
-    const char* merged;  // null: it fits as it is
+    const char* merged;  // null: it fits without merging
   };
   const auto shape = GENERATE(
       Shape{"64 ranks on ten lanes", [] { return plain(64, 157, 10); }, "ranges of"},
@@ -300,7 +300,7 @@ TEST_CASE("at stage detail ten thousand nodes make at most 300 boxes, and the ca
   }
 }
 
-TEST_CASE("a picture is neither a ribbon nor a tower", "[engine][dot]") {
+TEST_CASE("a picture has a reasonable aspect ratio", "[engine][dot]") {
   struct Shape {
     const char* name;
     std::function<sg::Graph()> make;
@@ -320,7 +320,7 @@ TEST_CASE("a picture is neither a ribbon nor a tower", "[engine][dot]") {
   CHECK(aspect < 4);
 }
 
-TEST_CASE("names are escaped, whatever they hold", "[engine][dot]") {
+TEST_CASE("names with any characters are escaped", "[engine][dot]") {
   sg::Graph graph(1);
   graph.add({.name = "\"quo\\ted\" <b>&{x|y}"}, [] {});
   graph.add({.name = "two\nlines\t\x01"}, [] {});
@@ -340,7 +340,7 @@ TEST_CASE("names are escaped, whatever they hold", "[engine][dot]") {
   CHECK_THAT(contents(folder.file("names.svg")), ContainsSubstring("&lt;b&gt;&amp;{x|y}"));
 }
 
-TEST_CASE("one rank can be drawn alone, and a rank that is not there is refused", "[engine][dot]") {
+TEST_CASE("one rank can be drawn alone, and an absent rank is refused", "[engine][dot]") {
   const sg::Graph graph = gathering();
   const std::string dot = dot_of(graph, {.rank = Rank{1}});
   CHECK(num_boxes(dot) == graph.num_nodes() / 2);
@@ -353,7 +353,7 @@ TEST_CASE("one rank can be drawn alone, and a rank that is not there is refused"
                        MessageMatches(ContainsSubstring("holds rank 1")));
 }
 
-TEST_CASE("the legend names what occurs and nothing else", "[engine][dot]") {
+TEST_CASE("the legend names only what occurs", "[engine][dot]") {
   const std::string dot = dot_of(gathering());
   CHECK_THAT(dot, ContainsSubstring("xlabel=\"all_gather\"") && ContainsSubstring("xlabel=\"host\""));
   CHECK_THAT(dot, !ContainsSubstring("xlabel=\"send\"") && !ContainsSubstring("xlabel=\"copy\""));
@@ -373,7 +373,7 @@ TEST_CASE("Graphviz draws every detail of every shape without complaint", "[engi
   }
 }
 
-SCENARIO("a picture that cannot be made leaves no half file", "[engine][dot]") {
+SCENARIO("a picture that cannot be made leaves no partial file", "[engine][dot]") {
   const Folder folder;
   const std::string svg = folder.file("step.svg");
   std::ofstream(svg) << "the picture of yesterday";
@@ -391,7 +391,7 @@ SCENARIO("a picture that cannot be made leaves no half file", "[engine][dot]") {
     std::ofstream(folder.file("bin/dot")) << "#!/bin/sh\necho half > \"$3\"\necho 'out of ink' >&2\nexit 3\n";
     fs::permissions(folder.file("bin/dot"), fs::perms::owner_all);
     const OtherPath path(str(folder.file("bin"), ":", std::getenv("PATH")));
-    THEN("the error has its words, and the old picture stays") {
+    THEN("the error quotes Graphviz, and the old picture stays") {
       CHECK_THROWS_MATCHES(sg::write_svg(gathering(), svg), sg::Error,
                            MessageMatches(ContainsSubstring("status 3") && ContainsSubstring("out of ink")));
       CHECK(contents(svg) == "the picture of yesterday");

@@ -13,7 +13,7 @@ using sg::testing::Random;
 
 namespace {
 
-// Reachability as a plain matrix: before[b][a].
+// Reachability as a matrix: before[b][a].
 using Closure = std::vector<std::vector<bool>>;
 
 Closure close(Closure before) {
@@ -54,7 +54,7 @@ bool same_lane(const sg::Graph& graph, sg::Node a, sg::Node b) {
   return graph.lane(a) && graph.lane(a) == graph.lane(b);
 }
 
-// What must come before what, pair by pair, over `runs` runs of the graph in a row.
+// The required order of every pair, over `runs` runs of the graph in a row.
 Closure wanted(const sg::Graph& graph, std::uint32_t runs) {
   const std::uint32_t size = graph.num_nodes();
   Closure before(size * runs, std::vector<bool>(size * runs));
@@ -81,7 +81,8 @@ Closure derived(const sg::Graph& graph, std::uint32_t runs) {
   return close(before);
 }
 
-// The graph with its nodes added in another order that keeps each pair of related nodes. `names[i]`: what node i was.
+// The graph with its nodes added in another order that keeps the order of related nodes. `was[i]`: the old number of
+// node i.
 sg::Graph reordered(const sg::Graph& graph, Random& random, std::vector<std::uint32_t>& was) {
   const std::uint32_t size = graph.num_nodes();
   std::vector<std::uint32_t> waiting(size, 0);
@@ -89,7 +90,7 @@ sg::Graph reordered(const sg::Graph& graph, Random& random, std::vector<std::uin
   for (std::uint32_t b = 0; b < size; ++b) {
     for (std::uint32_t a = 0; a < b; ++a) {
       const sg::Node x{a}, y{b};
-      // Parts of one rank stay in order too: their issue positions are related.
+      // Parts of one rank stay in order too: their issue positions depend on it.
       const bool parts = graph.has_part(x) && graph.has_part(y) && graph.rank(x) == graph.rank(y);
       if (!parts && !conflict(graph, x, y) && !same_lane(graph, x, y)) continue;
       ++waiting[b];
@@ -136,7 +137,7 @@ std::vector<std::uint32_t> identity(std::uint32_t size) {
 
 }  // namespace
 
-TEST_CASE("derived edges reach exactly what a plain transitive closure of all conflicts reaches", "[engine][derive]") {
+TEST_CASE("derived edges have exactly the transitive closure of all conflicts", "[engine][derive]") {
   const int graphs = 400 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);
@@ -152,7 +153,7 @@ TEST_CASE("derived edges reach exactly what a plain transitive closure of all co
   }
 }
 
-TEST_CASE("loop edges make several runs in a row reach what one long graph would", "[engine][derive][loop]") {
+TEST_CASE("loop edges order several runs in a row like one long graph", "[engine][derive][loop]") {
   const int graphs = 250 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);
@@ -162,7 +163,7 @@ TEST_CASE("loop edges make several runs in a row reach what one long graph would
   }
 }
 
-TEST_CASE("an edge from a laned node is never one that the others imply", "[engine][derive]") {
+TEST_CASE("an edge from a node with a lane is never implied by others", "[engine][derive]") {
   const int graphs = 300 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);

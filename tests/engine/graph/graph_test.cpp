@@ -90,7 +90,7 @@ TEST_CASE("a lane is a chain and edges it implies are dropped", "[engine][graph]
   CHECK_FALSE(sg::reaches(graph, e, a));
 }
 
-TEST_CASE("ranks are ordered each by itself", "[engine][graph]") {
+TEST_CASE("each rank is ordered independently", "[engine][graph]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const sg::Buffer x   = graph.buffer({.name = "x", .rank = sg::Rank{0}, .size_bytes = 4});
@@ -113,7 +113,7 @@ TEST_CASE("the graph followed by itself keeps the order of its accesses", "[engi
   const sg::Node look      = graph.add({.name = "look", .reads = {grad}});
   const sg::Node update    = graph.add({.name = "update", .reads = {grad}, .accumulates = {weights}});
   CHECK(loop_preds(graph, forward) ==
-        std::vector{look.id, update.id});  // weights after the update; grad after its readers
+        std::vector{look.id, update.id});  // weights after the update, gradients after their readers
   CHECK(loop_preds(graph, look).empty());
   CHECK(loop_preds(graph, update).empty());
 }
@@ -140,7 +140,7 @@ TEST_CASE("empty accesses order nothing and keep their place", "[engine][graph]"
   CHECK(graph.num_accesses(b) == 2);
 }
 
-TEST_CASE("a copy shares nothing that a later change can show", "[engine][graph]") {
+TEST_CASE("a copy is independent of later changes", "[engine][graph]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 4});
   graph.add({.name = "a", .writes = {x}});
@@ -153,7 +153,7 @@ TEST_CASE("a copy shares nothing that a later change can show", "[engine][graph]
   CHECK(before.edges().preds.empty());
 }
 
-TEST_CASE("declarations that cannot be right are refused with what would be", "[engine][graph][refuses]") {
+TEST_CASE("invalid declarations are refused with what would be valid", "[engine][graph][refuses]") {
   sg::Graph graph(2);
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 16});
   const sg::Buffer y   = graph.buffer({.name = "y", .rank = sg::Rank{1}, .size_bytes = 16});

@@ -42,7 +42,7 @@ sg::Node add(sg::Graph& graph, const std::string& name, sg::Lane lane, sg::Acces
   return graph.add({.name = name, .lane = lane, .reads = reads, .writes = writes, .kind = kind, .op = "op " + name});
 }
 
-// Two ranks: each computes, they meet, rank 1 computes on.
+// Two ranks: each computes, they communicate, then rank 1 computes again.
 struct Meeting {
   sg::Graph graph{2};
   sg::Node a, b, on0, on1, after;
@@ -67,7 +67,7 @@ struct Meeting {
 
 }  // namespace
 
-TEST_CASE("the critical path crosses ranks where parts meet, and says what was waited for", "[engine][analysis]") {
+TEST_CASE("the critical path crosses ranks at matched parts and names the causes of waits", "[engine][analysis]") {
   const Meeting m;
   // a is late: rank 1's sum waits for it although rank 1 was ready at 2.
   const sg::Timeline t = timeline({{0.5, 5, -1}, {0, 2, -1}, {6, 8, -1}, {6, 8, -1}, {8.25, 10, -1}});
@@ -87,7 +87,7 @@ TEST_CASE("the critical path crosses ranks where parts meet, and says what was w
   CHECK(summary.path_ops[2].op == "op after");
 }
 
-TEST_CASE("a worker that was busy is a cause, unless what the node waited for ended no earlier", "[engine][analysis]") {
+TEST_CASE("a busy worker is a cause only if no predecessor ended as late", "[engine][analysis]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8});
   const sg::Node a = graph.add({.name = "a", .writes = {x}}), b = graph.add({.name = "b", .rank = r0}),
@@ -96,16 +96,15 @@ TEST_CASE("a worker that was busy is a cause, unless what the node waited for en
     return nodes_of(sg::critical_path(graph, graph.edges(), timeline(std::move(times))));
   };
   CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{b.id, c.id});    // ready at 1, its worker free at 3
-  CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 0}}) == std::vector{a.id, c.id});    // another worker's business
-  CHECK(path({{0, 3, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{a.id, c.id});    // both ended then: the edge counts
-  CHECK(path({{0, 1, 0}, {0, 3, -1}, {3, 4, -1}}) == std::vector{a.id, c.id});  // no worker is no common worker
+  CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 0}}) == std::vector{a.id, c.id});    // on another worker
+  CHECK(path({{0, 3, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{a.id, c.id});    // both ended then: the edge wins
+  CHECK(path({{0, 1, 0}, {0, 3, -1}, {3, 4, -1}}) == std::vector{a.id, c.id});  // no worker: none in common
   CHECK(path({{0, 1, 0}, {2, 3, 1}, {1.5, 4, 1}}) == std::vector{a.id, c.id});  // b began later on that worker
   CHECK(path({{0, 1, 0}, {}, {}}) == std::vector{a.id});                        // the step failed
   CHECK(path({{}, {}, {}}).empty());
 }
 
-TEST_CASE("the critical path follows edges added to the graph's, backwards in the order of adding too",
-          "[engine][analysis]") {
+TEST_CASE("the critical path follows added edges, also against the order of adding", "[engine][analysis]") {
   sg::Graph graph;
   const sg::Node a = graph.add({.name = "a", .rank = r0}), b = graph.add({.name = "b", .rank = r0});
   sg::Edges edges = graph.edges();
@@ -115,7 +114,7 @@ TEST_CASE("the critical path follows edges added to the graph's, backwards in th
   CHECK(nodes_of(sg::critical_path(graph, edges, timeline({{2, 3}, {0, 2}}))) == std::vector{b.id, a.id});
 }
 
-TEST_CASE("nodes that take no time do not send the critical path in circles", "[engine][analysis]") {
+TEST_CASE("nodes that take no time do not make the critical path cycle", "[engine][analysis]") {
   const std::uint32_t count = 2000;
   const sg::Graph graph     = sg::token_graph(sg::chain(count));
   sg::Timeline t{std::vector<sg::NodeTime>(count, {0, 0, 0})};
@@ -124,7 +123,7 @@ TEST_CASE("nodes that take no time do not send the critical path in circles", "[
   CHECK_FALSE(path.empty());
 }
 
-TEST_CASE("moments at which several nodes of a lane, rank or worker run count once", "[engine][analysis]") {
+TEST_CASE("times at which several nodes of a lane, rank or worker run count once", "[engine][analysis]") {
   sg::Graph graph(2);
   const sg::Lane lane = graph.lane(r0, sg::LaneKind::gather);
   add(graph, "a", lane);
@@ -157,7 +156,7 @@ TEST_CASE("lanes at work at the same time are counted, nodes without a lane are 
   add(graph, "out", lane(r1, sg::LaneKind::d2h));
   add(graph, "nothing", lane(r1, sg::LaneKind::d2h));
   graph.add({.name = "free", .rank = r1});
-  // compute [1, 3) and [3, 5), h2d [2, 6), d2h [4, 4.5) and a moment; alone until 1 and from 6 on.
+  // compute [1, 3) and [3, 5), h2d [2, 6), d2h [4, 4.5) and an empty interval. Idle until 1 and from 6 on.
   const sg::Timeline t = timeline({{1, 3}, {3, 5}, {2, 6}, {4, 4.5}, {0.5, 0.5}, {0, 8}});
   CHECK(sg::lanes_at_once(graph, t) == std::vector<double>{3, 2, 2.5, 0.5});
   CHECK(sg::lanes_at_once(graph, timeline(std::vector<sg::NodeTime>(6))) == std::vector<double>{0, 0, 0, 0});
@@ -205,12 +204,12 @@ TEST_CASE("memory is what persists plus step buffers from first to last access",
   CHECK(use[1].space == sg::Space::pinned);
   CHECK(use[1].samples == Samples{{0, 0}, {3, 7}, {4, 0}});
 
-  SECTION("and a buffer whose nodes did not run never was") {
+  SECTION("a buffer whose nodes did not run does not count") {
     const auto failed = sg::memory_use(graph, timeline({{0, 2}, {}, {}, {}}));
     CHECK(failed[0].samples == Samples{{0, 1010}, {2, 1000}});
     CHECK(failed[1].peak == 0);
   }
-  SECTION("and one that takes the place of another at the same moment does not add to it") {
+  SECTION("a buffer that begins when another ends does not add to it") {
     const auto swapped = sg::memory_use(graph, timeline({{1, 2}, {2, 2}, {2, 3}, {}}));
     CHECK(swapped[0].samples == Samples{{0, 1000}, {1, 1010}, {2, 1200}, {3, 1000}});
   }

@@ -16,7 +16,8 @@ namespace {
 constexpr sg::Rank r0{0}, r1{1};
 }
 
-TEST_CASE("a task is a node or the parts that met, with what it cost and who worked beside it", "[engine][op_times]") {
+TEST_CASE("a task is a node or matched parts, with its cost and the share of other workers that were busy",
+          "[engine][op_times]") {
   sg::Graph graph(2);
   graph.add({.op = "mul", .cost = {.flops = 8, .bytes_moved = 2}, .rank = r0});
   graph.add({.op = "mul", .cost = {.flops = 4}, .rank = r1});
@@ -31,7 +32,7 @@ TEST_CASE("a task is a node or the parts that met, with what it cost and who wor
                .cost        = {.flops = 1, .bytes_moved = rank == r0 ? 32.0 : 40.0}});
   }
   graph.add({.op = "never", .rank = r0});
-  // Three workers: mul 0 beside mul 1 for half of its time and beside the copy for all of it.
+  // Three workers: mul 0 runs beside mul 1 for half of its time and beside the copy for all of it.
   const sg::Timeline timeline{.nodes = {{0, 4, 0}, {2, 7, 1}, {0, 8, 2}, {8, 9, 0}, {8, 9, 0}, {}}, .makespan_s = 9};
 
   const auto tasks = sg::task_times(graph, timeline, 3);
@@ -39,11 +40,11 @@ TEST_CASE("a task is a node or the parts that met, with what it cost and who wor
   CHECK(tasks[0].seconds() == 4);
   CHECK(tasks[0].others_share == 0.75);  // one of two, then both
   CHECK_THAT(tasks[1].others_share, WithinRel(0.7, 1e-12));
-  CHECK(tasks[2].others_share == 9.0 / 16);  // 8 seconds, in which others work 9 in all
+  CHECK(tasks[2].others_share == 9.0 / 16);  // 8 seconds, in which others work 9 seconds in total
   CHECK(tasks[3].node == sg::Node{3});
   CHECK(tasks[3].others_share == 0);
   CHECK(tasks[3].flops == 2);
-  CHECK(tasks[3].bytes_moved == 32 + 40);  // declared, or as accessed where that is more
+  CHECK(tasks[3].bytes_moved == 32 + 40);  // the larger of declared and accessed bytes
 
   const auto ops = sg::op_times(graph, timeline);
   REQUIRE(ops.size() == 3);

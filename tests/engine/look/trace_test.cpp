@@ -60,7 +60,7 @@ std::int64_t ns(const json& microseconds) { return std::llround(microseconds.get
 using Row = std::pair<std::int64_t, std::int64_t>;  // pid, tid
 Row row(const json& event) { return {event.at("pid").get<std::int64_t>(), event.at("tid").get<std::int64_t>()}; }
 
-// The rules of the format, and ours; empty when all are kept.
+// Checks the rules of the format and our own; empty if all hold.
 std::string broken_rule(const json& file) {
   std::set<std::int64_t> processes, named_processes;
   std::set<Row> named_rows;
@@ -145,7 +145,7 @@ TEST_CASE("traces of random graphs keep the rules of the format", "[engine][trac
   }
 }
 
-TEST_CASE("a slice says what is known of its node, and nothing else", "[engine][trace]") {
+TEST_CASE("a slice shows what is known about its node, and nothing else", "[engine][trace]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   const sg::Buffer x = graph.buffer({.rank = r0, .size_bytes = 64}), y = graph.buffer({.rank = r1, .size_bytes = 64});
@@ -209,7 +209,7 @@ TEST_CASE("nodes without a lane take as many rows as run at once", "[engine][tra
   CHECK(names == std::vector<std::string>{"no lane 1", "no lane 2"});
 }
 
-TEST_CASE("slices of a lane do not overlap even when the clocks say so", "[engine][trace]") {
+TEST_CASE("slices of a lane do not overlap even if the clocks disagree", "[engine][trace]") {
   sg::Graph graph;
   const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute);
   for (int i = 0; i < 3; ++i) graph.add({.name = std::to_string(i), .lane = lane});
@@ -221,7 +221,7 @@ TEST_CASE("slices of a lane do not overlap even when the clocks say so", "[engin
   CHECK(ends == std::vector<std::int64_t>{2000, 2000, 5000});
 }
 
-TEST_CASE("names come through whatever they are made of", "[engine][trace]") {
+TEST_CASE("names with any characters come through", "[engine][trace]") {
   const std::vector<std::pair<std::string, std::string>> names = {
       {"quote \" backslash \\ slash /", "quote \" backslash \\ slash /"},
       {std::string("line\nreturn\rtab\tbell\a nul") + '\0' + "del\x7f",
@@ -261,14 +261,14 @@ TEST_CASE("several steps follow each other, and a row numbers them", "[engine][t
                       {"a", {1, 2, 7}}, {"step 0", {0}}, {"step 1", {2}}, {"step 2", {7}}});
 }
 
-TEST_CASE("what did not run has no slice, and arrows and counters can be left out", "[engine][trace]") {
+TEST_CASE("nodes that did not run have no slice, and arrows and counters can be left out", "[engine][trace]") {
   const sg::Graph graph = sg::sharded_step({.ranks = 2, .layers = 2, .width = 4, .batch = 1}).graph;
   sg::Timeline t        = record(graph);
   const json bare       = json::parse(trace(graph, {&t, 1}, {.flows = false, .counters = false}));
   CHECK(broken_rule(bare) == "");
   CHECK(events(bare, "X").size() == graph.num_nodes());
   for (const char* phase : {"s", "f", "C"}) CHECK(events(bare, phase).empty());
-  sg::Timeline odd = t;  // as no run leaves it: successors of what did not run
+  sg::Timeline odd = t;  // not from a real run: successors of nodes that did not run
   for (std::size_t i = 0; i < odd.nodes.size(); i += 3) odd.nodes[i] = {};
   CHECK(broken_rule(json::parse(trace(graph, {&odd, 1}))) == "");
   for (std::size_t i = 1; i < t.nodes.size(); ++i) t.nodes[i] = {};
@@ -279,7 +279,7 @@ TEST_CASE("what did not run has no slice, and arrows and counters can be left ou
   CHECK(broken_rule(json::parse(trace(graph, {}))) == "");
 }
 
-TEST_CASE("a trace file is whole or as it was", "[engine][trace]") {
+TEST_CASE("a trace file is written completely or not at all", "[engine][trace]") {
   const fs::path folder = fs::temp_directory_path() / "stepgraph_trace_test";
   fs::remove_all(folder);
   fs::create_directories(folder);

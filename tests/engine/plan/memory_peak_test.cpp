@@ -9,7 +9,7 @@
 
 namespace sg = stepgraph;
 
-TEST_CASE("the peak of a chain is where it has most bytes alive, with what is alive then", "[engine][memory_plan]") {
+TEST_CASE("the peak of a chain is where most bytes are alive, and lists the live buffers", "[engine][memory_plan]") {
   sg::Graph graph;
   const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
   const auto step     = [&](const char* name, std::int64_t size) {
@@ -36,7 +36,7 @@ TEST_CASE("the peak of a chain is where it has most bytes alive, with what is al
   CHECK(sg::memory_peak(graph, plan, sg::Rank{0}, sg::Space::pinned).alive.empty());
 }
 
-TEST_CASE("what is alive at the peak is as large as the arena's lower bound, in any graph", "[engine][memory_plan]") {
+TEST_CASE("the bytes alive at the peak equal the arena's lower bound, in any graph", "[engine][memory_plan]") {
   int with_step_buffers = 0;
   for (int seed = 0; seed < sg::testing::cases(200); ++seed) {
     CAPTURE(seed);

@@ -25,7 +25,7 @@ sg::Buffer step_buffer(sg::Graph& graph, std::string name, std::int64_t size_byt
   return graph.buffer({.name = std::move(name), .rank = rank, .size_bytes = size_bytes});
 }
 
-// Two lanes that have nothing to do with each other, each with a buffer; the second lane begins with other work.
+// Two independent lanes, each with a buffer. The second lane starts with other work.
 struct TwoLanes {
   sg::Graph graph;
   sg::Buffer a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
@@ -38,8 +38,8 @@ struct TwoLanes {
   sg::Node use_b  = graph.add({.name = "use b", .lane = host, .reads = {b}});
 };
 
-// A pipeline stage: forward and backward of `layers` for each of `microbatches`, `depth` forwards ahead of backwards,
-// on the compute lane; gradients are reduced on another lane meanwhile.
+// A pipeline stage on the compute lane: forward and backward of `layers` for each of `microbatches`, with `depth`
+// forwards ahead of the backwards. Gradients are reduced on another lane meanwhile.
 sg::Graph step_shaped(int layers, int microbatches, int depth) {
   sg::Graph graph;
   const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
@@ -90,7 +90,7 @@ sg::Graph step_shaped(int layers, int microbatches, int depth) {
   return graph;
 }
 
-// The largest arena in terms of what the order needs at least.
+// The largest ratio of an arena to its lower bound.
 double worst_ratio(const sg::MemoryPlan& plan) {
   double worst = 1;
   for (const sg::ArenaPlan& arena : plan.arenas)
@@ -140,7 +140,8 @@ TEST_CASE("a chain of buffers shares the bytes of two", "[engine][plan]") {
   }
 }
 
-TEST_CASE("tight lets independent lanes share at the price of an edge, free does not", "[engine][plan]") {
+TEST_CASE("tight reuse lets independent lanes share bytes at the cost of an edge, free reuse does not",
+          "[engine][plan]") {
   const TwoLanes lanes;
   const auto free  = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::free});
   const auto tight = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::tight});
@@ -151,7 +152,7 @@ TEST_CASE("tight lets independent lanes share at the price of an edge, free does
     CHECK(plan->arena(sg::Rank{0}).free_bytes == 128);
     CHECK(plan->arena(sg::Rank{0}).tight_bytes == 64);
     CHECK(plan->makespan_s == 4);
-    CHECK(plan->makespan_with_reuse_s == 4);  // the second lane had something else to do first
+    CHECK(plan->makespan_with_reuse_s == 4);  // the second lane had other work first
     sg::verify(lanes.graph, *plan);
   }
   REQUIRE(tight.num_reuse_edges() == 1);
@@ -167,7 +168,7 @@ TEST_CASE("tight lets independent lanes share at the price of an edge, free does
 
 TEST_CASE("the cost of reuse edges is simulated", "[engine][plan]") {
   TwoLanes lanes;
-  sg::Machine machine(1);  // using `a` takes so long that `b` would have been made meanwhile, had it its own bytes
+  sg::Machine machine(1);  // using `a` takes so long that `b` would be ready meanwhile if it had its own bytes
   machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
   sg::Graph graph;
   const auto a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
@@ -206,8 +207,8 @@ TEST_CASE("a dropped reuse edge is reported, naming both nodes and both buffers"
   CHECK_THROWS_WITH(sg::verify(lanes.graph, plan), ContainsSubstring("race"));
 }
 
-TEST_CASE("bytes that pass from one buffer to another are kept apart across runs too", "[engine][plan]") {
-  // `w` follows `r`, so b may take the bytes of a; but nothing in the graph makes the next run's `a` wait for `w`.
+TEST_CASE("buffers that share bytes are also ordered across runs", "[engine][plan]") {
+  // `w` follows `r`, so b may take the bytes of a. But nothing in the graph makes the next run's `a` wait for `w`.
   sg::Graph graph;
   const auto a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
   const auto t       = graph.token(sg::Rank{0}, "t");
@@ -230,7 +231,7 @@ TEST_CASE("bytes that pass from one buffer to another are kept apart across runs
   }
 }
 
-TEST_CASE("verify refuses places that no order can save", "[engine][plan]") {
+TEST_CASE("verify reports placements that no order can make valid", "[engine][plan]") {
   sg::Graph graph;
   const auto kept = graph.buffer({.name = "kept", .size_bytes = 64, .lifetime = sg::Lifetime::persistent});
   const auto a = step_buffer(graph, "a"), b = step_buffer(graph, "b");
@@ -292,7 +293,7 @@ TEST_CASE("plans of random graphs verify, are tight, and need every reuse edge",
       CHECK(plan.num_reuse_edges() > 0);
       auto broken = plan;
       for (std::size_t i = 0; i < plan.reuse_edges.size(); i += 7) {
-        if (!random.graph.lane(plan.reuse_edges[i].before)) continue;  // a short search may have kept one too many
+        if (!random.graph.lane(plan.reuse_edges[i].before)) continue;  // the short search may keep a redundant one
         broken.edges = without(plan.edges, plan.reuse_edges[i]);
         CHECK_FALSE(sg::find_flaws(random.graph, broken, {.max_findings = 1}).empty());
       }
@@ -340,7 +341,7 @@ TEST_CASE("a run in planned arenas computes the same, while every dead byte is p
       }
       for (const sg::ArenaPlan& arena : plan.arenas) {
         CHECK(program.memory().arena(arena.rank).size() == static_cast<std::size_t>(arena.size_bytes));
-        // Ends inside the last cache line: buffers are not all whole lines.
+        // Ends inside the last cache line: buffer sizes are not multiples of a line.
         CHECK(program.memory().used_bytes(arena.rank) <= arena.size_bytes);
         CHECK(program.memory().used_bytes(arena.rank) > arena.size_bytes - sg::MemoryPlan::alignment);
       }
@@ -349,7 +350,7 @@ TEST_CASE("a run in planned arenas computes the same, while every dead byte is p
   }
 }
 
-TEST_CASE("poisoning notices a run that ignores the reuse edges", "[engine][plan]") {
+TEST_CASE("poisoning detects a run that ignores the reuse edges", "[engine][plan]") {
   int wrong = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const auto random = computing_graph(seed, {.ranks = 1, .messages = false});
@@ -360,7 +361,7 @@ TEST_CASE("poisoning notices a run that ignores the reuse edges", "[engine][plan
     auto plan  = sg::plan_memory(random.graph);
     plan.edges = random.graph.edges();
     CHECK_THROWS_WITH(sg::Program(random.graph, world, plan), ContainsSubstring("lack some of its reuse edges"));
-    plan.reuse_edges.clear();  // now nothing but `verify` can tell
+    plan.reuse_edges.clear();  // now only `verify` can detect it
     CHECK_FALSE(sg::find_flaws(random.graph, plan, {.max_findings = 1}).empty());
     const sg::Program program(random.graph, world, plan);
     random.poisoner->arm(random.graph, program.memory());
@@ -405,7 +406,7 @@ TEST_CASE("a run takes as much resident memory as its plan says", "[engine][plan
   CHECK(grown <= 2 * size + (4 << 20));
 }
 
-TEST_CASE("memory made from one plan refuses others", "[engine][plan]") {
+TEST_CASE("memory made for one plan refuses other plans", "[engine][plan]") {
   const TwoLanes lanes;
   sg::LoopbackWorld world(1);
   const auto tight = sg::plan_memory(lanes.graph), free = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::free});
@@ -417,7 +418,7 @@ TEST_CASE("memory made from one plan refuses others", "[engine][plan]") {
   CHECK_THROWS_WITH(sg::Program(sg::Graph(), world, tight), ContainsSubstring("plan is for 2 buffers"));
   CHECK_THROWS_WITH(memory->bytes(lanes.a), ContainsSubstring("declare it persistent"));
 
-  // As many nodes and buffers, but another graph: its edges, or the ranks of its buffers.
+  // The same number of nodes and buffers, but a different graph: other edges, or other ranks of buffers.
   sg::Graph ordered;
   const auto x = step_buffer(ordered, "x"), y = step_buffer(ordered, "y");
   for (const sg::Buffer buffer : {x, y, x, y, x, y})
@@ -450,7 +451,7 @@ TEST_CASE("buffers that no node touches, tokens and empty accesses take no bytes
   CHECK(plan.arena(sg::Rank{0}, sg::Space::pinned).size_bytes == 0);
 }
 
-TEST_CASE("a graph whose parts wait in a circle is not planned", "[engine][plan]") {
+TEST_CASE("a graph whose parts wait in a cycle is not planned", "[engine][plan]") {
   sg::Graph graph(2);
   const auto group = graph.group({.name = "g", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const auto other = graph.group({.name = "h", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -463,7 +464,7 @@ TEST_CASE("a graph whose parts wait in a circle is not planned", "[engine][plan]
   CHECK_THROWS_WITH(sg::plan_memory(graph), ContainsSubstring("wait for each other"));
 }
 
-TEST_CASE("poison spares what is persistent, planned or not", "[engine][plan]") {
+TEST_CASE("poisoning spares persistent buffers, planned or not", "[engine][plan]") {
   sg::Graph graph;
   const auto scratch = step_buffer(graph, "scratch");
   const auto kept    = graph.buffer({.name = "kept", .size_bytes = 64, .lifetime = sg::Lifetime::persistent});
@@ -481,7 +482,7 @@ TEST_CASE("plans of thousands of buffers are tight too, and free costs nothing w
   sg::testing::Random random(11);
   sg::Graph graph;
   const auto lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
-  std::vector<std::pair<std::uint64_t, sg::Buffer>> alive;  // until when
+  std::vector<std::pair<std::uint64_t, sg::Buffer>> alive;  // end of its life
   for (std::uint64_t i = 0; i < 6000; ++i) {
     sg::NodeSpec node{.name = "n", .lane = lane};
     const auto buffer = step_buffer(graph, "b", random.between(1, 1000) * 64);

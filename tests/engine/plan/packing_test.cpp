@@ -30,7 +30,7 @@ std::vector<sg::PackItem> random_items(std::uint64_t seed, int count, int longes
 
 }  // namespace
 
-TEST_CASE("the most bytes at once count both ends of a lifetime", "[engine][packing]") {
+TEST_CASE("the peak counts both ends of a lifetime", "[engine][packing]") {
   CHECK(sg::most_at_once({}) == 0);
   CHECK(sg::most_at_once({{10, 0, 1}, {20, 1, 2}, {40, 2, 3}}) == 60);
   CHECK(sg::most_at_once({{10, 0, 0}, {20, 1, 1}, {15, 2, 2}}) == 20);
@@ -57,7 +57,7 @@ TEST_CASE("items whose lifetimes overlap share no byte, and packing comes close 
   CHECK(total / 24 <= 1.01);
 }
 
-TEST_CASE("with little effort a packing is still sound", "[engine][packing]") {
+TEST_CASE("a packing with little effort is still sound", "[engine][packing]") {
   const auto items = random_items(3, 400, 50);
   const std::vector<std::uint32_t> never(items.size(), ~0u);
   std::vector<std::uint32_t> at_once;
@@ -79,7 +79,7 @@ TEST_CASE("with little effort a packing is still sound", "[engine][packing]") {
   }
 }
 
-TEST_CASE("items that may not share stay apart, whichever comes first", "[engine][packing]") {
+TEST_CASE("items that may not share stay apart, in either order", "[engine][packing]") {
   const std::vector<sg::PackItem> items{{64, 0, 0}, {64, 1, 1}, {64, 2, 2}};
   const auto only_first_and_last = [](std::uint32_t a, std::uint32_t b) { return a == 0 && b == 2; };
   const auto packing             = sg::pack(items, effort, only_first_and_last, {2, 3, 3});

@@ -15,16 +15,16 @@
 namespace sg = stepgraph;
 using namespace std::chrono_literals;
 
-TEST_CASE("a thread that runs out of nodes helps with a kernel that began when all were busy",
+TEST_CASE("a thread that runs out of nodes joins a kernel that started while all were busy",
           "[engine][executor][threads]") {
   sg::Graph graph;
   std::atomic<int> inside{0};
   std::atomic<bool> busy{false};
-  // Both tiles wait for each other; the second thread is held by another node until the first tile is at work.
+  // Both tiles wait for each other. Another node holds the second thread until the first tile runs.
   graph.add({.name = "other"}, [&](const sg::Context& c) {
     busy = true;
     while (inside < 1 && !c.stopping()) std::this_thread::yield();
-    std::this_thread::sleep_for(5ms);  // whoever was asked at once has gone by now
+    std::this_thread::sleep_for(5ms);  // a thread that was asked at once has given up by now
   });
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
     while (!busy && !c.stopping()) std::this_thread::yield();
@@ -43,8 +43,7 @@ TEST_CASE("a thread that runs out of nodes helps with a kernel that began when a
   }
 }
 
-TEST_CASE("a chain of short kernels is helped with in each, and helpers go when their executor does",
-          "[engine][executor][threads]") {
+TEST_CASE("helpers join each of a chain of short kernels, and end with their executor", "[engine][executor][threads]") {
   constexpr int num_kernels = 50;
   std::atomic<int> inside{0}, helped{0};
   sg::Graph graph;
@@ -53,7 +52,7 @@ TEST_CASE("a chain of short kernels is helped with in each, and helpers go when 
     graph.add({.name = "kernel", .lane = lane, .parallel = true}, [&, kernel](const sg::Context& c) {
       std::atomic<int> others{0};
       const auto own = std::this_thread::get_id();
-      // Both tiles wait for each other: no thread can do both.
+      // Both tiles wait for each other, so one thread cannot run both.
       c.parallel_for(2, [&](std::int64_t) {
         ++inside;
         while (inside < 2 * (kernel + 1) && !c.stopping()) std::this_thread::yield();
@@ -65,7 +64,7 @@ TEST_CASE("a chain of short kernels is helped with in each, and helpers go when 
   sg::LoopbackWorld world(1);
   for (int run = 0; run < sg::testing::cases(20); ++run) {
     inside = helped = 0;
-    sg::Executor({.threads = 2, .step_timeout = 20s}).run(graph, world);  // gone while a helper is still awake
+    sg::Executor({.threads = 2, .step_timeout = 20s}).run(graph, world);  // destroyed while a helper is still awake
     REQUIRE(helped == num_kernels);
   }
 }
@@ -91,7 +90,7 @@ TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executo
   }
 }
 
-TEST_CASE("neighbouring tiles come in pairs while everybody has work of his own, and one by one otherwise",
+TEST_CASE("adjacent tiles come in pairs while all threads have their own work, and singly otherwise",
           "[engine][executor][threads]") {
   constexpr int num_tiles = 7;
   std::vector<int> counts(num_tiles);
@@ -126,7 +125,7 @@ TEST_CASE("neighbouring tiles come in pairs while everybody has work of his own,
   CHECK(counts == std::vector<int>(num_tiles, 2));
   sizes.clear();
   sg::Executor({.threads = 1}).run(idle, world);
-  CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // nobody could ever help
+  CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // no thread could help
 }
 
 TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {
@@ -146,5 +145,5 @@ TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {
     executor.run(program);
     return sg::testing::allocations() - before;
   };
-  CHECK(allocations_of_run(1000) == allocations_of_run(10));  // what starting a run costs
+  CHECK(allocations_of_run(1000) == allocations_of_run(10));  // only the cost of starting a run
 }

@@ -1,5 +1,5 @@
-// Programs on a device, by one that does at once what is enqueued: what the engine asks of a device, and in which
-// order.
+// Programs on a device that executes work as soon as it is enqueued. Shows what the engine asks of a device, and in
+// which order.
 #include "engine/run/device.hpp"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using sg::testing::EagerWorld;
 
 namespace {
 
-// Each rank adds its number to x; all ranks sum up what they have.
+// Each rank adds its number to x, then an all-reduce sums x.
 sg::Graph summing(int ranks, std::vector<sg::Buffer>& x) {
   sg::Graph graph(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -89,7 +89,7 @@ TEST_CASE("a program on a device issues every node once, in an order that edges 
     executor.run(program, &recorder);
     CHECK(recorder.timeline().makespan_s == 2);
   }
-  CHECK(world.eager.bytes.held == 0);  // an executor keeps nobody's memory
+  CHECK(world.eager.bytes.held == 0);  // an executor holds no memory
 }
 
 TEST_CASE("a program's streams are those that can be planned and proved without a device", "[engine][device]") {
@@ -100,7 +100,7 @@ TEST_CASE("a program's streams are those that can be planned and proved without 
   const sg::MemoryPlan plan = sg::plan_memory(graph);
   const sg::Program program(graph, world, plan);
   const sg::StreamPlan planned = sg::plan_streams(graph, plan, sg::LoopbackWorld(3)), &had = world.eager.last_plan;
-  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // along the plan
+  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // in the planned order
   CHECK(had.issue_order == planned.issue_order);
   CHECK(had.stream == planned.stream);
   CHECK(had.waits == planned.waits);
@@ -108,11 +108,11 @@ TEST_CASE("a program's streams are those that can be planned and proved without 
   CHECK(planned.num_streams() == 7);
 }
 
-TEST_CASE("what a device cannot run is refused or named", "[engine][device][refuses]") {
+TEST_CASE("a node that a device cannot run is refused or named", "[engine][device][refuses]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
-  SECTION("a body that does not know devices") {
+  SECTION("a body without device support") {
     graph.add({.name = "mine", .writes = x, .op = "my_op"}, [] {});
     CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
                          MessageMatches(ContainsSubstring("op 'my_op', has no kernel for a device")));
@@ -126,7 +126,7 @@ TEST_CASE("what a device cannot run is refused or named", "[engine][device][refu
   }
 }
 
-TEST_CASE("a host node on a device's program runs on the host, after what it follows", "[engine][device]") {
+TEST_CASE("a host node in a device program runs on the host, after its predecessors", "[engine][device]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name       = "x",
@@ -146,10 +146,10 @@ TEST_CASE("a host node on a device's program runs on the host, after what it fol
   const sg::Program program(graph, world);
   executor.run(program);
   CHECK(seen == 5);
-  CHECK(program.memory().span<double>(x)[0] == 5);  // the host sees it
+  CHECK(program.memory().span<double>(x)[0] == 5);  // visible to the host
 }
 
-TEST_CASE("a host node waits on a thread of its own while a device's program is issued", "[engine][device][threads]") {
+TEST_CASE("a host node waits on a separate thread while a device program is issued", "[engine][device][threads]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
@@ -164,7 +164,7 @@ TEST_CASE("a host node waits on a thread of its own while a device's program is 
   graph.add({.name = "make x", .lane = compute, .writes = x, .device = true}, [&] { ++on_device; });
   graph.add({.name = "look", .lane = host, .reads = x, .writes = y, .kind = sg::NodeKind::host},
             [&](const sg::Context& c) {
-              while (on_device < 3 && !c.stopping()) std::this_thread::yield();  // what it does not follow goes on
+              while (on_device < 3 && !c.stopping()) std::this_thread::yield();  // nodes it does not depend on continue
               seen = on_device;
               if (fails) throw std::runtime_error("no disk");
             });
@@ -233,7 +233,8 @@ TEST_CASE("a communication on a device waits for host nodes of every rank that t
   CHECK(program.memory().first<double>(x[0]) == 6);
 }
 
-TEST_CASE("a device's program whose host node does not end stops at its time-out, and names it", "[engine][device]") {
+TEST_CASE("a device program whose host node does not end stops at its time-out and names the node",
+          "[engine][device]") {
   EagerWorld world(1);
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .space = sg::Space::pinned});

@@ -38,7 +38,7 @@ std::string error_of(const std::function<void()>& work) {
   return "no error";
 }
 
-// How many are inside at once, and the most there ever were.
+// Counts concurrent bodies, and their maximum.
 class Gauge {
  public:
   void enter() {
@@ -80,7 +80,7 @@ TEST_CASE("bodies run in the order of their edges and see what was written befor
   CHECK(program.num_task_edges() == 2);
 }
 
-TEST_CASE("a graph built anew for every step goes on with the same memory", "[engine][executor]") {
+TEST_CASE("a graph rebuilt for every step continues with the same memory", "[engine][executor]") {
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 2});
   std::shared_ptr<sg::Memory> memory;
@@ -145,7 +145,7 @@ SCENARIO("a failing node stops the step", "[engine][executor][errors]") {
   }
 }
 
-TEST_CASE("what goes wrong in a body is told by its kind", "[engine][executor][errors]") {
+TEST_CASE("an exception in a body is reported with its kind", "[engine][executor][errors]") {
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
   const auto kind_of = [&](auto&& body) {
@@ -164,7 +164,7 @@ TEST_CASE("what goes wrong in a body is told by its kind", "[engine][executor][e
   CHECK(kind_of([](const sg::Context& c) { (void)c.read<float>(0); }) == sg::ErrorKind::run);
 }
 
-TEST_CASE("a body can touch only what its node declared, and only as that", "[engine][executor][refuses]") {
+TEST_CASE("a body can access only what its node declared, in the declared mode", "[engine][executor][refuses]") {
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
   const auto error = [&](auto&& body) {
@@ -223,7 +223,7 @@ TEST_CASE("cancelling a step that has ended changes nothing", "[engine][executor
   CHECK_NOTHROW(run.get());
 }
 
-TEST_CASE("a step that runs out of time names who runs and what they wait for", "[engine][executor][timeout]") {
+TEST_CASE("a step that times out names the running nodes and what they wait for", "[engine][executor][timeout]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 4});
@@ -245,7 +245,7 @@ TEST_CASE("a step that runs out of time names who runs and what they wait for", 
 
   sg::Graph quick(2);
   quick.add({.name = "n", .rank = r0}, [] {});
-  CHECK_NOTHROW(executor.run(quick, world));  // the pool is whole again
+  CHECK_NOTHROW(executor.run(quick, world));  // all workers are back
 }
 
 TEST_CASE("a time-out is noticed by done() too", "[engine][executor][timeout]") {
@@ -261,7 +261,7 @@ TEST_CASE("a time-out is noticed by done() too", "[engine][executor][timeout]") 
 }
 
 TEST_CASE("a body that does not return is named and does not hang the caller", "[engine][executor][timeout]") {
-  // What the body refers to must outlive it: the executor cannot end it.
+  // Data that the body uses must outlive it: the executor cannot stop it.
   static std::atomic<bool> release{false}, released{false};
   static sg::LoopbackWorld world(1);
   {
@@ -317,7 +317,7 @@ TEST_CASE("at most `threads` bodies compute at once, kernels included, also besi
           "[engine][executor][threads]") {
   const int threads = GENERATE(1, 2);
   CAPTURE(threads);
-  // Eight ranks of one process, each with a lane that waits until all eight of them wait, and compute on all of them.
+  // Eight ranks of one process. Each has a lane that waits until all eight wait, and compute nodes.
   sg::Graph graph(8);
   Gauge gauge;
   std::atomic<int> waiting{0}, tiles{0};
@@ -367,7 +367,7 @@ TEST_CASE("at most `threads` bodies compute at once, kernels included, also besi
 }
 
 TEST_CASE("a parallel kernel uses the idle threads of the pool", "[engine][executor][threads]") {
-  // Two tiles that wait for each other end only when two threads are at work.
+  // Two tiles that wait for each other end only if two threads run them.
   sg::Graph graph;
   std::atomic<int> inside{0};
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
@@ -409,7 +409,7 @@ TEST_CASE("a tile that throws ends its kernel and names the node", "[engine][exe
   CHECK_THAT(error_of([&] { executor.run(graph, world); }), ContainsSubstring("'kernel': tile 37 is bad"));
 }
 
-TEST_CASE("a pool too small for the lanes that wait is refused", "[engine][executor][refuses]") {
+TEST_CASE("a pool too small for the waiting lanes is refused", "[engine][executor][refuses]") {
   sg::Graph graph(2);
   for (int rank = 0; rank < 2; ++rank) {
     graph.add({.name = "n", .lane = graph.lane(sg::Rank{rank}, sg::LaneKind::host)}, [] {});
@@ -426,7 +426,7 @@ TEST_CASE("a pool too small for the lanes that wait is refused", "[engine][execu
   CHECK_THAT(error_of([] { sg::Executor({.threads = -1}); }), ContainsSubstring("threads = -1"));
 }
 
-TEST_CASE("a part without a lane is refused where lanes wait", "[engine][executor][refuses]") {
+TEST_CASE("a part without a lane is refused in a world whose lanes wait", "[engine][executor][refuses]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   graph.add({.name = "n", .lane = graph.lane(r0, sg::LaneKind::host)}, [] {});
@@ -468,7 +468,7 @@ TEST_CASE("an old run of a program does not free it for a second run at the same
   CHECK_THAT(error, ContainsSubstring("under way on another executor"));
 }
 
-TEST_CASE("a run can be asked after its executor is gone, and is waited for when another takes its place",
+TEST_CASE("a run can be queried after its executor is destroyed, and assigning another run waits for it",
           "[engine][executor]") {
   std::atomic<int> started{0}, ended{0};
   sg::Graph graph;
@@ -508,7 +508,7 @@ TEST_CASE("a program is free again once its run is done", "[engine][executor]") 
   CHECK_NOTHROW(run.get());
 }
 
-TEST_CASE("a world is told of a failure before the step ends, never in the next", "[engine][executor][cancel]") {
+TEST_CASE("a world is told of a failure before the step ends, never during the next", "[engine][executor][cancel]") {
   sg::Graph graph(2);
   graph.add({.name = "long", .rank = r0}, [](const sg::Context& c) {
     while (!c.stopping()) std::this_thread::yield();
@@ -520,7 +520,7 @@ TEST_CASE("a world is told of a failure before the step ends, never in the next"
     sg::Run run = executor.start(program);
     std::thread canceller([&] { run.cancel(); });
     CHECK_THROWS_AS(run.get(), sg::Error);
-    CHECK(world.aborts() == i);  // heard by the time get() returns
+    CHECK(world.aborts() == i);  // told by the time get() returns
     canceller.join();
   }
 }
@@ -537,7 +537,7 @@ TEST_CASE("kernels inside kernels work on a waiting lane with one thread", "[eng
   CHECK(tiles == 4);
 }
 
-TEST_CASE("a tile may say what it waits for on any thread", "[engine][executor][threads]") {
+TEST_CASE("a tile may announce on any thread what it waits for", "[engine][executor][threads]") {
   sg::Graph graph;
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
     c.parallel_for(64, [&](std::int64_t) {
@@ -554,7 +554,7 @@ TEST_CASE("time-outs must not be negative", "[engine][executor][refuses]") {
   CHECK_THAT(error_of([] { sg::Executor({.step_timeout = -5ms}); }), ContainsSubstring("not negative"));
 }
 
-TEST_CASE("a slice with parts is refused where its peers live too", "[engine][executor][refuses]") {
+TEST_CASE("a slice with parts is refused in a world where its peers are local", "[engine][executor][refuses]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   for (int rank = 0; rank < 2; ++rank)
@@ -565,7 +565,7 @@ TEST_CASE("a slice with parts is refused where its peers live too", "[engine][ex
 }
 
 TEST_CASE("a world's issue order becomes edges between parts", "[engine][executor][parts]") {
-  // Two communications of one rank on different lanes and groups, with nothing else between them.
+  // Two communications of one rank on different lanes and groups, with no other order between them.
   class OrderedWorld final : public sg::World {
    public:
     explicit OrderedWorld(sg::IssueOrder order) : order_(order) {}

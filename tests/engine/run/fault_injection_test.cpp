@@ -13,7 +13,7 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-// Loopback, except that communications led by one node fail.
+// Loopback, except that communications whose first part is a given node fail.
 class FaultyWorld final : public sg::World {
  public:
   explicit FaultyWorld(int num_ranks) : inner_(num_ranks) {}
@@ -75,12 +75,12 @@ TEST_CASE("a fault at any node stops the step cleanly, is named, and the next ru
     } catch (const sg::Error& e) {
       error = e.what();
     }
-    // A communication is one task; its name is its first member's.
+    // A communication is one task, named after its first member.
     CHECK_THAT(error, ContainsSubstring(sg::str("'", graph.name({i}), "': injected")));
     if (!graph.has_part({i})) CHECK_THAT(error, ContainsSubstring(graph.describe(sg::Node{i})));
     CHECK(runs[i] == 0);
     for (std::uint32_t k = 0; k < graph.num_nodes(); ++k) {
-      if (sg::reaches(graph, {i}, {k})) CHECK(runs[k] == 0);  // nothing that depends on it started
+      if (sg::reaches(graph, {i}, {k})) CHECK(runs[k] == 0);  // no node that depends on it started
     }
     fault = world.fault = std::nullopt;
     runs.assign(runs.size(), 0);

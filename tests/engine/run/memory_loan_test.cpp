@@ -12,7 +12,7 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-// A number that is kept and doubled, by way of one that is not kept.
+// A persistent number that is doubled by way of a step buffer.
 struct Doubling {
   sg::Graph graph;
   sg::Buffer kept =
@@ -32,7 +32,7 @@ struct Doubling {
 
 }  // namespace
 
-TEST_CASE("two graphs work on the same bytes, one in memory that the other lends", "[engine][memory]") {
+TEST_CASE("two graphs share bytes, one in memory lent by the other", "[engine][memory]") {
   const Doubling owner, guest;
   const auto plan = sg::plan_memory(owner.graph);
   const sg::Memory memory(owner.graph, plan);
@@ -47,7 +47,7 @@ TEST_CASE("two graphs work on the same bytes, one in memory that the other lends
   executor.run(program);
   executor.run(program);
   CHECK(memory.span<double>(owner.kept)[0] == 12);
-  CHECK(memory.span<double>(owner.other)[0] == 0);  // was not lent
+  CHECK(memory.span<double>(owner.other)[0] == 0);  // not lent
   CHECK(lent->span<double>(guest.other)[0] == 2);
 }
 

@@ -32,7 +32,7 @@ namespace {
 
 constexpr sg::Rank r0{0};
 
-// What is wrong with the times of a step that ran to its end, or nothing.
+// The first flaw in the times of a completed step; empty if there is none.
 std::string flaw(const sg::Graph& graph, const sg::Timeline& timeline, int workers) {
   if (timeline.nodes.size() != graph.num_nodes()) return "wrong number of nodes";
   double last = 0;
@@ -50,7 +50,7 @@ std::string flaw(const sg::Graph& graph, const sg::Timeline& timeline, int worke
   return last == timeline.makespan_s ? "" : "the makespan is not the end of the last node";
 }
 
-// Nodes of one worker one after another: what shares a task aside.
+// Whether the nodes of each worker run one after another, except for nodes of one task.
 bool workers_take_turns(const sg::Graph& graph, const sg::Timeline& timeline) {
   const sg::Matching matching = sg::match_parts(graph);
   std::vector<std::uint32_t> order;
@@ -72,7 +72,7 @@ bool workers_take_turns(const sg::Graph& graph, const sg::Timeline& timeline) {
 
 }  // namespace
 
-TEST_CASE("every node of a recorded step begins after what it waits for has ended", "[engine][recorder]") {
+TEST_CASE("every node of a recorded step begins after its predecessors have ended", "[engine][recorder]") {
   const int threads = GENERATE(1, 2, 4);
   CAPTURE(threads);
   sg::Executor executor({.threads = threads});
@@ -90,7 +90,7 @@ TEST_CASE("every node of a recorded step begins after what it waits for has ende
 }
 
 TEST_CASE("a recorder serves run after run, over many chunks", "[engine][recorder]") {
-  // More nodes than a chunk holds, on one worker; then few, so that nothing of the long run may remain.
+  // More nodes than a chunk holds, on one worker; then a few, so that nothing of the long run may remain.
   const auto nodes      = static_cast<std::uint32_t>(30'000 / sg::testing::scale());
   const sg::Graph large = sg::token_graph(sg::random_dag(nodes, 2 * nodes, 7)), small = sg::token_graph(sg::chain(5));
   sg::LoopbackWorld world(1);
@@ -108,7 +108,7 @@ TEST_CASE("a recorder serves run after run, over many chunks", "[engine][recorde
   CHECK(recorder.timeline() == recorder.timeline());
 }
 
-TEST_CASE("the times of a recording are those of the clock on the wall", "[engine][recorder]") {
+TEST_CASE("recorded times agree with the wall clock", "[engine][recorder]") {
   sg::Graph graph;
   const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute);
   graph.add({.name = "short", .lane = lane}, [] {});
@@ -145,7 +145,7 @@ TEST_CASE("the parts of one communication have the times of their task", "[engin
   }
 }
 
-SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]") {
+SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
   GIVEN("a chain whose second node throws") {
     sg::Graph graph;
     const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute);
@@ -158,7 +158,7 @@ SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]"
     WHEN("it runs") {
       CHECK_THROWS_AS(executor.run(graph, world, &recorder), sg::Error);
       const sg::Timeline timeline = recorder.timeline();
-      THEN("what ran has times, the failing node too, and what did not says so") {
+      THEN("nodes that ran have times, including the failing node, and the others are marked as not run") {
         CHECK(timeline.nodes[0].ran());
         CHECK(timeline.nodes[1].ran());
         CHECK_FALSE(timeline.nodes[2].ran());
@@ -167,7 +167,7 @@ SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]"
       }
     }
   }
-  GIVEN("a rank whose peer lives elsewhere and never answers") {
+  GIVEN("a rank whose peer is remote and never answers") {
     sg::Graph graph(2);
     const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
     for (const sg::Rank rank : {sg::Rank{0}, sg::Rank{1}}) {
@@ -181,18 +181,18 @@ SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]"
     sg::Recorder recorder;
     WHEN("the step runs out of time") {
       CHECK_THROWS_AS(executor.run(graph, world, &recorder), sg::Error);
-      THEN("the time it waited is its own, and the peer's part did not run here") {
+      THEN("the time it waited counts as its own, and the peer's part did not run here") {
         const sg::Timeline timeline = recorder.timeline();
         CHECK(timeline.nodes[0].end_s >= 0.3);
-        CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s > 0.2);  // a loaded machine may begin it late
+        CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s > 0.2);  // a loaded machine may start it late
         CHECK_FALSE(timeline.nodes[1].ran());
       }
     }
   }
 }
 
-TEST_CASE("waiting for a licence to compute is no time of the node's", "[engine][recorder]") {
-  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the licence.
+TEST_CASE("waiting for a compute licence does not count as time of the node", "[engine][recorder]") {
+  // One body may compute at a time, but there is a second worker for a waiting lane: both bodies want the licence.
   sg::Graph graph;
   for (int i = 0; i < 2; ++i) {
     graph.add({.name = "sleep", .rank = r0}, [] { std::this_thread::sleep_for(10ms); });
@@ -207,7 +207,7 @@ TEST_CASE("waiting for a licence to compute is no time of the node's", "[engine]
   CHECK(b.begin_s >= a.end_s);
 }
 
-TEST_CASE("a recorder refuses what it cannot tell", "[engine][recorder][refuses]") {
+TEST_CASE("a recorder refuses what it cannot record", "[engine][recorder][refuses]") {
   sg::Graph graph;
   auto go = std::make_shared<std::atomic<bool>>(false);
   graph.add({.name = "waits", .rank = r0}, [go] {
@@ -224,10 +224,10 @@ TEST_CASE("a recorder refuses what it cannot tell", "[engine][recorder][refuses]
   *go = true;
   run.get();
   CHECK(flaw(graph, recorder.timeline(), 1) == "");
-  CHECK_NOTHROW(other.run(again, &recorder));  // what was refused has left nothing behind
+  CHECK_NOTHROW(other.run(again, &recorder));  // the refused runs have no effect
 }
 
-TEST_CASE("a recorder may go before its step ends, and a body left behind does not reach for it",
+TEST_CASE("a recorder may be destroyed before its step ends, and a late body does not access it",
           "[engine][recorder]") {
   sg::Graph graph;
   auto go = std::make_shared<std::atomic<bool>>(false);

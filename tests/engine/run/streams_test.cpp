@@ -22,7 +22,7 @@ sg::StreamPlan streams_of(const sg::Graph& graph, const sg::MemoryPlan& plan) {
   return sg::plan_streams(graph, plan, sg::LoopbackWorld(graph.num_ranks()));
 }
 
-// Without one of its waits.
+// The plan without one of its waits.
 sg::StreamPlan without(sg::StreamPlan plan, std::size_t wait, bool loop) {
   auto& all   = loop ? plan.loop_waits : plan.waits;
   auto& begin = loop ? plan.loop_begin : plan.wait_begin;
@@ -59,7 +59,7 @@ TEST_CASE("streams keep every edge of a planned graph, and each wait is needed",
   CHECK(laneless > 100);
 }
 
-TEST_CASE("a dropped wait is told with both nodes and their streams", "[engine][streams]") {
+TEST_CASE("a dropped wait is reported with both nodes and their streams", "[engine][streams]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
   graph.add({.name = "gather", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::gather), .writes = x});
@@ -74,7 +74,7 @@ TEST_CASE("a dropped wait is told with both nodes and their streams", "[engine][
                                        "gather 'gather' on stream 'rank 0 gather' has ended")));
 }
 
-TEST_CASE("nodes of one lane wait for nobody, and a wait that another implies is left out", "[engine][streams]") {
+TEST_CASE("nodes of one lane need no waits among themselves, and implied waits are left out", "[engine][streams]") {
   sg::Graph graph;
   const auto lane    = [&](sg::LaneKind kind) { return graph.lane(sg::Rank{0}, kind); };
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8}), y = graph.buffer({.name = "y", .size_bytes = 8});
@@ -103,7 +103,7 @@ TEST_CASE("a host node is on no stream, and a node that several wait for has one
   CHECK(plan.num_events() == 3);
 }
 
-TEST_CASE("a node without a lane goes where the latest node before it is", "[engine][streams]") {
+TEST_CASE("a node without a lane uses the stream of its latest predecessor", "[engine][streams]") {
   sg::Graph graph;
   const auto kept = [&](const char* name) {
     return graph.buffer({.name = name, .size_bytes = 8, .lifetime = sg::Lifetime::persistent});

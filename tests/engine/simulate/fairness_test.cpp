@@ -8,7 +8,7 @@
 #include "tests/support/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
-// The simulator's insides against what defines them.
+// The simulator's internals against their definitions.
 namespace sg  = stepgraph;
 namespace sim = stepgraph::simulator;
 using sg::testing::Random;
@@ -17,7 +17,7 @@ namespace {
 
 bool close(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max({1.0, std::abs(a), std::abs(b)}); }
 
-// Work that demands this and that of resources, nothing else.
+// Activities with random demands on resources, and nothing else.
 struct Drawn {
   sim::Activities activities;
   std::vector<double> caps;  // by activity
@@ -40,8 +40,8 @@ Drawn random_demands(Random& random) {
   return out;
 }
 
-// What makes rates max-min fair: no resource gives more than it has, and whoever is slower than his cap has a full
-// resource on which nobody is served better.
+// The definition of max-min fairness: no resource exceeds its capacity, and every activity below its cap has a full
+// resource on which no other activity gets more.
 bool is_fair(const Drawn& drawn, const std::map<std::uint32_t, double>& rates) {
   const sim::Activities& activities = drawn.activities;
   std::vector<double> used(activities.capacities.size());
@@ -70,7 +70,7 @@ bool is_fair(const Drawn& drawn, const std::map<std::uint32_t, double>& rates) {
 
 }  // namespace
 
-TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes its pace",
+TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes its speed",
           "[engine][simulate][property]") {
   bool fair = true;
   for (int seed = 0; seed < sg::testing::cases(2000); ++seed) {
@@ -79,7 +79,7 @@ TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes 
     sim::Sharing sharing(drawn.activities);
     std::map<std::uint32_t, double> rates;
     std::vector<sim::Forecast> forecasts;
-    // All at time 0, where a forecast is the inverse of a rate.
+    // All at time 0, so that a forecast is the inverse of a rate.
     const auto settle = [&] {
       forecasts.clear();
       sharing.settle(0, forecasts);
@@ -108,7 +108,7 @@ TEST_CASE("rates are max-min fair, and stay so as work begins, ends and changes 
   }
 }
 
-TEST_CASE("demands and latencies are those of the routes, one by one", "[engine][simulate][property]") {
+TEST_CASE("demands and latencies equal those of the individual routes", "[engine][simulate][property]") {
   for (int seed = 0; seed < sg::testing::cases(300); ++seed) {
     CAPTURE(seed);
     Random random(static_cast<std::uint64_t>(seed));
@@ -164,7 +164,7 @@ TEST_CASE("demands and latencies are those of the routes, one by one", "[engine]
     for (const sim::Traffic::Pair& pair : traffic.pairs) message(pair.from, pair.to, pair.bytes);
 
     sim::Network network(machine, 3);
-    for (int again = 0; again < 2; ++again) {  // nothing is left behind
+    for (int again = 0; again < 2; ++again) {  // no state is left behind
       std::vector<sim::Demand> demands;
       network.add_demands(traffic, demands);
       std::map<std::uint32_t, double> found;

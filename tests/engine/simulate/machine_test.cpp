@@ -16,7 +16,7 @@ namespace {
 constexpr sg::Rank r0{0}, r1{1};
 }
 
-TEST_CASE("the rate of an op beats that of its kind", "[engine][machine]") {
+TEST_CASE("the rate of an op overrides that of its kind", "[engine][machine]") {
   sg::Machine machine(1);
   CHECK(machine.rate_of(sg::NodeKind::compute, "linear") == sg::Rate{});
   machine.rate(sg::NodeKind::compute, {.flops_per_s = 10});
@@ -95,7 +95,7 @@ TEST_CASE("a loopback machine has one pool and one bus for everything", "[engine
   CHECK_FALSE(machine.has_network());
 }
 
-TEST_CASE("a machine refuses what makes no sense, by name", "[engine][machine][refuses]") {
+TEST_CASE("a machine refuses invalid settings by name", "[engine][machine][refuses]") {
   const double nan = std::nan("");
   sg::Machine machine(2);
   const auto refused = [](const auto& work, const char* why) {
@@ -133,5 +133,5 @@ TEST_CASE("a machine refuses what makes no sense, by name", "[engine][machine][r
   refused([] { (void)sg::two_level_machine({.ranks = 2, .ranks_per_node = 0}); }, "ranks_per_node = 0");
   refused([] { (void)sg::two_level_machine({.ranks = 9, .inside = {.latency_s = 2}, .between = {.latency_s = 1}}); },
           "not more than between");
-  CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: nothing is between
+  CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: no links between nodes
 }

@@ -26,7 +26,7 @@ sg::Buffer floats(sg::Graph& graph, sg::Rank rank, std::int64_t bytes) {
       {.rank = rank, .size_bytes = bytes, .type = sg::DType::f32, .lifetime = sg::Lifetime::persistent});
 }
 
-// Ranks around one switch, each with a link of its own up and down.
+// Ranks around one switch, each with its own uplink and downlink.
 sg::Machine star(int num_ranks, const sg::Link& link) {
   sg::Machine machine(num_ranks);
   machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
@@ -35,7 +35,7 @@ sg::Machine star(int num_ranks, const sg::Link& link) {
   return machine;
 }
 
-// A graph of messages, each of which may wait for some computing at its sender. Sends may run beside each other.
+// A graph of messages. Each may wait for a computation at its sender. Sends may run concurrently.
 class Messages {
  public:
   explicit Messages(int num_ranks) : graph(num_ranks), all_(graph.group({.name = "all", .ranks = ranks(num_ranks)})) {}
@@ -66,7 +66,7 @@ TEST_CASE("a message takes overhead, latency and its bytes at the bandwidth", "[
   CHECK(simulate(messages.graph, machine).nodes[node.id] == sg::NodeTime{0, 8 + 0.25 + 0.5 + 2, -1});
 }
 
-TEST_CASE("on a network a communication takes a worker, and idle ones do not hurry it", "[engine][simulate]") {
+TEST_CASE("on a network a communication takes a worker, and idle workers do not speed it up", "[engine][simulate]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = ranks(2)});
   for (const sg::Rank rank : ranks(2)) {
@@ -84,8 +84,9 @@ TEST_CASE("on a network a communication takes a worker, and idle ones do not hur
   CHECK(times.nodes[1] == times.nodes[0]);
 }
 
-TEST_CASE("two messages share a link fairly while both are under way", "[engine][simulate]") {
-  // 100 B/s into rank 2. The first has it alone for 1 s, then half of it until it is done; then the second is alone.
+TEST_CASE("two messages share a link fairly while both are in flight", "[engine][simulate]") {
+  // 100 B/s into rank 2. The first message has the link alone for 1 s, then half of it until it ends; then the second
+  // is alone.
   Messages messages(3);
   const sg::Node first = messages.add(0, 2, 300), second = messages.add(1, 2, 200, 1);
   const sg::Timeline times = simulate(messages.graph, star(3, {.bytes_per_s = 100}));
@@ -102,8 +103,8 @@ TEST_CASE("two messages share a link fairly while both are under way", "[engine]
 }
 
 TEST_CASE("three messages over two links get what max-min fairness gives them", "[engine][simulate]") {
-  // Link A (into 3) carries x and y and has 100 B/s; link B (out of 1) carries y and z and has 30. So y and z get 15
-  // each, and x the 85 that y leaves.
+  // Link A (into 3) carries x and y at 100 B/s; link B (out of 1) carries y and z at 30 B/s. So y and z get 15 each,
+  // and x gets the 85 that y leaves.
   sg::Machine machine(4);
   machine.rate(sg::NodeKind::compute, {.flops_per_s = 1});
   const sg::SwitchId root = machine.root_switch();
@@ -119,7 +120,8 @@ TEST_CASE("three messages over two links get what max-min fairness gives them", 
   CHECK_THAT(times.nodes[z.id].end_s, WithinRel(150.0, exact));  // 1500 at 15, then 1500 at 30
 }
 
-TEST_CASE("what one message cannot use goes to the others only as far as their own links allow", "[engine][simulate]") {
+TEST_CASE("bandwidth that one message cannot use goes to others only as far as their own links allow",
+          "[engine][simulate]") {
   // As above, but x comes over a link of 60 B/s: it gets 60, not the 85 that y leaves.
   sg::Machine machine(4);
   const sg::SwitchId root = machine.root_switch();
@@ -135,7 +137,7 @@ TEST_CASE("what one message cannot use goes to the others only as far as their o
   CHECK_THAT(times.nodes[z.id].end_s, WithinRel(100.0, exact));
 }
 
-TEST_CASE("what shares nothing with a change keeps its time to the bit", "[engine][simulate]") {
+TEST_CASE("activities that share nothing with a change keep their times to the bit", "[engine][simulate]") {
   const auto end_of_first = [](bool others) {
     Messages messages(6);
     const sg::Node node = messages.add(0, 1, 1000);
@@ -145,8 +147,8 @@ TEST_CASE("what shares nothing with a change keeps its time to the bit", "[engin
   CHECK(end_of_first(true) == end_of_first(false));
 }
 
-TEST_CASE("a bus is shared by what moves bytes, each no faster than it would be alone", "[engine][simulate]") {
-  // 100 B/s. `slow` computes for 10 s and moves 100 bytes meanwhile: 10 B/s is all it wants. The others share 90.
+TEST_CASE("nodes that move bytes share a bus, each no faster than alone", "[engine][simulate]") {
+  // 100 B/s. `slow` computes for 10 s and moves 100 bytes meanwhile, so it needs only 10 B/s. The others share 90.
   sg::Graph graph;
   const sg::Node slow = graph.add({.cost = {.flops = 10, .bytes_moved = 100}, .rank = sg::Rank{0}});
   const sg::Node a    = graph.add({.cost = {.bytes_moved = 90}, .rank = sg::Rank{0}});
@@ -159,12 +161,12 @@ TEST_CASE("a bus is shared by what moves bytes, each no faster than it would be 
   CHECK_THAT(times.nodes[a.id].end_s, WithinRel(2.0, exact));  // at 45
   CHECK_THAT(times.nodes[b.id].end_s, WithinRel(3.0, exact));  // 90 at 45, then 90 at 90
 
-  // A busier bus slows the computing one too: three of 50 B/s each on 100.
+  // A busier bus also slows compute-bound nodes: three of 50 B/s each on 100.
   sg::Graph three;
   for (int i = 0; i < 3; ++i) three.add({.cost = {.flops = 4, .bytes_moved = 200}, .rank = sg::Rank{0}});
   CHECK_THAT(simulate(three, machine).makespan_s, WithinRel(6.0, exact));
 
-  // The rate of the node is a bound of its own.
+  // The node's own rate is another bound.
   machine.rate(sg::NodeKind::compute, {.flops_per_s = 1, .bytes_per_s = 20});
   sg::Graph one;
   one.add({.cost = {.bytes_moved = 60}, .rank = sg::Rank{0}});
@@ -245,7 +247,7 @@ TEST_CASE("a ring all-reduce of messages takes 2 (n - 1) rounds of latency and a
 
 namespace {
 
-// One collective of a whole world, of `bytes` in all.
+// One collective over all ranks, of `bytes` in total.
 sg::Graph collective(int n, sg::PartOp op, std::int64_t bytes) {
   sg::Graph graph(n);
   const sg::Group all = graph.group({.name = "all", .ranks = ranks(n)});
@@ -283,7 +285,7 @@ sg::Graph collective(int n, sg::PartOp op, std::int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("direct collectives on a flat network take what their traffic takes", "[engine][simulate]") {
+TEST_CASE("direct collectives on a flat network take as long as their traffic", "[engine][simulate]") {
   const int n = GENERATE(2, 4, 5, 8);
   CAPTURE(n);
   const std::int64_t bytes = 4 * 840;
@@ -301,12 +303,12 @@ TEST_CASE("direct collectives on a flat network take what their traffic takes", 
 }
 
 TEST_CASE("direct collectives on two levels are as fast as the NICs", "[engine][simulate]") {
-  // 3 nodes of 4 ranks. Of what a node's ranks send, 8 of 11 parts leave the node.
+  // 3 nodes of 4 ranks. 8 of 11 parts that a rank sends leave its node.
   const int n = 12, per_node = 4;
   const std::int64_t bytes  = 4 * 840;
   const double shard        = static_cast<double>(bytes) / n;
-  const double leaves       = per_node * (n - per_node) * shard;  // over each NIC, each way
-  const double nic          = GENERATE(10.0, 1e9);                // slower, or faster, than the ports
+  const double leaves       = per_node * (n - per_node) * shard;  // over each NIC, per direction
+  const double nic          = GENERATE(10.0, 1e9);                // slower or faster than the ports
   const sg::Machine machine = sg::two_level_machine({.ranks          = n,
                                                      .ranks_per_node = per_node,
                                                      .inside         = {.latency_s = 0.1, .bytes_per_s = 100},
@@ -380,11 +382,11 @@ TEST_CASE("traffic inside a node leaves its NIC alone", "[engine][simulate]") {
   const sg::Timeline times = simulate(messages.graph, machine);
   CHECK_THAT(times.nodes[across.id].end_s, WithinRel(10.0, exact));
   CHECK_THAT(times.nodes[back.id].end_s, WithinRel(10.0, exact));
-  CHECK_THAT(times.nodes[inside.id].end_s, WithinRel(500.0 / 90, exact));  // beside `back`, into rank 1
+  CHECK_THAT(times.nodes[inside.id].end_s, WithinRel(500.0 / 90, exact));  // shares the link into rank 1 with `back`
 }
 
 TEST_CASE("shards of different sizes load the links they cross", "[engine][simulate]") {
-  // Members give 40, 80 and 120 bytes: member 2 sends the most, member 0 takes the most.
+  // Members contribute 40, 80 and 120 bytes: member 2 sends the most, member 0 receives the most.
   sg::Graph graph(3);
   const sg::Group all = graph.group({.name = "all", .ranks = ranks(3)});
   for (const sg::Rank rank : ranks(3)) {

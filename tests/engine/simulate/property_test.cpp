@@ -15,7 +15,7 @@ namespace {
 
 constexpr double rounding = 1e-9;
 
-// The graph with random costs, some of its nodes parallel.
+// The graph with random costs and some parallel nodes.
 sg::Graph with_costs(const sg::Graph& graph, Random& random) {
   return sg::testing::rebuild(graph, [&](sg::Node, sg::NodeSpec& spec) {
     spec.cost     = {.flops       = static_cast<double>(random.below(5)),
@@ -26,7 +26,7 @@ sg::Graph with_costs(const sg::Graph& graph, Random& random) {
 
 struct Drawn {
   sg::Machine machine;
-  bool one_pool = false;  // that everything is bound to
+  bool one_pool = false;  // for all nodes
   int workers   = 0;
 };
 
@@ -63,14 +63,14 @@ Drawn random_machine(int num_ranks, Random& random) {
   return out;
 }
 
-// A node's time alone, overhead and work.
+// The time of a node alone: overhead and work.
 double alone_s(const sg::Graph& graph, const sg::Machine& machine, sg::Node node) {
   if (graph.has_part(node)) return 0;
   const sg::Rate& rate = machine.rate_of(graph.kind(node), graph.op(node));
   return rate.overhead_s + graph.cost(node).flops / rate.flops_per_s;
 }
 
-// With the workers of its pool all on one node, if it is parallel.
+// The time if all workers of its pool help, for a parallel node.
 double shortest_s(const sg::Graph& graph, const Drawn& drawn, sg::Node node) {
   const double alone = alone_s(graph, drawn.machine, node);
   return graph.parallel(node) ? alone / std::max(1, drawn.workers) : alone;
@@ -128,7 +128,7 @@ TEST_CASE("simulated times obey edges, lanes, workers and lower bounds", "[engin
     CHECK(times.makespan_s == last);
     if (drawn.one_pool) CHECK(times.makespan_s >= work / drawn.workers - rounding);
 
-    bool alone = true;  // a worker does one thing at a time
+    bool alone = true;  // a worker runs one node at a time
     for (auto& spans : busy) {
       std::sort(spans.begin(), spans.end());
       spans.erase(std::unique(spans.begin(), spans.end()), spans.end());  // several parts of one communication
@@ -141,7 +141,7 @@ TEST_CASE("simulated times obey edges, lanes, workers and lower bounds", "[engin
 }
 
 TEST_CASE("no worker is idle while a node of its pool is ready", "[engine][simulate][property]") {
-  // One pool, one rank, no communication: whenever a node begins later than it was ready, all workers were busy.
+  // One pool, one rank, no communication: if a node begins later than it was ready, all workers were busy.
   for (int seed = 0; seed < sg::testing::cases(200); ++seed) {
     CAPTURE(seed);
     Random random(static_cast<std::uint64_t>(seed));
@@ -170,11 +170,11 @@ TEST_CASE("no worker is idle while a node of its pool is ready", "[engine][simul
   }
 }
 
-TEST_CASE("a rank alone waits for nobody and takes no longer than among the others", "[engine][simulate][property]") {
+TEST_CASE("a rank simulated alone takes no longer than among the others", "[engine][simulate][property]") {
   for (int seed = 0; seed < sg::testing::cases(100); ++seed) {
     CAPTURE(seed);
     const sg::Graph graph = sg::testing::random_graph(static_cast<std::uint64_t>(seed));
-    // Latency only: where bandwidth is shared, who comes earlier may end later.
+    // Only latency: with shared bandwidth, an earlier start may mean a later end.
     const sg::Machine machine = sg::two_level_machine(
         {.ranks = graph.num_ranks(), .ranks_per_node = 2, .inside = {.latency_s = 1}, .between = {.latency_s = 2}});
     const sg::Timeline whole = simulate(graph, machine);

@@ -14,39 +14,39 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 using Catch::Matchers::WithinRel;
 
-TEST_CASE("a rate table gives back what was measured, and scales one point by flops", "[engine][rates]") {
+TEST_CASE("a rate table returns the measured times, and scales a single point by flops", "[engine][rates]") {
   const sg::RateTable one({{.flops = 1e6, .bytes_moved = 1e4, .busy_s = 2, .alone_s = 1}});
   CHECK(one.at(1e6, 1e4) == sg::RatePoint{1e6, 1e4, 2, 1});
   CHECK_THAT(one.at(3e6, 1e4).busy_s, WithinRel(6.0, 1e-12));
   CHECK_THAT(one.at(3e6, 9e9).alone_s, WithinRel(3.0, 1e-12));
-  CHECK_THAT(one.at(0, 2e4).busy_s, WithinRel(4.0, 1e-12));  // nothing computed: by bytes
+  CHECK_THAT(one.at(0, 2e4).busy_s, WithinRel(4.0, 1e-12));  // no flops: by bytes
   const sg::RateTable copies({{.bytes_moved = 1000, .busy_s = 2, .alone_s = 2}});
   CHECK_THAT(copies.at(0, 500).busy_s, WithinRel(1.0, 1e-12));
 }
 
-TEST_CASE("a point without flops is scaled by bytes, whatever else a node has", "[engine][rates]") {
+TEST_CASE("a point without flops is scaled by bytes", "[engine][rates]") {
   const sg::RatePoint copy{.bytes_moved = 1000, .busy_s = 2, .alone_s = 1};
   CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
   CHECK_THAT(sg::RateTable({copy}).at(1e6, 3000).alone_s, WithinRel(3.0, 1e-12));
-  // Beside a point that has some, both say 6 s: so does what lies between them.
+  // Together with a point that has flops, both give 6 s, and so does the interpolation.
   const sg::RatePoint product{.flops = 5e5, .bytes_moved = 3000, .busy_s = 3, .alone_s = 3};
   CHECK_THAT(sg::RateTable({copy, product}).at(1e6, 3000).busy_s, WithinRel(6.0, 1e-12));
 }
 
-TEST_CASE("a rate table is nearest to the nearest point", "[engine][rates]") {
-  // Per byte: 1 ns while it fits a cache, 4 ns beyond.
+TEST_CASE("in a rate table the nearest point dominates", "[engine][rates]") {
+  // Per byte: 1 ns in cache, 4 ns beyond.
   const sg::RateTable table({{.bytes_moved = 1 << 20, .busy_s = (1 << 20) * 1e-9, .alone_s = (1 << 20) * 1e-9},
                              {.bytes_moved = 1 << 24, .busy_s = (1 << 24) * 4e-9, .alone_s = (1 << 24) * 4e-9}});
   const auto per_byte = [&](double bytes) { return table.at(0, bytes).busy_s / bytes; };
   CHECK(table.at(0, 1 << 20).busy_s == (1 << 20) * 1e-9);
-  CHECK_THAT(per_byte(1 << 22), WithinRel(2e-9, 1e-9));  // halfway in octaves: their geometric mean
+  CHECK_THAT(per_byte(1 << 22), WithinRel(2e-9, 1e-9));  // halfway in octaves: the geometric mean
   CHECK(per_byte(1 << 21) < 1.05e-9);
   CHECK(per_byte(1 << 23) > 3.8e-9);
-  CHECK(per_byte(1 << 10) > 0.99e-9);  // beyond the ends the rate of the end holds, nearly
+  CHECK(per_byte(1 << 10) > 0.99e-9);  // beyond the ends, nearly the rate of the end point
   CHECK(per_byte(1 << 10) < 1.5e-9);
 }
 
-TEST_CASE("a rate table refuses points that are no measurement", "[engine][rates][refuses]") {
+TEST_CASE("a rate table refuses points that are not measurements", "[engine][rates][refuses]") {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   CHECK_THROWS_MATCHES(sg::RateTable({}), sg::Error, MessageMatches(ContainsSubstring("has no points")));
   for (const sg::RatePoint& bad : {sg::RatePoint{1, 1, 0, 1}, sg::RatePoint{1, 1, 1, -1}, sg::RatePoint{-1, 1, 1, 1},

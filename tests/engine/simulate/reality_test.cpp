@@ -16,14 +16,14 @@
 
 namespace sg = stepgraph;
 
-// Real runs against simulated ones: graphs whose bodies sleep, on an executor of two threads. On a loaded machine a
-// sleep takes longer than asked for, so what is simulated is how long each really took: what is compared is who runs
-// when, where and after whom.
+// Compares real runs with simulated ones: graphs whose bodies sleep, on an executor of two threads. On a loaded machine
+// a sleep takes longer than requested, so the simulation uses the measured durations. The test compares which node runs
+// when, on which worker and after which others.
 namespace {
 
 constexpr int threads = 2;
 
-// A graph of sleeping nodes, and when they slept.
+// A graph of sleeping nodes, and the times at which they slept.
 class Sleepers {
  public:
   explicit Sleepers(int num_ranks = 1) : graph(num_ranks) {}
@@ -39,25 +39,25 @@ class Sleepers {
     });
   }
 
-  // From the first beginning to the last end.
+  // The time from the first begin to the last end.
   double run(sg::Executor& executor, const sg::Program& program) {
     spans_.assign(graph.num_nodes(), {});
     executor.run(program);
     Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
     for (const auto& [begin, end] : spans_) {
-      if (begin == Clock::time_point()) continue;  // a part, which does not sleep
+      if (begin == Clock::time_point()) continue;  // a part: it does not sleep
       first = std::min(first, begin);
       last  = std::max(last, end);
     }
     return seconds(last - first);
   }
 
-  // As declared, before any run.
+  // With the declared durations.
   [[nodiscard]] double predicted_s(sg::PoolOrder order = sg::PoolOrder::work_stealing) const {
     return simulate(graph, machine(order)).makespan_s;
   }
 
-  // As the last run went.
+  // With the measured durations of the last run.
   [[nodiscard]] double simulated_s() const {
     const sg::Graph slept = sg::testing::rebuild(graph, [&](sg::Node node, sg::NodeSpec& spec) {
       spec.cost.flops = seconds(spans_[node.id].second - spans_[node.id].first);
@@ -81,7 +81,7 @@ class Sleepers {
   std::vector<std::pair<Clock::time_point, Clock::time_point>> spans_;  // by node; each body writes its own
 };
 
-// In one of ten attempts: a thread may be kept from running between two nodes, too.
+// At least one of ten attempts must agree: the OS may delay a thread between two nodes.
 void check_agrees(Sleepers& sleepers) {
   sg::LoopbackWorld world(sleepers.graph.num_ranks());
   sg::Executor executor({.threads = threads});
@@ -95,7 +95,7 @@ void check_agrees(Sleepers& sleepers) {
   }
   CAPTURE(real_s, simulated_s, sleepers.predicted_s());
   CHECK(error <= tolerance);
-  // On a machine with nothing else to do, sleeps take as long as declared: STEPGRAPH_TEST_QUIET asks for that too.
+  // On an idle machine, sleeps take as long as declared. STEPGRAPH_TEST_QUIET checks that too.
   if (std::getenv("STEPGRAPH_TEST_QUIET")) {
     WARN("predicted " << sleepers.predicted_s() << " s, took " << real_s << " s");
     CHECK(std::abs(sleepers.predicted_s() / real_s - 1) <= 0.1);
@@ -111,7 +111,8 @@ TEST_CASE("a simulated fork and join takes as long as a real one", "[engine][sim
   sleepers.add(10, {.writes = {start}});
   std::vector<sg::Buffer> done;
   sg::AccessList all;
-  // The worker of the fork goes on with the last, 80 ms; the other takes the rest. In order it would be 120 ms, not 80.
+  // The worker of the fork continues with the last node, 80 ms; the other worker takes the rest. In order it would be
+  // 120 ms, not 80.
   for (const double milliseconds : {15, 20, 25, 20, 80}) {
     done.push_back(graph.token(sg::Rank{0}));
     all.push_back(done.back());

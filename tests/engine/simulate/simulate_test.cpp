@@ -21,7 +21,7 @@ namespace {
 
 constexpr sg::Rank r0{0}, r1{1};
 
-// A node that takes so many seconds where the rate is one flop a second.
+// A node that takes `seconds` at a rate of one flop per second.
 sg::Node timed(sg::Graph& graph, double seconds, sg::NodeSpec spec = {}) {
   spec.cost.flops = seconds;
   if (!spec.lane && !spec.rank) spec.rank = r0;
@@ -37,7 +37,7 @@ sg::Machine one_pool(int workers, sg::PoolOrder order) {
 
 }  // namespace
 
-TEST_CASE("a node takes its overhead, then the longer of computing and moving", "[engine][simulate]") {
+TEST_CASE("a node takes its overhead, then the longer of compute time and memory time", "[engine][simulate]") {
   sg::Graph graph;
   const sg::Node a  = graph.add({.name = "a", .op = "slow", .cost = {.flops = 6, .bytes_moved = 10}, .rank = r0});
   const sg::Node b  = graph.add({.name = "b", .cost = {.flops = 6, .bytes_moved = 40}, .rank = r0});
@@ -71,7 +71,7 @@ TEST_CASE("nodes start when their predecessors have ended", "[engine][simulate]"
   CHECK(times.nodes[d.id] == sg::NodeTime{5, 9, -1});
   CHECK(times.makespan_s == 9);
 
-  // Edges of the caller's own, from a higher to a lower number: d before c before a.
+  // The caller's own edges, from higher to lower numbers: d before c before a.
   sg::Edges edges;
   edges.pred_begin          = {0, 1, 2, 3, 3};
   edges.preds               = {c.id, a.id, d.id};
@@ -82,7 +82,7 @@ TEST_CASE("nodes start when their predecessors have ended", "[engine][simulate]"
   CHECK(turned.nodes[b.id] == sg::NodeTime{7, 10, -1});
 }
 
-TEST_CASE("what can never start is reported by name", "[engine][simulate][refuses]") {
+TEST_CASE("nodes that can never start are reported by name", "[engine][simulate][refuses]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   const auto send      = [&](sg::Rank from, sg::PartOp op, sg::Rank peer, const char* name) {
@@ -102,7 +102,7 @@ TEST_CASE("what can never start is reported by name", "[engine][simulate][refuse
                        MessageMatches(ContainsSubstring("'alone' (barrier on group 'pair') meets 0 other parts")));
 }
 
-TEST_CASE("what does not fit together is refused", "[engine][simulate][refuses]") {
+TEST_CASE("graphs, edges and machines that do not fit are refused", "[engine][simulate][refuses]") {
   sg::Graph graph(2);
   const sg::Node node = timed(graph, 1, {.name = "a"});
   CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(3)), sg::Error,
@@ -136,7 +136,7 @@ TEST_CASE("a pool of n workers runs n nodes at a time, the first ready first", "
 }
 
 TEST_CASE("first_ready goes by ready time before node number", "[engine][simulate]") {
-  // One worker. `late` has the lower number, but `early` is ready while `second` runs.
+  // One worker. `late` has the lower number, but `early` becomes ready while `second` runs.
   sg::Graph graph;
   const sg::Buffer x = graph.token(r0), y = graph.token(r0);
   const sg::Node first     = timed(graph, 1, {.writes = {x}});
@@ -150,7 +150,7 @@ TEST_CASE("first_ready goes by ready time before node number", "[engine][simulat
   CHECK(times.nodes[late.id].begin_s == 3);
 }
 
-TEST_CASE("what becomes ready at one time goes by node number", "[engine][simulate]") {
+TEST_CASE("nodes that become ready at the same time start by node number", "[engine][simulate]") {
   sg::Graph graph;
   const sg::Buffer x = graph.token(r0), y = graph.token(r0);
   timed(graph, 1, {.writes = {x}});
@@ -163,9 +163,10 @@ TEST_CASE("what becomes ready at one time goes by node number", "[engine][simula
   CHECK(times.nodes[last.id].begin_s == 2);
 }
 
-TEST_CASE("work stealing goes on with the last successor, then its newest; thieves take the oldest",
+TEST_CASE("a work-stealing worker continues with the last successor, then its newest task; thieves take the oldest",
           "[engine][simulate]") {
-  // a's successors b, c, d, e become ready at once. Worker 0 keeps e and pushes b, c, d; worker 1 steals b.
+  // The successors b, c, d, e of a become ready at the same time. Worker 0 keeps e and pushes b, c, d; worker 1 steals
+  // b.
   sg::Graph graph;
   const sg::Buffer x = graph.token(r0);
   const sg::Node a   = timed(graph, 1, {.writes = {x}});
@@ -179,8 +180,9 @@ TEST_CASE("work stealing goes on with the last successor, then its newest; thiev
   CHECK(times.nodes[c.id] == sg::NodeTime{8, 10, 0});
 }
 
-TEST_CASE("work stealing finishes what a source began before it takes the next source", "[engine][simulate]") {
-  // Chains of two: worker 0 takes s0 and s1's worker likewise; then each goes on with its own chain, then the sources.
+TEST_CASE("a work-stealing worker finishes the chain of a source before it takes the next source",
+          "[engine][simulate]") {
+  // Chains of two: each worker takes a source, continues with its chain, then takes the next source.
   sg::Graph graph;
   std::vector<sg::Node> sources, ends;
   for (int i = 0; i < 4; ++i) {
@@ -199,7 +201,7 @@ TEST_CASE("work stealing finishes what a source began before it takes the next s
   }
 }
 
-TEST_CASE("a thief looks where it found work last, and at the sources before others' queues", "[engine][simulate]") {
+TEST_CASE("a thief tries its last victim first, then the sources, then other queues", "[engine][simulate]") {
   SECTION("sources") {
     sg::Graph graph;
     const sg::Buffer x = graph.token(r0);
@@ -239,7 +241,7 @@ TEST_CASE("a parallel node uses idle workers and gives them up at once", "[engin
   const sg::Lane lane = graph.lane(r0, sg::LaneKind::compute), host = graph.lane(r0, sg::LaneKind::host);
   const sg::Node wide = timed(graph, 12, {.lane = lane, .parallel = true});
   CHECK(simulate(graph, one_pool(4, order)).makespan_s == 3);
-  // A node on a lane that no pool binds is over after 1 s; then another needs a worker for 1 s.
+  // A node on a lane without a pool ends after 1 s; then another node needs a worker for 1 s.
   const sg::Buffer x = graph.token(r0);
   timed(graph, 1, {.lane = host, .writes = {x}});
   const sg::Node other = timed(graph, 1, {.lane = graph.lane(r0, sg::LaneKind::tp), .reads = {x}});
@@ -255,13 +257,13 @@ TEST_CASE("a parallel node uses idle workers and gives them up at once", "[engin
   timed(two, 12, {.parallel = true});
   CHECK_THAT(simulate(two, one_pool(4, order)).makespan_s, WithinRel(6.0, 1e-12));
   CHECK_THAT(simulate(two, one_pool(3, order)).makespan_s, WithinRel(8.0, 1e-12));
-  // An overhead is nobody's to share.
+  // Helpers do not shorten the overhead.
   sg::Machine slow = one_pool(4, order);
   slow.rate(sg::NodeKind::compute, {.flops_per_s = 1, .overhead_s = 2});
   CHECK_THAT(simulate(two, slow).makespan_s, WithinRel(8.0, 1e-12));
 }
 
-TEST_CASE("without a network a communication is copying by a worker and who is idle", "[engine][simulate]") {
+TEST_CASE("without a network a communication is a copy by one worker and the idle ones", "[engine][simulate]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   for (const sg::Rank rank : {r0, r1}) {
@@ -273,31 +275,31 @@ TEST_CASE("without a network a communication is copying by a worker and who is i
   }
   timed(graph, 100, {.lane = graph.lane(r0, sg::LaneKind::compute)});
   const sg::Rates rates{.compute = {.flops_per_s = 1}, .communicate = {.bytes_per_s = 10, .overhead_s = 1}};
-  // 400 bytes at 10 a second, by worker 0 alone, or with one or three more.
+  // 400 bytes at 10 per second, by worker 0 alone, or with one or three helpers.
   CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 2, .rates = rates})).nodes[0].end_s == 41);
   CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 3, .rates = rates})).nodes[0].end_s == 21);
   const sg::Timeline times = simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 5, .rates = rates}));
   CHECK(times.nodes[0] == sg::NodeTime{0, 11, 0});
   CHECK(times.nodes[1] == sg::NodeTime{0, 11, 0});
   CHECK(times.nodes[2] == sg::NodeTime{0, 100, 1});
-  // No faster than the memory, however many copy.
+  // Any number of workers is limited by the memory bandwidth.
   CHECK(simulate(graph, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
             .nodes[0]
             .end_s == 21);
-  // Bytes that a builder counts too are the same bytes.
+  // Bytes that the builder already counted are not added again.
   const sg::Graph counted = sg::testing::rebuild(graph, [](sg::Node node, sg::NodeSpec& spec) {
     if (node.id < 2) spec.cost.bytes_moved = 200;
   });
   CHECK(simulate(counted, sg::loopback_machine({.ranks = 2, .threads = 5, .memory_bytes_per_s = 20, .rates = rates}))
             .nodes[0]
             .end_s == 21);
-  // Unbound: nobody helps.
+  // Without a pool there are no helpers.
   sg::Machine unbound(2);
   unbound.rate(sg::NodeKind::communicate, rates.communicate);
   CHECK(simulate(graph, unbound).nodes[0] == sg::NodeTime{0, 41, -1});
 }
 
-TEST_CASE("an op that was measured takes its time beside others, or alone", "[engine][simulate]") {
+TEST_CASE("a measured op takes its busy time or its time alone", "[engine][simulate]") {
   const auto order    = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
   sg::Machine machine = one_pool(3, order);
   machine.rate(sg::NodeKind::compute, {.overhead_s = 1});
@@ -308,9 +310,9 @@ TEST_CASE("an op that was measured takes its time beside others, or alone", "[en
     return simulate(graph, machine).makespan_s;
   };
   CHECK_THAT(makespan(1), WithinRel(1.0 + 4, 1e-12));
-  CHECK_THAT(makespan(1, true), WithinRel(1.0 + 4, 1e-12));  // whoever helps is in what was measured
+  CHECK_THAT(makespan(1, true), WithinRel(1.0 + 4, 1e-12));  // the measurement includes helpers
   CHECK_THAT(makespan(3), WithinRel(1.0 + 12, 1e-12));
-  // Two of three: each has half an idle worker, one of which makes it twice as fast.
+  // Two nodes on three workers: each has half an idle worker. A whole one would double its speed.
   CHECK_THAT(makespan(2), WithinRel(1.0 + 8, 1e-12));
   sg::Machine single = one_pool(1, order);
   single.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
@@ -318,7 +320,7 @@ TEST_CASE("an op that was measured takes its time beside others, or alone", "[en
   timed(graph, 50, {.op = "mul"});
   CHECK_THAT(simulate(graph, single).makespan_s, WithinRel(2.0, 1e-12));
 
-  // Parts that meet are looked up together.
+  // Matched parts are looked up together.
   sg::Graph two(2);
   const sg::Group pair = two.group({.ranks = {r0, r1}});
   for (const sg::Rank rank : {r0, r1}) {
@@ -335,8 +337,8 @@ TEST_CASE("an op that was measured takes its time beside others, or alone", "[en
 TEST_CASE("parts bound to several pools take one worker of each, all at once", "[engine][simulate]") {
   const auto order = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
   CAPTURE(to_string(order));
-  // Each rank has one worker, and three messages go round. What came first goes first: while rank 1's worker is busy,
-  // that of rank 0 waits for it. Where work is stolen, messages come before all else.
+  // Each rank has one worker, and three messages form a ring. The first message goes first: while rank 1's worker is
+  // busy, rank 0's worker waits for it. With work stealing, messages precede other work.
   sg::Graph graph(3);
   const sg::Group all = graph.group({.name = "all", .ranks = {r0, r1, sg::Rank{2}}});
   const auto message  = [&](sg::Rank from, sg::Rank to) {
@@ -367,8 +369,8 @@ TEST_CASE("parts bound to several pools take one worker of each, all at once", "
   CHECK(times.nodes[behind.id] == sg::NodeTime{first + 3, first + 4, 0});
 }
 
-TEST_CASE("a message does not wait until a worker runs out of its own work", "[engine][simulate]") {
-  // Rank 0's worker goes on with what it made ready, unless a message needs it.
+TEST_CASE("a message does not wait until a worker has finished its own tasks", "[engine][simulate]") {
+  // Rank 0's worker continues with its own successors unless a message needs it.
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {r0, r1}});
   for (int i = 0; i < 3; ++i) timed(graph, 1, {.lane = graph.lane(r0, sg::LaneKind::compute)});

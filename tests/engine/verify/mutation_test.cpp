@@ -1,5 +1,5 @@
-// The verifier against an independent oracle: random graphs are found sound, and a random change to a graph or to its
-// edges is reported exactly when brute force over all executions says that it does harm.
+// Tests the verifier against an independent oracle: random graphs are sound, and a random change to a graph or its
+// edges is reported exactly if brute force over all executions finds it harmful.
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -68,8 +68,8 @@ namespace {
 
 using Flaws = std::set<sg::Flaw>;
 
-// What the verifier may report. A lane that the next run breaks may be called either, and the oracle does not look for
-// deadlocks among parts that do not fit.
+// The flaws that the verifier may report. A lane that the next run breaks may be reported as either, and the oracle
+// does not look for deadlocks among parts that do not match.
 Flaws allowed(const Harm& harm) {
   Flaws flaws;
   if (harm.race) flaws.insert(sg::Flaw::race);
@@ -80,13 +80,13 @@ Flaws allowed(const Harm& harm) {
   if (harm.unmatched) flaws.insert(sg::Flaw::unmatched_part);
   if (harm.bad_overlap) flaws.insert(sg::Flaw::bad_overlap);
   if (harm.deadlock || harm.mismatched || harm.unmatched) flaws.insert(sg::Flaw::deadlock);
-  // Lanes are what order is counted in: once one is broken, what is before what is anyone's guess.
+  // The verifier's clocks count lane positions. With a broken lane, they are unreliable.
   if (harm.broken_lane) flaws.insert({sg::Flaw::race, sg::Flaw::loop_race});
   return flaws;
 }
 
-// What it has to report, so that one harm does not hide another. Among nodes that wait for each other there is no order
-// to be checked, and a race inside a run is one with the next run as well.
+// The flaws that it must report, so that one does not hide another. Nodes in a cycle have no order to check, and a race
+// within a run is also one with the next run.
 Flaws required(const Harm& harm, const Flaws& reported) {
   Flaws flaws;
   if (harm.deadlock) flaws.insert(sg::Flaw::deadlock);
@@ -102,7 +102,7 @@ Flaws required(const Harm& harm, const Flaws& reported) {
   return flaws;
 }
 
-// Fails where verifier and oracle disagree; returns what the oracle says.
+// Fails if verifier and oracle disagree; returns the oracle's result.
 Harm agree_on_harm(const Mutant& mutant) {
   const auto& [graph, edges] = mutant;
   const Harm harm            = find_harm(graph, edges);
@@ -125,7 +125,7 @@ struct Counts {
 
 }  // namespace
 
-TEST_CASE("the verifier reports a mutation exactly when the oracle says that it does harm", "[engine][verify]") {
+TEST_CASE("the verifier reports a mutation exactly if the oracle finds it harmful", "[engine][verify]") {
   std::array<Counts, num_mutations> counts;
   std::map<std::string, int> kinds;
   for (int seed = 0; seed < cases(4000); ++seed) {
@@ -160,8 +160,8 @@ TEST_CASE("the verifier reports a mutation exactly when the oracle says that it 
   INFO(table);
   CHECK(all.harmful >= at_least(20000));
   CHECK(all.harmless >= at_least(20000));
-  // Every kind of change must have been seen to do harm and to do none, and every kind of harm to come alone: a
-  // verifier that does not know it would have been caught.
+  // Every kind of change must have occurred with and without harm, and every kind of harm alone, so that a verifier
+  // that misses one is caught.
   for (std::size_t m = 0; m < num_mutations; ++m) {
     CAPTURE(to_string(static_cast<Mutation>(m)));
     if (static_cast<Mutation>(m) != Mutation::add_loop_edge) CHECK(counts[m].harmful >= at_least(40));

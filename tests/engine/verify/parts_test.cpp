@@ -1,4 +1,4 @@
-// What the verifier says of parts: sizes of shards, peers of permutations, and what may be done in place.
+// The verifier on parts: sizes of shards, peers of permutations, and in-place operations.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -14,7 +14,7 @@ using enum sg::PartOp;
 
 namespace {
 
-// Three ranks, each with a persistent buffer x of 48 bytes, and a group of them all.
+// Three ranks, each with a persistent buffer x of 48 bytes, and a group of all of them.
 struct Three {
   Three() : graph(3) {
     for (int rank = 0; rank < 3; ++rank)
@@ -72,7 +72,7 @@ auto ranges(std::initializer_list<std::pair<std::int64_t, std::int64_t>> list) {
 
 }  // namespace
 
-TEST_CASE("uneven shards fit where each member's access has its size", "[engine][verify][parts]") {
+TEST_CASE("uneven shards fit if each member's access has the right size", "[engine][verify][parts]") {
   for (const std::int64_t of_last : {12, 8}) {
     Three three;
     for (int rank = 0; rank < 3; ++rank) {
@@ -87,14 +87,14 @@ TEST_CASE("uneven shards fit where each member's access has its size", "[engine]
     for (int rank = 0; rank < 3; ++rank) {
       const sg::Buffer x     = other.x[static_cast<std::size_t>(rank)];
       const std::int64_t own = rank == 0 ? 4 : rank == 1 ? 0 : 12;
-      const std::int64_t of1 = rank == 0 ? 4 : 0;  // rank 0 expects something of rank 1
+      const std::int64_t of1 = rank == 0 ? 4 : 0;  // rank 0 expects bytes from rank 1
       other.add(rank, {.op = all_gather}, x.range(0, own), {x.range(20, 4), x.range(24, of1), x.range(28, 12)});
     }
     CHECK_THAT(other.flaws(), ContainsSubstring("it has 4 bytes for the shard of rank 1, which sends 0"));
   }
 }
 
-TEST_CASE("a part whose own sizes cannot be is found in a slice too", "[engine][verify][parts]") {
+TEST_CASE("a part with invalid sizes is also found in a slice", "[engine][verify][parts]") {
   const auto mismatch = [](const std::string& text, const char* why) {
     CHECK_THAT(text, ContainsSubstring("mismatched parts") && ContainsSubstring(why));
   };
@@ -112,11 +112,11 @@ TEST_CASE("a part whose own sizes cannot be is found in a slice too", "[engine][
            "sends itself 4 bytes and receives 8");
 }
 
-TEST_CASE("all_to_all pairs what each sends to each", "[engine][verify][parts]") {
+TEST_CASE("all_to_all matches the sizes of every pair of members", "[engine][verify][parts]") {
   for (const bool fits : {true, false}) {
     Three three;
     for (int a = 0; a < 3; ++a) {
-      // a sends 4 * (a + b) bytes to b: as much as b sends to a.
+      // a sends 4 * (a + b) bytes to b, as many as b sends to a.
       const sg::Buffer x = three.x[static_cast<std::size_t>(a)];
       sg::AccessList slices;
       std::int64_t at = 0;
@@ -132,7 +132,7 @@ TEST_CASE("all_to_all pairs what each sends to each", "[engine][verify][parts]")
   }
 }
 
-TEST_CASE("the members of a permutation must agree on who sends to whom", "[engine][verify][parts]") {
+TEST_CASE("the members of a permutation must agree on senders and receivers", "[engine][verify][parts]") {
   const auto ring = [](sg::Rank last_peer, sg::Rank first_source, std::int64_t received = 8) {
     Three three;
     for (int rank = 0; rank < 3; ++rank) {
@@ -154,7 +154,7 @@ TEST_CASE("the members of a permutation must agree on who sends to whom", "[engi
   CHECK_THAT(ring(sg::Rank{0}, sg::Rank{2}, 4), ContainsSubstring("sizes do not fit"));
 }
 
-TEST_CASE("a part is in place only where its operation leaves the very byte", "[engine][verify][overlap]") {
+TEST_CASE("a part may be in place only at the offsets its operation allows", "[engine][verify][overlap]") {
   const auto good = [](const std::string& text) { CHECK(text == ""); };
   const auto bad  = [](const std::string& text) {
     CHECK_THAT(text, ContainsSubstring("input overlaps output: rank ") && ContainsSubstring("of buffer 'x'"));
@@ -184,12 +184,12 @@ TEST_CASE("a part is in place only where its operation leaves the very byte", "[
   good(flaws_alone({.op = barrier}, 0, range(0, 8), range(4, 8)));
 }
 
-TEST_CASE("in place, slices that are exchanged must lie alike on both sides", "[engine][verify][overlap]") {
+TEST_CASE("slices exchanged in place must have the same layout on both sides", "[engine][verify][overlap]") {
   const auto bad = ContainsSubstring("input overlaps output");
-  // The same bytes, but cut elsewhere: what is sent to rank 1 would be overwritten before it is sent to rank 2.
+  // The same bytes, but cut differently: the slice for rank 2 would be overwritten before it is sent.
   CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 8}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
              bad);
-  // As large, but not at the same place: the slice to rank 2 lies where that from rank 1 goes.
+  // The same sizes at different offsets: the slice to rank 2 lies where the slice from rank 1 goes.
   CHECK_THAT(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {20, 4}, {8, 4}}), ranges({{0, 4}, {4, 8}, {12, 4}})),
              bad);
 }
@@ -216,7 +216,7 @@ TEST_CASE("a program refuses parts whose sizes do not fit", "[engine][lowering][
   CHECK_THROWS_AS(sg::Program(three.graph, world), sg::Error);
 }
 
-TEST_CASE("a graph refuses roots, peers and sources that cannot be", "[engine][graph][refuses]") {
+TEST_CASE("a graph refuses invalid roots, peers and sources", "[engine][graph][refuses]") {
   const auto refused = [](sg::PartSpec part, const char* why) {
     Three three;
     part.group = three.group;

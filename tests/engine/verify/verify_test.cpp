@@ -26,7 +26,7 @@ sg::Edges without(sg::Edges edges, sg::Node from, sg::Node to, bool loop = false
   return edges;
 }
 
-// The first finding of a kind; one missing edge may break more than one thing, also around the loop.
+// The first finding of a kind. One missing edge may cause several, also around the loop.
 std::string first_message(const sg::Graph& graph, const sg::Edges& edges, sg::Flaw flaw) {
   for (const sg::Finding& finding : sg::find_flaws(graph, edges)) {
     if (finding.flaw == flaw) return finding.message;
@@ -94,7 +94,7 @@ TEST_CASE("a read that nothing wrote is reported with the bytes that are missing
   CHECK_THAT(first_message(sum, sg::Flaw::unwritten_read), ContainsSubstring("'add' reads bytes [0, 4) of buffer 'y'"));
 }
 
-TEST_CASE("parts that meet must agree", "[engine][verify][parts]") {
+TEST_CASE("matched parts must agree", "[engine][verify][parts]") {
   const auto message = [](const sg::PartSpec& mine, const sg::PartSpec& theirs, std::int64_t my_bytes,
                           std::int64_t their_bytes) {
     sg::Graph graph(2);
@@ -136,7 +136,7 @@ TEST_CASE("parts that meet must agree", "[engine][verify][parts]") {
   CHECK_THAT(message(from0, from1, 8, 8), ContainsSubstring("differ in root"));
 }
 
-TEST_CASE("parts in another order than their peers' are reported", "[engine][verify][parts]") {
+TEST_CASE("parts issued in another order than their peers are reported", "[engine][verify][parts]") {
   sg::Graph graph(2);
   const sg::Group group = pair_of(graph);
   for (const sg::Rank rank : {r0, r1}) {
@@ -149,7 +149,7 @@ TEST_CASE("parts in another order than their peers' are reported", "[engine][ver
   CHECK(findings[0].flaw == sg::Flaw::mismatched_part);
 }
 
-TEST_CASE("an unmatched send is reported, and who is missing", "[engine][verify][parts]") {
+TEST_CASE("an unmatched send is reported with the missing rank", "[engine][verify][parts]") {
   sg::Graph graph(2);
   const sg::Group group = pair_of(graph);
   const sg::Buffer x    = graph.buffer({.name = "x", .size_bytes = 4, .lifetime = sg::Lifetime::persistent});
@@ -157,11 +157,11 @@ TEST_CASE("an unmatched send is reported, and who is missing", "[engine][verify]
              .reads = {x},
              .part  = sg::PartSpec{.group = group, .op = sg::PartOp::send, .peer = r1, .message = "x"}});
   CHECK_THAT(first_message(graph, sg::Flaw::unmatched_part),
-             ContainsSubstring("'tell'") && ContainsSubstring("is not met by rank 1"));
+             ContainsSubstring("'tell'") && ContainsSubstring("has no matching part on rank 1"));
 }
 
 TEST_CASE("ranks that wait for each other are reported as a cycle", "[engine][verify][deadlock]") {
-  // Each rank wants to hear from the other before it speaks.
+  // Each rank waits for a message from the other before it sends.
   sg::Graph graph(2);
   const sg::Group up = pair_of(graph, "up"), down = pair_of(graph, "down");
   std::vector<sg::Buffer> mine, theirs;
@@ -188,7 +188,7 @@ TEST_CASE("ranks that wait for each other are reported as a cycle", "[engine][ve
 }
 
 TEST_CASE("parts that are issued together do not wait for each other", "[engine][verify][deadlock]") {
-  // A ring: every rank sends and receives at once.
+  // A ring: every rank sends and receives at the same time.
   constexpr int ranks = 4;
   for (const bool together : {true, false}) {
     CAPTURE(together);
@@ -250,19 +250,20 @@ TEST_CASE("edges of another graph are refused", "[engine][verify][refuses]") {
   CHECK_THROWS_AS(sg::find_flaws(graph, other.edges()), sg::Error);
 }
 
-TEST_CASE("verify is silent on the sharded step and not on one with a slot too few edges", "[engine][verify]") {
+TEST_CASE("verify accepts the sharded step, and reports one that lacks an edge between uses of a slot",
+          "[engine][verify]") {
   const sg::ShardedStep step = sg::sharded_step({.ranks = 2, .layers = 3, .width = 4, .batch = 2});
   CHECK(sg::find_flaws(step.graph, step.graph.edges()).empty());
-  // The gather of layer 2 reuses the slot of layer 0: losing that edge is the race the slots are there to prevent.
+  // The gather of layer 2 reuses the slot of layer 0. Without that edge there is the race that the slots must prevent.
   CHECK(first_message(step.graph, without(step.graph.edges(), step.forwards[0][0], step.gathers[0][2]), sg::Flaw::race)
             .find("weight slot 0") != std::string::npos);
 }
 
-TEST_CASE("verify with room for no finding is refused", "[engine][verify][refuses]") {
+TEST_CASE("verify with max_findings 0 is refused", "[engine][verify][refuses]") {
   CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), sg::Graph().edges(), {.max_findings = 0}), sg::Error);
 }
 
-TEST_CASE("what a partial write leaves of an earlier access is still checked", "[engine][verify]") {
+TEST_CASE("the rest of an access after a partial write is still checked", "[engine][verify]") {
   sg::Graph graph;
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 8});
   const sg::Node whole = graph.add({.name = "whole", .writes = {x}});

@@ -67,7 +67,7 @@ void every_size(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-// Rows and pieces that are longer than a block a world may copy them through.
+// Rows and pieces longer than the block through which a world may copy them.
 void long_rows(Trial& trial, const ConformanceOptions& options) {
   for (const PartOp op : all_collectives) {
     for (const Placement placement : {Placement::strided, Placement::shuffled}) {
@@ -84,7 +84,7 @@ void long_rows(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-// Larger than what a world may cut its work into.
+// Larger than the tiles into which a world may cut its work.
 void large(Trial& trial, const ConformanceOptions& options) {
   const DType type = options.types.back();
   const int n      = trial.num_ranks();
@@ -119,7 +119,7 @@ void subset_groups(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-// Groups that share no rank, then groups that share one, without data between them: they may all be under way at once.
+// Groups that share no rank, then groups that share one, without data dependencies: all may run at the same time.
 void groups_at_once(Trial& trial, const ConformanceOptions& options) {
   const int n = trial.num_ranks();
   for (int round = 0; round < 4; ++round) {
@@ -134,7 +134,7 @@ void groups_at_once(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-// Operations of one group on several lanes, without data between them: only the communicator's order holds them.
+// Operations of one group on several lanes, without data dependencies: only the communicator orders them.
 void interleaved(Trial& trial, const ConformanceOptions& options) {
   for (std::size_t round = 0; round < 6; ++round) {
     for (const PartOp op : all_collectives) {
@@ -201,7 +201,7 @@ Meeting message(Trial& trial, Group group, int from, int to, DType type, const s
                        .peer   = Rank{from}}}};
 }
 
-// Every pair, both ways, several in a row and of different sizes, on one group and on the pair's own.
+// Every pair, in both directions, several in a row and of different sizes, on one group and on a group of the pair.
 void messages(Trial& trial, const ConformanceOptions& options) {
   const int n      = trial.num_ranks();
   std::size_t turn = 0;
@@ -223,7 +223,7 @@ void messages(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-// Rounds of a ring: every rank's send and receive have one place in its issue order, so neither waits for the other.
+// Rounds of a ring: the send and the receive of a rank share an issue position, so neither waits for the other.
 void rings(Trial& trial, const ConformanceOptions&) {
   const int n = trial.num_ranks(), elements = 9;
   if (n < 2) return;
@@ -247,7 +247,8 @@ void rings(Trial& trial, const ConformanceOptions&) {
   }
 }
 
-// Who sent may write again at once, and nobody's output is another's: everybody changes what it sent and received.
+// A sender may overwrite its bytes at once, and members do not share output memory: each member changes what it sent
+// and received.
 void distinct_memory(Trial& trial, const ConformanceOptions& options) {
   std::size_t turn = 0;
   for (const PartOp op : all_collectives) {

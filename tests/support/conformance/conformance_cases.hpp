@@ -15,14 +15,14 @@ struct ConformanceCase {
 };
 [[nodiscard]] std::span<const ConformanceCase> conformance_cases() noexcept;
 
-// Communications drawn at random, on groups of all kinds, between the same few buffers.
+// Random communications on groups of all kinds, between the same few buffers.
 void add_random(Trial& trial, std::uint64_t seed, int num_communications);
 
 [[nodiscard]] std::vector<int> everyone(const Trial& trial);
-// Subsets of the ranks in many an order: all, reversed, with holes, shuffled, of one.
+// Subsets of the ranks in various orders: all, reversed, with holes, shuffled, of one rank.
 [[nodiscard]] std::vector<std::vector<int>> subsets(const Trial& trial);
 
-// A communication of its own memory, as the cases are made of.
+// A communication with its own memory; the cases consist of these.
 struct Exercise {
   PartOp op                                                        = PartOp::barrier;
   DType type                                                       = DType::i32;
@@ -33,8 +33,8 @@ struct Exercise {
   enum class Shards : std::uint8_t { even, uneven, sparse } shards = Shards::even;  // sparse: every other one is empty
   Placement placement                                              = Placement::tight;
   bool in_place                                                    = false;  // where the operation allows it
-  bool touch_after = false;  // every member changes what it sent and what it received afterwards
-  bool rounding    = false;  // numbers that round
+  bool touch_after = false;  // every member changes its input and output afterwards
+  bool rounding    = false;  // numbers whose sums round
 };
 void add(Trial& trial, const Exercise& exercise);
 

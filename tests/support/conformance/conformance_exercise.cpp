@@ -47,7 +47,7 @@ class Builder {
     if (what_.shards == Exercise::Shards::sparse) return member % 2 ? 0 : what_.elements;
     return what_.elements;
   }
-  // From one member to another, for all_to_all; in place the two directions are alike.
+  // From one member to another, for all_to_all. In place, both directions have the same size.
   [[nodiscard]] int slice(int from, int to) const {
     if (what_.shards == Exercise::Shards::uneven) return (from + (what_.in_place ? 1 : 2) * to) % 4;
     if (what_.shards == Exercise::Shards::sparse) return (from + to) % 2 ? 0 : what_.elements;
@@ -59,13 +59,13 @@ class Builder {
     for (int i = 0; i < n_; ++i) sizes.push_back(size(i));
     return sizes;
   }
-  // As `count` accesses that are not alike.
+  // Cuts into `count` accesses of different sizes.
   static std::vector<int> cut(int elements, int count) {
     std::vector<int> sizes(static_cast<std::size_t>(count), elements / (count + 1));
     sizes.back() += elements - std::accumulate(sizes.begin(), sizes.end(), 0);
     return sizes;
   }
-  // A side that holds a shard for each: as many accesses as members, or, if all are alike, some other number.
+  // A side that holds a shard of each member: one access per member or, if all shards are equal, another number.
   [[nodiscard]] std::vector<int> held(const std::vector<int>& shards) const {
     const bool may_cut =
         what_.shards == Exercise::Shards::even && what_.placement != Placement::tight && !what_.in_place;
@@ -125,7 +125,7 @@ class Builder {
         break;
       }
       case PartOp::permute: {
-        // Round the ring, by one or by two; sparse: nobody sends to the first member.
+        // Around the ring, by one or by two. Sparse: no member sends to the first one.
         const int by   = what_.shards == Exercise::Shards::uneven ? 2 : 1;
         const int peer = (i + by) % n_, source = (i + n_ - by % n_) % n_;
         const bool none = what_.shards == Exercise::Shards::sparse;

@@ -4,7 +4,7 @@
 namespace stepgraph::testing {
 namespace {
 
-// The numbers of a random graph, the same in every process.
+// Random numbers that are the same in every process.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : state_(mix(seed)) {}
@@ -14,7 +14,7 @@ class Draw {
   std::uint64_t state_;
 };
 
-// Every rank has two buffers of bytes; each communication goes from one to the other, at places drawn at random.
+// Every rank has two buffers of bytes. Each communication goes from one to the other, at random places.
 class RandomTrial {
  public:
   RandomTrial(Trial& trial, std::uint64_t seed) : trial_(trial), draw_(seed), sets_(subsets(trial)) {

@@ -85,7 +85,7 @@ OneCollective one_collective(const OneCollectiveOptions& options) {
     made.in.push_back(buffer("in", cut_in && !options.in_place ? shard(m) : whole));
     made.out.push_back(options.in_place ? made.in.back() : buffer("out", cut_out ? shard(m) : whole));
   }
-  // The side with all shards: one access per member where they differ.
+  // The side with all shards: one access per member if they differ.
   const auto all = [&](Buffer buffer) {
     AccessList list;
     if (!options.uneven || !shards) return AccessList(buffer);

@@ -18,13 +18,13 @@ struct OneCollectiveOptions {
   Reduction reduction      = Reduction::sum;
   int root                 = 0;  // a rank
   bool in_place            = false;
-  bool uneven   = false;  // all_gather, reduce_scatter: the more, the later the member; the first has nothing
-  int repeats   = 1;      // one after another on the same buffers
-  LaneKind lane = LaneKind::reduce;
+  bool uneven              = false;  // all_gather, reduce_scatter: later members have more; the first has nothing
+  int repeats              = 1;      // runs on the same buffers, one after another
+  LaneKind lane            = LaneKind::reduce;
 };
 
-// A graph with one collective and nothing else. Buffers are persistent; what members read is filled with small integers
-// that depend on rank and place.
+// A graph with one collective and nothing else. Buffers are persistent. Inputs are filled with small integers that
+// depend on rank and position.
 struct OneCollective {
   Graph graph;
   std::vector<Buffer> in, out;  // by member; in place: the same

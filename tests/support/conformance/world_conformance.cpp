@@ -12,7 +12,7 @@
 namespace stepgraph::testing {
 namespace {
 
-// Runs trials in one world and notes what is wrong.
+// Runs trials in one world and collects failures.
 class Suite {
  public:
   Suite(World& world, const ConformanceOptions& options)
@@ -50,7 +50,7 @@ class Suite {
     return !stopped_ && trial.name().find(options_.only) != std::string::npos;
   }
 
-  // Workers for all lanes the trials use, on all local ranks.
+  // The number of waiting lanes that the trials use, on all local ranks.
   [[nodiscard]] int count_waiting_lanes() {
     int num_local = 0;
     for (int rank = 0; rank < world_.num_ranks(); ++rank) {
@@ -66,10 +66,10 @@ class Suite {
 
   void fail(const Trial& trial, const std::string& why) { failures_.push_back(str("'", trial.name(), "': ", why)); }
 
-  // The program of a trial, and which of its buffers each of the trial's is.
+  // The program of a trial, and its buffer for each buffer of the trial.
   struct Prepared {
     Program program;
-    std::vector<std::optional<Buffer>> buffers;  // by buffer of the trial; none: elsewhere
+    std::vector<std::optional<Buffer>> buffers;  // by buffer of the trial; none: on another process
   };
 
   std::optional<Prepared> prepare(const Trial& trial) {
@@ -99,7 +99,7 @@ class Suite {
     for (std::uint64_t step = 1; prepared && step <= 2 && !stopped_; ++step) run_step(trial, *prepared, step);
   }
 
-  // What the step before left behind must not matter: every step has other numbers.
+  // Every step uses other numbers, so that data of the previous step cannot hide errors.
   void run_step(const Trial& trial, const Prepared& prepared, std::uint64_t step) {
     const Trial::Image before = trial.before(step);
     set(prepared, before);
@@ -147,7 +147,7 @@ class Suite {
                decode(spec.type, expected.data() + first * unit), " expected)");
   }
 
-  // A rank fails before it takes a message that was sent to it and before an operation that all others wait in.
+  // A rank fails before it receives a message that was sent to it, and before an operation in which all others wait.
   void run_failing(Trial& trial, Rank rank) {
     ++num_run_;
     const int n      = world_.num_ranks();
@@ -191,7 +191,7 @@ class Suite {
   int waiting_lanes_;
   Executor executor_;
   int num_run_  = 0;
-  bool stopped_ = false;  // a step failed: what comes next would mean nothing
+  bool stopped_ = false;  // a step failed: later results would be meaningless
   std::vector<std::string> failures_;
 };
 

@@ -5,7 +5,7 @@
 
 namespace stepgraph::testing {
 
-// The conformance suite as a test, for worlds that hold all ranks: `make(num_ranks)` makes one.
+// The conformance suite as a test, for worlds that hold all ranks. `make(num_ranks)` creates a world.
 template <class MakeWorld>
 requires std::invocable<MakeWorld&, int>
 void world_conformance(MakeWorld make, const ConformanceOptions& options = {}) {

@@ -55,7 +55,7 @@ std::vector<Edge> edges_in(const Rows& rows) {
   return edges;
 }
 
-// All edges inside a rank that are not there yet and that `wanted` likes.
+// All absent edges inside a rank that satisfy `wanted`.
 template <class Wanted>
 std::vector<Edge> absent_edges(const Graph& graph, const Rows& rows, Wanted&& wanted) {
   std::vector<Edge> edges;
@@ -69,7 +69,7 @@ std::vector<Edge> absent_edges(const Graph& graph, const Rows& rows, Wanted&& wa
   return edges;
 }
 
-// False: nothing to change.
+// Returns false if there is nothing to change.
 bool mutate_rows(const Graph& graph, Rows& rows, Mutation mutation, Random& random) {
   const std::vector<Edge> present = edges_in(rows);
   const auto remove               = [&](Edge edge) { std::erase(rows[edge.to], edge.from); };
@@ -104,7 +104,7 @@ bool mutate_rows(const Graph& graph, Rows& rows, Mutation mutation, Random& rand
   return added;
 }
 
-// A graph taken apart, to be put together again with a difference.
+// The declarations of a graph, to rebuild it with a change.
 struct Pieces {
   int num_ranks;
   std::vector<BufferSpec> buffers = {};
@@ -151,7 +151,7 @@ void set_accesses(NodeSpec& spec, const std::vector<ModedAccess>& accesses) {
   }
 }
 
-// These may leave the buffer by a byte: refused.
+// May leave the buffer by one byte, which the graph refuses.
 void shift(Region& region, std::int64_t size, Random& random) {
   region.offset = random.between(-1, size - (region.end() - region.begin()) + 1);
 }
@@ -198,7 +198,7 @@ bool mutate_access(Pieces& pieces, Mutation mutation, Random& random) {
     case Mutation::change_mode:
       mode = static_cast<AccessMode>((static_cast<int>(mode) + random.between(1, 2)) % 3);
       break;
-    case Mutation::change_buffer:  // mostly for one that has room for it
+    case Mutation::change_buffer:  // usually one that is large enough
       do {
         access.buffer.id = static_cast<std::uint32_t>(random.below(pieces.buffers.size()));
       } while (random.chance(90) && (pieces.buffers[access.buffer.id].rank != *node.rank ||
@@ -223,7 +223,7 @@ bool mutate_declaration(Pieces& pieces, Mutation mutation, Random& random) {
   return true;
 }
 
-// Whether the operation looks at what is changed.
+// Whether the changed property matters for the operation.
 bool matters(Mutation mutation, PartOp op) {
   if (mutation == Mutation::change_root) return has_root(op);
   if (mutation == Mutation::change_peer) return point_to_point(op) || op == PartOp::permute;
@@ -280,7 +280,7 @@ bool mutate_part(Pieces& pieces, Mutation mutation, Random& random) {
     default:
       break;
   }
-  // The rest needs another part of the same rank.
+  // The other mutations need another part of the same rank.
   if (choices.empty()) return false;
   NodeSpec& other = pieces.nodes[random.pick(choices)];
   if (mutation == Mutation::swap_issue) {
@@ -316,7 +316,7 @@ std::optional<Mutant> mutate_graph(const Graph& graph, const Edges& edges, Mutat
   }
   if (!changed) return std::nullopt;
   Graph other = put_together(pieces);
-  // Parts that changed places keep the old edges half of the time: then those of one part bind the other.
+  // Half of the time, reordered parts keep the old edges: then the edges of one part apply to the other.
   const bool renumbered = mutation == Mutation::drop_part || (mutation == Mutation::reorder_parts && random.chance(50));
   Edges order           = renumbered ? derive(other) : edges;
   return Mutant{std::move(other), std::move(order)};
@@ -345,7 +345,7 @@ std::optional<Mutant> mutate(const Graph& graph, const Edges& edges, Mutation mu
     auto mutant = mutate_graph(graph, edges, mutation, random);
     if (!mutant || mutant->graph != graph) return mutant;
   }
-  return std::nullopt;  // only found what was there already
+  return std::nullopt;  // the draws changed nothing
 }
 
 Edges with_implied_edges(const Graph& graph, const Edges& edges, Random& random) {

@@ -21,12 +21,12 @@ enum class Mutation {
   remove_loop_edge,
   redirect_loop_edge,
   add_loop_edge,
-  // Which bytes a node touches; of parts, how many they send or receive.
+  // The bytes that a node accesses; for parts, the bytes sent or received.
   shift_access,
   resize_access,
   stride_access,
   resize_part,
-  // What else a node or a buffer declares.
+  // Other declarations of a node or a buffer.
   change_mode,
   change_buffer,
   change_lifetime,
@@ -54,15 +54,15 @@ struct Mutant {
   Edges edges;
 };
 
-// The graph with one random change, under its old edges (derived anew only where nodes changed their numbers).
-// None: there is nothing to change in this way, or the draw changed nothing. Throws the graph's Error(config) when it
-// refuses the change.
+// The graph with one random change and its old edges (derived again only if nodes were renumbered). None if this
+// mutation does not apply or the draw changed nothing. Throws the graph's Error(config) if the graph refuses the
+// change.
 [[nodiscard]] std::optional<Mutant> mutate(const Graph& graph, const Edges& edges, Mutation mutation, Random& random);
 
-// The same order with some edges added that it implies already, so that losing one may be harmless.
+// The same order with some implied edges added, so that losing an edge may be harmless.
 [[nodiscard]] Edges with_implied_edges(const Graph& graph, const Edges& edges, Random& random);
 
-// Everything there is to know about a small graph, for the message of a failing test.
+// A full description of a small graph, for the message of a failing test.
 [[nodiscard]] std::string dump(const Graph& graph, const Edges& edges);
 
 }  // namespace stepgraph::testing

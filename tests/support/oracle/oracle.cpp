@@ -21,7 +21,7 @@ constexpr std::size_t max_nodes         = 24;
 
 constexpr Mask bit(std::size_t i) { return Mask{1} << i; }
 
-// The bytes a node touches, one by one, sorted.
+// The bytes that a node accesses, one by one, sorted.
 struct Touched {
   std::vector<Byte> read, written;
 };
@@ -52,7 +52,7 @@ bool conflict(const Touched& a, const Touched& b) {
   return share(a.written, b.written) || share(a.written, b.read) || share(a.read, b.written);
 }
 
-// One rank's nodes twice over: instance i < n is a node of one run, instance n + i the same node of the next run.
+// One rank's nodes in two runs: instance i < n is a node of the first run, instance n + i the same node of the next.
 struct TwoRuns {
   std::vector<Node> nodes;     // in program order
   std::vector<Touched> bytes;  // of each node
@@ -90,8 +90,7 @@ TwoRuns two_runs(const Graph& graph, const Edges& edges, Rank rank) {
   return runs;
 }
 
-// Calls `starts(i, finished)` for every set of finished instances that can be reached and every instance i that can be
-// the next to run.
+// Calls `starts(i, finished)` for every reachable set of finished instances and every instance i that can run next.
 template <class Starts>
 void explore(const std::vector<Mask>& preds, Starts&& starts) {
   std::vector<bool> seen(std::size_t{1} << preds.size());
@@ -112,7 +111,8 @@ void explore(const std::vector<Mask>& preds, Starts&& starts) {
 
 void find_disorder(const Graph& graph, const TwoRuns& runs, Harm& harm) {
   const std::size_t n = runs.nodes.size();
-  // For each instance, those before it in the program (the whole first run is before the second) that must stay so.
+  // For each instance, the earlier instances in program order (the first run is before the second) that must stay
+  // before it.
   std::vector<Mask> conflicting(2 * n), same_lane(2 * n);
   for (std::size_t later = 0; later < 2 * n; ++later) {
     for (std::size_t earlier = 0; earlier < later; ++earlier) {
@@ -187,9 +187,9 @@ std::vector<Match> match_parts(const Graph& graph, const std::vector<Part>& part
   return matches;
 }
 
-// Plays the whole system: every node is an event of its own, except that matched parts, and parts of a rank that share
-// an issue position, are one event. An event happens when all its nodes' predecessors and, on each of its ranks, all
-// parts with a lower issue position are done. (So a member's operations on a group complete in order, too.)
+// Simulates the whole system. Every node is one event, but matched parts, and parts of a rank that share an issue
+// position, are a single event. An event can happen when all predecessors of its nodes and, on each of its ranks, all
+// parts with a lower issue position are done. (So a member's operations on a group also complete in order.)
 bool can_hang(const Graph& graph, const Edges& edges, const std::vector<Part>& parts,
               const std::vector<Match>& matches) {
   const std::size_t n = graph.num_nodes();
@@ -248,7 +248,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 
 using Memory = std::map<Byte, std::uint64_t>;
 
-// Runs one instance on symbolic bytes; returns what it was fed.
+// Runs one instance on symbolic bytes and returns a hash of its input.
 std::uint64_t run_instance(const TwoRuns& runs, std::size_t i, Memory& memory) {
   const Touched& bytes = runs.bytes[i % runs.nodes.size()];
   std::uint64_t fed    = mix(i, 1);
@@ -259,8 +259,8 @@ std::uint64_t run_instance(const TwoRuns& runs, std::size_t i, Memory& memory) {
   return fed;
 }
 
-// Whether some way to go on from `finished` differs from the program's order, which feeds each instance with `fed` and
-// ends with `end`.
+// Whether some continuation from `finished` differs from program order, in which each instance gets the input `fed` and
+// memory ends as `end`.
 bool strays(const TwoRuns& runs, Mask finished, const Memory& memory, const std::vector<std::uint64_t>& fed,
             const Memory& end) {
   bool last = true;

@@ -7,7 +7,7 @@
 namespace stepgraph::testing {
 namespace {
 
-// Whose byte it is, for every byte of a side that holds a shard of each member; none where it cannot be cut.
+// The owner of every byte of a side that holds a shard of each member; none if the side cannot be cut.
 using Owners = std::optional<std::vector<std::size_t>>;
 
 Owners cut(const std::vector<std::size_t>& accesses, std::size_t num_members, std::size_t element) {
@@ -32,7 +32,7 @@ std::size_t owned(const Owners& owners, std::size_t member) {
   return static_cast<std::size_t>(std::count(owners->begin(), owners->end(), member));
 }
 
-// The place of byte i among those of its owner.
+// The index of byte i among the bytes of its owner.
 std::size_t place(const Owners& owners, std::size_t i) {
   return static_cast<std::size_t>(
       std::count(owners->begin(), owners->begin() + static_cast<std::ptrdiff_t>(i), (*owners)[i]));
@@ -42,7 +42,7 @@ std::size_t first_of(const Owners& owners, std::size_t member) {
   return static_cast<std::size_t>(std::find(owners->begin(), owners->end(), member) - owners->begin());
 }
 
-// What one member's sizes have to be, whatever the others do.
+// Whether one member's sizes are valid, regardless of the others.
 bool fits_alone(const Graph& graph, const Part& part) {
   const std::size_t element = size_bytes(part.view.type);
   const bool root           = graph.rank(part.node) == part.view.root;
@@ -80,7 +80,7 @@ bool fits_alone(const Graph& graph, const Part& part) {
   return false;
 }
 
-// What `a` sends to `b` is what `b` receives from `a`.
+// Whether b receives from a exactly what a sends to b.
 bool fit_together(const Graph& graph, const Part& a, const Part& b) {
   const Rank rank_a = graph.rank(a.node), rank_b = graph.rank(b.node);
   switch (a.view.op) {
@@ -202,7 +202,7 @@ bool fit(const Graph& graph, const Match& match) {
 }
 
 bool overlaps_badly(const Graph& graph, const Part& part) {
-  // Of sizes that do not fit, nobody can say what goes where.
+  // With invalid sizes the layout is undefined.
   if (part.view.op == PartOp::barrier || !fits_alone(graph, part)) return false;
   for (std::size_t j = 0; j < part.out.size(); ++j) {
     for (std::size_t k = 0; k < j; ++k) {

@@ -1,4 +1,4 @@
-// The oracle on cases small enough to judge by hand: what the verifier is held against must itself be right.
+// The oracle on cases small enough to check by hand: the reference for the verifier must itself be right.
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -42,7 +42,7 @@ sg::Edges edges_of(const sg::Graph& graph, const std::vector<Edge>& edges, const
   return result;
 }
 
-// Every node of one run before every node of the next: leaves only what happens inside a run.
+// Orders every node of one run before every node of the next, so that only effects within a run remain.
 std::vector<Edge> all_before_all(const sg::Graph& graph) {
   std::vector<Edge> edges;
   for (std::uint32_t from = 0; from < graph.num_nodes(); ++from) {
@@ -184,7 +184,7 @@ struct Ring {
   }
   [[nodiscard]] Harm harm(const std::vector<Edge>& edges = {}) const {
     Harm found = harm_inside(graph, edges);
-    found.race = false;  // parts overwrite `out` as they like: not the question here
+    found.race = false;  // parts overwrite `out` freely: not tested here
     return found;
   }
 
@@ -292,7 +292,7 @@ TEST_CASE("the oracle pairs the k-th with the k-th, by issue position", "[engine
     CHECK(ring.harm() == Harm{});
   }
   SECTION("in another order") {
-    ring.part(1, {.op = barrier, .message = "a", .issue = 0});  // issued together: the order of adding decides
+    ring.part(1, {.op = barrier, .message = "a", .issue = 0});  // issued together: in the order they were added
     CHECK(ring.harm() == deadlock);                             // matched, but rank 0 does not issue them together
   }
 }
@@ -308,7 +308,7 @@ TEST_CASE("the oracle hangs where ranks wait for each other", "[engine][oracle]"
         ring.part(rank, {.op = recv, .peer = sg::Rank{1 - rank}, .issue = second}, 0, 4);
       }
       CHECK(ring.harm() == (second == 1 ? deadlock : Harm{}));
-      // An edge, or a path, inside what is issued together makes it wait for itself.
+      // An edge or a path between parts that are issued together makes them wait for themselves.
       CHECK(ring.harm({{0, 1}}) == deadlock);
     }
   }
@@ -375,5 +375,5 @@ TEST_CASE("an order that the oracle calls harmless never changes a value", "[eng
   CAPTURE(changing, racing, harmless);
   CHECK(changing >= at_least(50));
   CHECK(harmless >= at_least(20));
-  CHECK(changing * 2 >= racing);  // few races swap only values that nobody reads
+  CHECK(changing * 2 >= racing);  // few races swap only values that no node reads
 }

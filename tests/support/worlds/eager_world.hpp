@@ -10,8 +10,8 @@
 #include "engine/run/device.hpp"
 #include "engine/run/streams.hpp"
 
-// A device that does at once what is enqueued, and a world of ranks on it: what the engine asks of a device, and in
-// which order.
+// A device that executes work as soon as it is enqueued, and a world of ranks on it. Shows what the engine asks of a
+// device, and in which order.
 namespace stepgraph::testing {
 
 struct EagerMemory final : DeviceMemory {

@@ -103,13 +103,13 @@ Bytes reduce(const Letters& letters, const Graph::PartView& what) {
   return {};
 }
 
-// The next `size` bytes of a letter, cut off its front.
+// The next `size` bytes of a letter.
 Bytes cut_off(const Bytes& bytes, std::int64_t& begin, std::int64_t size) {
   const auto first = bytes.begin() + std::exchange(begin, begin + size);
   return Bytes(first, first + size);
 }
 
-// What everybody's letters make of everybody's outputs.
+// Computes the outputs of all members from the letters of all members.
 std::vector<Bytes> work_out(const Graph::PartView& what, const GroupSpec& group, const Letters& letters) {
   const std::size_t n = letters.size();
   const auto member   = [&](Rank rank) {
@@ -199,7 +199,7 @@ void Hub::throw_away(Rank to, std::int64_t before_step) {
   std::erase_if(boxes_, [&](const auto& entry) { return entry.first.to == to && entry.first.step < before_step; });
 }
 
-// Computation, the host and disks are as they are elsewhere; communication is waited for.
+// Compute, host and disk lanes do not wait; communication lanes do.
 bool HubWorld::waits(LaneKind kind) const {
   switch (kind) {
     case LaneKind::tp:
@@ -213,12 +213,13 @@ bool HubWorld::waits(LaneKind kind) const {
   }
 }
 
-// All ranks run the same steps, so a count names them. Letters carry it: those of a step that failed stay in its boxes.
+// All ranks run the same steps, so a counter identifies them. Letters carry it, so that letters of a failed step stay
+// in its boxes.
 void HubWorld::begin_step() { hub_.throw_away(me_, ++step_); }
 
 void HubWorld::abort(std::string_view why) noexcept { hub_.fail(step_, why); }
 
-// Groups are numbered differently in every slice; a name and the ranks are the same everywhere.
+// Group numbers differ between slices; a group's name and ranks are the same everywhere.
 Hub::Box HubWorld::box(const Exchange& exchange, const char* use, Rank from, Rank to) const {
   std::string channel = str(use, " ", exchange.group.name);
   for (const Rank rank : exchange.group.ranks) channel += str(" ", rank);

@@ -13,7 +13,7 @@
 
 namespace stepgraph::testing {
 
-// What joins the ranks of a HubWorld: letters in boxes, and word of steps that failed. All members are thread-safe.
+// Connects the ranks of a HubWorld: letters in boxes, and notices of failed steps. All members are thread-safe.
 class Hub {
  public:
   explicit Hub(int num_ranks) : num_ranks_(num_ranks) {}
@@ -25,18 +25,18 @@ class Hub {
     friend auto operator<=>(const Box&, const Box&) = default;
   };
   struct Letter {
-    std::string about                     = {};  // op and message: both ends must say the same
-    std::vector<std::byte> bytes          = {};  // all pieces, end to end
+    std::string about                     = {};  // op and message: both ends must agree
+    std::vector<std::byte> bytes          = {};  // all pieces, concatenated
     std::vector<std::int64_t> piece_sizes = {};  // as the sender declared them
-    Rank source{-1};                             // permute: whose letter the sender wants
-    std::int64_t wanted = 0;                     // how many bytes the sender expects back
+    Rank source{-1};                             // permute: the rank whose letter the sender expects
+    std::int64_t wanted = 0;                     // bytes that the sender expects back
   };
 
   [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
   void put(const Box& box, Letter letter);
-  [[nodiscard]] Letter take(const Box& box);  // waits; throws Error(backend) once the step has failed somewhere
+  [[nodiscard]] Letter take(const Box& box);  // blocks; throws Error(backend) once the step has failed on any rank
   void fail(std::int64_t step, std::string_view why);  // the first reason is kept
-  void throw_away(Rank to, std::int64_t before_step);  // what nobody will take any more
+  void throw_away(Rank to, std::int64_t before_step);  // removes letters that no rank will take
 
  private:
   int num_ranks_;
@@ -46,10 +46,9 @@ class Hub {
   std::map<std::int64_t, std::string> failed_;
 };
 
-// One rank of a world in which every rank is a process of its own: it has its own World, Executor and slice, and only
-// bytes in letters go from one to another. The plainest world that is right, and an example of one that is not part of
-// the library: every collective is gathered by the group's first member, worked out there in group order, and sent
-// back.
+// One rank of a world in which every rank acts as a separate process, with its own World, Executor and slice. Only
+// bytes in letters travel between ranks. The simplest correct world, and an example of one outside the library: the
+// first member of a group gathers the inputs of a collective, computes the outputs in group order, and sends them back.
 class HubWorld : public World {
  public:
   HubWorld(Hub& hub, Rank me) : hub_(hub), me_(me) {}
@@ -70,7 +69,7 @@ class HubWorld : public World {
   std::int64_t step_ = 0;  // written between steps only
 };
 
-// Runs `process(rank)` for every rank, each on a thread of its own, and returns what they return, by rank.
+// Runs `process(rank)` for every rank, each on its own thread, and returns the results by rank.
 [[nodiscard]] std::vector<std::vector<std::string>> on_every_rank(
     int num_ranks, const std::function<std::vector<std::string>(Rank)>& process);
 

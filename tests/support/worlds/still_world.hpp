@@ -3,7 +3,7 @@
 
 namespace stepgraph::testing {
 
-// A world in which all ranks live here and nothing is moved: for tests of order and time, whatever types a graph has.
+// A world in which all ranks are local and communication moves no bytes: for tests of order and time, with any types.
 class StillWorld final : public World {
  public:
   explicit StillWorld(int num_ranks) : num_ranks_(num_ranks) {}

@@ -10,8 +10,8 @@
 
 namespace stepgraph::testing {
 
-// A world whose communication, host and disk lanes block, as a process world's do. Given a rank, only that one lives
-// here and nobody answers: its parts wait until the step stops.
+// A world whose communication, host and disk lanes block, like those of a process world. With `only`, just that rank is
+// local and its peers never answer: its parts wait until the step stops.
 class WaitingWorld final : public World {
  public:
   explicit WaitingWorld(int num_ranks, std::optional<Rank> only = {}) : num_ranks_(num_ranks), only_(only) {}
