@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/graph/timeline.hpp"
 
 // What a timeline says. All of these look at a graph, its edges and the times alone, so a measured and a simulated step
@@ -21,8 +22,8 @@ struct PathStep {
 
 // Why the step took as long as it did, in the order of time: from the node that ended last backwards, each time to what
 // it waited for: the latest to end among the predecessors of the node (of all parts of its communication) and what had
-// ended last on its worker before it began. `edges` may hold more than the graph's own.
-[[nodiscard]] std::vector<PathStep> critical_path(const Graph& graph, const Edges& edges, const Timeline& timeline);
+// ended last on its worker before it began.
+[[nodiscard]] std::vector<PathStep> critical_path(const OrderedGraph& graph, const Timeline& timeline);
 
 // How long something was at work: moments count once, however many nodes share them.
 struct LaneBusy {

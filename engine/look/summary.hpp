@@ -33,7 +33,7 @@ struct Summary {
   HiddenCommunication hidden_in_all       = {};  // sums over ranks
   std::vector<MemoryUse> memory           = {};
 };
-[[nodiscard]] Summary summarize(const Graph& graph, const Edges& edges, const Timeline& timeline);
+[[nodiscard]] Summary summarize(const OrderedGraph& graph, const Timeline& timeline);
 
 // A table for people: one line per rank up to eight ranks, else the least, the median and the most.
 [[nodiscard]] std::string to_string(const Summary& summary);

@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/graph/timeline.hpp"
 
 namespace stepgraph {
@@ -23,13 +23,13 @@ struct TraceOptions {
 // The same input gives the same bytes. Times have nanosecond resolution. Written as a stream: a million slices take a
 // few seconds and no memory to speak of beyond the timelines. Throws Error(config) when a timeline is of another graph,
 // Error(backend) when it cannot be written; a file is whole or as it was.
-void write_trace(const Graph& graph, const Edges& edges, const Timeline& timeline, std::ostream& out,
+void write_trace(const OrderedGraph& graph, const Timeline& timeline, std::ostream& out,
                  const TraceOptions& options = {});
-void write_trace(const Graph& graph, const Edges& edges, const Timeline& timeline, const std::string& path,
+void write_trace(const OrderedGraph& graph, const Timeline& timeline, const std::string& path,
                  const TraceOptions& options = {});
-void write_trace(const Graph& graph, const Edges& edges, std::span<const Timeline> timelines, std::ostream& out,
+void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, std::ostream& out,
                  const TraceOptions& options = {});
-void write_trace(const Graph& graph, const Edges& edges, std::span<const Timeline> timelines, const std::string& path,
+void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, const std::string& path,
                  const TraceOptions& options = {});
 
 }  // namespace stepgraph

@@ -6,6 +6,8 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
+#include "engine/graph/issue_order.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/simulate/machine.hpp"
 
 namespace stepgraph {
@@ -53,10 +55,11 @@ struct MemoryPlan {
   std::vector<std::uint32_t> position = {};  // by node, in the order along which lifetimes were taken; what can only
                                              // happen at once (parts that meet, parts issued together) has one position
   std::vector<ReuseEdge> reuse_edges = {};   // those that were added, and why; `edges` holds them too
-  Edges edges                        = {};   // the graph's and the reuse edges: what runs
-  double makespan_s                  = 0;    // simulated, with the graph's edges alone ...
-  double makespan_with_reuse_s       = 0;    // ... and with the reuse edges of `edges`
-  bool on_machine = false;                   // simulated on a machine that was given; else all nodes take equally long
+  IssueOrder issue_order             = IssueOrder::any;  // the order of communications that `edges` holds
+  Edges edges                        = {};  // the graph's, the issue order's and the reuse edges: what runs
+  double makespan_s                  = 0;   // simulated, without the reuse edges ...
+  double makespan_with_reuse_s       = 0;   // ... and with the reuse edges of `edges`
+  bool on_machine = false;                  // simulated on a machine that was given; else all nodes take equally long
 
   [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // empty when it holds nothing
   [[nodiscard]] std::int64_t num_reuse_edges() const noexcept;                  // inside one run
@@ -68,6 +71,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 struct MemoryPlanOptions {
   Reuse reuse            = Reuse::tight;
   const Machine* machine = nullptr;  // whose simulated timeline gives the order; none: all nodes take equally long
+  IssueOrder issue_order = IssueOrder::any;  // what the world needs; RunnableGraph fills it in
 };
 
 // Plans along one order: a topological order of everything that waits for anything (edges, lanes, issue positions,

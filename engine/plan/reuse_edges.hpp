@@ -7,8 +7,8 @@
 
 namespace stepgraph {
 
-// The graph's edges and those that the successions need: everything that touches the old tenant before everything that
-// touches the new one. What is implied already is left out. `edges` gets all of them; returns those added.
+// Adds the edges that the successions need: from every node that touches the old tenant to every node that touches the
+// new one. Edges that `edges` imply already are left out. Returns the added ones.
 std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges);

@@ -5,6 +5,7 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph_data.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 // Who lives where and when, for the planner: internal to engine/.
 namespace stepgraph {
@@ -20,10 +21,10 @@ struct Tenant {
 // Those of the graph, by buffer. Tokens, persistent buffers, and buffers without a byte that a node touches are none.
 [[nodiscard]] std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint32_t>& position);
 
-// Whether the graph's own edges put everything that touches one tenant before everything that touches another.
+// Whether the edges put everything that touches one tenant before everything that touches another.
 class TenantOrder {
  public:
-  TenantOrder(const Graph& graph, const std::vector<Tenant>& tenants);
+  TenantOrder(const OrderedGraph& graph, const std::vector<Tenant>& tenants);
   [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const;  // indices of tenants
 
   // For each of some tenants of one arena the position from which on all others that move in come after it; never: the

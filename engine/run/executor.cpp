@@ -32,25 +32,11 @@ class WorkerNaming : public tf::WorkerInterface {
   Pool& pool_;
 };
 
-// A plan's edges are the graph's and its reuse edges; whether they are enough is what `verify` proves.
-void check_edges(const Graph& graph, const MemoryPlan& plan) {
-  const auto refuse = [&](Node node, const char* whose) {
-    throw Error(ErrorKind::config,
-                str("program: the plan's edges into ", graph.describe(node), " lack some of ", whose));
-  };
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
-    if (!std::includes(planned.begin(), planned.end(), own.begin(), own.end()))
-      refuse({node}, "the graph's: it is of another graph (plan the graph that runs)");
-  }
-  for (const ReuseEdge& edge : plan.reuse_edges) {
-    if (edge.loop) continue;
-    const auto planned = plan.edges.before(edge.after);
-    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id)) refuse(edge.after, "its reuse edges");
-  }
+std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world) {
+  DeviceMemory* const device = world.device() != nullptr ? &world.device()->memory() : nullptr;
+  return graph.memory() ? std::make_shared<Memory>(graph, *graph.memory(), device)
+                        : std::make_shared<Memory>(graph, device);
 }
-
-DeviceMemory* memory_of(World& world) { return world.device() != nullptr ? &world.device()->memory() : nullptr; }
 
 // On a device the host cannot touch what a body reads: it must know how to enqueue its work there.
 void check_device_bodies(const Graph& graph, const World& world) {
@@ -67,22 +53,18 @@ void check_device_bodies(const Graph& graph, const World& world) {
 }  // namespace
 
 struct Program::Impl {
-  // `position`: a memory plan's, if there is one.
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
-       std::span<const std::uint32_t> position)
-      : Impl(graph, world, std::move(memory), edges, position, lower(graph, edges, world)) {}
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
-       std::span<const std::uint32_t> position, Lowering lowering)
-      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, position)
+  Impl(const RunnableGraph& runnable, World& world, std::shared_ptr<Memory> memory, Lowering lowering)
+      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, runnable.memory())
                                                  : std::vector<std::uint32_t>()),
         num_waiting_lanes(lowering.num_waiting_lanes),
         waiting_lanes(std::move(lowering.waiting_lanes)),
-        step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
+        step(runnable.graph(), world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
              std::move(lowering.waits)) {
+    const Graph& graph = runnable;
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
     }
-    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering.leader);
+    if (world.device() != nullptr) use_device(runnable, *world.device(), world, lowering.leader);
     std::vector<tf::Task> tasks(lowering.leader.size());
     for (const std::uint32_t node : lowering.task_nodes) {
       // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
@@ -106,13 +88,13 @@ struct Program::Impl {
                                                         std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
-  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges,
+  void use_device(const RunnableGraph& graph, Device& device, const World& world,
                   const std::vector<std::uint32_t>& leader) {
     check_device_bodies(graph, world);
-    StreamPlan plan = plan_streams(graph, edges, nodes_in_order);
-    verify_streams(graph, edges, plan);
+    StreamPlan plan = plan_streams(graph, nodes_in_order);
+    verify_streams(graph, plan);
     std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
-    auto host_lanes   = std::make_unique<HostLanes>(graph, edges, nodes_in_order);
+    auto host_lanes   = std::make_unique<HostLanes>(graph, nodes_in_order);
     num_waiting_lanes = host_lanes->size();
     waiting_lanes     = host_lanes->names();
     step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
@@ -133,28 +115,14 @@ struct Program::Impl {
   tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
 };
 
-Program::Program(const Graph& graph, World& world)
-    : Program(graph, world, std::make_shared<Memory>(graph, memory_of(world))) {}
-
-Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
-  memory->check_fits(graph);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), std::span<const std::uint32_t>());
+Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory) {
+  if (!memory) memory = memory_for(graph, world);
+  memory->check_fits(graph, graph.memory());
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, world));
 }
 
-Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
-    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan, memory_of(world))) {}
-
-Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory) {
-  if (plan.offsets.size() != graph.num_buffers() ||
-      plan.edges.pred_begin.size() != std::size_t{graph.num_nodes()} + 1) {
-    throw Error(ErrorKind::config, str("program: the plan is of another graph (", plan.offsets.size(), " buffers and ",
-                                       plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
-                                       graph.num_nodes(), ")"));
-  }
-  check_edges(graph, plan);
-  memory->check_fits(graph, &plan);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, plan.position);
-}
+Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory)
+    : Program(RunnableGraph(graph, world), world, std::move(memory)) {}
 
 Memory& Program::memory() const noexcept { return impl_->step.memory(); }
 std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }

@@ -7,6 +7,7 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/memory.hpp"
 #include "engine/run/recorder.hpp"
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/world.hpp"
 
 namespace stepgraph {
@@ -16,11 +17,10 @@ namespace stepgraph {
 // outlive it. Cheap to copy; copies are the same program.
 class Program {
  public:
-  Program(const Graph& graph, World& world);  // on zeroed memory of its own
-  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory);
-  // In the plan's arenas, ordered by its edges.
-  Program(const Graph& graph, World& world, const MemoryPlan& plan);
-  Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory);
+  // Without `memory`: on zeroed memory of its own.
+  Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
+  // The same for RunnableGraph(graph, world): each buffer has bytes of its own.
+  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
 
   [[nodiscard]] Memory& memory() const noexcept;
   [[nodiscard]] std::size_t num_tasks() const noexcept;

@@ -7,8 +7,10 @@
 
 namespace stepgraph {
 
-HostLanes::HostLanes(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> issue_order)
-    : place_(graph.num_nodes()) {
+HostLanes::HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order)
+    : place_(ordered.graph.num_nodes()) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   std::map<std::pair<Rank, LaneKind>, std::vector<std::uint32_t>> found;
   for (const std::uint32_t node : issue_order) {
     const auto lane = graph.lane(Node{node});

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 namespace stepgraph {
 
@@ -15,7 +14,7 @@ namespace stepgraph {
 // them. A host node without a lane is none of these: whoever issues runs it.
 class HostLanes {
  public:
-  HostLanes(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> issue_order);
+  HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order);
 
   [[nodiscard]] std::size_t size() const noexcept { return lanes_.size(); }
   [[nodiscard]] std::string names() const;  // "rank 0 host, rank 0 disk"

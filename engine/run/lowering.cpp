@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <queue>
-#include <tuple>
 
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
@@ -18,11 +17,10 @@ int position(const GroupSpec& group, std::int32_t rank) {
 
 class Lowerer {
  public:
-  Lowerer(const Graph& graph, const Edges& edges, const World& world)
-      : graph_(graph), edges_(edges), data_(graph.data()), world_(world) {}
+  Lowerer(const RunnableGraph& graph, const World& world)
+      : graph_(graph.graph()), edges_(graph.edges()), data_(graph_.data()), world_(world) {}
 
   Lowering lower() {
-    check_world();
     find_waiting_lanes();
     out_.leader.resize(data_.nodes.size());
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
@@ -33,7 +31,6 @@ class Lowerer {
       if (&edges_ != &graph_.edges()) check_acyclic();  // the graph's own follow the order of adding
     } else {
       match_parts();
-      order_issues();
       lower_edges();
       check_acyclic();
     }
@@ -41,12 +38,6 @@ class Lowerer {
   }
 
  private:
-  void check_world() const {
-    if (graph_.num_ranks() == world_.num_ranks()) return;
-    throw Error(ErrorKind::config,
-                str("program: the graph is for ", graph_.num_ranks(), " ranks, the world has ", world_.num_ranks()));
-  }
-
   void find_waiting_lanes() {
     for (std::size_t lane = 0; lane < data_.lane_sizes.size(); ++lane) {
       const Rank rank{static_cast<int>(lane / num_lane_kinds)};
@@ -148,38 +139,6 @@ class Lowerer {
                     "', sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes): ", found->why));
   }
 
-  // Edges that the world's network needs beyond the graph's: the order in which a rank starts its communications.
-  void order_issues() {
-    const IssueOrder wanted = world_.issue_order();
-    if (wanted == IssueOrder::any) return;
-    std::vector<std::uint32_t> order;
-    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
-      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
-    }
-    const auto queue = [&](std::uint32_t part) {
-      const PartRecord& record = data_.parts[part];
-      return std::tuple(data_.nodes[record.node].rank, wanted == IssueOrder::per_communicator ? record.group : 0);
-    };
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return std::tuple(queue(a), data_.parts[a].issue) < std::tuple(queue(b), data_.parts[b].issue);
-    });
-    // A queue's parts form batches that share an issue position; each part follows the whole batch before its own.
-    std::size_t before = 0, batch = 0;
-    for (std::size_t i = 1; i < order.size(); ++i) {
-      if (queue(order[i]) != queue(order[i - 1])) {
-        before = batch = i;
-        continue;
-      }
-      if (data_.parts[order[i]].issue != data_.parts[order[i - 1]].issue) {
-        before = batch;
-        batch  = i;
-      }
-      for (std::size_t k = before; k < batch; ++k)
-        issue_edges_.emplace_back(data_.parts[order[i]].node, data_.parts[order[k]].node);
-    }
-    std::sort(issue_edges_.begin(), issue_edges_.end());
-  }
-
   // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
   void lower_edges_unmatched() {
     out_.task_nodes.reserve(out_.leader.size());
@@ -206,8 +165,6 @@ class Lowerer {
         };
         const auto follow_all = [&](std::uint32_t member) {
           for (const std::uint32_t before : edges_.before({member})) follow(before);
-          auto extra = std::lower_bound(issue_edges_.begin(), issue_edges_.end(), std::pair(member, std::uint32_t{0}));
-          for (; extra != issue_edges_.end() && extra->first == member; ++extra) follow(extra->second);
         };
         if (data_.nodes[node].part >= 0) {
           for (const LocalPart& part : out_.matches[out_.match_of_node[node]].parts) follow_all(part.node.id);
@@ -252,23 +209,23 @@ class Lowerer {
   const Edges& edges_;
   const GraphData& data_;
   const World& world_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> issue_edges_;  // (node, node before it), sorted
   Lowering out_;
 };
 
 }  // namespace
 
-Lowering lower(const Graph& graph, const Edges& edges, const World& world) {
-  return Lowerer(graph, edges, world).lower();
+Lowering lower(const RunnableGraph& graph, const World& world) {
+  graph.check_fits(world);
+  return Lowerer(graph, world).lower();
 }
 
-std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position) {
+std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPlan* plan) {
   const std::size_t num_nodes = lowering.leader.size();
   std::vector<std::vector<std::uint32_t>> after(num_nodes);
   std::vector<std::uint32_t> waiting(num_nodes, 0);
   const auto later = [&](std::uint32_t a, std::uint32_t b) {
-    if (position.empty() || position[a] == position[b]) return a > b;
-    return position[a] > position[b];
+    if (!plan || plan->position[a] == plan->position[b]) return a > b;
+    return plan->position[a] > plan->position[b];
   };
   std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, decltype(later)> ready(later);
   for (const std::uint32_t node : lowering.task_nodes) {

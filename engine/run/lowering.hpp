@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/step.hpp"
 #include "engine/run/world.hpp"
 
@@ -22,12 +23,12 @@ struct Lowering {
   std::string waiting_lanes;  // their names
 };
 
-// Throws Error(graph) when parts do not match or the tasks would wait for each other in a circle.
-// `edges`: the graph's own, or a memory plan's.
-[[nodiscard]] Lowering lower(const Graph& graph, const Edges& edges, const World& world);
+// Throws Error(config) when the graph does not fit the world, Error(graph) when parts do not match or tasks would wait
+// for each other in a circle.
+[[nodiscard]] Lowering lower(const RunnableGraph& graph, const World& world);
 
-// All nodes of this process, each after those whose tasks come before its own, parts that meet beside each other: by
-// `position` (a memory plan's) where that leaves a choice, then in the order of adding.
-[[nodiscard]] std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position);
+// All nodes of this process, each after the nodes of the tasks before its own, parts that meet beside each other. Where
+// the tasks leave a choice, the order of the memory plan decides (null: no plan), then the order of adding.
+[[nodiscard]] std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPlan* plan);
 
 }  // namespace stepgraph

@@ -11,7 +11,7 @@ class Recording;  // engine/run/recording.hpp
 //
 //   Recorder recorder;
 //   executor.run(program, &recorder);
-//   write_trace(graph, graph.edges(), recorder.timeline(), "trace.json");
+//   write_trace(runnable, recorder.timeline(), "trace.json");
 //
 // Two readings of the processor's counter and 24 bytes for each task; without a recorder a step costs what it always
 // did. Usable run after run, each forgetting the one before. One step at a time; a recorder may be dropped while its

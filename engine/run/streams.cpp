@@ -4,8 +4,8 @@
 #include <array>
 
 #include "engine/base/error.hpp"
-#include "engine/plan/memory_plan.hpp"
 #include "engine/run/lowering.hpp"
+#include "engine/run/runnable_graph.hpp"
 
 namespace stepgraph {
 namespace {
@@ -117,7 +117,9 @@ std::string stream_name(std::uint32_t stream) {
   return str("rank ", stream / num_lane_kinds, " ", to_string(static_cast<LaneKind>(stream % num_lane_kinds)));
 }
 
-StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order) {
+StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32_t> order) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   StreamPlan plan;
   plan.issue_order.assign(order.begin(), order.end());
   plan.stream.resize(graph.num_nodes());
@@ -163,19 +165,21 @@ StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const 
   return plan;
 }
 
-StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world) {
-  return plan_streams(graph, plan.edges, issue_order(lower(graph, plan.edges, world), plan.position));
+StreamPlan plan_streams(const RunnableGraph& graph, const World& world) {
+  return plan_streams(graph, issue_order(lower(graph, world), graph.memory()));
 }
 
-void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan) {
-  const auto refuse = [&](std::uint32_t before, std::uint32_t node, bool loop) {
+void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
+  const auto refuse  = [&](std::uint32_t before, std::uint32_t node, bool loop) {
     const auto where = [&](std::uint32_t of) {
       return plan.stream[of] == none ? std::string("the host") : str("stream '", stream_name(plan.stream[of]), "'");
     };
     throw Error(ErrorKind::graph,
-                str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
-                    graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
-                    " has ended (an event wait of the first for the second is missing)"));
+                 str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
+                     graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
+                     " has ended (an event wait of the first for the second is missing)"));
   };
   Walk walk(graph, plan.stream);
   std::vector<char> issued(graph.num_nodes(), 0);

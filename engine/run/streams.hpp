@@ -4,13 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
+#include "engine/run/runnable_graph.hpp"
 
 namespace stepgraph {
 
-struct MemoryPlan;  // engine/plan/memory_plan.hpp
-class World;
+class World;  // engine/run/world.hpp
 
 // A graph as streams: queues of a device, each of which runs what is put there in its order, and waits of one for
 // another. Data, so that it can be looked at and proved without a device.
@@ -34,15 +33,15 @@ struct StreamPlan {
   [[nodiscard]] std::size_t num_events() const;   // nodes that others wait for
 };
 
-// `order`: by task, as lowered: what runs as one has one place. Edges: the graph's own, or a memory plan's.
-[[nodiscard]] StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order);
+// `order`: all nodes of this process in the order in which they are issued, nodes of one task beside each other.
+[[nodiscard]] StreamPlan plan_streams(const OrderedGraph& graph, std::span<const std::uint32_t> order);
 
-// What a program in the plan's arenas would have on a device of that world, which needs none for it to be planned.
-[[nodiscard]] StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world);
+// The streams that a program would have if the ranks of the world were on devices. Needs no device.
+[[nodiscard]] StreamPlan plan_streams(const RunnableGraph& graph, const World& world);
 
 // Throws Error(graph), naming two nodes and their streams, where an edge is not implied by the order of streams and the
 // waits: the device could run them at once.
-void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan);
+void verify_streams(const OrderedGraph& graph, const StreamPlan& plan);
 
 // "rank 3 gather"
 [[nodiscard]] std::string stream_name(std::uint32_t stream);

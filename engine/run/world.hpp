@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/issue_order.hpp"
 
 namespace stepgraph {
 
@@ -69,13 +70,6 @@ struct Exchange {
   Graph::PartView what;  // the first local member's
   const GroupSpec& group;
   std::span<const LocalPart> parts;  // by member; for a message: the sender, then the receiver
-};
-
-// What a network needs of the order in which a process starts its communications.
-enum class IssueOrder : std::uint8_t {
-  any,               // nothing beyond the graph's edges: ranks share a process
-  per_communicator,  // each group's operations one after another (MPI, Gloo)
-  per_rank,          // all of a rank's operations one after another (NCCL)
 };
 
 // Where ranks live and how a communication is executed: the seam to the outside. Implementations are in backends/; a

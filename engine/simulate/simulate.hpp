@@ -1,6 +1,5 @@
 #pragma once
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/graph/timeline.hpp"
 #include "engine/simulate/machine.hpp"
 
@@ -26,9 +25,6 @@ namespace stepgraph {
 //
 // Throws Error(graph), naming nodes, when nodes wait for each other in a circle or a part meets nobody; Error(config)
 // when the machine is for another number of ranks.
-[[nodiscard]] Timeline simulate(const Graph& graph, const Machine& machine);
-
-// With more edges than the graph's own, or other ones; they may lead from any node to any other.
-[[nodiscard]] Timeline simulate(const Graph& graph, const Edges& edges, const Machine& machine);
+[[nodiscard]] Timeline simulate(const OrderedGraph& graph, const Machine& machine);
 
 }  // namespace stepgraph

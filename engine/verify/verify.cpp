@@ -53,23 +53,27 @@ std::string_view to_string(Flaw flaw) noexcept {
   return names[static_cast<std::size_t>(flaw)];
 }
 
-namespace {
-
-std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const MemoryPlan* plan,
-                                const VerifyOptions& options) {
+std::vector<Finding> find_flaws(const OrderedGraph& ordered, const VerifyOptions& options) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   if (options.max_findings == 0)
     throw Error(ErrorKind::config, "verify: max_findings = 0 would find nothing (at least 1)");
+  if (ordered.memory && ordered.memory->offsets.size() != graph.num_buffers()) {
+    throw Error(ErrorKind::config, str("verify: the plan is for ", ordered.memory->offsets.size(),
+                                       " buffers, the graph has ", graph.num_buffers(), " (plan the graph that runs)"));
+  }
   check_edges_fit(graph, edges);
   verifier::Findings findings(options.max_findings);
   check_workers(graph, options, findings);
-  const bool acyclic = verifier::check_ranks(graph, edges, plan, findings);
+  const bool acyclic = verifier::check_ranks(graph, edges, ordered.memory, findings);
   const bool matched = verifier::check_parts(graph, findings);
   verifier::check_overlaps(graph, findings);
   if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
   return findings.take();
 }
 
-void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& options) {
+void verify(const OrderedGraph& graph, const VerifyOptions& options) {
+  const std::vector<Finding> findings = find_flaws(graph, options);
   if (findings.empty()) return;
   std::string message = str("verify: ", findings.size(),
                             findings.size() >= options.max_findings ? " or more flaws"
@@ -77,28 +81,6 @@ void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& opt
                                                                     : " flaws");
   for (const Finding& finding : findings) message += str("\n  ", to_string(finding.flaw), ": ", finding.message);
   throw Error(ErrorKind::graph, message);
-}
-
-}  // namespace
-
-std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
-  return find_flaws(graph, edges, nullptr, options);
-}
-
-std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
-  if (plan.offsets.size() != graph.num_buffers()) {
-    throw Error(ErrorKind::config, str("verify: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
-                                       graph.num_buffers(), " (plan the graph that runs)"));
-  }
-  return find_flaws(graph, plan.edges, &plan, options);
-}
-
-void verify(const Graph& graph, const VerifyOptions& options) {
-  throw_if_any(find_flaws(graph, graph.edges(), options), options);
-}
-
-void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
-  throw_if_any(find_flaws(graph, plan, options), options);
 }
 
 }  // namespace stepgraph

@@ -4,13 +4,11 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 namespace stepgraph {
 
-struct MemoryPlan;  // engine/plan/memory_plan.hpp
-class World;
+class World;  // engine/run/world.hpp
 
 // What can be wrong with a step.
 enum class Flaw {
@@ -38,19 +36,14 @@ struct VerifyOptions {
   std::size_t max_findings = 16;
 };
 
-// Looks for flaws in `graph` when its nodes are ordered by `edges`. Starts from nothing: shares no code with `derive`
-// and trusts no clock in `edges`. What other ranks do is taken on trust in a graph that holds one rank only.
-[[nodiscard]] std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges,
-                                              const VerifyOptions& options = {});
-
-// The same for a graph that runs in the arenas of a memory plan, ordered by the plan's edges. Bytes that several
-// buffers share must pass from one to the next: whatever touches the old tenant comes before whatever touches the new
-// one, in a run and from one run to the next. What breaks that is a race.
-[[nodiscard]] std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan,
-                                              const VerifyOptions& options = {});
+// Looks for flaws in a graph whose nodes are ordered by its edges. Starts from nothing: shares no code with `derive`
+// and reads no clock of the edges. In a graph that holds one rank only, the other ranks are assumed to be correct.
+//
+// With a memory plan, several buffers can share bytes. Then every node that touches the old tenant must come before
+// every node that touches the new one, in a run and from one run to the next. Anything else is a race.
+[[nodiscard]] std::vector<Finding> find_flaws(const OrderedGraph& graph, const VerifyOptions& options = {});
 
 // Throws Error(graph) that lists the flaws; silent when there are none.
-void verify(const Graph& graph, const VerifyOptions& options = {});
-void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options = {});
+void verify(const OrderedGraph& graph, const VerifyOptions& options = {});
 
 }  // namespace stepgraph

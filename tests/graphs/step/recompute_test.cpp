@@ -76,9 +76,9 @@ struct Made {
 // What is in persistent buffers after two steps in planned memory.
 std::vector<std::int64_t> results(const sg::Graph& graph, sg::Executor& executor) {
   const sg::MemoryPlan plan = sg::plan_memory(graph);
-  CHECK(sg::find_flaws(graph, plan).empty());
+  CHECK(sg::find_flaws({graph, plan}).empty());
   sg::LoopbackWorld world(1);
-  const sg::Program program(graph, world, plan);
+  const sg::Program program(sg::RunnableGraph(graph, plan), world);
   executor.run(program);
   executor.run(program);
   std::vector<std::int64_t> out;
@@ -210,7 +210,7 @@ TEST_CASE("a collective is issued again after the parts before it, and by all me
   compute("back", reader, [&](sg::Rank r) { return sg::NodeSpec{.reads = {a[r], b[r]}, .writes = c[r]}; });
   reduce("after", c, outside);
   const sg::Graph again = made.recompute();
-  CHECK(sg::find_flaws(again, again.edges()).empty());
+  CHECK(sg::find_flaws(again).empty());
   std::vector<std::vector<std::pair<std::int32_t, std::string>>> issued(2);
   for (std::uint32_t i = 0; i < again.num_nodes(); ++i) {
     if (!again.has_part(sg::Node{i})) continue;
