@@ -4,7 +4,6 @@
 #include <span>
 
 #include "engine/base/types.hpp"
-#include "engine/graph/part.hpp"
 
 // Reductions of typed bytes, for whoever reduces: worlds, and nodes that do a step of a ring or a tree. Element by
 // element and always in the order of the inputs, so that bits depend neither on threads nor on how bytes are cut.

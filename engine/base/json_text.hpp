@@ -6,7 +6,7 @@
 
 namespace stepgraph {
 
-// JSON as a stream of text: internal to engine/. The caller says what comes when; this knows commas and escapes, and
+// JSON as a stream of text. The caller says what comes when; this class adds commas and escapes, and
 // keeps no more than a few pages back.
 class JsonText {
  public:

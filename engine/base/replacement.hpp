@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-// Files that are whole or not there: internal to engine/.
+// Files that are complete or not there.
 namespace stepgraph {
 
 // A file that takes the place of `path` when it is whole, and else leaves nothing behind. A link stays a link: what it

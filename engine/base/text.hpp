@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-// Words for people, shared by what draws and what prints: internal to engine/.
+// Numbers as text for people, as drawings and tables show them.
 namespace stepgraph {
 
 // The length of the UTF-8 letter at `i` that XML allows, else 0.

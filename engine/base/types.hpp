@@ -61,4 +61,8 @@ enum class NodeKind : std::uint8_t { compute, communicate, copy, host };
 [[nodiscard]] std::string_view to_string(NodeKind kind) noexcept;
 inline std::ostream& operator<<(std::ostream& out, NodeKind kind) { return out << to_string(kind); }
 
+// How values of several ranks become one, element by element.
+enum class Reduction : std::uint8_t { sum, average, min, max, product };
+[[nodiscard]] std::string_view to_string(Reduction reduction) noexcept;
+
 }  // namespace stepgraph

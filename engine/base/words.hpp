@@ -7,7 +7,7 @@
 #include <system_error>
 #include <vector>
 
-// Taking the text forms of plans apart: internal to this library.
+// Splitting and joining text.
 namespace stepgraph {
 
 // The pieces between separators; there is always one, and pieces may be empty.

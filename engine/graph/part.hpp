@@ -75,9 +75,6 @@ enum class PartOp : std::uint8_t {
   return op == PartOp::reduce || op == PartOp::broadcast || op == PartOp::scatter || op == PartOp::gather;
 }
 
-enum class Reduction : std::uint8_t { sum, average, min, max, product };
-[[nodiscard]] std::string_view to_string(Reduction reduction) noexcept;
-
 // One member's share of a communication. Sizes are those of the node's accesses, so they are never declared twice. The
 // k-th operation of a member on a group pairs with the k-th of every other member; the k-th send from a to b pairs with
 // the k-th receive. A permutation is one operation of all members, also of those that neither send nor receive.
