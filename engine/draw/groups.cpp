@@ -482,9 +482,9 @@ bool Box::only_parts() const noexcept {
 Drawing group(const OrderedGraph& ordered, const DotOptions& options) {
   const Graph& graph    = ordered.graph;
   const GraphData& data = graph.data();
-  if (ordered.memory && ordered.memory->position.size() != graph.num_nodes()) {
-    throw Error(ErrorKind::config, str("dot: the plan is for ", ordered.memory->position.size(),
-                                       " nodes, the graph has ", graph.num_nodes()));
+  if (ordered.memory && ordered.memory->turns.size() != graph.num_nodes()) {
+    throw Error(ErrorKind::config, str("dot: the plan is for ", ordered.memory->turns.size(), " nodes, the graph has ",
+                                       graph.num_nodes()));
   }
   if (options.rank) {
     const int rank = index(*options.rank);

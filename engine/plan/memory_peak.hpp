@@ -15,7 +15,7 @@ struct MemoryPeak {
   std::vector<Buffer> alive = {};  // by number: persistent buffers, and those of the step that are needed then
 };
 
-// Of a plan that was made for this graph. Of several positions with as many bytes, the first.
+// Of a plan that was made for this graph. Of several turns with as many bytes, the first.
 [[nodiscard]] MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank,
                                      Space space = Space::device);
 

@@ -42,8 +42,8 @@ class Planner {
     plan_.edges             = edges_in_issue_order(graph_, plan_.issue_order);
     const Timeline timeline = simulate({graph_, plan_.edges}, machine_);
     plan_.makespan_s        = timeline.makespan_s;
-    plan_.position          = order_nodes(graph_, timeline);
-    tenants_                = find_tenants(graph_, plan_.position);
+    plan_.turns             = order_nodes(graph_, timeline);
+    tenants_                = find_tenants(graph_, plan_.turns);
     order_                  = std::make_unique<TenantOrder>(OrderedGraph(graph_, plan_.edges), tenants_);
     place_persistent();
     std::map<std::pair<Rank, Space>, std::vector<std::uint32_t>> by_arena;
@@ -54,7 +54,7 @@ class Planner {
     for (const auto& [where, tenants] : by_arena) place(arena(where.first, where.second), tenants);
     for (const auto& [where, arena] : arenas_) plan_.arenas.push_back(arena);
     order_.reset();  // looks at the edges that are changed now
-    plan_.reuse_edges = add_reuse_edges(graph_, plan_.position, tenants_, successions_, plan_.edges);
+    plan_.reuse_edges = add_reuse_edges(graph_, plan_.turns, tenants_, successions_, plan_.edges);
     plan_.makespan_with_reuse_s =
         plan_.num_reuse_edges() == 0 ? plan_.makespan_s : simulate({graph_, plan_.edges}, machine_).makespan_s;
     return std::move(plan_);
@@ -240,7 +240,7 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
     if (graph.rank({i}) != rank) continue;
     new_node[i] = static_cast<std::uint32_t>(nodes.size());
     nodes.push_back(i);
-    out.position.push_back(plan.position[i]);
+    out.turns.push_back(plan.turns[i]);
   }
   std::copy_if(plan.arenas.begin(), plan.arenas.end(), std::back_inserter(out.arenas),
                [&](const ArenaPlan& arena) { return arena.rank == rank; });

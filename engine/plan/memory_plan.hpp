@@ -26,7 +26,7 @@ struct ArenaPlan {
   Space space                   = Space::device;
   std::int64_t size_bytes       = 0;  // what a run allocates
   std::int64_t persistent_bytes = 0;  // of those
-  std::int64_t lower_bound      = 0;  // the most bytes alive at one position of the order, persistent ones included;
+  std::int64_t lower_bound      = 0;  // the most bytes alive at one turn of the order, persistent ones included;
                                       // sizes are rounded up to the alignment
   std::int64_t free_bytes  = 0;       // the size with Reuse::free ...
   std::int64_t tight_bytes = 0;       // ... and with Reuse::tight
@@ -49,12 +49,13 @@ struct MemoryPlan {
     return (size_bytes + alignment - 1) / alignment * alignment;
   }
 
-  Reuse reuse                         = Reuse::tight;
-  std::vector<std::int64_t> offsets   = {};  // by buffer, in bytes from the start of its arena
-  std::vector<ArenaPlan> arenas       = {};  // by rank, then space; those that hold something
-  std::vector<std::uint32_t> position = {};  // by node, in the order along which lifetimes were taken; what can only
-                                             // happen at once (parts that meet, parts issued together) has one position
-  std::vector<ReuseEdge> reuse_edges = {};   // those that were added, and why; `edges` holds them too
+  Reuse reuse                       = Reuse::tight;
+  std::vector<std::int64_t> offsets = {};   // by buffer, in bytes from the start of its arena
+  std::vector<ArenaPlan> arenas     = {};   // by rank, then space; those that hold something
+  std::vector<std::uint32_t> turns  = {};   // by node: its place in the order along which lifetimes were taken; nodes
+                                            // that can only run together (parts that meet, parts issued together)
+                                            // share a turn
+  std::vector<ReuseEdge> reuse_edges = {};  // those that were added, and why; `edges` holds them too
   IssueOrder issue_order             = IssueOrder::any;  // the order of communications that `edges` holds
   Edges edges                        = {};  // the graph's, the issue order's and the reuse edges: what runs
   double makespan_s                  = 0;   // simulated, without the reuse edges ...

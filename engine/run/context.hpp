@@ -10,9 +10,9 @@
 
 namespace stepgraph {
 
-struct DeviceQueue;  // engine/run/device.hpp
-class Step;          // engine/run/step.hpp
-struct TaskRecord;   // engine/run/step.hpp
+struct DeviceQueue;    // engine/run/device.hpp
+class RunningProgram;  // engine/run/running_program.hpp
+struct TaskRecord;     // engine/run/running_program.hpp
 
 // Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
 template <class T>
@@ -118,8 +118,8 @@ class Context {
   }
 
   // Each worker has one, for whatever it runs: entering a node is one store, which also tells who runs what.
-  friend class Step;
-  Step* step_                = nullptr;
+  friend class RunningProgram;
+  RunningProgram* program_   = nullptr;
   const DeviceQueue* device_ = nullptr;
   std::atomic<const TaskRecord*> task_{nullptr};
 };

@@ -37,16 +37,16 @@ class DeviceMemory {
   virtual void write(std::byte* to, std::span<const std::byte> from)                  = 0;
 };
 
-// A lowered graph on its streams. A run is issued by one thread, node by node in the plan's issue order; a
-// communication by World::communicate, between before() and after() of all its parts. Of host nodes that have a lane
-// both are called by that lane's thread, while others are issued.
-class DeviceProgram {
+// The streams of one program on a device: a StreamPlan made real. One thread issues a run, node by node in the plan's
+// issue order. World::communicate issues a communication, between before() and after() of all its parts. For host nodes
+// that have a lane, the thread of that lane calls before() and after(), while other nodes are issued.
+class DeviceStreams {
  public:
-  virtual ~DeviceProgram() = default;
+  virtual ~DeviceStreams() = default;
   // Enqueues a whole run that was issued and kept before; false: there is none, issue it.
   [[nodiscard]] virtual bool replay() = 0;
   virtual void begin(bool recorded)   = 0;  // a run; recorded: with times, which `times` has when it is done
-  // Lets its stream wait for whom the node follows. Null: a host node, for which the host has waited.
+  // Makes the node's stream wait for the nodes it follows. Null: a host node; the host has waited.
   [[nodiscard]] virtual const DeviceQueue* before(Node node) = 0;
   virtual void after(Node node)                              = 0;
   virtual void end(bool good)                                = 0;  // all was issued, or something failed
@@ -58,7 +58,7 @@ class Device {
  public:
   virtual ~Device()                                                                               = default;
   [[nodiscard]] virtual DeviceMemory& memory()                                                    = 0;
-  [[nodiscard]] virtual std::unique_ptr<DeviceProgram> lower(const Graph& graph, StreamPlan plan) = 0;
+  [[nodiscard]] virtual std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) = 0;
 };
 
 }  // namespace stepgraph

@@ -9,7 +9,7 @@
 #include "engine/base/error.hpp"
 #include "engine/run/lowering.hpp"
 #include "engine/run/recording.hpp"
-#include "engine/run/step.hpp"
+#include "engine/run/running_program.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/run/tsan.hpp"
 
@@ -58,8 +58,8 @@ struct Program::Impl {
                                                  : std::vector<std::uint32_t>()),
         num_waiting_lanes(lowering.num_waiting_lanes),
         waiting_lanes(std::move(lowering.waiting_lanes)),
-        step(runnable.graph(), world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
-             std::move(lowering.waits)) {
+        running(runnable.graph(), world, std::move(memory), std::move(lowering.matches),
+                std::move(lowering.match_of_node), std::move(lowering.waits)) {
     const Graph& graph = runnable;
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
@@ -69,7 +69,7 @@ struct Program::Impl {
     for (const std::uint32_t node : lowering.task_nodes) {
       // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
       tasks[node] = taskflow.emplace(
-          [invoke = graph.body({node}).invoke(), task = &step.task(node)] { Step::run(invoke, *task); });
+          [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
     }
     for (const std::uint32_t node : lowering.task_nodes) {
       for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i) {
@@ -78,10 +78,10 @@ struct Program::Impl {
       }
     }
     if constexpr (tsan::enabled) {
-      step.task_preds.resize(graph.num_nodes());
+      running.task_preds.resize(graph.num_nodes());
       for (const std::uint32_t node : lowering.task_nodes) {
-        step.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
-                                     lowering.preds.begin() + lowering.pred_begin[node + 1]);
+        running.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
+                                        lowering.preds.begin() + lowering.pred_begin[node + 1]);
       }
     }
     order = std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
@@ -97,10 +97,10 @@ struct Program::Impl {
     auto host_lanes   = std::make_unique<HostLanes>(graph, nodes_in_order);
     num_waiting_lanes = host_lanes->size();
     waiting_lanes     = host_lanes->names();
-    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
-    on_device.emplace([this] { step.issue(); });
+    running.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
+    on_device.emplace([this] { running.issue(); });
     for (std::size_t lane = 0; lane < num_waiting_lanes; ++lane)
-      on_device.emplace([this, lane] { step.run_host_lane(lane); });
+      on_device.emplace([this, lane] { running.run_host_lane(lane); });
   }
 
   std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
@@ -110,7 +110,7 @@ struct Program::Impl {
   std::size_t num_task_edges = 0;
   std::atomic<bool> busy{false};
   std::shared_ptr<const TaskOrder> order;  // for recordings
-  Step step;
+  RunningProgram running;
   tf::Taskflow taskflow;
   tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
 };
@@ -124,11 +124,11 @@ Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memor
 Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory)
     : Program(RunnableGraph(graph, world), world, std::move(memory)) {}
 
-Memory& Program::memory() const noexcept { return impl_->step.memory(); }
+Memory& Program::memory() const noexcept { return impl_->running.memory(); }
 std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
 std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
 std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
-double Program::issue_s() const noexcept { return impl_->step.issue_s(); }
+double Program::issue_s() const noexcept { return impl_->running.issue_s(); }
 
 struct Run::Impl {
   Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,
@@ -144,7 +144,7 @@ struct Run::Impl {
   }
 
   void stop(const std::string& why) {
-    if (const auto what = held()) what->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
+    if (const auto what = held()) what->running.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
   }
 
   // Stops the step if its time is over.
@@ -179,8 +179,8 @@ struct Run::Impl {
       if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
       if (Clock::now() >= *drain_until) return false;
     }
-    tsan::acquire(what->step.finished());
-    if (DeviceProgram* const device = what->step.device(); device != nullptr && !released.load()) {
+    tsan::acquire(what->running.finished());
+    if (DeviceStreams* const device = what->running.device(); device != nullptr && !released.load()) {
       if (!drain(*device)) return false;
     }
     if (!released.exchange(true)) {
@@ -193,7 +193,7 @@ struct Run::Impl {
   }
 
   // All is issued: the device is waited for. False: not before the deadline, or the drain time-out after a stop.
-  bool drain(DeviceProgram& device) {
+  bool drain(DeviceStreams& device) {
     constexpr std::chrono::microseconds glance{20};
     std::optional<Clock::time_point> drain_until;
     try {
@@ -264,7 +264,7 @@ void Run::get() {
   }
   if (!drained) {
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
-                                   " ms later these still run: ", impl_->program->step.running()));
+                                   " ms later these still run: ", impl_->program->running.running_nodes()));
   }
   if (error) throw *error;
 }
@@ -321,8 +321,9 @@ Run Executor::start(const Program& program, Recorder* recorder) {
   }
   const std::lock_guard lock(impl_->mutex);
   if (impl_->current && !impl_->current->ended()) {
-    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->program->step.running(),
-                                       "); one executor runs one step at a time"));
+    throw Error(ErrorKind::config,
+                str("executor: a step is still under way (", impl_->current->program->running.running_nodes(),
+                    "); one executor runs one step at a time"));
   }
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
@@ -336,10 +337,10 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       recorded = recording->begin(impl_->pool->workers.size(), what->order);
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
-    const bool is_on_device = what->step.device() != nullptr;
-    what->step.begin(*impl_->pool, run->state,
-                     {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
-                      .recording    = recording});
+    const bool is_on_device = what->running.device() != nullptr;
+    what->running.begin(*impl_->pool, run->state,
+                        {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
+                         .recording    = recording});
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
     run->future = impl_->workers.run(is_on_device ? what->on_device : what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);

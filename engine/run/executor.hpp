@@ -69,7 +69,7 @@ class Run {
   std::shared_ptr<Impl> impl_;
 };
 
-// Threads that run programs: a tf::Executor for nodes, one TBB arena for what is parallel inside them. One step at a
+// Threads that run programs: a tf::Executor for nodes, TBB threads for what is parallel inside them. One step at a
 // time.
 class Executor {
  public:

@@ -224,8 +224,8 @@ std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPla
   std::vector<std::vector<std::uint32_t>> after(num_nodes);
   std::vector<std::uint32_t> waiting(num_nodes, 0);
   const auto later = [&](std::uint32_t a, std::uint32_t b) {
-    if (!plan || plan->position[a] == plan->position[b]) return a > b;
-    return plan->position[a] > plan->position[b];
+    if (!plan || plan->turns[a] == plan->turns[b]) return a > b;
+    return plan->turns[a] > plan->turns[b];
   };
   std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, decltype(later)> ready(later);
   for (const std::uint32_t node : lowering.task_nodes) {

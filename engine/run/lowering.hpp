@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/run/runnable_graph.hpp"
-#include "engine/run/step.hpp"
+#include "engine/run/running_program.hpp"
 #include "engine/run/world.hpp"
 
 namespace stepgraph {

@@ -21,7 +21,7 @@ void check(const Graph& graph, const MemoryPlan& plan) {
   if (plan.offsets.size() != graph.num_buffers() ||
       plan.edges.pred_begin.size() != std::size_t{graph.num_nodes()} + 1) {
     throw Error(ErrorKind::config, str("program: the plan is for ", plan.offsets.size(), " buffers and ",
-                                       plan.position.size(), " nodes, the graph has ", graph.num_buffers(), " and ",
+                                       plan.turns.size(), " nodes, the graph has ", graph.num_buffers(), " and ",
                                        graph.num_nodes(), " (plan the graph that runs)"));
   }
   const auto refuse = [&](Node node, const char* whose) {

@@ -191,8 +191,8 @@ SCENARIO("a step that fails is recorded as far as it came", "[engine][recorder]"
   }
 }
 
-TEST_CASE("waiting for a licence to compute is no time of the node's", "[engine][recorder]") {
-  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the licence.
+TEST_CASE("waiting for a permit to compute is no time of the node's", "[engine][recorder]") {
+  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the permit.
   sg::Graph graph;
   for (int i = 0; i < 2; ++i) {
     graph.add({.name = "sleep", .rank = r0}, [] { std::this_thread::sleep_for(10ms); });

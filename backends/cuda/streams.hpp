@@ -16,19 +16,19 @@ struct Shared {
   Queues& queues;
   bool capture, check_nodes;
   // Who was last, and how: another one's streams are not waited for by events, so it is waited for here.
-  const void* last_program = nullptr;
-  bool last_captured       = false;
+  const void* last   = nullptr;
+  bool last_captured = false;
   std::mutex mutex;  // one run is issued at a time
 };
 
 // A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
 // One is enough for the next run too: who waits for a node of the run before comes before that node in its own run.
-class Program final : public DeviceProgram {
+class Streams final : public DeviceStreams {
  public:
-  Program(Shared& shared, const Graph& graph, StreamPlan plan);
-  ~Program() override;
-  Program(const Program&)            = delete;
-  Program& operator=(const Program&) = delete;
+  Streams(Shared& shared, const Graph& graph, StreamPlan plan);
+  ~Streams() override;
+  Streams(const Streams&)            = delete;
+  Streams& operator=(const Streams&) = delete;
 
   [[nodiscard]] bool replay() override;
   void begin(bool recorded) override;

@@ -9,13 +9,13 @@
 
 #include "engine/base/error.hpp"
 #include "engine/graph/graph_data.hpp"
-#include "engine/run/arena.hpp"
+#include "engine/run/compute_permits.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/crew.hpp"
 #include "engine/run/device.hpp"
+#include "engine/run/helper_threads.hpp"
 #include "engine/run/host_lanes.hpp"
 #include "engine/run/memory.hpp"
-#include "engine/run/slots.hpp"
 #include "engine/run/world.hpp"
 
 // How a node runs, once Taskflow has decided that it may: internal to engine/. Knows no Taskflow, so that
@@ -23,7 +23,7 @@
 namespace stepgraph {
 
 class Recording;  // engine/run/recording.hpp
-class Step;
+class RunningProgram;
 
 // One task of a lowered graph: a node, or the node that leads a match.
 struct TaskRecord {
@@ -36,7 +36,7 @@ struct alignas(64) Worker {
   Context context;  // what it runs, and in which step
   int index         = 0;
   bool said_waiting = false;  // its own thread's
-  bool has_slot     = false;  // its own thread's: it may compute
+  bool has_permit   = false;  // its own thread's: it may compute
   std::mutex mutex;           // guards `waiting_for`
   std::string waiting_for;    // what the current node said it waits for
   void forget_waiting();
@@ -46,9 +46,9 @@ struct alignas(64) Worker {
 struct Pool {
   explicit Pool(int num_threads, int num_workers);
   int num_threads;
-  Slots slots;
+  ComputePermits permits;
   Crew crew;
-  Arena arena;  // after what its threads look at: it waits for them
+  HelperThreads threads;  // after what its threads look at: it waits for them
   std::vector<Worker> workers;
 };
 
@@ -67,27 +67,27 @@ struct RunState {
 };
 
 // What a run needs beside its bodies being run.
-struct StepNeeds {
+struct RunNeeds {
   bool count_bodies    = false;    // more threads than may compute at once could be at work
   Recording* recording = nullptr;  // where times go, if anywhere
 };
 
 // A program's state while it runs and between runs. run() and what bodies call happen on pool
 // threads.
-class Step {
+class RunningProgram {
  public:
-  Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
-       std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
+  RunningProgram(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+                 std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
 
   // From here on bodies enqueue their work there, one after another in this order; host nodes of lanes run beside.
-  void use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
+  void use_device(std::unique_ptr<DeviceStreams> device, std::vector<std::uint32_t> tasks_in_order,
                   std::unique_ptr<HostLanes> host_lanes);
-  [[nodiscard]] DeviceProgram* device() const noexcept { return device_.get(); }
+  [[nodiscard]] DeviceStreams* device() const noexcept { return device_.get(); }
   void issue() noexcept;                                              // all of a run, on this thread
   [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
   void run_host_lane(std::size_t lane) noexcept;  // its nodes, on a thread of their own, while others are issued
 
-  void begin(Pool& pool, RunState& run, const StepNeeds& needs);  // readies it for a run on `pool`
+  void begin(Pool& pool, RunState& run, const RunNeeds& needs);  // readies it for a run on `pool`
 
   // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
   // Nothing once the step is stopping.
@@ -97,7 +97,8 @@ class Step {
   // Stops a run; the first reason is kept. With `name_running` it gets the names of what runs at this moment.
   void stop(RunState& run, const Error& why, bool name_running);
   [[nodiscard]] bool stopping() const noexcept { return run_->stopping.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::string running() const;  // names of the nodes that run now and what they wait for; may be empty
+  [[nodiscard]] std::string running_nodes()
+      const;  // names of the nodes that run now and what they wait for; may be empty
 
   [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
   [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
@@ -127,16 +128,16 @@ class Step {
   std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
   std::vector<bool> waits_;                   // by node; empty when no lane waits
 
-  std::unique_ptr<DeviceProgram> device_;
+  std::unique_ptr<DeviceStreams> device_;
   std::vector<std::uint32_t> tasks_in_order_;  // of a device's program
   std::unique_ptr<HostLanes> host_lanes_;      // likewise
   double issue_s_ = 0;
 
-  RunState* run_   = nullptr;
-  Pool* pool_      = nullptr;
-  StepNeeds needs_ = {};
-  bool needy_      = false;  // there are any
-  std::vector<char> done_;   // addresses for ThreadSanitizer, one per node
+  RunState* run_  = nullptr;
+  Pool* pool_     = nullptr;
+  RunNeeds needs_ = {};
+  bool needy_     = false;  // there are any
+  std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
   char finished_ = 0;
 };
 
