@@ -18,10 +18,6 @@ struct PartKey {
   [[nodiscard]] auto meets() const { return std::tuple(group, from, to, turn); }
 };
 
-int position(const GroupSpec& group, std::int32_t rank) {
-  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
-}
-
 }  // namespace
 
 Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_here) {
@@ -45,7 +41,7 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
     const PartRecord& first = data.parts[order[i]];
     const std::int32_t rank = rank_of(order[i]);
     const GroupSpec& group  = data.groups[first.group];
-    const int member        = position(group, rank);
+    const int member        = member_of(group, Rank{rank});
     std::uint32_t turn      = 0;
     for (const Rank r : group.ranks)
       sent[static_cast<std::size_t>(index(r))] = received[static_cast<std::size_t>(index(r))] = 0;

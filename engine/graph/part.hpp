@@ -21,6 +21,9 @@ struct GroupSpec {
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };
 
+// The place of a rank in the group's order; the number of ranks when it is not a member.
+[[nodiscard]] int member_of(const GroupSpec& group, Rank rank);
+
 // What a part is a part of. Tokens aside, `in` are the bytes of the node's reads and accumulates, laid end to end in
 // the order of declaration, and `out` those of its writes and accumulates; n is the number of members.
 //

@@ -12,6 +12,7 @@
 #include "engine/run/running_program.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/run/tsan.hpp"
+#include "engine/run/waiting_lanes.hpp"
 
 namespace stepgraph {
 namespace {
@@ -53,81 +54,86 @@ void check_device_bodies(const Graph& graph, const World& world) {
 }  // namespace
 
 struct Program::Impl {
-  Impl(const RunnableGraph& runnable, World& world, std::shared_ptr<Memory> memory, Lowering lowering)
-      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, runnable.memory())
-                                                 : std::vector<std::uint32_t>()),
-        num_waiting_lanes(lowering.num_waiting_lanes),
+  // `nodes_in_order`: on a device, the order in which nodes are issued.
+  Impl(const RunnableGraph& runnable, World& world, std::shared_ptr<Memory> memory, Lowering lowering,
+       std::vector<std::uint32_t> nodes_in_order)
+      : num_tasks(lowering.task_nodes.size()),
         waiting_lanes(std::move(lowering.waiting_lanes)),
         running(runnable.graph(), world, std::move(memory), std::move(lowering.matches),
-                std::move(lowering.match_of_node), std::move(lowering.waits)) {
+                std::move(lowering.match_of_node), std::move(lowering.waits)),
+        order(std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
+                                                          std::move(lowering.pred_begin), std::move(lowering.preds)})) {
     const Graph& graph = runnable;
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
     }
-    if (world.device() != nullptr) use_device(runnable, *world.device(), world, lowering.leader);
-    std::vector<tf::Task> tasks(lowering.leader.size());
-    for (const std::uint32_t node : lowering.task_nodes) {
+    for (const std::uint32_t node : order->task_nodes) num_task_edges += order->preds_of(node).size();
+    if (world.device() != nullptr) {
+      use_device(runnable, world, std::move(nodes_in_order));
+    } else {
+      make_tasks(graph);
+    }
+    if constexpr (tsan::enabled) {
+      running.task_preds.resize(graph.num_nodes());
+      for (const std::uint32_t node : order->task_nodes) {
+        const auto preds = order->preds_of(node);
+        running.task_preds[node].assign(preds.begin(), preds.end());
+      }
+    }
+  }
+
+  // One Taskflow task for each task of the lowered graph.
+  void make_tasks(const Graph& graph) {
+    std::vector<tf::Task> tasks(order->leader.size());
+    for (const std::uint32_t node : order->task_nodes) {
       // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
       tasks[node] = taskflow.emplace(
           [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
     }
-    for (const std::uint32_t node : lowering.task_nodes) {
-      for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i) {
-        tasks[lowering.preds[i]].precede(tasks[node]);
-        ++num_task_edges;
-      }
+    for (const std::uint32_t node : order->task_nodes) {
+      for (const std::uint32_t before : order->preds_of(node)) tasks[before].precede(tasks[node]);
     }
-    if constexpr (tsan::enabled) {
-      running.task_preds.resize(graph.num_nodes());
-      for (const std::uint32_t node : lowering.task_nodes) {
-        running.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
-                                        lowering.preds.begin() + lowering.pred_begin[node + 1]);
-      }
-    }
-    order = std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
-                                                        std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
-  void use_device(const RunnableGraph& graph, Device& device, const World& world,
-                  const std::vector<std::uint32_t>& leader) {
+  // On a device a run is one Taskflow task that issues all nodes, and one for each host lane.
+  void use_device(const RunnableGraph& graph, World& world, std::vector<std::uint32_t> nodes_in_order) {
     check_device_bodies(graph, world);
     StreamPlan plan = plan_streams(graph, nodes_in_order);
     verify_streams(graph, plan);
-    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
-    auto host_lanes   = std::make_unique<HostLanes>(graph, nodes_in_order);
-    num_waiting_lanes = host_lanes->size();
-    waiting_lanes     = host_lanes->names();
-    running.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
-    on_device.emplace([this] { running.issue(); });
-    for (std::size_t lane = 0; lane < num_waiting_lanes; ++lane)
-      on_device.emplace([this, lane] { running.run_host_lane(lane); });
+    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return order->leader[node] != node; });
+    auto host_lanes = std::make_unique<HostLanes>(graph, nodes_in_order);
+    waiting_lanes   = host_lanes->lanes();
+    running.use_device(world.device()->lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
+    taskflow.emplace([this] { running.issue(); });
+    for (std::size_t lane = 0; lane < waiting_lanes.size(); ++lane)
+      taskflow.emplace([this, lane] { running.run_host_lane(lane); });
   }
 
-  std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
-  std::size_t num_waiting_lanes;
-  std::string waiting_lanes;
-  bool computes_inside       = false;  // some body may call parallel_for
-  std::size_t num_task_edges = 0;
+  std::size_t num_tasks, num_task_edges = 0;  // of the lowered graph
+  std::vector<Lane> waiting_lanes;
+  bool computes_inside = false;  // some body may call parallel_for
   std::atomic<bool> busy{false};
-  std::shared_ptr<const TaskOrder> order;  // for recordings
   RunningProgram running;
+  std::shared_ptr<const TaskOrder> order;  // for recordings
   tf::Taskflow taskflow;
-  tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
 };
 
 Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory) {
   if (!memory) memory = memory_for(graph, world);
   memory->check_fits(graph, graph.memory());
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), lower(graph, world));
+  Lowering lowering = lower(graph, world);
+  std::vector<std::uint32_t> nodes_in_order;
+  if (world.device() != nullptr) nodes_in_order = issue_order(lowering, graph.memory());
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), std::move(lowering), std::move(nodes_in_order));
 }
 
 Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory)
     : Program(RunnableGraph(graph, world), world, std::move(memory)) {}
 
 Memory& Program::memory() const noexcept { return impl_->running.memory(); }
-std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
+std::size_t Program::num_tasks() const noexcept { return impl_->num_tasks; }
 std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
-std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
+std::size_t Program::num_waiting_lanes() const noexcept { return impl_->waiting_lanes.size(); }
 double Program::issue_s() const noexcept { return impl_->running.issue_s(); }
 
 struct Run::Impl {
@@ -313,11 +319,11 @@ int Executor::waiting_lanes() const noexcept { return impl_->options.waiting_lan
 Run Executor::start(const Program& program, Recorder* recorder) {
   const std::shared_ptr<Program::Impl>& what = program.impl_;
   const ExecutorOptions& options             = impl_->options;
-  if (what->num_waiting_lanes > static_cast<std::size_t>(options.waiting_lanes)) {
+  if (std::ssize(what->waiting_lanes) > options.waiting_lanes) {
     throw Error(ErrorKind::config,
-                str("executor: the program has ", what->num_waiting_lanes, " lanes that wait (", what->waiting_lanes,
-                    "), but the pool has ", options.waiting_lanes, " workers for them (set waiting_lanes to at least ",
-                    what->num_waiting_lanes, ")"));
+                str("executor: the program has ", what->waiting_lanes.size(), " lanes that wait (",
+                    lane_names(what->waiting_lanes), "), but the pool has ", options.waiting_lanes,
+                    " workers for them (set waiting_lanes to at least ", what->waiting_lanes.size(), ")"));
   }
   const std::lock_guard lock(impl_->mutex);
   if (impl_->current && !impl_->current->ended()) {
@@ -342,7 +348,7 @@ Run Executor::start(const Program& program, Recorder* recorder) {
                         {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
                          .recording    = recording});
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
-    run->future = impl_->workers.run(is_on_device ? what->on_device : what->taskflow, [state = &run->state] {
+    run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
       state->finished = true;
     });

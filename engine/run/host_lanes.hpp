@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "engine/graph/ordered_graph.hpp"
@@ -16,9 +15,9 @@ class HostLanes {
  public:
   HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order);
 
-  [[nodiscard]] std::size_t size() const noexcept { return lanes_.size(); }
-  [[nodiscard]] std::string names() const;  // "rank 0 host, rank 0 disk"
-  [[nodiscard]] const std::vector<std::uint32_t>& nodes(std::size_t lane) const { return lanes_[lane].nodes; }
+  [[nodiscard]] std::size_t size() const noexcept { return queues_.size(); }
+  [[nodiscard]] std::vector<Lane> lanes() const;
+  [[nodiscard]] const std::vector<std::uint32_t>& nodes(std::size_t lane) const { return queues_[lane].nodes; }
 
   void begin() noexcept;  // a run, before any thread is at it
   void stop() noexcept;   // nobody waits any more; from any thread
@@ -37,18 +36,17 @@ class HostLanes {
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0}, stopped = std::uint32_t{1} << 31;
 
-  struct Lane {
-    Rank rank     = {};
-    LaneKind kind = LaneKind::host;
+  struct Queue {
+    Lane lane;
     std::vector<std::uint32_t> nodes;
     std::atomic<std::uint32_t> handed{0}, done{0};  // how many of them; the highest bit: everything stops
   };
   struct Place {
-    std::uint32_t lane = none, number = 0;
+    std::uint32_t queue = none, number = 0;
   };
   static void wait_for(const std::atomic<std::uint32_t>& count, std::uint32_t wanted) noexcept;
 
-  std::vector<Lane> lanes_;
+  std::vector<Queue> queues_;
   std::vector<Place> place_;                     // by node
   std::vector<std::uint32_t> first_, followed_;  // by node, in compressed rows
 };

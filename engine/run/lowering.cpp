@@ -7,13 +7,10 @@
 #include "engine/graph/edges.hpp"
 #include "engine/graph/matching.hpp"
 #include "engine/graph/shards.hpp"
+#include "engine/run/waiting_lanes.hpp"
 
 namespace stepgraph {
 namespace {
-
-int position(const GroupSpec& group, std::int32_t rank) {
-  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
-}
 
 class Lowerer {
  public:
@@ -39,16 +36,8 @@ class Lowerer {
 
  private:
   void find_waiting_lanes() {
-    for (std::size_t lane = 0; lane < data_.lane_sizes.size(); ++lane) {
-      const Rank rank{static_cast<int>(lane / num_lane_kinds)};
-      const auto kind = static_cast<LaneKind>(lane % num_lane_kinds);
-      if (data_.lane_sizes[lane] == 0 || !world_.is_local(rank) || !world_.waits(kind)) continue;
-      ++out_.num_waiting_lanes;
-      if (out_.num_waiting_lanes <= 8)
-        out_.waiting_lanes += str(out_.waiting_lanes.empty() ? "" : ", ", "rank ", rank, " ", kind);
-      if (out_.num_waiting_lanes == 9) out_.waiting_lanes += ", ...";
-    }
-    if (out_.num_waiting_lanes == 0) return;
+    out_.waiting_lanes = waiting_lanes(graph_, world_);
+    if (out_.waiting_lanes.empty()) return;
     out_.waits.resize(data_.nodes.size());
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
       const NodeRecord& record = data_.nodes[node];
@@ -70,8 +59,7 @@ class Lowerer {
       for (const std::uint32_t node : matching.meeting(i)) {
         const Rank rank            = graph_.rank({node});
         const Graph::PartView part = graph_.part({node});
-        match.parts.push_back(
-            {{node}, rank, position(graph_.spec(part.group), index(rank)), part.peer, part.source, {}, {}});
+        match.parts.push_back({{node}, rank, member_of(graph_.spec(part.group), rank), part.peer, part.source, {}, {}});
         leader = std::min(leader, node);
       }
       check_match(match);

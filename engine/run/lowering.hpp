@@ -19,8 +19,7 @@ struct Lowering {
   std::vector<std::uint32_t> pred_begin;     // by node, for leaders: predecessors, as leaders
   std::vector<std::uint32_t> preds;
   std::vector<bool> waits;  // by node; empty when no lane waits
-  std::size_t num_waiting_lanes = 0;
-  std::string waiting_lanes;  // their names
+  std::vector<Lane> waiting_lanes;
 };
 
 // Throws Error(config) when the graph does not fit the world, Error(graph) when parts do not match or tasks would wait

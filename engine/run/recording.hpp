@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "engine/graph/timeline.hpp"
@@ -39,12 +40,16 @@ inline std::uint64_t read_ticks() noexcept {
 inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 #endif
 
-// The tasks of a program: in which a node runs, and who runs before whom.
+// The tasks of a program: the task in which each node runs, and the tasks before each task.
 struct TaskOrder {
   std::vector<std::uint32_t> leader;      // the node whose task a node runs in; no_node: on another process's rank
   std::vector<std::uint32_t> task_nodes;  // the leaders, ascending
   std::vector<std::uint32_t> pred_begin;  // by node, for leaders: predecessors, as leaders
   std::vector<std::uint32_t> preds;
+
+  [[nodiscard]] std::span<const std::uint32_t> preds_of(std::uint32_t leading_node) const {
+    return std::span(preds).subspan(pred_begin[leading_node], pred_begin[leading_node + 1] - pred_begin[leading_node]);
+  }
 };
 
 // Every worker appends to chunks of its own, so nobody waits and nothing is shared; chunks are kept from run to run.

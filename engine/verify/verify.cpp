@@ -4,7 +4,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/plan/memory_plan.hpp"
-#include "engine/run/world.hpp"
+#include "engine/run/waiting_lanes.hpp"
 #include "engine/verify/findings.hpp"
 
 namespace stepgraph {
@@ -29,19 +29,10 @@ void check_edges_fit(const Graph& graph, const Edges& edges) {
 
 void check_workers(const Graph& graph, const VerifyOptions& options, verifier::Findings& findings) {
   if (!options.world) return;
-  int num_waiting = 0;
-  std::string names;
-  for (int rank = 0; rank < graph.num_ranks(); ++rank) {
-    for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) {
-      const Lane lane{Rank{rank}, static_cast<LaneKind>(kind)};
-      if (!options.world->is_local(lane.rank) || !options.world->waits(lane.kind) || graph.lane_size(lane) == 0)
-        continue;
-      if (++num_waiting <= 8) names += str(names.empty() ? "" : ", ", "rank ", rank, " ", lane.kind);
-    }
-  }
-  if (num_waiting <= options.waiting_lanes) return;
-  findings.add(Flaw::too_few_workers, str(num_waiting, " lanes wait (", names, num_waiting > 8 ? ", ..." : "",
-                                          "), but only ", options.waiting_lanes, " workers are there to wait on them"));
+  const std::vector<Lane> waiting = waiting_lanes(graph, *options.world);
+  if (std::ssize(waiting) <= options.waiting_lanes) return;
+  findings.add(Flaw::too_few_workers, str(waiting.size(), " lanes wait (", lane_names(waiting), "), but only ",
+                                          options.waiting_lanes, " workers are there to wait on them"));
 }
 
 }  // namespace
