@@ -159,18 +159,12 @@ struct Run::Impl {
       stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
   }
 
-  // Whether it has ended; if so, nothing holds the program any more.
-  bool ended() {
-    {
-      const std::lock_guard lock(state.mutex);
-      if (!state.finished) return false;
-    }
-    return wait();
-  }
+  // Whether it is over; if so, nothing holds the program any more.
+  bool ended() { return state.tasks_ended() && wait(); }
 
-  // Waits for the end, or for the drain time-out after a stop. True: nothing of the step runs any more.
+  // Waits for the end, or for the drain time-out after a stop. True: nothing of the run goes on any more.
   // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
-  // and the next step would start on another, colder core. A stop is rare: it is looked for every so often.
+  // and the next run would start on another, colder core. A stop is rare, so this thread polls for it.
   bool wait() {
     constexpr std::chrono::milliseconds glance{20};
     std::optional<Clock::time_point> drain_until;
@@ -181,40 +175,45 @@ struct Run::Impl {
       if (deadline && !drain_until) until = std::min(until, *deadline);
       if (future.wait_until(until) == std::future_status::ready) break;
       notice_timeout();
-      if (!state.stopping.load()) continue;
+      if (!state.draining()) continue;
       if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
       if (Clock::now() >= *drain_until) return false;
     }
     tsan::acquire(what->running.finished());
-    if (DeviceStreams* const device = what->running.device(); device != nullptr && !released.load()) {
+    if (DeviceStreams* const device = what->running.device(); device != nullptr && state.phase() != RunPhase::over) {
       if (!drain(*device)) return false;
     }
-    if (!released.exchange(true)) {
-      if (recording) recording->end();
-      what->busy.store(false);
-      const std::lock_guard lock(state.mutex);
-      program.reset();
-    }
+    release();
     return true;
   }
 
-  // All is issued: the device is waited for. False: not before the deadline, or the drain time-out after a stop.
+  // All is issued: waits for the device. False: it was not done before the drain time-out after a stop.
   bool drain(DeviceStreams& device) {
     constexpr std::chrono::microseconds glance{20};
     std::optional<Clock::time_point> drain_until;
     try {
       while (!device.done()) {
         notice_timeout();
-        if (state.stopping.load() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
+        if (state.draining() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
         if (drain_until && Clock::now() >= *drain_until) return false;
         std::this_thread::sleep_for(glance);
       }
       if (recording) recording->set_times(device.times());
     } catch (const Error& error) {
       const std::lock_guard lock(state.mutex);
-      if (!state.error) state.error = error;
+      if (state.phase() != RunPhase::over) state.fail(error);
     }
     return true;
+  }
+
+  // Lets go of the program, which may run again. Of several threads that wait, the first one does it.
+  void release() {
+    const std::lock_guard lock(state.mutex);
+    if (state.phase() == RunPhase::over) return;
+    state.release();
+    if (recording) recording->end();
+    program->busy.store(false);
+    program.reset();
   }
 
   std::shared_ptr<Program::Impl> program;
@@ -224,8 +223,7 @@ struct Run::Impl {
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
   RunState state;
-  std::atomic<bool> gotten{false};
-  std::atomic<bool> released{false};  // the program may run again
+  std::atomic<bool> gotten{false};  // get() was called: it throws what stopped the run once
 };
 
 struct Executor::Impl {
@@ -266,7 +264,7 @@ void Run::get() {
   std::optional<Error> error;
   {
     const std::lock_guard lock(impl_->state.mutex);
-    error = impl_->state.error;
+    error = impl_->state.error();
   }
   if (!drained) {
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
@@ -350,7 +348,7 @@ Run Executor::start(const Program& program, Recorder* recorder) {
     // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
     run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
-      state->finished = true;
+      state->end_tasks();
     });
     return Run(run);
   } catch (...) {

@@ -1,6 +1,7 @@
 #include "engine/run/running_program.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <utility>
 
@@ -38,6 +39,28 @@ void Worker::forget_waiting() {
   said_waiting = false;
   const std::lock_guard lock(mutex);
   waiting_for.clear();
+}
+
+void RunState::stop(Error why) {
+  assert(phase_ == RunPhase::running);
+  error_ = std::move(why);
+  phase_ = RunPhase::stopping;
+}
+
+void RunState::end_tasks() {
+  assert(!tasks_ended());
+  phase_ = phase_ == RunPhase::running ? RunPhase::issued : RunPhase::stopped;
+}
+
+void RunState::fail(Error why) {
+  assert(tasks_ended() && phase_ != RunPhase::over);
+  if (!error_) error_ = std::move(why);
+  phase_ = RunPhase::stopped;
+}
+
+void RunState::release() {
+  assert(tasks_ended() && phase_ != RunPhase::over);
+  phase_ = RunPhase::over;
 }
 
 Pool::Pool(int num_compute, int num_workers)
@@ -254,11 +277,10 @@ void RunningProgram::run_host_lane(std::size_t lane) noexcept {
 void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
   // The world hears of it under the lock: a run ends by taking it, so this abort cannot reach the next program.
   const std::lock_guard lock(run.mutex);
-  if (run.finished || run.error) return;
+  if (run.phase() != RunPhase::running) return;
   const std::string names  = name_running ? running_nodes() : std::string();
   const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
-  run.error                = Error(why.kind(), reason);
-  run.stopping.store(true);
+  run.stop(Error(why.kind(), reason));
   if (host_lanes_) host_lanes_->stop();
   world_.abort(reason);
 }

@@ -58,12 +58,47 @@ struct Match {
   std::vector<Piece> pieces;  // what the parts' spans point at
 };
 
-// One run of a step: how it ends.
-struct RunState {
-  std::atomic<bool> stopping{false};  // no new body starts
-  std::mutex mutex;                   // guards the rest
-  bool finished = false;              // nothing of it runs any more
-  std::optional<Error> error;         // why it stops
+// How far a run has come.
+enum class RunPhase : std::uint8_t {
+  running,   // bodies run
+  stopping,  // it failed, was cancelled or ran out of time: no new body starts, bodies in flight drain
+  issued,    // all tasks have ended; on a device, what they enqueued may still run
+  stopped,   // the same, after a stop or a failure of the device
+  over,      // nothing of it runs any more, and its program may run again
+};
+
+// One run of a program: its phase, and why it failed.
+//
+//   running --stop--> stopping
+//      |                  |
+//   end_tasks          end_tasks
+//      v                  v
+//   issued --fail----> stopped
+//      |                  |
+//    release           release
+//      `------> over <----'
+//
+// Transitions are made with `mutex` locked; any thread may read the phase.
+class RunState {
+ public:
+  [[nodiscard]] RunPhase phase() const noexcept { return phase_.load(); }
+  // Asked for every node while tasks run: whether new bodies may no longer start.
+  [[nodiscard]] bool stopping() const noexcept { return phase_.load(std::memory_order_relaxed) != RunPhase::running; }
+  [[nodiscard]] bool tasks_ended() const noexcept { return phase() >= RunPhase::issued; }
+  // It was stopped or has failed, and is not over yet.
+  [[nodiscard]] bool draining() const noexcept { return phase() == RunPhase::stopping || phase() == RunPhase::stopped; }
+  [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }  // with `mutex` locked
+
+  void stop(Error why);  // from running
+  void end_tasks();      // from running or stopping
+  void fail(Error why);  // from issued or stopped: the first reason is kept
+  void release();        // from issued or stopped
+
+  std::mutex mutex;
+
+ private:
+  std::atomic<RunPhase> phase_{RunPhase::running};
+  std::optional<Error> error_;
 };
 
 // What a run needs beside its bodies being run.
@@ -96,7 +131,7 @@ class RunningProgram {
 
   // Stops a run; the first reason is kept. With `name_running` it gets the names of what runs at this moment.
   void stop(RunState& run, const Error& why, bool name_running);
-  [[nodiscard]] bool stopping() const noexcept { return run_->stopping.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool stopping() const noexcept { return run_->stopping(); }
   [[nodiscard]] std::string running_nodes()
       const;  // names of the nodes that run now and what they wait for; may be empty
 
