@@ -17,20 +17,20 @@ using Role = RecomputePlace::Role;
 
 constexpr std::string_view again = recompute_phase;
 
-// Who wrote what an access reads.
+// The nodes that wrote the bytes that an access reads.
 struct Source {
   std::vector<std::uint32_t> region = {};  // nodes of the region
   bool reader                       = false;
-  bool outside                      = false;  // others, or an earlier step
-  bool stale                        = false;  // of a region's node: not there any more when it would run again
+  bool outside                      = false;  // other nodes, or an earlier step
+  bool stale                        = false;  // of a region's node: overwritten before the node would run again
 };
 
 struct RegionUse {
   std::vector<std::uint32_t> nodes;    // before the first reader
-  std::vector<std::uint32_t> readers;  // in their order; the first is where nodes run again
+  std::vector<std::uint32_t> readers;  // in their order; nodes run again before the first
   std::set<std::uint32_t> written;     // buffers that the nodes write
-  std::set<std::uint32_t> shared;      // of those, what somebody but a reader touches after the first reader
-  std::set<std::uint32_t> changed;     // what readers write
+  std::set<std::uint32_t> shared;      // of those, the ones that nodes other than readers use after the first reader
+  std::set<std::uint32_t> changed;     // buffers that readers write
 };
 
 class Recomputation {
@@ -64,7 +64,7 @@ class Recomputation {
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
-  // Tokens hold nothing: whoever runs again takes its place in their order once more.
+  // Tokens hold no data: a node that runs again only takes part in their order again.
   [[nodiscard]] bool is_token(std::uint32_t access) const {
     return data_.buffers[data_.accesses[access].buffer()].token;
   }
@@ -80,14 +80,14 @@ class Recomputation {
           numbers.try_emplace({record.rank, place.region}, static_cast<std::uint32_t>(regions_.size()));
       if (first) regions_.emplace_back();
       RegionUse& region = regions_[at->second];
-      if (place.role == Role::region && !region.readers.empty()) continue;  // too late for what was read before it
+      if (place.role == Role::region && !region.readers.empty()) continue;  // too late: a reader came before it
       region_of_[node] = at->second;
       role_[node]      = place.role;
       (place.role == Role::region ? region.nodes : region.readers).push_back(node);
     }
   }
 
-  // One walk in the order of nodes, with the last writer of every byte.
+  // Visits nodes in their order and keeps the last writer of every byte.
   void find_sources() {
     const Atoms atoms(data_);
     std::vector<std::uint32_t> writer(atoms.size(), none);
@@ -147,9 +147,9 @@ class Recomputation {
     }
   }
 
-  // Which accesses of readers go to new buffers, and which nodes have to run again for that.
+  // Decides which accesses of readers use new buffers, and which nodes must run again for that.
   void decide(RegionUse& region) {
-    std::set<std::uint32_t> needed, kept;  // kept: buffers that readers cannot take over as a whole
+    std::set<std::uint32_t> needed, kept;  // kept: buffers that readers cannot replace as a whole
     const auto for_reader_accesses = [&](const auto& visit) {
       for (const std::uint32_t reader : region.readers) {
         for (std::uint32_t i = data_.nodes[reader].access_begin; i < data_.access_end(reader); ++i) {
@@ -163,7 +163,7 @@ class Recomputation {
         kept.insert(record.buffer());
       }
     });
-    std::set<std::uint32_t> read;  // buffers of which readers get what was computed again
+    std::set<std::uint32_t> read;  // buffers whose recomputed values readers read
     for_reader_accesses([&](std::uint32_t access, const AccessRecord& record) {
       if (!reads(record.mode())) return;
       const Source& source = sources_[access];
@@ -211,8 +211,8 @@ class Recomputation {
 
   // --- the new graph -------------------------------------------------------------------------------------------------
 
-  // Parts that run again are issued after the latest of the parts that come before them in the order of nodes; what was
-  // issued after that one makes room.
+  // A part that runs again is issued after all parts that come before it in the order of nodes. Parts that are issued
+  // later get higher positions.
   void issue_again() {
     std::vector<std::int32_t> latest(static_cast<std::size_t>(graph_.num_ranks()), -1);
     added_.resize(latest.size());
@@ -230,7 +230,8 @@ class Recomputation {
     next_added_.assign(latest.size(), 0);
   }
 
-  [[nodiscard]] std::int32_t moved(std::int32_t issue, std::size_t rank) const {  // by those that were added before it
+  // The new issue position of a part: higher by the number of parts added before it.
+  [[nodiscard]] std::int32_t moved(std::int32_t issue, std::size_t rank) const {
     const auto& added = added_[rank];
     return issue + static_cast<std::int32_t>(std::lower_bound(added.begin(), added.end(), issue) - added.begin());
   }
@@ -260,7 +261,7 @@ class Recomputation {
     out.add(spec, graph_.body(Node{node}));
   }
 
-  // The accesses that `chosen` names go to the region's new buffers; all keep their places in the lists.
+  // The chosen accesses use the region's new buffers; all accesses keep their places in the lists.
   template <class Chosen>
   void redirect(Graph& out, NodeSpec& spec, std::uint32_t node, const Chosen& chosen) {
     spec.reads = spec.writes = spec.accumulates = {};
@@ -292,11 +293,11 @@ class Recomputation {
   std::vector<std::uint32_t> region_of_;  // by node
   std::vector<Role> role_;
   std::vector<RegionUse> regions_;
-  std::unordered_map<std::uint32_t, Source> sources_;                         // by access, of what regions read
-  std::vector<char> redirected_;                                              // accesses of readers
-  std::map<std::uint32_t, std::vector<std::uint32_t>> again_before_;          // by reader: the nodes
+  std::unordered_map<std::uint32_t, Source> sources_;                 // by access, for the reads of regions and readers
+  std::vector<char> redirected_;                                      // accesses of readers
+  std::map<std::uint32_t, std::vector<std::uint32_t>> again_before_;  // by reader: the nodes
   std::map<std::pair<std::uint32_t, std::uint32_t>, Buffer> second_buffers_;  // by region and buffer
-  std::vector<std::vector<std::int32_t>> added_;  // by rank: after which place each added part is issued
+  std::vector<std::vector<std::int32_t>> added_;  // by rank: the position after which each added part is issued
   std::vector<std::size_t> next_added_;
 };
 

@@ -39,7 +39,7 @@ std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world) {
                         : std::make_shared<Memory>(graph, device);
 }
 
-// On a device the host cannot touch what a body reads: it must know how to enqueue its work there.
+// The host cannot use device memory, so every body must be able to enqueue its work on the device.
 void check_device_bodies(const Graph& graph, const World& world) {
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     const Node node{i};
@@ -143,7 +143,7 @@ struct Run::Impl {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
-  // Null once the step has ended: an executor that has nothing to do holds nobody's memory, nor a world's.
+  // Null when the run is over: an idle executor keeps no program, memory or world alive.
   [[nodiscard]] std::shared_ptr<Program::Impl> held() {
     const std::lock_guard lock(state.mutex);
     return program;
@@ -153,7 +153,7 @@ struct Run::Impl {
     if (const auto what = held()) what->running.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
   }
 
-  // Stops the step if its time is over.
+  // Stops the run if its time is over.
   void notice_timeout() {
     if (deadline && Clock::now() >= *deadline)
       stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
@@ -217,8 +217,8 @@ struct Run::Impl {
   }
 
   std::shared_ptr<Program::Impl> program;
-  std::shared_ptr<Pool> pool;            // whose workers say what they run
-  std::shared_ptr<Recording> recording;  // null: nobody wants to know
+  std::shared_ptr<Pool> pool;            // its workers know the nodes that they run
+  std::shared_ptr<Recording> recording;  // null: not recorded
   ExecutorOptions options;
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
@@ -235,8 +235,8 @@ struct Executor::Impl {
   ExecutorOptions options;
   std::shared_ptr<Pool> pool;
   std::mutex mutex;                    // guards `current`
-  std::shared_ptr<Run::Impl> current;  // the last step; kept while its bodies may run
-  tf::Executor workers;                // last: its threads end before what they use
+  std::shared_ptr<Run::Impl> current;  // the last run; kept while its bodies may run
+  tf::Executor workers;                // last: its threads end before the members that they use
 };
 
 Run::Run(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -301,9 +301,9 @@ Executor::Executor(ExecutorOptions options) {
 Executor::~Executor() {
   std::shared_ptr<Run::Impl> last = impl_->current;
   if (!last) return;
-  last->stop("step: its executor was destroyed");  // nothing, if it has ended
+  last->stop("step: its executor was destroyed");  // does nothing if it has ended
   if (last->wait()) return;
-  // A body that does not return: get() has named it. Joining its thread would hang the caller, so somebody else waits.
+  // A body does not return; get() has named it. Joining its thread would block the caller, so another thread waits.
   std::thread([pool = std::move(impl_), last]() mutable {
     last->future.wait();
     last.reset();
@@ -345,7 +345,7 @@ Run Executor::start(const Program& program, Recorder* recorder) {
     what->running.begin(*impl_->pool, run->state,
                         {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
                          .recording    = recording});
-    // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
+    // The callback uses the run, which `current` keeps alive at least until Taskflow has called it.
     run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
       state->end_tasks();

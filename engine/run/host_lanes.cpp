@@ -63,7 +63,7 @@ bool HostLanes::hand_over(std::uint32_t node) noexcept {
   return true;
 }
 
-// The highest bit makes a count larger than any that is wanted.
+// stop() sets the highest bit, which makes a count larger than any wanted number.
 void HostLanes::wait_for(const std::atomic<std::uint32_t>& count, std::uint32_t wanted) noexcept {
   for (std::uint32_t seen; (seen = count.load()) < wanted;) count.wait(seen);
 }

@@ -25,7 +25,7 @@ class Lowerer {
     }
     if (data_.parts.empty()) {
       lower_edges_unmatched();
-      if (&edges_ != &graph_.edges()) check_acyclic();  // the graph's own follow the order of adding
+      if (&edges_ != &graph_.edges()) check_acyclic();  // derived edges follow the order of adding
     } else {
       match_parts();
       lower_edges();
@@ -71,7 +71,7 @@ class Lowerer {
     }
   }
 
-  // Who should be there is there, and does the same thing; `verify` says more.
+  // All expected parts are there and have the same operation. `verify` gives more detail.
   void check_match(const Match& match) const {
     const Node first           = match.parts.front().node;
     const Graph::PartView what = graph_.part(first);
@@ -106,7 +106,7 @@ class Lowerer {
     check_sizes(match);
   }
 
-  // What worlds rely on: all they are given has the sizes that the operation needs.
+  // Worlds rely on it: all parts have the sizes that the operation needs.
   void check_sizes(const Match& match) const {
     const Graph::PartView what = graph_.part(match.parts.front().node);
     const GroupSpec& group     = graph_.spec(what.group);
@@ -115,7 +115,7 @@ class Lowerer {
     std::optional<Misfit> found;
     if (nodes.size() == (point_to_point(what.op) ? 2 : group.ranks.size())) {
       found = misfit(graph_, nodes);
-    } else {  // the others are elsewhere
+    } else {  // other members are in other processes
       for (const std::uint32_t node : nodes) {
         if (std::string why = misfit(graph_, Node{node}); !why.empty() && !found) found = Misfit{{node}, why};
       }
@@ -127,14 +127,14 @@ class Lowerer {
                     "', sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes): ", found->why));
   }
 
-  // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
+  // Without parts each task is one node, and the edges are copied as they are.
   void lower_edges_unmatched() {
     out_.task_nodes.reserve(out_.leader.size());
     for (const std::uint32_t node : out_.leader) {
       if (node != no_node) out_.task_nodes.push_back(node);
     }
     out_.pred_begin = edges_.pred_begin;
-    out_.preds      = edges_.preds;  // never of another rank
+    out_.preds      = edges_.preds;  // edges stay inside a rank
   }
 
   void lower_edges() {

@@ -10,7 +10,7 @@
 
 namespace stepgraph {
 
-// A graph as the tasks of one process: internal to engine/, and still without Taskflow.
+// A graph as the tasks of one process, before Taskflow: internal to engine/.
 struct Lowering {
   std::vector<Match> matches;
   std::vector<std::uint32_t> match_of_node;  // empty when there are no parts

@@ -127,7 +127,7 @@ void RunningProgram::begin(Pool& pool, RunState& run, const RunNeeds& needs) {
   }
 }
 
-// Little is done around a body and nothing is kept across it: the cost of a node is mostly memory that is written.
+// The overhead of a node is mostly the memory that is written around its body, so this writes as little as possible.
 [[gnu::always_inline]] inline void RunningProgram::execute(Body::Invoke invoke, const TaskRecord& task,
                                                            Worker& worker) noexcept {
   worker.context.task_.store(&task, std::memory_order_relaxed);
@@ -146,7 +146,7 @@ void RunningProgram::begin(Pool& pool, RunState& run, const RunNeeds& needs) {
     same.forget_waiting();
 }
 
-// Called while an exception of this worker's node is handled.
+// Called in a catch block, for the exception of this worker's node.
 void RunningProgram::fail_current() noexcept {
   const Context& context = this_worker->context;
   const auto fail        = [&](ErrorKind kind, const char* cause) {
@@ -176,7 +176,7 @@ void RunningProgram::communicate(const Context& context) {
 void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   Worker& worker = *this_worker;
   const tsan::OutsideScheduler outside;
-  tsan::acquire(&worker);  // what came before the run
+  tsan::acquire(&worker);  // everything before the run
   RunningProgram& program = *worker.context.program_;
   if (program.stopping()) return tsan::release(&program.finished_);
   if constexpr (tsan::enabled) {
@@ -191,14 +191,14 @@ void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   tsan::release(&program.finished_);
 }
 
-// Where more threads than may compute at once could be at work: with a permit, unless the node waits. Waiting for the
-// permit is no time of the node's.
+// When more threads could run bodies than may compute at once: with a permit, unless the node waits. Waiting for the
+// permit does not count as time of the node.
 void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   if (device_) return run_on_device(invoke, task, worker);
   std::optional<PermitGuard> permit;
   if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
     permit.emplace(*pool_, worker);
-    if (stopping()) return;  // it may have waited long for its permit
+    if (stopping()) return;  // it may have waited long for the permit
   }
   if (!needs_.recording) return execute(invoke, task, worker);
   const std::uint64_t begin = read_begin_ticks();
@@ -206,7 +206,7 @@ void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Work
   needs_.recording->add(worker.index, task.node, begin, read_ticks());
 }
 
-// What a body enqueues waits for what comes before its node, and what comes after waits for it.
+// The work that a body enqueues runs after the nodes before it, and before the nodes after it: before() and after().
 void RunningProgram::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   Context& context = worker.context;
   context.task_.store(&task, std::memory_order_relaxed);
@@ -237,7 +237,7 @@ void RunningProgram::use_device(std::unique_ptr<DeviceStreams> device, std::vect
   host_lanes_     = std::move(host_lanes);
 }
 
-// Of a communication each part may follow host nodes of its own rank.
+// Each part of a communication can follow host nodes of its own rank.
 void RunningProgram::wait_for_host(std::uint32_t node) const noexcept {
   if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
   for (const LocalPart& part : matches_[match_of_node_[node]].parts) host_lanes_->wait_before(part.node.id);
@@ -269,13 +269,13 @@ void RunningProgram::run_host_lane(std::size_t lane) noexcept {
   for (std::size_t i = 0; i < nodes.size() && !stopping(); ++i) {
     host_lanes_->wait_until_handed(lane, i);
     host_lanes_->wait_before(nodes[i]);
-    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // nothing, once everything stops
+    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // does nothing once the run is stopping
     host_lanes_->set_done(lane);
   }
 }
 
 void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
-  // The world hears of it under the lock: a run ends by taking it, so this abort cannot reach the next program.
+  // The world is told under the lock. A run needs the lock to end, so this abort cannot affect the next run.
   const std::lock_guard lock(run.mutex);
   if (run.phase() != RunPhase::running) return;
   const std::string names  = name_running ? running_nodes() : std::string();

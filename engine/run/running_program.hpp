@@ -18,8 +18,8 @@
 #include "engine/run/memory.hpp"
 #include "engine/run/world.hpp"
 
-// How a node runs, once Taskflow has decided that it may: internal to engine/. Knows no Taskflow, so that
-// ThreadSanitizer can watch it (engine/run/tsan.hpp).
+// How a node runs when Taskflow has scheduled it: internal to engine/. Includes no Taskflow, so that ThreadSanitizer
+// can watch it (engine/run/tsan.hpp).
 namespace stepgraph {
 
 class Recording;  // engine/run/recording.hpp
@@ -31,24 +31,24 @@ struct TaskRecord {
   std::uint32_t node;
 };
 
-// One thread of an executor's pool, and what it is doing.
+// One thread of an executor's pool, and the node that it runs.
 struct alignas(64) Worker {
-  Context context;  // what it runs, and in which step
+  Context context;  // the node and the program that it runs
   int index         = 0;
-  bool said_waiting = false;  // its own thread's
-  bool has_permit   = false;  // its own thread's: it may compute
+  bool said_waiting = false;  // used by its own thread only
+  bool has_permit   = false;  // likewise: it may compute
   std::mutex mutex;           // guards `waiting_for`
-  std::string waiting_for;    // what the current node said it waits for
+  std::string waiting_for;    // what the current node has reported to wait for
   void forget_waiting();
 };
 
-// What a pool lends to the step it runs.
+// The threads of an executor, which one run at a time uses.
 struct Pool {
   explicit Pool(int num_threads, int num_workers);
   int num_threads;
   ComputePermits permits;
   Crew crew;
-  HelperThreads threads;  // after what its threads look at: it waits for them
+  HelperThreads threads;  // after the members that its threads read: the destructor waits for them
   std::vector<Worker> workers;
 };
 
@@ -101,35 +101,35 @@ class RunState {
   std::optional<Error> error_;
 };
 
-// What a run needs beside its bodies being run.
+// What a run needs beside running bodies.
 struct RunNeeds {
-  bool count_bodies    = false;    // more threads than may compute at once could be at work
+  bool count_bodies    = false;    // more threads could run bodies than may compute at once
   Recording* recording = nullptr;  // where times go, if anywhere
 };
 
-// A program's state while it runs and between runs. run() and what bodies call happen on pool
-// threads.
+// A lowered program that is or can be running: its nodes, their memory, and the run in progress. run() and the
+// functions that bodies call happen on threads of the pool.
 class RunningProgram {
  public:
   RunningProgram(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
                  std::vector<std::uint32_t> match_of_node, std::vector<bool> waits);
 
-  // From here on bodies enqueue their work there, one after another in this order; host nodes of lanes run beside.
+  // From here on bodies enqueue their work on the device, in this order; host nodes of lanes run on their own threads.
   void use_device(std::unique_ptr<DeviceStreams> device, std::vector<std::uint32_t> tasks_in_order,
                   std::unique_ptr<HostLanes> host_lanes);
   [[nodiscard]] DeviceStreams* device() const noexcept { return device_.get(); }
   void issue() noexcept;                                              // all of a run, on this thread
   [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
-  void run_host_lane(std::size_t lane) noexcept;  // its nodes, on a thread of their own, while others are issued
+  void run_host_lane(std::size_t lane) noexcept;                      // all nodes of the lane, on this thread
 
   void begin(Pool& pool, RunState& run, const RunNeeds& needs);  // readies it for a run on `pool`
 
-  // What a task does, on its worker's thread: runs a body, or (no `invoke`) the communication that the node leads.
-  // Nothing once the step is stopping.
+  // Executes a task on the thread of its worker: a body, or (without `invoke`) the communication that the node leads.
+  // Does nothing once the run is stopping.
   static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
   [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
 
-  // Stops a run; the first reason is kept. With `name_running` it gets the names of what runs at this moment.
+  // Stops a run; the first reason is kept. With `name_running` the nodes that run at this moment are added to it.
   void stop(RunState& run, const Error& why, bool name_running);
   [[nodiscard]] bool stopping() const noexcept { return run_->stopping(); }
   [[nodiscard]] std::string running_nodes()
@@ -140,7 +140,7 @@ class RunningProgram {
   void parallel_for(Node node, std::int64_t num_tiles, TileCall tile);
   void waiting_for(std::string_view what);
 
-  // Only used when ThreadSanitizer watches: who runs before whom, by task.
+  // Only used with ThreadSanitizer: the tasks before each task.
   std::vector<std::vector<std::uint32_t>> task_preds;  // by leading node
   [[nodiscard]] const void* finished() const noexcept { return &finished_; }
 
@@ -171,13 +171,13 @@ class RunningProgram {
   RunState* run_  = nullptr;
   Pool* pool_     = nullptr;
   RunNeeds needs_ = {};
-  bool needy_     = false;  // there are any
+  bool needy_     = false;  // `needs_` has some
   std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
   char finished_ = 0;
 };
 
-// The worker that this thread is; set once by the executor's threads, null on others. Read for every node, hence no
-// function around it and the cheapest access the linker has.
+// The worker of this thread: set once by the threads of an executor, null on other threads. It is read for every node,
+// so it is a plain variable with the cheapest TLS model.
 extern constinit thread_local Worker* this_worker __attribute__((tls_model("initial-exec")));
 
 }  // namespace stepgraph

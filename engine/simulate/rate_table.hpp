@@ -4,23 +4,23 @@
 
 namespace stepgraph {
 
-// How long a node of some cost took, on one worker of a pool of several.
+// The measured time of a node with a given cost, on one worker of a pool.
 struct RatePoint {
-  double flops                                               = 0;
-  double bytes_moved                                         = 0;
-  double busy_s                                              = 0;  // while every other worker had a node of its own
-  double alone_s                                             = 0;  // while none had: they helped, or left it the memory
+  double flops       = 0;
+  double bytes_moved = 0;
+  double busy_s      = 0;  // while all other workers had nodes
+  double alone_s     = 0;  // while no other worker had one: they helped, or left it the memory bandwidth
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 
-// Nodes of one op, measured at several sizes: where no single Rate fits, because small work has other costs than large
-// work, and memory is faster while it fits a cache. Plain data, checked when it is made (Error(config)).
+// Measured times of one op at several sizes, for ops that no single Rate describes: small work has other costs than
+// large work, and memory in a cache is faster. Plain data, checked when it is made (Error(config)).
 class RateTable {
  public:
   explicit RateTable(std::vector<RatePoint> points);
 
-  // What a node of that cost takes: in proportion to the flops (bytes, where one of them has none) of the points around
-  // it, the nearer in flops and bytes the more. A point's own cost gives the point's own times.
+  // The times of a node of that cost: those of the points around it, scaled by flops (by bytes, if the node or the
+  // point has no flops) and weighted by nearness in flops and bytes. The cost of a point gives exactly its times.
   [[nodiscard]] RatePoint at(double flops, double bytes_moved) const;
 
   [[nodiscard]] std::span<const RatePoint> points() const noexcept { return points_; }

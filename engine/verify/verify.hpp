@@ -10,18 +10,18 @@ namespace stepgraph {
 
 class World;  // engine/run/world.hpp
 
-// What can be wrong with a step.
+// The kinds of flaws.
 enum class Flaw {
   race,             // two conflicting accesses that no path inside their rank orders
   broken_lane,      // a lane that is not a chain
   mismatched_part,  // parts that meet differ in op, size, type, reduction, root, peers or message
-  unmatched_part,   // a part that nobody meets
-  bad_overlap,     // a part writes what it reads, elsewhere than its operation leaves that byte, or writes a byte twice
-  deadlock,        // a cycle of waits: edges, communicator orders, issue positions, matched parts being one
-  unwritten_read,  // a read of step memory that nothing wrote
-  loop_race,       // the graph followed by itself: two conflicting accesses that nothing orders
-  too_few_workers,  // more lanes that wait than workers to wait on them
-  bad_place,        // a memory plan that puts a buffer outside its arena, or on bytes of a persistent one
+  unmatched_part,   // a part without a match
+  bad_overlap,  // a part writes bytes that it reads, where its operation cannot work in place, or writes a byte twice
+  deadlock,     // a cycle of waits: edges, communicator orders, issue positions; matched parts count as one
+  unwritten_read,   // a read of step memory that no node wrote
+  loop_race,        // two conflicting accesses without order, in the graph followed by itself
+  too_few_workers,  // more lanes that wait than workers for them
+  bad_place,        // a memory plan puts a buffer outside its arena, or on bytes of a persistent buffer
 };
 [[nodiscard]] std::string_view to_string(Flaw flaw) noexcept;
 
@@ -31,8 +31,8 @@ struct Finding {
 };
 
 struct VerifyOptions {
-  const World* world       = nullptr;  // given: its waiting lanes are counted against `waiting_lanes`
-  int waiting_lanes        = 0;        // workers for them, as in ExecutorOptions
+  const World* world       = nullptr;  // if set, its waiting lanes are compared with `waiting_lanes`
+  int waiting_lanes        = 0;        // as in ExecutorOptions
   std::size_t max_findings = 16;
 };
 
