@@ -4,8 +4,8 @@
 #include "backends/cuda/check.hpp"
 #include "backends/cuda/devices.hpp"
 #include "backends/cuda/operation.hpp"
-#include "backends/cuda/program.hpp"
 #include "backends/cuda/queues.hpp"
+#include "backends/cuda/streams.hpp"
 
 namespace stepgraph {
 
@@ -17,8 +17,8 @@ struct CudaWorld::Impl final : Device {
         shared{queues, options.capture, options.check_nodes} {}
 
   [[nodiscard]] DeviceMemory& memory() override { return arenas; }
-  [[nodiscard]] std::unique_ptr<DeviceProgram> lower(const Graph& graph, StreamPlan plan) override {
-    return std::make_unique<cuda::Program>(shared, graph, std::move(plan));
+  [[nodiscard]] std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) override {
+    return std::make_unique<cuda::Streams>(shared, graph, std::move(plan));
   }
 
   int num_ranks;

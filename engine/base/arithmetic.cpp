@@ -12,7 +12,7 @@
 namespace stepgraph {
 namespace {
 
-// How an element lies in memory, and what it is reduced as.
+// The type of an element in memory, and the type in which it is reduced.
 template <class T, class W = T>
 struct Plain {
   using Stored = T;
@@ -56,15 +56,15 @@ struct Max {
 template <class Wide>
 Wide quotient(Wide sum, std::int64_t count) {
   if constexpr (std::is_integral_v<Wide>) {
-    return static_cast<Wide>(static_cast<std::int64_t>(sum) / count);  // sums are kept unsigned, to wrap
+    return static_cast<Wide>(static_cast<std::int64_t>(sum) / count);  // sums are unsigned, so that they wrap
   } else {
     return sum / static_cast<Wide>(count);
   }
 }
 
-constexpr std::size_t block = 1024;  // elements: what is between passes stays in the first cache
+constexpr std::size_t block = 1024;  // elements: intermediate values stay in the L1 cache
 
-// The loops. Elements may lie at any address.
+// The loops. Elements can be at any address.
 template <class Element, class Op, bool divides = false>
 struct Kernel {
   using Stored = typename Element::Stored;
@@ -80,7 +80,7 @@ struct Kernel {
     return Element::store(divides ? quotient(value, count) : value);
   }
 
-  // All at once, for the commonest numbers of inputs: what is read and written goes through no memory in between.
+  // All inputs in one pass, for the most common numbers of inputs: intermediate values stay in registers.
   template <std::size_t num_in, std::size_t num_out>
   static void fused(const std::byte* const* in, std::byte* const* out, std::size_t count) {
     std::array<const Loose*, num_in> from;

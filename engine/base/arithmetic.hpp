@@ -4,24 +4,24 @@
 #include <span>
 
 #include "engine/base/types.hpp"
-#include "engine/graph/part.hpp"
 
-// Reductions of typed bytes, for whoever reduces: worlds, and nodes that do a step of a ring or a tree. Element by
-// element and always in the order of the inputs, so that bits depend neither on threads nor on how bytes are cut.
+// Reductions of typed bytes, for worlds and for nodes that do one step of a ring or a tree. They run element by element
+// and always in the order of the inputs, so that bits depend neither on threads nor on how bytes are cut.
 //
 // f16 and bf16 are reduced in float and rounded once, f32 and f64 as they are. Integers wrap around; u8 and i32 are
 // averaged from their true sum, i64 from its wrapped sum, both rounded towards 0. min and max of a NaN are NaN.
 // Bytes need not be aligned. Sizes are whole elements: throws Error(config) otherwise.
 namespace stepgraph {
 
-// Each of `out` gets the reduction of all of `in`, `num_bytes` long. An output may be an input; else they are apart.
+// Writes the reduction of all `in` to each `out`; all are `num_bytes` long. An output may be one of the inputs;
+// otherwise they must not overlap.
 void reduce(std::span<const std::byte* const> in, std::span<std::byte* const> out, std::size_t num_bytes, DType type,
             Reduction reduction);
 
 // One step of a reduction: into = into op from. An average adds here and is divided at its end.
 void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DType type, Reduction reduction);
 
-// The end of an average whose `count` values were added one by one: what was rounded or wrapped on the way stays so.
+// The end of an average whose `count` values were added one by one: divides the sums, rounded or wrapped as they are.
 void divide(std::span<std::byte> values, DType type, std::int64_t count);
 
 }  // namespace stepgraph

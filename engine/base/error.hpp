@@ -8,12 +8,12 @@
 
 namespace stepgraph {
 
-// Who can do something about it.
+// The cause of an error.
 enum class ErrorKind {
-  config,   // the caller: a wrong argument, option or plan
-  graph,    // the graph: a race, a cycle, parts that do not match
-  run,      // the step: a node's body failed, or the step was cancelled or ran out of time
-  backend,  // CUDA, NCCL, MPI or the operating system said no
+  config,   // a wrong argument, option or plan of the caller
+  graph,    // a race or a cycle in the graph, or parts that do not match
+  run,      // a node's body failed, or the step was cancelled or ran out of time
+  backend,  // CUDA, NCCL, MPI or the operating system returned an error
 };
 
 // The one exception type. A message reads `subject: what is wrong, with the values (what would be right)`.
@@ -46,8 +46,8 @@ void append(std::string& out, const Part& part) {
 }
 }  // namespace detail
 
-// Everything that can be streamed, in one string: str("rank ", 3). Strings and integers take the short way, so that
-// naming a node costs little.
+// All arguments, as a stream would print them, in one string: str("rank ", 3). Strings and integers use no stream, so
+// that naming a node is cheap.
 template <class... Parts>
 [[nodiscard]] std::string str(const Parts&... parts) {
   std::string out;

@@ -2,8 +2,8 @@
 #include <bit>
 #include <cstdint>
 
-// Floating-point values of two bytes, as they lie in buffers of DType::bf16 and DType::f16. Arithmetic is done in
-// float: conversions are explicit, exact towards float, and to the nearest (ties to even) from it. NaN stays NaN.
+// Floating-point values of two bytes, as buffers of DType::bf16 and DType::f16 hold them. Arithmetic is done in float.
+// Conversions are explicit: exact to float, rounded to nearest (ties to even) from float. NaN stays NaN.
 namespace stepgraph {
 
 class bf16 {
@@ -42,8 +42,8 @@ class f16 {
   [[nodiscard]] constexpr std::uint16_t bits() const noexcept { return bits_; }
 
  private:
-  // Both choose between results instead of branching, so that loops over them become vector code. What float does to a
-  // subnormal is done by an addition that puts its bits where they belong (F. Giesen, "half to float done quick").
+  // Both select between results instead of branching, so that loops over them become vector code. Subnormals are
+  // converted by a float addition that shifts their bits into place (F. Giesen, "half to float done quick").
   static constexpr std::uint16_t round(std::uint32_t f) noexcept {
     constexpr std::uint32_t magic = 126u << 23;  // 0.5: its last bit is worth 2^-24, half's smallest subnormal
     const std::uint32_t sign      = (f >> 16) & 0x8000u;

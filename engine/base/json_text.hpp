@@ -6,8 +6,8 @@
 
 namespace stepgraph {
 
-// JSON as a stream of text: internal to engine/. The caller says what comes when; this knows commas and escapes, and
-// keeps no more than a few pages back.
+// Writes JSON text to a stream. The caller gives brackets, keys and values in order; this class adds commas and
+// escapes. Buffers a few pages of text.
 class JsonText {
  public:
   explicit JsonText(std::ostream& out) : out_(out) {}
@@ -22,8 +22,8 @@ class JsonText {
     text_ += bracket;
     first_ = false;
   }
-  void next();                      // a new element of a list: on a line of its own
-  void key(std::string_view name);  // names are ours: they need no escapes
+  void next();                      // a new element of a list, on a line of its own
+  void key(std::string_view name);  // not escaped
   void value(std::string_view text);
   void value(std::int64_t number);
   void value(double number);           // finite
@@ -33,12 +33,12 @@ class JsonText {
     key(name);
     value(what);
   }
-  void flush();  // writes what was kept back
+  void flush();  // writes the buffered text
 
  private:
   std::ostream& out_;
   std::string text_;
-  bool first_ = true;  // nothing before it in its bracket
+  bool first_ = true;  // no element before it in its bracket
 };
 
 }  // namespace stepgraph

@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-// Files that are whole or not there: internal to engine/.
+// Files that are complete or not there.
 namespace stepgraph {
 
-// A file that takes the place of `path` when it is whole, and else leaves nothing behind. A link stays a link: what it
-// leads to is replaced. `subject` begins the messages of its errors, all Error(backend).
+// A temporary file that replaces `path` on commit(), and is removed otherwise. If `path` is a link, its target is
+// replaced. Error messages begin with `subject`; all are Error(backend).
 class Replacement {
  public:
   Replacement(std::string_view subject, const std::string& path);
@@ -22,11 +22,11 @@ class Replacement {
   std::string subject_, path_, part_;
 };
 
-// Has `write` fill `file`; errors speak of `named`.
+// Calls `write` to fill `file`; error messages name `named`.
 void write_file(std::string_view subject, const std::string& file, const std::string& named,
                 const std::function<void(std::ostream&)>& write);
 
-// Has `write` fill a file that then takes the place of `path`; a pipe or device is written as it is.
+// Calls `write` to fill a temporary file that then replaces `path`. A pipe or device is written directly.
 void write_whole(std::string_view subject, const std::string& path, const std::function<void(std::ostream&)>& write);
 
 }  // namespace stepgraph

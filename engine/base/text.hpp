@@ -3,10 +3,10 @@
 #include <string>
 #include <string_view>
 
-// Words for people, shared by what draws and what prints: internal to engine/.
+// Numbers as text for people, as drawings and tables show them.
 namespace stepgraph {
 
-// The length of the UTF-8 letter at `i` that XML allows, else 0.
+// The length in bytes of the UTF-8 letter at `i` if XML allows it, else 0.
 [[nodiscard]] std::size_t letter_length(std::string_view text, std::size_t i);
 
 [[nodiscard]] std::string bytes_text(double bytes);      // "1.5 MiB"

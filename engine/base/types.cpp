@@ -1,7 +1,5 @@
 #include "engine/base/types.hpp"
 
-#include "engine/graph/part.hpp"
-
 namespace stepgraph {
 
 std::size_t size_bytes(DType type) noexcept {
@@ -30,13 +28,6 @@ std::string_view to_string(LaneKind kind) noexcept {
 std::string_view to_string(NodeKind kind) noexcept {
   constexpr std::array<std::string_view, 4> names{"compute", "communicate", "copy", "host"};
   return names[static_cast<std::size_t>(kind)];
-}
-
-std::string_view to_string(PartOp op) noexcept {
-  constexpr std::array<std::string_view, 12> names{"all_reduce", "reduce",  "all_gather", "reduce_scatter",
-                                                   "broadcast",  "scatter", "gather",     "all_to_all",
-                                                   "permute",    "barrier", "send",       "recv"};
-  return names[static_cast<std::size_t>(op)];
 }
 
 std::string_view to_string(Reduction reduction) noexcept {

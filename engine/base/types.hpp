@@ -9,7 +9,7 @@
 
 namespace stepgraph {
 
-// One process's worth of work: a device and its lanes. Ranks are numbered from 0.
+// A device and its lanes, as one process of a cluster has them. Ranks are numbered from 0.
 enum class Rank : int {};
 [[nodiscard]] constexpr int index(Rank rank) noexcept { return static_cast<int>(rank); }
 inline std::ostream& operator<<(std::ostream& out, Rank rank) { return out << index(rank); }
@@ -23,7 +23,7 @@ inline std::ostream& operator<<(std::ostream& out, DType type) { return out << t
 class bf16;  // engine/base/half.hpp
 class f16;
 
-// The element type that a C++ type reads as; none for bytes, which read as anything, and for types of the caller's own.
+// The element type of a C++ type; none for bytes, which can hold any type, and for types of the caller.
 template <class T>
 [[nodiscard]] constexpr std::optional<DType> dtype_of() noexcept {
   if constexpr (std::is_same_v<T, float>) return DType::f32;
@@ -43,22 +43,26 @@ enum class Space : std::uint8_t { device, pinned, disk };
 enum class Lifetime : std::uint8_t { step, persistent };
 [[nodiscard]] std::string_view to_string(Lifetime lifetime) noexcept;
 
-// The ordered queues a rank has. On CUDA each is a stream. Which of them block a thread is the world's business.
+// The ordered queues of a rank. On CUDA each is a stream. The world decides which of them block a thread.
 enum class LaneKind : std::uint8_t { compute, tp, gather, reduce, pp_send, pp_recv, h2d, d2h, disk, host };
 inline constexpr std::size_t num_lane_kinds = 10;
 [[nodiscard]] std::string_view to_string(LaneKind kind) noexcept;
 inline std::ostream& operator<<(std::ostream& out, LaneKind kind) { return out << to_string(kind); }
 
-// One queue of one rank: its nodes run in the order they were added.
+// One queue of one rank: its nodes run in the order in which they were added.
 struct Lane {
   Rank rank{};
   LaneKind kind                                    = LaneKind::compute;
   friend bool operator==(const Lane&, const Lane&) = default;
 };
 
-// What a node does to a resource; colours in drawings, rates in the simulator.
+// The kind of work of a node: it decides its colour in drawings and its rate in the simulator.
 enum class NodeKind : std::uint8_t { compute, communicate, copy, host };
 [[nodiscard]] std::string_view to_string(NodeKind kind) noexcept;
 inline std::ostream& operator<<(std::ostream& out, NodeKind kind) { return out << to_string(kind); }
+
+// How values of several ranks become one, element by element.
+enum class Reduction : std::uint8_t { sum, average, min, max, product };
+[[nodiscard]] std::string_view to_string(Reduction reduction) noexcept;
 
 }  // namespace stepgraph

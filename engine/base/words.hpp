@@ -7,10 +7,10 @@
 #include <system_error>
 #include <vector>
 
-// Taking the text forms of plans apart: internal to this library.
+// Splitting and joining text.
 namespace stepgraph {
 
-// The pieces between separators; there is always one, and pieces may be empty.
+// The pieces between separators: at least one, possibly empty.
 [[nodiscard]] inline std::vector<std::string_view> split_text(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   for (std::size_t begin = 0;;) {
@@ -21,7 +21,7 @@ namespace stepgraph {
   }
 }
 
-// The number that is all of the text; none when it is anything else, or too large.
+// The number that the whole text is; none when it is not a number of this type.
 template <std::integral T>
 [[nodiscard]] std::optional<T> to_number(std::string_view text) {
   T number{};
@@ -30,7 +30,7 @@ template <std::integral T>
   return number;
 }
 
-// "1, 2, 3" of anything that str() takes.
+// The names of all items with separators between them: "1, 2, 3".
 template <class Range, class Name>
 [[nodiscard]] std::string join_text(const Range& range, std::string_view separator, const Name& name) {
   std::string out;

@@ -228,6 +228,9 @@ class Writer {
       case LinkKind::reuse:
         out_ << "style=dashed, color=\"#C0504D\", penwidth=" << number(pen * 0.8);
         break;
+      case LinkKind::issue:
+        out_ << "style=dashed, color=\"#4F81BD\", penwidth=" << number(pen * 0.8);
+        break;
       case LinkKind::match:
         out_ << "style=dotted, constraint=false, color=\"" << paint(shade).line << "\", penwidth=" << number(pen + 0.3);
         if (shade != Shade::send) out_ << ", dir=none";
@@ -292,8 +295,8 @@ class Writer {
     for (std::size_t i = 0; i < num_shades; ++i) {
       if (shades[i]) legend_.push_back({false, static_cast<Shade>(i), {}, to_string(static_cast<Shade>(i)), {}});
     }
-    static constexpr std::string_view meanings[] = {"data", "lane order only", "into the next run", "one communication",
-                                                    "reuses memory"};
+    static constexpr std::string_view meanings[] = {
+        "data", "lane order only", "into the next run", "one communication", "reuses memory", "issued before"};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       if (kinds[i]) legend_.push_back({true, Shade::all_reduce, static_cast<LinkKind>(i), meanings[i], {}});
     }
@@ -384,17 +387,17 @@ std::string_view to_string(Detail detail) noexcept {
   return "";
 }
 
-void write_dot(const Graph& graph, std::ostream& out, const DotOptions& options) {
+void write_dot(const OrderedGraph& graph, std::ostream& out, const DotOptions& options) {
   const drawing::Drawing drawing     = drawing::group(graph, options);
   const drawing::Placement placement = drawing::place(drawing);
   drawing::Writer(drawing, placement, options, out).write();
 }
 
-void write_dot(const Graph& graph, const std::string& path, const DotOptions& options) {
+void write_dot(const OrderedGraph& graph, const std::string& path, const DotOptions& options) {
   write_whole("dot", path, [&](std::ostream& out) { write_dot(graph, out, options); });
 }
 
-void write_svg(const Graph& graph, const std::string& path, const DotOptions& options) {
+void write_svg(const OrderedGraph& graph, const std::string& path, const DotOptions& options) {
   const Replacement svg("svg", path), dot("svg", path + ".dot"), says("svg", path + ".log");
   write_file("dot", dot.part(), path, [&](std::ostream& out) { write_dot(graph, out, options); });
   if (const int status = run_dot(dot.part(), svg.part(), says.part()); status != 0) {

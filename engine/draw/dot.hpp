@@ -4,13 +4,11 @@
 #include <string>
 #include <string_view>
 
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 namespace stepgraph {
 
-struct MemoryPlan;  // engine/plan/memory_plan.hpp
-
-// How much of a graph one box of a drawing stands for.
+// The nodes that one box of a drawing stands for.
 enum class Detail {
   stage,  // nodes of a rank and lane with equal stage, phase and microbatch; merged further until it fits a page
   layer,  // nodes of a rank and lane with equal stage, phase, microbatch and layer
@@ -20,28 +18,31 @@ enum class Detail {
 
 struct DotOptions {
   Detail detail            = Detail::op;
-  std::optional<Rank> rank = {};       // draw this rank only
-  bool loop_edges          = true;     // draw the edges into the next run of the graph
-  const MemoryPlan* plan   = nullptr;  // draw the plan's edges: those that it added dashed
+  std::optional<Rank> rank = {};    // draw this rank only
+  bool loop_edges          = true;  // draw the edges into the next run of the graph
   std::string title        = {};
 };
 
-// No picture at stage detail has more nodes than this, legend and caption included, whatever the graph is.
+// At stage detail a picture has at most this many nodes, legend and caption included.
 inline constexpr int max_drawn_boxes = 300;
 
-// The graph as Graphviz DOT: time runs right, every rank is a cluster and every lane a row in it, long steps wrap like
-// text. Solid edges carry data, light ones are a lane's order alone, dashed ones lead into the next run or, in red,
-// keep tenants of the same bytes apart, dotted ones join the parts of one communication. The same graph gives the same
-// bytes.
+// Writes the graph as Graphviz DOT. Time runs to the right; each rank is a cluster and each lane a row in it; long
+// steps wrap like text. The same graph gives the same bytes. Edges:
+//   solid          data
+//   light          the order of a lane only
+//   dashed, grey   into the next run
+//   dashed, red    reuse edges of a memory plan
+//   dashed, blue   the issue order of the world
+//   dotted         parts of one communication
 //
-// Places are part of the file (`layout=nop2`), because Graphviz's own layouts keep no rows and take minutes for
-// thousands of nodes: `dot -Tsvg` only draws. Delete that attribute to have Graphviz place the nodes.
+// The file contains the positions of all nodes (`layout=nop2`), so `dot -Tsvg` only draws. Graphviz's own layouts keep
+// no rows and take minutes for thousands of nodes; remove the attribute to use them.
 // Throws Error(config) when `options` do not fit the graph, Error(backend) when `path` cannot be written.
-void write_dot(const Graph& graph, std::ostream& out, const DotOptions& options = {});
-void write_dot(const Graph& graph, const std::string& path, const DotOptions& options = {});
+void write_dot(const OrderedGraph& graph, std::ostream& out, const DotOptions& options = {});
+void write_dot(const OrderedGraph& graph, const std::string& path, const DotOptions& options = {});
 
-// The same picture as SVG, by Graphviz's `dot`, which must be on the PATH. Throws Error(backend) when it is not or when
-// it fails. Either the whole file is there afterwards or `path` is as it was.
-void write_svg(const Graph& graph, const std::string& path, const DotOptions& options = {});
+// Writes the same picture as SVG, with Graphviz's `dot`, which must be on the PATH. Throws Error(backend) when it is
+// not or when it fails; `path` is then as it was before.
+void write_svg(const OrderedGraph& graph, const std::string& path, const DotOptions& options = {});
 
 }  // namespace stepgraph

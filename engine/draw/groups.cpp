@@ -77,11 +77,6 @@ std::vector<std::vector<std::uint32_t>> matches_of(const Graph& graph) {
   return matches;
 }
 
-// The edges that the executor uses: the graph's own, or a plan's.
-const Edges& edges_of(const Graph& graph, const DotOptions& options) {
-  return options.plan ? options.plan->edges : graph.edges();
-}
-
 // --- the earliest start of a node, in unit steps ----------------------------------------------------------------
 
 // The length of the longest path to each node. The parts of one communication start together. Empty if that makes a
@@ -404,13 +399,15 @@ std::vector<Box> make_boxes(const Graph& graph, const std::vector<std::uint32_t>
   return sorted;
 }
 
-std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t>& nodes, const Grouping& grouping,
-                             const std::vector<std::vector<std::uint32_t>>& matches, const DotOptions& options) {
+std::vector<Link> make_links(const OrderedGraph& ordered, const std::vector<std::uint32_t>& nodes,
+                             const Grouping& grouping, const std::vector<std::vector<std::uint32_t>>& matches,
+                             const DotOptions& options) {
+  const Graph& graph    = ordered.graph;
   const GraphData& data = graph.data();
-  const Edges& edges    = edges_of(graph, options);
+  const Edges &edges = ordered.edges, &derived = graph.edges();
   std::set<std::pair<std::uint32_t, std::uint32_t>> reuse;
-  if (options.plan) {
-    for (const ReuseEdge& edge : options.plan->reuse_edges) {
+  if (ordered.memory) {
+    for (const ReuseEdge& edge : ordered.memory->reuse_edges) {
       if (!edge.loop) reuse.emplace(edge.before.id, edge.after.id);
     }
   }
@@ -423,6 +420,11 @@ std::vector<Link> make_links(const Graph& graph, const std::vector<std::uint32_t
     for (const std::uint32_t before : edges.before({node})) {
       if (reuse.contains({before, node})) {
         add(before, node, LinkKind::reuse, Shade::compute);
+        continue;
+      }
+      const auto own = derived.before({node});
+      if (&edges != &derived && !std::binary_search(own.begin(), own.end(), before)) {
+        add(before, node, LinkKind::issue, Shade::compute);
         continue;
       }
       const bool ordered_only = same_lane(data.nodes[before], data.nodes[node]) && !conflict(graph, {before}, {node});
@@ -479,10 +481,11 @@ bool Box::only_parts() const noexcept {
   return others == 0;
 }
 
-Drawing group(const Graph& graph, const DotOptions& options) {
+Drawing group(const OrderedGraph& ordered, const DotOptions& options) {
+  const Graph& graph    = ordered.graph;
   const GraphData& data = graph.data();
-  if (options.plan && options.plan->position.size() != graph.num_nodes()) {
-    throw Error(ErrorKind::config, str("dot: the plan is for ", options.plan->position.size(), " nodes, the graph has ",
+  if (ordered.memory && ordered.memory->turns.size() != graph.num_nodes()) {
+    throw Error(ErrorKind::config, str("dot: the plan is for ", ordered.memory->turns.size(), " nodes, the graph has ",
                                        graph.num_nodes()));
   }
   if (options.rank) {
@@ -501,8 +504,8 @@ Drawing group(const Graph& graph, const DotOptions& options) {
     if (!options.rank || data.nodes[node].rank == index(*options.rank)) nodes.push_back(node);
   }
   const auto matches                = matches_of(graph);
-  std::vector<std::uint32_t> levels = levels_of(edges_of(graph, options), data.nodes.size(), matches);
-  if (levels.empty()) levels = levels_of(edges_of(graph, options), data.nodes.size(), {});
+  std::vector<std::uint32_t> levels = levels_of(ordered.edges, data.nodes.size(), matches);
+  if (levels.empty()) levels = levels_of(ordered.edges, data.nodes.size(), {});
 
   std::string merged;
   Grouping grouping = options.detail == Detail::stage   ? coarsen(data, nodes, merged)
@@ -510,7 +513,7 @@ Drawing group(const Graph& graph, const DotOptions& options) {
                                                         : assign(data, nodes, {.node = true});
   Drawing out;
   out.boxes       = make_boxes(graph, nodes, options.detail, levels, grouping);
-  out.links       = make_links(graph, nodes, grouping, matches, options);
+  out.links       = make_links(ordered, nodes, grouping, matches, options);
   out.clusters    = grouping.clusters;
   out.keep_levels = options.detail == Detail::op || options.rank;
   out.caption     = str(nodes.size(), nodes.size() == 1 ? " node" : " nodes");

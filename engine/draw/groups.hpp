@@ -51,9 +51,10 @@ enum class LinkKind : std::uint8_t {
   loop,   // an edge into the next run
   match,  // parts of one communication
   reuse,  // an edge that a memory plan added
+  issue,  // an edge that only the issue order of the world needs
 };
 
-inline constexpr std::size_t num_link_kinds = 5;
+inline constexpr std::size_t num_link_kinds = 6;
 
 // The edges between two boxes; `count` is their number.
 struct Link {
@@ -79,6 +80,6 @@ struct Drawing {
 };
 
 // Throws Error(config) if `options` do not fit the graph.
-[[nodiscard]] Drawing group(const Graph& graph, const DotOptions& options);
+[[nodiscard]] Drawing group(const OrderedGraph& ordered, const DotOptions& options);
 
 }  // namespace stepgraph::drawing

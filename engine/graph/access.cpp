@@ -16,7 +16,7 @@ Access Buffer::strided(std::int64_t offset_bytes, std::int64_t length_bytes, std
 }
 
 std::string to_string(const Region& region) {
-  std::int64_t end = 0;  // of a region that is being refused, it may not fit
+  std::int64_t end = 0;  // may overflow for a region that is invalid
   if (__builtin_add_overflow(region.offset, region.length, &end)) end = std::numeric_limits<std::int64_t>::max();
   const std::string first = str("[", region.offset, ", ", end, ")");
   return region.contiguous() ? first : str(region.count, " x ", first, " every ", region.stride);

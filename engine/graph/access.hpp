@@ -13,7 +13,7 @@ namespace stepgraph {
 
 struct Access;
 
-// A handle to logical memory of one rank; the graph that made it knows its size, type, space and lifetime.
+// A handle to logical memory of one rank. The graph that made it knows its size, type, space and lifetime.
 struct Buffer {
   std::uint32_t id = ~std::uint32_t{0};  // of no graph
   [[nodiscard]] Access range(std::int64_t offset_bytes, std::int64_t length_bytes) const;
@@ -23,8 +23,8 @@ struct Buffer {
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
-// A set of bytes inside one buffer. Normal form (what a graph stores): either one range (stride 0, count 1), or
-// count > 1 ranges with 0 < length < stride.
+// A set of bytes inside one buffer. A graph stores it in normal form: either one range (stride 0, count 1), or count >
+// 1 ranges with 0 < length < stride.
 struct Region {
   std::int64_t offset = 0;
   std::int64_t length = 0;
@@ -44,7 +44,7 @@ enum class AccessMode : std::uint8_t { read, write, accumulate };  // accumulate
 [[nodiscard]] constexpr bool reads(AccessMode mode) noexcept { return mode != AccessMode::write; }
 [[nodiscard]] constexpr bool writes(AccessMode mode) noexcept { return mode != AccessMode::read; }
 
-// A buffer and the bytes of it that a node touches. A plain Buffer stands for all of its bytes.
+// A buffer and the bytes of it that a node uses. A plain Buffer stands for all of its bytes.
 struct Access {
   static constexpr std::int64_t whole = std::numeric_limits<std::int64_t>::min();
 
@@ -55,13 +55,13 @@ struct Access {
   Access(Buffer whole_buffer) : buffer(whole_buffer) {}  // NOLINT: implicit on purpose
   Access(Buffer of, Region bytes) : buffer(of), region(bytes) {}
 
-  // Bytes [offset, offset + length) of an access that is one range.
+  // Bytes [offset, offset + length) of an access that is a single range.
   [[nodiscard]] Access range(std::int64_t offset_bytes, std::int64_t length_bytes) const {
     return buffer.range((region.length == whole ? 0 : region.offset) + offset_bytes, length_bytes);
   }
 };
 
-// The accesses of one declaration: up to four without touching the heap.
+// The accesses of one declaration; up to four of them need no heap memory.
 class AccessList {
  public:
   AccessList() = default;

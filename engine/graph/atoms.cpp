@@ -106,7 +106,7 @@ void Atoms::cut_intervals(std::span<const Region> regions) {
     }
     close_row();
   }
-  // One atom more: the bytes that no region names but an access of the whole buffer touches.
+  // One more atom: the bytes that only accesses of the whole buffer use.
   num_atoms_ += static_cast<std::uint32_t>(cuts.size());
 }
 

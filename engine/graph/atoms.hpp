@@ -7,8 +7,8 @@
 
 namespace stepgraph {
 
-// Bytes of a buffer that every access of the graph touches together or not at all. Derivation keeps one history per
-// atom, which makes it exact to the byte whatever ranges and strides are declared.
+// An atom is a set of bytes of a buffer that each access of the graph uses as a whole or not at all. Derivation keeps
+// one history per atom, so it is exact to the byte for all ranges and strides.
 //
 // A buffer whose accesses all have one region is one atom, with the buffer's own number. A buffer with several regions
 // is cut at their borders: into intervals, or, when strided regions share one stride, into a grid of rows and columns.

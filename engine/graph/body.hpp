@@ -6,15 +6,15 @@
 
 namespace stepgraph {
 
-class Context;  // engine/run/context.hpp: what a running body sees
+class Context;  // engine/run/context.hpp: the argument of a body
 
 template <class F>
 concept NodeBody = std::invocable < std::decay_t<F>
 &, const Context& > || std::invocable<std::decay_t<F>&>;
 
-// What a node does: anything callable with `(const Context&)` or `()`. Copies share the callable, as do the slices and
-// copies of a graph. A plain pair of pointers, so that lowering can put it where the scheduler already looks: running a
-// node whose callable is empty touches no memory of ours.
+// The work of a node: anything callable with `(const Context&)` or `()`. Copies share the callable, as do slices and
+// copies of a graph. It is a pair of pointers that lowering stores inside the scheduler's own task: running a node
+// whose callable has no captures reads no further memory.
 class Body {
  public:
   using Invoke = void (*)(void* const* closure, const Context& context);
@@ -41,7 +41,7 @@ class Body {
       F callable{};
       run(callable, context);
     } else {
-      run(*static_cast<F*>(*closure), context);  // not looked at above
+      run(*static_cast<F*>(*closure), context);  // not read above
     }
   }
   template <class F>

@@ -7,8 +7,8 @@
 namespace stepgraph {
 namespace {
 
-// What has happened to an atom so far. Readers are linked lists in one pool: none is ever freed, because the list that
-// the first writer found (`prefix`) is needed again when the graph is followed by itself.
+// The last accesses of an atom so far. Readers are linked lists in one pool. They are never freed, because the readers
+// before the first write (`prefix`) are needed again for the edges into the next run.
 struct AtomHistory {
   std::uint32_t writer       = no_node;  // last
   std::uint32_t readers      = no_node;  // since then
@@ -21,13 +21,13 @@ struct Reader {
   std::uint32_t next;
 };
 
-// Keeps those candidate predecessors that the others do not imply through a lane: `a` goes when some other candidate
-// has already seen a's position on its lane.
+// Removes candidate predecessors that follow from other candidates: `a` is removed when the clock of another candidate
+// includes a's position on its lane.
 class Pruner {
  public:
   explicit Pruner(const GraphData& data) : data_(data) {}
 
-  // `clocks` begins with those of the candidates, in their order; the rest only imply candidates.
+  // `clocks` begins with those of the candidates, in their order; further clocks can only make candidates redundant.
   void prune(std::vector<std::uint32_t>& candidates, const std::vector<const LaneClock*>& clocks) {
     best_.fill(0);
     second_.fill(0);
@@ -133,7 +133,7 @@ class Deriver {
 
   void read(std::uint32_t node, AtomHistory& atom) {
     candidate(atom.writer, node);
-    // A later reader on the same lane stands for an earlier one. Not before the first write: the loop needs them all.
+    // A later reader on the same lane replaces an earlier one. Not before the first write: loop edges need all readers.
     if (atom.writer != no_node && atom.readers != no_node) {
       Reader& latest = readers_[atom.readers];
       if (latest.node == node) return;
@@ -174,7 +174,7 @@ class Deriver {
     if (record.lane >= 0) clock[static_cast<std::size_t>(record.lane)] = record.lane_position + 1;
   }
 
-  // The graph followed by itself: what the next run's first accesses of an atom find are this run's last ones.
+  // The edges into the next run: from the last accesses of an atom in this run to the first accesses in the next run.
   void derive_loop() {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;  // (node of the next run, node of this run)
     pairs.reserve(history_.size());

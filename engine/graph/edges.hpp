@@ -8,12 +8,12 @@
 
 namespace stepgraph {
 
-// For each lane kind of the node's rank: how many nodes of that lane come before it, itself included.
+// For each lane of the node's rank: the number of its nodes that come before the node, the node itself included.
 using LaneClock = std::array<std::uint32_t, num_lane_kinds>;
 
 // The order of a graph's nodes, inside each rank. Compressed rows: the predecessors of node i are
-// preds[pred_begin[i] .. pred_begin[i + 1]), ascending. `loop` edges lead from a node of one run of the graph to a node
-// of the next run. An edge that lanes imply together with other edges is not in the list.
+// preds[pred_begin[i] .. pred_begin[i + 1]), ascending. A `loop` edge leads from a node of one run of the graph to a
+// node of the next run. Edges that follow from lanes and other edges are left out.
 struct Edges {
   std::vector<std::uint32_t> pred_begin;
   std::vector<std::uint32_t> preds;

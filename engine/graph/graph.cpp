@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
 
-// A region in normal form, checked against its buffer; empty when it touches nothing.
+// A region in normal form, checked against its buffer; none when it has no bytes.
 Region normal_form(const Access& access, const BufferSpec& buffer, std::string_view node) {
   Region region = access.region;
   if (region.length == Access::whole) return {.length = buffer.size_bytes};
@@ -37,7 +37,7 @@ Region normal_form(const Access& access, const BufferSpec& buffer, std::string_v
   return region;
 }
 
-// A handle that was never set, or one of another graph.
+// For a handle that was never set, or is of another graph.
 std::string not_of_this_graph(const char* what, std::uint32_t id, std::size_t count) {
   if (id == ~std::uint32_t{0}) return str("graph: this ", what, " was never made (graph.", what, "(...) makes one)");
   return str("graph: ", what, " #", id, " is not of this graph (", count, " ", what, "s)");
@@ -220,7 +220,7 @@ Node Graph::add(const NodeSpec& spec, Body body) {
   }
   const auto id = static_cast<std::uint32_t>(data.nodes.size());
 
-  // Regions are checked before anything is stored, so that a refused node leaves the graph as it was.
+  // Regions are checked before anything is stored, so that an invalid node leaves the graph unchanged.
   const std::size_t accesses_before = data.accesses.size();
   const std::size_t regions_before  = data.regions.size();
   std::int64_t bytes_read = 0, bytes_written = 0;

@@ -26,11 +26,11 @@ struct BufferSpec {
   DType type              = DType::u8;
   Space space             = Space::device;
   Lifetime lifetime       = Lifetime::step;
-  bool token              = false;  // made by Graph::token: one byte, for order alone, never backed by memory
+  bool token              = false;  // made by Graph::token: one byte, only for order, without memory
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 
-// What the simulator and the traces count.
+// What the simulator and the traces count for a node.
 struct Cost {
   double flops                                     = 0;
   double bytes_moved                               = 0;
@@ -38,7 +38,7 @@ struct Cost {
   friend bool operator==(const Cost&, const Cost&) = default;
 };
 
-// Where a node belongs in the reader's mind; the engine only groups and prints them. -1 or empty: none.
+// Names for people: the engine groups by them and prints them, nothing else. -1 or empty: none.
 struct Labels {
   int stage                                            = -1;
   int microbatch                                       = -1;
@@ -47,7 +47,7 @@ struct Labels {
   friend bool operator==(const Labels&, const Labels&) = default;
 };
 
-// One unit of work, as declared. The rank is the lane's, else that of the buffers it touches, else `rank`.
+// One unit of work, as declared. Its rank is that of the lane, else of the buffers it uses, else `rank`.
 struct NodeSpec {
   std::string name             = {};
   std::optional<Lane> lane     = {};  // none: only its accesses order it
@@ -56,9 +56,9 @@ struct NodeSpec {
   AccessList accumulates       = {};
   std::optional<PartSpec> part = {};  // set: the world executes this node together with its matches
   NodeKind kind                = NodeKind::compute;
-  std::string op               = {};     // what it computes, for rates and drawings ("linear"); may stay empty
+  std::string op               = {};     // the operation, for rates and drawings ("linear"); may be empty
   bool parallel                = false;  // the body may call Context::parallel_for
-  bool device                  = false;  // the body can put its work on a device: Context::device
+  bool device                  = false;  // the body can enqueue its work on a device: Context::device
   Cost cost                    = {};
   Labels labels                = {};
   std::optional<Rank> rank     = {};
@@ -70,15 +70,15 @@ struct Node {
   friend auto operator<=>(const Node&, const Node&) = default;
 };
 
-// Buffers, groups and nodes of many ranks. Nobody writes edges: a node says what it reads and writes and on which lane
-// it runs, and the order follows (`edges()`): read-after-write, write-after-read and write-after-write on overlapping
-// bytes, and the order of each lane, all inside one rank.
+// Buffers, groups and nodes of many ranks. Edges are not declared but derived (`edges()`): a node declares what it
+// reads and writes and on which lane it runs. The edges are read-after-write, write-after-read and write-after-write on
+// overlapping bytes, and the order of each lane, all inside one rank.
 //
 // A value: copies share their storage until one of them is changed. Concurrent const access is safe.
 class Graph {
  public:
   explicit Graph(int num_ranks = 1);
-  // A graph that holds the nodes of one rank only: what `slice` returns, built alone at its own cost.
+  // A graph that holds the nodes of one rank only, as `slice` returns it. Building it costs one rank's nodes.
   Graph(int num_ranks, Rank only);
 
   [[nodiscard]] Buffer buffer(BufferSpec spec);
@@ -86,14 +86,15 @@ class Graph {
   [[nodiscard]] Group group(GroupSpec spec);
   [[nodiscard]] Lane lane(Rank rank, LaneKind kind) const;
 
-  // Adds a node. A body is anything callable with `(const Context&)` or `()`; a part has none: the world executes it.
+  // Adds a node. A body is anything callable with `(const Context&)` or `()`. A part has no body: the world executes
+  // it.
   Node add(const NodeSpec& spec, Body body = {});
   template <NodeBody F>
   Node add(const NodeSpec& spec, F&& body) {
     return add(spec, Body(std::forward<F>(body)));
   }
 
-  // Derived on first use and kept until the graph changes.
+  // Derived when first asked for, and kept until the graph changes.
   [[nodiscard]] const Edges& edges() const;
 
   // --- looking at it -------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Graph {
   };
 
   [[nodiscard]] int num_ranks() const noexcept;
-  [[nodiscard]] std::optional<Rank> only_rank() const noexcept;  // set: other ranks' nodes are elsewhere
+  [[nodiscard]] std::optional<Rank> only_rank() const noexcept;  // set: the graph has no nodes of other ranks
   [[nodiscard]] std::uint32_t num_nodes() const noexcept;
   [[nodiscard]] std::uint32_t num_buffers() const noexcept;
   [[nodiscard]] std::uint32_t num_groups() const noexcept;
@@ -138,33 +139,33 @@ class Graph {
   [[nodiscard]] bool has_part(Node node) const;
   [[nodiscard]] PartView part(Node node) const;
   [[nodiscard]] const Body& body(Node node) const;
-  [[nodiscard]] NodeSpec spec(Node node) const;  // what `add` was given, in normal form: passes rebuild from it
+  [[nodiscard]] NodeSpec spec(Node node) const;  // the argument of `add`, in normal form: for passes
 
   [[nodiscard]] const BufferSpec& spec(Buffer buffer) const;
   [[nodiscard]] const GroupSpec& spec(Group group) const;
 
-  // How messages name things: "rank 3 gather 'all_gather layer3'", "buffer 'weights'".
+  // The names that messages use: "rank 3 gather 'all_gather layer3'", "buffer 'weights'".
   [[nodiscard]] std::string describe(Node node) const;
   [[nodiscard]] std::string describe(Buffer buffer) const;
 
   // Same buffers, groups and nodes in the same order, and the same edges; bodies are not compared.
   friend bool operator==(const Graph& a, const Graph& b);
 
-  // The storage behind it, for the rest of engine/.
+  // Its storage, for other files of engine/.
   [[nodiscard]] const GraphData& data() const noexcept { return *data_; }
 
  private:
   GraphData& mutate();
   [[nodiscard]] const NodeRecord& record(Node node) const;  // checked
   template <class What>
-  void check_rank(Rank rank, const What& what) const;  // `what()` names who asks, when it is refused
+  void check_rank(Rank rank, const What& what) const;  // `what()` names the caller in the error message
   void check_part(const NodeSpec& spec, Rank rank) const;
   [[nodiscard]] Rank rank_of(const NodeSpec& spec) const;
 
   std::shared_ptr<GraphData> data_;
 };
 
-// The nodes, buffers and groups of one rank, in their order: exactly what was derived and proved for that rank.
+// The nodes, buffers and groups of one rank, in their order. Its edges are those that the whole graph has in that rank.
 [[nodiscard]] Graph slice(const Graph& graph, Rank rank);
 
 }  // namespace stepgraph

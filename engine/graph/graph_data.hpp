@@ -9,14 +9,14 @@
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
 
-// The storage of a Graph: internal to engine/, where the deriver and the lowering walk it without copies.
+// The storage of a Graph: internal to engine/. Derivation and lowering read it without copies.
 namespace stepgraph {
 
 inline constexpr std::uint32_t no_node      = ~std::uint32_t{0};
 inline constexpr std::uint32_t whole_region = 0;  // the first two entries of GraphData::regions
 inline constexpr std::uint32_t empty_region = 1;
 
-// Strings by small numbers; 0 is the empty string.
+// Small numbers for strings; 0 is the empty string.
 class Interner {
  public:
   std::uint32_t intern(std::string_view text);
@@ -71,7 +71,7 @@ struct PartRecord {
   std::int64_t bytes_written;
 };
 
-// How the accesses of a buffer look so far: untouched, all with one region, or several different ones.
+// The accesses of a buffer so far: none, all with one region, or with different regions.
 struct BufferUse {
   enum class State : std::uint8_t { untouched, uniform, mixed };
   std::uint32_t region = 0;

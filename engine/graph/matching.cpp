@@ -8,19 +8,15 @@
 namespace stepgraph {
 namespace {
 
-// Which parts meet: equal keys. Messages are counted per sender and receiver, other operations per member.
+// Parts with equal keys meet. Messages are counted per sender and receiver, other operations per member.
 struct PartKey {
   std::uint32_t group;
   std::int32_t from, to;  // -1 unless a message
-  std::uint32_t turn;     // the k-th
-  int member;             // position in the group; for a message 0 for the sender, 1 for the receiver
+  std::uint32_t number;   // among the operations of the member, or the messages from sender to receiver
+  int member;             // place in the group; for a message 0 for the sender, 1 for the receiver
   std::uint32_t part;
-  [[nodiscard]] auto meets() const { return std::tuple(group, from, to, turn); }
+  [[nodiscard]] auto meets() const { return std::tuple(group, from, to, number); }
 };
-
-int position(const GroupSpec& group, std::int32_t rank) {
-  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
-}
 
 }  // namespace
 
@@ -45,8 +41,8 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
     const PartRecord& first = data.parts[order[i]];
     const std::int32_t rank = rank_of(order[i]);
     const GroupSpec& group  = data.groups[first.group];
-    const int member        = position(group, rank);
-    std::uint32_t turn      = 0;
+    const int member        = member_of(group, Rank{rank});
+    std::uint32_t number    = 0;
     for (const Rank r : group.ranks)
       sent[static_cast<std::size_t>(index(r))] = received[static_cast<std::size_t>(index(r))] = 0;
     for (; i < order.size() && data.parts[order[i]].group == first.group && rank_of(order[i]) == rank; ++i) {
@@ -57,7 +53,7 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
       } else if (part.op == PartOp::recv) {
         keys.push_back({part.group, index(part.peer), rank, received[peer]++, 1, order[i]});
       } else {
-        keys.push_back({part.group, -1, -1, turn++, member, order[i]});
+        keys.push_back({part.group, -1, -1, number++, member, order[i]});
       }
     }
   }

@@ -8,8 +8,8 @@
 
 namespace stepgraph {
 
-// The ranks of a communicator, in their order. A communicator is a queue: each member's operations on it run one
-// after another, whatever lanes they are on.
+// The ranks of a communicator, in their order. A communicator is a queue: the operations of a member on it run one
+// after another, on whichever lanes they are.
 struct Group {
   std::uint32_t id                                   = ~std::uint32_t{0};  // of no graph
   friend bool operator==(const Group&, const Group&) = default;
@@ -21,17 +21,20 @@ struct GroupSpec {
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };
 
-// What a part is a part of. Tokens aside, `in` are the bytes of the node's reads and accumulates, laid end to end in
-// the order of declaration, and `out` those of its writes and accumulates; n is the number of members.
+// The place of a rank in the group's order; the number of ranks when it is not a member.
+[[nodiscard]] int member_of(const GroupSpec& group, Rank rank);
+
+// The operation of a communication. Tokens aside, `in` are the bytes of the node's reads and accumulates, laid end to
+// end in the order of declaration, and `out` those of its writes and accumulates; n is the number of members.
 //
 //   op              in                                out
 //   all_reduce      B bytes                           the reduction: B bytes
-//   reduce          B bytes                           the reduction, at the root; nobody else writes
+//   reduce          B bytes                           the reduction, at the root; no other member writes
 //   all_gather      the member's shard                every member's shard, in group order
 //   reduce_scatter  a shard for every member          the reduction of the member's shard
-//   broadcast       B bytes, at the root              the root's B bytes, everywhere (what others read is not used)
-//   scatter         at the root: one for each member  the member's shard; nobody but the root reads
-//   gather          the member's shard                every member's shard, at the root; nobody else writes
+//   broadcast       B bytes, at the root              the root's B bytes, on all members (reads of others are ignored)
+//   scatter         at the root: one for each member  the member's shard; only the root reads
+//   gather          the member's shard                every member's shard, at the root; no other member writes
 //   all_to_all      a slice for every member          a slice from every member
 //   permute         a message to `peer`               a message from `source`; none of them: no bytes on that side
 //   barrier         not used                          not used
@@ -51,7 +54,7 @@ struct GroupSpec {
 //   reduce_scatter, scatter's root   `out` is the member's own shard of `in`
 //   all_to_all                       slice k of `in` is slice k of `out`: it is exchanged
 //   permute, send, recv              never
-// And it writes no byte twice. A barrier moves nothing and may touch what it likes.
+// A part must not write a byte twice. A barrier moves nothing and may have any accesses.
 enum class PartOp : std::uint8_t {
   all_reduce,
   reduce,
@@ -75,10 +78,7 @@ enum class PartOp : std::uint8_t {
   return op == PartOp::reduce || op == PartOp::broadcast || op == PartOp::scatter || op == PartOp::gather;
 }
 
-enum class Reduction : std::uint8_t { sum, average, min, max, product };
-[[nodiscard]] std::string_view to_string(Reduction reduction) noexcept;
-
-// One member's share of a communication. Sizes are those of the node's accesses, so they are never declared twice. The
+// One member's share of a communication. Its sizes are those of the node's accesses. The
 // k-th operation of a member on a group pairs with the k-th of every other member; the k-th send from a to b pairs with
 // the k-th receive. A permutation is one operation of all members, also of those that neither send nor receive.
 struct PartSpec {
@@ -86,12 +86,12 @@ struct PartSpec {
   PartOp op           = PartOp::barrier;
   Reduction reduction = Reduction::sum;
   DType type          = DType::f32;
-  Rank peer           = Rank{-1};  // send, permute: to whom; recv: from whom. permute: -1 sends nothing
-  Rank source         = Rank{-1};  // permute: from whom; -1 receives nothing
+  Rank peer           = Rank{-1};  // send, permute: the receiver; recv: the sender. permute: -1 sends nothing
+  Rank source         = Rank{-1};  // permute: the sender; -1 receives nothing
   Rank root           = Rank{-1};  // reduce, broadcast, scatter, gather
   std::string message = {};        // names the message; must be equal on all members
-  // Place in the rank's issue order; -1: after the parts added before it. Parts of a rank that share a place are issued
-  // together (NCCL's group calls): neither waits for the other, as a ring's send and receive must not.
+  // Position in the rank's issue order; -1: after the parts added before it. Parts of a rank that share a position are
+  // issued together (NCCL's group calls): neither waits for the other, as the send and the receive of a ring must not.
   std::int32_t issue = -1;
 };
 

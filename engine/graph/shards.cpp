@@ -23,7 +23,8 @@ std::string none_for(const Graph::PartView& part, Side side, const char* who) {
   return str(who, " ", verb(side), " ", bytes_of(part, side), " bytes (none)");
 }
 
-// A member's parts of an operation that moves shards: the one that holds them all must have the size of the other.
+// The two sides of a part that moves shards: the member's own shard of the side that holds all must have the size of
+// the other side.
 std::string own_shard(const Graph& graph, Node node, const Graph::PartView& part, Side whole) {
   const auto sizes       = shard_sizes(graph, node, whole);
   const Side single      = whole == Side::in ? Side::out : Side::in;
@@ -91,8 +92,7 @@ std::optional<ShardSizes> shard_sizes(const Graph& graph, Node node, Side side) 
 }
 
 std::size_t member_of(const Graph& graph, Node part) {
-  const std::vector<Rank>& ranks = graph.spec(graph.part(part).group).ranks;
-  return static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), graph.rank(part)) - ranks.begin());
+  return static_cast<std::size_t>(member_of(graph.spec(graph.part(part).group), graph.rank(part)));
 }
 
 std::string misfit(const Graph& graph, Node node) {
@@ -150,7 +150,7 @@ std::string misfit(const Graph& graph, Node node) {
 
 namespace {
 
-// All parts have no misfit of their own.
+// Each part by itself must have no misfit.
 class Meeting {
  public:
   Meeting(const Graph& graph, std::span<const std::uint32_t> nodes) : graph_(graph), nodes_(nodes), op_(part(0).op) {}
@@ -193,7 +193,7 @@ class Meeting {
     return std::nullopt;
   }
 
-  // What holds all shards says how large each is.
+  // The side that holds all shards defines their sizes.
   std::optional<Misfit> fit_shards(Side whole) const {
     const Side single = whole == Side::in ? Side::out : Side::in;
     std::optional<ShardSizes> first;

@@ -7,7 +7,7 @@
 
 #include "engine/graph/graph.hpp"
 
-// The sizes of parts, in one place: how a side is cut into shards, and whether parts that meet fit together.
+// The sizes of parts: how a side is cut into shards, and whether parts that meet fit together.
 namespace stepgraph {
 
 enum class Side : std::uint8_t { in, out };  // what a part sends, what it receives
@@ -15,7 +15,7 @@ enum class Side : std::uint8_t { in, out };  // what a part sends, what it recei
 // Whether that side of a part holds a shard of every member (engine/graph/part.hpp says how it is cut).
 [[nodiscard]] bool holds_shards(PartOp op, Side side, bool is_root) noexcept;
 
-// The sizes of the members' shards: all alike, or one by one.
+// The sizes of the members' shards: all equal, or one for each member.
 class ShardSizes {
  public:
   ShardSizes(std::size_t num_members, std::int64_t even) : num_members_(num_members), even_(even) {}
@@ -31,21 +31,21 @@ class ShardSizes {
   std::vector<std::int64_t> each_;
 };
 
-// Cuts a side whose accesses have `access_bytes`, tokens left out; none where it does not come out in whole elements.
+// Cuts a side whose accesses, without tokens, have `access_bytes`; none when a shard would not be whole elements.
 [[nodiscard]] std::optional<ShardSizes> cut_shards(std::span<const std::int64_t> access_bytes, std::size_t num_members,
                                                    DType type);
 [[nodiscard]] std::optional<ShardSizes> shard_sizes(const Graph& graph, Node part, Side side);
 
-// The member's position in its part's group.
+// The place of the part's rank in its group.
 [[nodiscard]] std::size_t member_of(const Graph& graph, Node part);
 
-// What is wrong with the sizes of a part, whatever the others do; empty when nothing is.
+// What is wrong with the sizes of a part by itself; empty when they are right.
 [[nodiscard]] std::string misfit(const Graph& graph, Node part);
 
-// What keeps the sizes, or the peers and sources, of parts that meet from fitting together; empty when nothing does.
+// Why the sizes, or the peers and sources, of parts that meet do not fit together; none when they do.
 // `nodes`: all members in group order, or a send and its recv; op, type and root are the same.
 struct Misfit {
-  Node node;  // whose part it is
+  Node node;  // the part that does not fit
   std::string why;
 };
 [[nodiscard]] std::optional<Misfit> misfit(const Graph& graph, std::span<const std::uint32_t> nodes);

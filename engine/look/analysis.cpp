@@ -161,9 +161,9 @@ class PathFinder {
 
 }  // namespace
 
-std::vector<PathStep> critical_path(const Graph& graph, const Edges& edges, const Timeline& timeline) {
-  check(graph, timeline);
-  return PathFinder(graph, edges, timeline).find();
+std::vector<PathStep> critical_path(const OrderedGraph& graph, const Timeline& timeline) {
+  check(graph.graph, timeline);
+  return PathFinder(graph.graph, graph.edges, timeline).find();
 }
 
 std::vector<LaneBusy> busy_lanes(const Graph& graph, const Timeline& timeline) {

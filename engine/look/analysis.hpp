@@ -4,11 +4,12 @@
 #include <vector>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/graph/timeline.hpp"
 
-// What a timeline says. All of these look at a graph, its edges and the times alone, so a measured and a simulated step
-// are judged by the same code. Nodes that did not run are left out. All take about as long as sorting the nodes, and
-// throw Error(config) when the timeline is of another graph.
+// Analyses of a timeline. They use only a graph, its edges and the times, so they work alike on measured and simulated
+// steps. Nodes that did not run are left out. Each takes about as long as sorting the nodes, and throws Error(config)
+// when the timeline is of another graph.
 namespace stepgraph {
 
 // One node of a critical path, and how long it waited after the node before it on the path had ended (the first: after
@@ -19,12 +20,12 @@ struct PathStep {
   friend bool operator==(const PathStep&, const PathStep&) = default;
 };
 
-// Why the step took as long as it did, in the order of time: from the node that ended last backwards, each time to what
-// it waited for: the latest to end among the predecessors of the node (of all parts of its communication) and what had
-// ended last on its worker before it began. `edges` may hold more than the graph's own.
-[[nodiscard]] std::vector<PathStep> critical_path(const Graph& graph, const Edges& edges, const Timeline& timeline);
+// The nodes that decide how long the step takes, in the order of time. The path is followed backwards from the node
+// that ended last. The node before it on the path is the last to end among the predecessors of the node (of all parts
+// of its communication) and the node that ran before it on its worker.
+[[nodiscard]] std::vector<PathStep> critical_path(const OrderedGraph& graph, const Timeline& timeline);
 
-// How long something was at work: moments count once, however many nodes share them.
+// How long a lane was busy: a moment counts once, also when several nodes run in it.
 struct LaneBusy {
   Rank rank{};
   std::optional<LaneKind> lane = {};  // none: the rank's nodes without a lane, together
@@ -40,13 +41,13 @@ struct WorkerBusy {
   double busy_s           = 0;
   double share            = 0;
 };
-[[nodiscard]] std::vector<WorkerBusy> busy_workers(const Timeline& timeline);  // workers that ran something
+[[nodiscard]] std::vector<WorkerBusy> busy_workers(const Timeline& timeline);  // workers that ran nodes
 
-// For how long so many lanes were at work at the same time: element k with exactly k of them; element 0 is the rest of
-// the makespan. As many elements as lanes that have nodes, and one.
+// Element k: for how long exactly k lanes were busy at the same time; element 0 is the rest of the makespan. There is
+// one more element than lanes that have nodes.
 [[nodiscard]] std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline);
 
-// How long a rank communicates, and how much of that time it computes as well.
+// How long a rank communicates, and for how much of that time it also computes.
 struct HiddenCommunication {
   double communicate_s = 0;
   double hidden_s      = 0;

@@ -156,9 +156,10 @@ std::string path_lines(const Summary& summary) {
 
 }  // namespace
 
-Summary summarize(const Graph& graph, const Edges& edges, const Timeline& timeline) {
+Summary summarize(const OrderedGraph& ordered, const Timeline& timeline) {
+  const Graph& graph = ordered.graph;
   Summary out{.makespan_s = timeline.makespan_s, .num_ranks = graph.num_ranks(), .num_nodes = graph.num_nodes()};
-  out.critical_path = critical_path(graph, edges, timeline);
+  out.critical_path = critical_path(ordered, timeline);
   out.lanes         = busy_lanes(graph, timeline);
   out.workers       = busy_workers(timeline);
   out.hidden        = hidden_communication(graph, timeline);

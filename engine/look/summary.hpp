@@ -8,7 +8,7 @@
 
 namespace stepgraph {
 
-// Everything that the analyses (engine/look/analysis.hpp) say about one step, measured or simulated.
+// The results of all analyses (engine/look/analysis.hpp) of one step, measured or simulated.
 struct Summary {
   // Time on the critical path, all nodes of one op together.
   struct OpTime {
@@ -33,9 +33,9 @@ struct Summary {
   HiddenCommunication hidden_in_all       = {};  // sums over ranks
   std::vector<MemoryUse> memory           = {};
 };
-[[nodiscard]] Summary summarize(const Graph& graph, const Edges& edges, const Timeline& timeline);
+[[nodiscard]] Summary summarize(const OrderedGraph& graph, const Timeline& timeline);
 
-// A table for people: one line per rank up to eight ranks, else the least, the median and the most.
+// A table for people: one line per rank for up to eight ranks, else minimum, median and maximum.
 [[nodiscard]] std::string to_string(const Summary& summary);
 std::ostream& operator<<(std::ostream& out, const Summary& summary);
 

@@ -98,9 +98,13 @@ Layout lay_out(const GraphData& data, const Timeline& timeline) {
 
 class Writer {
  public:
-  Writer(const Graph& graph, const Edges& edges, std::span<const Timeline> timelines, std::ostream& out,
-         const TraceOptions& options)
-      : graph_(graph), data_(graph.data()), edges_(edges), timelines_(timelines), options_(options), json_(out) {
+  Writer(const OrderedGraph& graph, std::span<const Timeline> timelines, std::ostream& out, const TraceOptions& options)
+      : graph_(graph.graph),
+        data_(graph_.data()),
+        edges_(graph.edges),
+        timelines_(timelines),
+        options_(options),
+        json_(out) {
     for (const Timeline& timeline : timelines) steps_.push_back(lay_out(data_, timeline));
   }
 
@@ -331,24 +335,23 @@ class Writer {
 
 }  // namespace
 
-void write_trace(const Graph& graph, const Edges& edges, std::span<const Timeline> timelines, std::ostream& out,
+void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, std::ostream& out,
                  const TraceOptions& options) {
-  Writer(graph, edges, timelines, out, options).write();
+  Writer(graph, timelines, out, options).write();
 }
 
-void write_trace(const Graph& graph, const Edges& edges, std::span<const Timeline> timelines, const std::string& path,
+void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, const std::string& path,
                  const TraceOptions& options) {
-  write_whole("trace", path, [&](std::ostream& out) { write_trace(graph, edges, timelines, out, options); });
+  write_whole("trace", path, [&](std::ostream& out) { write_trace(graph, timelines, out, options); });
 }
 
-void write_trace(const Graph& graph, const Edges& edges, const Timeline& timeline, std::ostream& out,
-                 const TraceOptions& options) {
-  write_trace(graph, edges, std::span(&timeline, 1), out, options);
+void write_trace(const OrderedGraph& graph, const Timeline& timeline, std::ostream& out, const TraceOptions& options) {
+  write_trace(graph, std::span(&timeline, 1), out, options);
 }
 
-void write_trace(const Graph& graph, const Edges& edges, const Timeline& timeline, const std::string& path,
+void write_trace(const OrderedGraph& graph, const Timeline& timeline, const std::string& path,
                  const TraceOptions& options) {
-  write_trace(graph, edges, std::span(&timeline, 1), path, options);
+  write_trace(graph, std::span(&timeline, 1), path, options);
 }
 
 }  // namespace stepgraph

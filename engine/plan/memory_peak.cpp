@@ -16,7 +16,7 @@ MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Sp
     peak.bytes += MemoryPlan::aligned(buffer.size_bytes);
     peak.alive.push_back(Buffer{i});
   }
-  std::vector<Tenant> tenants = find_tenants(graph, plan.position);
+  std::vector<Tenant> tenants = find_tenants(graph, plan.turns);
   std::erase_if(tenants, [&](const Tenant& tenant) { return !is_here(graph.spec(Buffer{tenant.buffer})); });
   std::map<std::uint32_t, std::int64_t> changes;  // change of the bytes alive, by position
   for (const Tenant& tenant : tenants) {
@@ -39,7 +39,7 @@ MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Sp
   }
   std::sort(peak.alive.begin(), peak.alive.end(), [](Buffer a, Buffer b) { return a.id < b.id; });
   for (std::uint32_t i = 0; i < graph.num_nodes() && most > 0 && !peak.node; ++i) {
-    if (plan.position[i] == at && graph.rank(Node{i}) == rank) peak.node = Node{i};
+    if (plan.turns[i] == at && graph.rank(Node{i}) == rank) peak.node = Node{i};
   }
   return peak;
 }

@@ -8,14 +8,15 @@
 
 namespace stepgraph {
 
-// Where along a plan's order a rank has the most bytes alive in one space, and what they are: what its arena is for.
+// The turn of a plan's order at which a rank has the most bytes alive in one space, and the buffers that are alive
+// then.
 struct MemoryPeak {
-  std::int64_t bytes        = 0;   // sizes rounded up to the alignment: the arena's lower bound
-  std::optional<Node> node  = {};  // one of the rank that runs then; none: only persistent buffers are ever alive
-  std::vector<Buffer> alive = {};  // by number: persistent buffers, and those of the step that are needed then
+  std::int64_t bytes        = 0;   // sizes rounded up to the alignment: the lower bound of the arena
+  std::optional<Node> node  = {};  // a node of the rank that runs then; none: the rank has only persistent buffers
+  std::vector<Buffer> alive = {};  // by number: persistent buffers, and step buffers that are needed then
 };
 
-// Of a plan that was made for this graph. Of several positions with as many bytes, the first.
+// The plan must be of this graph. Of several turns with equally many bytes, the first.
 [[nodiscard]] MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank,
                                      Space space = Space::device);
 

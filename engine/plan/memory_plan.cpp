@@ -33,16 +33,18 @@ class Planner {
  public:
   Planner(const Graph& graph, const MemoryPlanOptions& options)
       : graph_(graph), machine_(options.machine ? *options.machine : even_machine(graph.num_ranks())) {
-    plan_.reuse      = options.reuse;
-    plan_.on_machine = options.machine != nullptr;
+    plan_.reuse       = options.reuse;
+    plan_.issue_order = options.issue_order;
+    plan_.on_machine  = options.machine != nullptr;
   }
 
   MemoryPlan plan() {
-    const Timeline timeline = simulate(graph_, machine_);
+    plan_.edges             = edges_in_issue_order(graph_, plan_.issue_order);
+    const Timeline timeline = simulate({graph_, plan_.edges}, machine_);
     plan_.makespan_s        = timeline.makespan_s;
-    plan_.position          = order_nodes(graph_, timeline);
-    tenants_                = find_tenants(graph_, plan_.position);
-    order_                  = std::make_unique<TenantOrder>(graph_, tenants_);
+    plan_.turns             = order_nodes(graph_, timeline);
+    tenants_                = find_tenants(graph_, plan_.turns);
+    order_                  = std::make_unique<TenantOrder>(OrderedGraph(graph_, plan_.edges), tenants_);
     place_persistent();
     std::map<std::pair<Rank, Space>, std::vector<std::uint32_t>> by_arena;
     for (std::uint32_t i = 0; i < tenants_.size(); ++i) {
@@ -51,9 +53,10 @@ class Planner {
     }
     for (const auto& [where, tenants] : by_arena) place(arena(where.first, where.second), tenants);
     for (const auto& [where, arena] : arenas_) plan_.arenas.push_back(arena);
-    plan_.reuse_edges = add_reuse_edges(graph_, plan_.position, tenants_, successions_, plan_.edges);
+    order_.reset();  // looks at the edges that are changed now
+    plan_.reuse_edges = add_reuse_edges(graph_, plan_.turns, tenants_, successions_, plan_.edges);
     plan_.makespan_with_reuse_s =
-        plan_.num_reuse_edges() == 0 ? plan_.makespan_s : simulate(graph_, plan_.edges, machine_).makespan_s;
+        plan_.num_reuse_edges() == 0 ? plan_.makespan_s : simulate({graph_, plan_.edges}, machine_).makespan_s;
     return std::move(plan_);
   }
 
@@ -224,6 +227,7 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
   std::vector<std::uint32_t> new_node(graph.num_nodes(), no_node), new_buffer(graph.num_buffers(), no_node), nodes;
   MemoryPlan out;
   out.reuse                 = plan.reuse;
+  out.issue_order           = plan.issue_order;
   out.makespan_s            = plan.makespan_s;
   out.makespan_with_reuse_s = plan.makespan_with_reuse_s;
   out.on_machine            = plan.on_machine;
@@ -237,7 +241,7 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
     if (graph.rank({i}) != rank) continue;
     new_node[i] = static_cast<std::uint32_t>(nodes.size());
     nodes.push_back(i);
-    out.position.push_back(plan.position[i]);
+    out.turns.push_back(plan.turns[i]);
   }
   std::copy_if(plan.arenas.begin(), plan.arenas.end(), std::back_inserter(out.arenas),
                [&](const ArenaPlan& arena) { return arena.rank == rank; });
@@ -260,6 +264,8 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
   }
   return out;
 }
+
+OrderedGraph::OrderedGraph(const Graph& of, const MemoryPlan& plan) : graph(of), edges(plan.edges), memory(&plan) {}
 
 MemoryPlan plan_memory(const Graph& graph, const MemoryPlanOptions& options) { return Planner(graph, options).plan(); }
 

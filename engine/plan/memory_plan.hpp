@@ -6,31 +6,34 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
+#include "engine/graph/issue_order.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/simulate/machine.hpp"
 
 namespace stepgraph {
 
 // May the plan order nodes that the graph leaves free, so that their buffers can share bytes?
 enum class Reuse : std::uint8_t {
-  free,  // no: buffers share bytes only where the graph's own edges allow it. (The next run of the graph may still have
-         // to wait for the last tenants of this one: a step is a loop body.)
-  tight,  // yes: reuse edges are added, the arena gets smaller, the step may get slower
+  free,   // no: buffers share bytes only where the graph's own edges allow it. (The next run of the graph may still
+          // have to wait for the last tenants of this one: a step is a loop body.)
+  tight,  // yes: reuse edges are added, the arena gets smaller, the step can get slower
 };
 [[nodiscard]] std::string_view to_string(Reuse reuse) noexcept;
 
-// The memory of one rank in one space: persistent buffers first, which share with nobody, then what step buffers share.
+// The memory of one rank in one space: first persistent buffers, which share no bytes, then the bytes that step buffers
+// share.
 struct ArenaPlan {
   Rank rank                     = {};
   Space space                   = Space::device;
-  std::int64_t size_bytes       = 0;  // what a run allocates
+  std::int64_t size_bytes       = 0;  // the bytes that a run allocates
   std::int64_t persistent_bytes = 0;  // of those
-  std::int64_t lower_bound      = 0;  // the most bytes alive at one position of the order, persistent ones included;
+  std::int64_t lower_bound      = 0;  // the most bytes alive at one turn of the order, persistent ones included;
                                       // sizes are rounded up to the alignment
   std::int64_t free_bytes  = 0;       // the size with Reuse::free ...
   std::int64_t tight_bytes = 0;       // ... and with Reuse::tight
 };
 
-// `after` may start only when `before` has ended: the new tenant takes bytes of the old one.
+// `after` may start only when `before` has ended, because the new tenant uses bytes of the old one.
 struct ReuseEdge {
   Node before       = {};
   Node after        = {};
@@ -39,46 +42,49 @@ struct ReuseEdge {
   bool loop         = false;  // `after` is of the next run of the graph
 };
 
-// Where each buffer of a graph lies, decided before anything runs and never moved.
+// The place of each buffer of a graph, decided before the graph runs. Buffers never move.
 struct MemoryPlan {
-  static constexpr std::int64_t nowhere   = -1;  // tokens, and step buffers that no node touches
+  static constexpr std::int64_t nowhere   = -1;  // tokens, and step buffers that no node uses
   static constexpr std::int64_t alignment = 64;  // a cache line: neighbours do not share one
   [[nodiscard]] static constexpr std::int64_t aligned(std::int64_t size_bytes) noexcept {
     return (size_bytes + alignment - 1) / alignment * alignment;
   }
 
-  Reuse reuse                         = Reuse::tight;
-  std::vector<std::int64_t> offsets   = {};  // by buffer, in bytes from the start of its arena
-  std::vector<ArenaPlan> arenas       = {};  // by rank, then space; those that hold something
-  std::vector<std::uint32_t> position = {};  // by node, in the order along which lifetimes were taken; what can only
-                                             // happen at once (parts that meet, parts issued together) has one position
-  std::vector<ReuseEdge> reuse_edges = {};   // those that were added, and why; `edges` holds them too
-  Edges edges                        = {};   // the graph's and the reuse edges: what runs
-  double makespan_s                  = 0;    // simulated, with the graph's edges alone ...
-  double makespan_with_reuse_s       = 0;    // ... and with the reuse edges of `edges`
-  bool on_machine = false;                   // simulated on a machine that was given; else all nodes take equally long
+  Reuse reuse                       = Reuse::tight;
+  std::vector<std::int64_t> offsets = {};   // by buffer, in bytes from the start of its arena
+  std::vector<ArenaPlan> arenas     = {};   // by rank, then space; without empty ones
+  std::vector<std::uint32_t> turns  = {};   // by node: its place in the order along which lifetimes were taken; nodes
+                                            // that can only run together (parts that meet, parts issued together)
+                                            // share a turn
+  std::vector<ReuseEdge> reuse_edges = {};  // the added edges and their reasons; `edges` includes them
+  IssueOrder issue_order             = IssueOrder::any;  // the order of communications that `edges` holds
+  Edges edges                        = {};     // the graph's, the issue order's and the reuse edges: what runs
+  double makespan_s                  = 0;      // simulated, without the reuse edges ...
+  double makespan_with_reuse_s       = 0;      // ... and with the reuse edges of `edges`
+  bool on_machine                    = false;  // simulated on a given machine; else all nodes take equally long
 
-  [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // empty when it holds nothing
+  [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // size 0: no buffers
   [[nodiscard]] std::int64_t num_reuse_edges() const noexcept;                  // inside one run
 };
 
-// What the plan costs, before anything runs: arenas with both sizes and the lower bound, edges added, simulated times.
+// A table of the plan: arenas with both sizes and the lower bound, the number of edges added, simulated times.
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 struct MemoryPlanOptions {
   Reuse reuse            = Reuse::tight;
-  const Machine* machine = nullptr;  // whose simulated timeline gives the order; none: all nodes take equally long
+  const Machine* machine = nullptr;  // its simulated timeline gives the order; null: all nodes take equally long
+  IssueOrder issue_order = IssueOrder::any;  // that the world needs; RunnableGraph sets it
 };
 
-// Plans along one order: a topological order of everything that waits for anything (edges, lanes, issue positions,
-// parts that meet), by simulated time. Buffers whose lifetimes do not overlap in it may share bytes. Reuse edges follow
-// the order, so they close no circle; a rank's issue positions are part of it, so the same holds across processes that
-// each plan their own slice. Whether nodes
-// without a lane are ordered is known for up to some 16,000 nodes; beyond that `free` takes them to be unordered.
-// Throws Error(graph) when the graph has no such order (`verify` prints the cycle).
+// Plans along one order: a topological order of all waits (edges, lanes, issue positions, parts that meet), sorted by
+// simulated time. Buffers whose lifetimes do not overlap in that order may share bytes. Reuse edges follow the order,
+// so they form no cycle. The order includes the issue positions of each rank, so there is no cycle either when
+// processes plan their own slices. The order between nodes without a lane is known for up to about 16,000 nodes; with
+// more, `free` treats them as unordered. Throws Error(graph) when the graph has no such order (`verify` prints the
+// cycle).
 [[nodiscard]] MemoryPlan plan_memory(const Graph& graph, const MemoryPlanOptions& options = {});
 
-// What a plan of the whole graph says about one rank: a plan of `slice(graph, rank)`.
+// The part of a plan that concerns one rank: a plan of `slice(graph, rank)`.
 [[nodiscard]] MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank);
 
 }  // namespace stepgraph

@@ -1,13 +1,14 @@
 #include "engine/plan/order.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <queue>
-#include <tuple>
+#include <utility>
 
+#include "engine/base/disjoint_sets.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph_data.hpp"
+#include "engine/graph/issue_order.hpp"
 #include "engine/graph/matching.hpp"
 
 namespace stepgraph {
@@ -16,16 +17,15 @@ namespace {
 class Orderer {
  public:
   Orderer(const Graph& graph, const Timeline& timeline)
-      : graph_(graph), data_(graph.data()), timeline_(timeline), cluster_(data_.nodes.size()) {}
+      : graph_(graph), data_(graph.data()), timeline_(timeline), sets_(data_.nodes.size()) {}
 
   std::vector<std::uint32_t> order() {
-    std::iota(cluster_.begin(), cluster_.end(), 0u);
     const Matching matching = match_parts(graph_);
     for (std::size_t i = 0; i < matching.size(); ++i) {
-      for (const std::uint32_t node : matching.meeting(i)) join(matching.meeting(i).front(), node);
+      for (const std::uint32_t node : matching.meeting(i)) sets_.join(matching.meeting(i).front(), node);
     }
     order_issues();
-    for (std::uint32_t node = 0; node < cluster_.size(); ++node) cluster_[node] = find(node);
+    cluster_ = std::move(sets_).roots();
     collect_waits();
     return sort();
   }
@@ -33,26 +33,15 @@ class Orderer {
  private:
   using Wait = std::pair<std::uint32_t, std::uint32_t>;  // (before, after): first nodes, later clusters
 
-  std::uint32_t find(std::uint32_t node) {
-    while (cluster_[node] != node) node = cluster_[node] = cluster_[cluster_[node]];
-    return node;
-  }
-  void join(std::uint32_t a, std::uint32_t b) { cluster_[find(a)] = find(b); }
-
   void order_issues() {
-    std::vector<std::uint32_t> parts(data_.parts.size());
-    std::iota(parts.begin(), parts.end(), 0u);
-    const auto key = [&](std::uint32_t part) {
-      return std::tuple(data_.nodes[data_.parts[part].node].rank, data_.parts[part].issue);
-    };
-    std::stable_sort(parts.begin(), parts.end(), [&](auto a, auto b) { return key(a) < key(b); });
+    const std::vector<std::uint32_t> parts = parts_in_issue_order(graph_);
     for (std::size_t i = 1; i < parts.size(); ++i) {
-      const std::uint32_t before = data_.parts[parts[i - 1]].node, after = data_.parts[parts[i]].node;
-      if (data_.nodes[before].rank != data_.nodes[after].rank) continue;
-      if (key(parts[i - 1]) == key(parts[i])) {
-        join(before, after);
+      const Node before{parts[i - 1]}, after{parts[i]};
+      if (graph_.rank(before) != graph_.rank(after)) continue;
+      if (graph_.part(before).issue == graph_.part(after).issue) {
+        sets_.join(before.id, after.id);
       } else {
-        waits_.emplace_back(before, after);
+        waits_.emplace_back(before.id, after.id);
       }
     }
   }
@@ -115,7 +104,8 @@ class Orderer {
   const Graph& graph_;
   const GraphData& data_;
   const Timeline& timeline_;
-  std::vector<std::uint32_t> cluster_;  // by node; first a union-find forest, then the root of each tree
+  DisjointSets sets_;                   // nodes that can only happen at once
+  std::vector<std::uint32_t> cluster_;  // by node: the node that stands for its set
   std::vector<Wait> waits_;
 };
 

@@ -18,10 +18,10 @@ void advance(LaneClock& clock, const LaneClock& other) {
 
 class ReuseEdges {
  public:
-  ReuseEdges(const Graph& graph, const std::vector<std::uint32_t>& position, const std::vector<Tenant>& tenants,
-             const std::vector<Succession>& successions)
+  ReuseEdges(const Graph& graph, Edges old, const std::vector<std::uint32_t>& position,
+             const std::vector<Tenant>& tenants, const std::vector<Succession>& successions)
       : data_(graph.data()),
-        old_(graph.edges()),
+        old_(std::move(old)),
         position_(position),
         tenants_(tenants),
         successions_(successions),
@@ -149,7 +149,7 @@ class ReuseEdges {
   }
 
   const GraphData& data_;
-  const Edges& old_;
+  const Edges old_;
   const std::vector<std::uint32_t>& position_;
   const std::vector<Tenant>& tenants_;
   const std::vector<Succession>& successions_;
@@ -165,7 +165,7 @@ class ReuseEdges {
 std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges) {
-  return ReuseEdges(graph, position, tenants, successions).add(edges);
+  return ReuseEdges(graph, std::move(edges), position, tenants, successions).add(edges);
 }
 
 }  // namespace stepgraph

@@ -61,8 +61,8 @@ std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint
   return tenants;
 }
 
-TenantOrder::TenantOrder(const Graph& graph, const std::vector<Tenant>& tenants)
-    : data_(graph.data()), edges_(graph.edges()), tenants_(tenants) {
+TenantOrder::TenantOrder(const OrderedGraph& graph, const std::vector<Tenant>& tenants)
+    : data_(graph.graph.data()), edges_(graph.edges), tenants_(tenants) {
   constexpr std::size_t most_words = 4u << 20;  // 32 MiB of bits
   std::uint32_t num_laneless       = 0;
   laneless_index_.assign(data_.nodes.size(), no_node);
@@ -73,9 +73,10 @@ TenantOrder::TenantOrder(const Graph& graph, const std::vector<Tenant>& tenants)
   if (words * data_.nodes.size() <= most_words) {
     words_ = words;
     ancestors_.assign(words * data_.nodes.size(), 0);
+    const Edges& derived = graph.graph.edges();  // they follow the order of adding
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
       std::uint64_t* const row = ancestors_.data() + node * words;
-      for (const std::uint32_t before : edges_.before({node})) {
+      for (const std::uint32_t before : derived.before({node})) {
         for (std::size_t i = 0; i < words; ++i) row[i] |= ancestors_[before * words + i];
         if (const std::uint32_t bit = laneless_index_[before]; bit != no_node)
           row[bit / 64] |= std::uint64_t{1} << bit % 64;

@@ -5,6 +5,7 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph_data.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 // Which buffers are alive when, and which nodes access them. For the planner; internal to engine/.
 namespace stepgraph {
@@ -24,7 +25,7 @@ struct Tenant {
 // Tells whether the graph's own edges order all accesses of one tenant before all accesses of another.
 class TenantOrder {
  public:
-  TenantOrder(const Graph& graph, const std::vector<Tenant>& tenants);
+  TenantOrder(const OrderedGraph& graph, const std::vector<Tenant>& tenants);
   [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const;  // indices of tenants
 
   // For each given tenant of one arena: the position from which on every tenant that moves in is ordered after it, or

@@ -1,12 +1,12 @@
 #include "engine/run/context.hpp"
 
 #include "engine/base/error.hpp"
-#include "engine/run/step.hpp"
+#include "engine/run/running_program.hpp"
 
 namespace stepgraph {
 
 Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element) const {
-  const GraphData& data = step_->graph().data();
+  const GraphData& data = program_->graph().data();
   std::size_t seen      = 0;
   for (std::uint32_t k = data.nodes[node().id].access_begin; k < data.access_end(node().id); ++k) {
     const AccessRecord& access = data.accesses[k];
@@ -27,7 +27,7 @@ Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element
       throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
                                          buffer.name, "' are not whole elements of ", size, " bytes"));
     }
-    return {step_->memory().data({access.buffer()}) + region.offset, region.length, region.stride, region.count};
+    return {program_->memory().data({access.buffer()}) + region.offset, region.length, region.stride, region.count};
   }
   throw Error(ErrorKind::config,
               str(to_string(mode), "(", i, "): the node declares ", seen, " such access", seen == 1 ? "" : "es"));
@@ -40,11 +40,13 @@ Rows<std::byte> Context::range(AccessMode mode, std::size_t i, Element element) 
               str(to_string(mode), "(", i, ") is strided, ", rows.count, " rows (use ", to_string(mode), "_rows)"));
 }
 
-void Context::run_tiles(std::int64_t num_tiles, TileCall tile) const { step_->parallel_for(node(), num_tiles, tile); }
+void Context::run_tiles(std::int64_t num_tiles, TileCall tile) const {
+  program_->parallel_for(node(), num_tiles, tile);
+}
 
 Node Context::node() const noexcept { return {task_.load(std::memory_order_relaxed)->node}; }
-bool Context::stopping() const noexcept { return step_->stopping(); }
-void Context::waiting_for(std::string_view what) const { step_->waiting_for(what); }
-Rank Context::rank() const { return step_->graph().rank(node()); }
+bool Context::stopping() const noexcept { return program_->stopping(); }
+void Context::waiting_for(std::string_view what) const { program_->waiting_for(what); }
+Rank Context::rank() const { return program_->graph().rank(node()); }
 
 }  // namespace stepgraph

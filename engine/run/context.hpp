@@ -10,9 +10,9 @@
 
 namespace stepgraph {
 
-struct DeviceQueue;  // engine/run/device.hpp
-class Step;          // engine/run/step.hpp
-struct TaskRecord;   // engine/run/step.hpp
+struct DeviceQueue;    // engine/run/device.hpp
+class RunningProgram;  // engine/run/running_program.hpp
+struct TaskRecord;     // engine/run/running_program.hpp
 
 // Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
 template <class T>
@@ -26,16 +26,16 @@ struct Rows {
   }
 };
 
-// What is called for the tiles of a kernel, from `first` up to `end`: somebody's callable, by reference.
+// A reference to the callable that computes the tiles of a kernel from `first` up to `end`.
 struct TileCall {
   const void* callable                                               = nullptr;
   void (*call)(const void* of, std::int64_t first, std::int64_t end) = nullptr;
-  bool joins = false;  // neighbours at once cost less than one by one
+  bool joins = false;  // one call for several neighbouring tiles costs less than one call for each
   void operator()(std::int64_t first, std::int64_t end) const { call(callable, first, end); }
 };
 
-// What a running body sees: the memory its node declared, by position in the declaration, so that a body never depends
-// on a buffer's number and cannot name what was not declared. Valid during the call.
+// What a body gets when it runs: the memory that its node declared, by position in the declaration. So a body never
+// depends on a buffer's number and cannot reach memory that was not declared. Valid during the call.
 class Context {
  public:
   Context()                          = default;
@@ -74,8 +74,8 @@ class Context {
 
   // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
   // the first tile's exception. The node must have been declared `parallel`; a part always is.
-  // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), may be given
-  // neighbours at once: for kernels to which that saves something, and whose bits it does not change.
+  // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), can get several
+  // neighbouring tiles in one call: for kernels that save work that way and whose bits do not change.
   template <class Tile>
   void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
     constexpr bool joins = std::is_invocable_v<const Tile&, std::int64_t, std::int64_t>;
@@ -89,14 +89,15 @@ class Context {
     run_tiles(num_tiles, {&tile, call, joins});
   }
 
-  // Where the node's memory is on a device: where its work is to be put. Then spans are device memory, and the body
-  // returns when all is enqueued. The node must have been declared `device`.
+  // Set when the node's memory is on a device: the queue for its work. Spans are then device memory, and the body
+  // returns when all its work is enqueued. The node must have been declared `device`.
   [[nodiscard]] const DeviceQueue* device() const noexcept { return device_; }
 
   // True once the step has failed, was cancelled or ran out of time: a long body should return.
   [[nodiscard]] bool stopping() const noexcept;
 
-  // What a body that blocks is waiting for: printed when the step runs out of time. Copied; forgotten when it returns.
+  // A body that blocks calls it with what it waits for. The text is copied, printed when the step runs out of time, and
+  // forgotten when the body returns.
   void waiting_for(std::string_view what) const;
 
   [[nodiscard]] Node node() const noexcept;
@@ -106,7 +107,7 @@ class Context {
   void run_tiles(std::int64_t num_tiles, TileCall tile) const;
   struct Element {
     std::size_t size_bytes;
-    std::optional<DType> type;  // none: the caller's own
+    std::optional<DType> type;  // none: a type of the caller
   };
   [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, Element element) const;
   [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, Element element) const;
@@ -117,9 +118,10 @@ class Context {
     return {reinterpret_cast<T*>(bytes.data), bytes.length / element, bytes.stride / element, bytes.count};
   }
 
-  // Each worker has one, for whatever it runs: entering a node is one store, which also tells who runs what.
-  friend class Step;
-  Step* step_                = nullptr;
+  // Each worker has one context for all nodes that it runs. Entering a node is one store, which other threads read to
+  // name the nodes that run.
+  friend class RunningProgram;
+  RunningProgram* program_   = nullptr;
   const DeviceQueue* device_ = nullptr;
   std::atomic<const TaskRecord*> task_{nullptr};
 };

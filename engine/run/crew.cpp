@@ -9,7 +9,7 @@
 namespace stepgraph {
 namespace {
 
-// What a core does instead of running ahead of a loop that waits for another one.
+// Tells the core that this is a loop that waits for another core.
 void pause_core() noexcept {
 #if defined(__aarch64__)
   asm volatile("isb");
@@ -18,7 +18,7 @@ void pause_core() noexcept {
 #endif
 }
 
-// Until it is so, or time is up.
+// Spins until the condition holds, or the time is over.
 template <class Condition>
 void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
   if (condition()) return;
@@ -34,12 +34,12 @@ void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
 
 }  // namespace
 
-Crew::Crew(int num_threads, int num_workers, Slots& slots, Arena& arena)
-    : num_threads_(num_threads), slots_(slots), arena_(arena), jobs_(static_cast<std::size_t>(num_workers)) {
+Crew::Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads)
+    : num_threads_(num_threads), permits_(permits), threads_(threads), jobs_(static_cast<std::size_t>(num_workers)) {
   for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(num_threads));
 }
 
-// None is left for a kernel inside a kernel at times: that one runs alone.
+// Null: no job is free, as can happen for a kernel inside a kernel. That one runs on its own thread alone.
 Crew::Job* Crew::take_job() noexcept {
   for (Job& job : jobs_) {
     if (!job.taken.load(std::memory_order_relaxed) && !job.taken.exchange(true)) return &job;
@@ -49,8 +49,8 @@ Crew::Job* Crew::take_job() noexcept {
 
 void Crew::run(std::int64_t num_tiles, TileCall tile) {
   if (num_tiles <= 0) return;
-  // While everybody has work of his own, pairs are what is given out: who comes later finds less to help with.
-  const std::int64_t at_once    = tile.joins && !slots_.some_free() ? 2 : 1,
+  // While all threads have work of their own, tiles are given out in pairs: helpers are unlikely to come.
+  const std::int64_t at_once    = tile.joins && !permits_.some_free() ? 2 : 1,
                      num_pieces = (num_tiles + at_once - 1) / at_once;
   Job* const job                = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
   if (job == nullptr) return tile(0, num_tiles);
@@ -66,11 +66,11 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
-  for (std::int64_t i = 1 + lingering_.load(); i < num_shares && slots_.some_free(); ++i) offer();
+  for (std::int64_t i = 1 + lingering_.load(); i < num_shares && permits_.some_free(); ++i) offer();
   work(*job, 0, nullptr);
   job->open.store(false);
   open_jobs_.fetch_sub(1);
-  // Tiles are alike: whoever is still at one is done soon, before a thread could fall asleep and be woken.
+  // Tiles take equally long, so the last helpers end soon: spinning is faster than falling asleep and being woken.
   spin(std::chrono::microseconds(50), [&] { return job->helpers.load() == 0; });
   for (int left; (left = job->helpers.load()) > 0;) job->helpers.wait(left);
   const std::optional<Error> error = std::exchange(job->error, std::nullopt);
@@ -84,27 +84,27 @@ void Crew::offer() noexcept {
     asked_.fetch_sub(1);
     return;
   }
-  arena_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this);
+  threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this);
 }
 
-// On a thread of the arena. Who gives a licence back asks again, hence what is looked at once more after that: a kernel
-// that began in between found no licence free.
+// On a helper thread. After it has given its permit back, a helper looks for open kernels once more: one that began in
+// between found no permit free.
 void Crew::help() noexcept {
   asked_.fetch_sub(1);
-  while (tiles_left() && !slots_.contended()) {
-    const int slot = slots_.try_acquire(num_threads_ - 1);
-    if (slot < 0) return;
+  while (tiles_left() && !permits_.contended()) {
+    const int permit = permits_.try_acquire(num_threads_ - 1);
+    if (permit < 0) return;
     for (Job& job : jobs_) {
       if (!job.open.load()) continue;
       job.helpers.fetch_add(1);
-      // Looked at again: from here on the kernel's own thread sees that it is helped, or this one that it is over.
-      if (job.open.load()) work(job, static_cast<std::size_t>(std::max(slot, 1)), &slots_);
+      // Checked again: either the kernel's own thread sees this helper, or this helper sees that the kernel is over.
+      if (job.open.load()) work(job, static_cast<std::size_t>(std::max(permit, 1)), &permits_);
       if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
     }
-    slots_.release(slot);
-    // Kernels follow each other closely: the next one would wait many times longer for a thread that sleeps.
+    permits_.release(permit);
+    // Kernels follow each other closely, and waking a thread takes long: stay awake for the next one.
     lingering_.fetch_add(1);
-    spin(std::chrono::microseconds(500), [&] { return open_jobs_.load() > 0 || !slots_.some_free(); });
+    spin(std::chrono::microseconds(500), [&] { return open_jobs_.load() > 0 || !permits_.some_free(); });
     lingering_.fetch_sub(1);
   }
 }
@@ -120,7 +120,7 @@ bool Crew::tiles_left() const noexcept {
   return false;
 }
 
-void Crew::work(Job& job, std::size_t first_share, const Slots* while_free) noexcept {
+void Crew::work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept {
   try {
     for (std::size_t k = 0; k < job.shares.size(); ++k) {
       Share& share = job.shares[(first_share + k) % job.shares.size()];

@@ -9,9 +9,10 @@
 #include "engine/base/error.hpp"
 #include "engine/run/lowering.hpp"
 #include "engine/run/recording.hpp"
-#include "engine/run/step.hpp"
+#include "engine/run/running_program.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/run/tsan.hpp"
+#include "engine/run/waiting_lanes.hpp"
 
 namespace stepgraph {
 namespace {
@@ -32,27 +33,13 @@ class WorkerNaming : public tf::WorkerInterface {
   Pool& pool_;
 };
 
-// A plan's edges are the graph's and its reuse edges; whether they are enough is what `verify` proves.
-void check_edges(const Graph& graph, const MemoryPlan& plan) {
-  const auto refuse = [&](Node node, const char* whose) {
-    throw Error(ErrorKind::config,
-                str("program: the plan's edges into ", graph.describe(node), " lack some of ", whose));
-  };
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
-    if (!std::includes(planned.begin(), planned.end(), own.begin(), own.end()))
-      refuse({node}, "the graph's: it is of another graph (plan the graph that runs)");
-  }
-  for (const ReuseEdge& edge : plan.reuse_edges) {
-    if (edge.loop) continue;
-    const auto planned = plan.edges.before(edge.after);
-    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id)) refuse(edge.after, "its reuse edges");
-  }
+std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world) {
+  DeviceMemory* const device = world.device() != nullptr ? &world.device()->memory() : nullptr;
+  return graph.memory() ? std::make_shared<Memory>(graph, *graph.memory(), device)
+                        : std::make_shared<Memory>(graph, device);
 }
 
-DeviceMemory* memory_of(World& world) { return world.device() != nullptr ? &world.device()->memory() : nullptr; }
-
-// On a device the host cannot touch what a body reads: it must know how to enqueue its work there.
+// The host cannot use device memory, so every body must be able to enqueue its work on the device.
 void check_device_bodies(const Graph& graph, const World& world) {
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     const Node node{i};
@@ -67,100 +54,87 @@ void check_device_bodies(const Graph& graph, const World& world) {
 }  // namespace
 
 struct Program::Impl {
-  // `position`: a memory plan's, if there is one.
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
-       std::span<const std::uint32_t> position)
-      : Impl(graph, world, std::move(memory), edges, position, lower(graph, edges, world)) {}
-  Impl(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const Edges& edges,
-       std::span<const std::uint32_t> position, Lowering lowering)
-      : nodes_in_order(world.device() != nullptr ? stepgraph::issue_order(lowering, position)
-                                                 : std::vector<std::uint32_t>()),
-        num_waiting_lanes(lowering.num_waiting_lanes),
+  // `nodes_in_order`: on a device, the order in which nodes are issued.
+  Impl(const RunnableGraph& runnable, World& world, std::shared_ptr<Memory> memory, Lowering lowering,
+       std::vector<std::uint32_t> nodes_in_order)
+      : num_tasks(lowering.task_nodes.size()),
         waiting_lanes(std::move(lowering.waiting_lanes)),
-        step(graph, world, std::move(memory), std::move(lowering.matches), std::move(lowering.match_of_node),
-             std::move(lowering.waits)) {
+        running(runnable.graph(), world, std::move(memory), std::move(lowering.matches),
+                std::move(lowering.match_of_node), std::move(lowering.waits)),
+        order(std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
+                                                          std::move(lowering.pred_begin), std::move(lowering.preds)})) {
+    const Graph& graph = runnable;
     for (std::uint32_t node = 0; node < graph.num_nodes() && !computes_inside; ++node) {
       computes_inside = graph.parallel({node}) || graph.has_part({node});
     }
-    if (world.device() != nullptr) use_device(graph, *world.device(), world, edges, lowering.leader);
-    std::vector<tf::Task> tasks(lowering.leader.size());
-    for (const std::uint32_t node : lowering.task_nodes) {
-      // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
-      tasks[node] = taskflow.emplace(
-          [invoke = graph.body({node}).invoke(), task = &step.task(node)] { Step::run(invoke, *task); });
-    }
-    for (const std::uint32_t node : lowering.task_nodes) {
-      for (std::uint32_t i = lowering.pred_begin[node]; i < lowering.pred_begin[node + 1]; ++i) {
-        tasks[lowering.preds[i]].precede(tasks[node]);
-        ++num_task_edges;
-      }
+    for (const std::uint32_t node : order->task_nodes) num_task_edges += order->preds_of(node).size();
+    if (world.device() != nullptr) {
+      use_device(runnable, world, std::move(nodes_in_order));
+    } else {
+      make_tasks(graph);
     }
     if constexpr (tsan::enabled) {
-      step.task_preds.resize(graph.num_nodes());
-      for (const std::uint32_t node : lowering.task_nodes) {
-        step.task_preds[node].assign(lowering.preds.begin() + lowering.pred_begin[node],
-                                     lowering.preds.begin() + lowering.pred_begin[node + 1]);
+      running.task_preds.resize(graph.num_nodes());
+      for (const std::uint32_t node : order->task_nodes) {
+        const auto preds = order->preds_of(node);
+        running.task_preds[node].assign(preds.begin(), preds.end());
       }
     }
-    order = std::make_shared<const TaskOrder>(TaskOrder{std::move(lowering.leader), std::move(lowering.task_nodes),
-                                                        std::move(lowering.pred_begin), std::move(lowering.preds)});
   }
 
-  void use_device(const Graph& graph, Device& device, const World& world, const Edges& edges,
-                  const std::vector<std::uint32_t>& leader) {
+  // One Taskflow task for each task of the lowered graph.
+  void make_tasks(const Graph& graph) {
+    std::vector<tf::Task> tasks(order->leader.size());
+    for (const std::uint32_t node : order->task_nodes) {
+      // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
+      tasks[node] = taskflow.emplace(
+          [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
+    }
+    for (const std::uint32_t node : order->task_nodes) {
+      for (const std::uint32_t before : order->preds_of(node)) tasks[before].precede(tasks[node]);
+    }
+  }
+
+  // On a device a run is one Taskflow task that issues all nodes, and one for each host lane.
+  void use_device(const RunnableGraph& graph, World& world, std::vector<std::uint32_t> nodes_in_order) {
     check_device_bodies(graph, world);
-    StreamPlan plan = plan_streams(graph, edges, nodes_in_order);
-    verify_streams(graph, edges, plan);
-    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return leader[node] != node; });
-    auto host_lanes   = std::make_unique<HostLanes>(graph, edges, nodes_in_order);
-    num_waiting_lanes = host_lanes->size();
-    waiting_lanes     = host_lanes->names();
-    step.use_device(device.lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
-    on_device.emplace([this] { step.issue(); });
-    for (std::size_t lane = 0; lane < num_waiting_lanes; ++lane)
-      on_device.emplace([this, lane] { step.run_host_lane(lane); });
+    StreamPlan plan = plan_streams(graph, nodes_in_order);
+    verify_streams(graph, plan);
+    std::erase_if(nodes_in_order, [&](std::uint32_t node) { return order->leader[node] != node; });
+    auto host_lanes = std::make_unique<HostLanes>(graph, nodes_in_order);
+    waiting_lanes   = host_lanes->lanes();
+    running.use_device(world.device()->lower(graph, std::move(plan)), std::move(nodes_in_order), std::move(host_lanes));
+    taskflow.emplace([this] { running.issue(); });
+    for (std::size_t lane = 0; lane < waiting_lanes.size(); ++lane)
+      taskflow.emplace([this, lane] { running.run_host_lane(lane); });
   }
 
-  std::vector<std::uint32_t> nodes_in_order;  // of a device's program, until it has them
-  std::size_t num_waiting_lanes;
-  std::string waiting_lanes;
-  bool computes_inside       = false;  // some body may call parallel_for
-  std::size_t num_task_edges = 0;
+  std::size_t num_tasks, num_task_edges = 0;  // of the lowered graph
+  std::vector<Lane> waiting_lanes;
+  bool computes_inside = false;  // some body may call parallel_for
   std::atomic<bool> busy{false};
+  RunningProgram running;
   std::shared_ptr<const TaskOrder> order;  // for recordings
-  Step step;
   tf::Taskflow taskflow;
-  tf::Taskflow on_device;  // all of a run as one task, which issues it to a device, and one for each lane of the host
 };
 
-Program::Program(const Graph& graph, World& world)
-    : Program(graph, world, std::make_shared<Memory>(graph, memory_of(world))) {}
-
-Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory) {
-  memory->check_fits(graph);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), graph.edges(), std::span<const std::uint32_t>());
+Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory) {
+  if (!memory) memory = memory_for(graph, world);
+  memory->check_fits(graph, graph.memory());
+  Lowering lowering = lower(graph, world);
+  std::vector<std::uint32_t> nodes_in_order;
+  if (world.device() != nullptr) nodes_in_order = issue_order(lowering, graph.memory());
+  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), std::move(lowering), std::move(nodes_in_order));
 }
 
-Program::Program(const Graph& graph, World& world, const MemoryPlan& plan)
-    : Program(graph, world, plan, std::make_shared<Memory>(graph, plan, memory_of(world))) {}
+Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory)
+    : Program(RunnableGraph(graph, world), world, std::move(memory)) {}
 
-Program::Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory) {
-  if (plan.offsets.size() != graph.num_buffers() ||
-      plan.edges.pred_begin.size() != std::size_t{graph.num_nodes()} + 1) {
-    throw Error(ErrorKind::config, str("program: the plan is of another graph (", plan.offsets.size(), " buffers and ",
-                                       plan.position.size(), " nodes; the graph has ", graph.num_buffers(), " and ",
-                                       graph.num_nodes(), ")"));
-  }
-  check_edges(graph, plan);
-  memory->check_fits(graph, &plan);
-  impl_ = std::make_shared<Impl>(graph, world, std::move(memory), plan.edges, plan.position);
-}
-
-Memory& Program::memory() const noexcept { return impl_->step.memory(); }
-std::size_t Program::num_tasks() const noexcept { return impl_->taskflow.num_tasks(); }
+Memory& Program::memory() const noexcept { return impl_->running.memory(); }
+std::size_t Program::num_tasks() const noexcept { return impl_->num_tasks; }
 std::size_t Program::num_task_edges() const noexcept { return impl_->num_task_edges; }
-std::size_t Program::num_waiting_lanes() const noexcept { return impl_->num_waiting_lanes; }
-double Program::issue_s() const noexcept { return impl_->step.issue_s(); }
+std::size_t Program::num_waiting_lanes() const noexcept { return impl_->waiting_lanes.size(); }
+double Program::issue_s() const noexcept { return impl_->running.issue_s(); }
 
 struct Run::Impl {
   Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,
@@ -169,34 +143,28 @@ struct Run::Impl {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
-  // Null once the step has ended: an executor that has nothing to do holds nobody's memory, nor a world's.
+  // Null when the run is over: an idle executor keeps no program, memory or world alive.
   [[nodiscard]] std::shared_ptr<Program::Impl> held() {
     const std::lock_guard lock(state.mutex);
     return program;
   }
 
   void stop(const std::string& why) {
-    if (const auto what = held()) what->step.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
+    if (const auto what = held()) what->running.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
   }
 
-  // Stops the step if its time is over.
+  // Stops the run if its time is over.
   void notice_timeout() {
     if (deadline && Clock::now() >= *deadline)
       stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
   }
 
-  // Whether it has ended; if so, nothing holds the program any more.
-  bool ended() {
-    {
-      const std::lock_guard lock(state.mutex);
-      if (!state.finished) return false;
-    }
-    return wait();
-  }
+  // Whether it is over; if so, nothing holds the program any more.
+  bool ended() { return state.tasks_ended() && wait(); }
 
-  // Waits for the end, or for the drain time-out after a stop. True: nothing of the step runs any more.
+  // Waits for the end, or for the drain time-out after a stop. True: nothing of the run goes on any more.
   // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
-  // and the next step would start on another, colder core. A stop is rare: it is looked for every so often.
+  // and the next run would start on another, colder core. A stop is rare, so this thread polls for it.
   bool wait() {
     constexpr std::chrono::milliseconds glance{20};
     std::optional<Clock::time_point> drain_until;
@@ -207,51 +175,55 @@ struct Run::Impl {
       if (deadline && !drain_until) until = std::min(until, *deadline);
       if (future.wait_until(until) == std::future_status::ready) break;
       notice_timeout();
-      if (!state.stopping.load()) continue;
+      if (!state.draining()) continue;
       if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
       if (Clock::now() >= *drain_until) return false;
     }
-    tsan::acquire(what->step.finished());
-    if (DeviceProgram* const device = what->step.device(); device != nullptr && !released.load()) {
+    tsan::acquire(what->running.finished());
+    if (DeviceStreams* const device = what->running.device(); device != nullptr && state.phase() != RunPhase::over) {
       if (!drain(*device)) return false;
     }
-    if (!released.exchange(true)) {
-      if (recording) recording->end();
-      what->busy.store(false);
-      const std::lock_guard lock(state.mutex);
-      program.reset();
-    }
+    release();
     return true;
   }
 
-  // All is issued: the device is waited for. False: not before the deadline, or the drain time-out after a stop.
-  bool drain(DeviceProgram& device) {
+  // All is issued: waits for the device. False: it was not done before the drain time-out after a stop.
+  bool drain(DeviceStreams& device) {
     constexpr std::chrono::microseconds glance{20};
     std::optional<Clock::time_point> drain_until;
     try {
       while (!device.done()) {
         notice_timeout();
-        if (state.stopping.load() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
+        if (state.draining() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
         if (drain_until && Clock::now() >= *drain_until) return false;
         std::this_thread::sleep_for(glance);
       }
       if (recording) recording->set_times(device.times());
     } catch (const Error& error) {
       const std::lock_guard lock(state.mutex);
-      if (!state.error) state.error = error;
+      if (state.phase() != RunPhase::over) state.fail(error);
     }
     return true;
   }
 
+  // Lets go of the program, which may run again. Of several threads that wait, the first one does it.
+  void release() {
+    const std::lock_guard lock(state.mutex);
+    if (state.phase() == RunPhase::over) return;
+    state.release();
+    if (recording) recording->end();
+    program->busy.store(false);
+    program.reset();
+  }
+
   std::shared_ptr<Program::Impl> program;
-  std::shared_ptr<Pool> pool;            // whose workers say what they run
-  std::shared_ptr<Recording> recording;  // null: nobody wants to know
+  std::shared_ptr<Pool> pool;            // its workers know the nodes that they run
+  std::shared_ptr<Recording> recording;  // null: not recorded
   ExecutorOptions options;
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
   RunState state;
-  std::atomic<bool> gotten{false};
-  std::atomic<bool> released{false};  // the program may run again
+  std::atomic<bool> gotten{false};  // get() was called: it throws what stopped the run once
 };
 
 struct Executor::Impl {
@@ -263,8 +235,8 @@ struct Executor::Impl {
   ExecutorOptions options;
   std::shared_ptr<Pool> pool;
   std::mutex mutex;                    // guards `current`
-  std::shared_ptr<Run::Impl> current;  // the last step; kept while its bodies may run
-  tf::Executor workers;                // last: its threads end before what they use
+  std::shared_ptr<Run::Impl> current;  // the last run; kept while its bodies may run
+  tf::Executor workers;                // last: its threads end before the members that they use
 };
 
 Run::Run(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -292,11 +264,11 @@ void Run::get() {
   std::optional<Error> error;
   {
     const std::lock_guard lock(impl_->state.mutex);
-    error = impl_->state.error;
+    error = impl_->state.error();
   }
   if (!drained) {
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
-                                   " ms later these still run: ", impl_->program->step.running()));
+                                   " ms later these still run: ", impl_->program->running.running_nodes()));
   }
   if (error) throw *error;
 }
@@ -329,9 +301,9 @@ Executor::Executor(ExecutorOptions options) {
 Executor::~Executor() {
   std::shared_ptr<Run::Impl> last = impl_->current;
   if (!last) return;
-  last->stop("step: its executor was destroyed");  // nothing, if it has ended
+  last->stop("step: its executor was destroyed");  // does nothing if it has ended
   if (last->wait()) return;
-  // A body that does not return: get() has named it. Joining its thread would hang the caller, so somebody else waits.
+  // A body does not return; get() has named it. Joining its thread would block the caller, so another thread waits.
   std::thread([pool = std::move(impl_), last]() mutable {
     last->future.wait();
     last.reset();
@@ -345,16 +317,17 @@ int Executor::waiting_lanes() const noexcept { return impl_->options.waiting_lan
 Run Executor::start(const Program& program, Recorder* recorder) {
   const std::shared_ptr<Program::Impl>& what = program.impl_;
   const ExecutorOptions& options             = impl_->options;
-  if (what->num_waiting_lanes > static_cast<std::size_t>(options.waiting_lanes)) {
+  if (std::ssize(what->waiting_lanes) > options.waiting_lanes) {
     throw Error(ErrorKind::config,
-                str("executor: the program has ", what->num_waiting_lanes, " lanes that wait (", what->waiting_lanes,
-                    "), but the pool has ", options.waiting_lanes, " workers for them (set waiting_lanes to at least ",
-                    what->num_waiting_lanes, ")"));
+                str("executor: the program has ", what->waiting_lanes.size(), " lanes that wait (",
+                    lane_names(what->waiting_lanes), "), but the pool has ", options.waiting_lanes,
+                    " workers for them (set waiting_lanes to at least ", what->waiting_lanes.size(), ")"));
   }
   const std::lock_guard lock(impl_->mutex);
   if (impl_->current && !impl_->current->ended()) {
-    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->program->step.running(),
-                                       "); one executor runs one step at a time"));
+    throw Error(ErrorKind::config,
+                str("executor: a step is still under way (", impl_->current->program->running.running_nodes(),
+                    "); one executor runs one step at a time"));
   }
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
@@ -368,14 +341,14 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       recorded = recording->begin(impl_->pool->workers.size(), what->order);
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
-    const bool is_on_device = what->step.device() != nullptr;
-    what->step.begin(*impl_->pool, run->state,
-                     {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
-                      .recording    = recording});
-    // The callback borrows the run: `current` keeps it at least until Taskflow is done with it.
-    run->future = impl_->workers.run(is_on_device ? what->on_device : what->taskflow, [state = &run->state] {
+    const bool is_on_device = what->running.device() != nullptr;
+    what->running.begin(*impl_->pool, run->state,
+                        {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
+                         .recording    = recording});
+    // The callback uses the run, which `current` keeps alive at least until Taskflow has called it.
+    run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
-      state->finished = true;
+      state->end_tasks();
     });
     return Run(run);
   } catch (...) {

@@ -7,26 +7,26 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/memory.hpp"
 #include "engine/run/recorder.hpp"
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/world.hpp"
 
 namespace stepgraph {
 
-// A graph lowered to a Taskflow for one world: one task per node; matched parts whose ranks live in this process are
-// one task together. Lower once, run as often as you like. Shares the graph's storage and the memory; the world must
-// outlive it. Cheap to copy; copies are the same program.
+// A graph lowered to a Taskflow for one world: one task per node. Matched parts whose ranks live in this process are
+// one task together. Lower once, run many times. Shares the graph's storage and the memory; the world must outlive it.
+// Cheap to copy; copies are the same program.
 class Program {
  public:
-  Program(const Graph& graph, World& world);  // on zeroed memory of its own
-  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory);
-  // In the plan's arenas, ordered by its edges.
-  Program(const Graph& graph, World& world, const MemoryPlan& plan);
-  Program(const Graph& graph, World& world, const MemoryPlan& plan, std::shared_ptr<Memory> memory);
+  // Without `memory`: on zeroed memory of its own.
+  Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
+  // The same for RunnableGraph(graph, world): each buffer has bytes of its own.
+  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
 
   [[nodiscard]] Memory& memory() const noexcept;
   [[nodiscard]] std::size_t num_tasks() const noexcept;
   [[nodiscard]] std::size_t num_task_edges() const noexcept;
   [[nodiscard]] std::size_t num_waiting_lanes() const noexcept;
-  // On a device, how long a thread was busy until all of the last run that has ended was enqueued; 0: nothing was.
+  // On a device: how long a thread took to enqueue the last run that has ended; 0: nothing was enqueued.
   [[nodiscard]] double issue_s() const noexcept;
 
  private:
@@ -37,20 +37,21 @@ class Program {
 };
 
 struct ExecutorOptions {
-  // Bodies that compute at one moment, those inside parallel kernels included. 0: as many as the machine has cores.
+  // Threads that compute at one moment, helpers of parallel kernels included. 0: as many as the machine has cores.
   int threads = 0;
-  // Workers beyond those, as many as Program::num_waiting_lanes: one for each lane on which the world waits, or that
-  // has host nodes of a device's program.
+  // Workers beyond those, as many as Program::num_waiting_lanes: one for each lane on which the world waits. On a
+  // device: one for each lane with host nodes.
   int waiting_lanes = 0;
-  // How long a step may take; 0: as long as it wants. Looked at by whoever waits: get() or done().
+  // How long a step may take; 0: no limit. Checked by the thread that calls get() or done().
   std::chrono::milliseconds step_timeout{0};
-  // How long a stopped step may take to let go of the bodies that still run.
+  // How long bodies may go on running after their step was stopped.
   std::chrono::milliseconds drain_timeout{5000};
 };
 
-// A step under way. get() waits for it and throws what stopped it: one Error that names node, rank, lane and cause. A
-// body that outlasts the drain time-out is named in the error and left behind; it must not outlive what it refers to.
-// A Run that is dropped without get() waits too, and its error is lost.
+// A run of a program that was started. get() waits for its end and throws the error that stopped it: one Error that
+// names node, rank, lane and cause. The error also names bodies that still run after the drain time-out; their threads
+// are left behind, so what they refer to must stay alive.
+// The destructor of a Run without get() waits too, and its error is lost.
 class Run {
  public:
   Run(Run&&) noexcept = default;
@@ -69,7 +70,7 @@ class Run {
   std::shared_ptr<Impl> impl_;
 };
 
-// Threads that run programs: a tf::Executor for nodes, one TBB arena for what is parallel inside them. One step at a
+// Threads that run programs: a tf::Executor for nodes, and TBB threads for parallel kernels inside them. One run at a
 // time.
 class Executor {
  public:
@@ -78,7 +79,7 @@ class Executor {
   Executor(const Executor&)            = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // With a recorder, the step's times are there when it has ended: engine/run/recorder.hpp.
+  // A recorder has the times of the run when it has ended: engine/run/recorder.hpp.
   [[nodiscard]] Run start(const Program& program, Recorder* recorder = nullptr);
   void run(const Program& program, Recorder* recorder = nullptr) { start(program, recorder).get(); }
   void run(const Graph& graph, World& world, Recorder* recorder = nullptr) { run(Program(graph, world), recorder); }

@@ -7,49 +7,48 @@
 
 namespace stepgraph {
 
-HostLanes::HostLanes(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> issue_order)
-    : place_(graph.num_nodes()) {
+HostLanes::HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order)
+    : place_(ordered.graph.num_nodes()) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   std::map<std::pair<Rank, LaneKind>, std::vector<std::uint32_t>> found;
   for (const std::uint32_t node : issue_order) {
     const auto lane = graph.lane(Node{node});
     if (graph.kind(Node{node}) == NodeKind::host && lane) found[{graph.rank(Node{node}), lane->kind}].push_back(node);
   }
-  lanes_               = std::vector<Lane>(found.size());
+  queues_              = std::vector<Queue>(found.size());
   std::uint32_t number = 0;
   for (auto& [where, nodes] : found) {
     for (std::uint32_t i = 0; i < nodes.size(); ++i) place_[nodes[i]] = {number, i};
-    lanes_[number].rank  = where.first;
-    lanes_[number].kind  = where.second;
-    lanes_[number].nodes = std::move(nodes);
+    queues_[number].lane  = {where.first, where.second};
+    queues_[number].nodes = std::move(nodes);
     ++number;
   }
   first_.push_back(0);
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     for (const std::uint32_t before : edges.before(Node{node})) {
-      if (place_[before].lane != none && place_[before].lane != place_[node].lane) followed_.push_back(before);
+      if (place_[before].queue != none && place_[before].queue != place_[node].queue) followed_.push_back(before);
     }
     first_.push_back(static_cast<std::uint32_t>(followed_.size()));
   }
 }
 
-std::string HostLanes::names() const {
-  constexpr std::size_t most = 8;
-  std::string names;
-  for (std::size_t i = 0; i < std::min(lanes_.size(), most); ++i)
-    names += str(i == 0 ? "" : ", ", "rank ", lanes_[i].rank, " ", to_string(lanes_[i].kind));
-  return lanes_.size() > most ? names + ", ..." : names;
+std::vector<Lane> HostLanes::lanes() const {
+  std::vector<Lane> lanes;
+  for (const Queue& queue : queues_) lanes.push_back(queue.lane);
+  return lanes;
 }
 
 void HostLanes::begin() noexcept {
-  for (Lane& lane : lanes_) {
-    lane.handed.store(0);
-    lane.done.store(0);
+  for (Queue& queue : queues_) {
+    queue.handed.store(0);
+    queue.done.store(0);
   }
 }
 
 void HostLanes::stop() noexcept {
-  for (Lane& lane : lanes_) {
-    for (std::atomic<std::uint32_t>* const count : {&lane.handed, &lane.done}) {
+  for (Queue& queue : queues_) {
+    for (std::atomic<std::uint32_t>* const count : {&queue.handed, &queue.done}) {
       count->fetch_or(stopped);
       count->notify_all();
     }
@@ -57,35 +56,35 @@ void HostLanes::stop() noexcept {
 }
 
 bool HostLanes::hand_over(std::uint32_t node) noexcept {
-  if (place_[node].lane == none) return false;
-  Lane& lane = lanes_[place_[node].lane];
-  lane.handed.fetch_add(1);
-  lane.handed.notify_all();
+  if (place_[node].queue == none) return false;
+  Queue& queue = queues_[place_[node].queue];
+  queue.handed.fetch_add(1);
+  queue.handed.notify_all();
   return true;
 }
 
-// The highest bit makes a count larger than any that is wanted.
+// stop() sets the highest bit, which makes a count larger than any wanted number.
 void HostLanes::wait_for(const std::atomic<std::uint32_t>& count, std::uint32_t wanted) noexcept {
   for (std::uint32_t seen; (seen = count.load()) < wanted;) count.wait(seen);
 }
 
 void HostLanes::wait_for_all() const noexcept {
-  for (const Lane& lane : lanes_) wait_for(lane.done, static_cast<std::uint32_t>(lane.nodes.size()));
+  for (const Queue& queue : queues_) wait_for(queue.done, static_cast<std::uint32_t>(queue.nodes.size()));
 }
 
 void HostLanes::wait_until_handed(std::size_t lane, std::size_t i) const noexcept {
-  wait_for(lanes_[lane].handed, static_cast<std::uint32_t>(i) + 1);
+  wait_for(queues_[lane].handed, static_cast<std::uint32_t>(i) + 1);
 }
 
 void HostLanes::set_done(std::size_t lane) noexcept {
-  lanes_[lane].done.fetch_add(1);
-  lanes_[lane].done.notify_all();
+  queues_[lane].done.fetch_add(1);
+  queues_[lane].done.notify_all();
 }
 
 void HostLanes::wait_before(std::uint32_t node) const noexcept {
   for (std::uint32_t i = first_[node]; i < first_[node + 1]; ++i) {
     const Place& place = place_[followed_[i]];
-    wait_for(lanes_[place.lane].done, place.number + 1);
+    wait_for(queues_[place.queue].done, place.number + 1);
   }
 }
 

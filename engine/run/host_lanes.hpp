@@ -2,54 +2,52 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 
 namespace stepgraph {
 
-// Host nodes of a device's program: internal to engine/. Each lane that has some has a thread of its own, which waits
-// for what they follow while the thread that issues goes on; that one waits only before a node that follows one of
-// them. A host node without a lane is none of these: whoever issues runs it.
+// The host nodes of a program on a device: internal to engine/. Each lane with host nodes has a thread of its own,
+// which runs them and waits for the nodes that they follow. The thread that issues nodes to the device goes on
+// meanwhile, and waits only before a node that follows a host node. Host nodes without a lane run on the issuing
+// thread.
 class HostLanes {
  public:
-  HostLanes(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> issue_order);
+  HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order);
 
-  [[nodiscard]] std::size_t size() const noexcept { return lanes_.size(); }
-  [[nodiscard]] std::string names() const;  // "rank 0 host, rank 0 disk"
-  [[nodiscard]] const std::vector<std::uint32_t>& nodes(std::size_t lane) const { return lanes_[lane].nodes; }
+  [[nodiscard]] std::size_t size() const noexcept { return queues_.size(); }
+  [[nodiscard]] std::vector<Lane> lanes() const;
+  [[nodiscard]] const std::vector<std::uint32_t>& nodes(std::size_t lane) const { return queues_[lane].nodes; }
 
-  void begin() noexcept;  // a run, before any thread is at it
-  void stop() noexcept;   // nobody waits any more; from any thread
+  void begin() noexcept;  // before a run, when no thread uses it
+  void stop() noexcept;   // ends all waiting; from any thread
 
-  // By the thread that issues. Whether it is a lane's: then that lane's thread may run it from here on.
+  // On the issuing thread. True: the node is a host node of a lane, whose thread may run it from here on.
   [[nodiscard]] bool hand_over(std::uint32_t node) noexcept;
   void wait_for_all() const noexcept;
 
-  // By a lane's thread: until its i-th node was handed over, or everything stops; and that it is done.
+  // On the thread of a lane: waits until the lane's i-th node was handed over, or stop(); and counts it as done.
   void wait_until_handed(std::size_t lane, std::size_t i) const noexcept;
   void set_done(std::size_t lane) noexcept;
 
-  // By anybody: until the host nodes of other lanes that `node` follows are done, or everything stops.
+  // On any thread: waits until the host nodes of other lanes that `node` follows are done, or stop().
   void wait_before(std::uint32_t node) const noexcept;
 
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0}, stopped = std::uint32_t{1} << 31;
 
-  struct Lane {
-    Rank rank     = {};
-    LaneKind kind = LaneKind::host;
+  struct Queue {
+    Lane lane;
     std::vector<std::uint32_t> nodes;
-    std::atomic<std::uint32_t> handed{0}, done{0};  // how many of them; the highest bit: everything stops
+    std::atomic<std::uint32_t> handed{0}, done{0};  // numbers of nodes; the highest bit: stop()
   };
   struct Place {
-    std::uint32_t lane = none, number = 0;
+    std::uint32_t queue = none, number = 0;
   };
   static void wait_for(const std::atomic<std::uint32_t>& count, std::uint32_t wanted) noexcept;
 
-  std::vector<Lane> lanes_;
+  std::vector<Queue> queues_;
   std::vector<Place> place_;                     // by node
   std::vector<std::uint32_t> first_, followed_;  // by node, in compressed rows
 };

@@ -2,27 +2,22 @@
 
 #include <algorithm>
 #include <queue>
-#include <tuple>
 
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
 #include "engine/graph/matching.hpp"
 #include "engine/graph/shards.hpp"
+#include "engine/run/waiting_lanes.hpp"
 
 namespace stepgraph {
 namespace {
 
-int position(const GroupSpec& group, std::int32_t rank) {
-  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), Rank{rank}) - group.ranks.begin());
-}
-
 class Lowerer {
  public:
-  Lowerer(const Graph& graph, const Edges& edges, const World& world)
-      : graph_(graph), edges_(edges), data_(graph.data()), world_(world) {}
+  Lowerer(const RunnableGraph& graph, const World& world)
+      : graph_(graph.graph()), edges_(graph.edges()), data_(graph_.data()), world_(world) {}
 
   Lowering lower() {
-    check_world();
     find_waiting_lanes();
     out_.leader.resize(data_.nodes.size());
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
@@ -30,10 +25,9 @@ class Lowerer {
     }
     if (data_.parts.empty()) {
       lower_edges_unmatched();
-      if (&edges_ != &graph_.edges()) check_acyclic();  // the graph's own follow the order of adding
+      if (&edges_ != &graph_.edges()) check_acyclic();  // derived edges follow the order of adding
     } else {
       match_parts();
-      order_issues();
       lower_edges();
       check_acyclic();
     }
@@ -41,23 +35,9 @@ class Lowerer {
   }
 
  private:
-  void check_world() const {
-    if (graph_.num_ranks() == world_.num_ranks()) return;
-    throw Error(ErrorKind::config,
-                str("program: the graph is for ", graph_.num_ranks(), " ranks, the world has ", world_.num_ranks()));
-  }
-
   void find_waiting_lanes() {
-    for (std::size_t lane = 0; lane < data_.lane_sizes.size(); ++lane) {
-      const Rank rank{static_cast<int>(lane / num_lane_kinds)};
-      const auto kind = static_cast<LaneKind>(lane % num_lane_kinds);
-      if (data_.lane_sizes[lane] == 0 || !world_.is_local(rank) || !world_.waits(kind)) continue;
-      ++out_.num_waiting_lanes;
-      if (out_.num_waiting_lanes <= 8)
-        out_.waiting_lanes += str(out_.waiting_lanes.empty() ? "" : ", ", "rank ", rank, " ", kind);
-      if (out_.num_waiting_lanes == 9) out_.waiting_lanes += ", ...";
-    }
-    if (out_.num_waiting_lanes == 0) return;
+    out_.waiting_lanes = waiting_lanes(graph_, world_);
+    if (out_.waiting_lanes.empty()) return;
     out_.waits.resize(data_.nodes.size());
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
       const NodeRecord& record = data_.nodes[node];
@@ -79,8 +59,7 @@ class Lowerer {
       for (const std::uint32_t node : matching.meeting(i)) {
         const Rank rank            = graph_.rank({node});
         const Graph::PartView part = graph_.part({node});
-        match.parts.push_back(
-            {{node}, rank, position(graph_.spec(part.group), index(rank)), part.peer, part.source, {}, {}});
+        match.parts.push_back({{node}, rank, member_of(graph_.spec(part.group), rank), part.peer, part.source, {}, {}});
         leader = std::min(leader, node);
       }
       check_match(match);
@@ -92,7 +71,7 @@ class Lowerer {
     }
   }
 
-  // Who should be there is there, and does the same thing; `verify` says more.
+  // All expected parts are there and have the same operation. `verify` gives more detail.
   void check_match(const Match& match) const {
     const Node first           = match.parts.front().node;
     const Graph::PartView what = graph_.part(first);
@@ -127,7 +106,7 @@ class Lowerer {
     check_sizes(match);
   }
 
-  // What worlds rely on: all they are given has the sizes that the operation needs.
+  // Worlds rely on it: all parts have the sizes that the operation needs.
   void check_sizes(const Match& match) const {
     const Graph::PartView what = graph_.part(match.parts.front().node);
     const GroupSpec& group     = graph_.spec(what.group);
@@ -136,7 +115,7 @@ class Lowerer {
     std::optional<Misfit> found;
     if (nodes.size() == (point_to_point(what.op) ? 2 : group.ranks.size())) {
       found = misfit(graph_, nodes);
-    } else {  // the others are elsewhere
+    } else {  // other members are in other processes
       for (const std::uint32_t node : nodes) {
         if (std::string why = misfit(graph_, Node{node}); !why.empty() && !found) found = Misfit{{node}, why};
       }
@@ -148,46 +127,14 @@ class Lowerer {
                     "', sends ", part.bytes_read, " and receives ", part.bytes_written, " bytes): ", found->why));
   }
 
-  // Edges that the world's network needs beyond the graph's: the order in which a rank starts its communications.
-  void order_issues() {
-    const IssueOrder wanted = world_.issue_order();
-    if (wanted == IssueOrder::any) return;
-    std::vector<std::uint32_t> order;
-    for (std::uint32_t i = 0; i < data_.parts.size(); ++i) {
-      if (out_.leader[data_.parts[i].node] != no_node) order.push_back(i);
-    }
-    const auto queue = [&](std::uint32_t part) {
-      const PartRecord& record = data_.parts[part];
-      return std::tuple(data_.nodes[record.node].rank, wanted == IssueOrder::per_communicator ? record.group : 0);
-    };
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return std::tuple(queue(a), data_.parts[a].issue) < std::tuple(queue(b), data_.parts[b].issue);
-    });
-    // A queue's parts form batches that share an issue position; each part follows the whole batch before its own.
-    std::size_t before = 0, batch = 0;
-    for (std::size_t i = 1; i < order.size(); ++i) {
-      if (queue(order[i]) != queue(order[i - 1])) {
-        before = batch = i;
-        continue;
-      }
-      if (data_.parts[order[i]].issue != data_.parts[order[i - 1]].issue) {
-        before = batch;
-        batch  = i;
-      }
-      for (std::size_t k = before; k < batch; ++k)
-        issue_edges_.emplace_back(data_.parts[order[i]].node, data_.parts[order[k]].node);
-    }
-    std::sort(issue_edges_.begin(), issue_edges_.end());
-  }
-
-  // Without parts a task is a node and its predecessors are the node's: they are copied as they are.
+  // Without parts each task is one node, and the edges are copied as they are.
   void lower_edges_unmatched() {
     out_.task_nodes.reserve(out_.leader.size());
     for (const std::uint32_t node : out_.leader) {
       if (node != no_node) out_.task_nodes.push_back(node);
     }
     out_.pred_begin = edges_.pred_begin;
-    out_.preds      = edges_.preds;  // never of another rank
+    out_.preds      = edges_.preds;  // edges stay inside a rank
   }
 
   void lower_edges() {
@@ -206,8 +153,6 @@ class Lowerer {
         };
         const auto follow_all = [&](std::uint32_t member) {
           for (const std::uint32_t before : edges_.before({member})) follow(before);
-          auto extra = std::lower_bound(issue_edges_.begin(), issue_edges_.end(), std::pair(member, std::uint32_t{0}));
-          for (; extra != issue_edges_.end() && extra->first == member; ++extra) follow(extra->second);
         };
         if (data_.nodes[node].part >= 0) {
           for (const LocalPart& part : out_.matches[out_.match_of_node[node]].parts) follow_all(part.node.id);
@@ -252,23 +197,23 @@ class Lowerer {
   const Edges& edges_;
   const GraphData& data_;
   const World& world_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> issue_edges_;  // (node, node before it), sorted
   Lowering out_;
 };
 
 }  // namespace
 
-Lowering lower(const Graph& graph, const Edges& edges, const World& world) {
-  return Lowerer(graph, edges, world).lower();
+Lowering lower(const RunnableGraph& graph, const World& world) {
+  graph.check_fits(world);
+  return Lowerer(graph, world).lower();
 }
 
-std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position) {
+std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPlan* plan) {
   const std::size_t num_nodes = lowering.leader.size();
   std::vector<std::vector<std::uint32_t>> after(num_nodes);
   std::vector<std::uint32_t> waiting(num_nodes, 0);
   const auto later = [&](std::uint32_t a, std::uint32_t b) {
-    if (position.empty() || position[a] == position[b]) return a > b;
-    return position[a] > position[b];
+    if (!plan || plan->turns[a] == plan->turns[b]) return a > b;
+    return plan->turns[a] > plan->turns[b];
   };
   std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, decltype(later)> ready(later);
   for (const std::uint32_t node : lowering.task_nodes) {

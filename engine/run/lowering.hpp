@@ -4,12 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/run/step.hpp"
+#include "engine/run/runnable_graph.hpp"
+#include "engine/run/running_program.hpp"
 #include "engine/run/world.hpp"
 
 namespace stepgraph {
 
-// A graph as the tasks of one process: internal to engine/, and still without Taskflow.
+// A graph as the tasks of one process, before Taskflow: internal to engine/.
 struct Lowering {
   std::vector<Match> matches;
   std::vector<std::uint32_t> match_of_node;  // empty when there are no parts
@@ -18,16 +19,15 @@ struct Lowering {
   std::vector<std::uint32_t> pred_begin;     // by node, for leaders: predecessors, as leaders
   std::vector<std::uint32_t> preds;
   std::vector<bool> waits;  // by node; empty when no lane waits
-  std::size_t num_waiting_lanes = 0;
-  std::string waiting_lanes;  // their names
+  std::vector<Lane> waiting_lanes;
 };
 
-// Throws Error(graph) when parts do not match or the tasks would wait for each other in a circle.
-// `edges`: the graph's own, or a memory plan's.
-[[nodiscard]] Lowering lower(const Graph& graph, const Edges& edges, const World& world);
+// Throws Error(config) when the graph does not fit the world, Error(graph) when parts do not match or tasks would wait
+// for each other in a circle.
+[[nodiscard]] Lowering lower(const RunnableGraph& graph, const World& world);
 
-// All nodes of this process, each after those whose tasks come before its own, parts that meet beside each other: by
-// `position` (a memory plan's) where that leaves a choice, then in the order of adding.
-[[nodiscard]] std::vector<std::uint32_t> issue_order(const Lowering& lowering, std::span<const std::uint32_t> position);
+// All nodes of this process, each after the nodes of the tasks before its own, parts that meet beside each other. Where
+// the tasks leave a choice, the order of the memory plan decides (null: no plan), then the order of adding.
+[[nodiscard]] std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPlan* plan);
 
 }  // namespace stepgraph

@@ -17,7 +17,7 @@ std::int64_t aligned(std::int64_t size) {
   return (size + MemoryPlan::alignment - 1) / MemoryPlan::alignment * MemoryPlan::alignment;
 }
 
-// Offsets and arenas in which nothing is shared: persistent buffers first, as in a plan.
+// Offsets and arenas without shared bytes: persistent buffers first, as in a plan.
 MemoryPlan apart(const Graph& graph) {
   MemoryPlan plan;
   plan.offsets.assign(graph.num_buffers(), MemoryPlan::nowhere);
@@ -37,13 +37,13 @@ MemoryPlan apart(const Graph& graph) {
   return plan;
 }
 
-// A pattern that no data repeats by accident over more than a few bytes.
+// A pattern that real data is unlikely to contain for more than a few bytes.
 std::byte pattern(std::int64_t at) {
   const auto mixed = static_cast<std::uint64_t>(at + 1) * 0x9e3779b97f4a7c15u;
   return static_cast<std::byte>(mixed >> 56 | 1);
 }
 
-// Streams through large memory are half as fast again when its pages are large. Advice: nothing depends on it.
+// Sequential access to large memory is 1.5 times as fast with large pages. This is only a hint to the kernel.
 void prefer_large_pages(void* pages, std::size_t size) {
   constexpr std::size_t large = std::size_t{2} << 20;
   if (size >= 2 * large) (void)madvise(pages, size, MADV_HUGEPAGE);
@@ -61,7 +61,7 @@ void Memory::Free::operator()(std::byte* block) const noexcept {
   }
 }
 
-// Zeroed. Large ones come from the kernel: untouched pages cost nothing, and all of them go back.
+// Zeroed. Large blocks are mapped: pages that are never used cost nothing, and all of them are returned.
 Memory::Block Memory::allocate(std::size_t size) {
   constexpr std::size_t large = 1 << 20;
   if (size < large) return Block(static_cast<std::byte*>(std::calloc(size, 1)), Free{0});
@@ -98,7 +98,7 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan, DeviceMemory* device)
     std::byte* const begin = block.get() + (aligned(address) - address);
     arenas_.push_back({arena.rank, arena.space, arena.size_bytes, arena.persistent_bytes, std::move(block), begin});
   }
-  // Who shares: whoever begins before somebody lower has ended, or whose neighbour begins before its own end.
+  // A buffer shares bytes if it begins before one below it ends, or if the next one begins before it ends.
   std::vector<std::uint32_t> order;
   places_.reserve(graph.num_buffers());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -131,7 +131,7 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan>
 }
 
 void Memory::borrow(std::span<const Loan> loans) {
-  std::map<const std::byte*, Buffer> ends;  // of what was lent so far
+  std::map<const std::byte*, Buffer> ends;  // of the loans so far
   for (const Loan& loan : loans) {
     const auto refuse = [&](const std::string& why) {
       throw Error(ErrorKind::config, str("memory: ", describe(loan.buffer), why));

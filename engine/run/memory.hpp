@@ -12,29 +12,29 @@
 
 namespace stepgraph {
 
-// Bytes of another memory that a persistent buffer takes for its own, so that one graph works on what another keeps.
+// Bytes of another Memory that a persistent buffer uses, so that one graph works on the data of another.
 struct Loan {
   Buffer buffer              = {};
-  std::span<std::byte> bytes = {};  // as many as the buffer has, and nobody else's in the same graph
+  std::span<std::byte> bytes = {};  // the size of the buffer; no other buffer of the graph uses them
 };
 
 class DeviceMemory;  // engine/run/device.hpp
 
-// The bytes behind a graph's buffers, zeroed when made: one arena per rank and space, which never moves. Tokens have no
-// bytes. A graph that is built anew for every step keeps its persistent bytes by running on the same Memory: the
-// buffers, and where they lie, must then be the same. Moves; spans are valid while it lives. Which threads may touch
-// which bytes is what the graph's edges say.
+// The bytes of a graph's buffers, zeroed when made: one arena per rank and space, which never moves. Tokens have no
+// bytes. A graph that is built anew for every step keeps its persistent bytes by running on the same Memory; then the
+// buffers and their places must be the same. Move-only; spans are valid while it lives. The graph's edges say which
+// thread may use which bytes.
 class Memory {
  public:
-  // `device`: who has the bytes; null: this process's own memory. It must outlive this one.
+  // `device`: the device memory that holds the bytes, which must outlive this object; null: host memory.
   explicit Memory(const Graph& graph, DeviceMemory* device = nullptr);  // every buffer has bytes of its own
   Memory(const Graph& graph, const MemoryPlan& plan, DeviceMemory* device = nullptr);  // exactly the plan's arenas
-  // The same, but some buffers lie elsewhere, and their places stay empty. Whoever lends must outlive this memory, and
-  // the graphs of both must not run at once.
+  // The same, but some buffers use bytes of another Memory, and their places stay empty. The other Memory must outlive
+  // this one, and the graphs of both must not run at the same time.
   Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans, DeviceMemory* device = nullptr);
 
-  // Refuses a step buffer that shares bytes: between runs they are somebody else's. And one that the host does not see:
-  // read() and write() copy.
+  // Throws for a step buffer that shares bytes, because other buffers overwrite them, and for a buffer that the host
+  // cannot access: use read() and write().
   [[nodiscard]] std::span<std::byte> bytes(Buffer buffer) const;
   template <class T>
   [[nodiscard]] std::span<T> span(Buffer buffer) const {
@@ -46,8 +46,8 @@ class Memory {
     return {reinterpret_cast<T*>(raw.data()), raw.size() / sizeof(T)};
   }
 
-  // Copies, wherever the buffer is: `size` elements from element `offset` of it on. What was enqueued on a device is
-  // waited for.
+  // Copy elements from or to the buffer, from its element `offset` on, in host or device memory. They wait for work
+  // that was enqueued on a device.
   template <class T>
   void read(Buffer buffer, std::span<T> to, std::int64_t offset = 0) const {
     read_bytes(buffer, offset * static_cast<std::int64_t>(sizeof(T)), std::as_writable_bytes(to));
@@ -67,24 +67,24 @@ class Memory {
     write(buffer, std::span<const T>(&value, 1));
   }
 
-  [[nodiscard]] DeviceMemory* device() const noexcept { return device_; }  // who has the bytes
-  // A buffer's bytes for a Loan, wherever they are.
+  [[nodiscard]] DeviceMemory* device() const noexcept { return device_; }  // null: host memory
+  // A buffer's bytes for a Loan, in host or device memory.
   [[nodiscard]] std::span<std::byte> loan(Buffer buffer) const;
 
   [[nodiscard]] std::span<std::byte> arena(Rank rank,
                                            Space space = Space::device) const;  // empty when it holds nothing
   [[nodiscard]] std::int64_t size_bytes(Rank rank) const;                       // of all arenas of a rank
 
-  // For finding out what is really used: fills everything that is not persistent with a pattern; afterwards the highest
-  // byte that differs from it, plus one, is how much of the arena has been used.
+  // To measure how much memory a run really uses: poison() fills all bytes that are not persistent with a pattern;
+  // used_bytes() is the highest byte that differs from it, plus one.
   void poison();
   [[nodiscard]] std::int64_t used_bytes(Rank rank, Space space = Space::device) const;
 
-  // Throws Error(config) when the buffers, or where they lie, are not those of the graph and the plan. Without a plan
-  // nothing may share bytes, because nothing orders those who do.
+  // Throws Error(config) when buffers or their places differ from those of the graph and the plan. Without a plan no
+  // buffers may share bytes, because no edges order their users.
   void check_fits(const Graph& graph, const MemoryPlan* plan = nullptr) const;
 
-  // Where a buffer lies, shared or not, on a device or here: for the engine and its worlds, and for loans.
+  // The address of a buffer, shared or not, in host or device memory: for the engine and its worlds.
   [[nodiscard]] std::byte* data(Buffer buffer) const { return places_[buffer.id].data; }
 
  private:

@@ -70,8 +70,8 @@ void Recording::abandon() noexcept {
   busy_.store(false);
 }
 
-// The counter's speed is taken from the run itself. Over a few microseconds that would be a guess: after a short step
-// some time passes here, once, until it is good to a ten-thousandth.
+// The speed of the counter is measured over the run itself. A run of a few microseconds is too short for that: then
+// this function waits once, until the speed is known to 1 in 10,000.
 Recording::Moment Recording::ruler_end() const {
   constexpr std::chrono::microseconds enough{500};
   const std::lock_guard lock(mutex_);
@@ -112,8 +112,8 @@ Timeline Recording::timeline() const {
   return out;
 }
 
-// See read_begin_ticks: a task began when those before it had ended, whatever was read. An end moves only when it was
-// read before that, too; then those after it are looked at again.
+// Corrects begins that were read too early (read_begin_ticks): a task begins when the tasks before it have ended. An
+// end moves only if it lies before the corrected begin; then the tasks after it are checked again.
 void Recording::put_begins_right(Timeline& timeline) const {
   for (bool again = true; std::exchange(again, false);) {
     for (const std::uint32_t task : order_->task_nodes) {

@@ -11,11 +11,11 @@ class Recording;  // engine/run/recording.hpp
 //
 //   Recorder recorder;
 //   executor.run(program, &recorder);
-//   write_trace(graph, graph.edges(), recorder.timeline(), "trace.json");
+//   write_trace(runnable, recorder.timeline(), "trace.json");
 //
-// Two readings of the processor's counter and 24 bytes for each task; without a recorder a step costs what it always
-// did. Usable run after run, each forgetting the one before. One step at a time; a recorder may be dropped while its
-// step runs.
+// Costs two readings of the processor's counter and 24 bytes for each task; a step without a recorder costs nothing
+// extra. A recorder can be used for many runs, one at a time; it keeps the times of the last one. It may be destroyed
+// while its step runs.
 class Recorder {
  public:
   Recorder();
@@ -24,11 +24,10 @@ class Recorder {
   ~Recorder();
 
   // The last step that was started with it, once that has ended (get() has returned or thrown, or done() is true).
-  // Zero is the moment when Executor::start began it, the makespan the end of its last node. The parts of one
-  // communication that ran as one task have the same times; a body that waits, waits on its own time. In a step that
-  // failed, nodes that never began have not `ran()`; the same goes for nodes of ranks that live elsewhere.
-  // Throws Error(config) when nothing was recorded yet or the step is still under way, Error(backend) when there was
-  // no memory for what it would have recorded.
+  // Time 0 is the call of Executor::start, the makespan is the end of the last node. The parts of one communication
+  // that ran as one task have the same times. The time of a node includes the time that its body waits. Nodes that did
+  // not start in a failed step, and nodes of ranks in other processes, have not `ran()`. Throws Error(config) when
+  // nothing was recorded yet or the step still runs, Error(backend) when the recorder ran out of memory.
   [[nodiscard]] Timeline timeline() const;
 
  private:

@@ -5,29 +5,30 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "engine/graph/timeline.hpp"
 
-// What a step writes down while it runs: internal to engine/.
+// The times that a run writes down: internal to engine/.
 namespace stepgraph {
 
-// The processor's own counter: its unit is whatever it is, the same on all cores. A reading is a tenth of what
-// steady_clock takes.
+// The processor's own counter, which is the same on all cores; its unit is measured later. Reading it takes a tenth of
+// the time that steady_clock takes.
 #if defined(__aarch64__)
 inline std::uint64_t read_ticks() noexcept {
   std::uint64_t ticks;
   asm volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
   return ticks;
 }
-// For begins. A processor may read the counter ahead of time and let a node seem to begin before the node it waited for
-// had ended; Neoverse V1 does it once in millions of edges between workers. (An end needs no care: nobody hears of it
-// before it was read.) The barrier against it costs 25 to 100 ns a node where the reading costs 3, so the timeline puts
-// such begins right instead.
+// For the begin of a node. A processor can read the counter too early, so that a node seems to begin before the node it
+// waited for has ended. On Neoverse V1 that happens once in millions of edges between workers. A barrier would cost 25
+// to 100 ns a node, and the reading costs 3; so the timeline corrects such begins instead. (The end of a node needs no
+// care: other threads see that the node has ended only after the counter was read.)
 inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 #elif defined(__x86_64__)
 inline std::uint64_t read_ticks() noexcept { return __builtin_ia32_rdtsc(); }
-// Here reading ahead is what processors do.
+// Here processors read ahead all the time, so the barrier is needed.
 inline std::uint64_t read_begin_ticks() noexcept {
   __builtin_ia32_lfence();
   return __builtin_ia32_rdtsc();
@@ -39,22 +40,26 @@ inline std::uint64_t read_ticks() noexcept {
 inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 #endif
 
-// The tasks of a program: in which a node runs, and who runs before whom.
+// The tasks of a program: the task in which each node runs, and the tasks before each task.
 struct TaskOrder {
   std::vector<std::uint32_t> leader;      // the node whose task a node runs in; no_node: on another process's rank
   std::vector<std::uint32_t> task_nodes;  // the leaders, ascending
   std::vector<std::uint32_t> pred_begin;  // by node, for leaders: predecessors, as leaders
   std::vector<std::uint32_t> preds;
+
+  [[nodiscard]] std::span<const std::uint32_t> preds_of(std::uint32_t leading_node) const {
+    return std::span(preds).subspan(pred_begin[leading_node], pred_begin[leading_node + 1] - pred_begin[leading_node]);
+  }
 };
 
-// Every worker appends to chunks of its own, so nobody waits and nothing is shared; chunks are kept from run to run.
-// begin() and end() are called around a step by its executor, add() by the workers in between.
+// Each worker appends to chunks of its own, so workers neither wait nor share memory. Chunks are kept from run to run.
+// The executor calls begin() and end() around a run, the workers call add() in between.
 class Recording {
  public:
-  // Takes the recorder for a step; false: it has one.
+  // Reserves the recorder for a run; false: another run has it.
   [[nodiscard]] bool begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> order);
-  void end() noexcept;      // the step has ended
-  void abandon() noexcept;  // it never began
+  void end() noexcept;      // of the run
+  void abandon() noexcept;  // the run never began
 
   [[gnu::always_inline]] void add(int worker, std::uint32_t node, std::uint64_t begin, std::uint64_t end) noexcept {
     Log& log = logs_[static_cast<std::size_t>(worker)];
@@ -63,7 +68,7 @@ class Recording {
     *log.next++ = {begin, end, node};
   }
 
-  // Measured elsewhere, on a device: the step's times are these, whatever was added.
+  // Times that a device has measured: they replace what was added.
   void set_times(std::vector<NodeTime> times) { times_ = std::move(times); }
 
   [[nodiscard]] Timeline timeline() const;
@@ -103,7 +108,7 @@ class Recording {
   std::shared_ptr<const TaskOrder> order_;
   Moment began_;
   mutable std::mutex mutex_;  // guards `ended_` between runs
-  mutable Moment ended_;      // or somewhat later: both clocks are compared from `began_` to here
+  mutable Moment ended_;      // or somewhat later: the speed of the counter is measured from `began_` to here
 };
 
 }  // namespace stepgraph

@@ -4,20 +4,20 @@
 #include <array>
 
 #include "engine/base/error.hpp"
-#include "engine/plan/memory_plan.hpp"
 #include "engine/run/lowering.hpp"
+#include "engine/run/runnable_graph.hpp"
 
 namespace stepgraph {
 namespace {
 
 constexpr std::uint32_t none = StreamPlan::none;
 
-// Of each stream of a rank: how many of its nodes are known to be done. Counts go on from run to run, so that one clock
-// tells this run's nodes from those of the run before.
+// For each stream of a rank: the number of its nodes that are known to be done. Counts continue from run to run, so
+// that a clock can tell the nodes of this run from those of the previous run.
 using Clock = std::array<std::int64_t, num_lane_kinds>;
 
-// Walks nodes in their issue order and knows, at each, what is done by then. Two runs of the graph one after another:
-// the first to learn what the ends of its streams know.
+// Visits nodes in their issue order, and keeps for each the clock of nodes that are done when it starts. The graph is
+// walked twice, as two runs one after another: loop edges need the clocks of the first run.
 class Walk {
  public:
   Walk(const Graph& graph, const std::vector<std::uint32_t>& stream)
@@ -27,7 +27,7 @@ class Walk {
         at_(graph.num_nodes()),
         sizes_(known_.size(), 0) {}
 
-  // f(node, its clock): may join others' clocks to it, before it counts as issued.
+  // Calls f(node, its clock), which may join other clocks to it, before the node counts as issued.
   template <class F>
   void run(const std::vector<std::uint32_t>& order, const F& f) {
     for (Clock& at : at_) at = {};
@@ -44,7 +44,7 @@ class Walk {
   }
 
   [[nodiscard]] static std::size_t kind_of(std::uint32_t stream) { return stream % num_lane_kinds; }
-  // Whether `before`, of this run, is known at `clock`.
+  // Whether the clock says that `before`, of this run, is done.
   [[nodiscard]] bool knows(const Clock& clock, std::uint32_t before) const {
     return stream_[before] != none && clock[kind_of(stream_[before])] >= place_[before];
   }
@@ -53,7 +53,7 @@ class Walk {
   }
   [[nodiscard]] const Clock& at(std::uint32_t node) const { return at_[node]; }
 
-  // What the run before left: places and clocks of its nodes.
+  // The places and clocks of the nodes of the previous run.
   struct Past {
     std::vector<std::int64_t> place;
     std::vector<Clock> at;
@@ -73,7 +73,7 @@ bool past_known(const Clock& clock, const Walk::Past& past, const std::vector<st
   return stream[node] != none && clock[Walk::kind_of(stream[node])] >= past.place[node];
 }
 
-// Latest first: what they know makes waits for earlier ones unnecessary.
+// Latest first: their clocks make waits for earlier nodes unnecessary.
 std::vector<std::uint32_t> latest_first(std::span<const std::uint32_t> nodes,
                                         const std::vector<std::uint32_t>& position) {
   std::vector<std::uint32_t> sorted(nodes.begin(), nodes.end());
@@ -117,7 +117,9 @@ std::string stream_name(std::uint32_t stream) {
   return str("rank ", stream / num_lane_kinds, " ", to_string(static_cast<LaneKind>(stream % num_lane_kinds)));
 }
 
-StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order) {
+StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32_t> order) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   StreamPlan plan;
   plan.issue_order.assign(order.begin(), order.end());
   plan.stream.resize(graph.num_nodes());
@@ -163,19 +165,21 @@ StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const 
   return plan;
 }
 
-StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world) {
-  return plan_streams(graph, plan.edges, issue_order(lower(graph, plan.edges, world), plan.position));
+StreamPlan plan_streams(const RunnableGraph& graph, const World& world) {
+  return plan_streams(graph, issue_order(lower(graph, world), graph.memory()));
 }
 
-void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan) {
-  const auto refuse = [&](std::uint32_t before, std::uint32_t node, bool loop) {
+void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
+  const auto refuse  = [&](std::uint32_t before, std::uint32_t node, bool loop) {
     const auto where = [&](std::uint32_t of) {
       return plan.stream[of] == none ? std::string("the host") : str("stream '", stream_name(plan.stream[of]), "'");
     };
     throw Error(ErrorKind::graph,
-                str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
-                    graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
-                    " has ended (an event wait of the first for the second is missing)"));
+                 str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
+                     graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
+                     " has ended (an event wait of the first for the second is missing)"));
   };
   Walk walk(graph, plan.stream);
   std::vector<char> issued(graph.num_nodes(), 0);
@@ -190,7 +194,7 @@ void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& pl
       if (second) {
         for (const std::uint32_t before : plan.loop_waits_of(Node{node})) walk.join(clock, past.at[before]);
       }
-      // Host nodes are done when what follows them is issued.
+      // A host node is done before the nodes that follow it are issued.
       for (const std::uint32_t before : edges.before(Node{node})) {
         if (!issued[before] || (plan.stream[before] != none && !walk.knows(clock, before))) refuse(before, node, false);
         if (plan.stream[before] == none) walk.join(clock, walk.at(before));

@@ -4,45 +4,44 @@
 #include <string>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
-#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
+#include "engine/run/runnable_graph.hpp"
 
 namespace stepgraph {
 
-struct MemoryPlan;  // engine/plan/memory_plan.hpp
-class World;
+class World;  // engine/run/world.hpp
 
-// A graph as streams: queues of a device, each of which runs what is put there in its order, and waits of one for
-// another. Data, so that it can be looked at and proved without a device.
+// A graph on the streams of a device. A stream runs its nodes in the order in which they are issued; a node can wait
+// for nodes of other streams (an event wait). The plan is data, so it can be verified without a device.
 //
-// Each lane of a rank is a stream. A node without a lane is put on the stream of the latest node that it follows (or
-// its rank's compute stream, where it follows none), at its place in the issue order: that orders more than the graph
-// asks for, never less. A host node is on no stream: whoever runs it waits.
+// Each lane of a rank is a stream. A node without a lane is put on the stream of the latest node that it follows, or on
+// its rank's compute stream if it follows none, at its place in the issue order. That can add order to the graph, but
+// never removes any. A host node is on no stream: the host thread that runs it waits.
 struct StreamPlan {
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
-  std::vector<std::uint32_t> issue_order;  // all nodes; each after those it follows
+  std::vector<std::uint32_t> issue_order;  // all nodes; each after the nodes it follows
   std::vector<std::uint32_t> stream;       // by node: rank * num_lane_kinds + lane kind; none: a host node
-  // By node, in compressed rows: whom of another stream of the rank it waits for. What streams and other waits imply is
-  // not in the list. `loop` waits are for nodes of the run before.
+  // By node, in compressed rows: the nodes of other streams of the rank that it waits for. Waits that follow from the
+  // order of streams and from other waits are left out. `loop` waits are for nodes of the previous run.
   std::vector<std::uint32_t> wait_begin, waits;
   std::vector<std::uint32_t> loop_begin, loop_waits;
 
   [[nodiscard]] std::span<const std::uint32_t> waits_of(Node node) const;
   [[nodiscard]] std::span<const std::uint32_t> loop_waits_of(Node node) const;
   [[nodiscard]] std::size_t num_streams() const;  // that have nodes
-  [[nodiscard]] std::size_t num_events() const;   // nodes that others wait for
+  [[nodiscard]] std::size_t num_events() const;   // nodes that other nodes wait for
 };
 
-// `order`: by task, as lowered: what runs as one has one place. Edges: the graph's own, or a memory plan's.
-[[nodiscard]] StreamPlan plan_streams(const Graph& graph, const Edges& edges, std::span<const std::uint32_t> order);
+// `order`: all nodes of this process in the order in which they are issued, nodes of one task beside each other.
+[[nodiscard]] StreamPlan plan_streams(const OrderedGraph& graph, std::span<const std::uint32_t> order);
 
-// What a program in the plan's arenas would have on a device of that world, which needs none for it to be planned.
-[[nodiscard]] StreamPlan plan_streams(const Graph& graph, const MemoryPlan& plan, const World& world);
+// The streams that a program would have if the ranks of the world were on devices. Needs no device.
+[[nodiscard]] StreamPlan plan_streams(const RunnableGraph& graph, const World& world);
 
-// Throws Error(graph), naming two nodes and their streams, where an edge is not implied by the order of streams and the
-// waits: the device could run them at once.
-void verify_streams(const Graph& graph, const Edges& edges, const StreamPlan& plan);
+// Throws Error(graph), naming two nodes and their streams, if the order of the streams and the waits do not imply an
+// edge: the device could run the two nodes at the same time.
+void verify_streams(const OrderedGraph& graph, const StreamPlan& plan);
 
 // "rank 3 gather"
 [[nodiscard]] std::string stream_name(std::uint32_t stream);

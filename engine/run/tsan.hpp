@@ -1,8 +1,9 @@
 #pragma once
 
-// Happens-before, as the graph's edges say it, told to ThreadSanitizer. Files that include Taskflow or TBB are compiled
-// without instrumentation (stepgraph_hide_from_tsan), so nothing but these calls orders two node bodies in
-// its eyes: a body that touches what its node did not declare is reported. They compile to nothing in other builds.
+// Tells ThreadSanitizer that nodes happen before each other along the graph's edges, and only along them. Files that
+// include Taskflow or TBB are compiled without instrumentation (stepgraph_hide_from_tsan), so ThreadSanitizer sees no
+// order between two bodies but these calls. A body that uses memory that its node did not declare is then reported.
+// The calls compile to nothing in other builds.
 #if defined(STEPGRAPH_TSAN)
 extern "C" {
 void __tsan_acquire(void* address);
@@ -22,8 +23,8 @@ namespace stepgraph::tsan {
 inline constexpr bool enabled = true;
 inline void acquire(const void* address) { __tsan_acquire(const_cast<void*>(address)); }
 inline void release(const void* address) { __tsan_release(const_cast<void*>(address)); }
-// The locks of a scheduler order threads by chance, and its memory passes between threads in ways that are not seen:
-// between these two calls neither counts.
+// The locks of a scheduler order threads by chance, and ThreadSanitizer does not see how its memory passes between
+// threads. Between these two calls both are ignored.
 inline void enter_scheduler() {
   AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/issue_order.hpp"
 
 namespace stepgraph {
 
@@ -25,8 +26,8 @@ struct Stretch {
   std::int64_t size  = 0;
 };
 
-// A side of a part: all of it, and, of one that holds a shard of every member, each shard, cut as engine/graph/part.hpp
-// says. What reaches a world fits: sizes were checked when the program was made.
+// The `in` or the `out` side of a part, as a whole or, if it holds a shard for every member, shard by shard. It is cut
+// as engine/graph/part.hpp says. Sizes were checked when the program was made.
 class PartSide {
  public:
   PartSide(std::span<const Piece> pieces, std::size_t num_members) noexcept
@@ -56,12 +57,12 @@ class PartSide {
 struct LocalPart {
   Node node;
   Rank rank;
-  int member;   // position in the group
-  Rank peer;    // permute: to whom it sends; -1: nobody
-  Rank source;  // permute: from whom it receives; -1: nobody
+  int member;   // the rank's place in the group
+  Rank peer;    // permute: the rank it sends to; -1: none
+  Rank source;  // permute: the rank it receives from; -1: none
   std::span<const Piece> in;
   std::span<const Piece> out;
-  const DeviceQueue* queue = nullptr;  // where its work goes, on a device
+  const DeviceQueue* queue = nullptr;  // on a device: the queue for its work
 };
 
 // Matched parts: all those whose ranks live in this process.
@@ -71,15 +72,8 @@ struct Exchange {
   std::span<const LocalPart> parts;  // by member; for a message: the sender, then the receiver
 };
 
-// What a network needs of the order in which a process starts its communications.
-enum class IssueOrder : std::uint8_t {
-  any,               // nothing beyond the graph's edges: ranks share a process
-  per_communicator,  // each group's operations one after another (MPI, Gloo)
-  per_rank,          // all of a rank's operations one after another (NCCL)
-};
-
-// Where ranks live and how a communication is executed: the seam to the outside. Implementations are in backends/; a
-// user can write another. Must outlive the programs that use it.
+// Where ranks live and how a communication is executed: the interface to networks and devices. Implementations are in
+// backends/; users can write others. A world must outlive the programs that use it.
 class World {
  public:
   virtual ~World() = default;
@@ -89,18 +83,18 @@ class World {
   [[nodiscard]] virtual bool waits(LaneKind) const     = 0;  // nodes on such a lane block their thread
   [[nodiscard]] virtual IssueOrder issue_order() const = 0;
 
-  // Where the memory of its ranks is and bodies enqueue their work; null: in this process, where they compute.
+  // The device that has the memory of its ranks and runs their work; null: memory and bodies are on the host.
   [[nodiscard]] virtual Device* device() { return nullptr; }
 
-  // A step begins; what an earlier step left behind (an abort, a message nobody took) must not touch it.
+  // Called before a run. Leftovers of an earlier run (an abort, a message that was not received) must not affect it.
   virtual void begin_step() {}
 
   // Executes the local members' share of one communication, whose sizes fit; throws Error(backend). Called by a node's
   // task: `context` is that of the first local part, for parallel_for and stopping().
   virtual void communicate(const Context& context, const Exchange& exchange) = 0;
 
-  // The step has failed here: wake whoever waits and tell the peers. Called from any thread, at most once a step,
-  // before the step ends; must not wait for a node.
+  // The run has failed in this process: wake all threads that wait in communicate(), and tell the peers. Called from
+  // any thread, at most once in a run, before the run ends. Must not wait for a node.
   virtual void abort(std::string_view why) noexcept = 0;
 };
 

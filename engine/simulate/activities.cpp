@@ -273,8 +273,8 @@ class Builder {
 
 }  // namespace
 
-Activities activities_of(const Graph& graph, const Edges& edges, const Machine& machine) {
-  return Builder(graph, edges, machine).build();
+Activities activities_of(const OrderedGraph& graph, const Machine& machine) {
+  return Builder(graph.graph, graph.edges, machine).build();
 }
 
 }  // namespace stepgraph::simulator

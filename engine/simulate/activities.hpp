@@ -3,8 +3,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/simulate/machine.hpp"
 #include "engine/simulate/traffic.hpp"
 
@@ -60,6 +60,6 @@ struct Activities {
 
 // Throws Error(config) if the machine or the edges do not fit the graph, and Error(graph) if a part has no counterpart
 // or a cost is not a number.
-[[nodiscard]] Activities activities_of(const Graph& graph, const Edges& edges, const Machine& machine);
+[[nodiscard]] Activities activities_of(const OrderedGraph& graph, const Machine& machine);
 
 }  // namespace stepgraph::simulator

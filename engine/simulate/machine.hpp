@@ -17,7 +17,7 @@ namespace stepgraph {
 
 inline constexpr double unlimited = std::numeric_limits<double>::infinity();
 
-// How fast work is done. A node that has its resources for itself takes
+// How fast work is done. A node that shares no resource takes
 // overhead_s + max(flops / flops_per_s, bytes_moved / bytes_per_s).
 struct Rate {
   double flops_per_s                               = unlimited;
@@ -26,18 +26,18 @@ struct Rate {
   friend bool operator==(const Rate&, const Rate&) = default;
 };
 
-// One direction of a cable, shared fairly by what crosses it.
+// One direction of a cable, shared fairly by the messages on it.
 struct Link {
   double latency_s                                 = 0;
   double bytes_per_s                               = unlimited;
   friend bool operator==(const Link&, const Link&) = default;
 };
 
-// Who runs next on a worker that is free.
+// Which node runs next on a free worker.
 enum class PoolOrder : std::uint8_t {
-  first_ready,    // what became ready first, then the lower node number
-  work_stealing,  // what Taskflow does: the last successor of the node that ended here, then the newest of the worker's
-                  // own queue, then the oldest of another's
+  first_ready,    // the node that became ready first, then the lower node number
+  work_stealing,  // as Taskflow does: the last successor of the node that ended here, then the newest node of the
+                  // worker's own queue, then the oldest of another worker's queue
 };
 [[nodiscard]] std::string_view to_string(PoolOrder order) noexcept;
 
@@ -62,16 +62,16 @@ inline constexpr BusId no_bus{-1};
 
 enum class SwitchId : std::int32_t {};
 
-// Which nodes a binding is about. Nothing set: all.
+// The nodes that a binding applies to. Nothing set: all.
 struct Where {
   std::optional<Rank> rank     = {};     // those of one rank
   std::optional<LaneKind> lane = {};     // those on lanes of one kind
   bool laneless                = false;  // those on no lane; not together with `lane`
 };
 
-// A cluster, as far as time goes: rates of work, pools of workers, memory buses and a tree of switches. Plain data,
-// checked as it is declared (Error(config)), for a fixed number of ranks. Freshly made it is ideal: everything takes no
-// time, nothing is shared, and there is no network.
+// A cost model of a cluster: rates of work, pools of workers, memory buses and a tree of switches. Plain data for a
+// fixed number of ranks, checked as it is declared (Error(config)). A new Machine is ideal: all work takes no time, no
+// resource is shared, and there is no network.
 //
 // Without a network a communication is copying in shared memory: one worker of the pool that its parts are bound to
 // (and those that are idle) moves all bytes that the parts read and write, at the rate of NodeKind::communicate.
@@ -79,19 +79,19 @@ class Machine {
  public:
   explicit Machine(int num_ranks);
 
-  // The rate of an op beats that of its kind. Parts of communications count as NodeKind::communicate.
+  // The rate of an op has priority over that of its kind. Parts of communications count as NodeKind::communicate.
   void rate(NodeKind kind, const Rate& rate);
   void rate(std::string_view op, const Rate& rate);
-  // What was measured beats both, but for their overhead, which comes first. Such a node takes its time `busy` while
-  // the other workers of its pools have nodes, `alone` while they have none, parallel or not. The parts of a
-  // communication without a network are looked up together, with the sum of what they cost.
+  // A measured table has priority over both; their overhead is still added. Such a node takes the time `busy` while the
+  // other workers of its pools have nodes, `alone` while they have none, parallel or not. The parts of a communication
+  // without a network are looked up together, with the sum of their costs.
   void rate(std::string_view op, RateTable measured);
 
   PoolId pool(PoolSpec spec);
   BusId bus(BusSpec spec);
 
-  // Binds nodes to a pool, or to a bus (at most one of each). The most specific binding of a node holds: that of its
-  // rank and lane, then of its lane on all ranks, then of its rank, then of everything; of equal ones the last. Binding
+  // Binds nodes to a pool, or to a bus (at most one of each). The most specific binding of a node applies: that of its
+  // rank and lane, then of its lane on all ranks, then of its rank, then of all nodes; of equal ones the last. Binding
   // to no_pool or no_bus makes an exception from a wider binding.
   void bind(const Where& where, PoolId pool);
   void bind(const Where& where, BusId bus);
@@ -103,14 +103,14 @@ class Machine {
   SwitchId switch_below(SwitchId above, const Link& both) { return switch_below(above, both, both); }
   void attach(Rank rank, SwitchId to, const Link& up, const Link& down);
   void attach(Rank rank, SwitchId to, const Link& both) { attach(rank, to, both, both); }
-  // What a sender or receiver spends on each message (LogP's o).
+  // The time that a sender or receiver spends on each message (o in LogP).
   void message_overhead(double seconds);
 
   // --- looking at it -------------------------------------------------------------------------------------------
   // A rank or a switch in the tree. Ranks come first, so vertex r is rank r; then switches, each after the one above
   // it.
   struct Vertex {
-    std::int32_t above = -1;  // -1: the root, or a rank that hangs nowhere yet
+    std::int32_t above = -1;  // -1: the root, or a rank that is not attached yet
     std::int32_t depth = 0;   // the root's is 0
     Link up = {}, down = {};  // to and from the vertex above
     friend bool operator==(const Vertex&, const Vertex&) = default;
@@ -127,7 +127,7 @@ class Machine {
   [[nodiscard]] const std::vector<Vertex>& network() const noexcept { return tree_; }
   [[nodiscard]] double message_overhead_s() const noexcept { return message_overhead_s_; }
 
-  // Throws Error(config) unless every rank hangs in the network, if there is one.
+  // Throws Error(config) if there is a network and a rank is not attached to it.
   void check_complete() const;
 
   friend bool operator==(const Machine&, const Machine&) = default;
@@ -158,8 +158,8 @@ struct Rates {
   Rate compute = {}, communicate = {}, copy = {}, host = {};
 };
 
-// The machine that LoopbackWorld and an Executor of as many threads are: one pool that steals work, for everything, and
-// one memory bus.
+// The machine that LoopbackWorld and an Executor with as many threads form: one pool that steals work, for all nodes,
+// and one memory bus.
 struct LoopbackMachine {
   int ranks                 = 1;
   int threads               = 1;

@@ -8,13 +8,13 @@ namespace stepgraph {
 struct RatePoint {
   double flops       = 0;
   double bytes_moved = 0;
-  double busy_s      = 0;  // while every other worker ran a node of its own
-  double alone_s     = 0;  // while the others were idle: less contention, or help
+  double busy_s      = 0;  // while all other workers had nodes
+  double alone_s     = 0;  // while no other worker had one: they helped, or left it the memory bandwidth
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 
-// Times of one op, measured at several sizes. For ops that no single Rate fits: small sizes have other costs than large
-// ones, and memory is faster while the data fits a cache. Plain data, checked on construction (Error(config)).
+// Measured times of one op at several sizes, for ops that no single Rate describes: small work has other costs than
+// large work, and memory in a cache is faster. Plain data, checked when it is made (Error(config)).
 class RateTable {
  public:
   explicit RateTable(std::vector<RatePoint> points);

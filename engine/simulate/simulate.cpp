@@ -27,17 +27,17 @@ struct Event {
 
 class Simulation {
  public:
-  Simulation(const Graph& graph, const Edges& edges, const Machine& machine)
-      : graph_(graph),
-        edges_(edges),
+  Simulation(const OrderedGraph& graph, const Machine& machine)
+      : graph_(graph.graph),
+        edges_(graph.edges),
         machine_(machine),
-        activities_(activities_of(graph, edges, machine)),
+        activities_(activities_of(graph, machine)),
         sharing_(activities_),
         pools_(machine, activities_),
         waits_for_(activities_.num_before),
         phase_(activities_.size(), Phase::waiting),
         latest_(activities_.size(), 0) {
-    timeline_.nodes.resize(graph.num_nodes());
+    timeline_.nodes.resize(graph_.num_nodes());
   }
 
   // All events of one time are processed before any activity gets a worker or a share because of them.
@@ -204,10 +204,8 @@ class Simulation {
 }  // namespace
 }  // namespace simulator
 
-Timeline simulate(const Graph& graph, const Machine& machine) { return simulate(graph, graph.edges(), machine); }
-
-Timeline simulate(const Graph& graph, const Edges& edges, const Machine& machine) {
-  return simulator::Simulation(graph, edges, machine).run();
+Timeline simulate(const OrderedGraph& graph, const Machine& machine) {
+  return simulator::Simulation(graph, machine).run();
 }
 
 }  // namespace stepgraph

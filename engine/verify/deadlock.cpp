@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <map>
-#include <numeric>
-#include <tuple>
 
+#include "engine/base/disjoint_sets.hpp"
 #include "engine/base/error.hpp"
+#include "engine/graph/issue_order.hpp"
 #include "engine/verify/findings.hpp"
 
 namespace stepgraph::verifier {
@@ -21,10 +21,9 @@ struct WaitEdge {
 // the same issue position.
 class WaitGraph {
  public:
-  WaitGraph(const Graph& graph, const Edges& edges) : graph_(graph), cluster_(graph.num_nodes()) {
-    std::iota(cluster_.begin(), cluster_.end(), 0u);
+  WaitGraph(const Graph& graph, const Edges& edges) : graph_(graph), sets_(graph.num_nodes()) {
     for (const auto& nodes : meetings(graph)) {
-      for (const std::uint32_t node : nodes) join(nodes.front(), node);
+      for (const std::uint32_t node : nodes) sets_.join(nodes.front(), node);
     }
     for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
       for (const std::uint32_t before : edges.before({node})) waits_.push_back({before, node, Wait::edge});
@@ -33,43 +32,32 @@ class WaitGraph {
   }
 
   void report_cycle(Findings& findings) {
-    for (std::uint32_t node = 0; node < cluster_.size(); ++node) cluster_[node] = find(node);
+    cluster_           = std::move(sets_).roots();
     const auto blocked = blocked_clusters();
     if (blocked.empty()) return;
     findings.add(Flaw::deadlock, describe_cycle(blocked));
   }
 
  private:
-  std::uint32_t find(std::uint32_t node) {
-    while (cluster_[node] != node) node = cluster_[node] = cluster_[cluster_[node]];
-    return node;
-  }
-  void join(std::uint32_t a, std::uint32_t b) { cluster_[find(a)] = find(b); }
-
-  // A part waits for the previous part that its rank issues, and for the previous part on the same communicator.
+  // A rank's parts wait for those before them: on the rank, and on each communicator.
   void order_issues() {
-    std::map<int, std::vector<std::uint32_t>> by_rank;
-    for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
-      if (graph_.has_part({node})) by_rank[index(graph_.rank({node}))].push_back(node);
-    }
-    for (auto& [rank, parts] : by_rank) {
-      std::stable_sort(parts.begin(), parts.end(),
-                       [&](auto a, auto b) { return graph_.part({a}).issue < graph_.part({b}).issue; });
-      std::map<std::uint32_t, std::uint32_t> last_on_group;
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        const Graph::PartView part  = graph_.part({parts[i]});
-        const auto [last, is_first] = last_on_group.try_emplace(part.group.id, parts[i]);
-        if (!is_first) {
-          if (graph_.part({last->second}).issue != part.issue)
-            waits_.push_back({last->second, parts[i], Wait::communicator});
-          last->second = parts[i];
-        }
-        if (i == 0) continue;
-        if (graph_.part({parts[i - 1]}).issue == part.issue) {
-          join(parts[i - 1], parts[i]);
-        } else {
-          waits_.push_back({parts[i - 1], parts[i], Wait::issue});
-        }
+    const std::vector<std::uint32_t> parts = parts_in_issue_order(graph_);
+    std::map<std::uint32_t, std::uint32_t> last_on_group;  // of the current rank
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const bool first_of_rank = i == 0 || graph_.rank({parts[i - 1]}) != graph_.rank({parts[i]});
+      if (first_of_rank) last_on_group.clear();
+      const Graph::PartView part  = graph_.part({parts[i]});
+      const auto [last, is_first] = last_on_group.try_emplace(part.group.id, parts[i]);
+      if (!is_first) {
+        if (graph_.part({last->second}).issue != part.issue)
+          waits_.push_back({last->second, parts[i], Wait::communicator});
+        last->second = parts[i];
+      }
+      if (first_of_rank) continue;
+      if (graph_.part({parts[i - 1]}).issue == part.issue) {
+        sets_.join(parts[i - 1], parts[i]);
+      } else {
+        waits_.push_back({parts[i - 1], parts[i], Wait::issue});
       }
     }
   }
@@ -146,7 +134,8 @@ class WaitGraph {
 
   static constexpr std::uint32_t none = ~std::uint32_t{0};
   const Graph& graph_;
-  std::vector<std::uint32_t> cluster_;  // by node; first a forest, then the root of each tree
+  DisjointSets sets_;                   // nodes that can only happen at once
+  std::vector<std::uint32_t> cluster_;  // by node: the node that stands for its set
   std::vector<WaitEdge> waits_;
 };
 

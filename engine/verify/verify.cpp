@@ -4,7 +4,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/plan/memory_plan.hpp"
-#include "engine/run/world.hpp"
+#include "engine/run/waiting_lanes.hpp"
 #include "engine/verify/findings.hpp"
 
 namespace stepgraph {
@@ -29,19 +29,10 @@ void check_edges_fit(const Graph& graph, const Edges& edges) {
 
 void check_workers(const Graph& graph, const VerifyOptions& options, verifier::Findings& findings) {
   if (!options.world) return;
-  int num_waiting = 0;
-  std::string names;
-  for (int rank = 0; rank < graph.num_ranks(); ++rank) {
-    for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) {
-      const Lane lane{Rank{rank}, static_cast<LaneKind>(kind)};
-      if (!options.world->is_local(lane.rank) || !options.world->waits(lane.kind) || graph.lane_size(lane) == 0)
-        continue;
-      if (++num_waiting <= 8) names += str(names.empty() ? "" : ", ", "rank ", rank, " ", lane.kind);
-    }
-  }
-  if (num_waiting <= options.waiting_lanes) return;
-  findings.add(Flaw::too_few_workers, str(num_waiting, " lanes wait (", names, num_waiting > 8 ? ", ..." : "",
-                                          "), but only ", options.waiting_lanes, " workers can wait"));
+  const std::vector<Lane> waiting = waiting_lanes(graph, *options.world);
+  if (std::ssize(waiting) <= options.waiting_lanes) return;
+  findings.add(Flaw::too_few_workers, str(waiting.size(), " lanes wait (", lane_names(waiting), "), but only ",
+                                          options.waiting_lanes, " workers are there to wait on them"));
 }
 
 }  // namespace
@@ -53,23 +44,27 @@ std::string_view to_string(Flaw flaw) noexcept {
   return names[static_cast<std::size_t>(flaw)];
 }
 
-namespace {
-
-std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const MemoryPlan* plan,
-                                const VerifyOptions& options) {
+std::vector<Finding> find_flaws(const OrderedGraph& ordered, const VerifyOptions& options) {
+  const Graph& graph = ordered.graph;
+  const Edges& edges = ordered.edges;
   if (options.max_findings == 0)
     throw Error(ErrorKind::config, "verify: max_findings = 0 would find nothing (at least 1)");
+  if (ordered.memory && ordered.memory->offsets.size() != graph.num_buffers()) {
+    throw Error(ErrorKind::config, str("verify: the plan is for ", ordered.memory->offsets.size(),
+                                       " buffers, the graph has ", graph.num_buffers(), " (plan the graph that runs)"));
+  }
   check_edges_fit(graph, edges);
   verifier::Findings findings(options.max_findings);
   check_workers(graph, options, findings);
-  const bool acyclic = verifier::check_ranks(graph, edges, plan, findings);
+  const bool acyclic = verifier::check_ranks(graph, edges, ordered.memory, findings);
   const bool matched = verifier::check_parts(graph, findings);
   verifier::check_overlaps(graph, findings);
   if (acyclic && matched) verifier::check_deadlock(graph, edges, findings);
   return findings.take();
 }
 
-void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& options) {
+void verify(const OrderedGraph& graph, const VerifyOptions& options) {
+  const std::vector<Finding> findings = find_flaws(graph, options);
   if (findings.empty()) return;
   std::string message = str("verify: ", findings.size(),
                             findings.size() >= options.max_findings ? " or more flaws"
@@ -77,28 +72,6 @@ void throw_if_any(const std::vector<Finding>& findings, const VerifyOptions& opt
                                                                     : " flaws");
   for (const Finding& finding : findings) message += str("\n  ", to_string(finding.flaw), ": ", finding.message);
   throw Error(ErrorKind::graph, message);
-}
-
-}  // namespace
-
-std::vector<Finding> find_flaws(const Graph& graph, const Edges& edges, const VerifyOptions& options) {
-  return find_flaws(graph, edges, nullptr, options);
-}
-
-std::vector<Finding> find_flaws(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
-  if (plan.offsets.size() != graph.num_buffers()) {
-    throw Error(ErrorKind::config, str("verify: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
-                                       graph.num_buffers(), " (plan the graph that runs)"));
-  }
-  return find_flaws(graph, plan.edges, &plan, options);
-}
-
-void verify(const Graph& graph, const VerifyOptions& options) {
-  throw_if_any(find_flaws(graph, graph.edges(), options), options);
-}
-
-void verify(const Graph& graph, const MemoryPlan& plan, const VerifyOptions& options) {
-  throw_if_any(find_flaws(graph, plan, options), options);
 }
 
 }  // namespace stepgraph

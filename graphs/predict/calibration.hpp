@@ -18,7 +18,7 @@ namespace stepgraph {
 //
 //   const Calibration here = calibrate([](int ranks) { return std::make_unique<LoopbackWorld>(ranks); });
 //   save_calibration(here, calibration_path(here.threads));
-//   const Timeline step = simulate(graph, plan.edges, calibrated_machine(here, graph.num_ranks()));
+//   const Timeline step = simulate(runnable, calibrated_machine(here, graph.num_ranks()));
 struct Calibration {
   std::string host                                  = {};  // where it was measured
   int cores                                         = 1;   // that it has

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
 #include "engine/simulate/machine.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/models/model.hpp"
@@ -89,6 +90,7 @@ struct StepGraph {
     return weight.norm ? precision.norm_type() : type;
   }
   operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
+  operator OrderedGraph() const { return graph; }  // NOLINT: likewise
 };
 
 struct StepOptions {

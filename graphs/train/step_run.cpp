@@ -30,19 +30,25 @@ std::vector<T> rounded(const std::vector<double>& values, int threads) {
   return made;
 }
 
-}  // namespace
-
-StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step_(std::move(step)), world_(&world) {
-  for (int rank = 0; rank < step_.layout.num_ranks(); ++rank) {
-    if (world.num_ranks() != step_.layout.num_ranks() || !world.is_local(Rank{rank})) {
+// All ranks of the step live in this process.
+void check_ranks(const Layout& layout, const World& world) {
+  for (int rank = 0; rank < layout.num_ranks(); ++rank) {
+    if (world.num_ranks() != layout.num_ranks() || !world.is_local(Rank{rank})) {
       throw Error(ErrorKind::config,
-                  str("step: has ", step_.layout.num_ranks(), " ranks in this process; the world has ",
-                      world.num_ranks(), world.num_ranks() == step_.layout.num_ranks() ? ", some elsewhere" : ""));
+                  str("step: has ", layout.num_ranks(), " ranks in this process; the world has ", world.num_ranks(),
+                      world.num_ranks() == layout.num_ranks() ? ", some elsewhere" : ""));
     }
   }
-  plan_ = plan_memory(step_.graph, {.reuse = options.reuse});
-  verify(step_.graph, plan_);
-  program_ = std::make_unique<Program>(step_.graph, world, plan_);
+}
+
+}  // namespace
+
+StepRun::StepRun(StepGraph step, World& world, const RunOptions& options)
+    : step_(std::move(step)),
+      world_(&world),
+      runnable_((check_ranks(step_.layout, world), step_.graph), world, {.reuse = options.reuse}) {
+  verify(runnable_);
+  program_ = std::make_unique<Program>(runnable_, world);
   executor_ =
       std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
                                                  .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
@@ -189,9 +195,9 @@ void StepRun::run(Recorder* recorder) {
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
   std::vector<Loan> loans;
   for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().loan(each.of_step)});
-  const MemoryPlan plan = plan_memory(graph, {.reuse = plan_.reuse});
-  verify(graph, plan);
-  return Program(graph, *world_, plan, std::make_shared<Memory>(graph, plan, loans, memory().device()));
+  const RunnableGraph runnable(graph, *world_, {.reuse = plan().reuse});
+  verify(runnable);
+  return Program(runnable, *world_, std::make_shared<Memory>(graph, *runnable.memory(), loans, memory().device()));
 }
 
 void StepRun::run(const Program& program) {

@@ -12,6 +12,7 @@
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/run/recorder.hpp"
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/world.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/training_step.hpp"
@@ -38,7 +39,9 @@ class StepRun {
   StepRun(StepGraph step, World& world, const RunOptions& options = {});  // throws where `verify` finds a flaw
 
   [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
-  [[nodiscard]] const MemoryPlan& plan() const noexcept { return plan_; }
+  // The step with the edges that it runs with, and its memory plan: for write_dot, write_trace, summarize, simulate.
+  [[nodiscard]] const RunnableGraph& runnable() const noexcept { return runnable_; }
+  [[nodiscard]] const MemoryPlan& plan() const noexcept { return *runnable_.memory(); }
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
   [[nodiscard]] const Program& program() const noexcept { return *program_; }
   [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
@@ -79,10 +82,10 @@ class StepRun {
 
   StepGraph step_;
   World* world_;
+  RunnableGraph runnable_;
   bool has_weights_                 = false;
   std::optional<double> loss_scale_ = {};
   std::map<std::string, std::vector<Holder>> holders_;  // by tensor: all of them, rank by rank
-  MemoryPlan plan_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;
   std::chrono::milliseconds step_timeout_{0};

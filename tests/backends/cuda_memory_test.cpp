@@ -21,7 +21,7 @@ TEST_CASE("a plan too large for a device is refused with planned and free bytes,
     return graph;
   };
   const sg::Graph large = graph_with(std::int64_t{1} << 50);
-  CHECK_THROWS_MATCHES(sg::Program(large, *world, sg::plan_memory(large)), sg::Error,
+  CHECK_THROWS_MATCHES(sg::Program(sg::RunnableGraph(large, sg::plan_memory(large)), *world), sg::Error,
                        MessageMatches(ContainsSubstring("cuda: the planned arena of rank 0 needs 1125899906842688 "
                                                         "bytes on device 0; of its ") &&
                                       ContainsSubstring(" are free (")));

@@ -65,7 +65,7 @@ TEST_CASE("a host node changes data of the GPU, and the GPU uses the result", "[
             });
   add_copy(graph, "in", sg::LaneKind::h2d, back, end);
   add_copy(graph, "again", sg::LaneKind::compute, end, start);
-  const sg::Program program(graph, *world, sg::plan_memory(graph));
+  const sg::Program program(sg::RunnableGraph(graph, sg::plan_memory(graph)), *world);
   sg::Executor executor({.threads = 1, .waiting_lanes = static_cast<int>(program.num_waiting_lanes())});
   program.memory().write(start, std::span<const std::uint8_t>(std::vector<std::uint8_t>(size, 7)));
   for (int run = 0; run < 20; ++run) executor.run(program);

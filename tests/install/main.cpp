@@ -7,10 +7,10 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/look/trace.hpp"
-#include "engine/plan/memory_plan.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/run/recorder.hpp"
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/world.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
@@ -88,12 +88,12 @@ Step build() {
 // How many numbers are wrong after one step in `world`.
 int run(const Step& step, sg::World& world) {
   sg::Executor executor({.threads = 2});
-  const sg::MemoryPlan plan = sg::plan_memory(step.graph);
-  sg::verify(step.graph, plan);
-  const sg::Program program(step.graph, world, plan);
+  const sg::RunnableGraph runnable(step.graph, world, {.reuse = sg::Reuse::tight});
+  sg::verify(runnable);
+  const sg::Program program(runnable, world);
   sg::Recorder recorder;
   executor.run(program, &recorder);
-  sg::write_trace(step.graph, plan.edges, recorder.timeline(), "trace.json");
+  sg::write_trace(runnable, recorder.timeline(), "trace.json");
   int num_wrong = 0;
   for (const sg::Buffer sum : step.sums) {
     for (int i = 0; i < num_elements; ++i) {

@@ -94,9 +94,9 @@ Result run(const Case& c, const Numbers& qkv, const Numbers& d_out) {
   sg::copy(graph, {.name = "keep gradient", .to = dx, .from = tape.gradient(x)});
   sg::verify(graph);
   const sg::MemoryPlan plan = sg::plan_memory(graph);
-  sg::verify(graph, plan);
+  sg::verify({graph, plan});
   sg::LoopbackWorld world(1);
-  const sg::Program program(graph, world, plan);
+  const sg::Program program(sg::RunnableGraph(graph, plan), world);
   const auto store = [&](sg::Buffer to, const Numbers& from) {
     const auto bytes = program.memory().bytes(to);
     for (std::size_t i = 0; i < from.size(); ++i)

@@ -86,8 +86,8 @@ class Ranks {
     for (int r = 0; r < size; ++r) add(r, apart);
     sg::verify(graph_);
     const sg::MemoryPlan plan = sg::plan_memory(graph_);
-    sg::verify(graph_, plan);
-    program_ = std::make_unique<sg::Program>(graph_, world_, plan);
+    sg::verify({graph_, plan});
+    program_ = std::make_unique<sg::Program>(sg::RunnableGraph(graph_, plan), world_);
   }
 
   Result run(const std::vector<std::int32_t>& given) {

@@ -100,14 +100,14 @@ class Net {
     for (Microbatch& each : microbatches_) keep_gradients(each);
     verify(graph_);
     plan_ = plan_memory(graph_);
-    verify(graph_, plan_);
-    if (options_.on_device) {  // one for all cases: libraries take long to start
+    verify({graph_, plan_});
+    if (options_.on_device) {  // one for all cases: libraries take a while to start
       static const std::shared_ptr<World> device = device_world();
       world_                                     = device;
     } else {
       world_ = std::make_shared<LoopbackWorld>(1);
     }
-    program_ = std::make_unique<Program>(graph_, *world_, plan_);
+    program_ = std::make_unique<Program>(RunnableGraph(graph_, plan_), *world_);
     for (int m = 0; m < options_.microbatches; ++m) values.push_back(values_of(test_, options_.first_microbatch + m));
   }
 

@@ -86,9 +86,9 @@ CopyRun::CopyRun(const CopyShape& shape, World& world, int threads) : shape_(sha
     Tensor x = tape.input(left, {shape.width, shape.width}, DType::bf16, false);
     for (int i = 0; i < shape.products; ++i) x = linear(tape, {.x = x, .weight = tape.weight("right")});
   }
-  plan_ = plan_memory(graph_);
-  verify(graph_, plan_);
-  program_                           = std::make_unique<Program>(graph_, world, plan_);
+  runnable_.emplace(graph_, world, MemoryPlanOptions{});
+  verify(*runnable_);
+  program_                           = std::make_unique<Program>(*runnable_, world);
   const Memory& memory               = program_->memory();
   const std::vector<std::byte> bytes = pattern(shape.bytes);
   if (shape.h2d > 0) memory.write(host_in_, std::span(bytes));
@@ -155,7 +155,7 @@ void CopyRun::check() const {
 }
 
 void CopyRun::write_trace(const std::string& path) const {
-  stepgraph::write_trace(graph_, plan_.edges, timeline_, path, {.title = "copies both ways beside products"});
+  stepgraph::write_trace(*runnable_, timeline_, path, {.title = "copies both ways beside products"});
 }
 
 }  // namespace stepgraph::bench

@@ -39,7 +39,7 @@ class CopyRun {
   CopyShape shape_;
   Graph graph_;
   Buffer host_in_, device_in_, device_out_, host_out_;
-  MemoryPlan plan_;
+  std::optional<RunnableGraph> runnable_;
   std::unique_ptr<Program> program_;
   Executor executor_;
   Timeline timeline_;

@@ -274,7 +274,7 @@ void bench_use(const char* use, const std::string& name, const Graph& graph, con
 
 void bench_uses(const std::string& name, const Graph& graph, const OverheadOptions& options) {
   bench_use("verify", name, graph, options, [&] {
-    const std::vector<Finding> findings = find_flaws(graph, graph.edges());
+    const std::vector<Finding> findings = find_flaws(graph);
     if (findings.empty()) return;
     throw Error(ErrorKind::run,
                 str("bench overhead: the verifier found fault with '", name, "': ", findings[0].message));

@@ -81,10 +81,12 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
   const sg::ShardedStep step  = sg::sharded_step(spec);
   const std::size_t num_edges = step.graph.edges().preds.size();
   const double build_seconds  = seconds_since(built);
-  const sg::MemoryPlan plan   = sg::plan_memory(step.graph);
-  const sg::ArenaPlan arena   = plan.arena(sg::Rank{0});
-  const auto verified         = std::chrono::steady_clock::now();
-  sg::verify(step.graph, plan);
+  sg::LoopbackWorld world(spec.ranks);
+  const sg::RunnableGraph runnable(step.graph, world, {.reuse = sg::Reuse::tight});
+  const sg::MemoryPlan& plan = *runnable.memory();
+  const sg::ArenaPlan arena  = plan.arena(sg::Rank{0});
+  const auto verified        = std::chrono::steady_clock::now();
+  sg::verify(runnable);
   std::cout << "graph     " << step.graph.num_nodes() << " nodes, " << num_edges << " edges on " << spec.ranks
             << " ranks, built in " << std::fixed << std::setprecision(2) << build_seconds * 1e3 << " ms\n"
             << "verified  no race, no deadlock, in one step and around the loop (" << seconds_since(verified) * 1e3
@@ -103,13 +105,12 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
                                                        .inside         = {1e-6, 100e9},
                                                        .between        = {5e-6, 25e9},
                                                        .rates          = {.compute = {.flops_per_s = 50e9}}});
-  const sg::Summary predicted = sg::summarize(step.graph, plan.edges, sg::simulate(step.graph, plan.edges, cluster));
+  const sg::Summary predicted = sg::summarize(runnable, sg::simulate(runnable, cluster));
   std::cout << "predicted on a cluster of two nodes: " << predicted.makespan_s * 1e6 << " us a step, "
             << 100 * predicted.hidden_in_all.share() << "% of the communication hidden behind compute\n";
 
-  sg::LoopbackWorld world(spec.ranks);
   sg::Executor executor({.threads = threads});
-  const sg::Program program(step.graph, world, plan);
+  const sg::Program program(runnable, world);
   sg::fill(step, program.memory(), 1);
   const auto loss = [&] { return program.memory().span<float>(step.loss[0])[0]; };
   const ProgressBar bar(steps);
@@ -128,9 +129,9 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
   std::cout << "\nthe last step, measured (all ranks share this machine's cores, and a message is a copy of a few KiB: "
                "there is\n"
                "next to nothing to hide):\n"
-            << sg::summarize(step.graph, plan.edges, timeline) << std::flush;
+            << sg::summarize(runnable, timeline) << std::flush;
   if (!pictures.trace.empty()) {
-    sg::write_trace(step.graph, plan.edges, timeline, pictures.trace, {.title = title + ": the last step, measured"});
+    sg::write_trace(runnable, timeline, pictures.trace, {.title = title + ": the last step, measured"});
   }
   if (steps >= 200 && !(loss() < 0.5f * first))
     throw sg::Error(sg::ErrorKind::run, "the loss did not fall to half of what it was");

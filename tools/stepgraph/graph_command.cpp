@@ -38,16 +38,16 @@ void run_graph(const GraphOptions& options) {
   const StepGraph step  = options.forward ? forward_step(model, config.plan, config.batch)
                                           : training_step(model, config.plan, config.batch);
   const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
+  const OrderedGraph ordered(step.graph, plan);
   DotOptions drawing{
       .detail = options.detail == "op"      ? Detail::op
                 : options.detail == "layer" ? Detail::layer
                                             : Detail::stage,
-      .plan   = &plan,
       .title  = str(model.kind, ", ", to_string(config.plan.layout), ", ", config.plan.pipeline.schedule)};
   if (options.rank) drawing.rank = Rank{*options.rank};
-  if (options.dot == "-") return write_dot(step.graph, std::cout, drawing);
-  if (options.dot) write_dot(step.graph, *options.dot, drawing);
-  if (options.svg) write_svg(step.graph, *options.svg, drawing);
+  if (options.dot == "-") return write_dot(ordered, std::cout, drawing);
+  if (options.dot) write_dot(ordered, *options.dot, drawing);
+  if (options.svg) write_svg(ordered, *options.svg, drawing);
   print_line(plan_text(config, step, plan, {.json = options.config.json}));
 }
 

@@ -186,7 +186,7 @@ void run_simulate(const SimulateOptions& options) {
     std::cerr << "simulate: not measured, so taken at the usual rates: " << names << '\n';
   }
   if (options.trace)
-    write_trace(prediction.step.graph, prediction.plan.edges, prediction.timeline, *options.trace,
+    write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
                 {.title = "simulated step"});
   print_line(plan_text(config, prediction.step, prediction.plan, {.json = options.config.json}));
   options.config.json ? print_json(prediction, calibration) : print_text(prediction, calibration);

@@ -175,7 +175,7 @@ void run_train(const TrainOptions& options) {
   if (options.trace && step > 0) {
     const StepRun& run      = trainer.run();
     const Timeline timeline = recorder.timeline();
-    write_trace(run.step().graph, run.plan().edges, timeline, *options.trace, {.title = str("step ", step - 1)});
+    write_trace(run.runnable(), timeline, *options.trace, {.title = str("step ", step - 1)});
     const StepSummary summary = summarize_step(run, timeline);
     lines.print(json ? to_json(summary) : to_text(summary));
   }

@@ -4,6 +4,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
+#include "engine/run/runnable_graph.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/step/training_step.hpp"
@@ -15,11 +16,11 @@ namespace stepgraph::cli {
 namespace {
 
 // As a device would have them; all ranks in one process.
-StreamPlan proved_streams(const Graph& graph, const MemoryPlan& plan, std::vector<Finding>& findings) {
-  const LoopbackWorld world(graph.num_ranks());
-  StreamPlan streams = plan_streams(graph, plan, world);
+StreamPlan proved_streams(const RunnableGraph& runnable, std::vector<Finding>& findings) {
+  const LoopbackWorld world(runnable.graph().num_ranks());
+  StreamPlan streams = plan_streams(runnable, world);
   try {
-    verify_streams(graph, plan.edges, streams);
+    verify_streams(runnable, streams);
   } catch (const Error& error) {
     findings.push_back({Flaw::race, error.what()});
   }
@@ -33,14 +34,14 @@ void run_verify(const ConfigOptions& options) {
   const Model model   = model_of(config);
   std::vector<Finding> findings;
   const auto look = [&](const StepGraph& step, const char* name) {
-    for (const Finding& flaw : find_flaws(step.graph, step.graph.edges())) findings.push_back(flaw);
+    for (const Finding& flaw : find_flaws(step)) findings.push_back(flaw);
     if (!findings.empty()) return;  // a plan of a graph with a cycle cannot be made
-    const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
-    for (const Finding& flaw : find_flaws(step.graph, plan)) findings.push_back(flaw);
+    const RunnableGraph runnable(step.graph, plan_memory(step.graph, {.reuse = config.plan.reuse}));
+    for (const Finding& flaw : find_flaws(runnable)) findings.push_back(flaw);
     std::optional<StreamPlan> streams;
-    if (findings.empty()) streams = proved_streams(step.graph, plan, findings);
-    print_line(
-        plan_text(config, step, plan, {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
+    if (findings.empty()) streams = proved_streams(runnable, findings);
+    print_line(plan_text(config, step, *runnable.memory(),
+                         {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
   look(training_step(model, config.plan, config.batch), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch), "forward");

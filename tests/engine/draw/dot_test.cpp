@@ -427,10 +427,10 @@ TEST_CASE("a memory plan's edges are drawn dashed, and explained", "[engine][dot
   const auto plan = sg::plan_memory(graph);
   REQUIRE(plan.num_reuse_edges() == 1);
   std::ostringstream with, without;
-  sg::write_dot(graph, with, {.plan = &plan});
+  sg::write_dot({graph, plan}, with);
   sg::write_dot(graph, without);
   CHECK_THAT(with.str(), ContainsSubstring("style=dashed, color=\"#C0504D\"") && ContainsSubstring("reuses memory"));
   CHECK_THAT(without.str(), !ContainsSubstring("reuses memory"));
   const auto other = sg::plan_memory(sg::Graph());
-  CHECK_THROWS_WITH(sg::write_dot(graph, with, {.plan = &other}), ContainsSubstring("plan is for 0 nodes"));
+  CHECK_THROWS_WITH(sg::write_dot({graph, other}, with), ContainsSubstring("plan is for 0 nodes"));
 }

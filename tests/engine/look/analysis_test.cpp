@@ -71,13 +71,13 @@ TEST_CASE("the critical path crosses ranks at matched parts and names the causes
   const Meeting m;
   // a is late: rank 1's sum waits for it although rank 1 was ready at 2.
   const sg::Timeline t = timeline({{0.5, 5, -1}, {0, 2, -1}, {6, 8, -1}, {6, 8, -1}, {8.25, 10, -1}});
-  const auto path      = sg::critical_path(m.graph, m.graph.edges(), t);
+  const auto path      = sg::critical_path(m.graph, t);
   CHECK(nodes_of(path) == std::vector<std::uint32_t>{m.a.id, m.on1.id, m.after.id});
   CHECK(path[0].wait_s == 0.5);
   CHECK(path[1].wait_s == 1);
   CHECK(path[2].wait_s == 0.25);
 
-  const sg::Summary summary = sg::summarize(m.graph, m.graph.edges(), t);
+  const sg::Summary summary = sg::summarize(m.graph, t);
   CHECK(summary.path_s[static_cast<std::size_t>(sg::NodeKind::compute)] == 4.5 + 1.75);
   CHECK(summary.path_s[static_cast<std::size_t>(sg::NodeKind::communicate)] == 2);
   CHECK(summary.path_waiting_s == 1.75);
@@ -93,7 +93,7 @@ TEST_CASE("a busy worker is a cause only if no predecessor ended as late", "[eng
   const sg::Node a = graph.add({.name = "a", .writes = {x}}), b = graph.add({.name = "b", .rank = r0}),
                  c = graph.add({.name = "c", .reads = {x}});
   const auto path  = [&](std::vector<sg::NodeTime> times) {
-    return nodes_of(sg::critical_path(graph, graph.edges(), timeline(std::move(times))));
+    return nodes_of(sg::critical_path(graph, timeline(std::move(times))));
   };
   CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 1}}) == std::vector{b.id, c.id});    // ready at 1, its worker free at 3
   CHECK(path({{0, 1, 0}, {0, 3, 1}, {3, 4, 0}}) == std::vector{a.id, c.id});    // on another worker
@@ -108,17 +108,17 @@ TEST_CASE("the critical path follows added edges, also against the order of addi
   sg::Graph graph;
   const sg::Node a = graph.add({.name = "a", .rank = r0}), b = graph.add({.name = "b", .rank = r0});
   sg::Edges edges = graph.edges();
-  CHECK(nodes_of(sg::critical_path(graph, edges, timeline({{2, 3}, {0, 2}}))) == std::vector{a.id});
+  CHECK(nodes_of(sg::critical_path({graph, edges}, timeline({{2, 3}, {0, 2}}))) == std::vector{a.id});
   edges.preds      = {b.id};  // b before a
   edges.pred_begin = {0, 1, 1};
-  CHECK(nodes_of(sg::critical_path(graph, edges, timeline({{2, 3}, {0, 2}}))) == std::vector{b.id, a.id});
+  CHECK(nodes_of(sg::critical_path({graph, edges}, timeline({{2, 3}, {0, 2}}))) == std::vector{b.id, a.id});
 }
 
 TEST_CASE("nodes that take no time do not make the critical path cycle", "[engine][analysis]") {
   const std::uint32_t count = 2000;
   const sg::Graph graph     = sg::token_graph(sg::chain(count));
   sg::Timeline t{std::vector<sg::NodeTime>(count, {0, 0, 0})};
-  const auto path = sg::critical_path(graph, graph.edges(), t);
+  const auto path = sg::critical_path(graph, t);
   CHECK(path.size() <= count);
   CHECK_FALSE(path.empty());
 }
@@ -224,7 +224,7 @@ TEST_CASE("a measured step's path leads without a gap from its start to its end"
   sg::Recorder recorder;
   executor.run(program, &recorder);
   const sg::Timeline t      = recorder.timeline();
-  const sg::Summary summary = sg::summarize(step.graph, step.graph.edges(), t);
+  const sg::Summary summary = sg::summarize(step.graph, t);
   double sum                = summary.path_waiting_s;
   for (const double seconds : summary.path_s) sum += seconds;
   CHECK(sum == Approx(t.makespan_s).epsilon(1e-9));
@@ -239,7 +239,7 @@ TEST_CASE("a summary prints a line per rank up to eight ranks, and three beyond"
   for (const int more : {0, 56}) {
     const sg::Graph graph = sg::sharded_step({.ranks = ranks + more, .layers = 2, .width = 64, .batch = 1}).graph;
     sg::Timeline t{std::vector<sg::NodeTime>(graph.num_nodes(), {0, 0.001, 0}), 0.001};
-    const std::string text = sg::to_string(sg::summarize(graph, graph.edges(), t));
+    const std::string text = sg::to_string(sg::summarize(graph, t));
     CAPTURE(text);
     CHECK(std::count(text.begin(), text.end(), '\n') <= (more == 0 ? 40 : 20));
     CHECK_THAT(text, ContainsSubstring("1.00 ms") && ContainsSubstring("critical path") &&
@@ -252,7 +252,7 @@ TEST_CASE("a timeline of another graph is refused", "[engine][analysis][refuses]
   sg::Graph graph;
   graph.add({.name = "a", .rank = r0});
   const sg::Timeline t = timeline({{0, 1}, {1, 2}});
-  CHECK_THROWS_MATCHES(sg::summarize(graph, graph.edges(), t), sg::Error,
+  CHECK_THROWS_MATCHES(sg::summarize(graph, t), sg::Error,
                        MessageMatches(ContainsSubstring("2 nodes") && ContainsSubstring("has 1")));
 }
 
@@ -264,7 +264,7 @@ TEST_CASE("a hundred thousand nodes are analysed in one go", "[engine][analysis]
   sg::Recorder recorder;
   executor.run(graph, world, &recorder);
   const sg::Timeline t = recorder.timeline();
-  const auto summary   = sg::summarize(graph, graph.edges(), t);
+  const auto summary   = sg::summarize(graph, t);
   double sum           = summary.path_waiting_s;
   for (const double seconds : summary.path_s) sum += seconds;
   CHECK(sum == Approx(t.makespan_s).epsilon(1e-6));

@@ -35,7 +35,7 @@ constexpr sg::Rank r0{0}, r1{1};
 std::string trace(const sg::Graph& graph, std::span<const sg::Timeline> timelines,
                   const sg::TraceOptions& options = {}) {
   std::ostringstream out;
-  sg::write_trace(graph, graph.edges(), timelines, out, options);
+  sg::write_trace(graph, timelines, out, options);
   return out.str();
 }
 
@@ -286,24 +286,24 @@ TEST_CASE("a trace file is written completely or not at all", "[engine][trace]")
   const std::string path = (folder / "trace.json").string();
   const sg::Graph graph  = sg::token_graph(sg::chain(10));
   const sg::Timeline t   = record(graph);
-  sg::write_trace(graph, graph.edges(), t, path);
+  sg::write_trace(graph, t, path);
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   CHECK(text.str() == trace(graph, {&t, 1}));
 
-  CHECK_THROWS_MATCHES(sg::write_trace(graph, graph.edges(), sg::Timeline{}, path), sg::Error,
+  CHECK_THROWS_MATCHES(sg::write_trace(graph, sg::Timeline{}, path), sg::Error,
                        MessageMatches(ContainsSubstring("0 nodes") && ContainsSubstring("has 10")));
   std::ostringstream still;
   still << std::ifstream(path).rdbuf();
   CHECK(still.str() == text.str());
   CHECK(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
   try {
-    sg::write_trace(graph, graph.edges(), t, (folder / "no" / "trace.json").string());
+    sg::write_trace(graph, t, (folder / "no" / "trace.json").string());
     FAIL("it was written");
   } catch (const sg::Error& error) {
     CHECK(error.kind() == sg::ErrorKind::backend);
     CHECK_THAT(error.what(), ContainsSubstring("trace: cannot write"));
   }
-  if (fs::exists("/dev/full")) CHECK_THROWS_AS(sg::write_trace(graph, graph.edges(), t, "/dev/full"), sg::Error);
+  if (fs::exists("/dev/full")) CHECK_THROWS_AS(sg::write_trace(graph, t, "/dev/full"), sg::Error);
   fs::remove_all(folder);
 }

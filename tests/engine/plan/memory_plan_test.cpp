@@ -136,7 +136,7 @@ TEST_CASE("a chain of buffers shares the bytes of two", "[engine][plan]") {
     CHECK(plan.arena(sg::Rank{0}).lower_bound == 128);
     CHECK(plan.reuse_edges.empty());
     CHECK(plan.edges == graph.edges());
-    sg::verify(graph, plan);
+    sg::verify({graph, plan});
   }
 }
 
@@ -152,8 +152,8 @@ TEST_CASE("tight reuse lets independent lanes share bytes at the cost of an edge
     CHECK(plan->arena(sg::Rank{0}).free_bytes == 128);
     CHECK(plan->arena(sg::Rank{0}).tight_bytes == 64);
     CHECK(plan->makespan_s == 4);
-    CHECK(plan->makespan_with_reuse_s == 4);  // the second lane had other work first
-    sg::verify(lanes.graph, *plan);
+    CHECK(plan->makespan_with_reuse_s == 4);  // the second lane had something else to do first
+    sg::verify({lanes.graph, *plan});
   }
   REQUIRE(tight.num_reuse_edges() == 1);
   CHECK(tight.reuse_edges[0].before == lanes.use_a);
@@ -196,7 +196,7 @@ TEST_CASE("a dropped reuse edge is reported, naming both nodes and both buffers"
   const auto kept = plan;
   for (const sg::ReuseEdge& edge : kept.reuse_edges) {
     plan.edges          = without(kept.edges, edge);
-    const auto findings = sg::find_flaws(lanes.graph, plan);
+    const auto findings = sg::find_flaws({lanes.graph, plan});
     REQUIRE(findings.size() == 1);
     CHECK(findings[0].flaw == (edge.loop ? sg::Flaw::loop_race : sg::Flaw::race));
     CHECK_THAT(findings[0].message, ContainsSubstring(lanes.graph.describe(edge.before)) &&
@@ -204,7 +204,7 @@ TEST_CASE("a dropped reuse edge is reported, naming both nodes and both buffers"
                                         ContainsSubstring("buffer 'a'") && ContainsSubstring("buffer 'b'") &&
                                         ContainsSubstring("bytes [0, 64) of the arena"));
   }
-  CHECK_THROWS_WITH(sg::verify(lanes.graph, plan), ContainsSubstring("race"));
+  CHECK_THROWS_WITH(sg::verify({lanes.graph, plan}), ContainsSubstring("race"));
 }
 
 TEST_CASE("buffers that share bytes are also ordered across runs", "[engine][plan]") {
@@ -225,9 +225,9 @@ TEST_CASE("buffers that share bytes are also ordered across runs", "[engine][pla
     CHECK(plan.reuse_edges[0].loop);
     CHECK(plan.reuse_edges[0].before == last);
     CHECK(plan.reuse_edges[0].after == first);
-    sg::verify(graph, plan);
+    sg::verify({graph, plan});
     plan.edges = without(plan.edges, plan.reuse_edges[0]);
-    CHECK_THROWS_WITH(sg::verify(graph, plan), ContainsSubstring("race around the loop"));
+    CHECK_THROWS_WITH(sg::verify({graph, plan}), ContainsSubstring("race around the loop"));
   }
 }
 
@@ -243,7 +243,7 @@ TEST_CASE("verify reports placements that no order can make valid", "[engine][pl
   const auto flaw = [&](sg::Buffer buffer, std::int64_t offset) {
     auto bad               = good;
     bad.offsets[buffer.id] = offset;
-    const auto findings    = sg::find_flaws(graph, bad);
+    const auto findings    = sg::find_flaws({graph, bad});
     REQUIRE_FALSE(findings.empty());
     return findings[0];
   };
@@ -253,7 +253,7 @@ TEST_CASE("verify reports placements that no order can make valid", "[engine][pl
   CHECK(flaw(b, 192).flaw == sg::Flaw::bad_place);
   CHECK(flaw(b, 100).flaw == sg::Flaw::bad_place);
   CHECK(flaw(a, sg::MemoryPlan::nowhere).flaw == sg::Flaw::bad_place);
-  CHECK_THROWS_WITH(sg::find_flaws(sg::Graph(), good), ContainsSubstring("plan is for 3 buffers"));
+  CHECK_THROWS_WITH(sg::find_flaws({sg::Graph(), good}), ContainsSubstring("plan is for 3 buffers"));
 }
 
 TEST_CASE("tight plans stay within 5% of the lower bound on step-shaped graphs", "[engine][plan]") {
@@ -263,13 +263,13 @@ TEST_CASE("tight plans stay within 5% of the lower bound on step-shaped graphs",
     const auto plan  = sg::plan_memory(graph);
     CHECK(worst_ratio(plan) <= 1.05);
     CHECK(plan.arena(sg::Rank{0}).free_bytes >= plan.arena(sg::Rank{0}).tight_bytes);
-    sg::verify(graph, plan);
-    sg::verify(graph, sg::plan_memory(graph, {.reuse = sg::Reuse::free}));
+    sg::verify({graph, plan});
+    sg::verify({graph, sg::plan_memory(graph, {.reuse = sg::Reuse::free})});
   }
   const auto sharded = sg::sharded_step({.ranks = 4, .layers = 6});
   const auto plan    = sg::plan_memory(sharded.graph);
   CHECK(worst_ratio(plan) <= 1.05);
-  sg::verify(sharded.graph, plan);
+  sg::verify({sharded.graph, plan});
 }
 
 TEST_CASE("plans of random graphs verify, are tight, and need every reuse edge", "[engine][plan]") {
@@ -279,7 +279,7 @@ TEST_CASE("plans of random graphs verify, are tight, and need every reuse edge",
         computing_graph(static_cast<std::uint64_t>(seed), {.ranks = 1 + seed % 3, .nodes_per_rank = 150});
     for (const sg::Reuse reuse : {sg::Reuse::free, sg::Reuse::tight}) {
       const auto plan = sg::plan_memory(random.graph, {.reuse = reuse});
-      CHECK(sg::find_flaws(random.graph, plan).empty());
+      CHECK(sg::find_flaws({random.graph, plan}).empty());
       for (const sg::ArenaPlan& arena : plan.arenas) {
         CHECK(arena.size_bytes == (reuse == sg::Reuse::free ? arena.free_bytes : arena.tight_bytes));
         CHECK(arena.lower_bound <= arena.tight_bytes);
@@ -295,7 +295,7 @@ TEST_CASE("plans of random graphs verify, are tight, and need every reuse edge",
       for (std::size_t i = 0; i < plan.reuse_edges.size(); i += 7) {
         if (!random.graph.lane(plan.reuse_edges[i].before)) continue;  // the short search may keep a redundant one
         broken.edges = without(plan.edges, plan.reuse_edges[i]);
-        CHECK_FALSE(sg::find_flaws(random.graph, broken, {.max_findings = 1}).empty());
+        CHECK_FALSE(sg::find_flaws({random.graph, broken}, {.max_findings = 1}).empty());
       }
     }
   }
@@ -307,12 +307,12 @@ TEST_CASE("graphs of every kind of part are planned, whole and slice by slice", 
     const auto graph =
         sg::testing::random_graph(static_cast<std::uint64_t>(seed), sg::testing::RandomGraphOptions::medium());
     const auto plan = sg::plan_memory(graph);
-    CHECK(sg::find_flaws(graph, plan).empty());
-    CHECK(sg::find_flaws(graph, sg::plan_memory(graph, {.reuse = sg::Reuse::free})).empty());
+    CHECK(sg::find_flaws({graph, plan}).empty());
+    CHECK(sg::find_flaws({graph, sg::plan_memory(graph, {.reuse = sg::Reuse::free})}).empty());
     for (int rank = 0; rank < graph.num_ranks(); ++rank) {
       const auto alone = sg::slice(graph, sg::Rank{rank});
-      CHECK(sg::find_flaws(alone, sg::slice(graph, plan, sg::Rank{rank})).empty());
-      CHECK(sg::find_flaws(alone, sg::plan_memory(alone)).empty());
+      CHECK(sg::find_flaws({alone, sg::slice(graph, plan, sg::Rank{rank})}).empty());
+      CHECK(sg::find_flaws({alone, sg::plan_memory(alone)}).empty());
       CHECK(sg::slice(graph, plan, sg::Rank{rank}).arena(sg::Rank{rank}).size_bytes ==
             plan.arena(sg::Rank{rank}).size_bytes);
     }
@@ -331,7 +331,7 @@ TEST_CASE("a run in planned arenas computes the same, while every dead byte is p
     const auto expected = results(random, apart.memory());
     for (const sg::Reuse reuse : {sg::Reuse::free, sg::Reuse::tight}) {
       const auto plan = sg::plan_memory(random.graph, {.reuse = reuse});
-      const sg::Program program(random.graph, poisoning, plan);
+      const sg::Program program(sg::RunnableGraph(random.graph, plan), poisoning);
       for (int run = 0; run < 5; ++run) {
         for (const sg::Buffer result : random.results) program.memory().span<std::int64_t>(result)[0] = 0;
         program.memory().poison();
@@ -360,10 +360,10 @@ TEST_CASE("poisoning detects a run that ignores the reuse edges", "[engine][plan
     executor.run(apart);
     auto plan  = sg::plan_memory(random.graph);
     plan.edges = random.graph.edges();
-    CHECK_THROWS_WITH(sg::Program(random.graph, world, plan), ContainsSubstring("lack some of its reuse edges"));
-    plan.reuse_edges.clear();  // now only `verify` can detect it
-    CHECK_FALSE(sg::find_flaws(random.graph, plan, {.max_findings = 1}).empty());
-    const sg::Program program(random.graph, world, plan);
+    CHECK_THROWS_WITH(sg::RunnableGraph(random.graph, plan), ContainsSubstring("lack some of its reuse edges"));
+    plan.reuse_edges.clear();  // now nothing but `verify` can tell
+    CHECK_FALSE(sg::find_flaws({random.graph, plan}, {.max_findings = 1}).empty());
+    const sg::Program program(sg::RunnableGraph(random.graph, plan), world);
     random.poisoner->arm(random.graph, program.memory());
     executor.run(program);
     wrong += results(random, program.memory()) != results(random, apart.memory()) ? 1 : 0;
@@ -398,7 +398,7 @@ TEST_CASE("a run takes as much resident memory as its plan says", "[engine][plan
   sg::Executor executor({.threads = 1});
   const auto plan          = sg::plan_memory(graph);
   const std::int64_t start = resident();
-  const sg::Program program(graph, world, plan);
+  const sg::Program program(sg::RunnableGraph(graph, plan), world);
   executor.run(program);
   const std::int64_t grown = resident() - start;
   CHECK(plan.arena(sg::Rank{0}).size_bytes == 2 * size);
@@ -412,10 +412,10 @@ TEST_CASE("memory made for one plan refuses other plans", "[engine][plan]") {
   const auto tight = sg::plan_memory(lanes.graph), free = sg::plan_memory(lanes.graph, {.reuse = sg::Reuse::free});
   const auto memory = std::make_shared<sg::Memory>(lanes.graph, tight);
   CHECK_THROWS_WITH(sg::Program(lanes.graph, world, memory), ContainsSubstring("give the program that plan"));
-  CHECK_THROWS_WITH(sg::Program(lanes.graph, world, free, memory),
+  CHECK_THROWS_WITH(sg::Program(sg::RunnableGraph(lanes.graph, free), world, memory),
                     ContainsSubstring("make the memory from the plan that runs"));
-  CHECK_NOTHROW(sg::Program(lanes.graph, world, tight, memory));
-  CHECK_THROWS_WITH(sg::Program(sg::Graph(), world, tight), ContainsSubstring("plan is for 2 buffers"));
+  CHECK_NOTHROW(sg::Program(sg::RunnableGraph(lanes.graph, tight), world, memory));
+  CHECK_THROWS_WITH(sg::RunnableGraph(sg::Graph(), tight), ContainsSubstring("plan is for 2 buffers"));
   CHECK_THROWS_WITH(memory->bytes(lanes.a), ContainsSubstring("declare it persistent"));
 
   // The same number of nodes and buffers, but a different graph: other edges, or other ranks of buffers.
@@ -423,7 +423,7 @@ TEST_CASE("memory made for one plan refuses other plans", "[engine][plan]") {
   const auto x = step_buffer(ordered, "x"), y = step_buffer(ordered, "y");
   for (const sg::Buffer buffer : {x, y, x, y, x, y})
     ordered.add({.name = "n", .accumulates = {buffer}, .rank = sg::Rank{0}});
-  CHECK_THROWS_WITH(sg::Program(ordered, world, tight), ContainsSubstring("it is of another graph"));
+  CHECK_THROWS_WITH(sg::RunnableGraph(ordered, tight), ContainsSubstring("it is of another graph"));
   sg::Graph apart(2);
   const auto here = step_buffer(apart, "here"), there = step_buffer(apart, "there", 64, sg::Rank{1});
   for (int i = 0; i < 6; ++i) apart.add({.name = "n", .writes = {i % 2 == 0 ? here : there}});
@@ -432,7 +432,8 @@ TEST_CASE("memory made for one plan refuses other plans", "[engine][plan]") {
   auto circle = tight;  // use b -> make a, beside use a -> make b
   circle.edges.preds.insert(circle.edges.preds.begin(), lanes.use_b.id);
   for (std::size_t i = 1; i < circle.edges.pred_begin.size(); ++i) ++circle.edges.pred_begin[i];
-  CHECK_THROWS_WITH(sg::Program(lanes.graph, world, circle), ContainsSubstring("wait for each other in a circle"));
+  CHECK_THROWS_WITH(sg::Program(sg::RunnableGraph(lanes.graph, circle), world),
+                    ContainsSubstring("wait for each other in a circle"));
 }
 
 TEST_CASE("buffers that no node touches, tokens and empty accesses take no bytes", "[engine][plan]") {
@@ -444,10 +445,10 @@ TEST_CASE("buffers that no node touches, tokens and empty accesses take no bytes
   CHECK(plan.arena(sg::Rank{0}).size_bytes == 64);
   CHECK(plan.offsets[idle.id] == sg::MemoryPlan::nowhere);
   CHECK(plan.offsets[token.id] == sg::MemoryPlan::nowhere);
-  sg::verify(graph, plan);
+  sg::verify({graph, plan});
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
-  executor.run(sg::Program(graph, world, plan));
+  executor.run(sg::Program(sg::RunnableGraph(graph, plan), world));
   CHECK(plan.arena(sg::Rank{0}, sg::Space::pinned).size_bytes == 0);
 }
 
@@ -498,5 +499,5 @@ TEST_CASE("plans of thousands of buffers are tight too, and free costs nothing w
   CHECK(worst_ratio(plan) <= 1.05);
   CHECK(plan.arena(sg::Rank{0}).free_bytes == plan.arena(sg::Rank{0}).tight_bytes);
   CHECK(plan.num_reuse_edges() == 0);
-  CHECK(sg::find_flaws(graph, plan).empty());
+  CHECK(sg::find_flaws({graph, plan}).empty());
 }

@@ -69,7 +69,7 @@ TEST_CASE("a program on a device issues every node once, in an order that edges 
   sg::Executor executor({.threads = 2});
   {
     const sg::MemoryPlan plan = sg::plan_memory(graph);
-    const sg::Program program(graph, world, plan);
+    const sg::Program program(sg::RunnableGraph(graph, plan), world);
     executor.run(program);
     for (const sg::Buffer each : x) CHECK(program.memory().first<double>(each) == 6);
     CHECK(world.eager.order.size() == 6);
@@ -98,9 +98,9 @@ TEST_CASE("a program's streams are those that can be planned and proved without 
   sg::Graph graph = summing(3, x);
   for (int i = 0; i < 3; ++i) graph.add({.name = "later", .lane = graph.lane(sg::Rank{1}, sg::LaneKind::h2d)});
   const sg::MemoryPlan plan = sg::plan_memory(graph);
-  const sg::Program program(graph, world, plan);
-  const sg::StreamPlan planned = sg::plan_streams(graph, plan, sg::LoopbackWorld(3)), &had = world.eager.last_plan;
-  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // in the planned order
+  const sg::Program program(sg::RunnableGraph(graph, plan), world);
+  const sg::StreamPlan planned = sg::plan_streams({graph, plan}, sg::LoopbackWorld(3)), &had = world.eager.last_plan;
+  CHECK_FALSE(std::is_sorted(planned.issue_order.begin(), planned.issue_order.end()));  // along the plan
   CHECK(had.issue_order == planned.issue_order);
   CHECK(had.stream == planned.stream);
   CHECK(had.waits == planned.waits);

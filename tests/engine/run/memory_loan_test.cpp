@@ -42,7 +42,7 @@ TEST_CASE("two graphs share bytes, one in memory lent by the other", "[engine][m
   CHECK(lent->bytes(guest.kept).data() == memory.bytes(owner.kept).data());
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
-  const sg::Program program(guest.graph, world, plan, lent);
+  const sg::Program program(sg::RunnableGraph(guest.graph, plan), world, lent);
   lent->poison();
   executor.run(program);
   executor.run(program);

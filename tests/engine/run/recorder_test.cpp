@@ -191,8 +191,8 @@ SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
   }
 }
 
-TEST_CASE("waiting for a compute licence does not count as time of the node", "[engine][recorder]") {
-  // One body may compute at a time, but there is a second worker for a waiting lane: both bodies want the licence.
+TEST_CASE("waiting for a permit to compute is no time of the node's", "[engine][recorder]") {
+  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the permit.
   sg::Graph graph;
   for (int i = 0; i < 2; ++i) {
     graph.add({.name = "sleep", .rank = r0}, [] { std::this_thread::sleep_for(10ms); });

@@ -19,7 +19,7 @@ using Catch::Matchers::MessageMatches;
 namespace {
 
 sg::StreamPlan streams_of(const sg::Graph& graph, const sg::MemoryPlan& plan) {
-  return sg::plan_streams(graph, plan, sg::LoopbackWorld(graph.num_ranks()));
+  return sg::plan_streams({graph, plan}, sg::LoopbackWorld(graph.num_ranks()));
 }
 
 // The plan without one of its waits.
@@ -42,14 +42,14 @@ TEST_CASE("streams keep every edge of a planned graph, and each wait is needed",
     const sg::MemoryPlan memory = sg::plan_memory(graph);
     const sg::StreamPlan plan   = streams_of(graph, memory);
     REQUIRE(plan.issue_order.size() == graph.num_nodes());
-    REQUIRE_NOTHROW(sg::verify_streams(graph, memory.edges, plan));
+    REQUIRE_NOTHROW(sg::verify_streams({graph, memory}, plan));
     for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) laneless += !graph.lane(sg::Node{i});
     for (const bool loop : {false, true}) {
       const std::size_t count = (loop ? plan.loop_waits : plan.waits).size();
       (loop ? loop_waits : waits) += static_cast<int>(count);
       for (std::size_t i = 0; i < count; i += 1 + count / 8) {
         CAPTURE(loop, i);
-        CHECK_THROWS_MATCHES(sg::verify_streams(graph, memory.edges, without(plan, i, loop)), sg::Error,
+        CHECK_THROWS_MATCHES(sg::verify_streams({graph, memory}, without(plan, i, loop)), sg::Error,
                              MessageMatches(ContainsSubstring("an event wait of the first for the second is missing")));
       }
     }
@@ -69,7 +69,7 @@ TEST_CASE("a dropped wait is reported with both nodes and their streams", "[engi
   CHECK(plan.waits == std::vector<std::uint32_t>{0});
   CHECK(plan.loop_waits == std::vector<std::uint32_t>{1});
   CHECK_THROWS_MATCHES(
-      sg::verify_streams(graph, memory.edges, without(plan, 0, false)), sg::Error,
+      sg::verify_streams({graph, memory}, without(plan, 0, false)), sg::Error,
       MessageMatches(ContainsSubstring("streams: rank 0 compute 'use' on stream 'rank 0 compute' may run before rank 0 "
                                        "gather 'gather' on stream 'rank 0 gather' has ended")));
 }

@@ -75,7 +75,7 @@ TEST_CASE("nodes start when their predecessors have ended", "[engine][simulate]"
   sg::Edges edges;
   edges.pred_begin          = {0, 1, 2, 3, 3};
   edges.preds               = {c.id, a.id, d.id};
-  const sg::Timeline turned = simulate(graph, edges, machine);
+  const sg::Timeline turned = simulate({graph, edges}, machine);
   CHECK(turned.nodes[d.id] == sg::NodeTime{0, 4, -1});
   CHECK(turned.nodes[c.id] == sg::NodeTime{4, 5, -1});
   CHECK(turned.nodes[a.id] == sg::NodeTime{5, 7, -1});
@@ -112,13 +112,13 @@ TEST_CASE("graphs, edges and machines that do not fit are refused", "[engine][si
   CHECK_THROWS_MATCHES(simulate(graph, half), sg::Error, MessageMatches(ContainsSubstring("rank 1")));
   sg::Edges edges;
   edges.pred_begin = {0};
-  CHECK_THROWS_AS(simulate(graph, edges, sg::Machine(2)), sg::Error);
+  CHECK_THROWS_AS(simulate({graph, edges}, sg::Machine(2)), sg::Error);
   edges.pred_begin = {0, 1};
   edges.preds      = {node.id};
-  CHECK_THROWS_MATCHES(simulate(graph, edges, sg::Machine(2)), sg::Error,
+  CHECK_THROWS_MATCHES(simulate({graph, edges}, sg::Machine(2)), sg::Error,
                        MessageMatches(ContainsSubstring("'a' waits for rank 0 (no lane) 'a'")));
   edges.preds = {7};
-  CHECK_THROWS_AS(simulate(graph, edges, sg::Machine(2)), sg::Error);
+  CHECK_THROWS_AS(simulate({graph, edges}, sg::Machine(2)), sg::Error);
   timed(graph, std::nan(""), {.name = "odd"});
   CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error, MessageMatches(ContainsSubstring("'odd' costs")));
 }

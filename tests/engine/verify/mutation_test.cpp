@@ -46,11 +46,11 @@ TEST_CASE("the verifier is silent on thousands of random graphs of many ranks", 
   for (int seed = 0; seed < cases(4000); ++seed) {
     CAPTURE(seed);
     const sg::Graph graph = random_graph(static_cast<std::uint64_t>(seed), shape_of(seed));
-    const auto findings   = sg::find_flaws(graph, graph.edges(), everything);
+    const auto findings   = sg::find_flaws(graph, everything);
     if (!findings.empty()) FAIL_CHECK(messages(findings) << dump(graph, graph.edges()));
     for (int rank = 0; rank < graph.num_ranks(); ++rank) {
       const sg::Graph alone  = sg::slice(graph, sg::Rank{rank});
-      const auto of_the_rank = sg::find_flaws(alone, alone.edges(), everything);
+      const auto of_the_rank = sg::find_flaws(alone, everything);
       if (!of_the_rank.empty()) FAIL_CHECK("slice " << rank << ": " << messages(of_the_rank));
     }
     const Harm harm = find_harm(graph, graph.edges());
@@ -59,7 +59,7 @@ TEST_CASE("the verifier is silent on thousands of random graphs of many ranks", 
   for (int seed = 0; seed < cases(1500); ++seed) {
     CAPTURE(seed);
     const sg::Graph graph = random_graph(static_cast<std::uint64_t>(seed), RandomGraphOptions::medium());
-    const auto findings   = sg::find_flaws(graph, graph.edges(), everything);
+    const auto findings   = sg::find_flaws(graph, everything);
     if (!findings.empty()) FAIL_CHECK(messages(findings));
   }
 }
@@ -106,7 +106,7 @@ Flaws required(const Harm& harm, const Flaws& reported) {
 Harm agree_on_harm(const Mutant& mutant) {
   const auto& [graph, edges] = mutant;
   const Harm harm            = find_harm(graph, edges);
-  const auto findings        = sg::find_flaws(graph, edges, everything);
+  const auto findings        = sg::find_flaws({graph, edges}, everything);
   Flaws reported;
   for (const sg::Finding& finding : findings) reported.insert(finding.flaw);
   const auto contains = [](const Flaws& all, const Flaws& some) {

@@ -40,7 +40,7 @@ struct Three {
   [[nodiscard]] std::string flaws_of_slice(int rank) const { return flaws_of(sg::slice(graph, sg::Rank{rank})); }
   static std::string flaws_of(const sg::Graph& graph) {
     std::string text;
-    for (const sg::Finding& finding : sg::find_flaws(graph, graph.edges()))
+    for (const sg::Finding& finding : sg::find_flaws(graph))
       text += sg::str(sg::to_string(finding.flaw), ": ", finding.message, "\n");
     return text;
   }

@@ -28,7 +28,7 @@ sg::Edges without(sg::Edges edges, sg::Node from, sg::Node to, bool loop = false
 
 // The first finding of a kind. One missing edge may cause several, also around the loop.
 std::string first_message(const sg::Graph& graph, const sg::Edges& edges, sg::Flaw flaw) {
-  for (const sg::Finding& finding : sg::find_flaws(graph, edges)) {
+  for (const sg::Finding& finding : sg::find_flaws({graph, edges})) {
     if (finding.flaw == flaw) return finding.message;
   }
   return sg::str("no ", sg::to_string(flaw));
@@ -49,7 +49,7 @@ TEST_CASE("a race names both nodes, rank, lanes, buffer and bytes", "[engine][ve
       graph.add({.name = "gather", .lane = graph.lane(r1, sg::LaneKind::gather), .writes = {x.range(0, 48)}});
   const sg::Node b =
       graph.add({.name = "use", .lane = graph.lane(r1, sg::LaneKind::compute), .reads = {x.strided(32, 8, 16, 1)}});
-  CHECK(sg::find_flaws(graph, graph.edges()).empty());
+  CHECK(sg::find_flaws(graph).empty());
   CHECK_THAT(
       first_message(graph, without(graph.edges(), a, b), sg::Flaw::race),
       ContainsSubstring("rank 1 gather 'gather' writes and rank 1 compute 'use' reads bytes [32, 40) of buffer 'x'"));
@@ -107,7 +107,7 @@ TEST_CASE("matched parts must agree", "[engine][verify][parts]") {
           graph.buffer({.name = "x", .rank = rank, .size_bytes = bytes, .lifetime = sg::Lifetime::persistent});
       graph.add({.name = "reduce", .lane = graph.lane(rank, sg::LaneKind::reduce), .accumulates = {x}, .part = part});
     }
-    const auto findings = sg::find_flaws(graph, graph.edges());
+    const auto findings = sg::find_flaws(graph);
     return findings.empty() ? std::string("none")
                             : std::string(sg::to_string(findings[0].flaw)) + ": " + findings[0].message;
   };
@@ -144,7 +144,7 @@ TEST_CASE("parts issued in another order than their peers are reported", "[engin
       graph.add({.name = name, .part = sg::PartSpec{.group = group, .message = name}, .rank = rank});
     }
   }
-  const auto findings = sg::find_flaws(graph, graph.edges());
+  const auto findings = sg::find_flaws(graph);
   REQUIRE(findings.size() == 2);
   CHECK(findings[0].flaw == sg::Flaw::mismatched_part);
 }
@@ -214,7 +214,7 @@ TEST_CASE("parts that are issued together do not wait for each other", "[engine]
                                         .peer  = sg::Rank{(rank + ranks - 1) % ranks},
                                         .issue = together ? 0 : 1}});
     }
-    CHECK(sg::find_flaws(graph, graph.edges()).empty() == together);
+    CHECK(sg::find_flaws(graph).empty() == together);
   }
 }
 
@@ -241,26 +241,26 @@ TEST_CASE("verify throws every finding in one error", "[engine][verify]") {
     CHECK_THAT(error.what(), ContainsSubstring("verify: 2 flaws\n  unwritten read: ") &&
                                  ContainsSubstring("buffer 'x'") && ContainsSubstring("buffer 'y'"));
   }
-  CHECK(sg::find_flaws(graph, graph.edges(), {.max_findings = 1}).size() == 1);
+  CHECK(sg::find_flaws(graph, {.max_findings = 1}).size() == 1);
 }
 
 TEST_CASE("edges of another graph are refused", "[engine][verify][refuses]") {
   sg::Graph graph, other;
   graph.add({.name = "a"});
-  CHECK_THROWS_AS(sg::find_flaws(graph, other.edges()), sg::Error);
+  CHECK_THROWS_AS(sg::find_flaws({graph, other.edges()}), sg::Error);
 }
 
 TEST_CASE("verify accepts the sharded step, and reports one that lacks an edge between uses of a slot",
           "[engine][verify]") {
   const sg::ShardedStep step = sg::sharded_step({.ranks = 2, .layers = 3, .width = 4, .batch = 2});
-  CHECK(sg::find_flaws(step.graph, step.graph.edges()).empty());
-  // The gather of layer 2 reuses the slot of layer 0. Without that edge there is the race that the slots must prevent.
+  CHECK(sg::find_flaws(step.graph).empty());
+  // The gather of layer 2 reuses the slot of layer 0: losing that edge is the race the slots are there to prevent.
   CHECK(first_message(step.graph, without(step.graph.edges(), step.forwards[0][0], step.gathers[0][2]), sg::Flaw::race)
             .find("weight slot 0") != std::string::npos);
 }
 
-TEST_CASE("verify with max_findings 0 is refused", "[engine][verify][refuses]") {
-  CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), sg::Graph().edges(), {.max_findings = 0}), sg::Error);
+TEST_CASE("verify with room for no finding is refused", "[engine][verify][refuses]") {
+  CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), {.max_findings = 0}), sg::Error);
 }
 
 TEST_CASE("the rest of an access after a partial write is still checked", "[engine][verify]") {
@@ -269,7 +269,7 @@ TEST_CASE("the rest of an access after a partial write is still checked", "[engi
   const sg::Node whole = graph.add({.name = "whole", .writes = {x}});
   graph.add({.name = "left", .writes = {x.range(0, 4)}});
   const sg::Node right = graph.add({.name = "right", .reads = {x.range(4, 4)}});
-  CHECK(sg::find_flaws(graph, graph.edges()).empty());
+  CHECK(sg::find_flaws(graph).empty());
   CHECK_THAT(first_message(graph, without(graph.edges(), whole, right), sg::Flaw::race),
              ContainsSubstring("bytes [4, 8) of buffer 'x'"));
 }

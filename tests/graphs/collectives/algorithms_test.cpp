@@ -35,7 +35,8 @@ constexpr Algorithm expansions[] = {Algorithm::ring, Algorithm::tree, Algorithm:
 
 std::vector<std::byte> run(const OneCollective& made, const sg::Graph& graph, sg::Executor& executor, bool planned) {
   sg::LoopbackWorld world(graph.num_ranks());
-  const sg::Program program = planned ? sg::Program(graph, world, sg::plan_memory(graph)) : sg::Program(graph, world);
+  const sg::Program program =
+      planned ? sg::Program(sg::RunnableGraph(graph, sg::plan_memory(graph)), world) : sg::Program(graph, world);
   made.fill(program.memory());
   executor.run(program);
   return made.contents(program.memory());
@@ -55,7 +56,7 @@ void check_equal(const OneCollectiveOptions& options, int ranks_per_node, sg::Ex
     const bool expands =
         sg::form_of(made.graph, {0}, {.algorithm = algorithm, .ranks_per_node = ranks_per_node}) != Algorithm::direct;
     CHECK(expands != (graph == made.graph));
-    const auto findings = sg::find_flaws(graph, graph.edges());
+    const auto findings = sg::find_flaws(graph);
     if (!findings.empty()) FAIL(findings.front().message);
     CHECK(run(made, graph, executor, false) == expected);
     CHECK(run(made, graph, executor, true) == expected);
@@ -196,7 +197,7 @@ TEST_CASE("collectives whose members do not mean the same are not expanded into 
                                              .op        = PartOp::all_reduce,
                                              .reduction = !sizes && rank == 1 ? sg::Reduction::max : sg::Reduction::sum}});
     }
-    CHECK_FALSE(sg::find_flaws(graph, graph.edges()).empty());
+    CHECK_FALSE(sg::find_flaws(graph).empty());
     for (const Algorithm algorithm : expansions)
       CHECK_THROWS_WITH(sg::expand_collectives(graph, {.algorithm = algorithm}), ContainsSubstring("verify says more"));
   }
@@ -337,7 +338,7 @@ TEST_CASE("every form of every collective of 64 ranks is proved, planned, simula
       CAPTURE(sg::to_string(op), algorithm);
       const auto graph = sg::expand_collectives(made.graph, {.algorithm = algorithm, .machine = &machine});
       const auto plan  = sg::plan_memory(graph, {.machine = &machine});
-      CHECK(sg::find_flaws(graph, plan).empty());
+      CHECK(sg::find_flaws({graph, plan}).empty());
       CHECK(plan.makespan_s > 0);
       std::ostringstream drawing;
       sg::write_dot(graph, drawing, {.detail = sg::Detail::stage});
@@ -348,7 +349,7 @@ TEST_CASE("every form of every collective of 64 ranks is proved, planned, simula
         CHECK_THAT(drawing.str(),
                    ContainsSubstring("send") && ContainsSubstring("recv") && !ContainsSubstring("permute"));
       sg::LoopbackWorld world(64);
-      const sg::Program program(graph, world, plan);
+      const sg::Program program(sg::RunnableGraph(graph, plan), world);
       made.fill(program.memory());
       executor.run(program);
       CHECK(made.contents(program.memory()) == expected);

@@ -134,7 +134,7 @@ TEST_CASE("graphs of random schedules are proved sound", "[graphs][schedule][pro
     auto schedule = sg::pipeline_schedule(what.kind, what.spec);
     if (draw(random, 0, 2) == 0) schedule = sg::with_reduce_grad(sg::with_unshard(schedule, draw(random, 1, 3)));
     const auto built = sg::schedule_graph(schedule, {sg::Costs{}});
-    const auto flaws = sg::find_flaws(built.graph, built.graph.edges());
+    const auto flaws = sg::find_flaws(built.graph);
     INFO((flaws.empty() ? "" : flaws.front().message));
     REQUIRE(flaws.empty());
   }
@@ -166,7 +166,7 @@ TEST_CASE("validate speaks exactly when a plain walk over a changed schedule get
       for (const sg::Cell& cell : flaw->cells) REQUIRE(times[cell.row].size() == cell.column);
     } else {  // whatever the order, lowering it gives a sound graph
       const auto built = sg::schedule_graph(schedule, costs);
-      REQUIRE(sg::find_flaws(built.graph, built.graph.edges()).empty());
+      REQUIRE(sg::find_flaws(built.graph).empty());
     }
   }
   CHECK(stuck >= sg::testing::at_least(500));

@@ -274,7 +274,7 @@ TEST_CASE("the critical path of a simulated step is hardly longer than its longe
                              .inside  = {.latency_s = 2e-6, .bytes_per_s = 100e9},
                              .between = {.latency_s = 5e-6, .bytes_per_s = 25e9},
                              .rates   = {.compute = {.flops_per_s = 10e12, .bytes_per_s = 1e12, .overhead_s = 1e-6}}});
-  const double makespan = sg::simulate(step.graph, plan.edges, machine).makespan_s;
+  const double makespan = sg::simulate({step.graph, plan}, machine).makespan_s;
 
   // Without lanes but compute's, and without the plan: as the dependencies alone would have it.
   sg::Graph free(8);

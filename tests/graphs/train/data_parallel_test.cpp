@@ -183,7 +183,7 @@ TEST_CASE("a step is one graph that scatters, broadcasts, reduces and gathers, a
   const auto made        = sg::data_parallel_step(model, options);
   const sg::Graph& graph = made.step.graph;
   CHECK_NOTHROW(sg::verify(graph));
-  CHECK_NOTHROW(sg::verify(graph, sg::plan_memory(graph)));
+  CHECK_NOTHROW(sg::verify({graph, sg::plan_memory(graph)}));
   const auto parts      = count_parts(graph);
   const auto& weights   = made.step.ranks[0].weights;
   const int num_weights = static_cast<int>(weights.size());

@@ -30,8 +30,8 @@ struct EagerMemory final : DeviceMemory {
 };
 
 struct EagerDevice final : Device {
-  struct Program final : DeviceProgram {
-    Program(EagerDevice& device, const Graph& of, StreamPlan streams)
+  struct Streams final : DeviceStreams {
+    Streams(EagerDevice& device, const Graph& of, StreamPlan streams)
         : owner(device), graph(of), plan(std::move(streams)) {
       owner.last_plan = plan;
     }
@@ -57,8 +57,8 @@ struct EagerDevice final : Device {
     DeviceQueue queue;
   };
   [[nodiscard]] DeviceMemory& memory() override { return bytes; }
-  [[nodiscard]] std::unique_ptr<DeviceProgram> lower(const Graph& graph, StreamPlan plan) override {
-    return std::make_unique<Program>(*this, graph, std::move(plan));
+  [[nodiscard]] std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) override {
+    return std::make_unique<Streams>(*this, graph, std::move(plan));
   }
   EagerMemory bytes;
   std::mutex mutex;  // guards the next two

@@ -1,6 +1,7 @@
-#include "engine/run/step.hpp"
+#include "engine/run/running_program.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <utility>
 
@@ -10,24 +11,24 @@
 namespace stepgraph {
 namespace {
 
-// Holds a licence to compute while it lives.
-class SlotGuard {
+// Holds a permit to compute while it lives.
+class PermitGuard {
  public:
-  SlotGuard(Pool& pool, Worker& worker) : pool_(pool), worker_(worker), slot_(pool.slots.acquire(worker.index)) {
-    worker_.has_slot = true;
+  PermitGuard(Pool& pool, Worker& worker) : pool_(pool), worker_(worker), permit_(pool.permits.acquire(worker.index)) {
+    worker_.has_permit = true;
   }
-  ~SlotGuard() {
-    worker_.has_slot = false;
-    pool_.slots.release(slot_);
+  ~PermitGuard() {
+    worker_.has_permit = false;
+    pool_.permits.release(permit_);
     pool_.crew.offer();
   }
-  SlotGuard(const SlotGuard&)            = delete;
-  SlotGuard& operator=(const SlotGuard&) = delete;
+  PermitGuard(const PermitGuard&)            = delete;
+  PermitGuard& operator=(const PermitGuard&) = delete;
 
  private:
   Pool& pool_;
   Worker& worker_;
-  int slot_;
+  int permit_;
 };
 
 }  // namespace
@@ -40,17 +41,39 @@ void Worker::forget_waiting() {
   waiting_for.clear();
 }
 
-Pool::Pool(int threads, int num_workers)
-    : num_threads(threads),
-      slots(threads),
-      crew(threads, num_workers, slots, arena),
-      arena(threads),
+void RunState::stop(Error why) {
+  assert(phase_ == RunPhase::running);
+  error_ = std::move(why);
+  phase_ = RunPhase::stopping;
+}
+
+void RunState::end_tasks() {
+  assert(!tasks_ended());
+  phase_ = phase_ == RunPhase::running ? RunPhase::issued : RunPhase::stopped;
+}
+
+void RunState::fail(Error why) {
+  assert(tasks_ended() && phase_ != RunPhase::over);
+  if (!error_) error_ = std::move(why);
+  phase_ = RunPhase::stopped;
+}
+
+void RunState::release() {
+  assert(tasks_ended() && phase_ != RunPhase::over);
+  phase_ = RunPhase::over;
+}
+
+Pool::Pool(int num_compute, int num_workers)
+    : num_threads(num_compute),
+      permits(num_compute),
+      crew(num_compute, num_workers, permits, threads),
+      threads(num_compute),
       workers(static_cast<std::size_t>(num_workers)) {
   for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
 }
 
-Step::Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
-           std::vector<std::uint32_t> match_of_node, std::vector<bool> waits)
+RunningProgram::RunningProgram(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
+                               std::vector<std::uint32_t> match_of_node, std::vector<bool> waits)
     : graph_(std::move(graph)),
       world_(world),
       memory_(std::move(memory)),
@@ -66,7 +89,7 @@ Step::Step(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vecto
 }
 
 // Finds the memory of a match's accesses.
-void Step::bind(Match& match) {
+void RunningProgram::bind(Match& match) {
   const auto gather = [&](std::uint32_t node, auto&& wanted) {
     const std::size_t before = match.pieces.size();
     for (std::uint32_t i = data_.nodes[node].access_begin; i < data_.access_end(node); ++i) {
@@ -91,7 +114,7 @@ void Step::bind(Match& match) {
   }
 }
 
-void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
+void RunningProgram::begin(Pool& pool, RunState& run, const RunNeeds& needs) {
   pool_  = &pool;
   run_   = &run;
   needs_ = needs;
@@ -99,19 +122,20 @@ void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
   world_.begin_step();
   if (host_lanes_) host_lanes_->begin();
   for (Worker& worker : pool.workers) {
-    worker.context.step_ = this;
+    worker.context.program_ = this;
     tsan::release(&worker);
   }
 }
 
-// Little is done around a body and nothing is kept across it: the cost of a node is mostly memory that is written.
-[[gnu::always_inline]] inline void Step::execute(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+// The overhead of a node is mostly the memory that is written around its body, so this writes as little as possible.
+[[gnu::always_inline]] inline void RunningProgram::execute(Body::Invoke invoke, const TaskRecord& task,
+                                                           Worker& worker) noexcept {
   worker.context.task_.store(&task, std::memory_order_relaxed);
   try {
     if (invoke) {
       invoke(&task.closure, worker.context);
     } else {
-      worker.context.step_->communicate(worker.context);
+      worker.context.program_->communicate(worker.context);
     }
   } catch (...) {
     fail_current();
@@ -122,12 +146,13 @@ void Step::begin(Pool& pool, RunState& run, const StepNeeds& needs) {
     same.forget_waiting();
 }
 
-// Called while an exception of this worker's node is handled.
-void Step::fail_current() noexcept {
+// Called in a catch block, for the exception of this worker's node.
+void RunningProgram::fail_current() noexcept {
   const Context& context = this_worker->context;
   const auto fail        = [&](ErrorKind kind, const char* cause) {
-    Step& step = *context.step_;
-    step.stop(*step.run_, Error(kind, str(step.graph_.describe(context.node()), ": ", cause)), /*name_running=*/false);
+    RunningProgram& program = *context.program_;
+    program.stop(*program.run_, Error(kind, str(program.graph_.describe(context.node()), ": ", cause)),
+                        /*name_running=*/false);
   };
   try {
     throw;
@@ -140,7 +165,7 @@ void Step::fail_current() noexcept {
   }
 }
 
-void Step::communicate(const Context& context) {
+void RunningProgram::communicate(const Context& context) {
   const std::uint32_t node = context.node().id;
   if (data_.nodes[node].part < 0) return;  // a node without a body
   const Match& match         = matches_[match_of_node_[node]];
@@ -148,32 +173,32 @@ void Step::communicate(const Context& context) {
   world_.communicate(context, {what, graph_.spec(what.group), match.parts});
 }
 
-void Step::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
+void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   Worker& worker = *this_worker;
   const tsan::OutsideScheduler outside;
-  tsan::acquire(&worker);  // what came before the run
-  Step& step = *worker.context.step_;
-  if (step.stopping()) return tsan::release(&step.finished_);
+  tsan::acquire(&worker);  // everything before the run
+  RunningProgram& program = *worker.context.program_;
+  if (program.stopping()) return tsan::release(&program.finished_);
   if constexpr (tsan::enabled) {
-    for (const std::uint32_t before : step.task_preds[task.node]) tsan::acquire(&step.done_[before]);
+    for (const std::uint32_t before : program.task_preds[task.node]) tsan::acquire(&program.done_[before]);
   }
-  if (!step.needy_) [[likely]] {
+  if (!program.needy_) [[likely]] {
     execute(invoke, task, worker);
   } else {
-    step.run_needy(invoke, task, worker);
+    program.run_needy(invoke, task, worker);
   }
-  if constexpr (tsan::enabled) tsan::release(&step.done_[task.node]);
-  tsan::release(&step.finished_);
+  if constexpr (tsan::enabled) tsan::release(&program.done_[task.node]);
+  tsan::release(&program.finished_);
 }
 
-// Where more threads than may compute at once could be at work: with a licence, unless the node waits. Waiting for the
-// licence is no time of the node's.
-void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+// When more threads could run bodies than may compute at once: with a permit, unless the node waits. Waiting for the
+// permit does not count as time of the node.
+void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   if (device_) return run_on_device(invoke, task, worker);
-  std::optional<SlotGuard> slot;
+  std::optional<PermitGuard> permit;
   if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
-    slot.emplace(*pool_, worker);
-    if (stopping()) return;  // it may have waited long for its licence
+    permit.emplace(*pool_, worker);
+    if (stopping()) return;  // it may have waited long for the permit
   }
   if (!needs_.recording) return execute(invoke, task, worker);
   const std::uint64_t begin = read_begin_ticks();
@@ -181,8 +206,8 @@ void Step::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker
   needs_.recording->add(worker.index, task.node, begin, read_ticks());
 }
 
-// What a body enqueues waits for what comes before its node, and what comes after waits for it.
-void Step::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
+// The work that a body enqueues runs after the nodes before it, and before the nodes after it: before() and after().
+void RunningProgram::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   Context& context = worker.context;
   context.task_.store(&task, std::memory_order_relaxed);
   try {
@@ -205,20 +230,20 @@ void Step::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& wo
   if (worker.said_waiting) worker.forget_waiting();
 }
 
-void Step::use_device(std::unique_ptr<DeviceProgram> device, std::vector<std::uint32_t> tasks_in_order,
-                      std::unique_ptr<HostLanes> host_lanes) {
+void RunningProgram::use_device(std::unique_ptr<DeviceStreams> device, std::vector<std::uint32_t> tasks_in_order,
+                                std::unique_ptr<HostLanes> host_lanes) {
   device_         = std::move(device);
   tasks_in_order_ = std::move(tasks_in_order);
   host_lanes_     = std::move(host_lanes);
 }
 
-// Of a communication each part may follow host nodes of its own rank.
-void Step::wait_for_host(std::uint32_t node) const noexcept {
+// Each part of a communication can follow host nodes of its own rank.
+void RunningProgram::wait_for_host(std::uint32_t node) const noexcept {
   if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
   for (const LocalPart& part : matches_[match_of_node_[node]].parts) host_lanes_->wait_before(part.node.id);
 }
 
-void Step::issue_nodes() {
+void RunningProgram::issue_nodes() {
   device_->begin(needs_.recording != nullptr);
   for (const std::uint32_t node : tasks_in_order_) {
     if (host_lanes_->hand_over(node)) continue;
@@ -229,7 +254,7 @@ void Step::issue_nodes() {
   device_->end(!stopping());
 }
 
-void Step::issue() noexcept {
+void RunningProgram::issue() noexcept {
   const auto begin = std::chrono::steady_clock::now();
   try {
     if (needs_.recording || host_lanes_->size() > 0 || !device_->replay()) issue_nodes();
@@ -239,29 +264,28 @@ void Step::issue() noexcept {
   issue_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-void Step::run_host_lane(std::size_t lane) noexcept {
+void RunningProgram::run_host_lane(std::size_t lane) noexcept {
   const std::vector<std::uint32_t>& nodes = host_lanes_->nodes(lane);
   for (std::size_t i = 0; i < nodes.size() && !stopping(); ++i) {
     host_lanes_->wait_until_handed(lane, i);
     host_lanes_->wait_before(nodes[i]);
-    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // nothing, once everything stops
+    run(data_.bodies[nodes[i]].invoke(), tasks_[nodes[i]]);  // does nothing once the run is stopping
     host_lanes_->set_done(lane);
   }
 }
 
-void Step::stop(RunState& run, const Error& why, bool name_running) {
-  // The world hears of it under the lock: a run ends by taking it, so this abort cannot reach the next step.
+void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
+  // The world is told under the lock. A run needs the lock to end, so this abort cannot affect the next run.
   const std::lock_guard lock(run.mutex);
-  if (run.finished || run.error) return;
-  const std::string names  = name_running ? running() : std::string();
+  if (run.phase() != RunPhase::running) return;
+  const std::string names  = name_running ? running_nodes() : std::string();
   const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
-  run.error                = Error(why.kind(), reason);
-  run.stopping.store(true);
+  run.stop(Error(why.kind(), reason));
   if (host_lanes_) host_lanes_->stop();
   world_.abort(reason);
 }
 
-std::string Step::running() const {
+std::string RunningProgram::running_nodes() const {
   std::string names;
   if (!pool_) return names;
   for (Worker& worker : pool_->workers) {
@@ -284,23 +308,23 @@ std::string Step::running() const {
   return names;
 }
 
-void Step::waiting_for(std::string_view what) {
-  if (!this_worker) return;  // a tile on a thread of the arena: its caller's worker speaks for the node
+void RunningProgram::waiting_for(std::string_view what) {
+  if (!this_worker) return;  // a tile on a helper thread: the worker that runs the node reports for it
   Worker& worker = *this_worker;
   const std::lock_guard lock(worker.mutex);
   worker.waiting_for  = what;
   worker.said_waiting = true;
 }
 
-void Step::parallel_for(Node node, std::int64_t num_tiles, TileCall tile) {
+void RunningProgram::parallel_for(Node node, std::int64_t num_tiles, TileCall tile) {
   const NodeRecord& record = data_.nodes[node.id];
   if (!record.parallel && record.part < 0) {
     throw Error(ErrorKind::config, "parallel_for in a node that is not declared parallel (set .parallel = true)");
   }
-  // A body on a waiting lane holds no licence; it needs one while it computes. Not on a thread of the arena, nor in a
-  // kernel inside a kernel: those have one.
-  std::optional<SlotGuard> slot;
-  if (this_worker && !this_worker->has_slot) slot.emplace(*pool_, *this_worker);
+  // A body on a waiting lane holds no permit; it needs one while it computes. Helper threads, and kernels inside
+  // kernels, have one already.
+  std::optional<PermitGuard> permit;
+  if (this_worker && !this_worker->has_permit) permit.emplace(*pool_, *this_worker);
   pool_->crew.run(num_tiles, tile);
 }
 

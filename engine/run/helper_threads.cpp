@@ -1,4 +1,4 @@
-#include "engine/run/arena.hpp"
+#include "engine/run/helper_threads.hpp"
 
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/task_arena.h>
@@ -11,27 +11,27 @@
 namespace stepgraph {
 namespace {
 
-// One slot is nobody's: callers never enter the arena, they only leave work there. TBB has no more workers than the
-// machine has cores, and says so on stderr when asked for more.
+// One slot stays empty: callers never enter the arena, they only enqueue work. TBB has at most as many workers as the
+// machine has cores, and warns on stderr when asked for more.
 int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
 
 }  // namespace
 
-struct Arena::Impl {
+struct HelperThreads::Impl {
   explicit Impl(int threads) : arena(arena_size(threads), /*reserved_for_masters=*/1) {}
   tbb::task_arena arena;
   std::atomic<int> under_way{0};  // enqueued and not yet done
 };
 
-Arena::Arena(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+HelperThreads::HelperThreads(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 
-// A helper that comes too late to help still looks at what its executor lent it.
-Arena::~Arena() {
+// A helper that starts late still reads memory of its executor, so all of them are waited for.
+HelperThreads::~HelperThreads() {
   for (int left; (left = impl_->under_way.load()) > 0;) impl_->under_way.wait(left);
   tsan::acquire(impl_.get());
 }
 
-void Arena::enqueue(void (*work)(void*), void* argument) {
+void HelperThreads::enqueue(void (*work)(void*), void* argument) {
   Impl& impl = *impl_;
   impl.under_way.fetch_add(1);
   tsan::release(argument);
@@ -39,7 +39,7 @@ void Arena::enqueue(void (*work)(void*), void* argument) {
   impl.arena.enqueue([work, argument, &impl] {
     tsan::acquire(argument);
     work(argument);
-    tsan::release(&impl);  // what it looked at may go once nothing is under way
+    tsan::release(&impl);  // the memory it read may be freed once nothing is under way
     if (impl.under_way.fetch_sub(1) == 1) impl.under_way.notify_all();
   });
   tsan::leave_scheduler();

@@ -17,20 +17,20 @@ struct Shared {
   bool capture, check_nodes;
   // The last program that ran, and whether it was captured. Events do not order the streams of different programs, so
   // take_turn() synchronizes when either changes.
-  const void* last_program = nullptr;
-  bool last_captured       = false;
+  const void* last   = nullptr;
+  bool last_captured = false;
   std::mutex mutex;  // held while a run is issued
 };
 
 // A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
 // One event per node also serves the next run: a node that waits for a node of the previous run comes before that
 // node's next execution.
-class Program final : public DeviceProgram {
+class Streams final : public DeviceStreams {
  public:
-  Program(Shared& shared, const Graph& graph, StreamPlan plan);
-  ~Program() override;
-  Program(const Program&)            = delete;
-  Program& operator=(const Program&) = delete;
+  Streams(Shared& shared, const Graph& graph, StreamPlan plan);
+  ~Streams() override;
+  Streams(const Streams&)            = delete;
+  Streams& operator=(const Streams&) = delete;
 
   [[nodiscard]] bool replay() override;
   void begin(bool recorded) override;

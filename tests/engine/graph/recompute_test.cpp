@@ -1,4 +1,4 @@
-#include "graphs/step/recompute.hpp"
+#include "engine/graph/recompute.hpp"
 
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -76,9 +76,9 @@ struct Made {
 // What is in persistent buffers after two steps in planned memory.
 std::vector<std::int64_t> results(const sg::Graph& graph, sg::Executor& executor) {
   const sg::MemoryPlan plan = sg::plan_memory(graph);
-  CHECK(sg::find_flaws(graph, plan).empty());
+  CHECK(sg::find_flaws({graph, plan}).empty());
   sg::LoopbackWorld world(1);
-  const sg::Program program(graph, world, plan);
+  const sg::Program program(sg::RunnableGraph(graph, plan), world);
   executor.run(program);
   executor.run(program);
   std::vector<std::int64_t> out;
@@ -108,7 +108,7 @@ constexpr sg::RecomputePlace outside{}, region{Role::region, 0}, reader{Role::re
 }  // namespace
 
 TEST_CASE("what a reader needs runs again right before the first reader, and others keep what they read",
-          "[graphs][recompute]") {
+          "[engine][recompute]") {
   Made made;
   const auto x = made.kept("x"), y = made.kept("y"), z = made.kept("z");
   const auto a = made.buffer("a"), b = made.buffer("b"), c = made.buffer("c"), d = made.buffer("d");
@@ -133,7 +133,7 @@ TEST_CASE("what a reader needs runs again right before the first reader, and oth
   CHECK(results(again, executor) == results(made.graph, executor));
 }
 
-TEST_CASE("a reader that works in place takes over what was recomputed", "[graphs][recompute]") {
+TEST_CASE("a reader that works in place takes over what was recomputed", "[engine][recompute]") {
   Made made;
   const auto x = made.kept("x"), y = made.kept("y"), z = made.kept("z"), a = made.buffer("a");
   made.add(region, {.name = "first", .reads = x, .writes = a});
@@ -153,7 +153,7 @@ TEST_CASE("a reader that works in place takes over what was recomputed", "[graph
   CHECK(made.recompute() == made.graph);
 }
 
-TEST_CASE("a message is not sent again, and an order of tokens is kept", "[graphs][recompute]") {
+TEST_CASE("a message is not sent again, and an order of tokens is kept", "[engine][recompute]") {
   Made made;
   made.graph      = sg::Graph(2);
   const auto pair = made.graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -181,7 +181,7 @@ TEST_CASE("a message is not sent again, and an order of tokens is kept", "[graph
   CHECK(buffer_at(again, "back", 2) == token);
 }
 
-TEST_CASE("a collective is issued again after the parts before it, and by all members alike", "[graphs][recompute]") {
+TEST_CASE("a collective is issued again after the parts before it, and by all members alike", "[engine][recompute]") {
   Made made;
   made.graph       = sg::Graph(2);
   const auto group = made.graph.group({.name = "all", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -210,7 +210,7 @@ TEST_CASE("a collective is issued again after the parts before it, and by all me
   compute("back", reader, [&](sg::Rank r) { return sg::NodeSpec{.reads = {a[r], b[r]}, .writes = c[r]}; });
   reduce("after", c, outside);
   const sg::Graph again = made.recompute();
-  CHECK(sg::find_flaws(again, again.edges()).empty());
+  CHECK(sg::find_flaws(again).empty());
   std::vector<std::vector<std::pair<std::int32_t, std::string>>> issued(2);
   for (std::uint32_t i = 0; i < again.num_nodes(); ++i) {
     if (!again.has_part(sg::Node{i})) continue;
@@ -230,7 +230,7 @@ TEST_CASE("a collective is issued again after the parts before it, and by all me
   }
 }
 
-TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are named", "[graphs][recompute]") {
+TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are named", "[engine][recompute]") {
   const auto refuses = [](const Made& made, const std::string& why) {
     CHECK_THROWS_MATCHES(made.recompute(), sg::Error, MessageMatches(ContainsSubstring(why)));
     try {
@@ -268,7 +268,7 @@ TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are 
 }
 
 TEST_CASE("random graphs compute the same with recomputation, whatever is read and written in place",
-          "[graphs][recompute]") {
+          "[engine][recompute]") {
   sg::Executor executor({.threads = 2});
   int repeated = 0, refused = 0;
   for (std::uint32_t seed = 0; seed < 1000u / static_cast<unsigned>(sg::testing::scale()); ++seed) {

@@ -1,4 +1,4 @@
-#include "backends/cuda/program.hpp"
+#include "backends/cuda/streams.hpp"
 
 #include <nvtx3/nvToolsExt.h>
 
@@ -20,7 +20,7 @@ void drop(cudaEvent_t event) noexcept {
 
 }  // namespace
 
-Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
+Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan)
     : shared_(shared),
       graph_(graph),
       plan_(std::move(plan)),
@@ -53,12 +53,12 @@ Program::Program(Shared& shared, const Graph& graph, StreamPlan plan)
   tail_   = make_event(cudaEventDisableTiming);
 }
 
-Program::~Program() {
+Streams::~Streams() {
   try {
     shared_.queues.synchronize();
   } catch (const Error&) {  // already reported
   }
-  if (shared_.last_program == this) shared_.last_program = nullptr;
+  if (shared_.last == this) shared_.last = nullptr;
   if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
   drop_timing();
   drop(fork_);
@@ -68,20 +68,20 @@ Program::~Program() {
   }
 }
 
-std::string Program::doing(const char* what, Node node) const {
+std::string Streams::doing(const char* what, Node node) const {
   const std::uint32_t stream = plan_.stream[node.id];
   return str(what, " ", graph_.describe(node), stream == none ? "" : str(" on stream '", stream_name(stream), "'"));
 }
 
 // Events do not order streams of another program, or of captured and issued runs.
-void Program::take_turn(bool captured) {
-  if (shared_.last_program == this && shared_.last_captured == captured) return;
+void Streams::take_turn(bool captured) {
+  if (shared_.last == this && shared_.last_captured == captured) return;
   shared_.queues.synchronize();
-  shared_.last_program  = this;
+  shared_.last          = this;
   shared_.last_captured = captured;
 }
 
-bool Program::replay() {
+bool Streams::replay() {
   if (graph_exec_ == nullptr || !shared_.capture) return false;
   const std::lock_guard lock(shared_.mutex);
   take_turn(true);
@@ -91,8 +91,8 @@ bool Program::replay() {
 }
 
 // The first run is issued, not captured: libraries then choose algorithms and load kernels, which cannot be captured.
-void Program::begin(bool recorded) {
-  std::unique_lock turn(shared_.mutex);  // unlocks if begin() fails, since end() is then not called
+void Streams::begin(bool recorded) {
+  std::unique_lock turn(shared_.mutex);  // whose end() never comes, if this fails
   recorded_ = recorded;
   if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
     take_turn(true);
@@ -110,7 +110,7 @@ void Program::begin(bool recorded) {
   turn_ = std::move(turn);
 }
 
-void Program::begin_timing() {
+void Streams::begin_timing() {
   shared_.queues.synchronize();
   if (timing_.empty()) {
     timing_.resize(graph_.num_nodes());
@@ -127,14 +127,14 @@ void Program::begin_timing() {
 }
 
 // A stream joins a capture when it waits for an event of the capture.
-void Program::join_capture(std::uint32_t stream) {
+void Streams::join_capture(std::uint32_t stream) {
   if (joined_[stream]) return;
   joined_[stream] = 1;
   if (queue_of(stream).stream() == origin_) return;
   check(cudaStreamWaitEvent(queue_of(stream).stream(), fork_, 0), "joining a stream to a capture");
 }
 
-const DeviceQueue* Program::before(Node node) {
+const DeviceQueue* Streams::before(Node node) {
   nvtxRangePushA(std::string(graph_.name(node)).c_str());
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
@@ -158,7 +158,7 @@ const DeviceQueue* Program::before(Node node) {
   return &queue.handles();
 }
 
-void Program::after(Node node) {
+void Streams::after(Node node) {
   nvtxRangePop();
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
@@ -172,7 +172,7 @@ void Program::after(Node node) {
   if (shared_.check_nodes && !capturing_) check(cudaStreamSynchronize(on), doing("running", node));
 }
 
-std::vector<NodeTime> Program::times() {
+std::vector<NodeTime> Streams::times() {
   if (!recorded_) return {};
   shared_.queues.synchronize();
   std::vector<NodeTime> times(graph_.num_nodes());
@@ -193,7 +193,7 @@ std::vector<NodeTime> Program::times() {
   return times;
 }
 
-void Program::drop_timing() noexcept {
+void Streams::drop_timing() noexcept {
   for (const Timing& timing : timing_) {
     drop(timing.begin);
     drop(timing.end);
@@ -202,7 +202,7 @@ void Program::drop_timing() noexcept {
 }
 
 // The origin stream continues when every stream has reached this point.
-void Program::join_all() {
+void Streams::join_all() {
   for (std::uint32_t stream = 0; stream < queues_.size(); ++stream) {
     if (queues_[stream] == nullptr || queue_of(stream).stream() == origin_) continue;
     if (capturing_ && !joined_[stream]) continue;
@@ -213,12 +213,12 @@ void Program::join_all() {
 }
 
 // A failed run does not count: libraries may not have seen all nodes.
-void Program::finish(bool good) {
+void Streams::finish(bool good) {
   runs_ += good ? 1 : 0;
   check(cudaEventRecord(tail_, origin_), "recording the end of a step");
 }
 
-void Program::end(bool good) {
+void Streams::end(bool good) {
   const std::unique_lock<std::mutex> turn = std::move(turn_);
   if (capturing_) {
     end_capture(good);
@@ -230,7 +230,7 @@ void Program::end(bool good) {
   finish(good);
 }
 
-void Program::end_capture(bool good) {
+void Streams::end_capture(bool good) {
   if (good) join_all();
   capturing_               = false;
   cudaGraph_t captured     = nullptr;
@@ -246,7 +246,7 @@ void Program::end_capture(bool good) {
   check(made, "making a CUDA graph of a step");
 }
 
-bool Program::done() {
+bool Streams::done() {
   const cudaError_t status = cudaEventQuery(tail_);
   if (status == cudaErrorNotReady) return false;
   check(status, "running a step (CudaWorldOptions::check_nodes names the node)");
