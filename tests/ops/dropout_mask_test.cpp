@@ -109,7 +109,7 @@ TEST_CASE("pieces of a mask equal the mask, also across a boundary of 2^32 eleme
   CHECK(found == expected);
 }
 
-TEST_CASE("a dropout site without a name or with a rate outside [0, 1) is refused", "[ops][dropout][refuses]") {
+TEST_CASE("a dropout site without a name or with an invalid rate is refused", "[ops][dropout][refuses]") {
   sg::Graph graph;
   sg::WeightTable weights;
   const sg::Tape plain({.graph = &graph, .weights = &weights});

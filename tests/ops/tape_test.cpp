@@ -268,7 +268,7 @@ TEST_CASE("a tape refuses tensors of another tape, missing gradients and unsuppo
   sg::Tape twin({.graph = &bench.graph, .weights = &bench.weights});
   (void)twin.tensor("x", {2, 3});
   refuses([&] { (void)twin.has_gradient(x); }, "tape: tensor 0 does not belong to this tape (which has 1 tensors)");
-  refuses([&] { (void)sg::linear(twin, {.x = x, .weight = twin.weight("w")}); }, "not of this tape");
+  refuses([&] { (void)sg::linear(twin, {.x = x, .weight = twin.weight("w")}); }, "does not belong to this tape");
 
   refuses([&] { (void)bench.tape.weight("v"); }, "weight 'v': not declared (declared: w)");
   refuses([&] { bench.weights.add({.name = "w"}); }, "weight 'w': declared twice");

@@ -64,5 +64,5 @@ TEST_CASE("a timeline of another graph has no op times", "[engine][op_times][ref
   sg::Graph graph;
   graph.add({.rank = r0});
   CHECK_THROWS_MATCHES(sg::op_times(graph, {}), sg::Error,
-                       MessageMatches(ContainsSubstring("is of 0 nodes, the graph has 1")));
+                       MessageMatches(ContainsSubstring("it has 0 nodes, but the graph has 1")));
 }
