@@ -71,7 +71,7 @@ void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
   if (pipeline.schedule.ends_with(".csv")) return;
   Names kinds;
   for (const ScheduleKind kind : all_schedule_kinds) kinds.push_back(to_string(kind));
-  kinds.push_back("or a FILE.csv");  // never equal to a kind: a file's name ends in .csv and was taken above
+  kinds.push_back("or a FILE.csv");  // for the message; names of files ended the function above
   static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
 }
 
@@ -105,7 +105,8 @@ void read_shard(const ConfigReader& root, ShardPlan& shard) {
                                                       "keep_between_microbatches"});
   const Shard preset         = shard.strategy;
   shard.strategy             = read_enum(section, "strategy", preset, Shard::hybrid);
-  if (shard.strategy != preset) shard = {.strategy = shard.strategy};  // a preset's other choices go with its own
+  if (shard.strategy != preset)
+    shard = {.strategy = shard.strategy};  // the other choices of a preset are for its own strategy
   shard.reduce   = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
   shard.prefetch = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
   section.boolean("forward_prefetch", shard.forward_prefetch);
@@ -124,7 +125,7 @@ void read_shard(const ConfigReader& root, ShardPlan& shard) {
   section.boolean("delay_all_reduce", shard.delay_all_reduce);
   section.boolean("find_unused_parameters", shard.find_unused_parameters);
   section.boolean("static_graph", shard.static_graph);
-  // What a preset chose for a way that a key leaves goes with it.
+  // A key may have changed the mode; then the slots that the preset chose for its own mode do not apply.
   if (shard.reduce == ReduceWhen::last && !section.has("grad_slots")) shard.grad_slots = ShardPlan{}.grad_slots;
   if (keeps_gathered(shard) && !section.has("slots")) shard.slots = ShardPlan{}.slots;
   shard.reduction = section.choice("reduction", 0, {"average", "sum"}) == 0 ? Reduction::average : Reduction::sum;
@@ -136,7 +137,8 @@ void check_offload(const ConfigReader& root) {
   for (const std::string_view key : keys) section.only_false(key);
 }
 
-// What is as it would be anyway is not remembered as given: a config that is printed whole is read as the same.
+// A value equal to the default is not stored as given, so that to_json() followed by parse_config() gives an equal
+// config.
 void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionPlan& precision) {
   const ConfigReader section =
       root.section("precision", {"param", "reduce", "loss_scale", "keep_low_precision_grads", "norm"});
@@ -159,7 +161,7 @@ void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionP
   } else if (given) {
     const Names words{"none", "dynamic", "or a number above 0"};
     const std::size_t word = section.choice("loss_scale", 0, words);
-    if (word > 1) section.refuse("loss_scale", "\"or a number above 0\" is no number (65536)");
+    if (word > 1) section.refuse("loss_scale", "\"or a number above 0\" is not a number (65536)");
     const Scaling scaling = word == 0 ? Scaling::none : Scaling::dynamic;
     if (scaling != precision.usual_scaling()) scale.scaling = scaling;
   }
@@ -195,7 +197,7 @@ Recompute read_recompute(const ConfigReader& root, Recompute otherwise) {
   return static_cast<Recompute>(root.choice("recompute", static_cast<std::size_t>(otherwise), names));
 }
 
-// The preset first: what it chooses stands where no other key says otherwise.
+// Must run first: other keys override the choices of the preset.
 void read_memory(const ConfigReader& root, Config& config) {
   const ConfigReader section = root.section("memory", {"limit_bytes", "reuse", "preset"});
   Names presets;

@@ -9,7 +9,7 @@
 namespace stepgraph {
 namespace {
 
-// Checks of the library name their subject; a config's reader wants the key.
+// Replaces the subject of a library message by the key of the config.
 template <class Check>
 void at(std::string_view path, std::string_view subject, const Check& check) {
   try {
@@ -21,7 +21,7 @@ void at(std::string_view path, std::string_view subject, const Check& check) {
   }
 }
 
-// What has to fit. A vocabulary need not: it is cut unevenly where tp does not divide it.
+// Sizes that must fit the layout. The vocabulary may have any size: its parts may be unequal.
 struct Sizes {
   int layers                = 0;
   std::int64_t context      = 0;
@@ -49,7 +49,7 @@ Sizes sizes_of(const Model& model) {
 }
 Sizes sizes_of(const LoadFrom&) { return {}; }
 
-// What a file says of stages is known when it is read.
+// The stages of a schedule file are checked when the file is read.
 void check_stages(const Plan& plan, int layers) {
   if (plan.pipeline.schedule.ends_with(".csv")) return;
   const std::int64_t stages = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
@@ -88,7 +88,7 @@ void check_fit(const Config& config) {
   check_shard_keys(config.plan.shard);
   const int microbatches =
       num_microbatches({.global = config.batch.global, .micro = config.batch.micro, .dp = layout.dp});
-  constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // and one more: the last target
+  constexpr std::int64_t max_tokens = (std::int64_t{1} << 31) - 2;  // plus one: the last target
   if (std::int64_t{config.batch.global} * config.batch.seq > max_tokens)
     throw Error(ErrorKind::config, str("batch: global ", config.batch.global, " x seq ", config.batch.seq, " = ",
                                        std::int64_t{config.batch.global} * config.batch.seq,

@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-// Far beyond any model, and small enough that numbers of elements fit in 64 bits.
+// Larger than any model, and small enough that numbers of elements fit into 64 bits.
 constexpr int max_layers           = 1 << 14;
 constexpr std::int64_t max_width   = 1 << 20;
 constexpr std::int64_t max_inner   = 1 << 22;
@@ -31,7 +31,7 @@ Names keys_of(std::string_view kind) {
   return keys;
 }
 
-// A key that another kind has is likelier to be in the wrong model than mistyped.
+// A key of another model kind is reported as such, not as a typing error.
 void refuse_keys_of_others(const JsonValue& model, std::string_view kind) {
   const Names own = keys_of(kind);
   for (const std::string& key : model.key) {
@@ -57,7 +57,7 @@ void read_sizes(const ConfigReader& model, Spec& spec) {
   model.real("init_deviation", spec.init_deviation, not_negative);
 }
 
-// "96 or 104": the multiples around a number that is none.
+// "96 or 104": the multiples of `by` next to a number that is not one.
 std::string multiples_around(std::int64_t number, std::int64_t by) {
   return number < by ? str(by) : str(number / by * by, " or ", number / by * by + by);
 }
@@ -98,9 +98,9 @@ LlamaSpec read_llama(const ConfigReader& model) {
   const std::int64_t head_size = spec.head_size == 0 ? spec.width / spec.heads : spec.head_size;
   if (head_size % 2 != 0)
     model.refuse("head_size", str(head_size, spec.head_size == 0 ? " (width / heads)" : "",
-                                  " is odd, and rotary positions turn pairs of numbers (an even size)"));
+                                  " is odd, but rotary embeddings rotate pairs (an even size)"));
   if (spec.kv_heads != 0 && spec.heads % spec.kv_heads != 0)
-    model.refuse("kv_heads", str(spec.heads, " heads are not as many for each of ", spec.kv_heads,
+    model.refuse("kv_heads", str(spec.heads, " heads do not divide by ", spec.kv_heads,
                                  " key and value heads (a divisor of ", spec.heads, ")"));
   return spec;
 }
@@ -117,8 +117,9 @@ ModelSource read_model_source(const JsonValue& value) {
   if (value.find("load")) {
     for (const std::string& key : value.key) {
       if (key != "load" && key != "dropout")
-        throw Error(ErrorKind::config,
-                    str("model.", key, ": beside load (load alone, or with dropout: the folder says the rest)"));
+        throw Error(
+            ErrorKind::config,
+            str("model.", key, ": cannot be combined with load (only load and dropout: the folder has the rest)"));
     }
     LoadFrom source;
     const ConfigReader model(&value, "model", {"load", "dropout"});
@@ -128,14 +129,12 @@ ModelSource read_model_source(const JsonValue& value) {
   }
   std::size_t kind = 0;
   if (value.kind == JsonValue::Kind::object) {
-    const JsonValue only_kind =
-        value.find("kind") ? JsonValue{.kind = JsonValue::Kind::object, .key = {"kind"}, .items = {*value.find("kind")}}
-                           : JsonValue{.kind = JsonValue::Kind::object};
-    kind = ConfigReader(&only_kind, "model", {"kind"}).choice("kind", 0, kinds);
+    const JsonValue only_kind = value.find("kind") ? JsonValue{{"kind", *value.find("kind")}} : JsonValue::object();
+    kind                      = ConfigReader(&only_kind, "model", {"kind"}).choice("kind", 0, kinds);
     refuse_keys_of_others(value, kinds[kind]);
   }
   Names known = keys_of(kinds[kind]);
-  if (value.key.size() < 2) known.push_back("load");  // alone it would be one
+  if (value.key.size() < 2) known.push_back("load");  // suggest it only if it would be valid
   const ConfigReader model(&value, "model", known, str(" of ", kinds[kind]));
   if (kind == 1) return read_llama(model);
   if (kind == 2) return read_mlp(model);

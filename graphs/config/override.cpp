@@ -11,17 +11,17 @@ namespace {
   throw Error(ErrorKind::config, str("override '", assignment, "': ", why));
 }
 
-// What begins like JSON with brackets or quotes is meant as such; other words are strings unless they are JSON as a
-// whole: `1f1b` and `adamw` are strings, `2` and `true` are not.
+// Text that begins with a bracket or quote must be JSON. Other text is a string unless all of it is JSON: `1f1b` and
+// `adamw` are strings, `2` and `true` are not.
 JsonValue parse_value(std::string_view assignment, std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  const bool meant        = first != text.npos && std::string_view("{[\"").find(text[first]) != std::string_view::npos;
+  const bool is_json      = first != text.npos && std::string_view("{[\"").find(text[first]) != std::string_view::npos;
   try {
     return parse_json(text);
   } catch (const Error& error) {
-    if (meant) refuse(assignment, str("the value is not JSON: ", error.what()));
+    if (is_json) refuse(assignment, str("the value is not JSON: ", error.what()));
   }
-  return {.kind = JsonValue::Kind::string, .text = std::string(text)};
+  return text;
 }
 
 }  // namespace
@@ -37,10 +37,7 @@ void apply_override(JsonValue& config, std::string_view assignment) {
     if (place->kind != JsonValue::Kind::object)
       refuse(assignment, str(reached.empty() ? "the config" : reached, " is ", excerpt(*place), ", which has no keys"));
     JsonValue* next = place->find(key);
-    if (!next) {
-      place->key.emplace_back(key);
-      next = &place->items.emplace_back(JsonValue{.kind = JsonValue::Kind::object});
-    }
+    if (!next) next = &place->set(key, JsonValue::object());
     reached += str(reached.empty() ? "" : ".", key);
     place = next;
   }

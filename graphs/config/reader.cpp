@@ -12,7 +12,7 @@ namespace {
 
 using Kind = JsonValue::Kind;
 
-// Letters to change, add, drop or swap with a neighbour (Damerau 1964, each place once).
+// Edit distance: letters changed, added, removed or swapped with their neighbour (Damerau 1964).
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});
@@ -43,7 +43,7 @@ std::string known_text(std::string_view given, const ConfigReader::Names& known)
   std::string_view nearest;
   std::size_t best = std::max<std::size_t>(1, given.size() / 3) + 1;
   for (const std::string_view name : known) {
-    // A long word of the caller's is not compared: it is nobody's typing error.
+    // Long words are not compared: they are not typing errors.
     const std::size_t steps = given.size() > 64 ? best : distance(given, name);
     if (steps < best && steps < name.size()) {
       best    = steps;
@@ -147,7 +147,7 @@ void ConfigReader::only(std::string_view key, std::string_view supported) const 
   std::string given(supported);
   text(key, given);
   if (given != supported) {
-    const std::string shown = excerpt({.kind = Kind::string, .text = given});
+    const std::string shown = excerpt(given);
     refuse_unsupported(key, std::string_view(shown).substr(1, shown.size() - 2), supported);
   }
 }

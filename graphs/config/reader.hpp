@@ -12,7 +12,7 @@
 // Reading sections of a config: internal to graphs/.
 namespace stepgraph {
 
-// Which numbers a key takes, with the words for it.
+// The numbers that a key accepts, and their description for messages.
 struct RealRange {
   double min             = 0;
   bool min_allowed       = true;
@@ -23,20 +23,21 @@ inline constexpr RealRange not_negative{};
 inline constexpr RealRange positive{.min_allowed = false, .words = "above 0"};
 inline constexpr RealRange share{.below = 1, .words = "from 0 to less than 1"};
 
-// One object of a config. Made, its keys are all known; each function leaves its field as it is where the key is
-// missing and throws Error(config) that begins with the key's path where the value does not fit.
+// One object of a config. The constructor throws Error(config) for unknown keys. Each function reads one key into a
+// field: it leaves the field unchanged if the key is missing, and throws Error(config) with the key's path if the value
+// is wrong.
 class ConfigReader {
  public:
   using Names = std::vector<std::string_view>;
 
-  // `object` may be null: nothing is given then. `of` says whose keys they are, for messages: " of gpt2".
+  // A null `object` is an object without keys. `of` is the owner of the keys in messages: " of gpt2".
   ConfigReader(const JsonValue* object, std::string path, Names known, std::string of = {});
 
   [[nodiscard]] bool has(std::string_view key) const { return value(key) != nullptr; }
   [[nodiscard]] std::string path(std::string_view key) const;
   [[noreturn]] void refuse(std::string_view key, const std::string& why) const;
   [[nodiscard]] ConfigReader section(std::string_view key, Names known) const;
-  // Throws unless it is there.
+  // Throws Error(config) if the key is missing.
   const JsonValue* required(std::string_view key, std::string_view example) const;
 
   template <std::integral Integer>
@@ -52,11 +53,11 @@ class ConfigReader {
   void real(std::string_view key, double& field, const RealRange& range) const;
   void boolean(std::string_view key, bool& field) const;
   void text(std::string_view key, std::string& field) const;  // not empty
-  // The place among `names` of the one that is given; `fallback` where none is. Those in `later` are names that this
-  // version does not have yet.
+  // The index of the given value in `names`, or `fallback` if the key is missing. Values in `later` are refused as not
+  // supported yet.
   [[nodiscard]] std::size_t choice(std::string_view key, std::size_t fallback, const Names& names,
                                    const Names& later = {}) const;
-  // A key that has one value in this version.
+  // A key that supports only one value in this version.
   void only(std::string_view key, std::string_view supported) const;
   void only_false(std::string_view key) const;
   [[noreturn]] void refuse_unsupported(std::string_view key, std::string_view given, std::string_view supported) const;
@@ -75,7 +76,7 @@ class ConfigReader {
 
 [[nodiscard]] std::string list_names(const ConfigReader::Names& names);  // "dp, tp, pp"
 
-// "did you mean tp? known: dp, tp, pp", without the question where nothing is close.
+// "did you mean tp? known: dp, tp, pp", without the question if no name is similar.
 [[nodiscard]] std::string known_text(std::string_view given, const ConfigReader::Names& known);
 
 }  // namespace stepgraph

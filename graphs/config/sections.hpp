@@ -7,13 +7,13 @@
 // Parts of reading a config: internal to graphs/.
 namespace stepgraph {
 
-// `model`, with what its own numbers allow: {"kind": "gpt2", ...} or {"load": "DIR"}.
+// Reads and checks `model`: {"kind": "gpt2", ...} or {"load": "DIR"}.
 [[nodiscard]] ModelSource read_model_source(const JsonValue& model);
 
-// Do model, batch, layout and schedule fit each other, as far as is known without opening a file?
+// Checks that model, batch, layout and schedule fit each other, as far as possible without opening a file.
 void check_fit(const Config& config);
 
-// "layout.dp=2": what a config's text becomes.
+// Applies an override such as "layout.dp=2".
 void apply_override(JsonValue& config, std::string_view assignment);
 
 }  // namespace stepgraph

@@ -16,14 +16,14 @@ namespace {
 
 std::string system_text(int number) { return std::generic_category().message(number); }
 
-// The most that one call to the system is asked for; it may do less.
+// The most bytes of one system call, which may transfer fewer.
 constexpr std::size_t most_at_once = std::size_t{1} << 30;
 
 }  // namespace
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
-  if (path_.empty()) throw Error(ErrorKind::config, "a file: its name is empty");
-  // Opening a pipe would wait for somebody to write into it.
+  if (path_.empty()) throw Error(ErrorKind::config, "file: the name is empty (a file name)");
+  // O_NONBLOCK: opening a pipe would wait for a writer.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
     const int error = errno;
@@ -33,11 +33,11 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status {};
   const char* wrong = nullptr;
   if (::fstat(descriptor_, &status) != 0) {
-    wrong = "cannot be asked for its size";
+    wrong = "the size cannot be read";
   } else if (S_ISDIR(status.st_mode)) {
     wrong = "is a folder (a file is needed)";
   } else if (!S_ISREG(status.st_mode)) {
-    wrong = "is no regular file";
+    wrong = "is not a regular file";
   }
   if (wrong != nullptr) {
     ::close(descriptor_);
@@ -85,13 +85,13 @@ std::string read_text(const std::filesystem::path& path, std::int64_t most_bytes
 }
 
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
-  // Renaming would put a file in the place of a pipe or a device, which others use.
+  // A rename would replace a pipe or device by a file.
   struct stat status {};
   if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw Error(ErrorKind::config,
-                str(path_.string(), S_ISDIR(status.st_mode) ? ": is a folder" : ": is no regular file",
-                    " (a file, or a name that is free)"));
-  // Not by chance: two that write the same file at once must not share a neighbour.
+                str(path_.string(), S_ISDIR(status.st_mode) ? ": is a folder" : ": is not a regular file",
+                    " (a file, or a new name)"));
+  // O_EXCL: two writers of the same file at the same time must not share a temporary file.
   for (int number = 0; number < 1000; ++number) {
     partial_ = path_;
     partial_ += str(".", ::getpid(), "-", number, ".partial");
@@ -125,9 +125,9 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 }
 
 void OutputFile::keep() {
-  // Some systems find out that a disk is full only now.
+  // Some file systems report a full disk only now.
   if (::fsync(descriptor_) != 0) fail("cannot be written");
-  if (::rename(partial_.c_str(), path_.c_str()) != 0) fail("cannot be put in place");
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) fail("cannot be renamed");
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be closed");
 }
 

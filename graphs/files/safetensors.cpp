@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -11,19 +12,18 @@
 #include "engine/base/half.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/files.hpp"
-#include "graphs/files/json_check.hpp"
+#include "graphs/files/json_value.hpp"
 
-static_assert(std::endian::native == std::endian::little, "safetensors are little endian, and read as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little endian and read without conversion");
 
 namespace stepgraph {
 namespace {
 
-using nlohmann::json;
-
 constexpr std::int64_t length_bytes      = 8;            // of the header's length
-constexpr std::int64_t most_header_bytes = 100'000'000;  // as the format says
+constexpr std::int64_t most_header_bytes = 100'000'000;  // the limit of the format
 
-// The types that the format has.
+// The types of the format.
 struct ElementType {
   std::string_view name;
   int bits                  = 0;
@@ -54,28 +54,28 @@ constexpr ElementType element_types[] = {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
 
-const json& field(const json& entry, const char* name, const std::string& subject) {
-  const auto found = entry.find(name);
-  if (found == entry.end()) refuse(str(subject, " has no '", name, "' (dtype, shape and data_offsets)"));
+const JsonValue& field(const JsonValue& entry, const char* name, const std::string& subject) {
+  const JsonValue* const found = entry.find(name);
+  if (!found) refuse(str(subject, " has no '", name, "' (dtype, shape and data_offsets)"));
   return *found;
 }
 
-// Numbers that are 0 or more; larger ones than 2^63 are no integers of ours.
-std::vector<std::int64_t> sizes(const json& list, const std::string& subject) {
-  constexpr std::size_t most = 64;  // dims; messages print them
-  if (!list.is_array()) refuse(str(subject, " is no list ([...])"));
+// A list of integers from 0 to 2^63 - 1.
+std::vector<std::int64_t> sizes(const JsonValue& list, const std::string& subject) {
+  constexpr std::size_t most = 64;  // dims: messages print them
+  if (!list.is_list()) refuse(str(subject, " is not a list ([...])"));
   if (list.size() > most) refuse(str(subject, " has ", list.size(), " elements (at most ", most, ")"));
   std::vector<std::int64_t> numbers;
-  for (const json& number : list) {
-    if (!number.is_number_unsigned() || number.get<std::uint64_t>() > std::uint64_t{INT64_MAX})
-      refuse(str(subject, " has an element ", number.dump(-1, ' ', true, json::error_handler_t::replace),
-                 " (integers from 0 to 2^63 - 1)"));
-    numbers.push_back(number.get<std::int64_t>());
+  for (const JsonValue& item : list.items) {
+    const bool minus  = std::signbit(item.number);
+    const auto number = item.kind == JsonValue::Kind::integer ? to_number<std::int64_t>(item.text) : std::nullopt;
+    if (!number || minus) refuse(str(subject, " has an element ", excerpt(item), " (integers from 0 to 2^63 - 1)"));
+    numbers.push_back(*number);
   }
   return numbers;
 }
 
-// A shape that was checked has fewer than 2^60 elements, so this does not overflow.
+// check_shape() allows fewer than 2^60 elements, so this does not overflow.
 std::int64_t bytes_of(const TensorShape& shape, int bits) {
   const std::int64_t elements = num_elements(shape);
   return bits % 8 == 0 ? elements * (bits / 8) : (elements * bits + 7) / 8;
@@ -116,10 +116,10 @@ Safetensors::Safetensors(const std::filesystem::path& path) : file_(std::make_un
   file_->read(0, std::as_writable_bytes(std::span(&length, 1)));
   const std::int64_t rest = file_->num_bytes() - length_bytes;
   if (length > static_cast<std::uint64_t>(rest))
-    refuse(str(subject, ": the header is said to have ", length, " bytes, but ", rest,
-               " follow (a whole safetensors file)"));
+    refuse(str(subject, ": the header length is ", length, " bytes, but only ", rest,
+               " bytes follow (a complete safetensors file)"));
   if (length > static_cast<std::uint64_t>(most_header_bytes))
-    refuse(str(subject, ": the header is said to have ", length, " bytes (at most ", most_header_bytes, ")"));
+    refuse(str(subject, ": the header length is ", length, " bytes (at most ", most_header_bytes, ")"));
   std::string text(static_cast<std::size_t>(length), '\0');
   file_->read(length_bytes, std::as_writable_bytes(std::span(text)));
   if (!text.starts_with('{')) refuse(str(subject, ": the header does not begin with '{' (a safetensors file)"));
@@ -131,43 +131,49 @@ Safetensors::Safetensors(Safetensors&&) noexcept            = default;
 Safetensors& Safetensors::operator=(Safetensors&&) noexcept = default;
 Safetensors::~Safetensors()                                 = default;
 
+void Safetensors::parse_metadata(const JsonValue& value, const std::string& subject) {
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    if (!value[i].is_string()) refuse(str(subject, ": '", value.key[i], "' is not a string (\"...\")"));
+    metadata_.emplace(value.key[i], value[i].text);
+  }
+}
+
+Safetensors::Entry Safetensors::parse_entry(const std::string& name, const JsonValue& value, const std::string& subject,
+                                            std::int64_t num_data_bytes) {
+  const JsonValue& dtype = field(value, "dtype", subject);
+  if (!dtype.is_string()) refuse(str(subject, ": dtype is not a string (\"F32\")"));
+  Entry made{.name = name, .info = {.dtype = dtype.text}};
+  made.info.shape = sizes(field(value, "shape", subject), str(subject, ": shape"));
+  check_shape(made.info.shape, subject);
+  const auto offsets = sizes(field(value, "data_offsets", subject), str(subject, ": data_offsets"));
+  if (offsets.size() != 2) refuse(str(subject, ": data_offsets has ", offsets.size(), " elements (begin and end)"));
+  made.begin = offsets[0];
+  made.end   = offsets[1];
+  if (made.begin > made.end) refuse(str(subject, ": ends at byte ", made.end, ", before it begins at ", made.begin));
+  if (made.end > num_data_bytes)
+    refuse(str(subject, ": ends at byte ", made.end, ", but the file has ", num_data_bytes, " bytes of data"));
+  const auto* type = std::ranges::find(element_types, std::string_view(made.info.dtype), &ElementType::name);
+  if (type == std::end(element_types)) return made;
+  made.info.type           = type->type;
+  const std::int64_t bytes = bytes_of(made.info.shape, type->bits);
+  if (bytes != made.end - made.begin)
+    refuse(str(subject, ": shape ", to_string(made.info.shape), " of ", made.info.dtype, " is ", bytes,
+               " bytes, but data_offsets span ", made.end - made.begin));
+  return made;
+}
+
 void Safetensors::parse_header(const std::string& text, std::int64_t num_data_bytes) {
   const std::string subject = str(file_->name(), ": header");
-  check_json(text, subject);
-  const json header = json::parse(text);
-  for (const auto& [name, entry] : header.items()) {
+  parse_json_fields(text, subject, [&](const std::string& name, const JsonValue& value) {
     const std::string which = str(subject, ": '", name, "'");
-    if (!entry.is_object()) refuse(str(which, " is no object ({...})"));
+    if (!value.is_object()) refuse(str(which, " is not an object ({...})"));
     if (name == "__metadata__") {
-      for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string()) refuse(str(which, ": '", key, "' is no text (\"...\")"));
-        metadata_.emplace(key, value.get<std::string>());
-      }
-      continue;
+      parse_metadata(value, which);
+    } else {
+      entries_.push_back(parse_entry(name, value, which, num_data_bytes));
     }
-    const json& dtype = field(entry, "dtype", which);
-    if (!dtype.is_string()) refuse(str(which, ": dtype is no text (as \"F32\")"));
-    Entry made{.name = name, .info = {.dtype = dtype.get<std::string>()}};
-    made.info.shape = sizes(field(entry, "shape", which), str(which, ": shape"));
-    check_shape(made.info.shape, which);
-    const auto offsets = sizes(field(entry, "data_offsets", which), str(which, ": data_offsets"));
-    if (offsets.size() != 2) refuse(str(which, ": data_offsets has ", offsets.size(), " elements (begin and end)"));
-    made.begin = offsets[0];
-    made.end   = offsets[1];
-    if (made.begin > made.end) refuse(str(which, ": ends at byte ", made.end, ", before it begins at ", made.begin));
-    if (made.end > num_data_bytes)
-      refuse(str(which, ": ends at byte ", made.end, ", but the file has ", num_data_bytes, " bytes of data"));
-    const auto* type = std::ranges::find(element_types, std::string_view(made.info.dtype), &ElementType::name);
-    if (type != std::end(element_types)) {
-      made.info.type           = type->type;
-      const std::int64_t bytes = bytes_of(made.info.shape, type->bits);
-      if (bytes != made.end - made.begin)
-        refuse(str(which, ": shape ", to_string(made.info.shape), " of ", made.info.dtype, " is ", bytes,
-                   " bytes, but data_offsets span ", made.end - made.begin));
-    }
-    entries_.push_back(std::move(made));
-  }
-  std::ranges::stable_sort(entries_, {}, [](const Entry& entry) { return std::pair(entry.begin, entry.end); });
+  });
+  std::ranges::sort(entries_, {}, [](const Entry& entry) { return std::tie(entry.begin, entry.end, entry.name); });
   check_coverage(num_data_bytes);
   for (std::size_t i = 0; i < entries_.size(); ++i) by_name_.emplace(entries_[i].name, i);
 }
@@ -181,7 +187,7 @@ void Safetensors::check_coverage(std::int64_t num_data_bytes) const {
       refuse(str(subject, ": '", entry.name, "' begins at byte ", entry.begin, ", inside '", before->name,
                  "', which ends at ", end, " (tensors end to end)"));
     if (entry.begin > end)
-      refuse(str(subject, ": no tensor has the bytes from ", end, " to ", entry.begin, ", before '", entry.name,
+      refuse(str(subject, ": gap from byte ", end, " to ", entry.begin, ", before '", entry.name,
                  "' (tensors end to end)"));
     end    = entry.end;
     before = &entry;
@@ -213,16 +219,15 @@ template <class T>
 void Safetensors::read_elements(std::string_view name, std::int64_t first_element, std::span<T> out) const {
   const Entry& entry        = find(name);
   const std::string subject = str(file_->name(), ": '", name, "'");
-  if (!readable(entry.info.type))
-    refuse(str(subject, " is of ", entry.info.dtype, " (F64, F32, F16 and BF16 can be read)"));
+  if (!readable(entry.info.type)) refuse(str(subject, " has type ", entry.info.dtype, " (F64, F32, F16 or BF16)"));
   const std::int64_t elements = num_elements(entry.info.shape);
   const auto wanted           = static_cast<std::int64_t>(out.size());
   if (first_element < 0 || first_element > elements || wanted > elements - first_element)
-    refuse(str(subject, " has ", elements, " elements, but ", wanted, " are wanted from ", first_element, " on"));
+    refuse(str(subject, " has ", elements, " elements, but ", wanted, " were requested from ", first_element, " on"));
   const auto size    = static_cast<std::int64_t>(size_bytes(*entry.info.type));
   std::int64_t begin = data_begin_ + entry.begin + first_element * size;
   if (entry.info.type == dtype_of<T>()) return file_->read(begin, std::as_writable_bytes(out));
-  // A piece at a time: memory for another copy of a tensor may not be there.
+  // In pieces: there may not be enough memory for a second copy of a tensor.
   constexpr std::size_t piece = std::size_t{1} << 17;
   std::vector<std::byte> bytes(std::min(piece, out.size()) * static_cast<std::size_t>(size));
   while (!out.empty()) {
@@ -240,7 +245,7 @@ void Safetensors::read_whole(std::string_view name, std::span<T> out) const {
   const std::int64_t elements = num_elements(info(name).shape);
   if (static_cast<std::int64_t>(out.size()) != elements)
     refuse(str(file_->name(), ": '", name, "' of shape ", to_string(info(name).shape), " has ", elements,
-               " elements, but there is room for ", out.size()));
+               " elements, but the buffer has ", out.size()));
   read_elements(name, 0, out);
 }
 

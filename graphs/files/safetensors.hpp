@@ -17,17 +17,18 @@
 namespace stepgraph {
 
 class InputFile;
+struct JsonValue;
 
 // One tensor of a file.
 struct TensorInfo {
-  std::string dtype         = {};            // as the file spells it: "BF16"
-  std::optional<DType> type = std::nullopt;  // none: the engine has no such elements
+  std::string dtype         = {};            // as in the file: "BF16"
+  std::optional<DType> type = std::nullopt;  // none: the engine has no such type
   TensorShape shape         = {};
 };
 
-// A safetensors file, open for reading: 8 bytes of header length, a header in JSON, then the tensors end to end.
-// Everything the header says is checked when the file is opened, before anything is allocated for it; so are tensors
-// that overlap or leave holes. Throws Error(config) that names the file. Threads may read at once.
+// A safetensors file, open for reading: 8 bytes of header length, a JSON header, then the tensors end to end. The
+// constructor checks the whole header: types, shapes, offsets, and that tensors neither overlap nor leave gaps. Throws
+// Error(config) that names the file. Thread-safe for concurrent reads.
 class Safetensors {
  public:
   explicit Safetensors(const std::filesystem::path& path);
@@ -36,16 +37,16 @@ class Safetensors {
   ~Safetensors();
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept;
-  [[nodiscard]] std::vector<std::string> names() const;  // in the order of their bytes
+  [[nodiscard]] std::vector<std::string> names() const;  // in file order
   [[nodiscard]] bool contains(std::string_view name) const;
-  [[nodiscard]] const TensorInfo& info(std::string_view name) const;  // refuses a name that is not there
+  [[nodiscard]] const TensorInfo& info(std::string_view name) const;  // throws Error(config) for an unknown name
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
 
-  // All elements of a tensor of F64, F32, F16 or BF16, as numbers of the caller's type: exact, except that F64 is
-  // rounded to float. `out` has as many elements as the tensor.
+  // Reads all elements of an F64, F32, F16 or BF16 tensor and converts them to the type of `out`: exact, except from
+  // F64 to float. `out` must have as many elements as the tensor.
   void read(std::string_view name, std::span<float> out) const;
   void read(std::string_view name, std::span<double> out) const;
-  // Some of them: those from `first_element` on, in the order of the file.
+  // Reads out.size() elements from `first_element` on, in file order.
   void read_part(std::string_view name, std::int64_t first_element, std::span<float> out) const;
   void read_part(std::string_view name, std::int64_t first_element, std::span<double> out) const;
 
@@ -56,6 +57,9 @@ class Safetensors {
     std::int64_t begin = 0;  // bytes, after the header
     std::int64_t end   = 0;
   };
+  void parse_metadata(const JsonValue& value, const std::string& subject);
+  [[nodiscard]] static Entry parse_entry(const std::string& name, const JsonValue& value, const std::string& subject,
+                                         std::int64_t num_data_bytes);
   void parse_header(const std::string& text, std::int64_t num_data_bytes);
   void check_coverage(std::int64_t num_data_bytes) const;
   [[nodiscard]] const Entry& find(std::string_view name) const;
@@ -66,21 +70,21 @@ class Safetensors {
 
   std::unique_ptr<InputFile> file_;
   std::int64_t data_begin_ = 0;
-  std::vector<Entry> entries_;                               // by their first byte
+  std::vector<Entry> entries_;                               // sorted by first byte
   std::map<std::string, std::size_t, std::less<>> by_name_;  // into entries_
   std::map<std::string, std::string> metadata_;
 };
 
-// A tensor to be written. `fill` is called once, when its turn comes, with all of its elements; what it takes says
-// whether they become F32 or F64.
+// A tensor to write. `fill` is called once, just before the tensor is written, to set all of its elements. Its argument
+// type decides between F32 and F64.
 struct TensorToWrite {
   std::string name                                                                                 = {};
   TensorShape shape                                                                                = {};
   std::variant<std::function<void(std::span<float>)>, std::function<void(std::span<double>)>> fill = {};
 };
 
-// Writes a file that others read as theirs, tensors in the order given (those of F64 first, so that all are aligned).
-// The file appears complete or not at all; a full disk is Error(backend). Holds one tensor in memory at a time.
+// Writes a file that the safetensors library reads, with the tensors in the given order (F64 first, so that all are
+// aligned). The write is atomic; a full disk is Error(backend). One tensor is in memory at a time.
 void write_safetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

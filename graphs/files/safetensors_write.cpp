@@ -1,21 +1,18 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/files.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/files/safetensors.hpp"
 
 namespace stepgraph {
 namespace {
 
 std::string quoted(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorKind::config, str("safetensors: the name '", text, "' is not valid UTF-8"));
-  }
+  if (!is_utf8(text)) throw Error(ErrorKind::config, str("safetensors: the name '", text, "' is not valid UTF-8"));
+  return json_line(text);
 }
 
 bool is_f64(const TensorToWrite& tensor) { return tensor.fill.index() == 1; }
@@ -30,11 +27,11 @@ void check(std::span<const TensorToWrite> tensors) {
   for (const TensorToWrite& tensor : tensors) {
     const std::string subject = str("safetensors: '", tensor.name, "'");
     if (tensor.name.empty() || tensor.name == "__metadata__")
-      throw Error(ErrorKind::config, str(subject, " is no name for a tensor"));
+      throw Error(ErrorKind::config, str(subject, " is reserved or empty (a tensor name)"));
     if (!names.insert(tensor.name).second)
-      throw Error(ErrorKind::config, str(subject, " is there twice (a name for each)"));
+      throw Error(ErrorKind::config, str(subject, " is given twice (unique names)"));
     if (!std::visit([](const auto& fill) { return static_cast<bool>(fill); }, tensor.fill))
-      throw Error(ErrorKind::config, str(subject, " has nothing that fills it"));
+      throw Error(ErrorKind::config, str(subject, " has no fill function (one)"));
     check_shape(tensor.shape, subject);
     if (bytes_of(tensor) > room) throw Error(ErrorKind::config, str(subject, ": more than 2^63 bytes in one file"));
     room -= bytes_of(tensor);
@@ -59,7 +56,7 @@ std::string header_text(std::span<const TensorToWrite* const> tensors,
     begin = end;
   }
   text += '}';
-  text.append((8 - text.size() % 8) % 8, ' ');  // data begins at a multiple of 8
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data begins at a multiple of 8
   return text;
 }
 

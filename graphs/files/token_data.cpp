@@ -13,7 +13,7 @@ namespace stepgraph {
 namespace {
 
 constexpr std::int64_t block = 64;                     // synthetic tokens
-constexpr std::int64_t piece = std::int64_t{1} << 16;  // tokens that a file is read in
+constexpr std::int64_t piece = std::int64_t{1} << 16;  // tokens of one read
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
 
@@ -23,7 +23,7 @@ TokenData::TokenData(DataSpec spec, std::int64_t vocab) : spec_(std::move(spec))
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (vocab < 1 || vocab > most) refuse(str("data: a vocabulary of ", vocab, " tokens (1 to ", most, ")"));
   if (const auto* synthetic = std::get_if<SyntheticTokens>(&spec_)) {
-    // A factor without a common divisor maps the vocabulary onto itself, so no tokens die out inside a block.
+    // A factor coprime to the vocabulary size permutes the vocabulary, so no token disappears inside a block.
     const std::uint64_t key = derived_key(name_key("synthetic tokens"), synthetic->seed);
     const auto size         = static_cast<std::uint64_t>(vocab);
     factor_                 = random_bits(key, 0) % size;
@@ -40,7 +40,7 @@ TokenData::TokenData(DataSpec spec, std::int64_t vocab) : spec_(std::move(spec))
   if (!tokens && vocab < 256)
     refuse(str(subject(), ": bytes of text need a vocabulary of at least 256 tokens, but the model has ", vocab));
   num_tokens_ = file_->num_bytes() / token_bytes_;
-  if (!tokens || vocab > std::numeric_limits<std::uint16_t>::max()) return;  // there is nothing to find
+  if (!tokens || vocab > std::numeric_limits<std::uint16_t>::max()) return;  // every token is in range
   std::vector<std::int32_t> some(static_cast<std::size_t>(std::min(piece, *num_tokens_)));
   for (std::int64_t begin = 0; begin < *num_tokens_; begin += piece)
     read(begin, std::span(some).first(static_cast<std::size_t>(std::min(piece, *num_tokens_ - begin))));
@@ -65,7 +65,7 @@ void TokenData::read(std::int64_t begin, std::span<std::int32_t> out) const {
   const std::int64_t end = num_tokens_.value_or(std::numeric_limits<std::int64_t>::max());
   const auto wanted      = static_cast<std::int64_t>(out.size());
   if (begin < 0 || begin > end || wanted > end - begin)
-    refuse(str(subject(), ": ", wanted, " tokens are wanted from ", begin, " on, but there are ", end));
+    refuse(str(subject(), ": ", wanted, " tokens were requested from ", begin, " on, but there are ", end));
   if (file_) {
     read_file(begin, out);
   } else {
@@ -73,7 +73,7 @@ void TokenData::read(std::int64_t begin, std::span<std::int32_t> out) const {
   }
 }
 
-// Every token is checked again, because the file may have changed: one that is out of range would be an index.
+// Tokens are checked again because the file may have changed, and a token is used as an index.
 void TokenData::read_file(std::int64_t begin, std::span<std::int32_t> out) const {
   std::vector<unsigned char> bytes(std::min(out.size(), static_cast<std::size_t>(piece)) *
                                    static_cast<std::size_t>(token_bytes_));

@@ -11,7 +11,7 @@ namespace stepgraph {
 
 class InputFile;
 
-// What a model is trained on.
+// Sources of training data.
 struct TokenFile {
   std::filesystem::path path                                 = {};  // of u16, little endian
   friend bool operator==(const TokenFile&, const TokenFile&) = default;
@@ -26,12 +26,12 @@ struct SyntheticTokens {
 };
 using DataSpec = std::variant<TokenFile, TextFile, SyntheticTokens>;
 
-// A long row of tokens, read at any position. A file is checked to its end when it is opened; throws Error(config) that
-// names the file and, where there is one, the position. Threads may read at once.
+// A sequence of tokens with random access. The constructor checks all tokens of a file; errors are Error(config) and
+// name the file and position. Thread-safe for concurrent reads.
 //
-// Synthetic tokens never end. They come in blocks of 64: the first of a block is random, each next one is a * t + c
-// modulo the vocabulary, with a and c from the seed, but for one in eight, which is random. A model can learn all but
-// those: its best loss is about log(vocab) / 7 + 0.37.
+// Synthetic tokens have no end. They come in blocks of 64. The first token of a block is random. Each later token is
+// a * t + c modulo the vocabulary, where t is the token before it and the seed determines a and c; one in eight is
+// random instead. A model can learn all but the random ones: its best loss is about log(vocab) / 7 + 0.37.
 class TokenData {
  public:
   TokenData(DataSpec spec, std::int64_t vocab);  // tokens are below `vocab`
@@ -42,11 +42,11 @@ class TokenData {
   [[nodiscard]] const DataSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] std::optional<std::int64_t> num_tokens() const noexcept { return num_tokens_; }  // none: no end
 
-  // Steps of so many tokens each: step s takes the tokens from s * tokens_per_step on, and one more as its last target.
-  // Refuses data that is too short for one.
+  // Number of whole steps: step s takes the tokens from s * tokens_per_step on, plus one more as its last target.
+  // Throws Error(config) if the data is too short for one step.
   [[nodiscard]] std::int64_t num_steps(std::int64_t tokens_per_step) const;
 
-  // The tokens from `begin` on.
+  // Reads out.size() tokens from `begin` on.
   void read(std::int64_t begin, std::span<std::int32_t> out) const;
 
  private:

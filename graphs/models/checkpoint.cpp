@@ -1,19 +1,16 @@
 #include "graphs/models/checkpoint.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/files.hpp"
-#include "graphs/files/json_check.hpp"
+#include "graphs/files/json_value.hpp"
 
 namespace stepgraph {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::int64_t most_index_bytes = 100'000'000;
 
@@ -24,19 +21,19 @@ bool there(const std::filesystem::path& path) {
   return std::filesystem::exists(path, error);
 }
 
-// A shard's name stays inside the folder. Links are followed: downloads are kept as links to where they really are.
+// The path of a shard must stay inside the folder. Links are followed: download caches consist of links.
 bool inside(const std::filesystem::path& name) {
   return !name.empty() && name.is_relative() && std::ranges::find(name, "..") == name.end();
 }
 
-// Buffers of older files.
+// Buffers in files of older versions of transformers.
 bool is_buffer(std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
 }
 
 constexpr std::string_view head_name = "lm_head.weight";
 
-// The embedding that a head is tied to where the model has none of its own; empty: there is none.
+// The embedding that the head is tied to if the model has no head of its own; empty: none.
 std::string_view tied_embedding(std::span<const Parameter> expected) {
   for (const std::string_view name : {"transformer.wte.weight", "model.embed_tokens.weight"})
     if (std::ranges::find(expected, name, &Parameter::name) != expected.end()) return name;
@@ -76,7 +73,7 @@ void load(const Checkpoint& checkpoint, std::string_view name, const TensorShape
   const Safetensors& file = checkpoint.file_of(spelled);
   if (file.info(spelled).shape != shape)
     refuse(str(file.path().string(), ": '", spelled, "' has shape ", to_string(file.info(spelled).shape), " (",
-               to_string(shape), " is what the model needs)"));
+               to_string(shape), " in the model)"));
   file.read(spelled, out);
 }
 
@@ -85,7 +82,7 @@ void load(const Checkpoint& checkpoint, std::string_view name, const TensorShape
 Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error))
-    refuse(str(folder_.string(), there(folder_) ? ": is no folder" : ": there is no such folder",
+    refuse(str(folder_.string(), there(folder_) ? ": is not a folder" : ": there is no such folder",
                " (one with config.json and model.safetensors)"));
   const auto single = folder_ / "model.safetensors";
   const auto index  = folder_ / "model.safetensors.index.json";
@@ -96,36 +93,38 @@ Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)
     open_shards(index);
   } else {
     const bool pickled = there(folder_ / "pytorch_model.bin") || there(folder_ / "pytorch_model.bin.index.json");
-    refuse(str(folder_.string(), ": has no weights", pickled ? " but pickled ones, which are not read" : "",
+    refuse(str(folder_.string(), ": has no weights", pickled ? " but pickled ones, which are not supported" : "",
                " (model.safetensors or model.safetensors.index.json)"));
   }
 }
 
 void Checkpoint::open_shards(const std::filesystem::path& index) {
   const std::string subject = index.string();
-  const std::string text    = read_text(index, most_index_bytes);
-  check_json(text, subject);
-  const json parsed = json::parse(text);
-  if (!parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object())
-    refuse(str(subject, ": there is no object 'weight_map' (tensor names and the files they are in)"));
+  JsonValue weight_map;
+  parse_json_fields(read_text(index, most_index_bytes), subject, [&](const std::string& name, const JsonValue& value) {
+    if (name == "weight_map") weight_map = value;
+  });
+  if (!weight_map.is_object())
+    refuse(str(subject, ": the object 'weight_map' is missing (tensor names and their files)"));
   std::map<std::string, std::size_t> numbers;
-  for (const auto& [name, file] : parsed["weight_map"].items()) {
-    if (!file.is_string()) refuse(str(subject, ": weight_map: '", name, "' has no file name (\"...\")"));
-    const auto shard = file.get<std::string>();
+  for (std::size_t i = 0; i < weight_map.size(); ++i) {
+    const std::string& name = weight_map.key[i];
+    if (!weight_map[i].is_string()) refuse(str(subject, ": weight_map: '", name, "' is not a file name (\"...\")"));
+    const std::string& shard = weight_map[i].text;
     if (!inside(shard))
-      refuse(str(subject, ": weight_map: '", name, "' is in '", shard, "', outside of the folder (a file inside)"));
+      refuse(str(subject, ": weight_map: '", name, "' is in '", shard, "', outside the folder (a file inside)"));
     const auto [found, added] = numbers.emplace(shard, files_.size());
     if (added) files_.emplace_back(folder_ / shard);
     if (!files_[found->second].contains(name))
-      refuse(str(subject, ": '", name, "' is said to be in ", shard, ", which has no such tensor"));
+      refuse(str(subject, ": '", name, "' should be in ", shard, ", which does not have it"));
     by_name_.emplace(name, found->second);
   }
-  if (by_name_.empty()) refuse(str(subject, ": weight_map is empty (tensor names and the files they are in)"));
+  if (by_name_.empty()) refuse(str(subject, ": weight_map is empty (tensor names and their files)"));
   for (std::size_t number = 0; number < files_.size(); ++number) {
     for (const std::string& name : files_[number].names()) {
       const auto found = by_name_.find(name);
       if (found == by_name_.end())
-        refuse(str(files_[number].path().string(), ": has a tensor '", name, "' that the index does not name"));
+        refuse(str(files_[number].path().string(), ": has a tensor '", name, "' that is not in the index"));
       if (found->second != number)
         refuse(str(files_[number].path().string(), ": has a tensor '", name, "', but the index says it is in ",
                    files_[found->second].path().filename().string()));
@@ -168,7 +167,7 @@ void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expe
     if (info.shape != parameter.shape)
       wrong.push_back(str("'", name, "' has shape ", to_string(info.shape), ", not ", to_string(parameter.shape)));
     if (!info.type || !is_number(*info.type))
-      wrong.push_back(str("'", name, "' is of ", info.dtype, ", not F64, F32, F16 or BF16"));
+      wrong.push_back(str("'", name, "' has type ", info.dtype, ", not F64, F32, F16 or BF16"));
   }
   for (const std::string& name : checkpoint.names()) {
     if (known.contains(name) || is_buffer(name)) continue;
@@ -190,7 +189,7 @@ void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expe
     wrong.push_back(str(more, " more such tensors"));
   }
   parts.insert(parts.end(), wrong.begin(), wrong.end());
-  refuse(str(checkpoint.folder().string(), ": the weights are not those of config.json: ",
+  refuse(str(checkpoint.folder().string(), ": the weights do not match config.json: ",
              join_text(parts, "; ", [](const std::string& part) { return part; })));
 }
 

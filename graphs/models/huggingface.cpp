@@ -2,92 +2,88 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
-#include "graphs/files/json_check.hpp"
+#include "graphs/files/json_value.hpp"
 
 namespace stepgraph {
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
-
-constexpr std::int64_t most_size   = (std::int64_t{1} << 30) - 1;  // two of them make a matrix that can be addressed
+constexpr std::int64_t most_size =
+    (std::int64_t{1} << 30) - 1;  // a matrix with two such sides has fewer than 2^60 elements
 constexpr std::int64_t most_layers = 10'000;
 
-std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-// The fields of an object, by the types they must have. A field that is null is not there.
+// Reads typed fields of an object. A null field counts as missing.
 class Fields {
  public:
-  Fields(const json& object, std::string subject) : object_(object), subject_(std::move(subject)) {}
+  Fields(const JsonValue& object, std::string subject) : object_(object), subject_(std::move(subject)) {}
 
   [[noreturn]] void refuse(const std::string& what) const { throw Error(ErrorKind::config, str(subject_, ": ", what)); }
 
-  [[nodiscard]] const json* find(const char* name) const {
-    const auto found = object_.find(name);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  [[nodiscard]] const JsonValue* find(const char* name) const {
+    const JsonValue* const found = object_.find(name);
+    return !found || found->is_null() ? nullptr : found;
   }
 
-  // Under either of two names, of which transformers reads both.
-  [[nodiscard]] const json* find(const char* name, const char* other) const {
-    const json* value = find(name);
-    const json* same  = find(other);
+  // A field with two names; transformers reads both.
+  [[nodiscard]] const JsonValue* find(const char* name, const char* other) const {
+    const JsonValue* value = find(name);
+    const JsonValue* same  = find(other);
     if (value && same && *value != *same)
-      refuse(str(name, " is ", text_of(*value), ", but ", other, ", another name for it, is ", text_of(*same)));
+      refuse(str(name, " is ", json_line(*value), ", but ", other, ", another name for it, is ", json_line(*same)));
     return value ? value : same;
   }
 
-  [[nodiscard]] std::int64_t size(const char* name, const json* value, std::int64_t otherwise,
+  [[nodiscard]] std::int64_t size(const char* name, const JsonValue* value, std::int64_t otherwise,
                                   std::int64_t most = most_size) const {
     if (!value) return otherwise;
-    if (!value->is_number_integer() || *value < 1 || *value > most)
-      refuse(str(name, " is ", text_of(*value), " (an integer from 1 to ", most, ")"));
-    return value->get<std::int64_t>();
+    const auto number = value->kind == JsonValue::Kind::integer ? to_number<std::int64_t>(value->text) : std::nullopt;
+    if (!number || *number < 1 || *number > most)
+      refuse(str(name, " is ", json_line(*value), " (an integer from 1 to ", most, ")"));
+    return *number;
   }
   [[nodiscard]] std::int64_t size(const char* name, std::int64_t otherwise) const {
     return size(name, find(name), otherwise);
   }
 
   [[nodiscard]] double number(const char* name, double otherwise, double least) const {
-    const json* value = find(name);
+    const JsonValue* value = find(name);
     if (!value) return otherwise;
-    if (!value->is_number() || !(value->get<double>() >= least))
-      refuse(str(name, " is ", text_of(*value), " (a number, ", least == 0 ? "0 or more)" : "more than 0)"));
-    return value->get<double>();
+    if (!value->is_number() || !(value->number >= least))
+      refuse(str(name, " is ", json_line(*value), " (a number, ", least == 0 ? "0 or more)" : "more than 0)"));
+    return value->number;
   }
   [[nodiscard]] double positive(const char* name, double otherwise) const { return number(name, otherwise, 1e-300); }
 
   [[nodiscard]] bool flag(const char* name, bool otherwise) const {
-    const json* value = find(name);
+    const JsonValue* value = find(name);
     if (!value) return otherwise;
-    if (!value->is_boolean()) refuse(str(name, " is ", text_of(*value), " (true or false)"));
-    return value->get<bool>();
+    if (!value->is_boolean()) refuse(str(name, " is ", json_line(*value), " (true or false)"));
+    return value->truth;
   }
 
   [[nodiscard]] std::string text(const char* name, const char* otherwise) const {
-    const json* value = find(name);
+    const JsonValue* value = find(name);
     if (!value) return otherwise;
-    if (!value->is_string()) refuse(str(name, " is ", text_of(*value), " (a text)"));
-    return value->get<std::string>();
+    if (!value->is_string()) refuse(str(name, " is ", json_line(*value), " (a string)"));
+    return value->text;
   }
 
   void note_dropout(const char* name, double otherwise, std::vector<std::string>& notes) const {
     const double share = number(name, otherwise, 0);
-    if (share > 0) notes.push_back(str(name, " ", share, ": not applied (model.dropout is)"));
+    if (share > 0) notes.push_back(str(name, " ", share, ": ignored (set model.dropout)"));
   }
 
  private:
-  const json& object_;
+  const JsonValue& object_;
   std::string subject_;
 };
 
 Gelu parse_gelu(const Fields& fields) {
   const std::string name = fields.text("activation_function", "gelu_new");
-  // Names of one function; "gelu_fast" has its constant to ten digits.
+  // Names of the same function; "gelu_fast" rounds its constant to ten digits.
   for (const char* same : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"})
     if (name == same) return Gelu::tanh;
   for (const char* same : {"gelu", "gelu_python"})
@@ -110,9 +106,9 @@ ModelConfig parse_gpt2(const Fields& fields) {
   spec.init_deviation           = fields.number("initializer_range", 0.02, 0);
   spec.scale_attention          = fields.flag("scale_attn_weights", true);
   spec.scale_attention_by_layer = fields.flag("scale_attn_by_inverse_layer_idx", false);
-  (void)fields.flag("reorder_and_upcast_attn", false);  // the same sums in another order and width
+  (void)fields.flag("reorder_and_upcast_attn", false);  // only changes order and precision of sums
   if (fields.flag("add_cross_attention", false))
-    fields.refuse("add_cross_attention is true (false: models attend to what they are given)");
+    fields.refuse("add_cross_attention is true (false: cross-attention is not supported)");
   if (spec.width % spec.heads != 0)
     fields.refuse(str("n_embd ", spec.width, " is not a multiple of n_head ", spec.heads));
   for (const char* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) fields.note_dropout(name, 0.1, config.notes);
@@ -120,17 +116,18 @@ ModelConfig parse_gpt2(const Fields& fields) {
   return config;
 }
 
-// One place that may hold rotary parameters; gives its theta where it has one.
+// Checks one object of rotary parameters; returns its theta, if it has one.
 std::optional<double> parse_rope(const Fields& fields, const char* name, const std::string& subject) {
-  const json* value = fields.find(name);
+  const JsonValue* value = fields.find(name);
   if (!value) return std::nullopt;
-  if (!value->is_object()) fields.refuse(str(name, " is ", text_of(*value), " (null, or an object)"));
+  if (!value->is_object()) fields.refuse(str(name, " is ", json_line(*value), " (null, or an object)"));
   const Fields rope(*value, str(subject, ": ", name));
   for (const char* kind : {"rope_type", "type"})
     if (const std::string type = rope.text(kind, "default"); type != "default")
       rope.refuse(str(kind, " '", type, "' is not supported (default)"));
   if (rope.number("partial_rotary_factor", 1, 0) != 1)
-    rope.refuse(str("partial_rotary_factor is ", text_of(*rope.find("partial_rotary_factor")), " (1: all of a head)"));
+    rope.refuse(
+        str("partial_rotary_factor is ", json_line(*rope.find("partial_rotary_factor")), " (1: the whole head)"));
   if (!rope.find("rope_theta")) return std::nullopt;
   return rope.positive("rope_theta", 0);
 }
@@ -139,7 +136,7 @@ double parse_theta(const Fields& fields, const std::string& subject) {
   std::optional<double> theta;
   const auto agree = [&](std::optional<double> other) {
     if (theta && other && *theta != *other)
-      fields.refuse(str("rope_theta is there as ", *theta, " and as ", *other, " (once, or twice the same)"));
+      fields.refuse(str("rope_theta is ", *theta, " in one place and ", *other, " in another (equal values)"));
     if (other) theta = other;
   };
   if (fields.find("rope_theta")) agree(fields.positive("rope_theta", 0));
@@ -166,14 +163,15 @@ ModelConfig parse_llama(const Fields& fields, const std::string& subject) {
   if (const std::string act = fields.text("hidden_act", "silu"); act != "silu" && act != "swish")
     fields.refuse(str("hidden_act '", act, "' is not known (silu)"));
   if (fields.number("partial_rotary_factor", 1, 0) != 1)
-    fields.refuse("partial_rotary_factor is not 1 (1: all of a head)");
+    fields.refuse("partial_rotary_factor is not 1 (1: the whole head)");
   if (spec.heads % spec.kv_heads != 0)
     fields.refuse(str("num_attention_heads ", spec.heads, " is not a multiple of num_key_value_heads ", spec.kv_heads));
   if (!fields.find("head_dim") && spec.width % spec.heads != 0)
     fields.refuse(str("hidden_size ", spec.width, " is not a multiple of num_attention_heads ", spec.heads,
                       ", and there is no head_dim"));
   spec.head_size = fields.size("head_dim", spec.width / spec.heads);
-  if (spec.head_size % 2 != 0) fields.refuse(str("heads of ", spec.head_size, " (an even size: rotation is of pairs)"));
+  if (spec.head_size % 2 != 0)
+    fields.refuse(str("head size ", spec.head_size, " is odd, but rotary embeddings rotate pairs (an even size)"));
   if (spec.head_size > most_size / spec.heads)
     fields.refuse(str(spec.heads, " heads of ", spec.head_size, " (together at most ", most_size, ")"));
   fields.note_dropout("attention_dropout", 0, config.notes);
@@ -200,23 +198,23 @@ struct Family {
 constexpr Family families[] = {
     {"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}, {"stepgraph_mlp", "StepgraphMlp"}};
 
-// What has no meaning here but what transformers wants to know: no special tokens.
-void add_tokens(ordered_json& config) {
-  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) config[name] = nullptr;
-  config["use_cache"] = true;
+// Fields that only transformers reads: no special tokens.
+void add_tokens(JsonValue& config) {
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) config.set(name, nullptr);
+  config.set("use_cache", true);
 }
 
 }  // namespace
 
 ModelConfig parse_model_config(std::string_view text, std::string_view subject) {
   const std::string where(subject);
-  check_json(text, where);
-  const json parsed = json::parse(text);
+  const JsonValue parsed = parse_json(text, where);
   const Fields fields(parsed, where);
-  if (!parsed.is_object()) fields.refuse("is no object ({\"model_type\": ...})");
+  if (!parsed.is_object()) fields.refuse("is not an object ({\"model_type\": ...})");
   const std::string known = join_text(families, ", ", [](const Family& family) { return family.model_type; });
-  if (!fields.find("model_type")) fields.refuse(str("there is no model_type (", known, ")"));
-  if (fields.find("quantization_config")) fields.refuse("weights that are quantized are not read (fp32, bf16, fp16)");
+  if (!fields.find("model_type")) fields.refuse(str("model_type is missing (", known, ")"));
+  if (fields.find("quantization_config"))
+    fields.refuse("quantization_config: quantized weights are not supported (fp32, bf16, fp16)");
   const std::string type = fields.text("model_type", "");
   if (type == "gpt2") return parse_gpt2(fields);
   if (type == "llama") return parse_llama(fields, where);
@@ -225,84 +223,82 @@ ModelConfig parse_model_config(std::string_view text, std::string_view subject) 
 }
 
 std::string model_config(const Gpt2Spec& spec) {
-  ordered_json config               = {{"activation_function", spec.activation == Gelu::tanh ? "gelu_new" : "gelu"},
-                                       {"add_cross_attention", false}};
-  config["architectures"]           = {families[0].architecture};
-  config["attn_pdrop"]              = spec.dropout;
-  config["embd_pdrop"]              = spec.dropout;
-  config["initializer_range"]       = spec.init_deviation;
-  config["layer_norm_epsilon"]      = spec.eps;
-  config["model_type"]              = families[0].model_type;
-  config["n_embd"]                  = spec.width;
-  config["n_head"]                  = spec.heads;
-  config["n_inner"]                 = spec.inner == 0 ? ordered_json() : ordered_json(spec.inner);
-  config["n_layer"]                 = spec.layers;
-  config["n_positions"]             = spec.context;
-  config["reorder_and_upcast_attn"] = false;
-  config["resid_pdrop"]             = spec.dropout;
-  config["scale_attn_by_inverse_layer_idx"] = spec.scale_attention_by_layer;
-  config["scale_attn_weights"]              = spec.scale_attention;
-  config["summary_activation"]              = nullptr;
-  config["summary_first_dropout"]           = 0.0;
-  config["summary_proj_to_labels"]          = true;
-  config["summary_type"]                    = "cls_index";
-  config["summary_use_proj"]                = true;
-  config["tie_word_embeddings"]             = spec.tied;
-  config["vocab_size"]                      = spec.vocab;
+  JsonValue config = {{"activation_function", spec.activation == Gelu::tanh ? "gelu_new" : "gelu"},
+                      {"add_cross_attention", false},
+                      {"architectures", JsonValue::list({families[0].architecture})},
+                      {"attn_pdrop", spec.dropout},
+                      {"embd_pdrop", spec.dropout},
+                      {"initializer_range", spec.init_deviation},
+                      {"layer_norm_epsilon", spec.eps},
+                      {"model_type", families[0].model_type},
+                      {"n_embd", spec.width},
+                      {"n_head", spec.heads},
+                      {"n_inner", spec.inner == 0 ? JsonValue() : JsonValue(spec.inner)},
+                      {"n_layer", spec.layers},
+                      {"n_positions", spec.context},
+                      {"reorder_and_upcast_attn", false},
+                      {"resid_pdrop", spec.dropout},
+                      {"scale_attn_by_inverse_layer_idx", spec.scale_attention_by_layer},
+                      {"scale_attn_weights", spec.scale_attention},
+                      {"summary_activation", nullptr},
+                      {"summary_first_dropout", 0.0},
+                      {"summary_proj_to_labels", true},
+                      {"summary_type", "cls_index"},
+                      {"summary_use_proj", true},
+                      {"tie_word_embeddings", spec.tied},
+                      {"vocab_size", spec.vocab}};
   add_tokens(config);
-  return config.dump(2) + "\n";
+  return json_document(config);
 }
 
 std::string model_config(const LlamaSpec& spec) {
   const std::int64_t inner = spec.inner == 0 ? (8 * spec.width + 3 * 64 - 1) / (3 * 64) * 64 : spec.inner;
-  ordered_json config;
-  config["architectures"]           = {families[1].architecture};
-  config["attention_bias"]          = spec.attention_bias;
-  config["attention_dropout"]       = spec.dropout;
-  config["head_dim"]                = spec.head_size == 0 ? spec.width / spec.heads : spec.head_size;
-  config["hidden_act"]              = "silu";
-  config["hidden_size"]             = spec.width;
-  config["initializer_range"]       = spec.init_deviation;
-  config["intermediate_size"]       = inner;
-  config["max_position_embeddings"] = spec.context;
-  config["mlp_bias"]                = spec.mlp_bias;
-  config["model_type"]              = families[1].model_type;
-  config["num_attention_heads"]     = spec.heads;
-  config["num_hidden_layers"]       = spec.layers;
-  config["num_key_value_heads"]     = spec.kv_heads == 0 ? spec.heads : spec.kv_heads;
-  config["pretraining_tp"]          = 1;
-  config["rms_norm_eps"]            = spec.eps;
-  // Releases 4 and 5 of transformers look in different places.
-  config["rope_parameters"]     = {{"rope_theta", spec.rope_theta}, {"rope_type", "default"}};
-  config["rope_scaling"]        = nullptr;
-  config["rope_theta"]          = spec.rope_theta;
-  config["tie_word_embeddings"] = spec.tied;
-  config["vocab_size"]          = spec.vocab;
+  JsonValue config         = {{"architectures", JsonValue::list({families[1].architecture})},
+                              {"attention_bias", spec.attention_bias},
+                              {"attention_dropout", spec.dropout},
+                              {"head_dim", spec.head_size == 0 ? spec.width / spec.heads : spec.head_size},
+                              {"hidden_act", "silu"},
+                              {"hidden_size", spec.width},
+                              {"initializer_range", spec.init_deviation},
+                              {"intermediate_size", inner},
+                              {"max_position_embeddings", spec.context},
+                              {"mlp_bias", spec.mlp_bias},
+                              {"model_type", families[1].model_type},
+                              {"num_attention_heads", spec.heads},
+                              {"num_hidden_layers", spec.layers},
+                              {"num_key_value_heads", spec.kv_heads == 0 ? spec.heads : spec.kv_heads},
+                              {"pretraining_tp", 1},
+                              {"rms_norm_eps", spec.eps},
+                              // Releases 4 and 5 of transformers read different fields.
+                              {"rope_parameters", {{"rope_theta", spec.rope_theta}, {"rope_type", "default"}}},
+                              {"rope_scaling", nullptr},
+                              {"rope_theta", spec.rope_theta},
+                              {"tie_word_embeddings", spec.tied},
+                              {"vocab_size", spec.vocab}};
   add_tokens(config);
-  return config.dump(2) + "\n";
+  return json_document(config);
 }
 
 std::string model_config(const MlpSpec& spec) {
-  ordered_json config               = {{"architectures", {families[2].architecture}}};
-  config["hidden_size"]             = spec.width;
-  config["initializer_range"]       = spec.init_deviation;
-  config["intermediate_size"]       = spec.inner == 0 ? 4 * spec.width : spec.inner;
-  config["max_position_embeddings"] = spec.context;
-  config["model_type"]              = families[2].model_type;
-  config["num_hidden_layers"]       = spec.layers;
-  config["vocab_size"]              = spec.vocab;
-  return config.dump(2) + "\n";
+  JsonValue config = {{"architectures", JsonValue::list({families[2].architecture})},
+                      {"hidden_size", spec.width},
+                      {"initializer_range", spec.init_deviation},
+                      {"intermediate_size", spec.inner == 0 ? 4 * spec.width : spec.inner},
+                      {"max_position_embeddings", spec.context},
+                      {"model_type", families[2].model_type},
+                      {"num_hidden_layers", spec.layers},
+                      {"vocab_size", spec.vocab}};
+  return json_document(config);
 }
 
 std::string config_to_save(std::string_view text) {
-  check_json(text, "config");
-  auto config = ordered_json::parse(text);
-  if (!config.is_object()) throw Error(ErrorKind::config, "config: is no object ({\"model_type\": ...})");
+  JsonValue config = parse_json(text, "config");
+  if (!config.is_object()) throw Error(ErrorKind::config, "config: is not an object ({\"model_type\": ...})");
   for (const char* name : {"dtype", "torch_dtype"}) config.erase(name);
   for (const Family& family : families)
-    if (config.value("model_type", ordered_json()) == family.model_type)
-      config["architectures"] = {family.architecture};
-  return config.dump(2) + "\n";
+    if (const JsonValue* type = config.find("model_type"); type && *type == family.model_type)
+      config.set("architectures", JsonValue::list({family.architecture}));
+  return json_document(config);
 }
 
 }  // namespace stepgraph

@@ -26,7 +26,7 @@ Model model_from_config(std::string_view text, std::string_view subject, double 
         if constexpr (requires { spec.dropout; }) {
           spec.dropout = dropout;
         } else if (dropout > 0) {
-          throw Error(ErrorKind::config, str(subject, ": an MLP has no dropout, but ", dropout, " is asked for (0)"));
+          throw Error(ErrorKind::config, str(subject, ": an MLP has no dropout, but dropout is ", dropout, " (0)"));
         }
       },
       config.spec);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
@@ -18,7 +17,7 @@ namespace {
 
 constexpr int format_version          = 1;
 constexpr std::int64_t most_bytes     = 16 << 20;
-constexpr double streaming_intensity  = 4;  // flops for each byte: what has no more waits for memory
+constexpr double streaming_intensity  = 4;  // flops per byte; ops below it are limited by memory
 constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
 
 using Kind = JsonValue::Kind;
@@ -33,7 +32,7 @@ const JsonValue& need(const JsonValue& object, std::string_view key) {
 
 double number(const JsonValue& value, std::string_view what) {
   if (value.kind != Kind::integer && value.kind != Kind::real)
-    refuse(str(what, ": is ", excerpt(value), ", no number"));
+    refuse(str(what, ": is ", excerpt(value), ", not a number"));
   return value.number;
 }
 
@@ -46,7 +45,7 @@ int count(const JsonValue& object, std::string_view key) {
 
 std::vector<RatePoint> points_of(const JsonValue& list, const std::string& op) {
   std::vector<RatePoint> points;
-  if (list.kind != Kind::list || list.items.empty()) refuse(str("ops.", op, ": is no list of points"));
+  if (list.kind != Kind::list || list.items.empty()) refuse(str("ops.", op, ": is not a list of points"));
   for (const JsonValue& item : list.items) {
     if (item.kind != Kind::list || item.items.size() != 4)
       refuse(str("ops.", op, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s]"));
@@ -61,7 +60,7 @@ std::vector<RatePoint> points_of(const JsonValue& list, const std::string& op) {
   return points;
 }
 
-// For ops that nobody measured.
+// The rate of ops without measurements.
 Rate usual_rate(const Calibration& calibration) {
   Rate rate{.flops_per_s = 0, .overhead_s = calibration.node_overhead_s};
   std::vector<double> streams;
@@ -93,15 +92,15 @@ Machine calibrated_machine(const Calibration& calibration, int num_ranks) {
 
 std::string to_json(const Calibration& calibration) {
   std::string text =
-      str("{\"type\": \"machine\", \"version\": ", format_version,
-          ",\n \"host\": ", nlohmann::json(calibration.host).dump(), ", \"cores\": ", calibration.cores,
-          ", \"threads\": ", calibration.threads,
-          ", \"node_overhead_s\": ", nlohmann::json(calibration.node_overhead_s).dump(), ",\n \"ops\": {");
+      str("{\"type\": \"machine\", \"version\": ", format_version, ",\n \"host\": ", json_line(calibration.host),
+          ", \"cores\": ", calibration.cores, ", \"threads\": ", calibration.threads,
+          ", \"node_overhead_s\": ", json_line(calibration.node_overhead_s), ",\n \"ops\": {");
   const char* between = "\n";
   for (const auto& [op, points] : calibration.ops) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const RatePoint& point : points) list.push_back({point.flops, point.bytes_moved, point.busy_s, point.alone_s});
-    text += str(between, "  ", nlohmann::json(op).dump(), ": ", list.dump());
+    JsonValue list = JsonValue::list();
+    for (const RatePoint& point : points)
+      list.items.push_back(JsonValue::list({point.flops, point.bytes_moved, point.busy_s, point.alone_s}));
+    text += str(between, "  ", json_line(op), ": ", json_line(list));
     between = ",\n";
   }
   return text + "\n}}\n";
@@ -121,15 +120,15 @@ Calibration parse_calibration(std::string_view text) {
     refuse(str("version: is ", excerpt(need(all, "version")), ", not ", format_version));
   Calibration calibration{.cores = count(all, "cores"), .threads = count(all, "threads")};
   const JsonValue& host = need(all, "host");
-  if (host.kind != Kind::string) refuse(str("host: is ", excerpt(host), ", no name"));
+  if (host.kind != Kind::string) refuse(str("host: is ", excerpt(host), ", not a name"));
   calibration.host            = host.text;
   calibration.node_overhead_s = number(need(all, "node_overhead_s"), "node_overhead_s");
   if (!(calibration.node_overhead_s >= 0 && std::isfinite(calibration.node_overhead_s)))
-    refuse("node_overhead_s: is no time");
+    refuse("node_overhead_s: is not a time");
   const JsonValue& ops = need(all, "ops");
-  if (ops.kind != Kind::object || ops.items.empty()) refuse("ops: has no op");
+  if (ops.kind != Kind::object || ops.items.empty()) refuse("ops: is empty");
   for (std::size_t i = 0; i < ops.items.size(); ++i) {
-    if (ops.key[i].empty()) refuse("ops: one has no name");
+    if (ops.key[i].empty()) refuse("ops: a name is empty");
     calibration.ops.emplace(ops.key[i], points_of(ops.items[i], ops.key[i]));
   }
   return calibration;
@@ -139,8 +138,8 @@ void save_calibration(const Calibration& calibration, const std::filesystem::pat
   std::error_code error;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   if (error)
-    throw Error(ErrorKind::backend,
-                str(path.parent_path().string(), ": cannot be made a folder: ", error.message(), " (another file)"));
+    throw Error(ErrorKind::backend, str(path.parent_path().string(),
+                                        ": the folder cannot be created: ", error.message(), " (another file)"));
   write_text(path, to_json(calibration));
 }
 

@@ -1,10 +1,8 @@
 #pragma once
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/process.hpp"
 #include "tests/support/scale.hpp"
@@ -12,19 +10,14 @@
 
 namespace stepgraph::testing {
 
-// Disables the leak check at exit, which takes seconds in the asan build (tests/tools/leaks_test.cpp covers it).
-[[nodiscard]] inline Outcome run_stepgraph(const std::string& arguments) {
-  return run_command(str("ASAN_OPTIONS=detect_leaks=0 ", command_path(), " ", arguments));
-}
+// Runs `stepgraph ARGUMENTS`, without the search for leaks that takes seconds at the end of each process of the asan
+// build (tests/tools/leaks_test.cpp has its own).
+[[nodiscard]] Outcome run_stepgraph(const std::string& arguments);
 
-[[nodiscard]] inline std::vector<nlohmann::json> json_lines(const std::string& text) {
-  std::vector<nlohmann::json> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
-}
+// The JSON values of a text that has one in each line.
+[[nodiscard]] std::vector<JsonValue> json_lines(const std::string& text);
 
-// Every fourth case under sanitizers.
+// Every fourth case in sanitized builds, else all.
 template <class Case>
 [[nodiscard]] std::vector<Case> some_of(const std::vector<Case>& cases) {
   std::vector<Case> some;
@@ -35,28 +28,12 @@ template <class Case>
 // A folder with a small run: `run.json`, a model of two layers on `text.txt`, which has 12 steps and some extra bytes.
 class SmallRun {
  public:
-  SmallRun() {
-    std::string text;
-    for (int i = 0; text.size() < 4 * 8 * 12 + 9; ++i) text += "line " + std::to_string(i * i) + "\n";
-    text.resize(4 * 8 * 12 + 9);
-    folder_.put("text.txt", text);
-    folder_.put(
-        "run.json",
-        nlohmann::json(
-            {{"model", {{"kind", "gpt2"}, {"layers", 2}, {"width", 16}, {"heads", 2}, {"context", 8}, {"vocab", 256}}},
-             {"data", {{"text", path("text.txt")}}},
-             {"batch", {{"global", 4}, {"micro", 1}, {"seq", 8}}},
-             {"optimizer", {{"lr", 0.01}}},
-             {"threads", 1}})
-            .dump());
-  }
+  SmallRun();
 
   [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
   [[nodiscard]] std::string config() const { return path("run.json"); }
   // `stepgraph COMMAND run.json MORE`.
-  [[nodiscard]] Outcome run(const std::string& command, const std::string& more = {}) const {
-    return run_stepgraph(command + " " + config() + " " + more);
-  }
+  [[nodiscard]] Outcome run(const std::string& command, const std::string& more = {}) const;
 
  private:
   TempFolder folder_;

@@ -3,9 +3,9 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "backends/loopback/world.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/files/token_data.hpp"
 #include "graphs/models/checkpoint.hpp"
 #include "graphs/models/huggingface.hpp"
@@ -21,19 +21,20 @@ std::string text_of(const std::string& path) {
 
 Golden read(const std::string& name) {
   Golden golden;
-  golden.folder        = source_path() + "/tests/data/golden/" + name;
-  const auto expected  = nlohmann::json::parse(text_of(golden.folder + "/expected.json"));
-  golden.model         = model_from_config(text_of(golden.folder + "/config.json"), golden.folder + "/config.json");
-  golden.batch         = {.global = expected["batch"], .micro = 1, .seq = expected["seq"]};
-  const auto& settings = expected["optimizer"];
-  golden.optimizer     = {.lr           = settings["lr"],
-                          .beta1        = settings["beta1"],
-                          .beta2        = settings["beta2"],
-                          .eps          = settings["eps"],
-                          .weight_decay = settings["weight_decay"],
-                          .clip         = settings["clip_grad_norm"]};
-  golden.loss          = expected["loss"].get<std::vector<double>>();
-  golden.grad_norm     = expected["grad_norm"].get<std::vector<double>>();
+  golden.folder       = source_path() + "/tests/data/golden/" + name;
+  const auto expected = parse_json(text_of(golden.folder + "/expected.json"));
+  golden.model        = model_from_config(text_of(golden.folder + "/config.json"), golden.folder + "/config.json");
+  const auto count    = [&](const char* key) { return static_cast<int>(expected.at(key).as_integer()); };
+  golden.batch        = {.global = count("batch"), .micro = 1, .seq = count("seq")};
+  const auto setting  = [&](const char* key) { return expected.at("optimizer").at(key).as_real(); };
+  golden.optimizer    = {.lr           = setting("lr"),
+                         .beta1        = setting("beta1"),
+                         .beta2        = setting("beta2"),
+                         .eps          = setting("eps"),
+                         .weight_decay = setting("weight_decay"),
+                         .clip         = setting("clip_grad_norm")};
+  for (const JsonValue& loss : expected.at("loss").items) golden.loss.push_back(loss.as_real());
+  for (const JsonValue& norm : expected.at("grad_norm").items) golden.grad_norm.push_back(norm.as_real());
   const TokenData data(TokenFile{golden.folder + "/tokens.u16"}, golden.model.vocab);
   golden.tokens.resize(static_cast<std::size_t>(*data.num_tokens()));
   data.read(0, golden.tokens);

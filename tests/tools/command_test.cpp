@@ -1,6 +1,5 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "engine/run/tsan.hpp"
@@ -52,7 +51,7 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
   int runs = 0, records = 0, builds = 0;
   std::istringstream lines(outcome.out);
   for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::json::parse(line);
+    const auto json = sg::parse_json(line);
     if (json.at("type") == "run") {
       ++runs;
       for (const char* field : {"nodes", "ns_per_node", "raw_taskflow_ns_per_node", "ratio"})
@@ -75,13 +74,13 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
 TEST_CASE("bench adam checks its answer and prints the promised fields and nothing else", "[tools][bench]") {
   const auto outcome = run_stepgraph("bench adam --elements 5000 --threads 2 --runs 2 --json");
   REQUIRE(outcome.exit_code == 0);
-  const auto line = nlohmann::json::parse(outcome.out);
+  const auto line = sg::parse_json(outcome.out);
   CHECK(line.at("type") == "adam");
   CHECK(line.at("elements") == 5000);
   CHECK(line.at("threads") == 2);
-  CHECK(line.at("adam_GBps").get<double>() > 0);
-  CHECK(line.at("triad_GBps").get<double>() > 0);
-  CHECK(line.at("ratio").get<double>() > 0);
+  CHECK(line.at("adam_GBps").as_real() > 0);
+  CHECK(line.at("triad_GBps").as_real() > 0);
+  CHECK(line.at("ratio").as_real() > 0);
 }
 
 TEST_CASE("bench collectives checks every collective and prints the promised fields and nothing else",
@@ -95,12 +94,12 @@ TEST_CASE("bench collectives checks every collective and prints the promised fie
   int collectives = 0;
   std::istringstream lines(outcome.out);
   for (std::string line; std::getline(lines, line); ++collectives) {
-    const auto json = nlohmann::json::parse(line);
+    const auto json = sg::parse_json(line);
     CHECK(json.at("type") == "collective");
     CHECK(json.at("algorithm") == "direct");
     CHECK(json.at("op").is_string());
     for (const char* field : {"ranks", "bytes", "algbw_GBps", "busbw_GBps", "memcpy_GBps"})
-      CHECK(json.at(field).get<double>() > 0);
+      CHECK(json.at(field).as_real() > 0);
   }
   CHECK(collectives == 9 * 2 * 2);
 }

@@ -8,7 +8,7 @@ using Catch::Approx;
 
 TEST_CASE("a device is busy while anything runs, and idle in between, whatever the order of records",
           "[tools][bench]") {
-  // [100, 300) by two that overlap, one of them inside another, then [500, 600), which touches [600, 700).
+  // Three overlapping intervals cover [100, 300). Then [500, 600), which touches [600, 700).
   const sg::bench::Idle idle = sg::bench::idle_of({{600, 700}, {150, 300}, {500, 600}, {100, 250}, {160, 170}});
   CHECK(idle.num_intervals == 5);
   CHECK(idle.span_s == Approx(600e-9));
@@ -17,7 +17,7 @@ TEST_CASE("a device is busy while anything runs, and idle in between, whatever t
   CHECK(idle.share() == Approx(1.0 / 3));
 }
 
-TEST_CASE("a device that ran one thing, or nothing, was never idle", "[tools][bench]") {
+TEST_CASE("a device with one interval, or none, was never idle", "[tools][bench]") {
   CHECK(sg::bench::idle_of({{5, 9}}).share() == 0);
   CHECK(sg::bench::idle_of({{5, 9}}).longest_gap_s == 0);
   CHECK(sg::bench::idle_of({}).share() == 0);

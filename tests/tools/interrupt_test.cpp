@@ -11,7 +11,7 @@ namespace cli = stepgraph::cli;
 
 namespace {
 
-// The signal that ends a process which does this; 0: it ends by itself.
+// The signal that ends a child process which runs `work`; 0: it exits by itself.
 template <class Work>
 int ending_signal(const Work& work) {
   const pid_t child = fork();
@@ -40,7 +40,8 @@ TEST_CASE("the first signal is noted", "[tools][interrupt]") {
   CHECK_FALSE(next.requested());
 }
 
-TEST_CASE("the second signal ends the program, and so does one when nobody notes it any more", "[tools][interrupt]") {
+TEST_CASE("the second signal ends the program, and so does any signal after the Interrupt is gone",
+          "[tools][interrupt]") {
   CHECK(ending_signal([] {
           const cli::Interrupt interrupt;
           raise(SIGINT);

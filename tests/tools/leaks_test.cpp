@@ -1,4 +1,4 @@
-// In the asan build other tests of commands do without a search for leaks, which takes seconds for each process.
+// Leaks of the commands, in the asan build. Other tests of commands skip the search, which takes seconds per process.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -32,7 +32,7 @@ void check_no_leak(const std::string& arguments, int exit_code = 0) {
 
 }  // namespace
 
-TEST_CASE("a leak that is planted is found", "[tools][leaks]") {
+TEST_CASE("a planted leak is found", "[tools][leaks]") {
   need_asan();
   const auto outcome = run_searched(sg::testing::planted_race_path() + " leak");
   CHECK(outcome.exit_code != 0);

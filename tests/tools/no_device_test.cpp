@@ -1,4 +1,4 @@
-// Commands on the backend cuda where it cannot be.
+// Commands with backend cuda in a build or on a machine without CUDA.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
@@ -9,13 +9,12 @@ using Catch::Matchers::ContainsSubstring;
 using sg::testing::run_stepgraph;
 using sg::testing::SmallRun;
 
-TEST_CASE("without a device, the backend cuda is exit code 3, what is missing and what would be right",
-          "[tools][train][refuses]") {
+TEST_CASE("without a device, backend cuda exits with 3 and says what is missing", "[tools][train][refuses]") {
   const std::string version = run_stepgraph("--version").out;
   if (version.find("compute capability") != version.npos) SKIP("there is a device here");
   const bool built = version.find("not built in") == version.npos;
   const std::string why =
-      built ? "cuda: counting devices: " : "backend cuda: not in this build (configure with STEPGRAPH_WITH_CUDA=ON; ";
+      built ? "cuda: counting devices: " : "backend cuda: not in this build (configure with STEPGRAPH_WITH_CUDA=ON, ";
   const SmallRun small;
   for (const std::string& arguments : sg::testing::some_of(std::vector<std::string>{
            "train " + small.config() + " --set backend=cuda --steps 1",
@@ -31,8 +30,8 @@ TEST_CASE("without a device, the backend cuda is exit code 3, what is missing an
     CHECK(outcome.exit_code == 3);
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, ContainsSubstring("stepgraph " + arguments.substr(0, arguments.find(' '))) &&
-                                ContainsSubstring(why) && ContainsSubstring("or backend loopback)"));
+                                ContainsSubstring(why) && ContainsSubstring("or use backend loopback)"));
   }
-  // What needs no device is done all the same.
+  // Commands that need no device still work.
   CHECK(small.run("verify", "--set backend=cuda").exit_code == 0);
 }

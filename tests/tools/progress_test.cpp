@@ -23,7 +23,7 @@ namespace {
 
 constexpr cli::ProgressState half{.done = 50, .total = 100, .loss = 5.4321, .tokens_per_s = 12'345, .seconds = 83};
 
-// stderr in a pipe, and what was written to it.
+// Redirects stderr into a pipe and returns what was written.
 class StderrInPipe {
  public:
   StderrInPipe() {
@@ -49,7 +49,7 @@ class StderrInPipe {
 
 }  // namespace
 
-TEST_CASE("progress says how far a run is, how good, how fast and how long it will take", "[tools][progress]") {
+TEST_CASE("progress shows the step, the loss, the speed and the time left", "[tools][progress]") {
   CHECK(cli::progress_text("train", half, 80) ==
         "train 50/100 [===========>           ]  loss 5.4321  12.3k tokens/s  1m 23s left");
   CHECK(cli::progress_text("train", {.done = 100, .total = 100, .loss = 1, .seconds = 3}, 80) ==
@@ -57,7 +57,7 @@ TEST_CASE("progress says how far a run is, how good, how fast and how long it wi
   CHECK(cli::progress_text("eval", {.done = 0, .total = 7}, 30) == "eval 0/7 [>                  ]");
 }
 
-TEST_CASE("progress fits the room there is and leaves out the least important first", "[tools][progress]") {
+TEST_CASE("progress fits the columns and leaves out the least important parts first", "[tools][progress]") {
   for (int columns = 0; columns <= 200; ++columns) {
     CAPTURE(columns);
     CHECK(cli::progress_text("train", half, columns).size() <= static_cast<std::size_t>(columns));
@@ -80,7 +80,7 @@ TEST_CASE("durations are short", "[tools][progress]") {
   CHECK(cli::duration_text(std::numeric_limits<double>::infinity()) == "forever");
 }
 
-TEST_CASE("on a terminal progress is one line that is drawn over, and gone in the end", "[tools][progress]") {
+TEST_CASE("on a terminal progress redraws one line and removes it at the end", "[tools][progress]") {
   std::vector<std::string> lines;
   std::string all;
   {
@@ -141,7 +141,7 @@ TEST_CASE("without a terminal progress is a few plain lines at most", "[tools][p
   }
 }
 
-TEST_CASE("without a terminal a short run says nothing", "[tools][progress]") {
+TEST_CASE("without a terminal a short run prints no progress", "[tools][progress]") {
   StderrInPipe pipe;
   {
     cli::Progress progress({.log_every = std::chrono::hours(1)});

@@ -24,20 +24,21 @@ TEST_CASE("eval gives the mean loss over the data, in any layout", "[tools][eval
   CHECK(lines[0].at("type") == "eval");
   CHECK(lines[0].at("steps") == 12);
   CHECK(lines[0].at("tokens") == 12 * 32);
-  const double loss = lines[0].at("loss");
-  CHECK(std::abs(loss - std::log(256)) < 0.1);  // fresh weights know nothing
-  CHECK(std::abs(lines[0].at("perplexity").get<double>() - std::exp(loss)) < 1e-9);
+  const double loss = lines[0].at("loss").as_real();
+  CHECK(std::abs(loss - std::log(256)) < 0.1);  // fresh weights predict all tokens equally
+  CHECK(std::abs(lines[0].at("perplexity").as_real() - std::exp(loss)) < 1e-9);
   CHECK(json_lines(small.run("eval", "--json --set layout.pp=2").out)[0].at("loss") == loss);
-  const double other = json_lines(small.run("eval", "--json --set layout.tp=2 --set layout.dp=2").out)[0].at("loss");
+  const double other =
+      json_lines(small.run("eval", "--json --set layout.tp=2 --set layout.dp=2").out)[0].at("loss").as_real();
   CHECK(std::abs(other - loss) < 1e-6 * loss);
 
   // Before the first update, the loss of a batch is that of training.
-  const double first = json_lines(small.run("eval", "--json --steps 1").out)[0].at("loss");
+  const double first = json_lines(small.run("eval", "--json --steps 1").out)[0].at("loss").as_real();
   CHECK(json_lines(small.run("train", "--json --steps 1").out)[2].at("loss") == first);
   CHECK_THAT(small.run("eval", "--steps 2").out, StartsWith("loss 5.") && ContainsSubstring("(64 tokens, "));
 }
 
-TEST_CASE("generate continues ids with ids and text with text, alike in every layout", "[tools][generate]") {
+TEST_CASE("generate continues ids with ids and text with text, the same in every layout", "[tools][generate]") {
   const SmallRun small;
   const auto outcome = small.run("generate", "--prompt '7, 8 9' --tokens 12 --json");
   CAPTURE(outcome.err);
@@ -47,8 +48,8 @@ TEST_CASE("generate continues ids with ids and text with text, alike in every la
   CHECK(line.at("type") == "generate");
   CHECK(line.at("prompt") == std::vector<int>{7, 8, 9});
   CHECK_FALSE(line.contains("text"));
-  const std::vector<int> tokens = line.at("tokens");
-  CHECK(tokens.size() == 12);  // more than the context with the prompt
+  const auto tokens = line.at("tokens");
+  CHECK(tokens.size() == 12);  // with the prompt, more than the context
   for (const auto& layout : sg::testing::some_of(std::vector<std::string>{
            "--set layout.pp=2 --set layout.tp=2 --set layout.dp=2", "--set layout.dp=2", "--set layout.pp=2",
            "--set layout.tp=2", "--set layout.pp=2 --set pipeline.schedule=zb-h1"})) {
@@ -56,7 +57,7 @@ TEST_CASE("generate continues ids with ids and text with text, alike in every la
     CHECK(json_lines(small.run("generate", "--prompt 7,8,9 --tokens 12 --json " + layout).out).at(0).at("tokens") ==
           tokens);
   }
-  // A schedule for several microbatches is no hindrance, though there is one only.
+  // Generation has one microbatch. A schedule that needs several is no error.
   const auto deep = [&](const std::string& more) {
     const auto done = small.run("generate", "--prompt 7 --tokens 4 --json --set model.layers=4 " + more);
     CAPTURE(done.err);
@@ -65,7 +66,7 @@ TEST_CASE("generate continues ids with ids and text with text, alike in every la
   };
   CHECK(deep("--set layout.pp=2 --set 'pipeline={\"schedule\": \"interleaved\", \"chunks\": 2}'") == deep(""));
   std::string ids;
-  for (const int token : tokens) ids += sg::str(ids.empty() ? "" : ",", token);
+  for (const auto& token : tokens.items) ids += sg::str(ids.empty() ? "" : ",", token);
   CHECK(small.run("generate", "--prompt 7,8,9 --tokens 12").out == ids + "\n");
 
   const auto text = json_lines(small.run("generate", "--prompt line --tokens 3 --json").out).at(0);
@@ -76,7 +77,7 @@ TEST_CASE("generate continues ids with ids and text with text, alike in every la
         std::vector<int>{'1', '2'});
 }
 
-TEST_CASE("graph says how large a step is, and draws it", "[tools][graph]") {
+TEST_CASE("graph prints the size of a step and draws it", "[tools][graph]") {
   const SmallRun small;
   const auto plan = small.run("graph", "--json --set layout.pp=2");
   REQUIRE(plan.exit_code == 0);
@@ -85,9 +86,9 @@ TEST_CASE("graph says how large a step is, and draws it", "[tools][graph]") {
   CHECK(line.at("ranks") == 2);
   CHECK(line.at("stages") == 2);
   CHECK(line.at("microbatches") == 4);
-  CHECK(line.at("nodes").get<int>() > 200);
-  CHECK(json_lines(small.run("graph", "--json --forward --set layout.pp=2").out).at(0).at("nodes").get<int>() <
-        line.at("nodes").get<int>() / 2);
+  CHECK(line.at("nodes").as_integer() > 200);
+  CHECK(json_lines(small.run("graph", "--json --forward --set layout.pp=2").out).at(0).at("nodes").as_integer() <
+        line.at("nodes").as_integer() / 2);
   CHECK_THAT(small.run("graph", "--dot -").out, StartsWith("digraph") && ContainsSubstring("gpt2"));
   const auto drawn = small.run("graph", "--detail layer --rank 0 --dot " + small.path("step.dot"));
   CHECK(drawn.exit_code == 0);
@@ -106,14 +107,14 @@ TEST_CASE("verify proves both steps of a config", "[tools][verify]") {
   CHECK(lines[0].at("step") == "training");
   CHECK(lines[1].at("type") == "plan");
   CHECK(lines[1].at("step") == "forward");
-  CHECK(lines[1].at("nodes").get<int>() < lines[0].at("nodes").get<int>());
+  CHECK(lines[1].at("nodes").as_integer() < lines[0].at("nodes").as_integer());
   CHECK(lines[2].at("type") == "verify");
   CHECK(lines[2].at("valid") == true);
   CHECK(lines[2].at("flaws").empty());
   CHECK_THAT(small.run("verify").out, ContainsSubstring("training step:") && ContainsSubstring("valid: no race"));
 }
 
-TEST_CASE("verify plans and proves the streams of devices, where there is none", "[tools][verify]") {
+TEST_CASE("verify checks the streams of devices without a device", "[tools][verify]") {
   const SmallRun small;
   const auto plan_of = [&](const std::string& more, std::size_t step) {
     const auto outcome = small.run("verify", "--json " + more);
@@ -125,18 +126,18 @@ TEST_CASE("verify plans and proves the streams of devices, where there is none",
   CHECK(alone.at("streams") == 1);  // a lane that orders everything
   for (const char* field : {"events", "event_waits", "loop_waits"}) CHECK(alone.at(field) == 0);
   const auto two = plan_of("--set layout.pp=2 --set layout.dp=2 --set shard.strategy=full", 0);
-  CHECK(two.at("streams").get<int>() >= 4 * 4);  // compute, gather, reduce and messages of each rank
-  CHECK(two.at("event_waits").get<int>() >= two.at("streams").get<int>());
-  CHECK(two.at("events").get<int>() > 0);
-  CHECK(two.at("events").get<int>() <= two.at("event_waits").get<int>() + two.at("loop_waits").get<int>());
-  CHECK(two.at("event_waits").get<int>() < two.at("edges").get<int>());  // what streams imply is left out
-  CHECK(plan_of("--set layout.dp=2", 1).at("streams").get<int>() >= 2);
-  CHECK_THAT(small.run("verify", "--set layout.pp=2").out, ContainsSubstring("on devices: ") &&
-                                                               ContainsSubstring(" for the step before\n") &&
-                                                               ContainsSubstring("streams wait for what they follow"));
+  CHECK(two.at("streams").as_integer() >= 4 * 4);  // compute, gather, reduce and messages of each rank
+  CHECK(two.at("event_waits").as_integer() >= two.at("streams").as_integer());
+  CHECK(two.at("events").as_integer() > 0);
+  CHECK(two.at("events").as_integer() <= two.at("event_waits").as_integer() + two.at("loop_waits").as_integer());
+  CHECK(two.at("event_waits").as_integer() < two.at("edges").as_integer());  // streams imply the other edges
+  CHECK(plan_of("--set layout.dp=2", 1).at("streams").as_integer() >= 2);
+  CHECK_THAT(small.run("verify", "--set layout.pp=2").out,
+             ContainsSubstring("on devices: ") && ContainsSubstring(" for the step before\n") &&
+                 ContainsSubstring("streams wait for their predecessors"));
 }
 
-TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]") {
+TEST_CASE("commands on a config refuse impossible requests", "[tools][refuses]") {
   const SmallRun small;
   for (const auto& [command, more, why] :
        sg::testing::some_of(std::vector<std::tuple<std::string, std::string, std::string>>{
@@ -152,12 +153,12 @@ TEST_CASE("commands on a config refuse what they cannot do", "[tools][refuses]")
            {"generate", "--prompt 1 --tokens 0", "--tokens"},
            {"graph", "--rank 1 --dot -", "--rank 1: is not in the layout (0 to 0)"},
            {"graph", "--rank -1 --dot -", "--rank"},
-           {"graph", "--rank 0", "--rank: says how to draw, but nothing is drawn (--dot or --svg as well)"},
-           {"graph", "--detail stage", "--detail: says how to draw, but nothing is drawn (--dot or --svg as well)"},
+           {"graph", "--rank 0", "--rank: changes a drawing, but nothing is drawn (add --dot or --svg)"},
+           {"graph", "--detail stage", "--detail: changes a drawing, but nothing is drawn (add --dot or --svg)"},
            {"graph", "--detail atom", "--detail"},
-           {"graph", "--svg -", "--svg -: a drawing goes to a file"},
-           {"graph", "--json --dot -", "both want stdout"},
-           {"graph", "--dot x --svg x", "--dot and --svg: both x (two files)"},
+           {"graph", "--svg -", "--svg -: stdout is not supported"},
+           {"graph", "--json --dot -", "both write to stdout"},
+           {"graph", "--dot x --svg x", "--dot and --svg: both write x (two files)"},
            {"graph", "--dot /nowhere/x.dot", "--dot '/nowhere/x.dot': there is no folder /nowhere"},
            {"verify", "--set layout.pp=3", "layout.pp: pp 3 x chunks 1 = 3 stages, but the model has 2 layers"},
            {"verify", "--set layout.pp=2 --set model.layers=3", "layout.pp: 3 layers do not divide over 2 stages"},

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "graphs/schedule/csv.hpp"
@@ -29,7 +28,7 @@ TEST_CASE("schedule prints one JSON line with the promised fields and nothing el
       run_schedule("--kind zb-h2 --stages 8 --microbatches 24 --costs 18.522,18.086,9.337,0.601 --json");
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());
-  const auto line = nlohmann::json::parse(outcome.out);
+  const auto line = sg::parse_json(outcome.out);
   CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 1);
   CHECK(line.at("type") == "schedule");
   CHECK(line.at("kind") == "zb-h2");
@@ -37,15 +36,15 @@ TEST_CASE("schedule prints one JSON line with the promised fields and nothing el
   CHECK(line.at("microbatches") == 24);
   CHECK(line.at("valid") == true);
   CHECK(line.at("peak_activation") == std::vector<double>(8, 15));
-  CHECK(std::abs(line.at("bubble_rate").get<double>() - 0.1083) < 0.00005);
-  CHECK(line.at("makespan").get<double>() >= line.at("longest_span").get<double>());
+  CHECK(std::abs(line.at("bubble_rate").as_real() - 0.1083) < 0.00005);
+  CHECK(line.at("makespan").as_real() >= line.at("longest_span").as_real());
 }
 
 TEST_CASE("schedule counts chunks as shares of a rank", "[tools][schedule]") {
   const auto outcome =
       run_schedule("--kind interleaved --stages 4 --microbatches 8 --chunks 2 --costs 1,1,1,0 --json --retain 0.5");
   REQUIRE(outcome.exit_code == 0);
-  const auto line = nlohmann::json::parse(outcome.out);
+  const auto line = sg::parse_json(outcome.out);
   CHECK(line.at("chunks") == 2);
   CHECK(line.at("makespan") == 8 * 3 + 3 * 3 / 2.0);
   CHECK(line.at("peak_activation") == std::vector<double>{5.5, 4.5, 3.5, 2.5});
@@ -77,7 +76,7 @@ TEST_CASE("schedule writes CSV and SVG", "[tools][schedule]") {
   CHECK(run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --csv /nowhere/at/all.csv").exit_code == 3);
 }
 
-TEST_CASE("schedule refuses what it cannot do with exit code 2 and the reason", "[tools][schedule][refuses]") {
+TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason", "[tools][schedule][refuses]") {
   for (const auto& [arguments, why] : {
            std::pair{"--kind 1f1p --stages 4 --microbatches 8",
                      "stepgraph schedule: unknown kind '1f1p' (known: round-robin, sequential, gpipe, 1f1b, "
@@ -97,7 +96,7 @@ TEST_CASE("schedule refuses what it cannot do with exit code 2 and the reason", 
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,-1,1,0", "F,I,W,COMM"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,nan,1,0", "F,I,W,COMM"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 0,0,0,1", "all 0"},
-           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both want stdout"},
+           std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both write to stdout"},
            std::pair{"--kind gpipe --stages 100000 --microbatches 100000", "too many"},
        }) {
     CAPTURE(arguments);

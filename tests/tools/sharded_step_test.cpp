@@ -46,7 +46,7 @@ TEST_CASE("losses have the same bits for any number of threads and slots", "[gra
   }
 }
 
-TEST_CASE("prefetch is what the slots allow", "[graphs][sharded]") {
+TEST_CASE("the number of slots limits the prefetch", "[graphs][sharded]") {
   const int slots            = GENERATE(1, 2, 3);
   const sg::ShardedStep step = sg::sharded_step({.ranks = 2, .layers = 5, .width = 4, .batch = 2, .slots = slots});
   CAPTURE(slots);
@@ -69,7 +69,7 @@ TEST_CASE("the number of slots changes edges, never the set of nodes", "[graphs]
     CHECK(one.graph.describe(sg::Node{i}) == three.graph.describe(sg::Node{i}));
 }
 
-TEST_CASE("a sharded step that cannot be is refused", "[graphs][sharded][refuses]") {
+TEST_CASE("an impossible sharded step is refused", "[graphs][sharded][refuses]") {
   CHECK_THROWS_AS(sg::sharded_step({.ranks = 3, .width = 4}), sg::Error);
   CHECK_THROWS_AS(sg::sharded_step({.slots = 0}), sg::Error);
 }

@@ -15,7 +15,7 @@ using sg::testing::SmallRun;
 
 namespace {
 
-// A machine on which products take a millisecond for each megaflop, and everything else next to nothing.
+// A machine on which products take a millisecond for each megaflop, and everything else almost no time.
 std::string put_machine(const SmallRun& small, int threads = 1, const std::string& host = sg::host_name()) {
   const std::string path = small.path("machine.json");
   sg::Calibration machine{.host = host, .cores = 4, .threads = threads};
@@ -29,47 +29,47 @@ std::string put_machine(const SmallRun& small, int threads = 1, const std::strin
 
 }  // namespace
 
-TEST_CASE("simulate says how long a step takes on a machine that was measured", "[tools][simulate]") {
+TEST_CASE("simulate predicts the time of a step on a measured machine", "[tools][simulate]") {
   const SmallRun small;
   const std::string machine = "--machine " + put_machine(small);
   const auto outcome        = small.run("simulate", machine + " --json --trace " + small.path("trace.json"));
   CAPTURE(outcome.err);
   REQUIRE(outcome.exit_code == 0);
-  CHECK_THAT(outcome.err, ContainsSubstring("not measured, so taken at the usual rates: "));
+  CHECK_THAT(outcome.err, ContainsSubstring("not measured, simulated at average rates: "));
   const auto lines = json_lines(outcome.out);
   REQUIRE(lines.size() > 5);
   CHECK(lines[0].at("type") == "plan");
   CHECK(lines[1].at("type") == "simulate");
-  const double step_s = lines[1].at("step_s");
+  const double step_s = lines[1].at("step_s").as_real();
   double flops = 0, seconds = 0;
   for (std::size_t i = 2; i < lines.size(); ++i) {
     CHECK(lines[i].at("type") == "op");
-    if (lines[i].at("op").get<std::string>().find("linear") != 0) continue;
-    flops += lines[i].at("flops").get<double>();
-    seconds += lines[i].at("seconds").get<double>();
+    if (lines[i].at("op").as_string().find("linear") != 0) continue;
+    flops += lines[i].at("flops").as_real();
+    seconds += lines[i].at("seconds").as_real();
   }
   CHECK(flops > 1e6);
   CHECK(std::abs(seconds - flops * 1e-9) < 1e-9 * flops * 1e-6);
   CHECK(step_s >= seconds);
-  CHECK(std::abs(lines[1].at("tokens_per_s").get<double>() * step_s - 32) < 1e-6);
+  CHECK(std::abs(lines[1].at("tokens_per_s").as_real() * step_s - 32) < 1e-6);
   CHECK(lines[1].at("layout") == "pp1-dp1-tp1");
   CHECK(lines[1].at("ranks") == 1);
   CHECK(lines[1].at("threads") == 1);
   CHECK(lines[1].at("bubble") == 0);
   CHECK(lines[1].at("peak_bytes") == lines[0].at("peak_bytes")[0]);
-  CHECK(nlohmann::json::parse(sg::testing::file_bytes(small.path("trace.json"))).at("traceEvents").size() > 100);
+  CHECK(sg::parse_json(sg::testing::file_bytes(small.path("trace.json"))).at("traceEvents").size() > 100);
 
   const auto piped = json_lines(small.run("simulate", machine + " --json --set layout.pp=2").out).at(1);
   CHECK(piped.at("ranks") == 2);
-  CHECK(piped.at("bubble").get<double>() > 0.05);
+  CHECK(piped.at("bubble").as_real() > 0.05);
   CHECK_THAT(small.run("simulate", machine).out, ContainsSubstring("simulated step: ") &&
                                                      ContainsSubstring(" tokens/s on 1 of 4 cores of ") &&
                                                      ContainsSubstring("linear_weight_gradient"));
   CHECK_THAT(small.run("simulate", "--machine " + put_machine(small, 1, "elsewhere")).err,
-             ContainsSubstring("as measured on 'elsewhere', which is not this machine"));
+             ContainsSubstring("uses measurements of another machine, 'elsewhere'"));
 }
 
-TEST_CASE("what was measured on another machine is not overwritten", "[tools][simulate][refuses]") {
+TEST_CASE("the calibration of another machine is not overwritten", "[tools][simulate][refuses]") {
   const SmallRun small;
   const std::string theirs = put_machine(small, 1, "elsewhere"), before = sg::testing::file_bytes(theirs);
   const auto outcome = small.run("simulate", "--calibrate --machine " + theirs);
@@ -78,7 +78,7 @@ TEST_CASE("what was measured on another machine is not overwritten", "[tools][si
   CHECK(sg::testing::file_bytes(theirs) == before);
 }
 
-TEST_CASE("simulate refuses a machine that does not fit, with what to do", "[tools][simulate][refuses]") {
+TEST_CASE("simulate refuses a calibration that does not fit, and says what to do", "[tools][simulate][refuses]") {
   const SmallRun small;
   sg::testing::TempFolder folder;
   const std::string broken = folder.put("broken.json", "{\"type\": \"machine\"}").string();
@@ -89,7 +89,7 @@ TEST_CASE("simulate refuses a machine that does not fit, with what to do", "[too
            {"--machine " + small.path("none.json"), "none.json"},
            {"--machine " + put_machine(small, 3),
             "was measured with 3 threads, the run has 1 (--threads 3, or --calibrate"},
-           {"--machine " + small.path("machine.json") + " --threads 3 --trace -", "--trace -: stdout has the figures"},
+           {"--machine " + small.path("machine.json") + " --threads 3 --trace -", "--trace -: stdout has the results"},
        })) {
     CAPTURE(more);
     const auto outcome = small.run("simulate", more);
@@ -97,7 +97,7 @@ TEST_CASE("simulate refuses a machine that does not fit, with what to do", "[too
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, ContainsSubstring("stepgraph simulate: ") && ContainsSubstring(why));
   }
-  // One in the cache that another machine left there is not taken for this one's.
+  // A calibration in the cache that another machine wrote is refused.
   const auto path   = sg::calibration_path(1);
   const auto cached = folder / "stepgraph" / path.filename().string();
   sg::save_calibration({.host = "elsewhere", .cores = 4, .threads = 1, .ops = {{"linear", {{1, 1, 1, 1}}}}}, cached);
@@ -105,7 +105,7 @@ TEST_CASE("simulate refuses a machine that does not fit, with what to do", "[too
                                                         sg::testing::command_path(), " simulate ", small.config()));
   CHECK(outcome.exit_code == 2);
   CHECK_THAT(outcome.err, ContainsSubstring(cached.string() + ": was measured on 'elsewhere'") &&
-                              ContainsSubstring("(--calibrate measures anew"));
+                              ContainsSubstring("(--calibrate to measure again"));
 }
 
 TEST_CASE("bench train prints the promised fields and nothing else", "[tools][bench]") {
@@ -120,7 +120,7 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
   for (const auto& line : json_lines(outcome.out)) {
     if (line.at("type") == "kernel") {
       ++kernels;
-      share += line.at("share").get<double>();
+      share += line.at("share").as_real();
       for (const char* field : {"nodes", "ms", "share", "gflops", "GBps"}) CHECK(line.at(field).is_number());
       CHECK(line.at("op").is_string());
       continue;
@@ -129,12 +129,12 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
     CHECK(line.at("model") == "tiny");
     CHECK(line.at("backend") == "loopback");
     CHECK(line.at("shard") == "none");
-    layouts.push_back(line.at("layout"));
+    layouts.push_back(line.at("layout").as_string());
     // 6 (12 L d^2 + V d) + 12 L T d
     CHECK(line.at("flops_per_token") == 6 * (12 * 2 * 16 * 16 + 64 * 16) + 12 * 2 * 8 * 16);
     for (const char* field : {"tokens_per_s", "step_s", "peak_gflops", "share_of_peak", "peak_bytes", "ratio_to_1x1x1"})
-      CHECK(line.at(field).get<double>() > 0);
-    CHECK(line.at("lower_bound_bytes") <= line.at("peak_bytes"));
+      CHECK(line.at(field).as_real() > 0);
+    CHECK(line.at("lower_bound_bytes").as_integer() <= line.at("peak_bytes").as_integer());
     for (const char* field : {"resident_bytes", "process_bytes", "cpu_share"}) CHECK(line.at(field).is_number());
     const bool in_pieces = layouts.back() == "1x2x1" || layouts.back() == "1x1x2";
     CHECK(line.at("global_batch") == (in_pieces ? 32 : 4));
@@ -145,7 +145,7 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
   CHECK(std::abs(share - 4) < 1e-6);
   for (const auto& [arguments, why] :
        {std::pair{"--models XXL", "XXL"}, std::pair{"--models tiny --layouts 2x2", "2x2"},
-        std::pair{"--models tiny --layouts 3x1x1", "for 3 data-parallel ranks"}}) {
+        std::pair{"--models tiny --layouts 3x1x1", "over 3 data-parallel ranks"}}) {
     const auto refused = sg::testing::run_stepgraph(sg::str("bench train ", arguments));
     CHECK(refused.exit_code == 2);
     CHECK_THAT(refused.err, ContainsSubstring(why));
@@ -161,6 +161,6 @@ TEST_CASE("bench predict has a predicted and a measured time for each layout", "
   REQUIRE(lines.size() == 2);
   for (const auto& line : lines) {
     CHECK(line.at("type") == "predict");
-    for (const char* field : {"predicted_s", "measured_s", "ratio"}) CHECK(line.at(field).get<double>() > 0);
+    for (const char* field : {"predicted_s", "measured_s", "ratio"}) CHECK(line.at(field).as_real() > 0);
   }
 }

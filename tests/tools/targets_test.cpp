@@ -1,4 +1,4 @@
-// Where commands put their files: refused before the work, kept after it.
+// Output files of commands: checked before the work, written after it.
 #include <sys/stat.h>
 
 #include <catch2/catch_test_macros.hpp>
@@ -31,7 +31,7 @@ sg::testing::Outcome interrupted_run(const SmallRun& small, const std::string& m
 
 }  // namespace
 
-TEST_CASE("a model is saved though nobody reads a line of the run", "[tools][train]") {
+TEST_CASE("a model is saved even if the reader of stdout has gone", "[tools][train]") {
   const SmallRun small;
   for (const std::string json : {"", "--json"}) {
     const std::string kept = small.path("kept" + json);
@@ -43,7 +43,7 @@ TEST_CASE("a model is saved though nobody reads a line of the run", "[tools][tra
   }
 }
 
-TEST_CASE("a model is saved though its trace cannot be", "[tools][train]") {
+TEST_CASE("a model is saved even if the trace cannot be written", "[tools][train]") {
   const SmallRun small;
   std::filesystem::create_directory(small.path("traces"));
   const auto outcome =
@@ -67,31 +67,31 @@ TEST_CASE("a schedule file is not read again at the end of a run", "[tools][trai
   REQUIRE(lines.size() > 3);
   const auto& last = lines[lines.size() - 2];
   REQUIRE(last.at("type") == "last_step");
-  // Of measured times, which a busy machine makes any: only that there is one.
-  CHECK(last.at("bubble_rate").get<double>() >= 0);
-  CHECK(last.at("bubble_rate").get<double>() < 1);
+  // The times vary on a busy machine, so the test only checks that the line is there.
+  CHECK(last.at("bubble_rate").as_real() >= 0);
+  CHECK(last.at("bubble_rate").as_real() < 1);
 }
 
-TEST_CASE("files that could not be written are refused before any work", "[tools][train][refuses]") {
+TEST_CASE("files that cannot be written are refused before any work", "[tools][train][refuses]") {
   const SmallRun small;
   REQUIRE(mkfifo(small.path("pipe").c_str(), 0600) == 0);
   std::filesystem::create_directories(small.path("model/model.safetensors"));
   const std::string long_name(250, 'x'), longer_name(300, 'x');
   for (const auto& [command, more, why] :
        sg::testing::some_of(std::vector<std::tuple<std::string, std::string, std::string>>{
-           {"train", "--trace " + small.path("pipe"), "pipe': is no regular file (one, or a name that is free)"},
+           {"train", "--trace " + small.path("pipe"), "pipe': is not a regular file (a file, or a new name)"},
            {"train", "--trace /proc/t.json", "--trace '/proc/t.json': cannot be written: "},
            {"train", "--trace " + small.path(long_name), "xxx': cannot be written: File name too long"},
-           {"train", "--trace -", "--trace -: stdout has the lines of the run (the name of a file)"},
-           {"train", "--dump-grads /dev/null", "--dump-grads '/dev/null': is no regular file"},
+           {"train", "--trace -", "--trace -: stdout has the lines of the run (a file name)"},
+           {"train", "--dump-grads /dev/null", "--dump-grads '/dev/null': is not a regular file"},
            {"train", "--dump-grads /proc/g.safetensors", "--dump-grads '/proc/g.safetensors': cannot be written: "},
            {"train", "--dump-grads " + small.path(longer_name + "/x"), "': there is no folder "},
-           {"train", "--dump-grads -", "--dump-grads -: stdout has the lines of the run (the name of a file)"},
+           {"train", "--dump-grads -", "--dump-grads -: stdout has the lines of the run (a file name)"},
            {"train", "--save " + small.path("model"), "model/model.safetensors': is a folder (a file's name)"},
            {"train", "--save /proc", "--save '/proc/config.json': cannot be written: "},
-           {"train", "--save " + small.path(longer_name), "': cannot be made a folder: File name too long"},
-           {"train", "--save -", "--save -: stdout has the lines of the run (the name of a folder)"},
-           {"graph", "--svg " + small.path("pipe"), "pipe': is no regular file"},
+           {"train", "--save " + small.path(longer_name), "': the folder cannot be created: File name too long"},
+           {"train", "--save -", "--save -: stdout has the lines of the run (a folder name)"},
+           {"graph", "--svg " + small.path("pipe"), "pipe': is not a regular file"},
            {"graph", "--dot " + small.path(longer_name), "': cannot be written: File name too long"},
        })) {
     CAPTURE(command, more);
@@ -105,14 +105,14 @@ TEST_CASE("files that could not be written are refused before any work", "[tools
     CHECK(entry.path().extension() != ".partial");
 }
 
-TEST_CASE("a file that appears when it is complete takes the place of a file only", "[tools][refuses]") {
+TEST_CASE("an atomically written file replaces only regular files", "[tools][refuses]") {
   const sg::testing::TempFolder folder;
   const std::string pipe = (folder / "pipe").string();
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK_THROWS_WITH(sg::write_text(pipe, "x"), ContainsSubstring("pipe: is no regular file (a file, or a name"));
+  CHECK_THROWS_WITH(sg::write_text(pipe, "x"), ContainsSubstring("pipe: is not a regular file (a file, or a new name"));
   CHECK(std::filesystem::is_fifo(pipe));
-  CHECK_THROWS_WITH(sg::write_text("/dev/null", "x"), ContainsSubstring("/dev/null: is no regular file"));
-  CHECK_THROWS_WITH(sg::write_text(folder.path(), "x"), ContainsSubstring(": is a folder (a file, or a name"));
+  CHECK_THROWS_WITH(sg::write_text("/dev/null", "x"), ContainsSubstring("/dev/null: is not a regular file"));
+  CHECK_THROWS_WITH(sg::write_text(folder.path(), "x"), ContainsSubstring(": is a folder (a file, or a new name"));
   sg::write_text(folder / "new", "x");
   sg::write_text(folder / "new", "y");
   CHECK(sg::testing::file_bytes(folder / "new") == "y");

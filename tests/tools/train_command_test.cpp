@@ -17,8 +17,8 @@ using sg::testing::SmallRun;
 
 namespace {
 
-std::vector<nlohmann::json> steps_of(const std::string& out) {
-  std::vector<nlohmann::json> steps;
+std::vector<sg::JsonValue> steps_of(const std::string& out) {
+  std::vector<sg::JsonValue> steps;
   for (const auto& line : json_lines(out)) {
     if (line.at("type") == "step") steps.push_back(line);
   }
@@ -52,9 +52,9 @@ TEST_CASE("train prints its config, its plan, its steps and a summary, and nothi
     const auto& step = lines[2 + i];
     CHECK(step.at("type") == "step");
     CHECK(step.at("step") == i);
-    for (const char* field : {"loss", "grad_norm", "tokens_per_s"}) CHECK(step.at(field).get<double>() > 0);
+    for (const char* field : {"loss", "grad_norm", "tokens_per_s"}) CHECK(step.at(field).as_real() > 0);
   }
-  CHECK(lines[2].at("loss").get<double>() > lines[13].at("loss").get<double>());
+  CHECK(lines[2].at("loss").as_real() > lines[13].at("loss").as_real());
   CHECK(lines[14].at("type") == "summary");
   CHECK(lines[14].at("steps") == 12);
   CHECK(lines[14].at("tokens") == 12 * 4 * 8);
@@ -62,7 +62,7 @@ TEST_CASE("train prints its config, its plan, its steps and a summary, and nothi
   CHECK(lines[14].at("interrupted") == false);
 }
 
-TEST_CASE("train compares the weights of data-parallel ranks before the first step, and says their hash",
+TEST_CASE("train compares the weights of data-parallel ranks before the first step, and prints their hash",
           "[tools][train]") {
   const SmallRun small;
   const auto hash = [&](const std::string& more) {
@@ -71,19 +71,19 @@ TEST_CASE("train compares the weights of data-parallel ranks before the first st
     REQUIRE(outcome.exit_code == 0);
     const auto plan = json_lines(outcome.out).at(1);
     CHECK(plan.at("type") == "plan");
-    return plan.value("weights_hash", std::string());
+    return plan.contains("weights_hash") ? plan.at("weights_hash").as_string() : "";
   };
   const std::string two = hash("--set layout.dp=2");
   CHECK(two.size() == 16);
   CHECK(two.find_first_not_of("0123456789abcdef") == std::string::npos);
   CHECK(hash("--set layout.dp=4") == two);  // the same weights
   CHECK(hash("--set layout.dp=2 --set seed=5") != two);
-  CHECK(hash("").empty());  // nobody to compare with
+  CHECK(hash("").empty());  // one rank has nothing to compare
   CHECK_THAT(small.run("train", "--steps 1 --set layout.dp=2").out,
-             ContainsSubstring("weights: " + two + ", all that several data-parallel ranks have\n"));
+             ContainsSubstring("weights: " + two + ", equal on all data-parallel ranks that hold them\n"));
 }
 
-TEST_CASE("train prints loss and norm with digits enough to tell every double", "[tools][train]") {
+TEST_CASE("train prints loss and norm with enough digits to read back the same double", "[tools][train]") {
   const SmallRun small;
   const auto json = small.run("train", "--json --steps 3"), text = small.run("train", "--steps 3");
   REQUIRE(json.exit_code == 0);
@@ -107,8 +107,7 @@ TEST_CASE("train prints loss and norm with digits enough to tell every double", 
   CHECK(text.err.empty());
 }
 
-TEST_CASE("train says at which scale a step was, and whether it was skipped, where losses are scaled",
-          "[tools][train]") {
+TEST_CASE("with loss scaling, train prints the scale of each step and whether it was skipped", "[tools][train]") {
   const SmallRun small;
   const auto plain = small.run("train", "--json --steps 2");
   for (const auto& step : steps_of(plain.out)) CHECK_FALSE(step.contains("loss_scale"));
@@ -118,7 +117,7 @@ TEST_CASE("train says at which scale a step was, and whether it was skipped, whe
   REQUIRE(steps_of(half.out).size() == 2);
   CHECK(steps_of(half.out)[0].at("loss_scale") == 65536);
   CHECK(steps_of(half.out)[0].at("skipped").is_boolean());
-  // A scale that is larger than anything that fp16 has.
+  // A scale larger than the largest fp16 number.
   const std::string huge = "--steps 2 --set precision.param=fp16 --set precision.loss_scale=1e12";
   const auto skipped = small.run("train", huge + " --json"), text = small.run("train", huge);
   CAPTURE(skipped.err);
@@ -126,35 +125,35 @@ TEST_CASE("train says at which scale a step was, and whether it was skipped, whe
   for (const auto& step : steps_of(skipped.out)) {
     CHECK(step.at("skipped") == true);
     CHECK(step.at("grad_norm").is_null());
-    CHECK(step.at("loss").get<double>() > 0);
+    CHECK(step.at("loss").as_real() > 0);
   }
   CHECK_THAT(text.out, ContainsSubstring("skipped: gradients overflow at loss scale 1e+12"));
 }
 
-TEST_CASE("a model that Hugging Face saved trains as it would there", "[tools][train]") {
+TEST_CASE("a model saved by transformers trains as it does there", "[tools][train]") {
   const std::string model = sg::testing::data_file("golden/gpt2-tiny").string();
   sg::testing::TempFolder folder;
-  const auto expected = nlohmann::json::parse(sg::testing::file_bytes(model + "/expected.json"));
-  const nlohmann::json config{{"model", {{"load", model}}},
-                              {"data", {{"tokens", model + "/tokens.u16"}}},
-                              {"batch", {{"global", expected.at("batch")}, {"micro", 2}, {"seq", expected.at("seq")}}},
-                              {"layout", {{"tp", 2}, {"pp", 2}}},
-                              {"optimizer", {{"clip", expected.at("optimizer").at("clip_grad_norm")}}}};
-  const auto outcome =
-      sg::testing::run_stepgraph("train " + folder.put("c.json", config.dump()).string() + " --json --threads 1");
+  const auto expected = sg::parse_json(sg::testing::file_bytes(model + "/expected.json"));
+  const sg::JsonValue config{{"model", {{"load", model}}},
+                             {"data", {{"tokens", model + "/tokens.u16"}}},
+                             {"batch", {{"global", expected.at("batch")}, {"micro", 2}, {"seq", expected.at("seq")}}},
+                             {"layout", {{"tp", 2}, {"pp", 2}}},
+                             {"optimizer", {{"clip", expected.at("optimizer").at("clip_grad_norm")}}}};
+  const auto outcome = sg::testing::run_stepgraph("train " + folder.put("c.json", sg::json_line(config)).string() +
+                                                  " --json --threads 1");
   CAPTURE(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   const auto steps = steps_of(outcome.out);
   REQUIRE(steps.size() == expected.at("loss").size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     CAPTURE(i);
-    const double loss = expected.at("loss")[i], norm = expected.at("grad_norm")[i];
-    CHECK(std::abs(steps[i].at("loss").get<double>() - loss) <= 2e-6 * loss);
-    CHECK(std::abs(steps[i].at("grad_norm").get<double>() - norm) <= 5e-5 * norm);
+    const double loss = expected.at("loss")[i].as_real(), norm = expected.at("grad_norm")[i].as_real();
+    CHECK(std::abs(steps[i].at("loss").as_real() - loss) <= 2e-6 * loss);
+    CHECK(std::abs(steps[i].at("grad_norm").as_real() - norm) <= 5e-5 * norm);
   }
 }
 
-TEST_CASE("train leaves a model, gradients and a trace where it is told to", "[tools][train]") {
+TEST_CASE("train writes a model, gradients and a trace to the given files", "[tools][train]") {
   const SmallRun small;
   const auto outcome =
       small.run("train", "--json --steps 4 --set layout.tp=2 --save " + small.path("made/model") + " --dump-grads " +
@@ -167,20 +166,20 @@ TEST_CASE("train leaves a model, gradients and a trace where it is told to", "[t
   std::sort(names.begin(), names.end());
   std::sort(weight_names.begin(), weight_names.end());
   CHECK(names == weight_names);
-  const auto trace = nlohmann::json::parse(sg::testing::file_bytes(small.path("t.json")));
+  const auto trace = sg::parse_json(sg::testing::file_bytes(small.path("t.json")));
   CHECK(trace.at("traceEvents").size() > 100);
 
-  // The gradients are those of the first step, before clipping: their norm is the one that is printed.
+  // The gradients are those of the first step before clipping, so their norm is the printed one.
   double sum = 0;
   for (const std::string& name : names) {
     std::vector<double> values(static_cast<std::size_t>(sg::num_elements(gradients.info(name).shape)));
     gradients.read(name, std::span<double>(values));
     for (const double value : values) sum += value * value;
   }
-  const double norm = steps_of(outcome.out)[0].at("grad_norm");
+  const double norm = steps_of(outcome.out)[0].at("grad_norm").as_real();
   CHECK(std::abs(std::sqrt(sum) - norm) < 1e-5 * norm);
 
-  // What was saved goes on where it was: the loss of the next batch is what training alone gives.
+  // The saved model has the loss on the next batch that uninterrupted training has.
   const auto whole = steps_of(small.run("train", "--json --steps 5").out);
   const std::string rest =
       sg::testing::file_bytes(small.path("text.txt")).substr(4 * 4 * 8, 4 * 8 + 1);  // the fifth step's tokens
@@ -188,11 +187,11 @@ TEST_CASE("train leaves a model, gradients and a trace where it is told to", "[t
   const auto next = small.run("eval", "--json --set 'model={\"load\": \"" + small.path("made/model") +
                                           "\"}' --set data.text=" + small.path("rest.txt"));
   REQUIRE(next.exit_code == 0);
-  const double loss = whole.at(4).at("loss");
-  CHECK(std::abs(json_lines(next.out)[0].at("loss").get<double>() - loss) < 1e-5 * loss);
+  const double loss = whole.at(4).at("loss").as_real();
+  CHECK(std::abs(json_lines(next.out)[0].at("loss").as_real() - loss) < 1e-5 * loss);
 }
 
-TEST_CASE("train refuses what it could not finish before it begins", "[tools][train][refuses]") {
+TEST_CASE("train refuses impossible requests before it begins", "[tools][train][refuses]") {
   const SmallRun small;
   for (const auto& [more, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
            {"--steps 13", "--steps 13: the data has 393 tokens, which are 12 steps of 32 and one (at most 12)"},
@@ -211,9 +210,10 @@ TEST_CASE("train refuses what it could not finish before it begins", "[tools][tr
            {"--trace /nowhere/t.json", "--trace '/nowhere/t.json': there is no folder /nowhere (one that exists)"},
            {"--trace ''", "--trace '': is empty"},
            {"--dump-grads " + small.path(""), "is a folder"},
-           {"--trace x --dump-grads x", "--dump-grads and --trace: both x (two files)"},
-           {"--steps 0 --trace x", "--steps 0: --dump-grads and --trace want a step"},
-           {"--save " + small.path("text.txt"), "--save '" + small.path("text.txt") + "': cannot be made a folder"},
+           {"--trace x --dump-grads x", "--dump-grads and --trace: both write x (two files)"},
+           {"--steps 0 --trace x", "--steps 0: --dump-grads and --trace need a step"},
+           {"--save " + small.path("text.txt"),
+            "--save '" + small.path("text.txt") + "': the folder cannot be created"},
            {"surplus", "surplus"},
        })) {
     CAPTURE(more);
@@ -227,15 +227,15 @@ TEST_CASE("train refuses what it could not finish before it begins", "[tools][tr
              ContainsSubstring("stepgraph train: /nowhere.json: cannot be read: No such file or directory"));
 }
 
-TEST_CASE("a run that goes astray says so and fails", "[tools][train]") {
+TEST_CASE("a run whose loss is not finite fails", "[tools][train]") {
   const SmallRun small;
   const auto outcome = small.run("train", "--json --set optimizer.lr=1e30 --set optimizer.kind=sgd");
   CHECK(outcome.exit_code == 1);
   CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: step ") &&
                               ContainsSubstring("(a smaller optimizer.lr, or optimizer.clip)"));
   CHECK_THAT(outcome.out, ContainsSubstring("null"));
-  for (const auto& line : json_lines(outcome.out)) CHECK(line.contains("type"));  // all of it is JSON
-  // No update has been made yet: the learning rate is not to blame.
+  for (const auto& line : json_lines(outcome.out)) CHECK(line.contains("type"));  // every line is JSON
+  // Before the first update the learning rate cannot be the cause.
   const auto at_once = small.run("train", "--json --set model.init_deviation=1e30");
   CHECK(at_once.exit_code == 1);
   CHECK_THAT(at_once.err, ContainsSubstring("stepgraph train: step 0: ") &&
@@ -243,7 +243,7 @@ TEST_CASE("a run that goes astray says so and fails", "[tools][train]") {
                               !ContainsSubstring("optimizer.lr"));
 }
 
-TEST_CASE("a reader that goes ends a run quietly, unless it was to leave something", "[tools][train]") {
+TEST_CASE("a run without output files ends quietly when the reader of stdout has gone", "[tools][train]") {
   const SmallRun small;
   const std::string train =
       sg::testing::command_path() + " train " + small.config() + " --json --set 'data={\"synthetic\": 1}' --steps ";
@@ -263,7 +263,7 @@ TEST_CASE("a reader that goes ends a run quietly, unless it was to leave somethi
   CHECK_THAT(full.err, ContainsSubstring("stdout cannot be written"));
 }
 
-TEST_CASE("an interrupted run ends after its step and keeps what it has", "[tools][train]") {
+TEST_CASE("an interrupted run ends after its step and saves the model", "[tools][train]") {
   const SmallRun small;
   const auto outcome =
       sg::testing::run_command("bash -c \"$(cat <<'END'\n" + sg::testing::command_path() + " train " + small.config() +
@@ -276,11 +276,11 @@ TEST_CASE("an interrupted run ends after its step and keeps what it has", "[tool
   const auto lines = json_lines(sg::testing::file_bytes(small.path("out")));
   CHECK(lines.back().at("type") == "summary");
   CHECK(lines.back().at("interrupted") == true);
-  CHECK(lines.back().at("steps").get<std::size_t>() == lines.size() - 3);
+  CHECK(lines.back().at("steps") == lines.size() - 3);
   CHECK(std::filesystem::exists(small.path("kept/model.safetensors")));
 }
 
-TEST_CASE("on a terminal train shows how far it is, and cleans up", "[tools][train]") {
+TEST_CASE("on a terminal train shows its progress, and removes it at the end", "[tools][train]") {
   const SmallRun small;
   const std::string train = sg::testing::command_path() + " train " + small.config();
   std::string written;

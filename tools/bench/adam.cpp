@@ -6,7 +6,6 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "backends/loopback/world.hpp"
@@ -15,8 +14,10 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
+#include "graphs/files/json_value.hpp"
 #include "ops/optimizer.hpp"
 #include "tools/bench/training.hpp"
+#include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -67,7 +68,7 @@ class AdamStep {
     memory().span<double>(rate_)[0]   = rate;
   }
 
-  // Gradients that never change make steps of exactly the rate.
+  // With constant gradients each step changes a weight by exactly the learning rate.
   double run(Executor& executor) {
     memory().span<std::int64_t>(step_)[0] = ++steps_;
     return seconds(executor, *program_);
@@ -154,21 +155,19 @@ void adam(const AdamOptions& options) {
   as_much.check();
   const double adam_rate = quantile(steps, 0.5), triad_rate = quantile(triads, 0.5);
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "adam"},
-                                {"elements", elements},
-                                {"threads", options.threads},
-                                {"runs", runs},
-                                {"adam_GBps", adam_rate},
-                                {"adam_GBps_p95", quantile(steps, 0.05)},  // of the time: all but the slowest 5%
-                                {"triad_GBps", triad_rate},
-                                {"triad_GBps_p95", quantile(triads, 0.05)},
-                                {"ratio", adam_rate / triad_rate}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", "adam"},
+                               {"elements", elements},
+                               {"threads", options.threads},
+                               {"runs", runs},
+                               {"adam_GBps", adam_rate},
+                               {"adam_GBps_p95", quantile(steps, 0.05)},  // the rate that 95% of the steps reach
+                               {"triad_GBps", triad_rate},
+                               {"triad_GBps_p95", quantile(triads, 0.05)},
+                               {"ratio", adam_rate / triad_rate}}));
     return;
   }
   std::cout << "AdamW on f32, " << options.threads << " threads, median of " << runs
-            << " runs, beside a triad over as much memory\n"
+            << " runs, and a triad over the same amount of memory\n"
             << "   elements     adam GB/s    triad GB/s   ratio\n"
             << std::setw(11) << elements << std::fixed << std::setprecision(2) << std::setw(14) << adam_rate
             << std::setw(14) << triad_rate << std::setw(8) << adam_rate / triad_rate << std::endl;

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tools/bench/idle.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -17,14 +17,14 @@
 namespace stepgraph::bench {
 namespace {
 
-// Steps in a row while the device's activity is recorded, which takes time itself: with it they idle no less.
+// Consecutive steps with recorded device activity. Recording takes time, so the idle share is an upper bound.
 struct Traced {
   std::vector<double> seconds;
   Idle idle;
   [[nodiscard]] double busy_s() const { return idle.busy_s / static_cast<double>(seconds.size()); }  // of a step
 };
 
-// One way of enqueuing.
+// The measurements of one way of enqueuing.
 struct Measured {
   bool captures                     = false;
   std::vector<double> seconds       = {};
@@ -47,7 +47,7 @@ class Bench {
 
   void run() {
     for (Measured& way : ways_) {
-      for (int i = 0; i < 3; ++i) step(way);  // as it is, captured, replayed
+      for (int i = 0; i < 3; ++i) step(way);  // first run, capture, replay
     }
     for (int i = 0; i < steps_; ++i) {
       for (Measured& way : ways_) {
@@ -72,7 +72,7 @@ class Bench {
   }
 
 #ifdef STEPGRAPH_WITH_CUDA
-  // A figure less where activity cannot be recorded; a step that fails is a failure.
+  // Without CUPTI the idle figures are missing. A step that fails is an error.
   void trace() {
     const auto recorded = [&](const auto& with_cupti) {
       try {
@@ -86,7 +86,7 @@ class Bench {
     std::optional<CudaActivity> activity;
     if (!recorded([&] { activity.emplace(); })) return;
     for (Measured& way : ways_) {
-      step(way);  // the first one that is recorded is slower
+      step(way);  // the first recorded step is slower
       if (!recorded([&] { static_cast<void>(activity->take()); })) return;
       Traced traced;
       for (int i = 0; i < std::min(steps_, 10); ++i) traced.seconds.push_back(step(way));
@@ -103,36 +103,36 @@ class Bench {
 #endif
 
   void print_json(const Measured& measured) const {
-    const double step_s         = quantile(measured.seconds, 0.5);
-    nlohmann::ordered_json json = {{"type", "capture"},
-                                   {"model", what_.model},
-                                   {"layout", what_.layout},
-                                   {"backend", options_.backend},
-                                   {"capture", measured.captures},
-                                   {"steps", measured.seconds.size()},
-                                   {"step_ms", 1e3 * step_s},
-                                   {"step_p95_ms", 1e3 * quantile(measured.seconds, 0.95)},
-                                   {"tokens_per_s", static_cast<double>(what_.tokens()) / step_s}};
+    const double step_s = quantile(measured.seconds, 0.5);
+    JsonValue json      = {{"type", "capture"},
+                           {"model", what_.model},
+                           {"layout", what_.layout},
+                           {"backend", options_.backend},
+                           {"capture", measured.captures},
+                           {"steps", measured.seconds.size()},
+                           {"step_ms", 1e3 * step_s},
+                           {"step_p95_ms", 1e3 * quantile(measured.seconds, 0.95)},
+                           {"tokens_per_s", static_cast<double>(what_.tokens()) / step_s}};
     for (const char* field : {"issue_ms", "issue_p95_ms", "traced_steps", "traced_step_ms", "activities_per_step",
                               "busy_ms", "idle_share", "idle_estimate", "longest_gap_us", "why_not_traced"})
-      json[field] = nullptr;
+      json.set(field, nullptr);
     if (on_device_) {
-      json["issue_ms"]     = 1e3 * quantile(measured.issue_seconds, 0.5);
-      json["issue_p95_ms"] = 1e3 * quantile(measured.issue_seconds, 0.95);
+      json.set("issue_ms", 1e3 * quantile(measured.issue_seconds, 0.5));
+      json.set("issue_p95_ms", 1e3 * quantile(measured.issue_seconds, 0.95));
     }
     if (measured.traced) {
-      const auto steps            = static_cast<double>(measured.traced->seconds.size());
-      json["traced_steps"]        = measured.traced->seconds.size();
-      json["traced_step_ms"]      = 1e3 * quantile(measured.traced->seconds, 0.5);
-      json["activities_per_step"] = static_cast<double>(measured.traced->idle.num_intervals) / steps;
-      json["busy_ms"]             = 1e3 * measured.traced->busy_s();
-      json["idle_estimate"]       = 1 - measured.traced->busy_s() / step_s;
-      json["idle_share"]          = measured.traced->idle.share();
-      json["longest_gap_us"]      = 1e6 * measured.traced->idle.longest_gap_s;
+      const auto steps = static_cast<double>(measured.traced->seconds.size());
+      json.set("traced_steps", measured.traced->seconds.size());
+      json.set("traced_step_ms", 1e3 * quantile(measured.traced->seconds, 0.5));
+      json.set("activities_per_step", static_cast<double>(measured.traced->idle.num_intervals) / steps);
+      json.set("busy_ms", 1e3 * measured.traced->busy_s());
+      json.set("idle_estimate", 1 - measured.traced->busy_s() / step_s);
+      json.set("idle_share", measured.traced->idle.share());
+      json.set("longest_gap_us", 1e6 * measured.traced->idle.longest_gap_s);
     } else {
-      json["why_not_traced"] = measured.why_not_traced;
+      json.set("why_not_traced", measured.why_not_traced);
     }
-    cli::print_line(json.dump());
+    cli::print_line(json_line(json));
   }
 
   void print_text(const Measured& measured) const {
@@ -148,13 +148,13 @@ class Bench {
       const Traced& traced = *measured.traced;
       out << "\n  the device idles for at most " << std::setprecision(2) << 100 * traced.idle.share()
           << "% of the time (about " << 100 * (1 - traced.busy_s() / quantile(measured.seconds, 0.5))
-          << "% while nobody looks), at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
-          << " us at once (" << traced.seconds.size() << " steps in a row while " << std::setprecision(1)
+          << "% without recording), at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
+          << " us at a time (" << traced.seconds.size() << " steps in a row while " << std::setprecision(1)
           << static_cast<double>(traced.idle.num_intervals) / static_cast<double>(traced.seconds.size())
-          << " kernels, copies and fills a step were recorded, with which a step takes " << std::setprecision(2)
+          << " kernels, copies and fills per step were recorded; a recorded step takes " << std::setprecision(2)
           << 1e3 * quantile(traced.seconds, 0.5) << " ms)";
     } else {
-      out << "\n  how long the device idles is not known: " << measured.why_not_traced;
+      out << "\n  the idle time of the device is not known: " << measured.why_not_traced;
     }
     cli::print_line(out.str());
   }

@@ -12,10 +12,10 @@ struct CaptureOptions {
   bool json           = false;
 };
 
-// Training steps on a device that are enqueued as one, captured before, in turn with the same steps enqueued node by
-// node: how long they take, how long the host is busy until all is enqueued, and, in more steps that are recorded, for
-// which share of the time the device has nothing to do. One model: once something was recorded, nothing is as fast as
-// before. Results on stdout. Where bodies compute themselves nothing is enqueued: the steps alone.
+// Times training steps on a device, enqueued as one CUDA graph and node by node, in turn: the time of a step, the time
+// until the host has enqueued it, and, in further recorded steps, the share of the time in which the device is idle.
+// One model per process, because everything is slower after recording. On loopback only the time of a step. Prints on
+// stdout.
 void capture(const CaptureOptions& options);
 
 }  // namespace stepgraph::bench

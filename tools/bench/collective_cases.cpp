@@ -29,7 +29,7 @@ bool power_of_two(int n) { return std::has_single_bit(static_cast<unsigned>(n));
 int any_length(int) { return 1'000'000; }
 int linear_length(int n) { return (1 << 24) / (64 * n); }
 int doubling_length(int n) {
-  // Powers of two run from one end of float's exponents to the other; other factors have 24 bits.
+  // Powers of two use the whole exponent range of float; other factors must fit into its 24 bits.
   return power_of_two(n) ? 230 / std::bit_width(static_cast<unsigned>(n - 1)) : static_cast<int>(17 / std::log2(n));
 }
 

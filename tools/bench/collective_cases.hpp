@@ -5,16 +5,16 @@
 
 #include "engine/graph/graph.hpp"
 
-// The collectives that `stepgraph bench collectives` times: how each is added to a graph, and what it leaves.
+// The collectives of `stepgraph bench collectives`: how to add each to a graph, and its result.
 namespace stepgraph::bench {
 
-// A chain of one collective on one buffer per rank (a permutation: two, in turn). Values are small integers in floats,
-// and every step of a chain changes them by integers or powers of two, so that what it leaves is known to the bit.
+// A chain of one collective on one buffer per rank (a permutation alternates between two). Values are small integers in
+// floats, and each operation changes them by integers or powers of two, so the result is exact.
 struct Chain {
   int num_ranks;
   std::int64_t elements;  // of a rank's buffer; divisible by num_ranks
   int length;             // operations
-  double growth;          // num_ranks to the power of length - 1: what all_reduce multiplies by after its first step
+  double growth;          // num_ranks to the power of length - 1: the growth of all_reduce after its first operation
 
   [[nodiscard]] std::int64_t shard() const { return elements / num_ranks; }
 };
@@ -22,7 +22,7 @@ struct Chain {
 struct CollectiveCase {
   std::string name;
   double (*bus_factor)(double n);    // busbw / algbw, as nccl-tests has it
-  int (*max_length)(int num_ranks);  // longest chain whose values stay exact
+  int (*max_length)(int num_ranks);  // the longest chain with exact values
   void (*add)(Graph& graph, Group group, const std::vector<Buffer>& x,
               const std::vector<Buffer>& y);                         // x to y, or in x
   double (*expected)(const Chain& chain, int rank, std::int64_t i);  // before start_scale
@@ -32,7 +32,7 @@ struct CollectiveCase {
 
 [[nodiscard]] const std::vector<CollectiveCase>& collective_cases();
 
-// What a buffer starts from: an integer from 1 to 64, times start_scale.
+// The first values of a buffer: an integer from 1 to 64, times start_scale.
 [[nodiscard]] inline int start_value(int rank, std::int64_t i) {
   return static_cast<int>((i * 7 + rank * 13) & 63) + 1;
 }

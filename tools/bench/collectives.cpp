@@ -9,7 +9,6 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "backends/loopback/world.hpp"
@@ -19,13 +18,15 @@
 #include "engine/simulate/machine.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/collectives/algorithms.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tools/bench/collective_cases.hpp"
+#include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::bench {
 namespace {
 
-// How a collective is done: a pass over the graph. It keeps the graph's buffers, in their order, and may add others.
-// Hierarchies have two nodes. Throws Error(config) rather than time one form under the name of another.
+// Expands the collectives of a graph with an algorithm. The graph keeps its buffers in their order and may get more. A
+// hierarchy has two nodes. Throws Error(config) if the collective has no such form, instead of timing another form.
 Graph expand(const Graph& graph, Algorithm algorithm, int threads) {
   const int ranks       = graph.num_ranks();
   const Machine machine = loopback_machine({.ranks = ranks, .threads = threads});
@@ -70,7 +71,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// One collective as `sets` chains, one after another, each on buffers of its own.
+// One collective as `sets` chains, one after another, each on its own buffers.
 class Trial {
  public:
   Trial(const CollectiveCase& what, const NamedAlgorithm& algorithm, Chain chain, int sets, Executor& executor)
@@ -102,7 +103,7 @@ class Trial {
 
   [[nodiscard]] int num_operations() const { return chain_.length * static_cast<int>(sets_.size()); }
 
-  // Fills the buffers, runs, and checks what they hold: seconds for one operation.
+  // Fills the buffers, runs the program and checks the result. Returns the seconds of one operation.
   double run() {
     const double scale = start_scale(what_, chain_.num_ranks);
     for (const Set& set : sets_) {
@@ -152,7 +153,7 @@ class Trial {
   std::unique_ptr<Program> program_;
 };
 
-// A copy from one half of `total_bytes` of memory to the other, by threads that each have a part of it.
+// Copies one half of `total_bytes` of memory to the other; each thread copies its part.
 class Memcpy {
  public:
   Memcpy(std::int64_t total_bytes, int threads)
@@ -179,7 +180,7 @@ class Memcpy {
         while (!go.load(std::memory_order_acquire)) std::this_thread::yield();
         for (int k = 0; k < repeats; ++k) {
           std::memcpy(to_.data() + at, from_.data() + at, share_);
-          asm volatile("" ::: "memory");  // each copy counts
+          asm volatile("" ::: "memory");  // keeps the compiler from removing copies
         }
       });
     }
@@ -195,7 +196,7 @@ class Memcpy {
  private:
   std::size_t share_;
   int threads_;
-  std::unique_ptr<Memory> memory_;  // the same kind of memory
+  std::unique_ptr<Memory> memory_;  // the same kind of memory as that of the collectives
   std::span<std::byte> from_, to_;
 };
 
@@ -203,7 +204,7 @@ void bench(const CollectiveCase& what, const NamedAlgorithm& algorithm, int rank
            const CollectivesOptions& options, Executor& executor) {
   const std::int64_t elements = std::max<std::int64_t>(size / 4 / ranks, 1) * ranks;
   const std::int64_t bytes = 4 * elements, total = bytes * ranks;
-  // Long enough that starting a run does not count; large messages need no more than a few.
+  // Long enough to hide the start of a run; large messages need only a few operations.
   const int wanted =
       options.dry_run ? 3 : static_cast<int>(std::clamp<std::int64_t>((std::int64_t{512} << 20) / total, 8, 1000));
   const int length = std::min(wanted, what.max_length(ranks));
@@ -222,22 +223,20 @@ void bench(const CollectiveCase& what, const NamedAlgorithm& algorithm, int rank
   const double time = quantile(times, 0.5), algbw = static_cast<double>(bytes) / time / 1e9;
   const double busbw = algbw * what.bus_factor(ranks);
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "collective"},
-                                {"op", what.name},
-                                {"algorithm", algorithm.name},
-                                {"ranks", ranks},
-                                {"bytes", bytes},
-                                {"threads", options.threads},
-                                {"operations", trial.num_operations()},
-                                {"runs", runs},
-                                {"us", time * 1e6},
-                                {"us_min", quantile(times, 0) * 1e6},
-                                {"us_p95", quantile(times, 0.95) * 1e6},
-                                {"algbw_GBps", algbw},
-                                {"busbw_GBps", busbw},
-                                {"memcpy_GBps", quantile(copies, 0.5)}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", "collective"},
+                               {"op", what.name},
+                               {"algorithm", algorithm.name},
+                               {"ranks", ranks},
+                               {"bytes", bytes},
+                               {"threads", options.threads},
+                               {"operations", trial.num_operations()},
+                               {"runs", runs},
+                               {"us", time * 1e6},
+                               {"us_min", quantile(times, 0) * 1e6},
+                               {"us_p95", quantile(times, 0.95) * 1e6},
+                               {"algbw_GBps", algbw},
+                               {"busbw_GBps", busbw},
+                               {"memcpy_GBps", quantile(copies, 0.5)}}));
   } else {
     std::cout << std::left << std::setw(16) << what.name << std::setw(14) << algorithm.name << std::right
               << std::setw(5) << ranks << std::setw(11) << bytes << std::fixed << std::setprecision(2) << std::setw(13)
@@ -263,7 +262,7 @@ std::vector<std::string> known_algorithms() {
 void collectives(const CollectivesOptions& options) {
   for (const std::string& name : options.ops) (void)find(collective_cases(), name, "op");
   for (const std::string& name : options.algorithms) (void)find(algorithms(), name, "algorithm");
-  // What cannot be done is said before anything is measured.
+  // Impossible combinations are refused before the first measurement.
   Executor executor({.threads = options.threads});
   for (const std::string& op : options.ops) {
     for (const std::string& algorithm : options.algorithms) {

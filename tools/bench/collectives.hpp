@@ -19,9 +19,8 @@ struct CollectivesOptions {
 [[nodiscard]] std::vector<std::string> known_collectives();
 [[nodiscard]] std::vector<std::string> known_algorithms();
 
-// Times collectives of f32 on loopback, in place, each repeated as a chain in one graph, beside a memcpy by as many
-// threads over as much memory. Every run's answer is checked to the bit: a wrong one throws Error(run). Results on
-// stdout.
+// Times in-place f32 collectives on loopback, each as a chain in one graph, and a memcpy with the same threads and
+// amount of memory. The result of each run is checked bit by bit; a wrong one throws Error(run). Prints on stdout.
 void collectives(const CollectivesOptions& options);
 
 }  // namespace stepgraph::bench

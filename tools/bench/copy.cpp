@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
 
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tools/bench/copy_run.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/worlds.hpp"
@@ -48,7 +48,7 @@ class Bench {
     const CopyTimes out     = measure("d2h", {.d2h = copies_});
     const CopyTimes both    = measure("both", {.h2d = copies_, .d2h = copies_}, &in, &out);
     const CopyTimes compute = measure("compute", {.products = options_.dry_run ? 2 : 32});
-    // A little longer than the copies, so that these never run alone.
+    // A little longer than the copies, so that copies never run alone.
     const double enough = std::ceil(1.1 * both.copies_s / *compute.product_s) + 1;
     measure("all",
             {.h2d      = copies_,
@@ -64,7 +64,7 @@ class Bench {
     shape.width = shape_.width;
     CopyRun what(shape, *world_, options_.threads);
     std::vector<CopyTimes> runs;
-    for (int i = options_.dry_run ? 0 : -2; i < runs_; ++i) {  // the first ones choose algorithms and touch pages
+    for (int i = options_.dry_run ? 0 : -2; i < runs_; ++i) {  // warm-up: algorithms are chosen and pages touched
       const CopyTimes times = what.run();
       if (i >= 0) runs.push_back(times);
     }
@@ -80,7 +80,7 @@ class Bench {
     const char* name;
     const CopyShape& shape;
     const CopyTimes& times;
-    const CopyTimes *in, *out, *compute;  // alone; null: is itself
+    const CopyTimes *in, *out, *compute;  // the runs alone, for ratios; null: none
     [[nodiscard]] double gflops() const {
       const auto width = static_cast<double>(shape.width);
       return 2 * width * width * width / *times.product_s / 1e9;
@@ -88,31 +88,31 @@ class Bench {
   };
 
   void print_json(const Line& line) const {
-    nlohmann::ordered_json json = {{"type", "copy"},
-                                   {"case", line.name},
-                                   {"backend", options_.backend},
-                                   {"bytes", line.shape.bytes},
-                                   {"copies", std::max(line.shape.h2d, line.shape.d2h)},
-                                   {"products", line.shape.products},
-                                   {"width", line.shape.width},
-                                   {"runs", runs_}};
+    JsonValue json = {{"type", "copy"},
+                      {"case", line.name},
+                      {"backend", options_.backend},
+                      {"bytes", line.shape.bytes},
+                      {"copies", std::max(line.shape.h2d, line.shape.d2h)},
+                      {"products", line.shape.products},
+                      {"width", line.shape.width},
+                      {"runs", runs_}};
     for (const char* field : {"h2d_GBps", "d2h_GBps", "h2d_ratio_to_alone", "d2h_ratio_to_alone", "product_ms",
                               "gflops", "compute_slowdown", "three_at_once_share"})
-      json[field] = nullptr;
+      json.set(field, nullptr);
     const CopyTimes& times = line.times;
-    if (times.h2d_rate) json["h2d_GBps"] = *times.h2d_rate / 1e9;
-    if (times.d2h_rate) json["d2h_GBps"] = *times.d2h_rate / 1e9;
-    if (line.in) json["h2d_ratio_to_alone"] = *times.h2d_rate / *line.in->h2d_rate;
-    if (line.out) json["d2h_ratio_to_alone"] = *times.d2h_rate / *line.out->d2h_rate;
+    if (times.h2d_rate) json.set("h2d_GBps", *times.h2d_rate / 1e9);
+    if (times.d2h_rate) json.set("d2h_GBps", *times.d2h_rate / 1e9);
+    if (line.in) json.set("h2d_ratio_to_alone", *times.h2d_rate / *line.in->h2d_rate);
+    if (line.out) json.set("d2h_ratio_to_alone", *times.d2h_rate / *line.out->d2h_rate);
     if (times.product_s) {
-      json["product_ms"] = 1e3 * *times.product_s;
-      json["gflops"]     = line.gflops();
+      json.set("product_ms", 1e3 * *times.product_s);
+      json.set("gflops", line.gflops());
     }
     if (line.compute) {
-      json["compute_slowdown"]    = *times.product_s / *line.compute->product_s;
-      json["three_at_once_share"] = times.all_at_once;
+      json.set("compute_slowdown", *times.product_s / *line.compute->product_s);
+      json.set("three_at_once_share", times.all_at_once);
     }
-    cli::print_line(json.dump());
+    cli::print_line(json_line(json));
   }
 
   void print_heading() const {
@@ -137,10 +137,10 @@ class Bench {
     column(13, 3, scaled(times.product_s, 1e3));
     column(12, 0, times.product_s ? std::optional(line.gflops()) : std::nullopt);
     if (line.compute) {
-      out << "\nbeside products copies have " << std::setprecision(1) << 100 * *times.h2d_rate / *line.in->h2d_rate
+      out << "\nduring products, copies reach " << std::setprecision(1) << 100 * *times.h2d_rate / *line.in->h2d_rate
           << "% (h2d) and " << 100 * *times.d2h_rate / *line.out->d2h_rate
-          << "% (d2h) of their rate alone; a product takes " << std::setprecision(3)
-          << *times.product_s / *line.compute->product_s << " times as long as alone; all three lanes are at work for "
+          << "% (d2h) of their speed alone; a product takes " << std::setprecision(3)
+          << *times.product_s / *line.compute->product_s << " times as long as alone; all three lanes are busy for "
           << std::setprecision(1) << 100 * times.all_at_once << "% of the time";
     }
     cli::print_line(out.str());

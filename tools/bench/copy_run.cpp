@@ -21,7 +21,7 @@ Buffer kept(Graph& graph, const char* name, std::int64_t bytes, Space space, DTy
       {.name = name, .size_bytes = bytes, .type = type, .space = space, .lifetime = Lifetime::persistent});
 }
 
-// No two neighbours, nor blocks of a power of two, are alike.
+// Pseudo-random bytes: a copy to the wrong place is found.
 std::vector<std::byte> pattern(std::int64_t bytes) {
   std::vector<std::byte> out(static_cast<std::size_t>(bytes));
   std::uint32_t state = 1;
@@ -32,7 +32,8 @@ std::vector<std::byte> pattern(std::int64_t bytes) {
   return out;
 }
 
-// Zeros would be multiplied faster than what models have. Such that a product of as wide matrices is as large.
+// Pseudo-random numbers: products of zeros would be faster than those of a model. `largest` keeps the size of the
+// numbers in a chain of products.
 std::vector<bf16> numbers(std::int64_t width, float largest) {
   std::vector<bf16> out(static_cast<std::size_t>(width * width));
   std::uint32_t state = 7;
@@ -127,14 +128,14 @@ CopyTimes CopyRun::run() {
     add(d2h);
   }
   out.copies_s = any.seconds();
-  std::vector<double> products, beside;
+  std::vector<double> products, during_copies;
   for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
     if (graph_.lane(Node{node})->kind != LaneKind::compute) continue;
     const NodeTime& time = timeline_.nodes[node];
     products.push_back(time.end_s - time.begin_s);
-    if (time.begin_s >= all.begin_s && time.end_s <= all.end_s) beside.push_back(products.back());
+    if (time.begin_s >= all.begin_s && time.end_s <= all.end_s) during_copies.push_back(products.back());
   }
-  if (!products.empty()) out.product_s = quantile(beside.empty() ? products : beside, 0.5);
+  if (!products.empty()) out.product_s = quantile(during_copies.empty() ? products : during_copies, 0.5);
   out.all_at_once = timeline_.makespan_s > 0 ? lanes_at_once(graph_, timeline_).back() / timeline_.makespan_s : 0;
   return out;
 }
@@ -155,7 +156,7 @@ void CopyRun::check() const {
 }
 
 void CopyRun::write_trace(const std::string& path) const {
-  stepgraph::write_trace(*runnable_, timeline_, path, {.title = "copies both ways beside products"});
+  stepgraph::write_trace(*runnable_, timeline_, path, {.title = "copies in both directions during products"});
 }
 
 }  // namespace stepgraph::bench

@@ -10,29 +10,29 @@
 
 namespace stepgraph::bench {
 
-// What runs: chains of copies and of products, each on a lane of its own.
+// Chains of copies and of matrix products, each chain on its own lane.
 struct CopyShape {
   std::int64_t bytes = 0;  // of a copy
-  std::int64_t width = 0;  // of a product: all sides
+  std::int64_t width = 0;  // rows and columns of the matrices
   int h2d = 0, d2h = 0, products = 0;
 };
 
-// What one run was like.
+// Times of one run.
 struct CopyTimes {
   std::optional<double> h2d_rate = {},
                         d2h_rate = {};  // bytes a second, from the first copy's begin to the last one's end
   double copies_s                = 0;   // from the first begin to the last end of any
-  // Of a product that runs while all lanes are at work: the median; where none does, of any.
+  // The median time of the products that run while all lanes are busy; of all products if there are none.
   std::optional<double> product_s = {};
   double all_at_once              = 0;  // share of the makespan
 };
 
-// A graph of one rank, ready to run again and again, each time recorded.
+// A graph of one rank. Each run is recorded.
 class CopyRun {
  public:
   CopyRun(const CopyShape& shape, World& world, int threads);
   [[nodiscard]] CopyTimes run();
-  void check() const;                               // throws Error(run) where a copy is not what it was copied from
+  void check() const;                               // throws Error(run) if a copy differs from its source
   void write_trace(const std::string& path) const;  // of the last run
 
  private:

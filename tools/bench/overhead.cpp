@@ -10,9 +10,7 @@
 #include <functional>
 #include <iomanip>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <taskflow/taskflow.hpp>
 #include <thread>
 
 #include "backends/loopback/world.hpp"
@@ -25,8 +23,11 @@
 #include "engine/simulate/machine.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
+#include "graphs/files/json_value.hpp"
+#include "tools/bench/raw_taskflow.hpp"
 #include "tools/bench/shapes.hpp"
 #include "tools/examples/sharded_step.hpp"
+#include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -37,15 +38,9 @@ double nanoseconds(const std::function<void()>& work) {
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
 }
 
-void raw_taskflow(const Shape& shape, tf::Taskflow& taskflow) {
-  std::vector<tf::Task> tasks(shape.num_nodes);
-  for (tf::Task& task : tasks) task = taskflow.emplace([] {});
-  for (const auto& [before, after] : shape.edges) tasks[before].precede(tasks[after]);
-}
-
-// Taskflow prepares every node on the calling thread. A run is half as fast again when its worker happens to share a
-// core, and so a cache, with the caller, and the kernel keeps whatever placement a process began with. A sample
-// therefore is several runs, with the caller on each core in turn: both sides meet the same mixture.
+// Taskflow prepares all nodes on the calling thread. A run is 1.5 times as fast if its worker shares a core, and so a
+// cache, with the caller, and the kernel keeps the placement that a process began with. So a sample is several runs
+// with the caller on each core in turn: ours and Taskflow's get the same mixture.
 class MovingThread {
  public:
   MovingThread() { sched_getaffinity(0, sizeof allowed_, &allowed_); }
@@ -69,7 +64,7 @@ class MovingThread {
   cpu_set_t allowed_{};
 };
 
-// The graph must be the shape: an edge too few would be a fast wrong answer.
+// The graph must have the edges of the shape: a missing edge would make a wrong result fast.
 void check_edges(const Shape& shape, const Graph& graph, const Program& program) {
   const Edges& edges = graph.edges();
   auto edge          = shape.edges.begin();
@@ -93,7 +88,7 @@ void check_bodies(const Shape& shape, Executor& executor, LoopbackWorld& world) 
   }
 }
 
-// Two things that are timed in turn, each first in every other pair: what they took, in nanoseconds per node.
+// Times of two alternatives in nanoseconds per node. They run in turn, each first in every other pair.
 struct Pairs {
   std::vector<double> first, second;
 };
@@ -132,29 +127,27 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
   const Program program(graph, world);
   check_edges(shape, graph, program);
 
-  tf::Taskflow taskflow;
-  raw_taskflow(shape, taskflow);
-  tf::Executor raw_executor(static_cast<std::size_t>(options.threads));
+  RawTaskflow taskflow;
+  taskflow.build(shape);
+  RawExecutor raw_executor(options.threads);
   const auto [ours, raw] =
-      alternate([&] { executor.run(program); }, [&] { raw_executor.run(taskflow).wait(); }, shape.num_nodes, options);
+      alternate([&] { executor.run(program); }, [&] { raw_executor.run(taskflow); }, shape.num_nodes, options);
   std::vector<double> ratios;
   for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / raw[i]);
   const double ratio = quantile(ours, 0.5) / quantile(raw, 0.5);
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "run"},
-                                {"graph", shape.name},
-                                {"nodes", shape.num_nodes},
-                                {"edges", shape.edges.size()},
-                                {"threads", options.threads},
-                                {"pairs", ours.size()},
-                                {"ns_per_node", quantile(ours, 0.5)},
-                                {"ns_per_node_p95", quantile(ours, 0.95)},
-                                {"raw_taskflow_ns_per_node", quantile(raw, 0.5)},
-                                {"raw_taskflow_ns_per_node_p95", quantile(raw, 0.95)},
-                                {"ratio", ratio},
-                                {"ratio_of_pairs", quantile(ratios, 0.5)}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", "run"},
+                               {"graph", shape.name},
+                               {"nodes", shape.num_nodes},
+                               {"edges", shape.edges.size()},
+                               {"threads", options.threads},
+                               {"pairs", ours.size()},
+                               {"ns_per_node", quantile(ours, 0.5)},
+                               {"ns_per_node_p95", quantile(ours, 0.95)},
+                               {"raw_taskflow_ns_per_node", quantile(raw, 0.5)},
+                               {"raw_taskflow_ns_per_node_p95", quantile(raw, 0.95)},
+                               {"ratio", ratio},
+                               {"ratio_of_pairs", quantile(ratios, 0.5)}}));
   } else {
     std::cout << std::left << std::setw(10) << shape.name << std::right << std::setw(9) << shape.num_nodes
               << std::setw(9) << shape.edges.size() << std::fixed << std::setprecision(1) << std::setw(14)
@@ -163,7 +156,7 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
   }
 }
 
-// What measuring a step adds to it.
+// The cost of recording a step.
 void bench_record(const Shape& shape, const OverheadOptions& options) {
   LoopbackWorld world(1);
   Executor executor({.threads = options.threads});
@@ -181,16 +174,14 @@ void bench_record(const Shape& shape, const OverheadOptions& options) {
   std::vector<double> extra;
   for (std::size_t i = 0; i < with.size(); ++i) extra.push_back(with[i] - without[i]);
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "record"},
-                                {"graph", shape.name},
-                                {"nodes", shape.num_nodes},
-                                {"threads", options.threads},
-                                {"pairs", with.size()},
-                                {"ns_per_node", quantile(with, 0.5)},
-                                {"unrecorded_ns_per_node", quantile(without, 0.5)},
-                                {"extra_ns_per_node", quantile(extra, 0.5)}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", "record"},
+                               {"graph", shape.name},
+                               {"nodes", shape.num_nodes},
+                               {"threads", options.threads},
+                               {"pairs", with.size()},
+                               {"ns_per_node", quantile(with, 0.5)},
+                               {"unrecorded_ns_per_node", quantile(without, 0.5)},
+                               {"extra_ns_per_node", quantile(extra, 0.5)}}));
   } else {
     std::cout << std::left << std::setw(10) << shape.name << std::right << std::setw(9) << shape.num_nodes << std::fixed
               << std::setprecision(1) << std::setw(18) << quantile(with, 0.5) << std::setw(16) << quantile(without, 0.5)
@@ -198,7 +189,7 @@ void bench_record(const Shape& shape, const OverheadOptions& options) {
   }
 }
 
-// Random DAGs with two edges per node: what a graph costs before it runs.
+// The cost of building a graph: random DAGs with two edges per node.
 void bench_build(std::uint32_t nodes, const OverheadOptions& options) {
   const Shape shape = random_dag(nodes, 2 * nodes, 1);
   const int repeats = options.dry_run ? 1 : nodes >= 1'000'000 ? 3 : nodes >= 100'000 ? 7 : 21;
@@ -207,7 +198,7 @@ void bench_build(std::uint32_t nodes, const OverheadOptions& options) {
   for (int i = 0; i < repeats; ++i) {
     std::optional<Graph> graph;
     std::optional<Program> program;
-    tf::Taskflow taskflow;
+    RawTaskflow taskflow;
     build.push_back(nanoseconds([&] { graph = token_graph(shape); }) / nodes);
     derive.push_back(nanoseconds([&] { (void)graph->edges(); }) / nodes);
     lower.push_back(nanoseconds([&] { program.emplace(*graph, world); }) / nodes);
@@ -215,20 +206,18 @@ void bench_build(std::uint32_t nodes, const OverheadOptions& options) {
     if (i == 0) check_edges(shape, *graph, *program);
     program.reset();
     graph.reset();
-    raw.push_back(nanoseconds([&] { raw_taskflow(shape, taskflow); }) / nodes);
+    raw.push_back(nanoseconds([&] { taskflow.build(shape); }) / nodes);
   }
   if (options.json) {
-    std::cout << nlohmann::json{{"type", "build"},
-                                {"nodes", nodes},
-                                {"edges", shape.edges.size()},
-                                {"repeats", repeats},
-                                {"ns_per_node", quantile(total, 0.5)},
-                                {"add_ns_per_node", quantile(build, 0.5)},
-                                {"derive_ns_per_node", quantile(derive, 0.5)},
-                                {"lower_ns_per_node", quantile(lower, 0.5)},
-                                {"raw_taskflow_ns_per_node", quantile(raw, 0.5)}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", "build"},
+                               {"nodes", nodes},
+                               {"edges", shape.edges.size()},
+                               {"repeats", repeats},
+                               {"ns_per_node", quantile(total, 0.5)},
+                               {"add_ns_per_node", quantile(build, 0.5)},
+                               {"derive_ns_per_node", quantile(derive, 0.5)},
+                               {"lower_ns_per_node", quantile(lower, 0.5)},
+                               {"raw_taskflow_ns_per_node", quantile(raw, 0.5)}}));
   } else {
     std::cout << std::setw(9) << nodes << std::fixed << std::setprecision(0) << std::setw(13) << quantile(total, 0.5)
               << std::setw(8) << quantile(build, 0.5) << std::setw(8) << quantile(derive, 0.5) << std::setw(8)
@@ -245,24 +234,22 @@ std::int64_t process_bytes(const std::string& field) {
   return 0;
 }
 
-// One use of a whole graph, its edges derived before.
+// Times one use of a whole graph. Its edges are derived before.
 void bench_use(const char* use, const std::string& name, const Graph& graph, const OverheadOptions& options,
                const std::function<void()>& work) {
   (void)graph.edges();
-  std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark starts again from here
+  std::ofstream("/proc/self/clear_refs") << 5;  // resets the peak of resident memory
   const double time       = nanoseconds(work);
   const std::int64_t peak = process_bytes("VmHWM");  // of the whole process, the graph and its edges included
   if (options.json) {
-    std::cout << nlohmann::json{{"type", use},
-                                {"graph", name},
-                                {"nodes", graph.num_nodes()},
-                                {"ranks", graph.num_ranks()},
-                                {"edges", graph.edges().preds.size()},
-                                {"seconds", time / 1e9},
-                                {"ns_per_node", time / graph.num_nodes()},
-                                {"peak_bytes", peak}}
-                     .dump()
-              << std::endl;
+    cli::print_line(json_line({{"type", use},
+                               {"graph", name},
+                               {"nodes", graph.num_nodes()},
+                               {"ranks", graph.num_ranks()},
+                               {"edges", graph.edges().preds.size()},
+                               {"seconds", time / 1e9},
+                               {"ns_per_node", time / graph.num_nodes()},
+                               {"peak_bytes", peak}}));
   } else {
     std::cout << std::left << std::setw(10) << use << std::setw(10) << name << std::right << std::setw(9)
               << graph.num_nodes() << std::setw(9) << graph.edges().preds.size() << std::setw(7) << graph.num_ranks()

@@ -13,9 +13,9 @@ struct OverheadOptions {
   bool json                              = false;
 };
 
-// Runs empty graphs of four shapes on an Executor and as plain Taskflow, alternating; with and without a
-// recorder, alternating; and builds graphs of several sizes. Every run is checked: each body must have run once, and
-// recorded times must respect the edges. Results on stdout.
+// Runs empty graphs of four shapes with an Executor and with plain Taskflow, in turn, then with and without a recorder,
+// in turn, and builds graphs of several sizes. Checks that each body ran once and that recorded times respect the
+// edges. Prints on stdout.
 void overhead(const OverheadOptions& options);
 
 }  // namespace stepgraph::bench

@@ -4,12 +4,12 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/predict/prediction.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -44,18 +44,17 @@ void predict(const PredictOptions& options) {
     for (int i = 0; i < (options.dry_run ? 1 : options.steps); ++i) seconds.push_back(training.step());
     const double measured_s = quantile(seconds, 0.5);
     if (options.json) {
-      cli::print_line(nlohmann::ordered_json{{"type", "predict"},
-                                             {"model", what.model},
-                                             {"layout", what.layout},
-                                             {"threads", options.threads},
-                                             {"global_batch", what.batch.global},
-                                             {"micro_batch", what.batch.micro},
-                                             {"predicted_s", predicted_s},
-                                             {"measured_s", measured_s},
-                                             {"measured_min_s", quantile(seconds, 0)},
-                                             {"measured_p95_s", quantile(seconds, 0.95)},
-                                             {"ratio", predicted_s / measured_s}}
-                          .dump());
+      cli::print_line(json_line({{"type", "predict"},
+                                 {"model", what.model},
+                                 {"layout", what.layout},
+                                 {"threads", options.threads},
+                                 {"global_batch", what.batch.global},
+                                 {"micro_batch", what.batch.micro},
+                                 {"predicted_s", predicted_s},
+                                 {"measured_s", measured_s},
+                                 {"measured_min_s", quantile(seconds, 0)},
+                                 {"measured_p95_s", quantile(seconds, 0.95)},
+                                 {"ratio", predicted_s / measured_s}}));
     } else {
       std::ostringstream out;
       out << std::left << std::setw(7) << what.model << std::setw(9) << what.layout << std::right << std::fixed

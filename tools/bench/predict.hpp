@@ -10,12 +10,12 @@ struct PredictOptions {
   std::vector<std::string> layouts   = {"1x1x1", "2x1x1", "1x2x1", "1x1x2", "2x2x2"};
   int steps                          = 5;
   int threads                        = 2;
-  std::optional<std::string> machine = {};  // a calibration; none: measured first
+  std::optional<std::string> machine = {};  // a calibration file; none: measure first
   bool dry_run                       = false;
   bool json                          = false;
 };
 
-// Predicts training steps, then runs them: predicted and measured seconds side by side. Results on stdout.
+// Predicts training steps, then runs them. Prints predicted and measured times on stdout.
 void predict(const PredictOptions& options);
 
 }  // namespace stepgraph::bench

@@ -19,7 +19,7 @@
 namespace stepgraph::bench {
 namespace {
 
-// c = a b as one node; checked at one element, which is a sum of small whole numbers.
+// c = a b as one node. One element is checked: a sum of small integers.
 double gflops_of(Executor& executor, std::int64_t size, int runs) {
   Graph graph;
   Buffer of[3];
@@ -61,7 +61,7 @@ double gflops_of(Executor& executor, std::int64_t size, int runs) {
   return 2 * n * n * n / quantile(seconds, 0.5) / 1e9;
 }
 
-// Numbers of deviation 1: zeros would be multiplied faster than what models have.
+// Numbers with standard deviation 1: products of zeros would be faster than those of a model.
 template <class T>
 void set_random(const Memory& memory, Buffer buffer, std::int64_t size) {
   std::vector<float> values(static_cast<std::size_t>(size));
@@ -81,7 +81,7 @@ double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs)
   return best;
 }
 
-// On a device, times are its own; the first runs choose an algorithm.
+// Times come from the device's clock. The first runs choose an algorithm.
 double product_peak(const std::string& backend, DType type, std::int64_t size, int runs) {
   Graph graph;
   WeightTable weights;

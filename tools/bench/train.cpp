@@ -9,7 +9,6 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 
@@ -17,6 +16,7 @@
 #include "engine/base/quantile.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/run/recorder.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -24,7 +24,7 @@
 namespace stepgraph::bench {
 namespace {
 
-// What the process has in memory now, without what it gave back and the library still holds; 0: not known.
+// Resident memory of the process, after unused heap memory was returned to the system; 0: not known.
 std::int64_t resident_bytes() {
   malloc_trim(0);
   std::int64_t all = 0, resident = 0;
@@ -40,8 +40,8 @@ double cpu_seconds() {
 
 struct Measured {
   std::vector<double> seconds, reference_seconds;
-  double cpu_share            = 0;  // of the threads' time, a processor's; looking for work included
-  std::int64_t resident_bytes = 0;  // by how much the process grew
+  double cpu_share            = 0;  // processor time over the time of all threads, including the search for work
+  std::int64_t resident_bytes = 0;  // growth of the process
   std::int64_t process_bytes  = 0;
   std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0;
   std::vector<OpTime> ops;
@@ -60,7 +60,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
     out.lower_bound_bytes += arena.lower_bound;
     out.rank_peak_bytes = std::max(out.rank_peak_bytes, arena.size_bytes);
   }
-  // In turn with the same work on one rank, or not sharded, so that both see the same machine.
+  // Alternates with the same work on one rank, or without sharding, so that both run under the same conditions.
   std::unique_ptr<Training> reference;
   if (what.plan.shard.strategy != Shard::none) {
     reference = std::make_unique<Training>(what.not_sharded(), options.threads, options.backend);
@@ -87,37 +87,37 @@ struct Line {
   const TrainingCase& what;
   const Measured& measured;
   double step_s, tokens_per_s, gflops, peak_gflops, ratio;
-  const char* limit;  // whose speed the peak is
+  const char* limit;  // the name of the peak
   [[nodiscard]] const char* reference() const {
     return what.plan.shard.strategy == Shard::none ? "ratio_to_1x1x1" : "ratio_to_dp";
   }
 };
 
 void print_json(const Line& line, const TrainOptions& options) {
-  nlohmann::ordered_json json = {{"type", "train"},
-                                 {"model", line.what.model},
-                                 {"layout", line.what.layout},
-                                 {"shard", to_string(line.what.plan.shard.strategy)},
-                                 {"backend", options.backend},
-                                 {"threads", options.threads},
-                                 {"global_batch", line.what.batch.global},
-                                 {"micro_batch", line.what.batch.micro},
-                                 {"steps", line.measured.seconds.size()},
-                                 {"tokens_per_s", line.tokens_per_s},
-                                 {"step_s", line.step_s},
-                                 {"step_p95_s", quantile(line.measured.seconds, 0.95)},
-                                 {"flops_per_token", line.what.flops_per_token()},
-                                 {"gflops", line.gflops},
-                                 {"peak_gflops", line.peak_gflops},
-                                 {"share_of_peak", line.gflops / line.peak_gflops},
-                                 {line.reference(), line.ratio},
-                                 {"cpu_share", line.measured.cpu_share},
-                                 {"peak_bytes", line.measured.peak_bytes},
-                                 {"rank_peak_bytes", line.measured.rank_peak_bytes},
-                                 {"lower_bound_bytes", line.measured.lower_bound_bytes},
-                                 {"resident_bytes", line.measured.resident_bytes},
-                                 {"process_bytes", line.measured.process_bytes}};
-  cli::print_line(json.dump());
+  JsonValue json = {{"type", "train"},
+                    {"model", line.what.model},
+                    {"layout", line.what.layout},
+                    {"shard", to_string(line.what.plan.shard.strategy)},
+                    {"backend", options.backend},
+                    {"threads", options.threads},
+                    {"global_batch", line.what.batch.global},
+                    {"micro_batch", line.what.batch.micro},
+                    {"steps", line.measured.seconds.size()},
+                    {"tokens_per_s", line.tokens_per_s},
+                    {"step_s", line.step_s},
+                    {"step_p95_s", quantile(line.measured.seconds, 0.95)},
+                    {"flops_per_token", line.what.flops_per_token()},
+                    {"gflops", line.gflops},
+                    {"peak_gflops", line.peak_gflops},
+                    {"share_of_peak", line.gflops / line.peak_gflops},
+                    {line.reference(), line.ratio},
+                    {"cpu_share", line.measured.cpu_share},
+                    {"peak_bytes", line.measured.peak_bytes},
+                    {"rank_peak_bytes", line.measured.rank_peak_bytes},
+                    {"lower_bound_bytes", line.measured.lower_bound_bytes},
+                    {"resident_bytes", line.measured.resident_bytes},
+                    {"process_bytes", line.measured.process_bytes}};
+  cli::print_line(json_line(json));
 }
 
 void print_text(const Line& line) {
@@ -129,7 +129,7 @@ void print_text(const Line& line) {
       << line.peak_gflops << "; " << std::setprecision(3) << line.ratio
       << (line.what.plan.shard.strategy == Shard::none ? " of one rank's speed with the same sequences"
                                                        : " of the speed without sharding")
-      << "; processors used " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
+      << "; processor use " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
       << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
       << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)
       << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s";
@@ -143,16 +143,15 @@ void print_kernels(const Line& line, const TrainOptions& options) {
     const double share = op.seconds / all_s, gflops = op.seconds > 0 ? op.flops / op.seconds / 1e9 : 0,
                  gbps = op.seconds > 0 ? op.bytes_moved / op.seconds / 1e9 : 0;
     if (options.json) {
-      cli::print_line(nlohmann::ordered_json{
-          {"type", "kernel"},
-          {"model", line.what.model},
-          {"layout", line.what.layout},
-          {"op", op.op},
-          {"nodes", op.num_tasks},
-          {"ms", 1e3 * op.seconds},
-          {"share", share},
-          {"gflops", gflops},
-          {"GBps", gbps}}.dump());
+      cli::print_line(json_line({{"type", "kernel"},
+                                 {"model", line.what.model},
+                                 {"layout", line.what.layout},
+                                 {"op", op.op},
+                                 {"nodes", op.num_tasks},
+                                 {"ms", 1e3 * op.seconds},
+                                 {"share", share},
+                                 {"gflops", gflops},
+                                 {"GBps", gbps}}));
     } else {
       std::ostringstream out;
       out << "  " << std::left << std::setw(24) << op.op << std::right << std::setw(8) << op.num_tasks << std::fixed
@@ -170,7 +169,7 @@ void train(const TrainOptions& options) {
   for (int i = 0; i <= static_cast<int>(Shard::full); ++i) {
     if (to_string(static_cast<Shard>(i)) == options.shard) strategy = static_cast<Shard>(i);
   }
-  std::vector<TrainingCase> cases;  // what cannot be done is said before anything is measured
+  std::vector<TrainingCase> cases;  // impossible cases are refused before the first measurement
   for (const std::string& model : options.models) {
     for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout, strategy));
   }

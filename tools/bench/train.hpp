@@ -7,7 +7,7 @@ namespace stepgraph::bench {
 struct TrainOptions {
   std::vector<std::string> models  = {"S", "M"};
   std::vector<std::string> layouts = {"1x1x1", "2x1x1", "1x2x1", "1x1x2"};
-  std::string shard                = "none";  // a strategy of sharding; else than none: beside plain data parallel
+  std::string shard                = "none";  // sharding strategy; unless none, compared with plain data parallelism
   std::string backend              = "loopback";
   int steps                        = 7;
   int threads                      = 2;
@@ -15,8 +15,8 @@ struct TrainOptions {
   bool json                        = false;
 };
 
-// Times training steps beside the same work on one rank, step by step in turn, and says what they are spent on. Results
-// on stdout.
+// Times training steps and the same work on one rank, step by step in turn, and the kernels of a step. Prints on
+// stdout.
 void train(const TrainOptions& options);
 
 }  // namespace stepgraph::bench

@@ -19,7 +19,7 @@ struct KnownModel {
   int batch;
   DType type = DType::f32;
 };
-// GPT-2's sizes, with a vocabulary that is a multiple of 128: for a GPU.
+// The sizes of GPT-2. The vocabulary is a multiple of 128, as GPUs need.
 Gpt2Spec large(int layers, int width, int heads) {
   return {.layers = layers, .width = width, .heads = heads, .context = 1024, .vocab = 50304};
 }
@@ -57,7 +57,7 @@ LayoutSpec parse_degrees(const std::string& text) {
   }
   if (!right || at != end) {
     throw Error(ErrorKind::config, str("layout '", text,
-                                       "': is no DPxTPxPP (as 2x1x1: two data-parallel ranks, one tensor- and one "
+                                       "': is not DPxTPxPP (2x1x1: two data-parallel ranks, one tensor- and one "
                                        "pipeline-parallel)"));
   }
   return layout;
@@ -97,8 +97,8 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
   out.plan.precision.param = known->type;
   const int dp             = out.plan.layout.dp;
   if (known->batch % dp != 0)
-    throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model, " for ",
-                                       dp, " data-parallel ranks (a divisor)"));
+    throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model,
+                                       " do not divide over ", dp, " data-parallel ranks (a divisor)"));
   const bool in_pieces = out.plan.layout.tp > 1 || out.plan.layout.pp > 1;
   out.batch            = {.global = known->batch * (in_pieces ? pipeline_microbatches : 1),
                           .micro  = known->batch / dp,
@@ -117,7 +117,7 @@ double Training::step(Recorder* recorder) {
   const auto begin        = std::chrono::steady_clock::now();
   const StepResult result = trainer_.step(tokens_, recorder);
   const double seconds    = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!std::isfinite(result.loss)) throw Error(ErrorKind::run, str("the loss is ", result.loss));
+  if (!std::isfinite(result.loss)) throw Error(ErrorKind::run, str("loss is ", result.loss, " (a finite loss)"));
   return seconds;
 }
 

@@ -15,8 +15,9 @@ namespace stepgraph::bench {
 // "2x1x1": data, tensor and pipeline parallel. Throws Error(config) for anything else.
 [[nodiscard]] LayoutSpec parse_degrees(const std::string& text);
 
-// A model in a layout, and the batch that is fair to it. Data-parallel ranks share the model's batch: the same work as
-// on one rank. Tensor- and pipeline-parallel ones get eight microbatches of that size, as a pipeline needs several.
+// A model in a layout, with its batch. Data-parallel ranks share the model's batch, so the work is the same as on one
+// rank. Layouts with tensor or pipeline parallel ranks get eight microbatches of that size, because a pipeline needs
+// several.
 struct TrainingCase {
   std::string model;
   std::string layout;
@@ -26,18 +27,18 @@ struct TrainingCase {
 
   [[nodiscard]] double flops_per_token() const;  // 6 (12 L d^2 + V d) + 12 L T d
   [[nodiscard]] std::int64_t tokens() const { return std::int64_t{batch.global} * batch.seq; }
-  // The same work on one rank: as many sequences, in as many microbatches.
+  // The same sequences and microbatches on one rank.
   [[nodiscard]] TrainingCase on_one_rank() const;
   [[nodiscard]] TrainingCase not_sharded() const;
 };
 [[nodiscard]] TrainingCase training_case(const std::string& model, const std::string& layout,
                                          Shard strategy = Shard::none);
 
-// Ready to run again and again, on synthetic tokens.
+// A trainer on synthetic tokens, ready to run steps.
 class Training {
  public:
   Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
-  double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) when the loss is no number
+  double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) if the loss is not finite
   [[nodiscard]] StepRun& run() { return trainer_.run(); }
   [[nodiscard]] World& world() { return *world_; }
 

@@ -1,19 +1,18 @@
-# The CBLAS that matrix products go through, as target stepgraph::blas. Used by the build, and by the installed package
-# on the machine of its user. On 64-bit Arm a kernel of our own is faster in f32: there, unless it is asked for by name,
-# it is for f64 only.
+# Target stepgraph::blas, the CBLAS of matrix products. Used by the build and by the installed package. On 64-bit Arm our
+# own kernel is faster in f32, so `auto` uses CBLAS for f64 only.
 #
-# It is linked by the path of a *serial* library, the static one where there is one: threads are the executor's business,
-# and what /etc/alternatives calls libblas.so.3 may be anything. STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR
-# name one that lies elsewhere; it must be serial.
+# The target is the path of a *serial* library, static if possible: the executor owns the threads, and the libblas.so.3 of
+# /etc/alternatives can be any library. STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR name a library in another
+# place; it must be serial.
 
-# stepgraph_find_blas(blis|openblas found): looks for one, says in `found` whether it is there.
+# stepgraph_find_blas(blis|openblas found): defines the target; sets `found` to whether the library exists.
 function(stepgraph_find_blas kind found)
   set(${found} FALSE PARENT_SCOPE)
   if(STEPGRAPH_BLAS_LIBRARY AND STEPGRAPH_BLAS_INCLUDE_DIR)
     set(library ${STEPGRAPH_BLAS_LIBRARY})
     set(include_dir ${STEPGRAPH_BLAS_INCLUDE_DIR})
   else()
-    # Not in the cache: a package may come or go between two runs.
+    # Not cached: a package may be installed or removed between two runs.
     find_library(library NAMES lib${kind}.a ${kind} PATH_SUFFIXES ${kind}-serial NO_CACHE)
     find_path(include_dir NAMES ${kind}-serial/cblas.h NO_CACHE)
     if(NOT library MATCHES "/${kind}-serial/" OR NOT include_dir)
@@ -32,7 +31,7 @@ function(stepgraph_find_blas kind found)
   set(${found} TRUE PARENT_SCOPE)
 endfunction()
 
-# stepgraph_choose_blas(): obeys STEPGRAPH_BLAS; STEPGRAPH_BLAS_CHOSEN is "blis", "openblas" or "own" after it.
+# stepgraph_choose_blas(): follows STEPGRAPH_BLAS; sets STEPGRAPH_BLAS_CHOSEN to "blis", "openblas" or "own".
 function(stepgraph_choose_blas)
   set(known auto blis openblas own)
   if(NOT STEPGRAPH_BLAS IN_LIST known)
@@ -41,7 +40,7 @@ function(stepgraph_choose_blas)
   endif()
   set(found FALSE)
   if(STEPGRAPH_BLAS STREQUAL "auto" AND STEPGRAPH_SANITIZE)
-    set(chosen own)  # sanitizers do not see what a library reads and writes
+    set(chosen own)  # sanitizers do not see the accesses of a library
   elseif(STEPGRAPH_BLAS STREQUAL "own")
     set(chosen own)
   else()

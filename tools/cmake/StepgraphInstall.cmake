@@ -1,4 +1,4 @@
-# What `cmake --install` puts where, and how another project finds it: find_package(stepgraph).
+# Files of `cmake --install`, and the package for find_package(stepgraph).
 
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 set(stepgraph_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/stepgraph)
 set(stepgraph_libraries engine ops graphs backends)  # also the package's components
 
-# Headers keep their place below include/stepgraph, so that they include each other as they do here.
+# Headers keep their paths below include/stepgraph, so their includes work unchanged.
 set(targets stepgraph_all)
 foreach(library IN LISTS stepgraph_libraries)
   list(APPEND targets stepgraph_${library})
@@ -19,7 +19,7 @@ install(EXPORT stepgraph NAMESPACE stepgraph:: FILE stepgraphTargets.cmake DESTI
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/stepgraphConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake
                               INSTALL_DESTINATION ${stepgraph_package_dir} NO_SET_AND_CHECK_MACRO)
-# Before 1.0 a minor version may break what used the one before it.
+# Before 1.0 a minor version may break compatibility.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/stepgraphConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake

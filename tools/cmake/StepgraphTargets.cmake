@@ -1,4 +1,4 @@
-# What every target of the project shares: the language, warnings, sanitizers, where headers are found.
+# Settings of all targets: language, warnings, sanitizers, include paths.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -6,13 +6,13 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")  # messages name files of the project
 
-# The presets compile many files alike, and clones nearly all: with a compiler cache, once, wherever the clone lies.
+# A compiler cache, shared by presets and by clones in different folders.
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFINED ENV{CMAKE_CXX_COMPILER_LAUNCHER})
   find_program(STEPGRAPH_CCACHE ccache)
   if(STEPGRAPH_CCACHE)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
         CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* CCACHE_SLOPPINESS=pch_defines,time_macros ${STEPGRAPH_CCACHE})
-    # It names files relative to where the compiler runs. (Debug information may name the clone that compiled first.)
+    # ccache makes paths relative to the build folder. (Debug information may name the clone that compiled first.)
     file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
     if(NOT to_source MATCHES "/$")
       string(APPEND to_source "/")
@@ -31,7 +31,7 @@ endif()
 
 add_custom_target(stepgraph_headers)  # each header compiles alone
 
-# Everything at once; stepgraph_library adds to it.
+# All libraries; stepgraph_library adds to it.
 add_library(stepgraph_all INTERFACE)
 add_library(stepgraph::stepgraph ALIAS stepgraph_all)
 set_target_properties(stepgraph_all PROPERTIES EXPORT_NAME stepgraph)
@@ -87,14 +87,14 @@ function(stepgraph_program target)
   target_link_libraries(${target} PRIVATE stepgraph::warnings)
 endfunction()
 
-# For programs that are large and do little themselves: assertions, command lines. What they call stays optimised: of
-# equal inline functions a linker keeps the first, so the libraries go before the program's own files.
+# For large programs that do little work themselves, such as command lines: compiles with less optimisation.
 function(stepgraph_compile_quickly target)
   target_compile_options(${target} PRIVATE -O1)
   stepgraph_libraries_first(${target})
 endfunction()
 
-# Links a program with all of the libraries before its own files. What ThreadSanitizer does not watch comes last.
+# Puts the libraries first on the linker's command line: of equal inline functions the linker keeps the first, so
+# optimised code stays optimised. Libraries that ThreadSanitizer does not watch come last.
 function(stepgraph_libraries_first target)
   set(archives "")
   foreach(library engine ops graphs backends engine_unwatched graphs_unwatched)
@@ -172,7 +172,7 @@ function(stepgraph_check_headers folder)
   add_dependencies(stepgraph_headers stepgraph_${folder}_headers)
 endfunction()
 
-# stepgraph_use_march(target): compiles it for the processors that STEPGRAPH_MARCH names. Nothing that others include may
+# stepgraph_use_march(target): compiles for the processors that STEPGRAPH_MARCH names. Headers for other targets must not
 # depend on it.
 function(stepgraph_use_march target)
   if(STEPGRAPH_MARCH STREQUAL "")
@@ -182,8 +182,8 @@ function(stepgraph_use_march target)
   string(MAKE_C_IDENTIFIER "STEPGRAPH_TAKES_MARCH_${STEPGRAPH_MARCH}" taken)
   check_cxx_compiler_flag(-march=${STEPGRAPH_MARCH} ${taken})
   if(NOT ${taken})
-    message(FATAL_ERROR "STEPGRAPH_MARCH is '${STEPGRAPH_MARCH}', which the compiler does not take (native, what its "
-                        "-march= takes, as x86-64-v3, or nothing for its baseline)")
+    message(FATAL_ERROR "STEPGRAPH_MARCH is '${STEPGRAPH_MARCH}', which the compiler does not support (native, a "
+                        "value of -march= such as x86-64-v3, or empty for the baseline)")
   endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-march=${STEPGRAPH_MARCH}>)
 endfunction()
@@ -199,17 +199,17 @@ function(stepgraph_hide_from_tsan)
   endif()
 endfunction()
 
-# CUDNN_INCLUDE_DIR and CUDNN_LIBRARY: CUDAToolkit does not know it.
+# Sets CUDNN_INCLUDE_DIR and CUDNN_LIBRARY, which CUDAToolkit does not.
 function(stepgraph_find_cudnn)
   find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
   if(NOT CUDNN_INCLUDE_DIR OR NOT CUDNN_LIBRARY)
-    message(FATAL_ERROR "STEPGRAPH_WITH_CUDA is ON, but cuDNN 9 was not found (install it beside the CUDA Toolkit, or set "
+    message(FATAL_ERROR "STEPGRAPH_WITH_CUDA is ON, but cuDNN 9 was not found (install it next to the CUDA Toolkit, or set "
                         "CUDNN_INCLUDE_DIR and CUDNN_LIBRARY; or leave STEPGRAPH_WITH_CUDA off)")
   endif()
 endfunction()
 
-# stepgraph_link_cuda(target): the runtime and the libraries that our kernels and streams use. In the build only files that
+# stepgraph_link_cuda(target): links the CUDA runtime and the libraries of our kernels. In the build only files that
 # ask for it get STEPGRAPH_WITH_CUDA (stepgraph_with_cuda): the others are compiled as in a build without CUDA.
 function(stepgraph_link_cuda target)
   target_compile_definitions(${target} PRIVATE STEPGRAPH_WITH_CUDA INTERFACE $<INSTALL_INTERFACE:STEPGRAPH_WITH_CUDA>)
@@ -236,7 +236,7 @@ macro(stepgraph_enable_cuda)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 knows no compiler as new as 13.0
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know CUDA 13.0
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()

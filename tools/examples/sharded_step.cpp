@@ -247,7 +247,8 @@ ShardedStep sharded_step(const ShardedStepSpec& spec) {
                ", slots ", spec.slots, " (each at least 1)"));
   }
   if (spec.width * spec.width % spec.ranks != 0) {
-    refuse(str("a weight of ", spec.width, " x ", spec.width, " does not divide over ", spec.ranks, " ranks"));
+    refuse(
+        str("a weight of ", spec.width, " x ", spec.width, " does not divide over ", spec.ranks, " ranks (a divisor)"));
   }
   return Builder(spec).build();
 }

@@ -7,17 +7,17 @@
 
 namespace stepgraph {
 
-// A training step written by hand, to show what a graph can say: a stack of tanh layers learns a random teacher, data
-// parallel, with every weight cut over all ranks. Before a layer runs, its weights are gathered into one of a few
-// slots; after its backward pass its gradient is reduced and scattered. Nothing schedules the overlap: gathering layer
-// l + 1 may run beside computing layer l because they touch different slots, and may not run further ahead because the
-// next gather writes a slot that is still read.
+// A hand-written training step, as an example of a graph: a stack of tanh layers learns a random teacher network, data
+// parallel, with each weight sharded over all ranks. Before a layer runs, an all-gather writes its weights into one of
+// a few slots. After its backward pass its gradient is reduce-scattered. No code schedules the overlap: the gather of
+// layer l + 1 can run during the computation of layer l because they use different slots, and it cannot run further
+// ahead because the next gather writes a slot that is still read.
 struct ShardedStepSpec {
   int ranks           = 8;
   int layers          = 4;
   int width           = 64;
   int batch           = 32;  // per rank
-  int slots           = 2;   // gathered layers alive at once; likewise gradients
+  int slots           = 2;   // gathered layers in memory at the same time; likewise gradients
   float learning_rate = 0.3f;
 };
 
@@ -34,7 +34,8 @@ struct ShardedStep {
 
 [[nodiscard]] ShardedStep sharded_step(const ShardedStepSpec& spec);
 
-// Inputs, targets and first weights, the same bits for every number of ranks that divides the batch and the weights.
+// Sets inputs, targets and first weights: the same bits for every number of ranks that divides the batch and the
+// weights.
 void fill(const ShardedStep& step, Memory& memory, std::uint64_t seed);
 
 }  // namespace stepgraph

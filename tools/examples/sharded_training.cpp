@@ -1,8 +1,8 @@
-// Trains a small network on 8 ranks in one process, its weights cut over all of them, from a graph written by hand
-// (tools/examples/sharded_step.cpp): verified, drawn, then run a few hundred times. What `tools/demo` runs.
+// Trains a small network on 8 ranks in one process, with its weights sharded over all ranks, from a hand-written graph
+// (tools/examples/sharded_step.cpp). Verifies and draws the graph, then runs it a few hundred times. `tools/demo` runs
+// it.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -23,6 +23,7 @@
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
 #include "tools/examples/sharded_step.hpp"
+#include "tools/stepgraph/command_line.hpp"
 
 namespace sg = stepgraph;
 
@@ -32,7 +33,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Pairs of a gather and another layer's computation, per rank, that nothing orders: what may overlap.
+// Pairs of a gather and another layer's computation on one rank without an order between them: they may overlap.
 int overlapping_pairs(const sg::ShardedStep& step) {
   int pairs = 0;
   for (std::size_t gathered = 0; gathered < step.gathers[0].size(); ++gathered) {
@@ -92,14 +93,14 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
             << "verified  no race, no deadlock, in one step and around the loop (" << seconds_since(verified) * 1e3
             << " ms)\n"
             << "memory    " << arena.size_bytes << " bytes on rank 0, " << arena.persistent_bytes
-            << " of them persistent; " << arena.lower_bound << " are alive at once along its order; "
-            << plan.num_reuse_edges() << " edges added\n"
+            << " of them persistent; " << arena.lower_bound << " are live at the same time; " << plan.num_reuse_edges()
+            << " edges added\n"
             << "overlap   " << overlapping_pairs(step)
             << " pairs of a weight gather and another layer's forward pass may run side by side on each rank ("
             << spec.slots << " slots)\n";
   draw(step.graph, pictures);
 
-  // The same graph where messages take time and devices are fast.
+  // The same graph on a simulated cluster, where messages take time and devices are fast.
   const sg::Machine cluster   = sg::two_level_machine({.ranks          = spec.ranks,
                                                        .ranks_per_node = std::max(1, spec.ranks / 2),
                                                        .inside         = {1e-6, 100e9},
@@ -126,42 +127,43 @@ void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictur
             << " threads in " << seconds_since(started) << " s: loss " << std::setprecision(6) << first << " -> "
             << loss() << "\n";
   const sg::Timeline timeline = recorder.timeline();
-  std::cout << "\nthe last step, measured (all ranks share this machine's cores, and a message is a copy of a few KiB: "
-               "there is\n"
-               "next to nothing to hide):\n"
+  std::cout << "\nthe last step, measured (all ranks share this machine's cores and a message is a copy of a few KiB, "
+               "so there\n"
+               "is almost no communication to hide):\n"
             << sg::summarize(runnable, timeline) << std::flush;
   if (!pictures.trace.empty()) {
     sg::write_trace(runnable, timeline, pictures.trace, {.title = title + ": the last step, measured"});
   }
   if (steps >= 200 && !(loss() < 0.5f * first))
-    throw sg::Error(sg::ErrorKind::run, "the loss did not fall to half of what it was");
+    throw sg::Error(sg::ErrorKind::run, "the loss did not fall to half of its first value");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains a small network from a hand-written step graph, all ranks in this process.", "sharded_training");
   sg::ShardedStepSpec spec;
   int steps = 300, threads = 0;
   Pictures pictures;
-  app.add_option("--ranks", spec.ranks, "Ranks")->capture_default_str();
-  app.add_option("--layers", spec.layers, "Layers")->capture_default_str();
-  app.add_option("--slots", spec.slots, "Gathered layers alive at once")->capture_default_str();
-  app.add_option("--steps", steps, "Steps to train")->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--threads", threads, "Threads; 0: all cores")->capture_default_str();
-  app.add_option("--svg", pictures.svg, "Draw the step's graph, one rank of it, to this file");
-  app.add_option("--all-ranks-svg", pictures.all_ranks_svg, "Draw all ranks to this file");
-  app.add_option("--dot", pictures.dot, "Write the whole graph in DOT to this file");
-  app.add_option("--trace", pictures.trace, "Write the times of the last step, for ui.perfetto.dev, to this file");
-  app.footer("Example: sharded_training --steps 100 --svg step.svg");
+  sg::cli::CommandLine line("sharded_training",
+                            "Trains a small network from a hand-written step graph, all ranks in this process.");
+  sg::cli::Command command = line.command();
+  command.option("--ranks", spec.ranks, "Ranks");
+  command.option("--layers", spec.layers, "Layers");
+  command.option("--slots", spec.slots, "Gathered layers in memory at the same time");
+  command.option("--steps", steps, "Steps to train").between(1, 1'000'000);
+  command.option("--threads", threads, "Threads; 0: all cores");
+  command.option("--svg", pictures.svg, "Draw the graph of one rank to this file");
+  command.option("--all-ranks-svg", pictures.all_ranks_svg, "Draw all ranks to this file");
+  command.option("--dot", pictures.dot, "Write the whole graph in DOT to this file");
+  command.option("--trace", pictures.trace, "Write the times of the last step, for ui.perfetto.dev, to this file");
+  command.footer("Example: sharded_training --steps 100 --svg step.svg");
+  command.run([&] { train(spec, steps, threads, pictures); });
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
-    train(spec, steps, threads, pictures);
+    line.run(argc, argv);
     return 0;
+  } catch (const sg::cli::UsageError& error) {
+    std::cerr << error.what() << "\n";
+    return 2;
   } catch (const sg::Error& error) {
     std::cerr << "sharded_training: " << error.what() << "\n";
     return error.kind() == sg::ErrorKind::config ? 2 : error.kind() == sg::ErrorKind::backend ? 3 : 1;

@@ -1,17 +1,17 @@
 #pragma once
-#include <CLI/CLI.hpp>
+#include "tools/stepgraph/command_line.hpp"
 
-// Each adds a subcommand; its callback does the work and throws stepgraph::Error.
+// Each function adds a subcommand to the program. Running a subcommand throws stepgraph::Error.
 namespace stepgraph::cli {
 
-void add_bench(CLI::App& app);
-void add_eval(CLI::App& app);
-void add_generate(CLI::App& app);
-void add_graph(CLI::App& app);
-void add_plan_memory(CLI::App& app);
-void add_schedule(CLI::App& app);
-void add_simulate(CLI::App& app);
-void add_train(CLI::App& app);
-void add_verify(CLI::App& app);
+void add_bench(Command program);
+void add_eval(Command program);
+void add_generate(Command program);
+void add_graph(Command program);
+void add_plan_memory(Command program);
+void add_schedule(Command program);
+void add_simulate(Command program);
+void add_train(Command program);
+void add_verify(Command program);
 
 }  // namespace stepgraph::cli

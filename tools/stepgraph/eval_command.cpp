@@ -55,19 +55,19 @@ void run_eval(const EvalOptions& options) {
                                        ",\"tokens\":", tokens, ",\"tokens_per_s\":", digits(tokens_per_s), "}")
                                  : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (",
                                        tokens, " tokens, ", short_number(tokens_per_s), " tokens/s)"));
-  if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("the loss is ", loss, " (finite weights)"));
+  if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("loss is ", loss, " (finite weights)"));
 }
 
 }  // namespace
 
-void add_eval(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("eval", "The mean loss over the data, in whole batches, forward only");
-  auto options      = std::make_shared<EvalOptions>();
-  add_config_options(*command, options->config, true);
-  command->add_option("--steps", options->steps, "How many batches (default: all that the data has)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
-  command->footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
-  command->callback([options] { run_eval(*options); });
+void add_eval(Command program) {
+  Command command = program.subcommand("eval", "Mean loss over the data, in whole batches, without a backward pass");
+  auto options    = std::make_shared<EvalOptions>();
+  add_config_options(command, options->config, true);
+  command.option("--steps", options->steps, "Number of batches (default: all of the data)")
+      .between(std::int64_t{1}, std::int64_t{1} << 40);
+  command.footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
+  command.run([options] { run_eval(*options); });
 }
 
 }  // namespace stepgraph::cli

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
@@ -26,13 +26,13 @@ struct GenerateOptions {
 };
 
 void print_json(const Prompt& prompt, const std::vector<std::int32_t>& generated) {
-  nlohmann::ordered_json line = {{"type", "generate"}, {"prompt", prompt.tokens}, {"tokens", generated}};
-  if (prompt.is_text) line["text"] = text_of(generated, false);
+  JsonValue line = {{"type", "generate"}, {"prompt", prompt.tokens}, {"tokens", generated}};
+  if (prompt.is_text) line.set("text", text_of(generated, false));
   // Bytes need not be UTF-8.
-  print_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  print_line(json_line(line));
 }
 
-// As it comes: text after its prompt, ids one after another.
+// Prints a token as soon as it is known: as text, or as an id after a comma.
 void print_next(const Prompt& prompt, std::int32_t token, bool first) {
   std::cout << (prompt.is_text ? text_of({token}, isatty(STDOUT_FILENO) == 1) : str(first ? "" : ",", token));
   flush_output();
@@ -42,7 +42,8 @@ void run_generate(const GenerateOptions& options) {
   Config config       = read(options.config);
   const Start start   = make_start(config);
   const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
-  // There is one microbatch, which a schedule for training may not allow; forward alone, all of them do the same.
+  // There is one microbatch, which some training schedules do not allow. Without a backward pass all schedules are
+  // equal.
   config.plan.pipeline.schedule = "gpipe";
   const auto wanted             = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
   const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
@@ -69,23 +70,21 @@ void run_generate(const GenerateOptions& options) {
 
 }  // namespace
 
-void add_generate(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("generate",
-                                         "Continue a prompt greedily: the likeliest token, again and again; it sees as "
-                                         "much of what came before as the model's "
-                                         "context holds");
-  auto options      = std::make_shared<GenerateOptions>();
-  add_config_options(*command, options->config, true);
+void add_generate(Command program) {
+  Command command = program.subcommand(
+      "generate",
+      "Continue a prompt with the likeliest token, again and again (greedy decoding). The model sees the last "
+      "tokens that fit into its context");
+  auto options = std::make_shared<GenerateOptions>();
+  add_config_options(command, options->config, true);
   command
-      ->add_option("--prompt", options->prompt,
-                   "Token ids (numbers between commas or blanks), or text, each byte a token")
-      ->required();
-  command->add_option("--tokens", options->tokens, "How many to add")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_flag("--text", options->as_text, "The prompt is text, even if it is all numbers");
-  command->footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
-  command->callback([options] { run_generate(*options); });
+      .option("--prompt", options->prompt,
+              "Token ids (numbers with commas or blanks between them), or text in which each byte is a token")
+      .required();
+  command.option("--tokens", options->tokens, "Number of tokens to generate").between(1, 1 << 24);
+  command.flag("--text", options->as_text, "The prompt is text even if it consists of numbers");
+  command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
+  command.run([options] { run_generate(*options); });
 }
 
 }  // namespace stepgraph::cli

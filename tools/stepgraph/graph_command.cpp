@@ -22,12 +22,12 @@ struct GraphOptions {
 void run_graph(const GraphOptions& options) {
   if ((options.rank || options.detail) && !options.dot && !options.svg)
     throw Error(ErrorKind::config, str(options.rank ? "--rank" : "--detail",
-                                       ": says how to draw, but nothing is drawn (--dot or --svg as well)"));
-  if (options.svg == "-") throw Error(ErrorKind::config, "--svg -: a drawing goes to a file (give its name)");
+                                       ": changes a drawing, but nothing is drawn (add --dot or --svg)"));
+  if (options.svg == "-") throw Error(ErrorKind::config, "--svg -: stdout is not supported (a file name)");
   if (options.config.json && options.dot == "-")
-    throw Error(ErrorKind::config, "--json and --dot -: both want stdout (give --dot a file)");
+    throw Error(ErrorKind::config, "--json and --dot -: both write to stdout (--dot FILE)");
   if (options.dot && options.dot == options.svg)
-    throw Error(ErrorKind::config, str("--dot and --svg: both ", *options.svg, " (two files)"));
+    throw Error(ErrorKind::config, str("--dot and --svg: both write ", *options.svg, " (two files)"));
   if (options.dot != "-") check_can_write("--dot", options.dot);
   check_can_write("--svg", options.svg);
   const Config config = read(options.config);
@@ -53,18 +53,19 @@ void run_graph(const GraphOptions& options) {
 
 }  // namespace
 
-void add_graph(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("graph", "The graph of a step: its size, or drawn");
-  auto options      = std::make_shared<GraphOptions>();
-  add_config_options(*command, options->config, false);
-  command->add_option("--dot", options->dot, "Draw it to a file for Graphviz; -: to stdout, and nothing else");
-  command->add_option("--svg", options->svg, "Draw it to a file (needs Graphviz's dot)");
-  command->add_option("--rank", options->rank, "Draw this rank only");
-  command->add_option("--detail", options->detail, "What a box stands for: stage (the default), layer or op")
-      ->check(CLI::IsMember({"stage", "layer", "op"}));
-  command->add_flag("--forward", options->forward, "The step of eval, forward only");
-  command->footer("Example: stepgraph graph run.json --rank 0 --detail layer --svg step.svg");
-  command->callback([options] { run_graph(*options); });
+void add_graph(Command program) {
+  Command command = program.subcommand("graph", "Build the graph of a step; print its size or draw it");
+  auto options    = std::make_shared<GraphOptions>();
+  add_config_options(command, options->config, false);
+  command.option("--dot", options->dot,
+                 "Write the graph in Graphviz format to a file; -: to stdout, without other output");
+  command.option("--svg", options->svg, "Draw the graph to an SVG file (needs Graphviz's dot)");
+  command.option("--rank", options->rank, "Draw only this rank");
+  command.option("--detail", options->detail, "What one box shows: a stage (default), a layer or an op")
+      .one_of({"stage", "layer", "op"});
+  command.flag("--forward", options->forward, "The forward step of eval instead of the training step");
+  command.footer("Example: stepgraph graph run.json --rank 0 --detail layer --svg step.svg");
+  command.run([options] { run_graph(*options); });
 }
 
 }  // namespace stepgraph::cli

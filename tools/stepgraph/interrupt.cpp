@@ -9,9 +9,9 @@
 namespace stepgraph::cli {
 namespace {
 
-// A handler sees nothing but what is global.
+// A signal handler can only use globals.
 std::atomic<bool> noted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // else not for handlers
+static_assert(std::atomic<bool>::is_always_lock_free);  // required in signal handlers
 
 constexpr std::array signals{SIGINT, SIGTERM};
 std::array<struct sigaction, signals.size()> before;
@@ -20,7 +20,7 @@ std::atomic<bool> one_lives{false};
 void note(int signal) {
   if (!noted.exchange(true)) return;
   ::signal(signal, SIG_DFL);
-  ::raise(signal);  // delivered when this handler returns
+  ::raise(signal);  // delivered after this handler returns
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 namespace stepgraph::cli {
 
-// While one lives, the first Ctrl-C (SIGINT) or SIGTERM is only noted, so that what is under way can end properly; the
-// second ends the program as usual. That holds for a job in the background too, whose shell has SIGINT ignored: who
-// sends it one means it. One at a time.
+// While an Interrupt exists, the first SIGINT (Ctrl-C) or SIGTERM only sets a flag, so the program can finish its step
+// and save. The second signal ends the program as usual. This holds for background jobs too, for which the shell
+// ignores SIGINT. At most one Interrupt may exist at a time.
 class Interrupt {
  public:
   Interrupt();

@@ -2,25 +2,26 @@
 #include <string>
 #include <string_view>
 
-// What commands print on stdout.
+// Printing on stdout.
 namespace stepgraph::cli {
 
-// Thrown when whoever reads stdout has gone (`stepgraph train ... | head`): nothing is left to be said, so the program
-// ends, quietly and with 0.
+// Thrown when the reader of stdout has closed its pipe (`stepgraph train ... | head`). The program then ends with exit
+// code 0 and without a message.
 struct OutputClosed {};
 
-// One line, at once. Throws OutputClosed, or Error(backend) where stdout cannot be written for another reason.
+// Prints a line and flushes. Throws OutputClosed, or Error(backend) if stdout cannot be written for another reason.
 void print_line(std::string_view line);
 
-// What was printed so far, at once; throws as print_line does.
+// Flushes stdout; throws as print_line does.
 void flush_output();
 
-// 17 significant digits, which say every double exactly; as JSON has no such numbers, null where it is not finite.
+// 17 significant digits, enough to read back the same double. "null" if it is not finite: JSON has no such numbers.
 [[nodiscard]] std::string digits(double number);
-// A few digits, for people.
+// A rounded number for text output.
 [[nodiscard]] std::string short_number(double number, int num_digits = 6);
 
-// A writer has to see that its reader has gone instead of being ended by it, so that it can clean up.
+// Ignores SIGPIPE: writing to a closed pipe then fails with an error instead of ending the process, so commands can
+// clean up.
 void ignore_broken_pipes();
 
 }  // namespace stepgraph::cli

@@ -1,7 +1,7 @@
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/step/memory_limit.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -16,16 +16,16 @@ struct PlanMemoryOptions {
   bool forward = false;
 };
 
-std::string json_line(const MemoryRequirement& row) {
-  nlohmann::ordered_json line = {{"type", "memory"}, {"rank", index(row.rank)}};
-  line["ranks"]               = nlohmann::ordered_json::array();
-  for (const Rank rank : row.ranks) line["ranks"].push_back(index(rank));
-  for (const MemoryRole role : all_memory_roles) line[std::string(to_string(role))] = row[role];
-  line["unused"]            = row.unused_bytes;
-  line["peak_bytes"]        = row.peak_bytes;
-  line["lower_bound_bytes"] = row.lower_bound_bytes;
-  line["node"]              = row.node;
-  return line.dump();
+std::string row_line(const MemoryRequirement& row) {
+  std::vector<int> ranks;
+  for (const Rank rank : row.ranks) ranks.push_back(index(rank));
+  JsonValue line = {{"type", "memory"}, {"rank", index(row.rank)}, {"ranks", ranks}};
+  for (const MemoryRole role : all_memory_roles) line.set(to_string(role), row[role]);
+  line.add({{"unused", row.unused_bytes},
+            {"peak_bytes", row.peak_bytes},
+            {"lower_bound_bytes", row.lower_bound_bytes},
+            {"node", row.node}});
+  return json_line(line);
 }
 
 void run_plan_memory(const PlanMemoryOptions& options) {
@@ -38,27 +38,27 @@ void run_plan_memory(const PlanMemoryOptions& options) {
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);
   if (options.config.json) {
-    for (const MemoryRequirement& row : rows) print_line(json_line(row));
+    for (const MemoryRequirement& row : rows) print_line(row_line(row));
   } else {
-    print_line(str(memory_table(rows), "rank ", largest(rows).rank, " needs most, in '", largest(rows).node, "'"));
+    print_line(str(memory_table(rows), "peak: rank ", largest(rows).rank, ", in '", largest(rows).node, "'"));
   }
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }
 
 }  // namespace
 
-void add_plan_memory(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("plan-memory",
-                         "The memory that each rank of a training step needs, by what it is for: read off the plan of "
-                         "its memory, without running, so that a model may be larger than this machine. Ranks that are "
-                         "alike are one row; exits with 2 where one needs more than memory.limit_bytes");
-  auto options = std::make_shared<PlanMemoryOptions>();
-  add_config_options(*command, options->config, false);
-  command->add_option("--rank", options->rank, "This rank and those that are like it only");
-  command->add_flag("--forward", options->forward, "The step of eval, forward only");
-  command->footer("Example: stepgraph plan-memory run.json --set layout.pp=4 --set recompute=full");
-  command->callback([options] { run_plan_memory(*options); });
+void add_plan_memory(Command program) {
+  Command command = program.subcommand("plan-memory",
+                                       "Memory that each rank of a training step needs, by role (weights, "
+                                       "gradients, activations, ...). It comes from the memory plan and nothing "
+                                       "runs, so the model may be larger than this machine. Ranks with the same "
+                                       "plan are one row. Exits with 2 if a rank needs more than memory.limit_bytes");
+  auto options    = std::make_shared<PlanMemoryOptions>();
+  add_config_options(command, options->config, false);
+  command.option("--rank", options->rank, "Only this rank and the ranks with the same plan");
+  command.flag("--forward", options->forward, "The forward step of eval instead of the training step");
+  command.footer("Example: stepgraph plan-memory run.json --set layout.pp=4 --set recompute=full");
+  command.run([options] { run_plan_memory(*options); });
 }
 
 }  // namespace stepgraph::cli

@@ -58,7 +58,7 @@ std::string duration_text(double seconds) {
 std::string progress_text(std::string_view what, const ProgressState& state, int columns, bool with_bar) {
   const double share = static_cast<double>(state.done) / static_cast<double>(std::max<std::int64_t>(state.total, 1));
   const std::string head = str(what, " ", state.done, "/", state.total);
-  // In the order they are printed; those with the highest number go first.
+  // In the order of printing. The part with the highest number is left out first.
   struct Part {
     int goes;
     std::string text;
@@ -89,7 +89,7 @@ Progress::Progress(ProgressOptions options) : options_(std::move(options)), term
 void Progress::show(const ProgressState& state) {
   const auto now = Clock::now();
   if (!terminal_) {
-    // The k-th of n lines once k / n of the steps are done.
+    // Line k of n is printed when k / n of the steps are done.
     const std::int64_t lines = std::min<std::int64_t>(options_.log_lines, state.total);
     if (lines <= 0 || state.done * lines < (logged_ + 1) * state.total || now - last_draw_ < options_.log_every) return;
     logged_    = state.done * lines / state.total;

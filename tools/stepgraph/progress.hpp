@@ -7,7 +7,7 @@
 
 namespace stepgraph::cli {
 
-// How far a run is.
+// The progress of a run.
 struct ProgressState {
   std::int64_t done          = 0;  // steps
   std::int64_t total         = 1;
@@ -16,21 +16,21 @@ struct ProgressState {
   double seconds             = 0;  // since the start
 };
 
-// "train 12/200 [==>           ] loss 5.4321  12.3k tokens/s  1m 23s left", at most `columns` letters: where there is
-// less room the bar shrinks and goes, then the speed, then the loss, then the time left.
+// "train 12/200 [==>           ] loss 5.4321  12.3k tokens/s  1m 23s left", at most `columns` letters. On a narrow
+// terminal the bar shrinks, then parts are left out in this order: bar, speed, loss, time left.
 [[nodiscard]] std::string progress_text(std::string_view what, const ProgressState& state, int columns,
                                         bool with_bar = true);
 [[nodiscard]] std::string duration_text(double seconds);  // "7s", "1m 23s", "2h 05m", "3d 04h"
 
 struct ProgressOptions {
   std::string what = "train";
-  int log_lines    = 10;  // at most so many where stderr is no terminal, evenly over the steps; 0: none
-  std::chrono::milliseconds log_every{2000};  // and no more often
+  int log_lines    = 10;                      // at most, evenly over the steps, if stderr is not a terminal; 0: none
+  std::chrono::milliseconds log_every{2000};  // the shortest time between them
   std::chrono::milliseconds redraw_every{100};
 };
 
-// Shows progress on stderr: one line, drawn over and over, on a terminal that can; else a plain line now and then. It
-// is gone when this is.
+// Shows progress on stderr. On a terminal it redraws one line and removes it at the end. Otherwise it prints a few
+// plain lines.
 class Progress {
  public:
   explicit Progress(ProgressOptions options = {});
@@ -39,7 +39,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void show(const ProgressState& state);
-  void clear();                      // before something else is printed; the next show() draws again
+  void clear();                      // call it before printing; the next show() draws again
   void note(std::string_view line);  // a line on stderr that stays
 
  private:

@@ -33,7 +33,7 @@ Prompt parse_prompt(std::string_view text, bool as_text, std::int64_t vocab) {
     const std::string_view digits = text.substr(begin, end - begin);
     const auto id                 = to_number<std::int64_t>(digits);
     if (!id || *id >= vocab)
-      refuse(str("token ", digits, " is not in the model's vocabulary (0 to ", vocab - 1, "; --text: as text)"));
+      refuse(str("token ", digits, " is not in the model's vocabulary (0 to ", vocab - 1, "; or --text)"));
     prompt.tokens.push_back(static_cast<std::int32_t>(*id));
     begin = text.find_first_not_of(separators, end);
   }

@@ -8,10 +8,10 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/schedule/csv.hpp"
 #include "graphs/schedule/drawing.hpp"
 #include "graphs/schedule/kinds.hpp"
@@ -58,7 +58,7 @@ void write_file(const std::string& path, const std::string& text) {
   if (!(file << text << std::flush)) throw Error(ErrorKind::backend, str(path, ": cannot be written"));
 }
 
-// Colours where a person looks: see no-color.org.
+// Colours only on a terminal, and not if NO_COLOR is set (no-color.org).
 bool wants_color() {
   const char* terminal = std::getenv("TERM");
   return isatty(STDOUT_FILENO) == 1 && !std::getenv("NO_COLOR") && terminal && std::string_view(terminal) != "dumb";
@@ -90,7 +90,7 @@ void print_text(const ScheduleOptions& options, const PipelineSchedule& schedule
 
 void print_json(const ScheduleOptions& options, const Costs& costs, const ScheduleFacts& facts,
                 const ScheduleTimeline& timeline) {
-  const nlohmann::ordered_json line = {
+  const JsonValue line = {
       {"type", "schedule"},
       {"kind", options.kind},
       {"stages", options.stages},
@@ -106,19 +106,20 @@ void print_json(const ScheduleOptions& options, const Costs& costs, const Schedu
       {"valid", true},
       {"weights_in_order", facts.weights_in_order},
   };
-  std::cout << line.dump() << "\n";
+  std::cout << json_line(line) << "\n";
 }
 
 void run_schedule(const ScheduleOptions& options) {
   const ScheduleKind kind = parse_schedule_kind(options.kind);
   if (options.limit)
-    refuse(str("--limit ", *options.limit, ": ", kind, " holds what its order says (a limit is for a searched order)"));
+    refuse(str("--limit ", *options.limit, ": ", kind, " has a fixed order (a limit is only for searched orders)"));
   for (const auto* path : {&options.svg, &options.csv}) {
-    if (*path && (*path)->empty()) refuse("--svg and --csv want a file's name, not nothing");
+    if (*path && (*path)->empty()) refuse("--svg and --csv: the file name is empty (a name)");
   }
-  if (options.svg == "-") refuse("--svg -: a drawing goes to a file (give its name)");
-  if (options.svg && options.svg == options.csv) refuse(str("--svg and --csv: both ", *options.svg, " (two files)"));
-  if (options.json && options.csv == "-") refuse("--json and --csv -: both want stdout (give --csv a file)");
+  if (options.svg == "-") refuse("--svg -: stdout is not supported (a file name)");
+  if (options.svg && options.svg == options.csv)
+    refuse(str("--svg and --csv: both write ", *options.svg, " (two files)"));
+  if (options.json && options.csv == "-") refuse("--json and --csv -: both write to stdout (--csv FILE)");
   const Costs costs               = parse_costs(options.costs);
   const PipelineSchedule schedule = pipeline_schedule(
       kind, {.ranks = options.stages, .microbatches = options.microbatches, .chunks = options.chunks});
@@ -136,42 +137,35 @@ void run_schedule(const ScheduleOptions& options) {
 
 }  // namespace
 
-void add_schedule(CLI::App& app) {
-  CLI::App* command = app.add_subcommand(
-      "schedule", "A pipeline schedule, checked and simulated: who works when, the bubble rate, activations held");
+void add_schedule(Command program) {
+  Command command = program.subcommand(
+      "schedule", "Build, check and simulate a pipeline schedule: timeline, bubble rate, activation memory");
   auto options = std::make_shared<ScheduleOptions>();
   command
-      ->add_option("--kind", options->kind,
-                   "The order: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2")
-      ->required();
-  command->add_option("--stages", options->stages, "Pipeline ranks (P)")->required()->check(CLI::Range(1, 1 << 20));
-  command->add_option("--microbatches", options->microbatches, "Microbatches (M)")
-      ->required()
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--chunks", options->chunks, "Stages of each rank (V); there are P*V stages")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  command
-      ->add_option("--costs", options->costs,
-                   "F,I,W,COMM: one rank's times for a microbatch's forward, input gradient and weight gradient, and "
-                   "for one transfer; a chunk takes 1/V of the first three")
-      ->capture_default_str();
-  command
-      ->add_option("--limit", options->limit,
-                   "The most activations a rank may hold, in microbatches: for searched orders only")
-      ->group("");  // not shown: no kind takes it yet
-  command->add_option("--retain", options->retain, "The share of activations kept from the end of I to the end of W")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--svg", options->svg, "Draw it to a file");
-  command->add_option("--csv", options->csv,
-                      "Write it to a file as torch.distributed.pipelining does; -: to stdout, and nothing else");
-  command->add_flag("--json", options->json, "Print JSON lines and nothing else");
-  command->footer("Example: stepgraph schedule --kind zb-h1 --stages 4 --microbatches 8 --costs 1,1,1,0.1 --json");
-  command->callback([options] {
+      .option("--kind", options->kind,
+              "Order of the actions: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2")
+      .required();
+  command.option("--stages", options->stages, "Pipeline ranks (P)").required().between(1, 1 << 20);
+  command.option("--microbatches", options->microbatches, "Microbatches (M)").required().between(1, 1 << 24);
+  command.option("--chunks", options->chunks, "Stages of each rank (V); there are P*V stages").between(1, 1 << 20);
+  command.option("--costs", options->costs,
+                 "F,I,W,COMM: one rank's times for a microbatch's forward, input gradient and weight gradient, and "
+                 "for one transfer; a chunk takes 1/V of the first three");
+  command.option("--limit", options->limit,
+                 "The most activations of a rank, in microbatches; only for searched orders")
+      .hidden();  // no kind uses it yet
+  command.option("--retain", options->retain, "Share of the activations that is kept from the end of I to the end of W")
+      .between(0.0, 1.0);
+  command.option("--svg", options->svg, "Draw the timeline to an SVG file");
+  command.option(
+      "--csv", options->csv,
+      "Write the schedule to a file in the format of torch.distributed.pipelining; -: to stdout, without other output");
+  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  command.footer("Example: stepgraph schedule --kind zb-h1 --stages 4 --microbatches 8 --costs 1,1,1,0.1 --json");
+  command.run([options] {
     try {
       run_schedule(*options);
-    } catch (const Error& error) {  // the library names its subject, as the command does
+    } catch (const Error& error) {  // the library's messages begin with the same subject as the command's
       constexpr std::string_view subject = "schedule: ";
       const std::string_view what        = error.what();
       throw Error(error.kind(), std::string(what.starts_with(subject) ? what.substr(subject.size()) : what));

@@ -7,10 +7,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
@@ -54,19 +54,17 @@ std::string streams_text(const StreamPlan& plan) {
 
 }  // namespace
 
-void add_config_options(CLI::App& command, ConfigOptions& options, bool runs) {
-  command.add_option("CONFIG", options.path, "The run, in JSON; file names in it are relative to the current folder")
-      ->required();
-  command
-      .add_option(
-          "--set", options.overrides,
-          "path=value: change the config, as in layout.dp=2 or 'data={\"text\": \"FILE\"}'; a value is JSON, or "
-          "else a string (may be repeated)")
-      ->allow_extra_args(false);
+void add_config_options(Command command, ConfigOptions& options, bool runs) {
+  command.option("CONFIG", options.path, "The config, a JSON file; file names in it are relative to the current folder")
+      .required();
+  command.repeated(
+      "--set", options.overrides,
+      "path=value: change a key of the config, as in layout.dp=2 or 'data={\"text\": \"FILE\"}'. A value that is "
+      "not JSON is a string. May be repeated");
   if (runs)
-    command.add_option("--threads", options.threads, "Workers, instead of the config's; 0: all cores")
-        ->check(CLI::Range(0, 1024));
-  command.add_flag("--json", options.json, "Print JSON lines and nothing else");
+    command.option("--threads", options.threads, "Compute threads, instead of the config's; 0: all cores")
+        .between(0, 1024);
+  command.flag("--json", options.json, "Print JSON lines and nothing else");
 }
 
 Config read(const ConfigOptions& options) {
@@ -119,29 +117,26 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
   for (int rank = 0; rank < step.layout.num_ranks(); ++rank) peaks.push_back(plan.arena(Rank{rank}).size_bytes);
   const std::int64_t num_parameters = step.model.parameters().num_elements();
   if (options.json) {
-    nlohmann::ordered_json line;
-    line["type"] = "plan";
-    if (!options.step.empty()) line["step"] = options.step;
-    line.update({
-        {"model", step.model.kind},
-        {"parameters", num_parameters},
-        {"layout", to_string(step.layout.spec())},
-        {"ranks", step.layout.num_ranks()},
-        {"schedule", config.plan.pipeline.schedule},
-        {"stages", step.schedule.num_stages()},
-        {"microbatches", step.num_microbatches},
-        {"nodes", step.graph.num_nodes()},
-        {"edges", plan.edges.preds.size()},
-        {"reuse_edges", plan.num_reuse_edges()},
-        {"peak_bytes", peaks},
-    });
+    JsonValue line = {{"type", "plan"}};
+    if (!options.step.empty()) line.set("step", options.step);
+    line.add({{"model", step.model.kind},
+              {"parameters", num_parameters},
+              {"layout", to_string(step.layout.spec())},
+              {"ranks", step.layout.num_ranks()},
+              {"schedule", config.plan.pipeline.schedule},
+              {"stages", step.schedule.num_stages()},
+              {"microbatches", step.num_microbatches},
+              {"nodes", step.graph.num_nodes()},
+              {"edges", plan.edges.preds.size()},
+              {"reuse_edges", plan.num_reuse_edges()},
+              {"peak_bytes", peaks}});
     if (options.streams != nullptr)
-      line.update({{"streams", options.streams->num_streams()},
-                   {"events", options.streams->num_events()},
-                   {"event_waits", options.streams->waits.size()},
-                   {"loop_waits", options.streams->loop_waits.size()}});
-    if (options.weights_hash) line["weights_hash"] = hash_text(*options.weights_hash);
-    return line.dump();
+      line.add({{"streams", options.streams->num_streams()},
+                {"events", options.streams->num_events()},
+                {"event_waits", options.streams->waits.size()},
+                {"loop_waits", options.streams->loop_waits.size()}});
+    if (options.weights_hash) line.set("weights_hash", hash_text(*options.weights_hash));
+    return json_line(line);
   }
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
   return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
@@ -152,9 +147,9 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
              " nodes, ", plan.edges.preds.size(), " edges; at most ",
              mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB"), " on a rank",
              options.streams != nullptr ? streams_text(*options.streams) : "",
-             options.weights_hash
-                 ? str("\nweights: ", hash_text(*options.weights_hash), ", all that several data-parallel ranks have")
-                 : "");
+             options.weights_hash ? str("\nweights: ", hash_text(*options.weights_hash),
+                                        ", equal on all data-parallel ranks that hold them")
+                                  : "");
 }
 
 void check_can_write(std::string_view what, const std::optional<std::string>& path) {
@@ -165,15 +160,15 @@ void check_can_write(std::string_view what, const std::optional<std::string>& pa
   const std::filesystem::file_status status = std::filesystem::status(*path, error);
   if (std::filesystem::is_directory(status)) refuse("is a folder (a file's name)");
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    refuse("is no regular file (one, or a name that is free)");
+    refuse("is not a regular file (a file, or a new name)");
   const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder, error))
     refuse(str("there is no folder ", folder.string(), " (one that exists)"));
-  // As long a name as the neighbour has that the bytes go to at first.
+  // The name is as long as that of the temporary file that is written first.
   const std::string probe = str(*path, ".", ::getpid(), "-probe.partial");
   const int descriptor    = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0)
-    refuse(str("cannot be written: ", std::generic_category().message(errno), " (a file that can be made)"));
+    refuse(str("cannot be written: ", std::generic_category().message(errno), " (a file that can be created)"));
   ::close(descriptor);
   ::unlink(probe.c_str());
 }

@@ -1,8 +1,8 @@
 #pragma once
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,8 +11,9 @@
 #include "graphs/files/token_data.hpp"
 #include "graphs/models/checkpoint.hpp"
 #include "graphs/train/step_run.hpp"
+#include "tools/stepgraph/command_line.hpp"
 
-// What commands on a config have in common.
+// Shared by all commands that read a config.
 namespace stepgraph::cli {
 
 struct ConfigOptions {
@@ -21,24 +22,25 @@ struct ConfigOptions {
   std::optional<int> threads;
   bool json = false;
 };
-// CONFIG, --set and --json; --threads for commands that run.
-void add_config_options(CLI::App& command, ConfigOptions& options, bool runs);
+// Adds CONFIG, --set and --json, and --threads for commands that run steps.
+void add_config_options(Command command, ConfigOptions& options, bool runs);
 [[nodiscard]] Config read(const ConfigOptions& options);
 
-// A model, and the weights that it begins with.
+// A model and its first weights.
 struct Start {
   Model model;
-  std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh ones
+  std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh weights
 };
-// Of a loaded one, what its config.json says, once that is known to fit the rest of the config.
+// The model of a config. A loaded model is described by its config.json, which is checked against the rest of the
+// config.
 [[nodiscard]] Model model_of(const Config& config);
 [[nodiscard]] Start make_start(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
-// The steps that data has room for, one after another.
+// The batches of a run, in file order.
 class Batches {
  public:
-  // `asked` steps, or as many as there are; refuses more than there are.
+  // `asked` steps, or all that the data has. Throws Error(config) if the data has fewer.
   Batches(const Config& config, std::int64_t vocab, std::optional<std::int64_t> asked);
 
   [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }
@@ -54,16 +56,16 @@ class Batches {
 
 struct PlanText {
   bool json                                 = false;
-  std::string_view step                     = {};       // which one, where there are several: "training"
-  std::optional<std::uint64_t> weights_hash = {};       // with which it begins, where ranks were compared
-  const StreamPlan* streams                 = nullptr;  // on a device, where they were planned
+  std::string_view step                     = {};       // "training" or "forward", if a command prints several
+  std::optional<std::uint64_t> weights_hash = {};       // if data-parallel ranks were compared
+  const StreamPlan* streams                 = nullptr;  // of a device, if they were planned
 };
-// What is about to run, or was proved: one JSON line of that type, or a few lines of text.
+// A step and its memory plan: one JSON line of type "plan", or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,
                                     const PlanText& options);
 
-// Refuses a name that no file can have there, before hours of work are lost to it; `what` is the option. A file is made
-// beside it and removed again: folders that are full or read-only show only then.
+// Throws Error(config) if no file can be written under that name, before hours of work are lost. `what` is the option.
+// The check creates a file next to it and removes it again, which also finds folders that are full or read-only.
 void check_can_write(std::string_view what, const std::optional<std::string>& path);
 
 }  // namespace stepgraph::cli

@@ -3,7 +3,6 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
@@ -12,6 +11,7 @@
 #include "engine/look/analysis.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/look/trace.hpp"
+#include "graphs/files/json_value.hpp"
 #include "graphs/predict/prediction.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -32,7 +32,7 @@ Calibration measure(int threads, const std::filesystem::path& path, std::string_
   return calibrate([](int ranks) { return std::make_unique<LoopbackWorld>(ranks); }, {.threads = threads});
 }
 
-// What was measured with other kernels says nothing about these.
+// Measurements with older kernels are not valid for this program.
 bool older_than_this_program(const std::filesystem::path& path) {
   std::error_code error;
   const auto program = std::filesystem::last_write_time("/proc/self/exe", error);
@@ -41,7 +41,7 @@ bool older_than_this_program(const std::filesystem::path& path) {
   return !error && file < program;
 }
 
-// This machine's own, made where it is missing.
+// The calibration of this machine, measured if it is missing.
 Calibration own_calibration(int threads) {
   const std::filesystem::path path = calibration_path(threads);
   const bool there                 = std::filesystem::exists(path);
@@ -50,26 +50,26 @@ Calibration own_calibration(int threads) {
     if (found.host == host_name() && found.cores == num_cores() && found.threads == threads) return found;
     throw Error(ErrorKind::config,
                 str(path.string(), ": was measured on '", found.host, "' with ", found.threads, " of ", found.cores,
-                    " cores; this is '", host_name(), "' with ", num_cores(), ", and ", threads,
-                    " threads are asked for (--calibrate measures anew, --machine takes another machine's file)"));
+                    " cores, but this is '", host_name(), "' with ", num_cores(), " cores and ", threads,
+                    " threads (--calibrate to measure again, --machine FILE for another machine)"));
   }
-  Calibration made = measure(threads, path, there ? "the program is newer than what it measured" : "the first time");
+  Calibration made = measure(threads, path, there ? "the program is newer than its calibration" : "the first time");
   try {
     save_calibration(made, path);
   } catch (const Error& error) {
-    std::cerr << "simulate: not kept: " << error.what() << '\n';
+    std::cerr << "simulate: calibration not saved: " << error.what() << '\n';
   }
   return made;
 }
 
-// What was measured on another machine cannot be measured again here.
+// --calibrate must not overwrite the file of another machine.
 void check_is_own(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return;
   std::string host;
   try {
     host = load_calibration(path).host;
   } catch (const Error&) {
-    return;  // of no use to anybody
+    return;  // an unreadable file may be overwritten
   }
   if (host == host_name()) return;
   throw Error(ErrorKind::config, str("--calibrate: '", path.string(), "' was measured on '", host, "', this is '",
@@ -94,7 +94,7 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
                                        " threads, the run has ", config.threads, " (--threads ", found.threads,
                                        found.host == host_name() ? ", or --calibrate to measure anew)" : ")"));
   if (found.host != host_name())
-    std::cerr << "simulate: as measured on '" << found.host << "', which is not this machine\n";
+    std::cerr << "simulate: uses measurements of another machine, '" << found.host << "'\n";
   return found;
 }
 
@@ -118,28 +118,26 @@ Figures figures_of(const StepPrediction& prediction, int threads) {
 void print_json(const StepPrediction& prediction, const Calibration& calibration) {
   const Figures figures = figures_of(prediction, calibration.threads);
   const auto layout     = prediction.step.layout.spec();
-  print_line(nlohmann::ordered_json{{"type", "simulate"},
-                                    {"step_s", prediction.step_s()},
-                                    {"tokens_per_s", prediction.tokens_per_s},
-                                    {"layout", to_string(layout)},
-                                    {"ranks", layout.num_ranks()},
-                                    {"threads", calibration.threads},
-                                    {"host", calibration.host},
-                                    {"workers_busy", figures.busy},
-                                    {"overlap", figures.overlap},
-                                    {"bubble", figures.bubble},
-                                    {"peak_bytes", prediction.peak_bytes()},
-                                    {"nodes", prediction.step.graph.num_nodes()},
-                                    {"unmeasured", prediction.unmeasured}}
-                 .dump());
+  print_line(json_line({{"type", "simulate"},
+                        {"step_s", prediction.step_s()},
+                        {"tokens_per_s", prediction.tokens_per_s},
+                        {"layout", to_string(layout)},
+                        {"ranks", layout.num_ranks()},
+                        {"threads", calibration.threads},
+                        {"host", calibration.host},
+                        {"workers_busy", figures.busy},
+                        {"overlap", figures.overlap},
+                        {"bubble", figures.bubble},
+                        {"peak_bytes", prediction.peak_bytes()},
+                        {"nodes", prediction.step.graph.num_nodes()},
+                        {"unmeasured", prediction.unmeasured}}));
   for (const OpTime& op : op_times(prediction.step.graph, prediction.timeline)) {
-    print_line(nlohmann::ordered_json{{"type", "op"},
-                                      {"op", op.op},
-                                      {"nodes", op.num_tasks},
-                                      {"seconds", op.seconds},
-                                      {"flops", op.flops},
-                                      {"bytes_moved", op.bytes_moved}}
-                   .dump());
+    print_line(json_line({{"type", "op"},
+                          {"op", op.op},
+                          {"nodes", op.num_tasks},
+                          {"seconds", op.seconds},
+                          {"flops", op.flops},
+                          {"bytes_moved", op.bytes_moved}}));
   }
 }
 
@@ -149,8 +147,7 @@ void print_text(const StepPrediction& prediction, const Calibration& calibration
   print_line(str("simulated step: ", short_number(1e3 * prediction.step_s(), 4), " ms, ",
                  short_number(prediction.tokens_per_s), " tokens/s on ", calibration.threads, " of ", calibration.cores,
                  " cores of ", calibration.host, "\nworkers busy ", percent(figures.busy), ", communication hidden ",
-                 percent(figures.overlap), "; pipeline bubble ", percent(figures.bubble),
-                 " with a device for each rank"));
+                 percent(figures.overlap), "; pipeline bubble ", percent(figures.bubble), " with one device per rank"));
   constexpr std::size_t most = 10;
   const auto ops             = op_times(prediction.step.graph, prediction.timeline);
   double all_s               = 0;
@@ -166,24 +163,24 @@ void print_text(const StepPrediction& prediction, const Calibration& calibration
 
 void run_simulate(const SimulateOptions& options) {
   const Config config = read(options.config);
-  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout has the figures (the name of a file)");
+  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout has the results (a file name)");
   check_can_write("--trace", options.trace);
   if (config.backend != "loopback")
-    std::cerr << "simulate: backend " << config.backend << ": ops are taken to last as long as on this machine's "
-              << "processor; of a GPU nothing is measured\n";
+    std::cerr << "simulate: backend " << config.backend << ": GPUs are not simulated; times are those of this "
+              << "machine's processor\n";
   const Model model             = model_of(config);
   const Calibration calibration = calibration_for(options, config);
   if (calibration.threads > calibration.cores)
     std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
-              << " cores: that they share them is not simulated\n";
+              << " cores: sharing a core is not simulated\n";
   const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration);
   if (config.plan.precision.param != DType::f32)
-    std::cerr << "simulate: ops were measured in fp32 and are taken to last as long in " << config.plan.precision.param
+    std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';
   if (!prediction.unmeasured.empty()) {
     std::string names;
     for (const std::string& op : prediction.unmeasured) names += (names.empty() ? "" : ", ") + op;
-    std::cerr << "simulate: not measured, so taken at the usual rates: " << names << '\n';
+    std::cerr << "simulate: not measured, simulated at average rates: " << names << '\n';
   }
   if (options.trace)
     write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
@@ -194,22 +191,22 @@ void run_simulate(const SimulateOptions& options) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("simulate",
-                                         "Predict how long a training step takes, without running it: the graph and "
-                                         "plan that `train` would run, with what "
-                                         "each op takes on a machine that was measured");
-  auto options      = std::make_shared<SimulateOptions>();
-  add_config_options(*command, options->config, true);
-  command->add_option(
+void add_simulate(Command program) {
+  Command command = program.subcommand(
+      "simulate",
+      "Predict the time of a training step without running it: simulates the graph and memory plan that `train` "
+      "would run, with measured times of each op");
+  auto options = std::make_shared<SimulateOptions>();
+  add_config_options(command, options->config, true);
+  command.option(
       "--machine", options->machine,
-      "What was measured, on this or another machine (default: this one's, in $XDG_CACHE_HOME/stepgraph "
-      "or ~/.cache/stepgraph, measured when it is missing or older than the program)");
-  command->add_flag("--calibrate", options->calibrate,
-                    "Measure this machine first, anew: some seconds, in which it should have nothing else to do");
-  command->add_option("--trace", options->trace, "A file for the simulated times (see ui.perfetto.dev)");
-  command->footer("Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json");
-  command->callback([options] { run_simulate(*options); });
+      "Calibration file of this or another machine (default: this machine's, in $XDG_CACHE_HOME/stepgraph or "
+      "~/.cache/stepgraph, measured if it is missing or older than the program)");
+  command.flag("--calibrate", options->calibrate,
+               "Measure this machine again first. Takes some seconds; the machine should be idle");
+  command.option("--trace", options->trace, "Write the simulated times to this file, for ui.perfetto.dev");
+  command.footer("Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json");
+  command.run([options] { run_simulate(*options); });
 }
 
 }  // namespace stepgraph::cli

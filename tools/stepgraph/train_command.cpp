@@ -30,32 +30,32 @@ struct TrainOptions {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// Whatever would stop the results from being kept, before they are there.
+// Checks that the results can be saved, before the training begins.
 void check_targets(const TrainOptions& options) {
   for (const auto& [what, target] : {std::pair("--save", &options.save), std::pair("--dump-grads", &options.dump_grads),
                                      std::pair("--trace", &options.trace)}) {
     if (*target == "-")
-      throw Error(ErrorKind::config, str(what, " -: stdout has the lines of the run (the name of a ",
-                                         target == &options.save ? "folder" : "file", ")"));
+      throw Error(ErrorKind::config, str(what, " -: stdout has the lines of the run (a ",
+                                         target == &options.save ? "folder" : "file", " name)"));
   }
   check_can_write("--dump-grads", options.dump_grads);
   check_can_write("--trace", options.trace);
   if ((options.dump_grads || options.trace) && options.steps == 0)
-    throw Error(ErrorKind::config, "--steps 0: --dump-grads and --trace want a step (1 or more)");
+    throw Error(ErrorKind::config, "--steps 0: --dump-grads and --trace need a step (1 or more)");
   if (options.dump_grads && options.dump_grads == options.trace)
-    throw Error(ErrorKind::config, str("--dump-grads and --trace: both ", *options.trace, " (two files)"));
+    throw Error(ErrorKind::config, str("--dump-grads and --trace: both write ", *options.trace, " (two files)"));
   if (!options.save) return;
   std::error_code error;
   std::filesystem::create_directories(*options.save, error);
   std::error_code ignored;
   if (!std::filesystem::is_directory(*options.save, ignored))
     throw Error(ErrorKind::config,
-                str("--save '", *options.save, "': cannot be made a folder", error ? ": " + error.message() : ""));
+                str("--save '", *options.save, "': the folder cannot be created", error ? ": " + error.message() : ""));
   for (const char* name : {"config.json", "model.safetensors"})
     check_can_write("--save", (std::filesystem::path(*options.save) / name).string());
 }
 
-// Lines of a run. Where its files matter as well, it goes on when the reader of its lines has gone.
+// Prints the lines of a run. If the run also writes files, it continues after the reader of stdout has gone.
 class Lines {
  public:
   Lines(Progress& progress, bool has_files) : progress_(progress), has_files_(has_files) {}
@@ -103,7 +103,7 @@ std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds
              " s: ", short_number(tokens_per_s), " tokens/s");
 }
 
-// What sharding did for rank 0.
+// The effect of sharding on rank 0.
 std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
   if (json)
     return str("{\"type\":\"shard\",\"strategy\":\"", to_string(strategy),
@@ -131,9 +131,9 @@ void run_train(const TrainOptions& options) {
   set_weights(trainer.run(), start, config.seed);
   std::optional<std::uint64_t> weights_hash;
   if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
-  if (weights_hash == 0) weights_hash.reset();  // every rank has its own part of everything
+  if (weights_hash == 0) weights_hash.reset();  // each rank has a different part: nothing to compare
 
-  if (options.trace) trainer.run().memory().poison();  // so that what was used can be seen
+  if (options.trace) trainer.run().memory().poison();  // so that used_bytes() can tell which bytes were written
   const Interrupt interrupt;
   Progress progress({.what = "train", .log_lines = 0});
   Lines lines(progress, options.save || options.dump_grads || options.trace);
@@ -151,17 +151,15 @@ void run_train(const TrainOptions& options) {
     const double tokens_per_s = static_cast<double>(batches.tokens_per_step()) / seconds_since(step_begin);
     lines.print(step_line(step, result, tokens_per_s, json));
     if (step == 0 && options.dump_grads) save_gradients(trainer.run(), *options.dump_grads);
-    constexpr double least_scale = 0x1p-24;  // at which no gradient overflows that a larger one did not make so
+    constexpr double least_scale = 0x1p-24;  // at this scale gradients cannot overflow because of the scale
     if (result.skipped && std::isfinite(result.loss) && *result.loss_scale <= least_scale)
       throw Error(ErrorKind::run, str("step ", step, ": gradients overflow at every precision.loss_scale down to ",
                                       *result.loss_scale, " (precision.param bf16 or fp32)"));
     if (!std::isfinite(result.loss) || (!std::isfinite(result.grad_norm) && !result.skipped))
-      throw Error(
-          ErrorKind::run,
-          str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
-              step == 0
-                  ? ": the weights are not finite or too large (a smaller model.init_deviation, or others to load)"
-                  : " (a smaller optimizer.lr, or optimizer.clip)"));
+      throw Error(ErrorKind::run, str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
+                                      step == 0 ? ": the weights are not finite or too large (a smaller "
+                                                  "model.init_deviation, or other weights to load)"
+                                                : " (a smaller optimizer.lr, or optimizer.clip)"));
     progress.show({.done         = step + 1,
                    .total        = in_all,
                    .loss         = result.loss,
@@ -171,7 +169,7 @@ void run_train(const TrainOptions& options) {
   const double seconds   = seconds_since(begin);
   const bool interrupted = step < in_all;
   progress.clear();
-  if (options.save) save_model(trainer.run(), *options.save);  // first: nothing else took as long to make
+  if (options.save) save_model(trainer.run(), *options.save);  // first: the model took the longest to make
   if (options.trace && step > 0) {
     const StepRun& run      = trainer.run();
     const Timeline timeline = recorder.timeline();
@@ -190,26 +188,24 @@ void run_train(const TrainOptions& options) {
 
 }  // namespace
 
-void add_train(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("train",
-                         "Train: a line for each step with loss, gradient norm and speed; Ctrl-C stops after "
-                         "the step under way, a second one at once");
-  auto options = std::make_shared<TrainOptions>();
-  add_config_options(*command, options->config, true);
-  command->add_option("--steps", options->steps, "How many (default: all that the data has)")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40));
-  command->add_option("--save", options->save,
-                      "A folder for the model in the end, as transformers loads it: config.json, model.safetensors");
-  command->add_option("--dump-grads", options->dump_grads,
-                      "A .safetensors file for the gradients of the first step, before clipping");
-  command->add_option(
-      "--trace", options->trace,
-      "A file for the times of the last step (see ui.perfetto.dev); also prints what that step was like");
-  command->footer(
-      "On the backend loopback nothing ever waits, so that comm.timeout_ms never expires.\n"
+void add_train(Command program) {
+  Command command = program.subcommand("train",
+                                       "Train a model. Prints a line for each step with loss, gradient norm and "
+                                       "speed. Ctrl-C stops after the current step, a second Ctrl-C at once");
+  auto options    = std::make_shared<TrainOptions>();
+  add_config_options(command, options->config, true);
+  command.option("--steps", options->steps, "Number of steps (default: all of the data)")
+      .between(std::int64_t{0}, std::int64_t{1} << 40);
+  command.option("--save", options->save,
+                 "Save the trained model to this folder, as config.json and model.safetensors for transformers");
+  command.option("--dump-grads", options->dump_grads,
+                 "Write the gradients of the first step, before clipping, to this .safetensors file");
+  command.option("--trace", options->trace,
+                 "Write the times of the last step to this file, for ui.perfetto.dev, and print a summary of them");
+  command.footer(
+      "On the loopback backend no rank waits, so comm.timeout_ms never expires.\n"
       "Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
-  command->callback([options] { run_train(*options); });
+  command.run([options] { run_train(*options); });
 }
 
 }  // namespace stepgraph::cli

@@ -14,8 +14,8 @@ std::unique_ptr<World> make_world(std::string_view backend, int num_ranks) {
   return std::make_unique<CudaWorld>(num_ranks);
 #else
   throw Error(ErrorKind::backend, str("backend ", backend,
-                                      ": not in this build (configure with STEPGRAPH_WITH_CUDA=ON; "
-                                      "or backend loopback)"));
+                                      ": not in this build (configure with STEPGRAPH_WITH_CUDA=ON, "
+                                      "or use backend loopback)"));
 #endif
 }
 

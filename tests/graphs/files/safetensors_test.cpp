@@ -171,7 +171,7 @@ TEST_CASE("elements of other types are kept, and refused when they are read", "[
   for (const auto& [name, dtype] : {std::pair{"i", "I16"}, {"n", "I64"}, {"q", "Q3_K"}, {"f", "F4"}})
     CHECK_THROWS_MATCHES(
         values<float>(file, name), sg::Error,
-        Message(sg::str(path.string(), ": '", name, "' is of ", dtype, " (F64, F32, F16 and BF16 can be read)")));
+        Message(sg::str(path.string(), ": '", name, "' has type ", dtype, " (F64, F32, F16 or BF16)")));
 }
 
 TEST_CASE("a read that does not fit its tensor is refused", "[graphs][safetensors][refuses]") {
@@ -179,13 +179,13 @@ TEST_CASE("a read that does not fit its tensor is refused", "[graphs][safetensor
   std::vector<float> few(63);
   const auto says = [](const char* what) { return MessageMatches(ContainsSubstring(what)); };
   CHECK_THROWS_MATCHES(file.read("model.norm.weight", std::span(few)), sg::Error,
-                       says("'model.norm.weight' of shape 64 has 64 elements, but there is room for 63"));
+                       says("'model.norm.weight' of shape 64 has 64 elements, but the buffer has 63"));
   CHECK_THROWS_MATCHES(file.read("model.norm", std::span(few)), sg::Error, says("no tensor 'model.norm' among 39"));
   CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", 2, std::span(few)), sg::Error,
-                       says("has 64 elements, but 63 are wanted from 2 on"));
+                       says("has 64 elements, but 63 were requested from 2 on"));
   CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", -1, std::span(few)), sg::Error, says("from -1 on"));
   CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", std::numeric_limits<std::int64_t>::max(), std::span(few)),
-                       sg::Error, says("are wanted from 9223372036854775807 on"));
+                       sg::Error, says("were requested from 9223372036854775807 on"));
 }
 
 TEST_CASE("each way in which a file can lie is refused by its own message", "[graphs][safetensors][refuses]") {
@@ -201,26 +201,27 @@ TEST_CASE("each way in which a file can lie is refused by its own message", "[gr
   const Lie lies[] = {
       {"", ": 0 bytes are too few for a safetensors file (8, then a header)"},
       {"1234567", ": 7 bytes are too few for a safetensors file (8, then a header)"},
-      {with_length("{}", "", 3), ": the header is said to have 3 bytes, but 2 follow (a whole safetensors file)"},
+      {with_length("{}", "", 3),
+       ": the header length is 3 bytes, but only 2 bytes follow (a complete safetensors file)"},
       {with_length("{}", "", ~std::uint64_t{0}),
-       ": the header is said to have 18446744073709551615 bytes, but 2 follow"},
+       ": the header length is 18446744073709551615 bytes, but only 2 bytes follow"},
       {with_length("", "", 0), ": the header does not begin with '{' (a safetensors file)"},
       {header("[1]"), ": the header does not begin with '{'"},
       {header(" {}"), ": the header does not begin with '{'"},
-      {header("{"), ": header: not valid JSON at byte "},
-      {header("{}}"), ": header: not valid JSON at byte "},
+      {header("{"), ": header: line 1, column 2: "},
+      {header("{}}"), ": header: line 1, column 3: "},
       {header("{\"\xff\": 1}"), "ill-formed UTF-8 byte"},
-      {header(std::string("{\"w\":") + std::string(1000, '[')), ": header: nested more than 64 deep"},
-      {header(R"({"w":1,"w":2})"), ": header: 'w' is there twice in one object (a name once)"},
-      {entry(R"("shape":[2],"shape":[1])"), ": header: 'shape' is there twice in one object"},
-      {header(R"({"w":[]})"), ": header: 'w' is no object ({...})"},
-      {header(R"({"__metadata__":[]})"), ": header: '__metadata__' is no object"},
-      {header(R"({"__metadata__":{"step":3}})"), ": header: '__metadata__': 'step' is no text"},
+      {header(std::string("{\"w\":") + std::string(1000, '[')), ": header: w: nested too deep (at most 64 levels)"},
+      {header(R"({"__metadata__":{},"__metadata__":{}})"), ": header: __metadata__: given twice (once)"},
+      {entry(R"("shape":[2],"shape":[1])"), ": header: w.shape: given twice (once)"},
+      {header(R"({"w":[]})"), ": header: 'w' is not an object ({...})"},
+      {header(R"({"__metadata__":[]})"), ": header: '__metadata__' is not an object"},
+      {header(R"({"__metadata__":{"step":3}})"), ": header: '__metadata__': 'step' is not a string"},
       {entry(R"("shape":[2],"data_offsets":[0,8])"), ": header: 'w' has no 'dtype' (dtype, shape and data_offsets)"},
       {typed(R"("data_offsets":[0,8])"), ": header: 'w' has no 'shape'"},
       {typed(R"("shape":[2])"), ": header: 'w' has no 'data_offsets'"},
-      {entry(R"("dtype":7,"shape":[2],"data_offsets":[0,8])"), ": header: 'w': dtype is no text (as \"F32\")"},
-      {typed(R"("shape":2,"data_offsets":[0,8])"), ": header: 'w': shape is no list"},
+      {entry(R"("dtype":7,"shape":[2],"data_offsets":[0,8])"), ": header: 'w': dtype is not a string (\"F32\")"},
+      {typed(R"("shape":2,"data_offsets":[0,8])"), ": header: 'w': shape is not a list"},
       {typed(R"("shape":[-2],"data_offsets":[0,8])"), ": 'w': shape has an element -2 (integers from 0 to 2^63 - 1)"},
       {typed(R"("shape":[2.0],"data_offsets":[0,8])"), ": 'w': shape has an element 2.0"},
       {typed(R"("shape":["2"],"data_offsets":[0,8])"), ": 'w': shape has an element \"2\""},
@@ -231,20 +232,20 @@ TEST_CASE("each way in which a file can lie is refused by its own message", "[gr
       {typed(R"("shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,)"
              R"(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,4])"),
        ": shape has 65 elements (at most 64)"},
-      {typed(R"("shape":[2],"data_offsets":8)"), ": header: 'w': data_offsets is no list"},
+      {typed(R"("shape":[2],"data_offsets":8)"), ": header: 'w': data_offsets is not a list"},
       {typed(R"("shape":[2],"data_offsets":[8])"), ": 'w': data_offsets has 1 elements (begin and end)"},
       {typed(R"("shape":[2],"data_offsets":[0,-8])"), ": 'w': data_offsets has an element -8"},
       {typed(R"("shape":[2],"data_offsets":[8,0])"), ": 'w': ends at byte 0, before it begins at 8"},
       {typed(R"("shape":[3],"data_offsets":[0,12])"), ": 'w': ends at byte 12, but the file has 8 bytes of data"},
       {typed(R"("shape":[3],"data_offsets":[0,8])"), ": 'w': shape 3 of F32 is 12 bytes, but data_offsets span 8"},
-      {typed(R"("shape":[1],"data_offsets":[4,8])"), ": header: no tensor has the bytes from 0 to 4, before 'w'"},
+      {typed(R"("shape":[1],"data_offsets":[4,8])"), ": header: gap from byte 0 to 4, before 'w'"},
       {typed(R"("shape":[1],"data_offsets":[0,4])"), ": header: the tensors end at byte 4, but the file has 8 bytes"},
       {header(R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[4],)"
               R"("data_offsets":[4,8]}})"),
        ": header: 'b' begins at byte 4, inside 'a', which ends at 5 (tensors end to end)"},
       {header(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[4],)"
               R"("data_offsets":[4,8]}})"),
-       ": header: no tensor has the bytes from 3 to 4, before 'b' (tensors end to end)"},
+       ": header: gap from byte 3 to 4, before 'b' (tensors end to end)"},
       {header("{}"), ": header: the tensors end at byte 0, but the file has 8 bytes of data"},
   };
   const TempFolder folder;
@@ -262,7 +263,7 @@ TEST_CASE("each way in which a file can lie is refused by its own message", "[gr
   const auto large = folder.put("large", with_length("{", "", 100'000'001));
   std::filesystem::resize_file(large, 200'000'000);
   CHECK_THROWS_MATCHES(sg::Safetensors(large), sg::Error,
-                       MessageMatches(ContainsSubstring("said to have 100000001 bytes (at most 100000000)")));
+                       MessageMatches(ContainsSubstring("the header length is 100000001 bytes (at most 100000000)")));
 }
 
 TEST_CASE("a file with random damage is read or refused, never worse", "[graphs][safetensors][fuzz]") {
@@ -357,11 +358,11 @@ TEST_CASE("tensors that cannot be written are refused", "[graphs][safetensors][r
   const auto write = [&](std::vector<sg::TensorToWrite> list) { sg::write_safetensors(folder / "x", list); };
   const auto says  = [](const char* what) { return Message(what); };
   const auto w     = tensor<float>("w", {1}, {1});
-  CHECK_THROWS_MATCHES(write({w, w}), sg::Error, says("safetensors: 'w' is there twice (a name for each)"));
+  CHECK_THROWS_MATCHES(write({w, w}), sg::Error, says("safetensors: 'w' is given twice (unique names)"));
   CHECK_THROWS_MATCHES(write({tensor<float>("__metadata__", {1}, {1})}), sg::Error,
-                       says("safetensors: '__metadata__' is no name for a tensor"));
+                       says("safetensors: '__metadata__' is reserved or empty (a tensor name)"));
   CHECK_THROWS_MATCHES(write({{.name = "w", .shape = {1}}}), sg::Error,
-                       says("safetensors: 'w' has nothing that fills it"));
+                       says("safetensors: 'w' has no fill function (one)"));
   CHECK_THROWS_MATCHES(write({tensor<float>("w", {-1}, {})}), sg::Error,
                        says("safetensors: 'w': shape -1 has a dim of -1 (0 or more)"));
   CHECK_THROWS_MATCHES(write({tensor<float>("\xff", {1}, {1})}), sg::Error,

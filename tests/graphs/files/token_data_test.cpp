@@ -87,10 +87,10 @@ TEST_CASE("files that are no data are refused by what is wrong with them", "[gra
   const auto none = folder / "none";
   CHECK_THROWS_MATCHES(open(sg::TokenFile{none}, 256), sg::Error, says(none.string(), ": there is no such file"));
   CHECK_THROWS_MATCHES(open(sg::TextFile{none}, 256), sg::Error, says(none.string(), ": there is no such file"));
-  CHECK_THROWS_MATCHES(open(sg::TokenFile{""}, 256), sg::Error, says("a file: its name is empty"));
+  CHECK_THROWS_MATCHES(open(sg::TokenFile{""}, 256), sg::Error, says("file: the name is empty (a file name)"));
   CHECK_THROWS_MATCHES(open(sg::TokenFile{folder.path()}, 256), sg::Error,
                        says(folder.path().string(), ": is a folder (a file is needed)"));
-  CHECK_THROWS_MATCHES(open(sg::TextFile{"/dev/null"}, 256), sg::Error, says("/dev/null: is no regular file"));
+  CHECK_THROWS_MATCHES(open(sg::TextFile{"/dev/null"}, 256), sg::Error, says("/dev/null: is not a regular file"));
   const auto empty = folder.put("empty", "");
   CHECK_THROWS_MATCHES(open(sg::TokenFile{empty}, 256), sg::Error,
                        says(empty.string(), ": is empty (tokens of 2 bytes)"));
@@ -118,9 +118,9 @@ TEST_CASE("data that ends too soon says how much there is", "[graphs][token_data
   CHECK_THROWS_MATCHES(data.num_steps(10), sg::Error,
                        says(": has 10 tokens, but one step needs 10 and one more (a longer file, or a smaller batch)"));
   CHECK_THROWS_MATCHES(data.num_steps(0), sg::Error, says(": 0 tokens per step (1 or more)"));
-  CHECK_THROWS_MATCHES(tokens(data, 8, 3), sg::Error, says(": 3 tokens are wanted from 8 on, but there are 10"));
-  CHECK_THROWS_MATCHES(tokens(data, 11, 0), sg::Error, says(": 0 tokens are wanted from 11 on, but there are 10"));
-  CHECK_THROWS_MATCHES(tokens(data, -1, 1), sg::Error, says(": 1 tokens are wanted from -1 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, 8, 3), sg::Error, says(": 3 tokens were requested from 8 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, 11, 0), sg::Error, says(": 0 tokens were requested from 11 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, -1, 1), sg::Error, says(": 1 tokens were requested from -1 on, but there are 10"));
   std::filesystem::resize_file(path, 4);
   CHECK_THROWS_MATCHES(tokens(data, 2, 4), sg::Error,
                        says(": ends at byte 4, but 2 more are needed (it had 10 bytes when it was opened)"));

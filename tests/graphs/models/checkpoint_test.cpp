@@ -4,16 +4,16 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::Message;
 using Catch::Matchers::MessageMatches;
-using nlohmann::json;
+using sg::JsonValue;
 using stepgraph::testing::data_file;
 using stepgraph::testing::TempFolder;
 
@@ -29,10 +29,10 @@ sg::TensorToWrite tensor(std::string name, sg::TensorShape shape, float value = 
 void write(const TempFolder& folder, const char* file, const std::vector<sg::TensorToWrite>& tensors) {
   sg::write_safetensors(folder / file, tensors);
 }
-void write_index(const TempFolder& folder, const json& index) {
-  (void)folder.put("model.safetensors.index.json", index.dump());
+void write_index(const TempFolder& folder, const JsonValue& index) {
+  (void)folder.put("model.safetensors.index.json", sg::json_line(index));
 }
-void write_map(const TempFolder& folder, const json& map) {
+void write_map(const TempFolder& folder, const JsonValue& map) {
   write_index(folder, {{"metadata", {{"total_size", 8}}}, {"weight_map", map}});
 }
 
@@ -83,32 +83,31 @@ TEST_CASE("shards may be links to elsewhere, as downloads are", "[graphs][checkp
 TEST_CASE("an index that does not fit its shards is refused", "[graphs][checkpoint][refuses]") {
   const TempFolder folder;
   const std::string index = (folder / "model.safetensors.index.json").string();
-  const auto refused      = [&](const json& content, const std::string& says) {
+  const auto refused      = [&](const JsonValue& content, const std::string& says) {
     write_index(folder, content);
     CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error, Message(says));
   };
-  const auto map = [](const json& content) { return json{{"weight_map", content}}; };
+  const auto map = [](const JsonValue& content) { return JsonValue{{"weight_map", content}}; };
   write(folder, "one", {tensor("a", {2}), tensor("b", {2})});
   write(folder, "two", {tensor("c", {2})});
-  refused(json::array(), index + ": there is no object 'weight_map' (tensor names and the files they are in)");
-  refused(map(json::array()), index + ": there is no object 'weight_map' (tensor names and the files they are in)");
-  refused(map(json::object()), index + ": weight_map is empty (tensor names and the files they are in)");
-  refused(map({{"a", 1}}), index + ": weight_map: 'a' has no file name (\"...\")");
-  refused(map({{"a", "../one"}}), index + ": weight_map: 'a' is in '../one', outside of the folder (a file inside)");
+  refused(JsonValue::list(), index + ": the object 'weight_map' is missing (tensor names and their files)");
+  refused(map(JsonValue::list()), index + ": the object 'weight_map' is missing (tensor names and their files)");
+  refused(map(JsonValue::object()), index + ": weight_map is empty (tensor names and their files)");
+  refused(map({{"a", 1}}), index + ": weight_map: 'a' is not a file name (\"...\")");
+  refused(map({{"a", "../one"}}), index + ": weight_map: 'a' is in '../one', outside the folder (a file inside)");
   refused(map({{"a", "x/../../one"}}),
-          index + ": weight_map: 'a' is in 'x/../../one', outside of the folder (a file inside)");
+          index + ": weight_map: 'a' is in 'x/../../one', outside the folder (a file inside)");
   refused(map({{"a", "/etc/passwd"}}),
-          index + ": weight_map: 'a' is in '/etc/passwd', outside of the folder (a file inside)");
-  refused(map({{"a", ""}}), index + ": weight_map: 'a' is in '', outside of the folder (a file inside)");
+          index + ": weight_map: 'a' is in '/etc/passwd', outside the folder (a file inside)");
+  refused(map({{"a", ""}}), index + ": weight_map: 'a' is in '', outside the folder (a file inside)");
   refused(map({{"a", "three"}}), (folder / "three").string() + ": there is no such file");
-  refused(map({{"a", "two"}}), index + ": 'a' is said to be in two, which has no such tensor");
-  refused(map({{"a", "one"}}), (folder / "one").string() + ": has a tensor 'b' that the index does not name");
+  refused(map({{"a", "two"}}), index + ": 'a' should be in two, which does not have it");
+  refused(map({{"a", "one"}}), (folder / "one").string() + ": has a tensor 'b' that is not in the index");
   write(folder, "two", {tensor("c", {2}), tensor("b", {2})});
   refused(map({{"a", "one"}, {"b", "one"}, {"c", "two"}}),
           (folder / "two").string() + ": has a tensor 'b', but the index says it is in one");
   (void)folder.put("model.safetensors.index.json", R"({"weight_map":{"a":"one","a":"two"}})");
-  CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error,
-                       Message(index + ": 'a' is there twice in one object (a name once)"));
+  CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error, Message(index + ": weight_map.a: given twice (once)"));
 }
 
 TEST_CASE("a folder without weights is refused by what it has", "[graphs][checkpoint][refuses]") {
@@ -118,13 +117,13 @@ TEST_CASE("a folder without weights is refused by what it has", "[graphs][checkp
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder / "none"), sg::Error,
                        says(here, "/none: there is no such folder (one with config.json and model.safetensors)"));
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.put("file", "")), sg::Error,
-                       says(here, "/file: is no folder (one with config.json and model.safetensors)"));
+                       says(here, "/file: is not a folder (one with config.json and model.safetensors)"));
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error,
                        says(here, ": has no weights (model.safetensors or model.safetensors.index.json)"));
   (void)folder.put("pytorch_model.bin", "");
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error,
                        says(here,
-                            ": has no weights but pickled ones, which are not read (model.safetensors or "
+                            ": has no weights but pickled ones, which are not supported (model.safetensors or "
                             "model.safetensors.index.json)"));
 }
 
@@ -143,7 +142,7 @@ TEST_CASE("names are found with and without the model's prefix", "[graphs][check
   CHECK(load(checkpoint, "transformer.h.0.ln_1.weight", {2}) == std::vector<float>{6, 6});
   const auto says = [](const char* what) { return MessageMatches(ContainsSubstring(what)); };
   CHECK_THROWS_MATCHES(load(checkpoint, "transformer.wte.weight", {2, 4}), sg::Error,
-                       says("model.safetensors: 'wte.weight' has shape 4x2 (2x4 is what the model needs)"));
+                       says("model.safetensors: 'wte.weight' has shape 4x2 (2x4 in the model)"));
   CHECK_THROWS_MATCHES(load(checkpoint, "transformer.wpe.weight", {2}), sg::Error,
                        says(": there is no tensor 'transformer.wpe.weight'"));
 }
@@ -175,9 +174,8 @@ TEST_CASE("all that is wrong with weights is said at once", "[graphs][checkpoint
                                                {.name = "transformer.wpe.weight", .shape = {4, 2}},
                                                {.name = "transformer.ln_f.bias", .shape = {2}}};
   const auto refused                        = [&](const std::string& says) {
-    CHECK_THROWS_MATCHES(
-                               sg::check_tensors(sg::Checkpoint(folder.path()), expected), sg::Error,
-                               Message(sg::str(folder.path().string(), ": the weights are not those of config.json: ", says)));
+    CHECK_THROWS_MATCHES(sg::check_tensors(sg::Checkpoint(folder.path()), expected), sg::Error,
+                                                Message(sg::str(folder.path().string(), ": the weights do not match config.json: ", says)));
   };
   write(folder, "model.safetensors",
         {tensor("transformer.wte.weight", {4, 2}, 1), tensor("transformer.ln_f.bias", {3}), tensor("score", {1}),
@@ -196,6 +194,6 @@ TEST_CASE("all that is wrong with weights is said at once", "[graphs][checkpoint
   (void)folder.put("model.safetensors",
                    std::string{static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0} + header + "12345678");
   refused(
-      "missing 2 tensors: 'transformer.wte.weight', 'transformer.wpe.weight'; 'ln_f.bias' is of I32, not F64, F32, "
+      "missing 2 tensors: 'transformer.wte.weight', 'transformer.wpe.weight'; 'ln_f.bias' has type I32, not F64, F32, "
       "F16 or BF16");
 }

@@ -3,17 +3,17 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::Message;
 using Catch::Matchers::MessageMatches;
-using nlohmann::json;
+using sg::JsonValue;
 using stepgraph::testing::data_file;
 using stepgraph::testing::file_bytes;
 
@@ -21,14 +21,14 @@ namespace {
 
 std::string golden(const char* model) { return file_bytes(data_file("golden") / model / "config.json"); }
 
-sg::ModelConfig parse(const json& config) { return sg::parse_model_config(config.dump(), "config.json"); }
+sg::ModelConfig parse(const JsonValue& config) { return sg::parse_model_config(sg::json_line(config), "config.json"); }
 
-sg::Gpt2Spec gpt2(json fields) {
-  fields["model_type"] = "gpt2";
+sg::Gpt2Spec gpt2(JsonValue fields) {
+  fields.set("model_type", "gpt2");
   return std::get<sg::Gpt2Spec>(parse(fields).spec);
 }
-sg::LlamaSpec llama(json fields) {
-  fields["model_type"] = "llama";
+sg::LlamaSpec llama(JsonValue fields) {
+  fields.set("model_type", "llama");
   return std::get<sg::LlamaSpec>(parse(fields).spec);
 }
 
@@ -65,23 +65,23 @@ TEST_CASE("configs that transformers wrote are read", "[graphs][huggingface]") {
 }
 
 TEST_CASE("what a config leaves out is what transformers takes", "[graphs][huggingface]") {
-  CHECK(gpt2(json::object()) ==
+  CHECK(gpt2(JsonValue::object()) ==
         sg::Gpt2Spec{.layers = 12, .width = 768, .heads = 12, .context = 1024, .vocab = 50257, .inner = 0});
-  CHECK(llama(json::object()) == sg::LlamaSpec{.layers    = 32,
-                                               .width     = 4096,
-                                               .heads     = 32,
-                                               .kv_heads  = 32,
-                                               .head_size = 128,
-                                               .context   = 2048,
-                                               .vocab     = 32000,
-                                               .inner     = 11008,
-                                               .eps       = 1e-6});
+  CHECK(llama(JsonValue::object()) == sg::LlamaSpec{.layers    = 32,
+                                                    .width     = 4096,
+                                                    .heads     = 32,
+                                                    .kv_heads  = 32,
+                                                    .head_size = 128,
+                                                    .context   = 2048,
+                                                    .vocab     = 32000,
+                                                    .inner     = 11008,
+                                                    .eps       = 1e-6});
   CHECK(parse({{"model_type", "gpt2"}}).notes ==
-        std::vector<std::string>{"resid_pdrop 0.1: not applied (model.dropout is)",
-                                 "embd_pdrop 0.1: not applied (model.dropout is)",
-                                 "attn_pdrop 0.1: not applied (model.dropout is)"});
+        std::vector<std::string>{"resid_pdrop 0.1: ignored (set model.dropout)",
+                                 "embd_pdrop 0.1: ignored (set model.dropout)",
+                                 "attn_pdrop 0.1: ignored (set model.dropout)"});
   CHECK(parse({{"model_type", "llama"}, {"attention_dropout", 0.25}}).notes ==
-        std::vector<std::string>{"attention_dropout 0.25: not applied (model.dropout is)"});
+        std::vector<std::string>{"attention_dropout 0.25: ignored (set model.dropout)"});
 }
 
 TEST_CASE("each field of a GPT-2 config reaches the model", "[graphs][huggingface]") {
@@ -91,7 +91,7 @@ TEST_CASE("each field of a GPT-2 config reaches the model", "[graphs][huggingfac
   CHECK_FALSE(gpt2({{"tie_word_embeddings", false}}).tied);
   CHECK_FALSE(gpt2({{"scale_attn_weights", false}}).scale_attention);
   CHECK(gpt2({{"scale_attn_by_inverse_layer_idx", true}}).scale_attention_by_layer);
-  CHECK(gpt2({{"reorder_and_upcast_attn", true}}) == gpt2(json::object()));
+  CHECK(gpt2({{"reorder_and_upcast_attn", true}}) == gpt2(JsonValue::object()));
   CHECK(gpt2({{"hidden_size", 96}, {"num_attention_heads", 6}, {"num_hidden_layers", 3}}) ==
         gpt2({{"n_embd", 96}, {"n_head", 6}, {"n_layer", 3}}));
   for (const char* name : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"})
@@ -113,7 +113,7 @@ TEST_CASE("each field of a Llama config reaches the model", "[graphs][huggingfac
   CHECK(llama({{"mlp_bias", true}}).mlp_bias);
   CHECK(llama({{"tie_word_embeddings", true}}).tied);
   CHECK(llama({{"head_dim", 64}, {"hidden_size", 100}, {"num_attention_heads", 3}}).head_size == 64);
-  CHECK(llama({{"head_dim", nullptr}, {"num_key_value_heads", nullptr}}) == llama(json::object()));
+  CHECK(llama({{"head_dim", nullptr}, {"num_key_value_heads", nullptr}}) == llama(JsonValue::object()));
   CHECK(llama({{"num_key_value_heads", 8}}).kv_heads == 8);
   CHECK(llama({{"initializer_range", 0.5}}).init_deviation == 0.5);
 }
@@ -159,31 +159,37 @@ TEST_CASE("a config that is written is read back the same", "[graphs][huggingfac
 }
 
 TEST_CASE("a config that is written has every field that transformers wrote, with its value", "[graphs][huggingface]") {
-  const auto check = [](const json& theirs, const json& ours, const char* architecture) {
-    for (const auto& [name, value] : theirs.items()) {
+  const auto check = [](const JsonValue& theirs, const JsonValue& ours, const char* architecture) {
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      const std::string& name = theirs.key[i];
       if (name == "transformers_version" || name.ends_with("token_id") || name == "summary_first_dropout") continue;
       CAPTURE(name);
-      CHECK(ours.at(name) == value);
+      CHECK(ours.at(name) == theirs[i]);
     }
-    CHECK(ours.at("architectures") == json::array({architecture}));
+    CHECK(ours.at("architectures") == JsonValue::list({architecture}));
   };
-  check(json::parse(golden("gpt2-tiny")), json::parse(sg::model_config(golden_gpt2)), "GPT2LMHeadModel");
-  check(json::parse(golden("llama-tiny")), json::parse(sg::model_config(golden_llama)), "LlamaForCausalLM");
+  check(sg::parse_json(golden("gpt2-tiny")), sg::parse_json(sg::model_config(golden_gpt2)), "GPT2LMHeadModel");
+  check(sg::parse_json(golden("llama-tiny")), sg::parse_json(sg::model_config(golden_llama)), "LlamaForCausalLM");
 }
 
 TEST_CASE("a config that was read is saved with all it says but the element type", "[graphs][huggingface]") {
-  const json theirs = {{"model_type", "llama"},           {"torch_dtype", "bfloat16"}, {"dtype", "float16"},
-                       {"architectures", {"LlamaModel"}}, {"eos_token_id", {1, 2}},    {"custom", {{"a", 1.5}}}};
-  CHECK(json::parse(sg::config_to_save(theirs.dump())) == json{{"model_type", "llama"},
-                                                               {"architectures", {"LlamaForCausalLM"}},
-                                                               {"eos_token_id", {1, 2}},
-                                                               {"custom", {{"a", 1.5}}}});
+  const JsonValue theirs = {{"model_type", "llama"},
+                            {"torch_dtype", "bfloat16"},
+                            {"dtype", "float16"},
+                            {"architectures", JsonValue::list({"LlamaModel"})},
+                            {"eos_token_id", std::vector{1, 2}},
+                            {"custom", {{"a", 1.5}}}};
+  CHECK(sg::parse_json(sg::config_to_save(sg::json_line(theirs))) ==
+        JsonValue{{"model_type", "llama"},
+                  {"architectures", JsonValue::list({"LlamaForCausalLM"})},
+                  {"eos_token_id", std::vector{1, 2}},
+                  {"custom", {{"a", 1.5}}}});
   CHECK_THROWS_AS(sg::config_to_save("[]"), sg::Error);
 }
 
 TEST_CASE("configs of other models are refused by what is different", "[graphs][huggingface][refuses]") {
   struct Wrong {
-    json fields;
+    JsonValue fields;
     const char* says;
   };
   const Wrong of_gpt2[] = {
@@ -199,18 +205,19 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
       {{{"tie_word_embeddings", 1}}, "tie_word_embeddings is 1 (true or false)"},
       {{{"activation_function", "relu"}},
        "activation_function 'relu' is not known (gelu_new, gelu_pytorch_tanh, gelu_fast, gelu)"},
-      {{{"activation_function", 3}}, "activation_function is 3 (a text)"},
-      {{{"add_cross_attention", true}}, "add_cross_attention is true (false: models attend to what they are given)"},
-      {{{"quantization_config", {{"bits", 4}}}}, "weights that are quantized are not read (fp32, bf16, fp16)"}};
+      {{{"activation_function", 3}}, "activation_function is 3 (a string)"},
+      {{{"add_cross_attention", true}}, "add_cross_attention is true (false: cross-attention is not supported)"},
+      {{{"quantization_config", {{"bits", 4}}}},
+       "quantization_config: quantized weights are not supported (fp32, bf16, fp16)"}};
   for (const Wrong& wrong : of_gpt2)
     CHECK_THROWS_MATCHES(gpt2(wrong.fields), sg::Error, Message(sg::str("config.json: ", wrong.says)));
-  const auto rope        = [](const char* type) { return json{{"rope_type", type}, {"factor", 8.0}}; };
+  const auto rope        = [](const char* type) { return JsonValue{{"rope_type", type}, {"factor", 8.0}}; };
   const Wrong of_llama[] = {
       {{{"hidden_act", "gelu"}}, "hidden_act 'gelu' is not known (silu)"},
       {{{"num_key_value_heads", 5}}, "num_attention_heads 32 is not a multiple of num_key_value_heads 5"},
       {{{"num_attention_heads", 24}, {"num_key_value_heads", 8}},
        "hidden_size 4096 is not a multiple of num_attention_heads 24, and there is no head_dim"},
-      {{{"head_dim", 5}}, "heads of 5 (an even size: rotation is of pairs)"},
+      {{{"head_dim", 5}}, "head size 5 is odd, but rotary embeddings rotate pairs (an even size)"},
       {{{"head_dim", 1000000000}}, "32 heads of 1000000000 (together at most 1073741823)"},
       {{{"rope_scaling", rope("linear")}}, "rope_scaling: rope_type 'linear' is not supported (default)"},
       {{{"rope_scaling", rope("llama3")}}, "rope_scaling: rope_type 'llama3' is not supported (default)"},
@@ -219,9 +226,9 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
       {{{"rope_parameters", 5}}, "rope_parameters is 5 (null, or an object)"},
       {{{"rope_parameters", {{"rope_theta", -1}}}}, "rope_parameters: rope_theta is -1 (a number, more than 0)"},
       {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}},
-       "rope_parameters: partial_rotary_factor is 0.5 (1: all of a head)"},
+       "rope_parameters: partial_rotary_factor is 0.5 (1: the whole head)"},
       {{{"rope_parameters", {{"rope_theta", 20000}}}, {"rope_theta", 10000}},
-       "rope_theta is there as 10000 and as 20000 (once, or twice the same)"}};
+       "rope_theta is 10000 in one place and 20000 in another (equal values)"}};
   for (const Wrong& wrong : of_llama)
     CHECK_THROWS_MATCHES(llama(wrong.fields), sg::Error, Message(sg::str("config.json: ", wrong.says)));
 }
@@ -229,15 +236,15 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
 TEST_CASE("what is no config is refused", "[graphs][huggingface][refuses]") {
   const auto read = [](const char* text) { return sg::parse_model_config(text, "x/config.json"); };
   CHECK_THROWS_MATCHES(read("{}"), sg::Error,
-                       Message("x/config.json: there is no model_type (gpt2, llama, stepgraph_mlp)"));
+                       Message("x/config.json: model_type is missing (gpt2, llama, stepgraph_mlp)"));
   CHECK_THROWS_MATCHES(read(R"({"model_type":"mistral"})"), sg::Error,
                        Message("x/config.json: model_type 'mistral' is not known (gpt2, llama, stepgraph_mlp)"));
-  CHECK_THROWS_MATCHES(read(R"({"model_type":7})"), sg::Error, Message("x/config.json: model_type is 7 (a text)"));
-  CHECK_THROWS_MATCHES(read("[]"), sg::Error, Message("x/config.json: is no object ({\"model_type\": ...})"));
+  CHECK_THROWS_MATCHES(read(R"({"model_type":7})"), sg::Error, Message("x/config.json: model_type is 7 (a string)"));
+  CHECK_THROWS_MATCHES(read("[]"), sg::Error, Message("x/config.json: is not an object ({\"model_type\": ...})"));
   CHECK_THROWS_MATCHES(read(R"({"model_type":"gpt2","n_head":2,"n_head":4})"), sg::Error,
-                       Message("x/config.json: 'n_head' is there twice in one object (a name once)"));
+                       Message("x/config.json: n_head: given twice (once)"));
   CHECK_THROWS_MATCHES(read(""), sg::Error,
-                       MessageMatches(Catch::Matchers::StartsWith("x/config.json: not valid JSON at byte ")));
+                       MessageMatches(Catch::Matchers::StartsWith("x/config.json: line 1, column 1: ")));
 }
 
 TEST_CASE("a config with random damage is read or refused, never worse", "[graphs][huggingface][fuzz]") {

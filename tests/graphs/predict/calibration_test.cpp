@@ -57,11 +57,11 @@ TEST_CASE("a file that holds no calibration is refused by name, with what to do"
            {changed("\"cores\": 8", "\"cores\": 0"), "cores: is 0, not 1 to 65536"},
            {changed("\"threads\": 2", "\"threads\": 2.5"), "threads: is 2.5, not 1 to 65536"},
            {changed("\"threads\"", "\"thread\""), "has no \"threads\""},
-           {changed("1.25e-07", "-1"), "node_overhead_s: is no time"},
+           {changed("1.25e-07", "-1"), "node_overhead_s: is not a time"},
            {changed("0.1", "0"), "ops.linear: rate table: "},
-           {changed("0.1", "\"0.1\""), "ops.linear: is \"0.1\", no number"},
+           {changed("0.1", "\"0.1\""), "ops.linear: is \"0.1\", not a number"},
            {changed("1000000000.0,", ""), "not [flops, bytes, busy_s, alone_s]"},
-           {changed("[[0.0,1000000.0,0.001,0.001]]", "[]"), "ops.copy: is no list of points"}}) {
+           {changed("[[0.0,1000000.0,0.001,0.001]]", "[]"), "ops.copy: is not a list of points"}}) {
     CAPTURE(text);
     const auto path = folder.put("machine.json", text);
     CHECK_THROWS_MATCHES(sg::load_calibration(path), sg::Error,
