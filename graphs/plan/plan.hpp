@@ -7,8 +7,8 @@
 #include "graphs/collectives/algorithms.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/plan/precision.hpp"
+#include "graphs/plan/recompute.hpp"
 #include "graphs/plan/shard_plan.hpp"
-#include "graphs/step/recompute.hpp"
 
 // How a step is to be done, as data: the parts of a config that say nothing of model, data or run.
 namespace stepgraph {

@@ -2,7 +2,6 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
-#include "graphs/step/memory_limit.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/reduce.hpp"
 #include "ops/scaled_sum.hpp"
@@ -244,100 +243,6 @@ void StepBuilder::forward_only(ForwardResult result) {
   const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
   for (const Action& action : row) act(action, result);
   if (result == ForwardResult::loss) sum_losses();
-}
-
-namespace {
-
-// What cannot be addressed is refused here, before sums of sizes overflow.
-void check_size(const Graph& graph) {
-  std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& buffer = graph.spec(Buffer{i});
-    double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
-    sum += static_cast<double>(buffer.size_bytes);
-    if (sum > 0x1p60) {
-      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of ", sum,
-                                         " bytes and more (a smaller model or batch)"));
-    }
-  }
-}
-
-// A weight's buffers are known by where StepWeight has them.
-void mark_weights(StepGraph& step) {
-  const auto mark = [&](const WeightPart& part, MemoryRole role) {
-    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
-  };
-  for (const StepRank& rank : step.ranks) {
-    for (const StepWeight& weight : rank.weights) {
-      mark(weight.value, MemoryRole::parameters);
-      mark(weight.gradient, MemoryRole::gradients);
-      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
-    }
-  }
-}
-
-// Before they are expanded.
-void count_collectives(StepGraph& step) {
-  const Graph& graph = step.graph;
-  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    if (!graph.has_part(Node{i})) continue;
-    StepRank& rank         = step.ranks[static_cast<std::size_t>(index(graph.rank(Node{i})))];
-    const PartOp op        = graph.part(Node{i}).op;
-    const bool on_gather   = graph.lane(Node{i}) == Lane{graph.rank(Node{i}), LaneKind::gather};
-    const bool of_gradient = graph.labels(Node{i}).phase == "reduce";
-    rank.num_all_gathers += op == PartOp::all_gather && on_gather;
-    rank.num_reduce_scatters += op == PartOp::reduce_scatter && of_gradient;
-    rank.num_all_reduces += op == PartOp::all_reduce && of_gradient;
-  }
-}
-
-StepGraph build(StepSetup setup, const auto& build_rank) {
-  for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
-    if (setup.options.only && *setup.options.only != Rank{rank}) continue;
-    StepBuilder builder(setup, Rank{rank});
-    build_rank(builder);
-  }
-  check_size(setup.step.graph);
-  const Plan& plan = setup.plan;
-  setup.step.graph = recompute(setup.step.graph, plan.recompute);
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
-  setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
-  mark_weights(setup.step);
-  count_collectives(setup.step);
-  if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
-  const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
-                                           .ranks_per_node = plan.layout.devices_per_node,
-                                           .inside         = {.latency_s = 2e-6, .bytes_per_s = 100e9},
-                                           .between        = {.latency_s = 5e-6, .bytes_per_s = 25e9}});
-  setup.step.graph    = expand_collectives(setup.step.graph,
-                                           {.algorithm      = plan.algorithm,
-                                            .ranks_per_node = plan.layout.devices_per_node,
-                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::other);
-  return std::move(setup.step);
-}
-
-StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build_step) {
-  StepGraph step = build_step(plan, batch);
-  check_memory_limit(step, plan, build_step);
-  return step;
-}
-
-}  // namespace
-
-StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
-  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
-    return build(StepSetup(model, by, of, true, options), [](StepBuilder& builder) { builder.training(); });
-  });
-}
-
-StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
-                       const StepOptions& options) {
-  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
-    return build(StepSetup(model, by, of, false, options),
-                 [result](StepBuilder& builder) { builder.forward_only(result); });
-  });
 }
 
 }  // namespace stepgraph

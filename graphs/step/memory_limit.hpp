@@ -3,7 +3,6 @@
 #include <span>
 
 #include "graphs/step/memory_requirement.hpp"
-#include "graphs/step/training_step.hpp"
 
 // Plan::memory_limit_bytes. What is over it is refused, Error(config): the error names the rank, what it needs by role,
 // and what would fit: the first of some changes to the config with which all ranks do, as planned here and now. They

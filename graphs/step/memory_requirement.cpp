@@ -10,6 +10,7 @@
 #include "engine/base/words.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/models/weights.hpp"
+#include "graphs/step/build_step.hpp"
 #include "graphs/step/setup.hpp"
 
 namespace stepgraph {
@@ -102,10 +103,8 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
   return requirement_of(own, plan_memory(own, {.reuse = reuse}), rank, [&](Buffer buffer) { return roles[buffer.id]; });
 }
 
-std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
+std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  Plan plan               = given;
-  plan.memory_limit_bytes = 0;
   StepOptions building{.keep_gradients = options.keep_gradients};
   const StepSetup setup(model, plan, batch, options.trains, building);
   const int num_ranks = setup.step.layout.num_ranks();
@@ -124,8 +123,8 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
   for (const auto& [kind, ranks] : kinds) {
     if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;
     building.only        = options.rank.value_or(ranks.front());
-    const StepGraph step = options.trains ? training_step(model, plan, batch, building)
-                                          : forward_step(model, plan, batch, ForwardResult::loss, building);
+    const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
+                                          : build_forward_step(model, plan, batch, ForwardResult::loss, building);
     rows.push_back(memory_requirement(step, *building.only, plan.reuse));
     rows.back().ranks = ranks;
   }

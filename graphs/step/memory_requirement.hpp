@@ -8,7 +8,7 @@
 
 #include "engine/plan/memory_plan.hpp"
 #include "graphs/step/memory_role.hpp"
-#include "graphs/step/training_step.hpp"
+#include "graphs/step/step_graph.hpp"
 
 namespace stepgraph {
 

@@ -1,7 +1,6 @@
 #include "graphs/step/recompute.hpp"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -16,7 +15,6 @@ namespace {
 
 using Role = RecomputePlace::Role;
 
-constexpr std::array<std::string_view, 3> names{"none", "selective", "full"};
 constexpr std::string_view again = "recompute";
 
 // Who wrote what an access reads.
@@ -303,8 +301,6 @@ class Recomputation {
 };
 
 }  // namespace
-
-std::string_view to_string(Recompute kind) noexcept { return names[static_cast<std::size_t>(kind)]; }
 
 Graph recompute(const Graph& graph, const RecomputePlaces& places) { return Recomputation(graph, places).emit(); }
 

@@ -1,20 +1,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <ostream>
-#include <string_view>
 
 #include "engine/graph/graph.hpp"
+#include "graphs/plan/recompute.hpp"
 
 namespace stepgraph {
-
-// What backward computes again instead of keeping it from the forward pass.
-//   none       nothing
-//   selective  attention: its output and its row sums are not kept; what it reads is
-//   full       each layer from its input, which is all that is kept of it
-enum class Recompute : std::uint8_t { none, selective, full };
-[[nodiscard]] std::string_view to_string(Recompute kind) noexcept;
-inline std::ostream& operator<<(std::ostream& out, Recompute kind) { return out << to_string(kind); }
 
 // Where a node stands in recomputation.
 struct RecomputePlace {

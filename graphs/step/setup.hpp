@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "graphs/step/shard_units.hpp"
-#include "graphs/step/training_step.hpp"
+#include "graphs/step/step_graph.hpp"
 #include "graphs/step/weight_slots.hpp"
 
 // What all ranks of a step share while it is built: internal to graphs/.

@@ -5,7 +5,7 @@
 
 #include "engine/graph/timeline.hpp"
 #include "engine/plan/memory_plan.hpp"
-#include "graphs/step/training_step.hpp"
+#include "graphs/step/step_graph.hpp"
 
 // Looking at a sharded step: who has what, how much it is, and when it is whole.
 namespace stepgraph {

@@ -9,6 +9,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
+#include "graphs/step/training_step.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
