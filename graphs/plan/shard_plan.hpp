@@ -20,6 +20,10 @@ enum class Shard : std::uint8_t {
   hybrid,   // all of it inside groups of `group` ranks, each of which has a whole
 };
 [[nodiscard]] std::string_view to_string(Shard strategy) noexcept;
+// The values of weights are sharded, and gathered for each use.
+[[nodiscard]] constexpr bool shards_weights(Shard strategy) noexcept {
+  return strategy == Shard::full || strategy == Shard::hybrid;
+}
 
 // When gradients are reduced: once a step, or after every microbatch into the rank's share.
 enum class ReduceWhen : std::uint8_t { last, each };

@@ -21,20 +21,6 @@ void check_size(const Graph& graph) {
   }
 }
 
-// A weight's buffers are known by where StepWeight has them.
-void mark_weights(StepGraph& step) {
-  const auto mark = [&](const WeightPart& part, MemoryRole role) {
-    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
-  };
-  for (const StepRank& rank : step.ranks) {
-    for (const StepWeight& weight : rank.weights) {
-      mark(weight.value, MemoryRole::parameters);
-      mark(weight.gradient, MemoryRole::gradients);
-      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
-    }
-  }
-}
-
 // Before they are expanded.
 void count_collectives(StepGraph& step) {
   const Graph& graph = step.graph;
@@ -62,7 +48,6 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
-  mark_weights(setup.step);
   count_collectives(setup.step);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),

@@ -15,11 +15,13 @@ StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
   shards_ = shard_group(setup.plan, coord_.dp);
 }
 
-Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role) {
+Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role,
+                         Space space) {
   const Buffer buffer            = graph().buffer({.name       = std::move(name),
                                                    .rank       = rank_,
                                                    .size_bytes = elements * static_cast<std::int64_t>(size_bytes(type)),
                                                    .type       = type,
+                                                   .space      = space,
                                                    .lifetime   = lifetime});
   std::vector<MemoryRole>& roles = setup_.step.roles;
   roles.resize(buffer.id, MemoryRole::activations);  // what tapes have made since

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "graphs/models/weights.hpp"
 #include "graphs/step/setup.hpp"
 #include "graphs/step/shard_nodes.hpp"
+#include "graphs/step/weight_storage.hpp"
 #include "ops/tape/tape.hpp"
 
 // Builds the nodes of one rank of a step: internal to graphs/. Ranks are built one after another, each from its own row
@@ -38,17 +40,16 @@ class StepBuilder {
   // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
   struct Unit {
     std::shared_ptr<const ShardUnit> cut;
-    std::vector<std::string> others = {};  // names of weights beside the flat
-    Buffer values                   = {};  // the rank's part of the flat; or all of it, where values are whole
-    Buffer whole                    = {};  // gathered: read, and without memory before the pass
-    Buffer gradients                = {};  // whole, where they are reduced once
-    Buffer gradient                 = {};  // the rank's parts of flats
-    Buffer first                    = {};
-    Buffer second                   = {};
-    Buffer master                   = {};
-    std::shared_ptr<std::vector<Cleared>> cleared = {};  // of the microbatch under way
-    std::vector<std::size_t> weights              = {};  // into here().weights, in the unit's order
-    int num_reduced                               = 0;
+    std::vector<std::string> others                     = {};  // names of weights beside the flat
+    std::array<Buffer, all_weight_tensors.size()> flats = {};  // by tensor: the flat, or the rank's shard of it
+    Buffer whole                                        = {};  // gathered: read, and without memory before the pass
+    Buffer gradients                                    = {};  // whole, where they are reduced once
+    std::shared_ptr<std::vector<Cleared>> cleared       = {};  // of the microbatch under way
+    std::vector<std::size_t> weights                    = {};  // into here().weights, in the unit's order
+    int num_reduced                                     = 0;
+
+    [[nodiscard]] Buffer& flat(WeightTensor tensor) { return flats[static_cast<std::size_t>(tensor)]; }
+    [[nodiscard]] Buffer flat(WeightTensor tensor) const { return flats[static_cast<std::size_t>(tensor)]; }
   };
   struct Cut {
     std::size_t unit;
@@ -70,12 +71,12 @@ class StepBuilder {
   void add_slots();
   void add_kept(const Unit& unit, UnitValues& values);
   [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
-  WeightPart part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime, Buffer Unit::*flat);
+  WeightPart declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry);
   [[nodiscard]] Access access(const WeightPart& part) const;
   [[nodiscard]] WeightPart piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const;
-  [[nodiscard]] UnitParts parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const;
+  [[nodiscard]] UnitParts parts(const Unit& unit, WeightTensor tensor) const;
   [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
-  [[nodiscard]] bool cuts_values() const;
+  [[nodiscard]] bool cuts_values() const { return shards_weights(setup_.plan.shard.strategy); }
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -107,13 +108,11 @@ class StepBuilder {
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
   [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
-  [[nodiscard]] bool keeps_rounded_gradients() const {  // as they travelled between data-parallel ranks
-    return setup_.plan.precision.keep_low_precision_grads && setup_.plan.layout.dp > 1;
-  }
+  [[nodiscard]] bool keeps_rounded_gradients() const { return stepgraph::keeps_rounded_gradients(setup_.plan); }
   [[nodiscard]] DType type_of(Buffer buffer) const { return setup_.step.graph.spec(buffer).type; }
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
-              MemoryRole role = MemoryRole::other);
+              MemoryRole role = MemoryRole::other, Space space = Space::device);
   void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
   void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
                        LaneKind lane, const Labels& labels);

@@ -118,7 +118,7 @@ void StepBuilder::begin_gradients(const Action& action) {
                                   .sums     = sum_type(),
                                   .travel   = setup_.plan.precision.reduce,
                                   .keeps    = keeps_rounded_gradients(),
-                                  .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                  .to       = parts(unit, WeightTensor::gradient),
                                   .incoming = first ? UnitParts{} : incoming_parts(unit),
                                   .others   = unit.others,
                                   .cleared  = unit.cleared};
@@ -284,7 +284,7 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
                                 .travel = setup_.plan.precision.reduce,
                                 .keeps  = keeps_rounded_gradients(),
                                 .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
-                                               : parts(unit, &Unit::gradient, &StepWeight::gradient),
+                                               : parts(unit, WeightTensor::gradient),
                                 .incoming = {},
                                 .others   = unit.others};
   const std::uint32_t before = graph().num_buffers();
@@ -294,7 +294,7 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
 
 // Of ranks that have the same part of another whole.
 void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
-  const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
+  const UnitParts all = parts(unit, WeightTensor::gradient);
   const int members   = setup_.plan.layout.dp / shards_.size;
   const auto join     = [&](const Access& part, const std::string& what) {
     all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);

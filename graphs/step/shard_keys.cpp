@@ -38,7 +38,7 @@ bool keeps_gathered(const ShardPlan& plan) { return !plan.reshard_after_forward 
 
 void check_shard_keys(const ShardPlan& plan) {
   const Keys keys(plan);
-  const bool cuts = plan.strategy != Shard::none, cuts_values = plan.strategy >= Shard::full;
+  const bool cuts = plan.strategy != Shard::none, cuts_values = shards_weights(plan.strategy);
   const std::string with = str("with strategy ", to_string(plan.strategy), ", which ");
 
   const std::string none_cut = with + "cuts no weights (zero1, grad_op, full or hybrid)";

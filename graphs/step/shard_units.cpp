@@ -221,7 +221,7 @@ void check_units(const Model& model, const ShardPlan& plan) {
 void check_shard_plan(const Plan& plan) {
   const ShardPlan& shard = plan.shard;
   const auto refuse      = [](const std::string& why) { throw Error(ErrorKind::config, "shard." + why); };
-  const bool cuts_values = shard.strategy == Shard::full || shard.strategy == Shard::hybrid;
+  const bool cuts_values = shards_weights(shard.strategy);
   check_units_text(shard);
   if (shard.slots < 1) refuse(str("slots: ", shard.slots, " (at least 1)"));
   if (shard.grad_slots < 1) refuse(str("grad_slots: ", shard.grad_slots, " (at least 1)"));

@@ -187,12 +187,13 @@ void StepBuilder::add_updates() {
 void StepBuilder::gather_updated() {
   if (cuts_values()) return;
   for (const Unit& unit : units_) {
-    const DType type = setup_.step.type;
-    const Member by  = member("gather", LaneKind::gather);
+    const DType type    = setup_.step.type;
+    const Buffer values = unit.flat(WeightTensor::value);
+    const Member by     = member("gather", LaneKind::gather);
     const Labels labels{.stage = index(unit.cut->stage), .layer = unit.cut->layer, .phase = "update"};
     ShardUnit flat{.name = unit.cut->name, .flat = unit.cut->flat};
     if (flat.flat) {
-      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, unit.values, by.index), unit.values,
+      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, values, by.index), values,
                   {.name = "updated " + flat.name, .labels = labels});
     }
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {

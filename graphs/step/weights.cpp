@@ -7,10 +7,25 @@
 #include "ops/reduce.hpp"
 
 namespace stepgraph {
+namespace {
 
-bool StepBuilder::cuts_values() const {
-  return setup_.plan.shard.strategy == Shard::full || setup_.plan.shard.strategy == Shard::hybrid;
+std::string_view name_of(WeightTensor tensor, OptimizerKind optimizer) {
+  switch (tensor) {
+    case WeightTensor::value:
+      return "";
+    case WeightTensor::gradient:
+      return "gradient of ";
+    case WeightTensor::master:
+      return "master of ";
+    case WeightTensor::first_moment:
+      return optimizer == OptimizerKind::adamw ? "mean of " : "velocity of ";
+    case WeightTensor::second_moment:
+      break;
+  }
+  return "square of ";
 }
+
+}  // namespace
 
 const StepBuilder::Cut* StepBuilder::cut_of(const WeightSpec& spec) const {
   const auto found = cuts_.find(spec.name);
@@ -30,32 +45,56 @@ Member StepBuilder::member(std::string_view purpose, LaneKind lane) const {
           .lane  = lane};
 }
 
-// This member's part of a weight: in the part of the flat, which the first of its weights makes, or by itself.
-WeightPart StepBuilder::part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime,
-                             Buffer Unit::*flat) {
-  Unit& unit               = units_[cut.unit];
-  const ElementRange range = cut.weight->ranges[static_cast<std::size_t>(shards_.member)];
-  const WeightSpec& spec   = setup_.step.model.blocks[cut.weight->block].weights[cut.weight->number];
-  WeightPart made{.begin = range.begin, .end = range.end, .cut = true};
-  if (cut.weight->flat) {
-    if (unit.*flat == Buffer{})
-      unit.*flat = make(what + unit.cut->name, unit.cut->flat->shard_elements(), type, lifetime);
-    if (range.size() > 0) made.offset = cut.weight->offset + range.begin - unit.cut->flat->begin(shards_.member);
-    made.buffer = unit.*flat;
-  } else if (range.size() > 0) {
-    made.buffer = make(what + spec.name, range.size(), type, lifetime);
+// Declares the buffer for one entry of the table, or finds it where several weights share it: a unit's flat is made for
+// the first of its weights. An empty shard has no buffer.
+WeightPart StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
+  if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};  // buckets: fill_buckets
+  if (entry.placement == Placement::tied) {
+    const auto& weights = here().weights;
+    const auto owner    = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& weight) {
+      return setup_.step.spec(weight).name == spec.tied_to;
+    });
+    return part_of(*owner, tensor);
   }
-  if (made.empty()) made.buffer = {};
+  const auto make_for = [&](std::string_view what, const std::string& of, std::int64_t elements) {
+    return make(str(what, of), elements, entry.type, entry.lifetime, role_of(tensor), entry.space);
+  };
+  const std::string_view what = name_of(tensor, setup_.plan.optimizer.kind);
+  const bool is_whole         = entry.extent == Extent::whole;
+  const Cut* const cut        = cut_of(spec);
+  const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
+  const ElementRange range =
+      is_whole ? ElementRange{0, elements} : cut->weight->ranges[static_cast<std::size_t>(shards_.member)];
+  WeightPart made{.begin = range.begin, .end = range.end, .cut = !is_whole};
+  const bool has_any = is_whole || range.size() > 0;
+  if (entry.placement == Placement::own) {
+    if (has_any) made.buffer = make_for(what, spec.name, range.size());
+    return made;
+  }
+  Unit& unit         = units_[cut->unit];
+  const bool in_flat = entry.placement == Placement::flat;
+  Buffer& buffer     = in_flat ? unit.flat(tensor) : unit.gradients;
+  if (buffer == Buffer{}) {
+    const FlatShards* const flat = in_flat ? &*unit.cut->flat : nullptr;
+    buffer                       = flat == nullptr
+                                       ? make_for("gradients of ", unit.cut->name, unit.cut->elements)
+                                       : make_for(what, unit.cut->name, is_whole ? flat->padded_elements() : flat->shard_elements());
+  }
+  if (has_any) {
+    const std::int64_t first = in_flat && !is_whole ? unit.cut->flat->begin(shards_.member) : 0;  // of the buffer
+    made.buffer              = buffer;
+    made.offset              = cut->weight->offset + range.begin - first;
+  }
   return made;
 }
 
 // Where the rank's parts of a unit are, as collectives take them.
-UnitParts StepBuilder::parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const {
-  UnitParts found{.flat = unit.*flat};
+UnitParts StepBuilder::parts(const Unit& unit, WeightTensor tensor) const {
+  UnitParts found{.flat = unit.flat(tensor)};
   const auto& weights = setup_.step.ranks[static_cast<std::size_t>(index(rank_))].weights;
   for (std::size_t i = 0; i < unit.weights.size(); ++i) {
     if (unit.cut->weights[i].flat) continue;
-    const WeightPart& part = weights[unit.weights[i]].*which;
+    const WeightPart& part = part_of(weights[unit.weights[i]], tensor);
     found.others.push_back(part.empty() ? Access() : access(part));
   }
   return found;
@@ -63,61 +102,17 @@ UnitParts StepBuilder::parts(const Unit& unit, Buffer Unit::*flat, WeightPart St
 
 void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains) {
   const WeightSpec& spec = setup_.step.model.blocks[block].weights[number];
-  const DType type = setup_.step.value_type(spec), sums = wide_type(type);
-  const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
-  const auto whole            = [&](const std::string& name, DType of, Lifetime lifetime) {
-    return WeightPart{.buffer = make(name, elements, of, lifetime), .end = elements};
-  };
+  const Cut* const cut   = cut_of(spec);
   StepWeight weight{.block = block, .number = number, .stage = stage, .tied = !spec.tied_to.empty()};
-  const Cut* const cut = cut_of(spec);
+  const WeightTraits traits{.norm      = spec.norm,
+                            .sharded   = cut != nullptr,
+                            .flat      = cut != nullptr && cut->weight->flat,
+                            .tied_here = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to))};
+  const WeightStorageOptions options{.trains = trains, .keep_gradients = setup_.options.keep_gradients};
+  for (const WeightTensor tensor : all_weight_tensors) {
+    part_of(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
+  }
   if (cut != nullptr) units_[cut->unit].weights.push_back(here().weights.size());
-  // A tied weight shares the value of the weight it is tied to, where that is on this rank, and its update.
-  const bool shares = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to));
-  if (shares) {
-    const auto& weights = here().weights;
-    weight.value        = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& other) {
-                     return setup_.step.spec(other).name == spec.tied_to;
-                   })->value;
-  } else if (cut != nullptr && cuts_values()) {
-    weight.value = part("", *cut, type, Lifetime::persistent, &Unit::values);
-  } else if (cut != nullptr && cut->weight->flat) {
-    Unit& unit = units_[cut->unit];
-    if (unit.values == Buffer{}) {
-      unit.values = make(unit.cut->name, unit.cut->flat->padded_elements(), type, Lifetime::persistent);
-    }
-    weight.value = {.buffer = unit.values, .end = elements, .offset = cut->weight->offset};
-  } else {
-    weight.value = whole(spec.name, type, Lifetime::persistent);
-  }
-  if (trains) {
-    const Lifetime kept   = setup_.options.keep_gradients ? Lifetime::persistent : Lifetime::step;
-    const bool adam       = setup_.plan.optimizer.kind == OptimizerKind::adamw;
-    const auto state_part = [&](const std::string& what, Buffer Unit::*flat) {
-      return cut != nullptr ? part(what, *cut, sums, Lifetime::persistent, flat)
-                            : whole(what + spec.name, sums, Lifetime::persistent);
-    };
-    if (cut != nullptr && setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients()) {
-      Unit& unit = units_[cut->unit];
-      if (unit.gradients == Buffer{})
-        unit.gradients = make("gradients of " + unit.cut->name, unit.cut->elements, sums, kept, MemoryRole::gradients);
-      const ElementRange range = cut->weight->ranges[static_cast<std::size_t>(shards_.member)];
-      weight.gradient          = {.buffer = unit.gradients,
-                                  .begin  = range.begin,
-                                  .end    = range.end,
-                                  .offset = cut->weight->offset + range.begin,
-                                  .cut    = true};
-    } else if (cut != nullptr) {
-      const DType as_kept = keeps_rounded_gradients() ? setup_.plan.precision.reduce : sums;
-      weight.gradient     = part("gradient of ", *cut, as_kept, kept, &Unit::gradient);
-    } else if (setup_.plan.layout.dp == 1 || !setup_.plan.shard.bucket_views) {
-      weight.gradient = whole("gradient of " + spec.name, sums, kept);
-    }
-    if (!shares) {
-      if (sums != type) weight.master = state_part("master of ", &Unit::master);
-      weight.first = state_part(adam ? "mean of " : "velocity of ", &Unit::first);
-      if (adam) weight.second = state_part("square of ", &Unit::second);
-    }
-  }
   here().weights.push_back(weight);
 }
 
@@ -245,7 +240,7 @@ void StepBuilder::add_slots() {
                       .unit       = unit.cut->name,
                       .size_bytes = unit.cut->elements * static_cast<std::int64_t>(size_bytes(type)),
                       .type       = type};
-    values.gather = [type, cut = unit.cut, others = unit.others, from = parts(unit, &Unit::values, &StepWeight::value),
+    values.gather = [type, cut = unit.cut, others = unit.others, from = parts(unit, WeightTensor::value),
                      by = member("gather", LaneKind::gather)](Graph& graph, Buffer slot, const Labels& at,
                                                               const AccessList& after) {
       gather_unit(graph, by, *cut, type, from, slot, gather_text(*cut, others, at, after));
