@@ -10,9 +10,11 @@ namespace stepgraph {
 
 // How the members of a collective get it done between them.
 //   direct        one operation, as the world does it: reductions in rank order, to the bit
-//   ring          all_reduce, all_gather, reduce_scatter: around a circle, a chunk at a time; broadcast, reduce: along
+//   ring          all_reduce, all_gather, reduce_scatter: around a circle, a segment at a time; broadcast, reduce:
+//   along
 //   a
-//                 chain, in pieces; gather, scatter: along a chain; all_to_all: neighbour by neighbour; barrier: around
+//                 chain, in segments; gather, scatter: along a chain; all_to_all: neighbour by neighbour; barrier:
+//                 around
 //   tree          up a binomial tree, down it, or both; all_to_all: Bruck's way
 //   hierarchical  all_reduce, all_gather, reduce_scatter: rings inside nodes and across them; all_to_all: in two hops;
 //                 others: trees inside nodes, then across
@@ -34,7 +36,7 @@ struct ExpandOptions {
 // are on one node or each on its own, and direct where nodes have unequal numbers of them. Adaptive is what it chooses.
 [[nodiscard]] Algorithm form_of(const Graph& graph, Node part, const ExpandOptions& options);
 
-// A pass: replaces each collective whose form is not direct by messages, copies and reductions of chunks, on
+// A pass: replaces each collective whose form is not direct by messages, copies and reductions of segments, on
 // the collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
 // collective is issued before all of it. Reductions are no longer in rank order: equal to direct where every partial
 // result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together.

@@ -11,13 +11,13 @@ namespace stepgraph::collective {
 using Members = std::vector<int>;
 using Edge    = std::pair<int, int>;  // (from, to)
 
-// Members in a circle and what is passed around: chunk j belongs to the j-th of them.
+// Members in a circle and what is passed around: segment j belongs to the j-th of them.
 struct Circle {
   Members members;
-  std::vector<Bytes> chunks;
+  std::vector<Bytes> segments;
 };
 
-// Writes the rounds of one collective, from pieces that several algorithms share.
+// Writes the rounds of one collective. Its members are building blocks that several algorithms share.
 class Builder {
  public:
   explicit Builder(const CollectiveShape& shape) : shape_(shape), n_(shape.members) {
@@ -37,8 +37,8 @@ class Builder {
   [[nodiscard]] ByteRange own(Store store, int member) const {  // its shard, where the store holds no other
     return {store, 0, shape_.shards[static_cast<std::size_t>(member)]};
   }
-  // The k-th of `count` pieces of a range, about equal, whole elements.
-  [[nodiscard]] ByteRange piece(const ByteRange& of, int k, int count) const {
+  // The k-th of `count` segments of a range, about equal, whole elements.
+  [[nodiscard]] ByteRange segment(const ByteRange& of, int k, int count) const {
     const std::int64_t elements = of.length / shape_.element;
     const std::int64_t first = elements * k / count, last = elements * (k + 1) / count;
     return {of.store, of.begin + first * shape_.element, (last - first) * shape_.element};
@@ -49,25 +49,25 @@ class Builder {
     work               = std::max(work, bytes);
   }
 
-  // --- steps -----------------------------------------------------------------------------------------------------
+  // --- rounds ----------------------------------------------------------------------------------------------------
   void next_round() { out_.rounds.emplace_back(); }
   void send(int from, Bytes source, int to, Bytes target, bool reduce = false) {
     out_.rounds.back().transfers.push_back({from, to, std::move(source), std::move(target), reduce});
   }
   void copy(int member, Bytes into, Bytes from) {
-    local(LocalStep::Kind::copy, member, std::move(into), std::move(from));
+    local(LocalWork::Kind::copy, member, std::move(into), std::move(from));
   }
   void reduce(int member, Bytes into, Bytes from) {
-    local(LocalStep::Kind::reduce, member, std::move(into), std::move(from));
+    local(LocalWork::Kind::reduce, member, std::move(into), std::move(from));
   }
   void end_average(int member, const Bytes& values) {
-    if (shape_.reduction == Reduction::average) local(LocalStep::Kind::divide, member, values, {});
+    if (shape_.reduction == Reduction::average) local(LocalWork::Kind::divide, member, values, {});
   }
 
   // --- circles ---------------------------------------------------------------------------------------------------
-  // Every member ends up with the reduction of its own chunk; all circles have the same length.
+  // Every member ends up with the reduction of its own segment; all circles have the same length.
   void circle_reduce_scatter(const std::vector<Circle>& circles);
-  // Every member ends up with all chunks.
+  // Every member ends up with all segments.
   void circle_all_gather(const std::vector<Circle>& circles);
 
   // --- trees -----------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Builder {
   [[nodiscard]] int n() const { return n_; }
 
  private:
-  void local(LocalStep::Kind kind, int member, Bytes into, Bytes from) {
+  void local(LocalWork::Kind kind, int member, Bytes into, Bytes from) {
     out_.rounds.back().locals.push_back({kind, member, std::move(into), std::move(from)});
   }
   // Begins a sum with the member's own `in`, unless it is there already.

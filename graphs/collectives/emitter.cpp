@@ -142,7 +142,7 @@ class Member {
     const auto transfer      = [&](int i) { return i < 0 ? nullptr : &round.transfers[static_cast<std::size_t>(i)]; };
     if (messages.has(member))
       add_messages(number, transfer(messages.sent[member]), transfer(messages.received[member]), messages.permutes);
-    for (const LocalStep& local : round.locals) {
+    for (const LocalWork& local : round.locals) {
       if (local.member == member_ && total(local.into) > 0) add_local(local);
     }
   }
@@ -192,11 +192,11 @@ class Member {
                                                    part_.type, part_.reduction)});
   }
 
-  void add_local(const LocalStep& local) {
+  void add_local(const LocalWork& local) {
     const AccessList into = accesses(local.into), from = accesses(local.from);
-    if (local.kind == LocalStep::Kind::reduce) return add_reduction(into, from);
+    if (local.kind == LocalWork::Kind::reduce) return add_reduction(into, from);
     const auto bytes = static_cast<double>(num_bytes(out_, into));
-    if (local.kind == LocalStep::Kind::copy) {
+    if (local.kind == LocalWork::Kind::copy) {
       NodeSpec node = with_labels("copy", NodeKind::copy);
       node.reads    = from;
       node.writes   = into;

@@ -26,7 +26,7 @@ struct Transfer {
 };
 
 // What a member does by itself.
-struct LocalStep {
+struct LocalWork {
   enum class Kind : std::uint8_t { copy, reduce, divide };
   Kind kind  = Kind::copy;
   int member = 0;
@@ -37,7 +37,7 @@ struct LocalStep {
 // Messages that are under way together, at most one from and one to each member; then local work.
 struct Round {
   std::vector<Transfer> transfers = {};
-  std::vector<LocalStep> locals   = {};
+  std::vector<LocalWork> locals   = {};
 };
 
 struct Rounds {

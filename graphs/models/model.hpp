@@ -15,27 +15,28 @@ struct Init {
   double constant  = 0;
 };
 
-// A run of indices of one named tensor (as checkpoints have it) along the dim that tensor parallelism cuts.
-struct Section {
-  std::string tensor = {};
-  std::int64_t begin = 0;  // first index of that dim
-  std::int64_t size  = 0;  // indices
-  std::int64_t units = 0;  // cut in whole units (heads), of which there are so many; 0: `size` of them
+// Indices [begin, begin + size) of a checkpoint's tensor, along the dim that tensor parallelism cuts. A weight is made
+// of such sections.
+struct TensorSection {
+  std::string tensor     = {};
+  std::int64_t begin     = 0;  // first index of that dim
+  std::int64_t size      = 0;
+  std::int64_t num_heads = 0;  // more than 0: the section is so many attention heads, and is cut between heads only
 };
 
 // A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
-// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Units (heads) are cut evenly or,
-// where there are fewer than ranks, held by several neighbours; single indices as evenly as may be, the first ranks
-// having one more.
+// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Heads are divided evenly over
+// the ranks; with fewer heads than ranks, several neighbouring ranks hold the same head. Sections without heads are cut
+// between any two indices; the first ranks have one index more.
 struct WeightSpec {
-  std::string name              = {};  // by which the forward pass asks for it
-  TensorShape shape             = {};  // of the whole
-  int dim                       = 0;
-  bool cut                      = false;
-  std::vector<Section> sections = {};  // empty: one, the tensor of that name
-  Init init                     = {};
-  std::string tied_to           = {};     // this weight is that one of another block: same values, one update
-  bool norm                     = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
+  std::string name                    = {};  // by which the forward pass asks for it
+  TensorShape shape                   = {};  // of the whole
+  int dim                             = 0;
+  bool cut                            = false;
+  std::vector<TensorSection> sections = {};  // empty: one, the tensor of that name
+  Init init                           = {};
+  std::string tied_to                 = {};     // this weight is that one of another block: same values, one update
+  bool norm                           = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
 };
 
 // A run of the model that stays on one pipeline stage.

@@ -10,9 +10,9 @@ namespace stepgraph {
 
 StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
     : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
-  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.shares_rows()};
+  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.sequence_parallel()};
   if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
-  shards_ = shard_group(setup.plan, coord_.dp);
+  shard_group_ = shard_group(setup.plan, coord_.dp);
 }
 
 Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role,
@@ -39,10 +39,10 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   StepRank& rank = here();
   for (int mb = 0; mb < setup_.step.num_microbatches; ++mb) {
     if (has(Stage{0})) {
-      rank.tokens.push_back(make(str("tokens mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+      rank.tokens.push_back(make(str("tokens mb", mb), setup_.num_tokens(), DType::i32, Lifetime::persistent));
     }
     if (has(last_stage()) && result == ForwardResult::loss) {
-      rank.targets.push_back(make(str("targets mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+      rank.targets.push_back(make(str("targets mb", mb), setup_.num_tokens(), DType::i32, Lifetime::persistent));
     }
   }
   if (has(last_stage()) && result == ForwardResult::loss) {
@@ -50,9 +50,9 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
     rank.loss = make("loss", 1, DType::f64, Lifetime::persistent);
   }
   if (!trains) return;
-  rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
-  rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
-  rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
+  rank.grad_norm   = make("grad_norm", 1, DType::f64, Lifetime::persistent);
+  rank.step_number = make("step", 1, DType::i64, Lifetime::persistent);
+  rank.rate        = make("rate", 1, DType::f64, Lifetime::persistent);
   if (!setup_.plan.precision.scales()) return;
   rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
   rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
@@ -67,7 +67,7 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   RandomStream random{
       .seed           = setup_.options.seed,
       .first_sequence = coord_.dp * (batch.global / setup_.plan.layout.dp) + std::int64_t{mb} * batch.micro};
-  if (trains) random.step = here().step;
+  if (trains) random.step = here().step_number;
   Work& work = work_[key(action)];
   work.tape  = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
                                                .weights    = &table_,
@@ -82,11 +82,11 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
                                                .records    = trains});
   Tape& tape = *work.tape;
   if (s == 0) {
-    work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.rows()}, DType::i32, false);
+    work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.num_tokens()}, DType::i32, false);
   } else {
     const auto received = received_.find(key(action));  // else the stage before is this rank's own
     const Buffer from   = received != received_.end() ? received->second : work_.at({s - 1, mb}).output.buffer;
-    work.input          = tape.input(from, {setup_.shared_rows(), setup_.step.model.width}, setup_.step.type, true);
+    work.input          = tape.input(from, {setup_.activation_rows(), setup_.step.model.width}, setup_.step.type, true);
   }
   Tensor x = work.input;
   for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
@@ -99,11 +99,11 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
 }
 
 void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result) {
-  const CutRange vocab       = cut_range(setup_.step.model.vocab, tp_.size, tp_.index);
+  const IndexRange vocab     = tp_range(setup_.step.model.vocab, tp_.size, tp_.index);
   const std::int64_t columns = vocab.end - vocab.begin;
-  if (logits.cols() != columns || logits.rows() != setup_.rows()) {
+  if (logits.cols() != columns || logits.rows() != setup_.num_tokens()) {
     throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape),
-                                       " (wanted are logits, ", setup_.rows(), "x", columns, ")"));
+                                       " (wanted are logits, ", setup_.num_tokens(), "x", columns, ")"));
   }
   tape.set_layer(-1);
   if (result == ForwardResult::logits) {
@@ -115,7 +115,7 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   }
   const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
-      tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
+      tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.num_tokens()}, DType::i32, false);
   // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
   const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
   const bool scales     = here().loss_scale != Buffer{};
@@ -150,7 +150,7 @@ void StepBuilder::transfer(const Action& action) {
   const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
   const Group group           = setup_.transfer_group(from, to, coord_);
   const DType type            = setup_.step.type;
-  const std::int64_t elements = setup_.shared_rows() * setup_.step.model.width;
+  const std::int64_t elements = setup_.activation_rows() * setup_.step.model.width;
   const std::string what      = forwards ? "activation" : "gradient";
   NodeSpec node{.name   = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
                 .lane   = graph().lane(rank_, sends ? LaneKind::pp_send : LaneKind::pp_recv),

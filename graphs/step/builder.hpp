@@ -37,9 +37,9 @@ class StepBuilder {
     Tensor input, output;  // on the tape; the last stage has no output
   };
 
-  // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
+  // A shard unit, and the buffers that this rank has for it.
   struct Unit {
-    std::shared_ptr<const ShardUnit> cut;
+    std::shared_ptr<const ShardUnit> spec;
     std::vector<std::string> others                     = {};  // names of weights beside the flat
     std::array<Buffer, all_weight_tensors.size()> flats = {};  // by tensor: the flat, or the rank's shard of it
     Buffer whole                                        = {};  // gathered: read, and without memory before the pass
@@ -51,9 +51,10 @@ class StepBuilder {
     [[nodiscard]] Buffer& flat(WeightTensor tensor) { return flats[static_cast<std::size_t>(tensor)]; }
     [[nodiscard]] Buffer flat(WeightTensor tensor) const { return flats[static_cast<std::size_t>(tensor)]; }
   };
-  struct Cut {
-    std::size_t unit;
-    const CutWeight* weight;
+  // Where a sharded weight is.
+  struct UnitWeight {
+    std::size_t unit;  // into units_
+    const ShardedWeight* weight;
   };
   // Gradients that travel together.
   struct Bucket {
@@ -70,13 +71,13 @@ class StepBuilder {
   void add_to_table();
   void add_slots();
   void add_kept(const Unit& unit, UnitValues& values);
-  [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
-  WeightPart declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry);
-  [[nodiscard]] Access access(const WeightPart& part) const;
-  [[nodiscard]] WeightPart piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const;
-  [[nodiscard]] UnitParts parts(const Unit& unit, WeightTensor tensor) const;
+  [[nodiscard]] const UnitWeight* unit_weight(const WeightSpec& spec) const;  // null: the weight is not sharded
+  StoredRange declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry);
+  [[nodiscard]] Access access(const StoredRange& part) const;
+  [[nodiscard]] StoredRange in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const;
+  [[nodiscard]] UnitShards shards_of(const Unit& unit, WeightTensor tensor) const;
   [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
-  [[nodiscard]] bool cuts_values() const { return shards_weights(setup_.plan.shard.strategy); }
+  [[nodiscard]] bool shards_values() const { return shards_weights(setup_.plan.shard.strategy); }
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -89,7 +90,7 @@ class StepBuilder {
   void reduce_gradients(Stage stage);
   void check_used(const StepWeight& weight);
   void refuse_unused(const StepWeight& weight);  // or names it, where the plan lets it be
-  UnitParts incoming_parts(const Unit& unit);
+  UnitShards incoming_shards(const Unit& unit);
   void join_replicas(const Unit& unit, const Labels& labels);
   void reduce_unit(Unit& unit, const Labels& labels);
   void reduce_bucket(const Bucket& bucket, const Labels& labels);
@@ -121,9 +122,9 @@ class StepBuilder {
   Rank rank_;
   Coord coord_;
   TensorParallel tp_;
-  ShardGroup shards_;
+  ShardGroup shard_group_;
   std::vector<Unit> units_;
-  std::map<std::string, Cut> cuts_;
+  std::map<std::string, UnitWeight> unit_weights_;
   std::vector<Bucket> buckets_;
   Buffer incoming_;
   WeightTable table_;

@@ -139,9 +139,9 @@ class Rooted {
       for (auto* list : {&rank.tokens, &rank.targets, &rank.logits}) {
         for (Buffer& buffer : *list) move(buffer);
       }
-      for (Buffer* buffer : {&rank.loss, &rank.grad_norm, &rank.step, &rank.rate}) move(*buffer);
+      for (Buffer* buffer : {&rank.loss, &rank.grad_norm, &rank.step_number, &rank.rate}) move(*buffer);
       for (StepWeight& weight : rank.weights) {
-        for (WeightPart* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
+        for (StoredRange* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
           move(part->buffer);
           if (part->buffer == Buffer{}) *part = {};
         }

@@ -40,7 +40,7 @@ std::set<int> shared_by(const Model& model, int tp) {
   for (const Block& block : model.blocks) {
     for (const WeightSpec& weight : block.weights) {
       if (!weight.cut) continue;
-      for (const WeightPiece& piece : pieces_of(weight, tp, 0)) {
+      for (const TpPiece& piece : tp_pieces(weight, tp, 0)) {
         if (piece.num_holders > 1) numbers.insert(piece.num_holders);
       }
     }
@@ -66,7 +66,7 @@ void StepSetup::make_groups(bool trains) {
   if (dp > 1) along(Axis::dp, "loss");
   if (dp > 1 && trains) along(Axis::dp, "gradients");
   make_shard_groups(trains);
-  if (shares_rows() && trains) along(Axis::tp, "shares");
+  if (sequence_parallel() && trains) along(Axis::tp, "shares");
   // What is left connects ranks of one data-parallel replica: once for each pair of coordinates.
   for (int replica = 0; replica < dp; ++replica) {
     for (int t = 0; t < tp; ++t) {

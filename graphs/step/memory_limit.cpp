@@ -148,10 +148,10 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
          what_would_fit(plan, step.batch, trains, arena.size_bytes, peak_of));
 }
 
-void check_memory_limit(std::span<const MemoryRequirement> rows, const Model& model, const Plan& plan,
+void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
                         const BatchSpec& batch, const MemoryRequirementOptions& options) {
   if (plan.memory_limit_bytes == 0) return;
-  const MemoryRequirement& most = largest(rows);
+  const MemoryRequirement& most = largest(requirements);
   if (most.peak_bytes <= plan.memory_limit_bytes) return;
   const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
     return largest(memory_requirements(model, by, of, options)).peak_bytes;

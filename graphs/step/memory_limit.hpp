@@ -16,7 +16,7 @@ using BuildStep = std::function<StepGraph(const Plan& plan, const BatchSpec& bat
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build);
 
 // What memory_requirements found for the same arguments.
-void check_memory_limit(std::span<const MemoryRequirement> rows, const Model& model, const Plan& plan,
+void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
                         const BatchSpec& batch, const MemoryRequirementOptions& options = {});
 
 }  // namespace stepgraph

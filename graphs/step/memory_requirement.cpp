@@ -58,7 +58,7 @@ Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units
   const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
   for (const ShardUnit& unit : units) {
     if (setup.rank_of(unit.stage, coord) != rank) continue;
-    for (const CutWeight& weight : unit.weights) {
+    for (const ShardedWeight& weight : unit.weights) {
       if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
     }
   }
@@ -119,39 +119,39 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
     if (is_new) found->second = shard_units(model, setup.plan, setup.blocks_of_stage, tp);
     kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
   }
-  std::vector<MemoryRequirement> rows;
+  std::vector<MemoryRequirement> requirements;
   for (const auto& [kind, ranks] : kinds) {
     if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;
     building.only        = options.rank.value_or(ranks.front());
     const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
                                           : build_forward_step(model, plan, batch, ForwardResult::loss, building);
-    rows.push_back(memory_requirement(step, *building.only, plan.reuse));
-    rows.back().ranks = ranks;
+    requirements.push_back(memory_requirement(step, *building.only, plan.reuse));
+    requirements.back().ranks = ranks;
   }
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  return rows;
+  std::sort(requirements.begin(), requirements.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return requirements;
 }
 
-const MemoryRequirement& largest(std::span<const MemoryRequirement> rows) {
-  return *std::max_element(rows.begin(), rows.end(),
+const MemoryRequirement& largest(std::span<const MemoryRequirement> requirements) {
+  return *std::max_element(requirements.begin(), requirements.end(),
                            [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
 }
 
-std::string memory_table(std::span<const MemoryRequirement> rows) {
+std::string memory_table(std::span<const MemoryRequirement> requirements) {
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> titles{"ranks"};
   for (const MemoryRole role : all_memory_roles) titles.emplace_back(to_string(role));
   titles.insert(titles.end(), {"unused", "peak", "lower bound"});
   lines.push_back(std::move(titles));
-  for (const MemoryRequirement& row : rows) {
+  for (const MemoryRequirement& row : requirements) {
     std::vector<std::int64_t> bytes(row.at_peak.begin(), row.at_peak.end());
     bytes.insert(bytes.end(), {row.unused_bytes, row.peak_bytes, row.lower_bound_bytes});
-    std::vector<std::string> units{ranks_text(row.ranks)}, exact{""};
+    std::vector<std::string> rounded{ranks_text(row.ranks)}, exact{""};
     for (const std::int64_t number : bytes) {
-      units.push_back(bytes_text(static_cast<double>(number)));
+      rounded.push_back(bytes_text(static_cast<double>(number)));
       exact.push_back(str(number));
     }
-    lines.push_back(std::move(units));
+    lines.push_back(std::move(rounded));
     lines.push_back(std::move(exact));
   }
   std::vector<std::size_t> widths(lines.front().size(), 0);

@@ -47,10 +47,10 @@ struct MemoryRequirementOptions {
                                                                  const MemoryRequirementOptions& options = {});
 
 // The row of the rank that needs most; of equals the first. There must be one.
-[[nodiscard]] const MemoryRequirement& largest(std::span<const MemoryRequirement> rows);
+[[nodiscard]] const MemoryRequirement& largest(std::span<const MemoryRequirement> requirements);
 
 // For people: two lines for each, in units that are easy to read and in bytes.
-[[nodiscard]] std::string memory_table(std::span<const MemoryRequirement> rows);
+[[nodiscard]] std::string memory_table(std::span<const MemoryRequirement> requirements);
 // "parameters 112 MiB, ..., unused 1 KiB": all that is not 0.
 [[nodiscard]] std::string roles_text(const MemoryRequirement& requirement);
 

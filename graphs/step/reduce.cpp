@@ -16,7 +16,7 @@ struct UnitReduction {
   std::shared_ptr<const ShardUnit> unit;
   DType sums, travel;  // in which they are added up here, and sent
   bool keeps;          // the part stays as it travelled
-  UnitParts to, incoming;
+  UnitShards to, incoming;
   std::vector<std::string> others;
   std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
 
@@ -30,7 +30,7 @@ struct UnitReduction {
                     .values = whole.range(offset, size),
                     .labels = labels});
     }
-    const UnitParts& target = first ? to : incoming;
+    const UnitShards& target = first ? to : incoming;
     const UnitText text{.name = name, .others = others, .labels = labels};
     if (travel == sums) {
       reduce_scatter_unit(graph, by, *unit, sums, whole, target, text, done);
@@ -38,21 +38,21 @@ struct UnitReduction {
       in_another_type(graph, whole, target, text, done);
     }
     if (first) return;
-    each_part([&](const Access& part, const Access& added, const std::string& what) {
+    each_shard([&](const Access& part, const Access& added, const std::string& what) {
       reduce_into(graph, {.name = str("add ", name, what), .into = part, .from = added, .labels = labels});
     });
   }
 
  private:
   template <class F>
-  void each_part(const F& f) const {
+  void each_shard(const F& f) const {
     if (unit->flat) f(to.flat, incoming.flat, std::string());
     for (std::size_t i = 0; i < to.others.size(); ++i) {
       if (to.others[i].buffer != Buffer{}) f(to.others[i], incoming.others[i], " " + others[i]);
     }
   }
 
-  void in_another_type(Graph& graph, Buffer whole, const UnitParts& target, const UnitText& text,
+  void in_another_type(Graph& graph, Buffer whole, const UnitShards& target, const UnitText& text,
                        const AccessList& done) const {
     const auto make = [&](const std::string& name, std::int64_t bytes_in_sums) {
       const auto elements = bytes_in_sums / static_cast<std::int64_t>(size_bytes(sums));
@@ -75,21 +75,21 @@ struct UnitReduction {
       reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
       return;
     }
-    UnitParts parts;
-    if (unit->flat) parts.flat = make(" part", bytes(target.flat));
+    UnitShards shards;
+    if (unit->flat) shards.flat = make(" part", bytes(target.flat));
     for (std::size_t i = 0; i < target.others.size(); ++i) {
       const bool has = target.others[i].buffer != Buffer{};
-      parts.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
+      shards.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
     }
-    reduce_scatter_unit(graph, by, *unit, travel, rounded, parts, text, done);
+    reduce_scatter_unit(graph, by, *unit, travel, rounded, shards, text, done);
     const auto widen = [&](const Access& part, const Access& into, const std::string& what) {
       convert(
           graph,
           {.name = str("widen ", text.name, what), .lane = by.lane, .to = into, .from = part, .labels = text.labels});
     };
-    if (unit->flat) widen(parts.flat, target.flat, "");
+    if (unit->flat) widen(shards.flat, target.flat, "");
     for (std::size_t i = 0; i < target.others.size(); ++i) {
-      if (target.others[i].buffer != Buffer{}) widen(parts.others[i], target.others[i], " " + others[i]);
+      if (target.others[i].buffer != Buffer{}) widen(shards.others[i], target.others[i], " " + others[i]);
     }
   }
 };
@@ -101,46 +101,46 @@ void StepBuilder::begin_gradients(const Action& action) {
   if (!reduces_each()) return;
   const int mb = index(action.microbatch);
   for (Unit& unit : units_) {
-    if (unit.cut->stage != action.stage) continue;
+    if (unit.spec->stage != action.stage) continue;
     const auto size = static_cast<std::int64_t>(size_bytes(sum_type()));
     const Buffer whole =
-        make(str("gradients of ", unit.cut->name, " mb", mb), unit.cut->elements, sum_type(), Lifetime::step);
+        make(str("gradients of ", unit.spec->name, " mb", mb), unit.spec->elements, sum_type(), Lifetime::step);
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
-      const CutWeight& weight   = unit.cut->weights[i];
-      WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
-      entry.gradient            = whole.range(weight.offset * size, weight.elements * size);
-      entry.has_gradient        = false;
+      const ShardedWeight& weight = unit.spec->weights[i];
+      WeightTable::Entry& entry   = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
+      entry.gradient              = whole.range(weight.offset * size, weight.elements * size);
+      entry.has_gradient          = false;
     }
     const bool first = unit.num_reduced++ == 0;
     unit.cleared     = std::make_shared<std::vector<Cleared>>();
     const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
-                                  .unit     = unit.cut,
+                                  .unit     = unit.spec,
                                   .sums     = sum_type(),
                                   .travel   = setup_.plan.precision.reduce,
                                   .keeps    = keeps_rounded_gradients(),
-                                  .to       = parts(unit, WeightTensor::gradient),
-                                  .incoming = first ? UnitParts{} : incoming_parts(unit),
+                                  .to       = shards_of(unit, WeightTensor::gradient),
+                                  .incoming = first ? UnitShards{} : incoming_shards(unit),
                                   .others   = unit.others,
                                   .cleared  = unit.cleared};
-    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.cut->layer, .phase = "reduce"};
+    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.spec->layer, .phase = "reduce"};
     setup_.slots.gradients.push_back(
         {.whole      = whole,
-         .unit       = unit.cut->name,
-         .size_bytes = unit.cut->elements * size,
+         .unit       = unit.spec->name,
+         .size_bytes = unit.spec->elements * size,
          .type       = sum_type(),
-         .reduce     = [=, name = str(unit.cut->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
+         .reduce     = [=, name = str(unit.spec->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
            reduction.add(graph, slot, name, labels, first, done);
          }});
   }
 }
 
 // Where a unit's part of a later microbatch comes in, to be added: one place for all units, as they come one by one.
-UnitParts StepBuilder::incoming_parts(const Unit& unit) {
+UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   const auto size  = static_cast<std::int64_t>(size_bytes(sum_type()));
   const auto bytes = [&](const Unit& of) {
-    std::int64_t elements = of.cut->flat ? of.cut->flat->shard_elements() : 0;
-    for (const CutWeight& weight : of.cut->weights) {
-      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    std::int64_t elements = of.spec->flat ? of.spec->flat->shard_elements() : 0;
+    for (const ShardedWeight& weight : of.spec->weights) {
+      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
     }
     return elements;
   };
@@ -149,26 +149,26 @@ UnitParts StepBuilder::incoming_parts(const Unit& unit) {
     for (const Unit& each : units_) most = std::max(most, bytes(each));
     incoming_ = make("incoming gradients", most, sum_type(), Lifetime::step, MemoryRole::gradients);
   }
-  UnitParts parts;
+  UnitShards shards;
   std::int64_t offset = 0;
-  if (unit.cut->flat) {
-    offset     = unit.cut->flat->shard_elements();
-    parts.flat = incoming_.range(0, offset * size);
+  if (unit.spec->flat) {
+    offset      = unit.spec->flat->shard_elements();
+    shards.flat = incoming_.range(0, offset * size);
   }
-  for (const CutWeight& weight : unit.cut->weights) {
+  for (const ShardedWeight& weight : unit.spec->weights) {
     if (weight.flat) continue;
-    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shards_.member)].size();
-    parts.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
+    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
+    shards.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
     offset += elements;
   }
-  return parts;
+  return shards;
 }
 
 // Weights without a gradient are cleared when their unit is reduced: until then its slot may be another's.
 void StepBuilder::end_gradients(const Action& action) {
   if (!reduces_each()) return;
   for (const Unit& unit : units_) {
-    if (unit.cut->stage != action.stage) continue;
+    if (unit.spec->stage != action.stage) continue;
     bool used = false;
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
       const StepWeight& weight  = here().weights[unit.weights[i]];
@@ -247,10 +247,10 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   const auto copy_all  = [&](bool in) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
-      const WeightPart& gradient = here().weights[i].gradient;
-      const Access own           = access(gradient);
-      const Access there         = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
-      const std::string& name    = setup_.step.spec(here().weights[i]).name;
+      const StoredRange& gradient = here().weights[i].gradient;
+      const Access own            = access(gradient);
+      const Access there          = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
+      const std::string& name     = setup_.step.spec(here().weights[i]).name;
       copy(graph(), {.name   = str(in ? "copy in gradient of " : "copy out gradient of ", name),
                       .lane   = LaneKind::reduce,
                       .to     = in ? there : own,
@@ -265,9 +265,9 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (sum != bucket.buffer) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
-      WeightPart& gradient = here().weights[i].gradient;
-      gradient.buffer      = sum;
-      gradient.offset      = offset;
+      StoredRange& gradient = here().weights[i].gradient;
+      gradient.buffer       = sum;
+      gradient.offset       = offset;
       offset += gradient.size();
     }
     return;
@@ -278,28 +278,29 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
 // Whole gradients of a unit, summed over microbatches.
 void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
   const bool in_place = setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients();
-  const UnitReduction reduction{.by     = member("reduce", LaneKind::reduce),
-                                .unit   = unit.cut,
-                                .sums   = sum_type(),
-                                .travel = setup_.plan.precision.reduce,
-                                .keeps  = keeps_rounded_gradients(),
-                                .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
-                                               : parts(unit, WeightTensor::gradient),
+  const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
+                                .unit     = unit.spec,
+                                .sums     = sum_type(),
+                                .travel   = setup_.plan.precision.reduce,
+                                .keeps    = keeps_rounded_gradients(),
+                                .to       = in_place
+                                                ? shards_in_whole(*unit.spec, sum_type(), unit.gradients, shard_group_.member)
+                                                : shards_of(unit, WeightTensor::gradient),
                                 .incoming = {},
                                 .others   = unit.others};
   const std::uint32_t before = graph().num_buffers();
-  reduction.add(graph(), unit.gradients, unit.cut->name, labels, true, {});
+  reduction.add(graph(), unit.gradients, unit.spec->name, labels, true, {});
   mark_since(before, MemoryRole::gradients);  // what is rounded on the way
 }
 
 // Of ranks that have the same part of another whole.
 void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
-  const UnitParts all = parts(unit, WeightTensor::gradient);
-  const int members   = setup_.plan.layout.dp / shards_.size;
-  const auto join     = [&](const Access& part, const std::string& what) {
+  const UnitShards all = shards_of(unit, WeightTensor::gradient);
+  const int members    = setup_.plan.layout.dp / shard_group_.size;
+  const auto join      = [&](const Access& part, const std::string& what) {
     all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);
   };
-  if (unit.cut->flat) join(all.flat, unit.cut->name);
+  if (unit.spec->flat) join(all.flat, unit.spec->name);
   for (std::size_t i = 0; i < all.others.size(); ++i) {
     if (all.others[i].buffer != Buffer{}) join(all.others[i], unit.others[i]);
   }
@@ -310,13 +311,13 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
 void StepBuilder::reduce_gradients(Stage stage) {
   auto& weights = here().weights;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
-    if (weight->stage == stage && !(reduces_each() && cut_of(setup_.step.spec(*weight)))) check_used(*weight);
+    if (weight->stage == stage && !(reduces_each() && unit_weight(setup_.step.spec(*weight)))) check_used(*weight);
   }
   const auto labels_of = [&](int layer) { return Labels{.stage = index(stage), .layer = layer, .phase = "reduce"}; };
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-    if (unit->cut->stage != stage) continue;
-    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->cut->layer));
-    if (shards_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->cut->layer));
+    if (unit->spec->stage != stage) continue;
+    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->spec->layer));
+    if (shard_group_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->spec->layer));
   }
   for (const Bucket& bucket : buckets_) {
     if (bucket.stage != stage) continue;
@@ -332,18 +333,18 @@ void StepBuilder::reduce_gradients(Stage stage) {
 void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& labels) {
   const WeightSpec& spec = setup_.step.spec(weight);
   if (!spec.cut) {
-    if (!setup_.shares_rows()) return;
+    if (!setup_.sequence_parallel()) return;
     all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
                     access(weight.gradient), type_of(weight.gradient.buffer), LaneKind::reduce, labels);
     return;
   }
-  for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
+  for (const TpPiece& piece : tp_pieces(spec, tp_.size, tp_.index)) {
     if (piece.num_holders == 1) continue;
     if (spec.dim != 0) {
       throw Error(ErrorKind::config,
                   str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
     }
-    const WeightPart shared = piece_of(weight.gradient, spec, piece);
+    const StoredRange shared = in_piece(weight.gradient, spec, piece);
     if (shared.empty()) continue;
     all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
                     piece.num_holders, access(shared), type_of(shared.buffer), LaneKind::reduce, labels);

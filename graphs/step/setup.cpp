@@ -36,10 +36,11 @@ void check_model(const Model& model) {
                    " (one that it has)"));
       }
       std::int64_t size = 0;
-      for (const Section& section : weight.sections) {
-        if (section.size < 1 || section.begin < 0 || (section.units != 0 && section.size % section.units != 0)) {
+      for (const TensorSection& section : weight.sections) {
+        if (section.size < 1 || section.begin < 0 ||
+            (section.num_heads != 0 && section.size % section.num_heads != 0)) {
           refuse(str("weight '", weight.name, "': a section of ", section.size, " from ", section.begin, " in ",
-                     section.units, " units (a multiple of its units)"));
+                     section.num_heads, " heads (a multiple of the number of heads)"));
         }
         size += section.size;
       }

@@ -37,9 +37,11 @@ struct StepSetup {
   [[nodiscard]] bool is_last(Stage stage) const { return index(stage) + 1 == num_stages(); }
   // Tokens of a microbatch; and rows of what goes from block to block: those, or with sequence parallelism a rank's
   // share.
-  [[nodiscard]] std::int64_t rows() const { return std::int64_t{step.batch.micro} * step.batch.seq; }
-  [[nodiscard]] bool shares_rows() const { return plan.layout.sequence_parallel && plan.layout.tp > 1; }
-  [[nodiscard]] std::int64_t shared_rows() const { return shares_rows() ? rows() / plan.layout.tp : rows(); }
+  [[nodiscard]] std::int64_t num_tokens() const { return std::int64_t{step.batch.micro} * step.batch.seq; }
+  [[nodiscard]] bool sequence_parallel() const { return plan.layout.sequence_parallel && plan.layout.tp > 1; }
+  [[nodiscard]] std::int64_t activation_rows() const {
+    return sequence_parallel() ? num_tokens() / plan.layout.tp : num_tokens();
+  }
 
   StepGraph step;
   Plan plan;

@@ -18,7 +18,7 @@ struct Member {
 };
 
 // Where a member's parts of a unit are: of the flat, and of each weight beside it, in the order of the unit.
-struct UnitParts {
+struct UnitShards {
   Access flat                = {};
   std::vector<Access> others = {};  // of no bytes where the member has none of it
 };
@@ -32,15 +32,15 @@ struct UnitText {
 };
 
 // whole = all members' parts. The whole is laid out as the unit is; it may lie over the parts.
-void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitParts& from,
+void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitShards& from,
                  Buffer whole, const UnitText& text);
 // parts = the member's share of the sum of all members' wholes. `done`: a token that the last of them writes.
 void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, Buffer whole,
-                         const UnitParts& to, const UnitText& text, const AccessList& done = {});
+                         const UnitShards& to, const UnitText& text, const AccessList& done = {});
 // Zeros where the whole of a flat is longer than its weights.
 void clear_padding(Graph& graph, const ShardUnit& unit, DType type, Buffer whole, const Labels& labels);
 
 // The parts of `member` as they lie in a whole.
-[[nodiscard]] UnitParts parts_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member);
+[[nodiscard]] UnitShards shards_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member);
 
 }  // namespace stepgraph

@@ -5,16 +5,16 @@
 
 #include "engine/graph/timeline.hpp"
 #include "engine/plan/memory_plan.hpp"
+#include "graphs/layout/index_range.hpp"
 #include "graphs/step/step_graph.hpp"
 
 // Looking at a sharded step: who has what, how much it is, and when it is whole.
 namespace stepgraph {
 
-// Elements [begin, begin + size) of a weight, as the ranks of one tensor-parallel index have it.
+// The elements of a weight that one rank keeps, counted on one tensor-parallel rank.
 struct WeightShard {
   Rank owner                                                     = {};
-  std::int64_t begin                                             = 0;
-  std::int64_t size                                              = 0;
+  IndexRange elements                                            = {};
   friend bool operator==(const WeightShard&, const WeightShard&) = default;
 };
 // Who keeps which part of a weight's value, those that keep any, in the order of ranks; a weight that is whole

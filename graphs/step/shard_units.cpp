@@ -123,20 +123,20 @@ std::vector<UnitBlocks> units_of_stage(const Model& model, const ShardPlan& plan
 bool is_joint(const WeightSpec& weight, const LayoutSpec& layout) {
   if (layout.tp == 1) return false;
   if (!weight.cut) return layout.sequence_parallel;
-  const auto pieces = pieces_of(weight, layout.tp, 0);
-  return std::any_of(pieces.begin(), pieces.end(), [](const WeightPiece& piece) { return piece.num_holders > 1; });
+  const auto pieces = tp_pieces(weight, layout.tp, 0);
+  return std::any_of(pieces.begin(), pieces.end(), [](const TpPiece& piece) { return piece.num_holders > 1; });
 }
 
-std::vector<ElementRange> rows_of(const TensorShape& shape, int members) {
+std::vector<IndexRange> rows_of(const TensorShape& shape, int members) {
   const Partition rows({.shape = shape, .dim = 0, .num_members = members});
   const std::int64_t row = shape[0] == 0 ? 0 : num_elements(shape) / shape[0];
-  std::vector<ElementRange> ranges;
+  std::vector<IndexRange> ranges;
   for (int member = 0; member < members; ++member) ranges.push_back({rows.begin(member) * row, rows.end(member) * row});
   return ranges;
 }
 
-std::vector<ElementRange> flat_ranges(const FlatShards& flat, std::int64_t offset, std::int64_t elements) {
-  std::vector<ElementRange> ranges;
+std::vector<IndexRange> flat_ranges(const FlatShards& flat, std::int64_t offset, std::int64_t elements) {
+  std::vector<IndexRange> ranges;
   for (int member = 0; member < flat.num_members(); ++member) {
     const std::int64_t begin = std::clamp(flat.begin(member) - offset, std::int64_t{0}, elements);
     const std::int64_t end   = std::clamp(flat.end(member) - offset, begin, elements);
@@ -158,8 +158,8 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   std::vector<ShardUnit> units;
   const int members = shard_group(plan, 0).size, tp = plan.layout.tp;
   if (members == 1) return units;
-  std::map<std::string, std::vector<ElementRange>> ranges_of;  // of weights that are not tied
-  const auto spec_of = [&](const CutWeight& weight) -> const WeightSpec& {
+  std::map<std::string, std::vector<IndexRange>> ranges_of;  // of weights that are not tied
+  const auto spec_of = [&](const ShardedWeight& weight) -> const WeightSpec& {
     return model.blocks[weight.block].weights[weight.number];
   };
   for (std::size_t stage = 0; stage < blocks_of_stage.size(); ++stage) {
@@ -177,7 +177,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
         }
       }
       if (unit.weights.empty()) continue;
-      for (CutWeight& weight : unit.weights) {
+      for (ShardedWeight& weight : unit.weights) {
         if (!weight.flat) continue;
         weight.offset = unit.elements;
         unit.elements += weight.elements;
@@ -186,7 +186,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
         unit.flat     = FlatShards(unit.elements, members);
         unit.elements = unit.flat->padded_elements();
       }
-      for (CutWeight& weight : unit.weights) {
+      for (ShardedWeight& weight : unit.weights) {
         const WeightSpec& spec = spec_of(weight);
         if (weight.flat) {
           weight.ranges = flat_ranges(*unit.flat, weight.offset, weight.elements);
@@ -201,7 +201,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
     }
   }
   for (ShardUnit& unit : units) {
-    for (CutWeight& weight : unit.weights) {
+    for (ShardedWeight& weight : unit.weights) {
       if (!spec_of(weight).tied_to.empty()) weight.ranges = ranges_of.at(spec_of(weight).tied_to);
     }
   }

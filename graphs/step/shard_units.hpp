@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "graphs/layout/flat_shards.hpp"
+#include "graphs/layout/index_range.hpp"
 #include "graphs/models/model.hpp"
 #include "graphs/plan/plan.hpp"
 #include "graphs/schedule/schedule.hpp"
@@ -19,32 +20,26 @@ struct ShardGroup {
 };
 [[nodiscard]] ShardGroup shard_group(const Plan& plan, int dp_index);
 
-// Elements [begin, end) of a weight.
-struct ElementRange {
-  std::int64_t begin = 0, end = 0;
-  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
-  friend bool operator==(const ElementRange&, const ElementRange&) = default;
-};
-
-// A weight that is cut over the members of a shard group, as the ranks of one tensor-parallel index have it.
-struct CutWeight {
-  std::size_t block = 0, number = 0;         // of the model
-  std::int64_t elements            = 0;      // on one rank, whole
-  std::int64_t offset              = 0;      // where it begins in the gathered unit, in elements
-  bool flat                        = false;  // it lies in the unit's flat
-  std::vector<ElementRange> ranges = {};     // by member
+// A weight of a unit: which elements each member of the shard group keeps. Elements are counted on one tensor-parallel
+// rank.
+struct ShardedWeight {
+  std::size_t block = 0, number = 0;       // of the model
+  std::int64_t elements          = 0;      // on one rank, whole
+  std::int64_t offset            = 0;      // where it begins in the gathered unit, in elements
+  bool flat                      = false;  // it lies in the unit's flat
+  std::vector<IndexRange> ranges = {};     // by member of the shard group
 };
 
 // Weights that are gathered and reduced together: blocks of one stage, neighbours. Gathered, it is its flat, if it has
 // one, and then its other weights, each of which is in the same hands elsewhere too: one whose gradient tensor-parallel
 // ranks add up is cut by its rows, one that is tied to another as that one is.
 struct ShardUnit {
-  std::string name               = {};
-  Stage stage                    = {};
-  int layer                      = -1;  // where it is one layer
-  std::vector<CutWeight> weights = {};
-  std::optional<FlatShards> flat = {};
-  std::int64_t elements          = 0;  // gathered, padding included
+  std::string name                   = {};
+  Stage stage                        = {};
+  int layer                          = -1;  // where it is one layer
+  std::vector<ShardedWeight> weights = {};
+  std::optional<FlatShards> flat     = {};
+  std::int64_t elements              = 0;  // gathered, padding included
 };
 
 // Throws Error(config) where the plan's policy fits nothing or splits what lies between.

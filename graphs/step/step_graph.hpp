@@ -13,29 +13,29 @@
 
 namespace stepgraph {
 
-// Elements [begin, end) of a rank's weight, and where they are: from element `offset` of a buffer on. All of the
-// weight, or what sharding leaves to the rank; nothing: of no graph.
-struct WeightPart {
+// Elements [begin, end) of a rank's weight, stored from element `offset` of a buffer on: all of the weight, or the
+// rank's shard of it. An empty shard has no buffer.
+struct StoredRange {
   Buffer buffer       = {};
   std::int64_t begin  = 0;
   std::int64_t end    = 0;
   std::int64_t offset = 0;
-  bool cut            = false;  // data-parallel ranks have other elements of it; none, maybe
+  bool sharded        = false;  // the data-parallel ranks of a shard group store different elements
   [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
   [[nodiscard]] bool empty() const noexcept { return begin == end; }
 };
 
 // A weight as one rank of a step holds it.
 struct StepWeight {
-  std::size_t block   = 0;  // which of the model's, and which weight of that: StepGraph::spec
-  std::size_t number  = 0;
-  Stage stage         = {};
-  WeightPart value    = {};     // persistent
-  WeightPart gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
-  WeightPart first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
-  WeightPart second   = {};     // running mean of their squares (AdamW)
-  WeightPart master   = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
-  bool tied           = false;  // the value is another weight's: that of this rank, or a copy of another rank's
+  std::size_t block    = 0;  // which of the model's, and which weight of that: StepGraph::spec
+  std::size_t number   = 0;
+  Stage stage          = {};
+  StoredRange value    = {};     // persistent
+  StoredRange gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
+  StoredRange first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
+  StoredRange second   = {};     // running mean of their squares (AdamW)
+  StoredRange master   = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
+  bool tied            = false;  // the value is another weight's: that of this rank, or a copy of another rank's
 };
 
 // What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
@@ -47,7 +47,7 @@ struct StepRank {
   std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
   Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
   Buffer grad_norm            = {};  // f64
-  Buffer step                 = {};  // i64, from 1: to be set before each run
+  Buffer step_number          = {};  // i64, from 1: to be set before each run
   Buffer rate                 = {};  // f64: learning rate
   // Of a step whose loss is scaled. The scale is to be set before the first run, as StepRun does; the others begin as
   // 0.

@@ -15,7 +15,7 @@ namespace stepgraph {
 
 namespace {
 
-WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) {
+StoredRange within(const StoredRange& part, std::int64_t begin, std::int64_t end) {
   begin = std::clamp(begin, part.begin, part.end);
   end   = std::clamp(end, begin, part.end);
   return {.buffer = part.buffer, .begin = begin, .end = end, .offset = part.offset + begin - part.begin};
@@ -24,7 +24,7 @@ WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) 
 }  // namespace
 
 // What a part has of a piece, which is cut along the first dim.
-WeightPart StepBuilder::piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const {
+StoredRange StepBuilder::in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const {
   const TensorShape shape = local_shape(spec, tp_.size, tp_.index);
   const std::int64_t row  = num_elements(shape) / shape[0];
   return within(part, piece.local * row, (piece.local + piece.size) * row);
@@ -84,7 +84,7 @@ void StepBuilder::add_norm() {
   const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
   std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
   const auto is_mine = [&](const StepWeight& weight) {
-    if (cut_of(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
+    if (unit_weight(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
     const auto least = std::min_element(elements.begin(), elements.end());
     *least += weight.gradient.size();
     return least - elements.begin() == sharers.member;
@@ -93,18 +93,18 @@ void StepBuilder::add_norm() {
     const WeightSpec& spec = setup_.step.spec(weight);
     if (weight.tied || !is_mine(weight)) continue;
     // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
-    const auto add = [&](const std::string& name, const WeightPart& values) {
+    const auto add = [&](const std::string& name, const StoredRange& values) {
       if (values.empty()) return;
       square_sum(graph(), {.name = "square_sum " + name, .values = access(values), .sum = squares_, .labels = labels});
     };
-    const auto pieces = pieces_of(spec, tp_.size, tp_.index);
+    const auto pieces = tp_pieces(spec, tp_.size, tp_.index);
     const bool all    = std::all_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.first_holder; });
     if (all) {
       add(spec.name, weight.gradient);
       continue;
     }
-    for (const WeightPiece& piece : pieces) {
-      if (piece.first_holder) add(piece.tensor, piece_of(weight.gradient, spec, piece));
+    for (const TpPiece& piece : pieces) {
+      if (piece.first_holder) add(piece.tensor, in_piece(weight.gradient, spec, piece));
     }
   }
   const int members = sharers.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
@@ -139,7 +139,7 @@ void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
   // With scaling, steps that are skipped are not counted.
   const bool scales                = setup_.plan.precision.scales();
-  const Buffer step                = scales ? here().num_updates : here().step;
+  const Buffer step                = scales ? here().num_updates : here().step_number;
   const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
     if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
@@ -185,24 +185,24 @@ void StepBuilder::add_updates() {
 
 // Where every rank has whole weights and updates its part of them, the others' parts follow.
 void StepBuilder::gather_updated() {
-  if (cuts_values()) return;
+  if (shards_values()) return;
   for (const Unit& unit : units_) {
     const DType type    = setup_.step.type;
     const Buffer values = unit.flat(WeightTensor::value);
     const Member by     = member("gather", LaneKind::gather);
-    const Labels labels{.stage = index(unit.cut->stage), .layer = unit.cut->layer, .phase = "update"};
-    ShardUnit flat{.name = unit.cut->name, .flat = unit.cut->flat};
+    const Labels labels{.stage = index(unit.spec->stage), .layer = unit.spec->layer, .phase = "update"};
+    ShardUnit flat{.name = unit.spec->name, .flat = unit.spec->flat};
     if (flat.flat) {
-      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, values, by.index), values,
+      gather_unit(graph(), by, flat, type, shards_in_whole(flat, type, values, by.index), values,
                   {.name = "updated " + flat.name, .labels = labels});
     }
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
       const StepWeight& weight = here().weights[unit.weights[i]];
       const WeightSpec& spec   = setup_.step.spec(weight);
-      if (unit.cut->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
-      ShardUnit other{.name = spec.name, .weights = {unit.cut->weights[i]}};
+      if (unit.spec->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
+      ShardUnit other{.name = spec.name, .weights = {unit.spec->weights[i]}};
       other.weights.front().offset = 0;
-      gather_unit(graph(), by, other, type, parts_in_whole(other, type, weight.value.buffer, by.index),
+      gather_unit(graph(), by, other, type, shards_in_whole(other, type, weight.value.buffer, by.index),
                   weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
     }
   }

@@ -268,7 +268,7 @@ class RankSlots {
   std::map<std::uint32_t, std::size_t> written_by_;  // by owner
   std::map<std::uint32_t, Buffer> current_;          // by owner, while nodes are emitted
   std::set<std::uint32_t> gathered_again_;           // owners, for a backward pass
-  std::map<std::uint32_t, UnitParts> kept_;          // by owner
+  std::map<std::uint32_t, UnitShards> kept_;         // by owner
   Buffer done_;                                      // what the next gathering may have to wait for
 };
 

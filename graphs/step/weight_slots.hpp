@@ -27,8 +27,8 @@ struct UnitValues {
   Gather gather = {};
   // Where a smaller group keeps what was gathered for the forward pass: adds the nodes that keep it and returns where;
   // and adds those that gather it again from there.
-  std::function<UnitParts(Graph&, Buffer slot, const Labels&)> keep = {};
-  std::function<void(Graph&, const UnitParts& kept, Buffer slot, const Labels&, const AccessList& after)> gather_kept =
+  std::function<UnitShards(Graph&, Buffer slot, const Labels&)> keep = {};
+  std::function<void(Graph&, const UnitShards& kept, Buffer slot, const Labels&, const AccessList& after)> gather_kept =
       {};
 };
 

@@ -6,7 +6,7 @@
 namespace stepgraph {
 namespace {
 
-WeightPart StepWeight::*member_of(WeightTensor tensor) noexcept {
+StoredRange StepWeight::*member_of(WeightTensor tensor) noexcept {
   switch (tensor) {
     case WeightTensor::value:
       return &StepWeight::value;
@@ -79,7 +79,7 @@ MemoryRole role_of(WeightTensor tensor) noexcept {
   return tensor == WeightTensor::gradient ? MemoryRole::gradients : MemoryRole::optimizer;
 }
 
-WeightPart& part_of(StepWeight& weight, WeightTensor tensor) noexcept { return weight.*member_of(tensor); }
-const WeightPart& part_of(const StepWeight& weight, WeightTensor tensor) noexcept { return weight.*member_of(tensor); }
+StoredRange& stored(StepWeight& weight, WeightTensor tensor) noexcept { return weight.*member_of(tensor); }
+const StoredRange& stored(const StepWeight& weight, WeightTensor tensor) noexcept { return weight.*member_of(tensor); }
 
 }  // namespace stepgraph

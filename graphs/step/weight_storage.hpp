@@ -60,7 +60,7 @@ struct WeightStorageOptions {
 [[nodiscard]] bool keeps_rounded_gradients(const Plan& plan) noexcept;
 
 [[nodiscard]] MemoryRole role_of(WeightTensor tensor) noexcept;
-[[nodiscard]] WeightPart& part_of(StepWeight& weight, WeightTensor tensor) noexcept;
-[[nodiscard]] const WeightPart& part_of(const StepWeight& weight, WeightTensor tensor) noexcept;
+[[nodiscard]] StoredRange& stored(StepWeight& weight, WeightTensor tensor) noexcept;
+[[nodiscard]] const StoredRange& stored(const StepWeight& weight, WeightTensor tensor) noexcept;
 
 }  // namespace stepgraph

@@ -27,12 +27,12 @@ std::string_view name_of(WeightTensor tensor, OptimizerKind optimizer) {
 
 }  // namespace
 
-const StepBuilder::Cut* StepBuilder::cut_of(const WeightSpec& spec) const {
-  const auto found = cuts_.find(spec.name);
-  return found == cuts_.end() ? nullptr : &found->second;
+const StepBuilder::UnitWeight* StepBuilder::unit_weight(const WeightSpec& spec) const {
+  const auto found = unit_weights_.find(spec.name);
+  return found == unit_weights_.end() ? nullptr : &found->second;
 }
 
-Access StepBuilder::access(const WeightPart& part) const {
+Access StepBuilder::access(const StoredRange& part) const {
   const auto size = static_cast<std::int64_t>(size_bytes(setup_.step.graph.spec(part.buffer).type));
   return part.buffer.range(part.offset * size, part.size() * size);
 }
@@ -40,79 +40,79 @@ Access StepBuilder::access(const WeightPart& part) const {
 Member StepBuilder::member(std::string_view purpose, LaneKind lane) const {
   return {.rank  = rank_,
           .group = setup_.shard_group(coord_, purpose),
-          .size  = shards_.size,
-          .index = shards_.member,
+          .size  = shard_group_.size,
+          .index = shard_group_.member,
           .lane  = lane};
 }
 
 // Declares the buffer for one entry of the table, or finds it where several weights share it: a unit's flat is made for
 // the first of its weights. An empty shard has no buffer.
-WeightPart StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
+StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
   if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};  // buckets: fill_buckets
   if (entry.placement == Placement::tied) {
     const auto& weights = here().weights;
     const auto owner    = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& weight) {
       return setup_.step.spec(weight).name == spec.tied_to;
     });
-    return part_of(*owner, tensor);
+    return stored(*owner, tensor);
   }
   const auto make_for = [&](std::string_view what, const std::string& of, std::int64_t elements) {
     return make(str(what, of), elements, entry.type, entry.lifetime, role_of(tensor), entry.space);
   };
-  const std::string_view what = name_of(tensor, setup_.plan.optimizer.kind);
-  const bool is_whole         = entry.extent == Extent::whole;
-  const Cut* const cut        = cut_of(spec);
-  const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
-  const ElementRange range =
-      is_whole ? ElementRange{0, elements} : cut->weight->ranges[static_cast<std::size_t>(shards_.member)];
-  WeightPart made{.begin = range.begin, .end = range.end, .cut = !is_whole};
+  const std::string_view what     = name_of(tensor, setup_.plan.optimizer.kind);
+  const bool is_whole             = entry.extent == Extent::whole;
+  const UnitWeight* const sharded = unit_weight(spec);
+  const std::int64_t elements     = num_elements(local_shape(spec, tp_.size, tp_.index));
+  const IndexRange range =
+      is_whole ? IndexRange{0, elements} : sharded->weight->ranges[static_cast<std::size_t>(shard_group_.member)];
+  StoredRange made{.begin = range.begin, .end = range.end, .sharded = !is_whole};
   const bool has_any = is_whole || range.size() > 0;
   if (entry.placement == Placement::own) {
     if (has_any) made.buffer = make_for(what, spec.name, range.size());
     return made;
   }
-  Unit& unit         = units_[cut->unit];
+  Unit& unit         = units_[sharded->unit];
   const bool in_flat = entry.placement == Placement::flat;
   Buffer& buffer     = in_flat ? unit.flat(tensor) : unit.gradients;
   if (buffer == Buffer{}) {
-    const FlatShards* const flat = in_flat ? &*unit.cut->flat : nullptr;
+    const FlatShards* const flat = in_flat ? &*unit.spec->flat : nullptr;
     buffer                       = flat == nullptr
-                                       ? make_for("gradients of ", unit.cut->name, unit.cut->elements)
-                                       : make_for(what, unit.cut->name, is_whole ? flat->padded_elements() : flat->shard_elements());
+                                       ? make_for("gradients of ", unit.spec->name, unit.spec->elements)
+                                       : make_for(what, unit.spec->name, is_whole ? flat->padded_elements() : flat->shard_elements());
   }
   if (has_any) {
-    const std::int64_t first = in_flat && !is_whole ? unit.cut->flat->begin(shards_.member) : 0;  // of the buffer
+    const std::int64_t first = in_flat && !is_whole ? unit.spec->flat->begin(shard_group_.member) : 0;  // of the buffer
     made.buffer              = buffer;
-    made.offset              = cut->weight->offset + range.begin - first;
+    made.offset              = sharded->weight->offset + range.begin - first;
   }
   return made;
 }
 
-// Where the rank's parts of a unit are, as collectives take them.
-UnitParts StepBuilder::parts(const Unit& unit, WeightTensor tensor) const {
-  UnitParts found{.flat = unit.flat(tensor)};
+// Where the rank's shards of a unit are, as collectives take them.
+UnitShards StepBuilder::shards_of(const Unit& unit, WeightTensor tensor) const {
+  UnitShards found{.flat = unit.flat(tensor)};
   const auto& weights = setup_.step.ranks[static_cast<std::size_t>(index(rank_))].weights;
   for (std::size_t i = 0; i < unit.weights.size(); ++i) {
-    if (unit.cut->weights[i].flat) continue;
-    const WeightPart& part = part_of(weights[unit.weights[i]], tensor);
+    if (unit.spec->weights[i].flat) continue;
+    const StoredRange& part = stored(weights[unit.weights[i]], tensor);
     found.others.push_back(part.empty() ? Access() : access(part));
   }
   return found;
 }
 
 void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains) {
-  const WeightSpec& spec = setup_.step.model.blocks[block].weights[number];
-  const Cut* const cut   = cut_of(spec);
+  const WeightSpec& spec          = setup_.step.model.blocks[block].weights[number];
+  const UnitWeight* const sharded = unit_weight(spec);
   StepWeight weight{.block = block, .number = number, .stage = stage, .tied = !spec.tied_to.empty()};
   const WeightTraits traits{.norm      = spec.norm,
-                            .sharded   = cut != nullptr,
-                            .flat      = cut != nullptr && cut->weight->flat,
+                            .sharded   = sharded != nullptr,
+                            .flat      = sharded != nullptr && sharded->weight->flat,
                             .tied_here = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to))};
   const WeightStorageOptions options{.trains = trains, .keep_gradients = setup_.options.keep_gradients};
   for (const WeightTensor tensor : all_weight_tensors) {
-    part_of(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
+    stored(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
   }
-  if (cut != nullptr) units_[cut->unit].weights.push_back(here().weights.size());
+  if (sharded != nullptr) units_[sharded->unit].weights.push_back(here().weights.size());
   here().weights.push_back(weight);
 }
 
@@ -123,7 +123,7 @@ void StepBuilder::fill_buckets() {
   auto& weights         = here().weights;
   for (std::size_t i = weights.size(); i-- > 0;) {
     const WeightSpec& spec = setup_.step.spec(weights[i]);
-    if (cut_of(spec) != nullptr) continue;
+    if (unit_weight(spec) != nullptr) continue;
     const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
     const bool goes_on          = !buckets_.empty() && buckets_.back().stage == weights[i].stage;
     const bool first   = !goes_on || buckets_.size() < 2 || buckets_[buckets_.size() - 2].stage != weights[i].stage;
@@ -153,16 +153,16 @@ void StepBuilder::add_to_table() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     WeightTable::Entry entry{.name = spec.name, .shape = local_shape(spec, tp_.size, tp_.index)};
-    const Cut* const cut  = cut_of(spec);
-    const auto whole_part = [&](Buffer whole, DType type) {
+    const UnitWeight* const sharded = unit_weight(spec);
+    const auto whole_part           = [&](Buffer whole, DType type) {
       const auto size = static_cast<std::int64_t>(size_bytes(type));
-      return whole.range(cut->weight->offset * size, cut->weight->elements * size);
+      return whole.range(sharded->weight->offset * size, sharded->weight->elements * size);
     };
-    entry.value =
-        cut != nullptr && cuts_values() ? whole_part(units_[cut->unit].whole, setup_.step.type) : access(weight.value);
-    if (cut != nullptr && units_[cut->unit].gradients != Buffer{}) {
-      entry.gradient = whole_part(units_[cut->unit].gradients, sum_type());
-    } else if (cut == nullptr && weight.gradient.buffer != Buffer{}) {
+    entry.value = sharded != nullptr && shards_values() ? whole_part(units_[sharded->unit].whole, setup_.step.type)
+                                                        : access(weight.value);
+    if (sharded != nullptr && units_[sharded->unit].gradients != Buffer{}) {
+      entry.gradient = whole_part(units_[sharded->unit].gradients, sum_type());
+    } else if (sharded == nullptr && weight.gradient.buffer != Buffer{}) {
       entry.gradient = access(weight.gradient);
     }
     table_.add(std::move(entry));
@@ -172,10 +172,10 @@ void StepBuilder::add_to_table() {
 void StepBuilder::declare_weights(bool trains) {
   for (const std::shared_ptr<const ShardUnit>& unit : setup_.units(coord_.tp)) {
     if (!has(unit->stage)) continue;
-    units_.push_back({.cut = unit});
-    for (const CutWeight& weight : unit->weights) {
+    units_.push_back({.spec = unit});
+    for (const ShardedWeight& weight : unit->weights) {
       const std::string& name = setup_.step.model.blocks[weight.block].weights[weight.number].name;
-      cuts_.emplace(name, Cut{units_.size() - 1, &weight});
+      unit_weights_.emplace(name, UnitWeight{units_.size() - 1, &weight});
       if (!weight.flat) units_.back().others.push_back(name);
     }
   }
@@ -187,16 +187,16 @@ void StepBuilder::declare_weights(bool trains) {
     }
   }
   for (Unit& unit : units_) {
-    const std::int64_t elements = unit.cut->elements;
-    if (cuts_values()) unit.whole = make("whole " + unit.cut->name, elements, setup_.step.type, Lifetime::step);
+    const std::int64_t elements = unit.spec->elements;
+    if (shards_values()) unit.whole = make("whole " + unit.spec->name, elements, setup_.step.type, Lifetime::step);
     if (trains && !reduces_each() && unit.gradients == Buffer{}) {
       unit.gradients =
-          make("gradients of " + unit.cut->name, elements, sum_type(), Lifetime::step, MemoryRole::gradients);
+          make("gradients of " + unit.spec->name, elements, sum_type(), Lifetime::step, MemoryRole::gradients);
     }
   }
   if (trains && setup_.plan.layout.dp > 1) fill_buckets();
   add_to_table();
-  if (cuts_values()) add_slots();
+  if (shards_values()) add_slots();
 }
 
 namespace {
@@ -219,9 +219,9 @@ UnitText gather_text(const ShardUnit& unit, const std::vector<std::string>& othe
 ShardUnit among_fewer(const ShardUnit& unit, int members) {
   ShardUnit fewer = unit;
   if (unit.flat) fewer.flat = FlatShards(unit.flat->padded_elements(), members);
-  for (CutWeight& weight : fewer.weights) {
+  for (ShardedWeight& weight : fewer.weights) {
     const std::size_t together = weight.ranges.size() / static_cast<std::size_t>(members);
-    std::vector<ElementRange> ranges;
+    std::vector<IndexRange> ranges;
     for (std::size_t first = 0; first < weight.ranges.size(); first += together) {
       ranges.push_back({weight.ranges[first].begin, weight.ranges[first + together - 1].end});
     }
@@ -237,13 +237,13 @@ void StepBuilder::add_slots() {
   const DType type = setup_.step.type;
   for (const Unit& unit : units_) {
     UnitValues values{.whole      = unit.whole,
-                      .unit       = unit.cut->name,
-                      .size_bytes = unit.cut->elements * static_cast<std::int64_t>(size_bytes(type)),
+                      .unit       = unit.spec->name,
+                      .size_bytes = unit.spec->elements * static_cast<std::int64_t>(size_bytes(type)),
                       .type       = type};
-    values.gather = [type, cut = unit.cut, others = unit.others, from = parts(unit, WeightTensor::value),
+    values.gather = [type, spec = unit.spec, others = unit.others, from = shards_of(unit, WeightTensor::value),
                      by = member("gather", LaneKind::gather)](Graph& graph, Buffer slot, const Labels& at,
                                                               const AccessList& after) {
-      gather_unit(graph, by, *cut, type, from, slot, gather_text(*cut, others, at, after));
+      gather_unit(graph, by, *spec, type, from, slot, gather_text(*spec, others, at, after));
     };
     if (setup_.plan.shard.reshard_group > 0) add_kept(unit, values);
     setup_.slots.values.push_back(std::move(values));
@@ -259,16 +259,16 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
                   .size  = size,
                   .index = coord_.dp % size,
                   .lane  = LaneKind::gather};
-  const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.cut, size));
+  const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.spec, size));
   values.keep      = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at) {
-    const UnitParts in_slot = parts_in_whole(*fewer, type, slot, by.index);
-    const auto keep         = [&](const Access& from, const std::string& what) {
+    const UnitShards in_slot = shards_in_whole(*fewer, type, slot, by.index);
+    const auto keep          = [&](const Access& from, const std::string& what) {
       const Buffer to =
           graph.buffer({.name = "kept " + what, .rank = by.rank, .size_bytes = from.region.num_bytes(), .type = type});
       copy(graph, {.name = "keep " + what, .lane = std::nullopt, .to = to, .from = from, .labels = at});
       return Access(to);
     };
-    UnitParts kept;
+    UnitShards kept;
     if (fewer->flat) kept.flat = keep(in_slot.flat, fewer->name);
     for (std::size_t i = 0; i < others.size(); ++i) {
       const bool has = in_slot.others[i].region.num_bytes() > 0;
@@ -276,7 +276,7 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
     }
     return kept;
   };
-  values.gather_kept = [=, others = unit.others](Graph& graph, const UnitParts& kept, Buffer slot, const Labels& at,
+  values.gather_kept = [=, others = unit.others](Graph& graph, const UnitShards& kept, Buffer slot, const Labels& at,
                                                  const AccessList& after) {
     gather_unit(graph, by, *fewer, type, kept, slot, gather_text(*fewer, others, at, after));
   };

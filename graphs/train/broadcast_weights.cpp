@@ -19,8 +19,8 @@ namespace {
 std::vector<Buffer> held(const StepRank& rank, bool shards) {
   std::vector<Buffer> found;
   for (const StepWeight& weight : rank.weights) {
-    for (const WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
-      if (part.cut != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
+    for (const StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
+      if (part.sharded != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
         continue;
       found.push_back(part.buffer);
     }

@@ -57,7 +57,7 @@ DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   memory.write(step_.tokens, tokens.first(tokens.size() - 1));
   memory.write(step_.targets, tokens.last(tokens.size() - 1));
   for (const StepRank& rank : step_.step.ranks) {  // where dropout or an update asks for them
-    if (rank.step != Buffer{}) memory.set_first(rank.step, num_steps_ + 1);
+    if (rank.step_number != Buffer{}) memory.set_first(rank.step_number, num_steps_ + 1);
     if (rank.rate != Buffer{}) memory.set_first(rank.rate, rate_);
   }
   run_.run();

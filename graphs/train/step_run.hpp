@@ -70,12 +70,12 @@ class StepRun {
   struct Holder {  // who has a piece of a tensor, or a part of it
     Rank rank;
     const StepWeight* weight;
-    WeightPiece piece;
+    TpPiece piece;
   };
   template <class T>
   void read(Which which, const std::string& name, std::span<T> out) const;
   void find_holders();
-  [[nodiscard]] std::vector<WeightPart> parts_of(const Holder& holder, WeightPart StepWeight::*which) const;
+  [[nodiscard]] std::vector<StoredRange> parts_of(const Holder& holder, StoredRange StepWeight::*which) const;
 
   StepGraph step_;
   World* world_;

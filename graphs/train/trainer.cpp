@@ -20,7 +20,7 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
   if (!run_.has_weights()) set_fresh_weights(run_, seed_);
   Memory& memory = run_.memory();
   for (const StepRank& rank : run_.step().ranks) {
-    memory.set_first(rank.step, num_steps_ + 1);
+    memory.set_first(rank.step_number, num_steps_ + 1);
     memory.set_first(rank.rate, rate_);
   }
   run_.run(recorder);
@@ -65,9 +65,9 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   for (int tp = 0; tp < step.layout.degree(Axis::tp); ++tp) {
     for (const StepRank& rank : step.ranks) {
       if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
-      const CutRange vocab = cut_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
-      const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
-      const auto append    = [&](auto zero) {
+      const IndexRange vocab = tp_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
+      const auto columns     = static_cast<std::size_t>(vocab.end - vocab.begin);
+      const auto append      = [&](auto zero) {
         std::vector<decltype(zero)> row(columns);
         run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
         for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));
