@@ -152,18 +152,16 @@ void StepBuilder::transfer(const Action& action) {
   const DType type            = setup_.step.type;
   const std::int64_t elements = setup_.activation_rows() * setup_.step.model.width;
   const std::string what      = forwards ? "activation" : "gradient";
-  NodeSpec node{.name   = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
-                .lane   = graph().lane(rank_, sends ? LaneKind::pp_send : LaneKind::pp_recv),
-                .part   = PartSpec{.group   = group,
-                                   .op      = sends ? PartOp::send : PartOp::recv,
-                                   .type    = type,
-                                   .peer    = sends ? receiver : sender,
-                                   .message = str(what, " s", from, " mb", mb)},
-                .kind   = NodeKind::communicate,
-                .op     = sends ? "send" : "recv",
-                .labels = {.stage = s, .microbatch = mb, .phase = forwards ? "forward" : "backward"}};
-  const auto bytes = static_cast<double>(elements) * static_cast<double>(size_bytes(type));
-  node.cost        = {.bytes_moved = bytes, .bytes_sent = sends ? bytes : 0};
+  PartNode node{.name    = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
+                .rank    = rank_,
+                .lane    = sends ? LaneKind::pp_send : LaneKind::pp_recv,
+                .group   = group,
+                .op      = sends ? PartOp::send : PartOp::recv,
+                .type    = type,
+                .peer    = sends ? receiver : sender,
+                .message = str(what, " s", from, " mb", mb),
+                .bytes   = elements * static_cast<std::int64_t>(size_bytes(type)),
+                .labels  = {.stage = s, .microbatch = mb, .phase = forwards ? "forward" : "backward"}};
   if (sends) {
     const Work& work = work_.at(key(action));
     node.reads       = forwards ? work.output : work.tape->gradient(work.input);
@@ -173,7 +171,7 @@ void StepBuilder::transfer(const Action& action) {
     (forwards ? received_ : received_gradient_)[key(action)] = buffer;
     node.writes                                              = buffer;
   }
-  graph().add(node);
+  add_part(graph(), node);
 }
 
 void StepBuilder::act(const Action& action, ForwardResult result) {
@@ -222,8 +220,8 @@ void StepBuilder::sum_losses() {
                        .factor = scale,
                        .labels = {.phase = "loss"}});
   if (setup_.plan.layout.dp > 1) {
-    all_reduce_part("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
-                    DType::f64, LaneKind::reduce, {.phase = "loss"});
+    all_reduce("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
+               {.phase = "loss"});
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "graphs/models/weights.hpp"
+#include "graphs/step/part_node.hpp"
 #include "graphs/step/setup.hpp"
 #include "graphs/step/shard_nodes.hpp"
 #include "graphs/step/weight_storage.hpp"
@@ -115,8 +116,7 @@ class StepBuilder {
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
               MemoryRole role = MemoryRole::other, Space space = Space::device);
   void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
-  void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
-                       LaneKind lane, const Labels& labels);
+  void all_reduce(const std::string& name, Group group, int members, const Access& values, const Labels& labels);
 
   StepSetup& setup_;
   Rank rank_;

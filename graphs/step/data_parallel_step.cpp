@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/part_node.hpp"
 #include "ops/collectives.hpp"
 #include "ops/reduce.hpp"
 
@@ -206,11 +207,10 @@ class Rooted {
     }
     if (spec.part) spec.part->issue = -1;  // in the order of nodes, as they were
     if (reduced) {
-      const double bytes = static_cast<double>(old_.part(node).bytes_read);
-      spec.part->op      = PartOp::reduce;
-      spec.part->root    = root;
-      spec.op            = "reduce";
-      spec.cost          = {.bytes_moved = sends ? bytes : 2 * bytes, .bytes_sent = sends ? bytes : 0};
+      spec.part->op   = PartOp::reduce;
+      spec.part->root = root;
+      spec.op         = "reduce";
+      spec.cost       = part_cost(PartOp::reduce, old_.part(node).bytes_read, ranks_.size(), !sends);
     }
     graph().add(spec, old_.body(node));
   }

@@ -6,11 +6,36 @@
 #include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {
 
-// How the gradients of a unit become this rank's part of their sum.
+// Gradients are summed in a wide type. Where they travel between data-parallel ranks in another type, they are rounded
+// before and, unless they stay rounded, widened after.
+struct Rounding {
+  Rank rank  = {};
+  DType type = DType::f32;  // in which they travel
+
+  // A buffer with as many elements as `values` has.
+  [[nodiscard]] Buffer make(Graph& graph, const std::string& name, const Access& values,
+                            Lifetime lifetime = Lifetime::step) const {
+    const auto size = static_cast<std::int64_t>(size_bytes(graph.spec(values.buffer).type));
+    return graph.buffer({.name       = "rounded " + name,
+                         .rank       = rank,
+                         .size_bytes = num_bytes(graph, values) / size * static_cast<std::int64_t>(size_bytes(type)),
+                         .type       = type,
+                         .lifetime   = lifetime});
+  }
+  void round(Graph& graph, const std::string& name, const Access& to, const Access& from, const Labels& labels) const {
+    convert(graph, {.name = "round " + name, .lane = LaneKind::reduce, .to = to, .from = from, .labels = labels});
+  }
+  void widen(Graph& graph, const std::string& name, const Access& to, const Access& from, const Labels& labels) const {
+    convert(graph, {.name = "widen " + name, .lane = LaneKind::reduce, .to = to, .from = from, .labels = labels});
+  }
+};
+
+// How the gradients of a unit become this rank's shard of their sum.
 struct UnitReduction {
   Member by;
   std::shared_ptr<const ShardUnit> unit;
@@ -54,42 +79,26 @@ struct UnitReduction {
 
   void in_another_type(Graph& graph, Buffer whole, const UnitShards& target, const UnitText& text,
                        const AccessList& done) const {
-    const auto make = [&](const std::string& name, std::int64_t bytes_in_sums) {
-      const auto elements = bytes_in_sums / static_cast<std::int64_t>(size_bytes(sums));
-      return graph.buffer({.name       = str("rounded ", text.name, name),
-                           .rank       = by.rank,
-                           .size_bytes = elements * static_cast<std::int64_t>(size_bytes(travel)),
-                           .type       = travel});
-    };
-    const auto bytes = [&](const Access& access) {
-      return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
-    };
-    const std::int64_t size = unit->elements * static_cast<std::int64_t>(size_bytes(sums));
-    const Buffer rounded    = make("", size);
-    convert(graph, {.name   = "round " + text.name,
-                    .lane   = by.lane,
-                    .to     = rounded,
-                    .from   = whole.range(0, size),
-                    .labels = text.labels});
+    const Rounding rounding{.rank = by.rank, .type = travel};
+    const Access values  = whole.range(0, unit->elements * static_cast<std::int64_t>(size_bytes(sums)));
+    const Buffer rounded = rounding.make(graph, text.name, values);
+    rounding.round(graph, text.name, rounded, values, text.labels);
     if (keeps) {
       reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
       return;
     }
     UnitShards shards;
-    if (unit->flat) shards.flat = make(" part", bytes(target.flat));
+    if (unit->flat) shards.flat = rounding.make(graph, text.name + " part", target.flat);
     for (std::size_t i = 0; i < target.others.size(); ++i) {
       const bool has = target.others[i].buffer != Buffer{};
-      shards.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
+      shards.others.push_back(
+          has ? Access(rounding.make(graph, str(text.name, " part of ", others[i]), target.others[i])) : Access());
     }
     reduce_scatter_unit(graph, by, *unit, travel, rounded, shards, text, done);
-    const auto widen = [&](const Access& part, const Access& into, const std::string& what) {
-      convert(
-          graph,
-          {.name = str("widen ", text.name, what), .lane = by.lane, .to = into, .from = part, .labels = text.labels});
-    };
-    if (unit->flat) widen(shards.flat, target.flat, "");
+    if (unit->flat) rounding.widen(graph, text.name, target.flat, shards.flat, text.labels);
     for (std::size_t i = 0; i < target.others.size(); ++i) {
-      if (target.others[i].buffer != Buffer{}) widen(shards.others[i], target.others[i], " " + others[i]);
+      if (target.others[i].buffer == Buffer{}) continue;
+      rounding.widen(graph, str(text.name, " ", others[i]), target.others[i], shards.others[i], text.labels);
     }
   }
 };
@@ -217,23 +226,20 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
 // travelled, in another buffer.
 Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
                                          const Labels& labels) {
-  const DType type = setup_.plan.precision.reduce;
-  if (type == type_of(values.buffer)) {
-    all_reduce_part("all_reduce " + what, group, members, values, type, LaneKind::reduce, labels);
+  const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce};
+  const std::string name = "all_reduce " + what;
+  if (rounding.type == type_of(values.buffer)) {
+    all_reduce(name, group, members, values, labels);
     return values;
   }
-  const std::int64_t bytes =
-      values.region.length == Access::whole ? graph().spec(values.buffer).size_bytes : values.region.num_bytes();
-  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
-  const bool persists         = keeps_rounded_gradients() && setup_.options.keep_gradients;
-  const Buffer rounded =
-      make("rounded " + what, elements, type, persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
-  convert(graph(),
-          {.name = "round " + what, .lane = LaneKind::reduce, .to = rounded, .from = values, .labels = labels});
-  all_reduce_part("all_reduce " + what, group, members, rounded, type, LaneKind::reduce, labels);
+  const bool persists        = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const std::uint32_t before = graph().num_buffers();
+  const Buffer rounded       = rounding.make(graph(), what, values, persists ? Lifetime::persistent : Lifetime::step);
+  mark_since(before, MemoryRole::gradients);
+  rounding.round(graph(), what, rounded, values, labels);
+  all_reduce(name, group, members, rounded, labels);
   if (keeps_rounded_gradients()) return rounded;
-  convert(graph(),
-          {.name = "widen " + what, .lane = LaneKind::reduce, .to = values, .from = rounded, .labels = labels});
+  rounding.widen(graph(), what, values, rounded, labels);
   return values;
 }
 
@@ -334,8 +340,8 @@ void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& l
   const WeightSpec& spec = setup_.step.spec(weight);
   if (!spec.cut) {
     if (!setup_.sequence_parallel()) return;
-    all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
-                    access(weight.gradient), type_of(weight.gradient.buffer), LaneKind::reduce, labels);
+    all_reduce("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
+               access(weight.gradient), labels);
     return;
   }
   for (const TpPiece& piece : tp_pieces(spec, tp_.size, tp_.index)) {
@@ -346,8 +352,8 @@ void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& l
     }
     const StoredRange shared = in_piece(weight.gradient, spec, piece);
     if (shared.empty()) continue;
-    all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
-                    piece.num_holders, access(shared), type_of(shared.buffer), LaneKind::reduce, labels);
+    all_reduce("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
+               piece.num_holders, access(shared), labels);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/part_node.hpp"
 #include "ops/clear.hpp"
 
 namespace stepgraph {
@@ -27,20 +28,22 @@ AccessList all_shards_in(const ShardedWeight& weight, DType type, Buffer whole, 
   return all;
 }
 
-void add_part(Graph& graph, const Member& member, PartOp op, DType type, std::string name, AccessList in,
-              AccessList out, std::int64_t whole_bytes, const UnitText& text, const AccessList& done) {
+// `done` is what the node writes beside `out`.
+void add_unit_part(Graph& graph, const Member& member, PartOp op, DType type, std::string name, AccessList in,
+                   AccessList out, std::int64_t whole_bytes, const UnitText& text, const AccessList& done) {
   for (const Access& token : text.after.view()) in.push_back(token);
   for (const Access& token : done.view()) out.push_back(token);
-  const auto bytes = static_cast<double>(whole_bytes);
-  graph.add({.name   = name,
-             .lane   = graph.lane(member.rank, member.lane),
-             .reads  = std::move(in),
-             .writes = std::move(out),
-             .part   = PartSpec{.group = member.group, .op = op, .type = type, .message = name},
-             .kind   = NodeKind::communicate,
-             .op     = std::string(to_string(op)),
-             .cost   = {.bytes_moved = 2 * bytes, .bytes_sent = bytes * (member.size - 1) / member.size},
-             .labels = text.labels});
+  add_part(graph, {.name    = std::move(name),
+                   .rank    = member.rank,
+                   .lane    = member.lane,
+                   .group   = member.group,
+                   .op      = op,
+                   .type    = type,
+                   .reads   = std::move(in),
+                   .writes  = std::move(out),
+                   .bytes   = whole_bytes,
+                   .members = member.size,
+                   .labels  = text.labels});
 }
 
 }  // namespace
@@ -61,17 +64,17 @@ void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DTyp
                  Buffer whole, const UnitText& text) {
   if (unit.flat) {
     const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
-    add_part(graph, member, PartOp::all_gather, type, "all_gather " + text.name, from.flat, whole.range(0, bytes),
-             bytes, text, {});
+    add_unit_part(graph, member, PartOp::all_gather, type, "all_gather " + text.name, from.flat, whole.range(0, bytes),
+                  bytes, text, {});
   }
   std::size_t other = 0;
   for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
     const Access& shard = from.others[other];
     const bool has      = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
-    add_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
-             has ? AccessList(shard) : AccessList(), all_shards_in(weight, type, whole, member.size),
-             bytes_of(type, weight.elements), text, {});
+    add_unit_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
+                  has ? AccessList(shard) : AccessList(), all_shards_in(weight, type, whole, member.size),
+                  bytes_of(type, weight.elements), text, {});
     ++other;
   }
 }
@@ -81,15 +84,16 @@ void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& un
   std::size_t num_others = text.others.size(), other = 0;
   if (unit.flat) {
     const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
-    add_part(graph, member, PartOp::reduce_scatter, type, "reduce_scatter " + text.name, whole.range(0, bytes), to.flat,
-             bytes, text, num_others == 0 ? done : AccessList());
+    add_unit_part(graph, member, PartOp::reduce_scatter, type, "reduce_scatter " + text.name, whole.range(0, bytes),
+                  to.flat, bytes, text, num_others == 0 ? done : AccessList());
   }
   for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
     const bool has = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
-    add_part(graph, member, PartOp::reduce_scatter, type, str("reduce_scatter ", text.name, " ", text.others[other]),
-             all_shards_in(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
-             bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
+    add_unit_part(graph, member, PartOp::reduce_scatter, type,
+                  str("reduce_scatter ", text.name, " ", text.others[other]),
+                  all_shards_in(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
+                  bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
     ++other;
   }
 }

@@ -10,6 +10,7 @@
 #include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/reduce.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 
@@ -30,19 +31,18 @@ StoredRange StepBuilder::in_piece(const StoredRange& part, const WeightSpec& spe
   return within(part, piece.local * row, (piece.local + piece.size) * row);
 }
 
-void StepBuilder::all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
-                                  LaneKind lane, const Labels& labels) {
-  const Region region = bytes.region;
-  const auto size =
-      static_cast<double>(region.length == Access::whole ? graph().spec(bytes.buffer).size_bytes : region.num_bytes());
-  graph().add({.name        = name,
-               .lane        = graph().lane(rank_, lane),
-               .accumulates = bytes,
-               .part        = PartSpec{.group = group, .op = PartOp::all_reduce, .type = type, .message = name},
-               .kind        = NodeKind::communicate,
-               .op          = "all_reduce",
-               .cost        = {.bytes_moved = 2 * size, .bytes_sent = size * (members - 1)},
-               .labels      = labels});
+// This rank's part of an all-reduce in place.
+void StepBuilder::all_reduce(const std::string& name, Group group, int members, const Access& values,
+                             const Labels& labels) {
+  add_part(graph(), {.name        = name,
+                     .rank        = rank_,
+                     .group       = group,
+                     .op          = PartOp::all_reduce,
+                     .type        = type_of(values.buffer),
+                     .accumulates = values,
+                     .bytes       = num_bytes(graph(), values),
+                     .members     = members,
+                     .labels      = labels});
 }
 
 // The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
@@ -66,8 +66,8 @@ void StepBuilder::join_tied_weights() {
                               .from   = access(tied->gradient),
                               .labels = {.phase = "reduce"}});
       } else {
-        all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                        access(mine->gradient), type_of(mine->gradient.buffer), LaneKind::reduce, {.phase = "reduce"});
+        all_reduce("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
+                   access(mine->gradient), {.phase = "reduce"});
       }
     }
   }
@@ -109,8 +109,7 @@ void StepBuilder::add_norm() {
   }
   const int members = sharers.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
-    all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
-                    labels);
+    all_reduce("all_reduce squares", setup_.norm_group(coord_), members, squares_, labels);
   }
   ClipFactor clip{.squares = squares_,
                   .type    = sum_type(),
