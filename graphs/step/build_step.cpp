@@ -3,6 +3,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/step/builder.hpp"
 #include "graphs/step/recompute.hpp"
+#include "graphs/step/resolve.hpp"
 
 namespace stepgraph {
 namespace {
@@ -66,12 +67,13 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
 
 StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                               const StepOptions& options) {
-  return build(StepSetup(model, plan, batch, true, options), [](StepBuilder& builder) { builder.training(); });
+  return build(StepSetup(model, resolve(plan, model, batch, true), batch, true, options),
+               [](StepBuilder& builder) { builder.training(); });
 }
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  return build(StepSetup(model, plan, batch, false, options),
+  return build(StepSetup(model, resolve(plan, model, batch, false), batch, false, options),
                [result](StepBuilder& builder) { builder.forward_only(result); });
 }
 

@@ -11,6 +11,7 @@
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/build_step.hpp"
+#include "graphs/step/resolve.hpp"
 #include "graphs/step/setup.hpp"
 
 namespace stepgraph {
@@ -106,7 +107,7 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
   StepOptions building{.keep_gradients = options.keep_gradients};
-  const StepSetup setup(model, plan, batch, options.trains, building);
+  const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
   const int num_ranks = setup.step.layout.num_ranks();
   if (options.rank && (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)) {
     throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));

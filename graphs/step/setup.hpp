@@ -12,7 +12,8 @@
 namespace stepgraph {
 
 struct StepSetup {
-  StepSetup(const Model& model, const Plan& plan, const BatchSpec& batch, bool trains, const StepOptions& options);
+  // `resolved`: see graphs/step/resolve.hpp.
+  StepSetup(const Model& model, const Plan& resolved, const BatchSpec& batch, bool trains, const StepOptions& options);
 
   // Communicators, by who talks on them. All are made at the start and in one order, so that a rank that is built alone
   // has them as it has them in the whole.
@@ -44,7 +45,7 @@ struct StepSetup {
   }
 
   StepGraph step;
-  Plan plan;
+  Plan plan;  // resolved
   StepOptions options;
   std::vector<std::vector<std::size_t>> blocks_of_stage = {};
   std::map<std::string, Stage> stage_of_weight          = {};
