@@ -5,7 +5,7 @@
 
 #include "graphs/collectives/rounds.hpp"
 
-// What the algorithms are built from: internal to graphs/.
+// Building blocks of the algorithms: internal to graphs/.
 namespace stepgraph::collective {
 
 using Members = std::vector<int>;
@@ -75,20 +75,20 @@ class Builder {
   [[nodiscard]] static std::vector<std::vector<Edge>> up(const std::vector<Members>& lists);
   [[nodiscard]] static std::vector<std::vector<Edge>> down(std::vector<std::vector<Edge>> rounds);
 
-  // The reduction of everybody's `in` at the root, which keeps it in `total`; whoever else receives on the way keeps
-  // what it has so far in `partial`.
+  // Reduces all members' `in` to the root, which keeps the sum in `total`. Members on the way keep their partial sums
+  // in `partial`.
   void reduce_up(const std::vector<std::vector<Edge>>& rounds, int root, Store total, Store partial);
 
-  // The root's bytes to everybody's `out`.
+  // Sends the root's bytes to every member's `out`.
   void broadcast_down(const std::vector<std::vector<Edge>>& rounds, int root, Store at_root);
 
-  // Everybody's shard to the root's `out`; shards on their way wait in `waiting`.
+  // Sends every member's shard to the root's `out`. Shards on their way are kept in `waiting`.
   void gather_up(const std::vector<std::vector<Edge>>& rounds, int root, Store waiting);
 
-  // The root's shards to everybody's `out`: what gather_up does, backwards.
+  // Sends the root's shards to every member's `out`: the reverse of gather_up.
   void scatter_down(const std::vector<std::vector<Edge>>& upwards, int root, Store at_root);
 
-  // Messages whose arrival is all that matters.
+  // Messages without bytes, for a barrier.
   void no_bytes(const std::vector<std::vector<Edge>>& rounds);
 
   [[nodiscard]] const CollectiveShape& shape() const { return shape_; }

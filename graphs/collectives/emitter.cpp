@@ -46,10 +46,10 @@ std::int64_t total(const Bytes& bytes) {
                          [](std::int64_t sum, const ByteRange& range) { return sum + range.length; });
 }
 
-// Who takes part in a round, by member: which of its transfers it sends and which it receives.
+// The transfers of one round, by member: the one that it sends, and the one that it receives.
 struct Messages {
   std::vector<int> sent, received;  // -1: none
-  bool permutes = false;            // somebody does both: all members are in it
+  bool permutes = false;            // some member sends and receives: then all members take part
   [[nodiscard]] bool has(std::size_t member) const { return permutes || sent[member] >= 0 || received[member] >= 0; }
 };
 
@@ -147,7 +147,7 @@ class Member {
     }
   }
 
-  // A round in which somebody sends and receives is one permutation; else messages are by themselves.
+  // A round in which some member sends and receives is one permutation; else its transfers are separate messages.
   void add_messages(std::size_t number, const Transfer* sent, const Transfer* received, bool permutes) {
     const std::vector<Rank>& ranks = old_.spec(part_.group).ranks;
     const PartOp op                = permutes ? PartOp::permute : sent ? PartOp::send : PartOp::recv;

@@ -70,7 +70,7 @@ std::pair<std::vector<Circle>, std::vector<Circle>> shard_circles(const Builder&
   return {inside, across};
 }
 
-// First inside nodes, to whoever has the receiver's place; then across, everything for one node in one message.
+// First inside nodes, to the member at the receiver's place; then across nodes, all slices for one node in one message.
 void two_level_exchange(Builder& b, const Nodes& nodes) {
   const auto waits     = [&](int node, int place) { return b.shard(Store::work, nodes.at(node, place)); };  // for, from
   const auto hand_over = [&](int place, int to) {  // everything for place `to` of any node

@@ -5,7 +5,7 @@ namespace {
 
 using namespace collective;
 
-// How many segments a message is cut into that is passed from one to the next: enough to keep all of them busy.
+// A message that passes along a chain is cut into segments, so that all members of the chain are busy.
 int num_segments(const CollectiveShape& shape) {
   constexpr std::int64_t least = 64 * 1024;
   return static_cast<int>(std::clamp<std::int64_t>(shape.bytes / least, 1, 2 * shape.members));
@@ -93,7 +93,7 @@ void chain_gather_or_scatter(Builder& b, bool gather) {
   }
 }
 
-// In round k everybody's slice for its k-th neighbour.
+// In round k every member sends the slice for its k-th neighbour.
 void pairwise_exchange(Builder& b) {
   const int n = b.n();
   for (int m = 0; m < n; ++m) {

@@ -57,7 +57,7 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
     weights.push_back(
         {.name = prefix + name + ".bias", .shape = {out}, .cut = true, .sections = vectors, .init = zeros});
   };
-  // Inputs are cut: the weight along dim 1; its bias is everybody's.
+  // Inputs are cut: the weight along dim 1. Every rank has the whole bias.
   const auto rows = [&](const std::string& name, std::int64_t in, std::int64_t num_heads, bool bias) {
     const std::string tensor = prefix + name + ".weight";
     weights.push_back({.name     = prefix + name,

@@ -9,7 +9,7 @@
 
 namespace stepgraph {
 
-// How a fresh element is drawn: normal with this deviation around 0, or a constant where the deviation is 0.
+// Initial elements: normally distributed around 0 with this deviation, or the constant where the deviation is 0.
 struct Init {
   double deviation = 0;
   double constant  = 0;
@@ -35,11 +35,11 @@ struct WeightSpec {
   bool cut                            = false;
   std::vector<TensorSection> sections = {};  // empty: one, the tensor of that name
   Init init                           = {};
-  std::string tied_to                 = {};     // this weight is that one of another block: same values, one update
-  bool norm                           = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
+  std::string tied_to                 = {};  // the weight of another block that this one shares values and update with
+  bool norm = false;                         // weight of a norm: ops accept it in f32 beside activations of two bytes
 };
 
-// A run of the model that stays on one pipeline stage.
+// A part of the model that is never divided over pipeline stages.
 struct Block {
   std::string name                = {};
   int layer                       = -1;  // its number where it is a layer; stages are cut between layers
@@ -64,7 +64,7 @@ struct Model {
   std::vector<Block> blocks      = {};
   bool logits_are_free           = false;  // no op's backward reads them: their gradient may take their bytes
   std::string config             = {};     // config.json of a checkpoint, as text
-  std::vector<std::string> notes = {};     // what that asks for and is not done, as dropout: for people to read
+  std::vector<std::string> notes = {};     // settings of that config without effect, such as dropout: for people
 
   // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
   [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;

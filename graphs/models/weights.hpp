@@ -7,7 +7,7 @@
 #include "graphs/layout/index_range.hpp"
 #include "graphs/models/model.hpp"
 
-// Which part of which tensor a tensor-parallel rank holds.
+// The elements of a weight that a tensor-parallel rank holds.
 namespace stepgraph {
 
 // The piece of a TensorSection that one tensor-parallel rank holds: indices [begin, begin + size) of the tensor's dim
@@ -18,7 +18,7 @@ struct TpPiece {
   std::int64_t begin       = 0;
   std::int64_t size        = 0;
   std::int64_t local       = 0;
-  int num_holders          = 1;     // ranks that hold this very piece, neighbours
+  int num_holders          = 1;     // neighbouring ranks that hold the same piece
   bool first_holder        = true;  // this is the first of them
 };
 
@@ -31,10 +31,11 @@ struct TpPiece {
 [[nodiscard]] TensorShape local_shape(const WeightSpec& weight, int tp_size, int tp_index);
 [[nodiscard]] TensorShape tensor_shape(const WeightSpec& weight, const TpPiece& piece);  // of the whole tensor
 
-// A piece from the whole tensor to the rank's weight, and back. Elements are those of the weight's layout.
+// Copies a piece from the whole tensor to the rank's weight, and back.
 template <class T>
 void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::span<T> local);
-// The same for a part of the rank's weight: elements from `begin` on, of `elements`. Those of other pieces stay.
+// The same for a range of the rank's weight, which has `elements` elements: `part` begins at element `begin`. Elements
+// of other pieces stay as they are.
 template <class T>
 void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
                 std::int64_t begin, std::span<T> part);

@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-// What cannot be addressed is refused here, before sums of sizes overflow.
+// Checked before sums of sizes can overflow.
 void check_size(const Graph& graph) {
   std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -22,7 +22,7 @@ void check_size(const Graph& graph) {
   }
 }
 
-// Before they are expanded.
+// Counts collectives before they are expanded.
 void count_collectives(StepGraph& step) {
   const Graph& graph = step.graph;
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
@@ -46,7 +46,7 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   check_size(setup.step.graph);
   const Plan& plan = setup.plan;
   setup.step.graph = recompute(setup.step.graph, plan.recompute);
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
+  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // of tapes, and recomputed
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
   count_collectives(setup.step);

@@ -24,7 +24,7 @@ Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Li
                                                    .space      = space,
                                                    .lifetime   = lifetime});
   std::vector<MemoryRole>& roles = setup_.step.roles;
-  roles.resize(buffer.id, MemoryRole::activations);  // what tapes have made since
+  roles.resize(buffer.id, MemoryRole::activations);  // buffers that tapes have made since
   roles.push_back(role);
   return buffer;
 }
@@ -84,7 +84,7 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   if (s == 0) {
     work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.num_tokens()}, DType::i32, false);
   } else {
-    const auto received = received_.find(key(action));  // else the stage before is this rank's own
+    const auto received = received_.find(key(action));  // else the stage before is on this rank
     const Buffer from   = received != received_.end() ? received->second : work_.at({s - 1, mb}).output.buffer;
     work.input          = tape.input(from, {setup_.activation_rows(), setup_.step.model.width}, setup_.step.type, true);
   }
@@ -116,7 +116,8 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
       tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.num_tokens()}, DType::i32, false);
-  // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
+  // Gradients are of the mean over all tokens. With Reduction::sum they are of the sum of the data-parallel ranks'
+  // means.
   const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
   const bool scales     = here().loss_scale != Buffer{};
   cross_entropy(tape, {.logits      = logits,
@@ -128,7 +129,7 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
                        .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
 }
 
-// The gradient of a stage's output is there before its own backward begins.
+// Sets the gradient of a stage's output, before its backward pass.
 void StepBuilder::begin_backward(const Action& action) {
   if (setup_.is_last(action.stage)) return;
   Work& work = work_.at(key(action));
@@ -145,7 +146,7 @@ void StepBuilder::transfer(const Action& action) {
   const int s = index(action.stage), mb = index(action.microbatch);
   const bool forwards = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
   const bool sends    = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
-  // The two stages, in the order of the message; and this one's peer.
+  // The stages that send and receive.
   const int from = forwards ? (sends ? s : s - 1) : (sends ? s : s + 1), to = forwards ? from + 1 : from - 1;
   const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
   const Group group           = setup_.transfer_group(from, to, coord_);
@@ -199,7 +200,7 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
       return transfer(action);
     case ActionKind::unshard:
     case ActionKind::reshard:
-      // Weights are whole in between: for the pass that gives them memory.
+      // Weights stay gathered in between: marks for with_slots.
       graph().add({.name   = to_string(action),
                    .op     = std::string(action.kind == ActionKind::unshard ? unshard_mark : reshard_mark),
                    .labels = {.stage = index(action.stage)},
@@ -208,7 +209,7 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
   }
 }
 
-// The mean loss: microbatches in their order, then data-parallel ranks in theirs.
+// The mean loss: summed over microbatches in order, then over data-parallel ranks in order.
 void StepBuilder::sum_losses() {
   if (!has(last_stage())) return;
   const BatchSpec& batch = setup_.step.batch;

@@ -14,11 +14,11 @@
 #include "graphs/step/weight_storage.hpp"
 #include "ops/tape/tape.hpp"
 
-// Builds the nodes of one rank of a step: internal to graphs/. Ranks are built one after another, each from its own row
-// of the schedule, so a slice is built alone at its own cost.
+// Builds the nodes of one rank of a step: internal to graphs/. Each rank is built from its own row of the schedule, so
+// the cost of building a slice is that of one rank.
 namespace stepgraph {
 
-// Bytes of a unit's gradients that are to be zeros.
+// Bytes of a unit's gradients that no op writes: they are cleared.
 struct Cleared {
   std::string weight;
   std::int64_t offset, size;
@@ -33,7 +33,7 @@ class StepBuilder {
 
  private:
   using Key = std::pair<int, int>;  // stage, microbatch
-  struct Work {                     // one stage and microbatch under way
+  struct Work {                     // a stage and microbatch that is being built
     std::unique_ptr<Tape> tape;
     Tensor input, output;  // on the tape; the last stage has no output
   };
@@ -41,11 +41,11 @@ class StepBuilder {
   // A shard unit, and the buffers that this rank has for it.
   struct Unit {
     std::shared_ptr<const ShardUnit> spec;
-    std::vector<std::string> others                     = {};  // names of weights beside the flat
+    std::vector<std::string> others = {};  // names of weights beside the flat, in the order of the unit
     std::array<Buffer, all_weight_tensors.size()> flats = {};  // by tensor: the flat, or the rank's shard of it
-    Buffer whole                                        = {};  // gathered: read, and without memory before the pass
-    Buffer gradients                                    = {};  // whole, where they are reduced once
-    std::shared_ptr<std::vector<Cleared>> cleared       = {};  // of the microbatch under way
+    Buffer whole                                        = {};  // whole weights, which with_slots gives memory to
+    Buffer gradients                                    = {};  // whole gradients, where they are reduced once a step
+    std::shared_ptr<std::vector<Cleared>> cleared       = {};  // of the microbatch that is being built
     std::vector<std::size_t> weights                    = {};  // into here().weights, in the unit's order
     int num_reduced                                     = 0;
 
@@ -57,7 +57,7 @@ class StepBuilder {
     std::size_t unit;  // into units_
     const ShardedWeight* weight;
   };
-  // Gradients that travel together.
+  // Gradients that are reduced together.
   struct Bucket {
     Stage stage;
     std::vector<std::size_t> weights = {};  // into here().weights, in the order of the backward pass
@@ -90,7 +90,7 @@ class StepBuilder {
   void end_gradients(const Action& action);
   void reduce_gradients(Stage stage);
   void check_used(const StepWeight& weight);
-  void refuse_unused(const StepWeight& weight);  // or names it, where the plan lets it be
+  void refuse_unused(const StepWeight& weight);  // or lists it in StepGraph::unused, where the plan allows it
   UnitShards incoming_shards(const Unit& unit);
   void join_replicas(const Unit& unit, const Labels& labels);
   void reduce_unit(Unit& unit, const Labels& labels);
@@ -109,13 +109,15 @@ class StepBuilder {
   [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
-  [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
+  [[nodiscard]] DType sum_type() const {
+    return wide_type(setup_.step.type);
+  }  // in which gradients of weights are accumulated
   [[nodiscard]] bool keeps_rounded_gradients() const { return stepgraph::keeps_rounded_gradients(setup_.plan); }
   [[nodiscard]] DType type_of(Buffer buffer) const { return setup_.step.graph.spec(buffer).type; }
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
               MemoryRole role = MemoryRole::other, Space space = Space::device);
-  void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
+  void mark_since(std::uint32_t first, MemoryRole role);  // sets the role of buffers from that number on
   void all_reduce(const std::string& name, Group group, int members, const Access& values, const Labels& labels);
 
   StepSetup& setup_;

@@ -17,7 +17,7 @@
 namespace stepgraph {
 namespace {
 
-// `role` tells what a buffer of `graph` is for.
+// `role` returns the role of a buffer of `graph`.
 template <class Role>
 MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Rank rank, const Role& role) {
   const MemoryPeak peak = memory_peak(graph, plan, rank);
@@ -36,16 +36,16 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
   return out;
 }
 
-// What ranks that are alike have in common.
+// Ranks with equal likeness need the same memory.
 struct Likeness {
   int pp = 0;
   std::vector<TensorShape> weights;
-  std::vector<std::int64_t> kept;  // elements of weights that are cut by rows, which not all members have as many of
+  std::vector<std::int64_t> kept;  // elements of weights that are sharded by rows: members can have different numbers
   friend auto operator<=>(const Likeness&, const Likeness&) = default;
 };
 
-// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
-// evenly.
+// Data-parallel ranks run the same nodes and have equal shards of every flat. So do tensor-parallel ranks, where
+// weights are cut evenly.
 Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units, Rank rank) {
   const Coord coord = setup.step.layout.coord(rank);
   Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
@@ -66,7 +66,7 @@ Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units
   return out;
 }
 
-// "0-3, 8-11": those next to each other as one.
+// "0-3,8-11": runs of neighbouring ranks.
 std::string ranks_text(const std::vector<Rank>& ranks) {
   constexpr std::size_t most_shown = 3;
   std::vector<std::string> runs;
@@ -97,7 +97,7 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
     return memory_requirement(step, plan_memory(step.graph, {.reuse = reuse}), rank);
   }
   const Graph own = slice(step.graph, rank);
-  std::vector<MemoryRole> roles;  // a slice has the rank's buffers in their order
+  std::vector<MemoryRole> roles;  // a slice has the rank's buffers in the same order
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
     if (step.graph.spec(Buffer{i}).rank == rank) roles.push_back(step.role(Buffer{i}));
   }

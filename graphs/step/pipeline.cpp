@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-// One of one's own must be for as many ranks.
+// Reads a .csv file. It must have one row for each pipeline rank.
 PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
   if (plan.chunks != 1) {
     throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " beside '", plan.schedule,
@@ -44,7 +44,7 @@ PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_micr
   if (plan.schedule.ends_with(".csv")) {
     whole.rank_of_stage = read_schedule(plan, pp).rank_of_stage;
   } else {
-    (void)parse_schedule_kind(plan.schedule);  // a name that is none is refused here too
+    (void)parse_schedule_kind(plan.schedule);  // throws for an unknown name
   }
   PipelineSchedule schedule = whole;
   for (int rank = 0; rank < whole.num_ranks(); ++rank) {

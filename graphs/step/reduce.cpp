@@ -1,4 +1,4 @@
-// Gradients over data-parallel ranks: whole in buckets, or each rank's part of them.
+// Reduces gradients over data-parallel ranks: whole in buckets, or into each rank's shard.
 #include <algorithm>
 
 #include "engine/base/error.hpp"
@@ -39,13 +39,13 @@ struct Rounding {
 struct UnitReduction {
   Member by;
   std::shared_ptr<const ShardUnit> unit;
-  DType sums, travel;  // in which they are added up here, and sent
-  bool keeps;          // the part stays as it travelled
+  DType sums, travel;  // in which they are accumulated, and sent
+  bool keeps;          // the shard stays rounded
   UnitShards to, incoming;
   std::vector<std::string> others;
-  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
+  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // gradients that no op writes
 
-  // `first`: nothing is there yet to which they are added.
+  // `first`: the first microbatch, which is written instead of added.
   void add(Graph& graph, Buffer whole, const std::string& name, const Labels& labels, bool first,
            const AccessList& done) const {
     clear_padding(graph, *unit, sums, whole, labels);
@@ -105,7 +105,7 @@ struct UnitReduction {
 
 }  // namespace
 
-// Where they are reduced after every microbatch, each microbatch has gradients of its own.
+// With ReduceWhen::each, every microbatch has gradients of its own.
 void StepBuilder::begin_gradients(const Action& action) {
   if (!reduces_each()) return;
   const int mb = index(action.microbatch);
@@ -143,7 +143,7 @@ void StepBuilder::begin_gradients(const Action& action) {
   }
 }
 
-// Where a unit's part of a later microbatch comes in, to be added: one place for all units, as they come one by one.
+// Where the shard of a later microbatch arrives before it is added: one buffer for all units, which arrive one by one.
 UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   const auto size  = static_cast<std::int64_t>(size_bytes(sum_type()));
   const auto bytes = [&](const Unit& of) {
@@ -173,7 +173,7 @@ UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   return shards;
 }
 
-// Weights without a gradient are cleared when their unit is reduced: until then its slot may be another's.
+// Gradients that no op writes are cleared when their unit is reduced: before that, the slot can have another tenant.
 void StepBuilder::end_gradients(const Action& action) {
   if (!reduces_each()) return;
   for (const Unit& unit : units_) {
@@ -187,7 +187,7 @@ void StepBuilder::end_gradients(const Action& action) {
       if (entry.has_gradient) continue;
       refuse_unused(weight);
       const bool last = i + 1 == unit.weights.size();
-      if (last && !used) {  // nothing of the unit is: the slot has a tenant all the same
+      if (last && !used) {  // no gradient of the unit is written: this node makes it a tenant of its slot
         clear(graph(), {.name   = "clear gradient of " + name,
                         .values = entry.gradient,
                         .labels = {.stage = index(weight.stage), .phase = "clear"}});
@@ -198,7 +198,7 @@ void StepBuilder::end_gradients(const Action& action) {
   }
 }
 
-// A weight to which no op adds a gradient is a mistake, or has one of zeros.
+// Checks that some op adds to the weight's gradient; else the gradient is cleared, where the plan allows it.
 void StepBuilder::check_used(const StepWeight& weight) {
   WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(weight).name)];
   if (entry.has_gradient) return;
@@ -221,9 +221,8 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 
-// In the type in which they travel: rounded before, and widened again where they are summed. The sum itself is made in
-// a wide type and rounded once, as that of a reduce-scatter. Returns where it is: where gradients stay as they
-// travelled, in another buffer.
+// All-reduces gradients in the plan's reduce type. The world sums in a wide type and rounds once, as in a
+// reduce-scatter. Returns where the sum is: another buffer, where gradients stay rounded.
 Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
                                          const Labels& labels) {
   const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce};
@@ -281,7 +280,7 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (!views) copy_all(false);
 }
 
-// Whole gradients of a unit, summed over microbatches.
+// Reduces the whole gradients of a unit, summed over microbatches, into the rank's shard.
 void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
   const bool in_place = setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients();
   const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
@@ -296,10 +295,10 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
                                 .others   = unit.others};
   const std::uint32_t before = graph().num_buffers();
   reduction.add(graph(), unit.gradients, unit.spec->name, labels, true, {});
-  mark_since(before, MemoryRole::gradients);  // what is rounded on the way
+  mark_since(before, MemoryRole::gradients);  // rounded copies
 }
 
-// Of ranks that have the same part of another whole.
+// Sums a unit's gradients over the ranks with the same shard in other shard groups.
 void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   const UnitShards all = shards_of(unit, WeightTensor::gradient);
   const int members    = setup_.plan.layout.dp / shard_group_.size;
@@ -312,8 +311,8 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   }
 }
 
-// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
-// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
+// Reduces a stage's complete gradients over data-parallel ranks, in the order in which backward finished them. Where
+// several tensor-parallel ranks hold the same piece, each has the gradient of its own use; these are summed too.
 void StepBuilder::reduce_gradients(Stage stage) {
   auto& weights = here().weights;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {

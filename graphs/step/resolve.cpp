@@ -13,7 +13,7 @@
 namespace stepgraph {
 namespace {
 
-// A model may be anybody's: what the builder counts on.
+// Users can write models of their own. The builder relies on these properties.
 void check_model(const Model& model) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorKind::config, str("model '", model.kind, "': ", why));
@@ -112,7 +112,7 @@ int microbatches_of(const Plan& plan, const BatchSpec& batch) {
 }
 
 Plan resolve(const Plan& given, const Model& model, const BatchSpec& batch, bool trains) {
-  static_cast<void>(Layout(given.layout));  // throws where the layout is none
+  static_cast<void>(Layout(given.layout));  // throws for a wrong layout
   Plan plan = given;
   if (!trains) plan.layout.sequence_parallel = false;  // a prompt can have any number of tokens
   check_shard_plan(plan);

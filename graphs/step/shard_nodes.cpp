@@ -18,7 +18,7 @@ Access shard_in(const ShardedWeight& weight, DType type, Buffer whole, int membe
   return whole.range(bytes_of(type, weight.offset + range.begin), bytes_of(type, range.size()));
 }
 
-// One access for each member; one for all where they have as many elements each, which says the same.
+// One access for each member; or one for all, where all shards have the same size.
 AccessList all_shards_in(const ShardedWeight& weight, DType type, Buffer whole, int members) {
   const bool even = std::all_of(weight.ranges.begin(), weight.ranges.end(),
                                 [&](const IndexRange& range) { return range.size() * members == weight.elements; });

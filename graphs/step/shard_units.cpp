@@ -13,7 +13,7 @@
 namespace stepgraph {
 namespace {
 
-// "a divisor of 4: 2 or 4". A group of one would share nothing.
+// "a divisor of 4: 2 or 4". A group of one rank would shard nothing.
 std::string divisors_text(int number) {
   std::vector<int> divisors;
   for (int i = 2; i <= number; ++i) {
@@ -66,7 +66,7 @@ void check_units_text(const ShardPlan& plan) {
   }
 }
 
-// A name for each block; neighbours that share one are a unit. An empty one: a unit of its own.
+// A name for each block. Neighbouring blocks with the same name are one unit; an empty name is a unit of its own.
 std::vector<std::string> chosen_names(const Model& model, const ShardPlan& plan,
                                       const std::vector<std::size_t>& blocks) {
   std::vector<std::string> names;
@@ -118,8 +118,7 @@ std::vector<UnitBlocks> units_of_stage(const Model& model, const ShardPlan& plan
   return units;
 }
 
-// Whether tensor-parallel ranks that hold the same elements add up what each has of their gradients: they must then
-// keep the same of them.
+// Tensor-parallel ranks that hold the same elements sum their gradients. They must then keep the same shards.
 bool is_joint(const WeightSpec& weight, const LayoutSpec& layout) {
   if (layout.tp == 1) return false;
   if (!weight.cut) return layout.sequence_parallel;
@@ -158,7 +157,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   std::vector<ShardUnit> units;
   const int members = shard_group(plan, 0).size, tp = plan.layout.tp;
   if (members == 1) return units;
-  std::map<std::string, std::vector<IndexRange>> ranges_of;  // of weights that are not tied
+  std::map<std::string, std::vector<IndexRange>> ranges_of;  // by name, of weights that are not tied
   const auto spec_of = [&](const ShardedWeight& weight) -> const WeightSpec& {
     return model.blocks[weight.block].weights[weight.number];
   };

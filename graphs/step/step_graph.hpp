@@ -27,19 +27,18 @@ struct StoredRange {
 
 // A weight as one rank of a step holds it.
 struct StepWeight {
-  std::size_t block    = 0;  // which of the model's, and which weight of that: StepGraph::spec
+  std::size_t block    = 0;  // index into Model::blocks, and into Block::weights: StepGraph::spec
   std::size_t number   = 0;
   Stage stage          = {};
-  StoredRange value    = {};     // persistent
-  StoredRange gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
-  StoredRange first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
-  StoredRange second   = {};     // running mean of their squares (AdamW)
-  StoredRange master   = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
-  bool tied            = false;  // the value is another weight's: that of this rank, or a copy of another rank's
+  StoredRange value    = {};  // persistent
+  StoredRange gradient = {};  // of this step: summed over microbatches and data-parallel ranks once the step has run
+  StoredRange first    = {};  // optimizer state: running mean of gradients (AdamW), or velocity (SGD); persistent
+  StoredRange second   = {};  // running mean of squared gradients (AdamW); persistent
+  StoredRange master = {};  // with bf16 and f16: the optimizer's copy in f32, of which the value is rounded; persistent
+  bool tied          = false;  // shares the value of another weight: on this rank, or as a copy of another rank's
 };
 
-// What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
-// graph.
+// The buffers of one rank that callers read or write between runs. A buffer that the rank does not have is Buffer{}.
 struct StepRank {
   Coord coord                 = {};
   std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
@@ -49,36 +48,35 @@ struct StepRank {
   Buffer grad_norm            = {};  // f64
   Buffer step_number          = {};  // i64, from 1: to be set before each run
   Buffer rate                 = {};  // f64: learning rate
-  // Of a step whose loss is scaled. The scale is to be set before the first run, as StepRun does; the others begin as
-  // 0.
-  Buffer loss_scale               = {};  // f64: this run's before it, the next one's after it
-  Buffer num_updates              = {};  // i64: steps that were not skipped
-  Buffer good_steps               = {};  // i64: of those, since the scale last changed
-  Buffer skipped                  = {};  // i64: whether the last run was
+  // For loss scaling. The scale is set before the first run, as StepRun does; the others begin as 0.
+  Buffer loss_scale               = {};  // f64: before a run: of this run; after it: of the next
+  Buffer num_updates              = {};  // i64: updates that were not skipped
+  Buffer good_steps               = {};  // i64: updates since the scale last changed
+  Buffer skipped                  = {};  // i64: 1 where the last run skipped its update
   std::vector<StepWeight> weights = {};
-  // Of weights, and of their gradients, in a step.
+  // Collectives of weights and gradients in a step.
   int num_all_gathers     = 0;
   int num_reduce_scatters = 0;
   int num_all_reduces     = 0;
 };
 
-// A step as a graph, and where its inputs and results are. Stands for its graph wherever one is wanted: verify(step),
-// write_dot(step, ...), simulate(step, machine).
+// A step as a graph, with the buffers of its inputs and results. Converts to its graph: verify(step), write_dot(step,
+// ...), simulate(step, machine).
 struct StepGraph {
   Graph graph;
   Layout layout;
   Model model;
   BatchSpec batch;
   DType type                      = DType::f32;
-  PrecisionPlan precision         = {};  // of which `type` is the param
+  PrecisionPlan precision         = {};  // `type` is its param
   int num_microbatches            = 1;   // of each data-parallel rank
-  int shard_size                  = 1;   // data-parallel ranks, neighbours, that keep one whole between them
-  PipelineSchedule schedule       = {};  // as lowered: with transfers
+  int shard_size                  = 1;   // data-parallel ranks of a shard group
+  PipelineSchedule schedule       = {};  // lowered: with transfers
   std::vector<StepRank> ranks     = {};
-  std::vector<std::string> unused = {};  // weights that no op reads, where the plan lets them be
+  std::vector<std::string> unused = {};  // weights that no op reads, where the plan allows them
   std::vector<MemoryRole> roles   = {};  // by buffer
 
-  // What a buffer is there for; what a pass of one's own has added is `other`.
+  // The purpose of a buffer; `other` for buffers that a user's pass has added.
   [[nodiscard]] MemoryRole role(Buffer buffer) const {
     return buffer.id < roles.size() ? roles[buffer.id] : MemoryRole::other;
   }
@@ -92,14 +90,14 @@ struct StepGraph {
 };
 
 struct StepOptions {
-  bool keep_gradients      = false;  // gradients are persistent: to be read after a run
-  std::uint64_t seed       = 0;      // of what is random in a step: dropout
+  bool keep_gradients      = false;  // gradients are persistent and can be read after a run
+  std::uint64_t seed       = 0;      // of dropout
   std::optional<Rank> only = {};     // build the slice of one rank alone
-  // The norm's squares of a weight that all data-parallel ranks have are summed by one of them: by another for each
-  // weight, or each rank sums all by itself.
+  // The norm of a weight that is not sharded: true: one data-parallel rank sums its squares, another rank for each
+  // weight; false: every rank sums all squares.
   bool share_norm = true;
-  // Where Algorithm::adaptive tries its candidates; none: nodes of `devices_per_node` ranks with 100 GB/s inside and 25
-  // GB/s between them, at 2 and 5 microseconds.
+  // The machine on which Algorithm::adaptive simulates its candidates. Null: nodes of `devices_per_node` ranks with 100
+  // GB/s inside a node and 25 GB/s between nodes, and latencies of 2 and 5 microseconds.
   const Machine* machine = nullptr;
 };
 

@@ -5,14 +5,14 @@
 
 namespace stepgraph {
 
-// One training step for all ranks: forward, backward and accumulation over microbatches in the schedule's order,
-// tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping, update.
-// Throws Error(config) where model, plan and batch do not fit together, and where a rank would need more memory than
-// the plan allows: with what would fit.
+// One training step for all ranks: forward, backward and gradient accumulation over microbatches in the schedule's
+// order, tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping,
+// update. Throws Error(config) where model, plan and batch do not fit together, and where a rank needs more memory than
+// the plan allows; that message names a change with which the step fits.
 [[nodiscard]] StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                       const StepOptions& options = {});
 
-// Forward only: the loss, or the logits of every token.
+// Forward only. Throws as training_step does.
 [[nodiscard]] StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                      ForwardResult result = ForwardResult::loss, const StepOptions& options = {});
 

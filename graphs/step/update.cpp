@@ -1,4 +1,4 @@
-// The end of a training step: gradients over ranks, the norm of all of them, the update.
+// The end of a training step: tied gradients, the global norm, the update.
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +24,7 @@ StoredRange within(const StoredRange& part, std::int64_t begin, std::int64_t end
 
 }  // namespace
 
-// What a part has of a piece, which is cut along the first dim.
+// The elements of a stored range that lie in a piece. The weight is cut along dim 0.
 StoredRange StepBuilder::in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const {
   const TensorShape shape = local_shape(spec, tp_.size, tp_.index);
   const std::int64_t row  = num_elements(shape) / shape[0];
@@ -45,8 +45,8 @@ void StepBuilder::all_reduce(const std::string& name, Group group, int members, 
                      .labels      = labels});
 }
 
-// The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
-// owner's first.
+// Adds the two gradients of a tied weight, the owner's first. Each is already summed over microbatches and
+// data-parallel ranks.
 void StepBuilder::join_tied_weights() {
   const auto find = [&](const std::string& name) {
     const auto& weights = here().weights;
@@ -73,9 +73,9 @@ void StepBuilder::join_tied_weights() {
   }
 }
 
-// Every element once in all ranks: of a weight that all data-parallel ranks have, at the one that has least to do so
-// far; of a piece that several tensor-parallel ranks hold, at the first of those. Squares are summed without rounding:
-// who sums which changes no bit.
+// Sums the squares of every element once over all ranks. The squares of a weight that is not sharded are summed by the
+// data-parallel rank with the fewest elements so far; those of a piece that several tensor-parallel ranks hold, by the
+// first of these. Squares are summed without rounding, so this choice changes no bit.
 void StepBuilder::add_norm() {
   squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
@@ -84,7 +84,7 @@ void StepBuilder::add_norm() {
   const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
   std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
   const auto is_mine = [&](const StepWeight& weight) {
-    if (unit_weight(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
+    if (unit_weight(setup_.step.spec(weight)) != nullptr) return true;  // every rank has its own shard
     const auto least = std::min_element(elements.begin(), elements.end());
     *least += weight.gradient.size();
     return least - elements.begin() == sharers.member;
@@ -92,7 +92,8 @@ void StepBuilder::add_norm() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     if (weight.tied || !is_mine(weight)) continue;
-    // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
+    // On the compute lane, after the last backward. Beside the backward pass they would take threads from larger
+    // kernels.
     const auto add = [&](const std::string& name, const StoredRange& values) {
       if (values.empty()) return;
       square_sum(graph(), {.name = "square_sum " + name, .values = access(values), .sum = squares_, .labels = labels});
@@ -136,12 +137,12 @@ void StepBuilder::add_norm() {
 
 void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
-  // With scaling, steps that are skipped are not counted.
+  // With loss scaling, skipped steps are not counted.
   const bool scales                = setup_.plan.precision.scales();
   const Buffer step                = scales ? here().num_updates : here().step_number;
   const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
-    if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
+    if (weight.first.empty()) continue;  // a tied weight, or an empty shard
     const WeightSpec& spec = setup_.step.spec(weight);
     const Labels labels{
         .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
@@ -182,7 +183,7 @@ void StepBuilder::add_updates() {
   }
 }
 
-// Where every rank has whole weights and updates its part of them, the others' parts follow.
+// With zero1 and grad_op every rank updates its shard of the whole weights, and gathers the other shards.
 void StepBuilder::gather_updated() {
   if (shards_values()) return;
   for (const Unit& unit : units_) {

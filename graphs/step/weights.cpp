@@ -1,4 +1,4 @@
-// What a rank has of the weights, their gradients and the optimizer's state.
+// Declares a rank's buffers for weights, gradients and optimizer state.
 #include <algorithm>
 
 #include "engine/base/error.hpp"
@@ -116,7 +116,7 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
   here().weights.push_back(weight);
 }
 
-// Replicated weights of each stage, in the order in which the backward pass is done with them.
+// Fills buckets with the weights of each stage that are not sharded, in the order of the backward pass.
 void StepBuilder::fill_buckets() {
   const ShardPlan& plan = setup_.plan.shard;
   const auto size       = static_cast<double>(size_bytes(sum_type()));
@@ -148,7 +148,7 @@ void StepBuilder::fill_buckets() {
   }
 }
 
-// What ops read and add to: whole weights, whole gradients.
+// The whole weights that ops read, and the whole gradients that they add to.
 void StepBuilder::add_to_table() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
@@ -215,7 +215,7 @@ UnitText gather_text(const ShardUnit& unit, const std::vector<std::string>& othe
           .after  = after};
 }
 
-// The same unit among fewer members, each of which has what several neighbours had.
+// The same unit over fewer members. Each has the shards of several neighbours.
 ShardUnit among_fewer(const ShardUnit& unit, int members) {
   ShardUnit fewer = unit;
   if (unit.flat) fewer.flat = FlatShards(unit.flat->padded_elements(), members);
@@ -232,7 +232,7 @@ ShardUnit among_fewer(const ShardUnit& unit, int members) {
 
 }  // namespace
 
-// How a unit's weights are gathered, for the pass that knows when.
+// Tells with_slots how to gather each unit's weights.
 void StepBuilder::add_slots() {
   const DType type = setup_.step.type;
   for (const Unit& unit : units_) {
@@ -250,7 +250,7 @@ void StepBuilder::add_slots() {
   }
 }
 
-// For the backward pass a few neighbours keep the whole between them.
+// Until the backward pass, a few neighbours keep the gathered weights sharded between them.
 void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
   const DType type = setup_.step.type;
   const int size   = setup_.plan.shard.reshard_group;

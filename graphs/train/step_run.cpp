@@ -11,7 +11,7 @@
 namespace stepgraph {
 namespace {
 
-// f(T{}) with the element type of a buffer.
+// Calls f(T{}) with the element type of a buffer.
 template <class F>
 void with_type(DType type, const F& f) {
   if (type == DType::f64) return f(double{});
@@ -56,13 +56,13 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options) : step
 
 void StepRun::find_holders() {
   const int tp = step_.layout.degree(Axis::tp);
-  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<TpPiece>> pieces;  // of a weight on a tp index
+  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<TpPiece>> pieces;  // by block, weight and tp index
   for (std::size_t r = 0; r < step_.ranks.size(); ++r) {
     const int tp_index = step_.ranks[r].coord.tp;
     for (const StepWeight& weight : step_.ranks[r].weights) {
       const auto [found, fresh] = pieces.try_emplace({weight.block, weight.number, tp_index});
       if (fresh) {
-        // A tied weight's copy has the pieces of the weight it is tied to.
+        // A tied weight has the pieces of the weight it is tied to.
         WeightSpec spec = step_.spec(weight);
         if (weight.tied) spec.name = spec.tied_to;
         found->second = tp_pieces(spec, tp, tp_index);
@@ -73,7 +73,7 @@ void StepRun::find_holders() {
   }
 }
 
-// All of a holder's weight: its own part, and those of the data-parallel ranks that share it.
+// The shards of a holder's weight: its own, and those of other data-parallel ranks.
 std::vector<StoredRange> StepRun::parts_of(const Holder& holder, StoredRange StepWeight::*which) const {
   std::vector<StoredRange> parts;
   const auto number = static_cast<std::size_t>(
@@ -111,7 +111,7 @@ void StepRun::set_weights(const FillTensor& fill) {
           const WeightSpec& spec = step_.spec(*holder.weight);
           const auto elements    = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
           local.resize(static_cast<std::size_t>(part.size()));
-          // Other pieces of the weight stay as they are.
+          // Elements of other pieces stay as they are.
           if (spec.sections.size() > 1) memory().read(part.buffer, std::span<T>(local), part.offset);
           take_piece<T>(spec, holder.piece, typed, elements, part.begin, local);
           memory().write(part.buffer, std::span<const T>(local), part.offset);
@@ -131,7 +131,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     throw Error(ErrorKind::config,
                 str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
   }
-  // The value that training goes on with, not the rounded copy of it.
+  // The master where there is one: training continues with it, not with the rounded value.
   const std::vector<Holder>& all = holders_.at(name);
   const DType type               = step_.value_type(step_.spec(*all.front().weight));
   const bool rounds              = step_.ranks.front().grad_norm != Buffer{} && wide_type(type) != type;

@@ -42,7 +42,7 @@ double Evaluator::loss(std::span<const std::int32_t> tokens) {
   return run_.loss();
 }
 
-// Every data-parallel rank continues the same text.
+// Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
     : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits),
            world, options) {}
@@ -53,7 +53,7 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   if (prompt.empty() || prompt.size() > window) {
     throw Error(ErrorKind::config, str("generate: a prompt of ", prompt.size(), " tokens (1 to ", window, ")"));
   }
-  // What follows the prompt is not seen from its last position.
+  // The tokens after the prompt do not influence its last position: attention is causal.
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(step.batch.global) * window + 1, 0);
   for (int copy = 0; copy < step.batch.global; ++copy) {
     std::copy(prompt.begin(), prompt.end(),
