@@ -1,7 +1,6 @@
 #include "ops/reduce.hpp"
 
 #include "engine/base/error.hpp"
-#include "engine/verify/regions.hpp"
 #include "ops/tape/streams.hpp"
 
 namespace stepgraph {
@@ -38,7 +37,7 @@ void check_apart(const Graph& graph, const std::string& name, const AccessList& 
         if (access.region.count > 1 && access.region.length < access.region.stride) return access.region;
         return Region{.offset = access.region.offset, .length = access.region.num_bytes()};
       };
-      if (region(a).length == 0 || region(b).length == 0 || !verifier::overlap(region(a), region(b))) continue;
+      if (region(a).length == 0 || region(b).length == 0 || !overlap(region(a), region(b))) continue;
       throw Error(ErrorKind::config,
                   str("ops: '", name, "': ", to_string(region(b)), " and ", to_string(region(a)), " of ",
                       graph.describe(a.buffer), " overlap (input and output must be disjoint)"));

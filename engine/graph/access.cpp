@@ -53,4 +53,50 @@ std::span<const Access> AccessList::view() const noexcept {
   return heap_.empty() ? std::span(inline_.data(), std::min(size_, inline_capacity)) : std::span(heap_);
 }
 
+namespace {
+
+// The first range that `b` shares with bytes [begin, end).
+std::optional<ByteRange> overlap(std::int64_t begin, std::int64_t end, const Region& b) {
+  if (b.contiguous()) {
+    if (begin >= b.end() || b.begin() >= end) return std::nullopt;
+    return ByteRange{std::max(begin, b.begin()), std::min(end, b.end())};
+  }
+  // The first row that ends after `begin`.
+  const std::int64_t past = begin - (b.offset + b.length);
+  const std::int64_t row  = past < 0 ? 0 : past / b.stride + 1;
+  if (row >= b.count) return std::nullopt;
+  const std::int64_t row_begin = b.offset + row * b.stride;
+  if (row_begin >= end) return std::nullopt;
+  return ByteRange{std::max(begin, row_begin), std::min(end, row_begin + b.length)};
+}
+
+}  // namespace
+
+std::optional<ByteRange> overlap(const Region& a, const Region& b) {
+  if (a.begin() >= b.end() || b.begin() >= a.end()) return std::nullopt;
+  if (a.contiguous()) return overlap(a.begin(), a.end(), b);
+  if (b.contiguous()) return overlap(b.begin(), b.end(), a);
+  if (a.stride == b.stride) {
+    // Rows repeat with the same period, so only the column distance and the common rows matter.
+    const Region &low = a.offset <= b.offset ? a : b, &high = a.offset <= b.offset ? b : a;
+    const std::int64_t distance = high.offset - low.offset;
+    const std::int64_t rows = distance / low.stride, columns = distance % low.stride;
+    if (columns < low.length && rows < low.count) {
+      return ByteRange{high.offset, high.offset + std::min(high.length, low.length - columns)};
+    }
+    // A row of `high` may extend into the next row of `low`.
+    if (columns + high.length > low.stride && rows + 1 < low.count) {
+      const std::int64_t begin = low.offset + (rows + 1) * low.stride;
+      return ByteRange{begin, std::min(begin + low.length, high.offset + high.length)};
+    }
+    return std::nullopt;
+  }
+  const Region &fewer = a.count <= b.count ? a : b, &more = a.count <= b.count ? b : a;
+  for (std::int64_t row = 0; row < fewer.count; ++row) {
+    const std::int64_t begin = fewer.offset + row * fewer.stride;
+    if (const auto shared = overlap(begin, begin + fewer.length, more)) return shared;
+  }
+  return std::nullopt;
+}
+
 }  // namespace stepgraph

@@ -9,12 +9,7 @@
 // Sets of bytes for the verifier. Regions are in normal form and not empty.
 namespace stepgraph::verifier {
 
-struct Range {
-  std::int64_t begin, end;
-};
-
-// The first range of bytes that both regions contain.
-[[nodiscard]] std::optional<Range> overlap(const Region& a, const Region& b);
+using Range = ByteRange;
 
 // Whether `outer` contains all of `inner`. May return false wrongly for strided regions of different strides.
 [[nodiscard]] bool covers(const Region& outer, const Region& inner);

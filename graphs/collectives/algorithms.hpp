@@ -8,15 +8,15 @@
 
 namespace stepgraph {
 
-// How the members of a collective get it done between them.
-//   direct        one operation, as the world does it: reductions in rank order, to the bit
-//   ring          all_reduce, all_gather, reduce_scatter: around a circle, a chunk at a time; broadcast, reduce: along
-//   a
-//                 chain, in pieces; gather, scatter: along a chain; all_to_all: neighbour by neighbour; barrier: around
-//   tree          up a binomial tree, down it, or both; all_to_all: Bruck's way
-//   hierarchical  all_reduce, all_gather, reduce_scatter: rings inside nodes and across them; all_to_all: in two hops;
+// The algorithm of a collective.
+//   direct        one operation, executed by the world; reductions are in rank order, to the bit
+//   ring          all_reduce, all_gather and reduce_scatter go around a ring, a segment at a time; broadcast and reduce
+//                 along a chain, in segments; gather and scatter along a chain; all_to_all neighbour by neighbour; a
+//                 barrier around the ring
+//   tree          up a binomial tree, down it, or both; all_to_all: Bruck's algorithm
+//   hierarchical  all_reduce, all_gather and reduce_scatter: rings inside nodes and across them; all_to_all: two hops;
 //                 others: trees inside nodes, then across
-//   adaptive      whichever of these is fastest for the size, as simulated on a machine
+//   adaptive      the fastest of these for the size, as simulated on a machine
 enum class Algorithm : std::uint8_t { direct, ring, tree, hierarchical, adaptive };
 [[nodiscard]] std::string_view to_string(Algorithm algorithm) noexcept;
 [[nodiscard]] Algorithm parse_algorithm(std::string_view name);  // throws Error(config) that lists the names
@@ -30,12 +30,12 @@ struct ExpandOptions {
 
 // The form that `expand_collectives` gives to a part's collective. Direct, that is none, for a group of one member, a
 // message, a permutation and a barrier without a lane; for gather, scatter and all_to_all with uneven shards; and for
-// an average of u8, i32 or f16, whose sum on the way may not fit the type. Hierarchical is the ring where all members
+// an average of u8, i32 or f16: partial sums may not fit the type. Hierarchical is the ring where all members
 // are on one node or each on its own, and direct where nodes have unequal numbers of them. Adaptive is what it chooses.
 [[nodiscard]] Algorithm form_of(const Graph& graph, Node part, const ExpandOptions& options);
 
-// A pass: replaces each collective whose form is not direct by messages, copies and reductions of chunks, on
-// the collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
+// A pass: replaces each collective that is not direct by messages, copies and reductions of segments, on the
+// collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
 // collective is issued before all of it. Reductions are no longer in rank order: equal to direct where every partial
 // result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together.
 //

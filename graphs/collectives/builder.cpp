@@ -7,13 +7,13 @@ namespace stepgraph::collective {
 
 void Builder::circle_reduce_scatter(const std::vector<Circle>& circles) {
   const int length = static_cast<int>(circles.front().members.size());
-  for (int step = 0; step + 1 < length; ++step) {
+  for (int round = 0; round + 1 < length; ++round) {
     next_round();
     for (const Circle& circle : circles) {
       for (int i = 0; i < length; ++i) {
-        const Bytes& chunk = circle.chunks[static_cast<std::size_t>((i - step - 1 + 2 * length) % length)];
-        send(circle.members[static_cast<std::size_t>(i)], chunk,
-             circle.members[static_cast<std::size_t>((i + 1) % length)], chunk, /*reduce=*/true);
+        const Bytes& segment = circle.segments[static_cast<std::size_t>((i - round - 1 + 2 * length) % length)];
+        send(circle.members[static_cast<std::size_t>(i)], segment,
+             circle.members[static_cast<std::size_t>((i + 1) % length)], segment, /*reduce=*/true);
       }
     }
   }
@@ -21,13 +21,13 @@ void Builder::circle_reduce_scatter(const std::vector<Circle>& circles) {
 
 void Builder::circle_all_gather(const std::vector<Circle>& circles) {
   const int length = static_cast<int>(circles.front().members.size());
-  for (int step = 0; step + 1 < length; ++step) {
+  for (int round = 0; round + 1 < length; ++round) {
     next_round();
     for (const Circle& circle : circles) {
       for (int i = 0; i < length; ++i) {
-        const Bytes& chunk = circle.chunks[static_cast<std::size_t>((i - step + length) % length)];
-        send(circle.members[static_cast<std::size_t>(i)], chunk,
-             circle.members[static_cast<std::size_t>((i + 1) % length)], chunk);
+        const Bytes& segment = circle.segments[static_cast<std::size_t>((i - round + length) % length)];
+        send(circle.members[static_cast<std::size_t>(i)], segment,
+             circle.members[static_cast<std::size_t>((i + 1) % length)], segment);
       }
     }
   }

@@ -5,19 +5,19 @@
 
 #include "graphs/collectives/rounds.hpp"
 
-// What the algorithms are built from: internal to graphs/.
+// Building blocks of the algorithms: internal to graphs/.
 namespace stepgraph::collective {
 
 using Members = std::vector<int>;
 using Edge    = std::pair<int, int>;  // (from, to)
 
-// Members in a circle and what is passed around: chunk j belongs to the j-th of them.
+// Members in a circle and what is passed around: segment j belongs to the j-th of them.
 struct Circle {
   Members members;
-  std::vector<Bytes> chunks;
+  std::vector<Bytes> segments;
 };
 
-// Writes the rounds of one collective, from pieces that several algorithms share.
+// Writes the rounds of one collective. Its members are building blocks that several algorithms share.
 class Builder {
  public:
   explicit Builder(const CollectiveShape& shape) : shape_(shape), n_(shape.members) {
@@ -37,8 +37,8 @@ class Builder {
   [[nodiscard]] ByteRange own(Store store, int member) const {  // its shard, where the store holds no other
     return {store, 0, shape_.shards[static_cast<std::size_t>(member)]};
   }
-  // The k-th of `count` pieces of a range, about equal, whole elements.
-  [[nodiscard]] ByteRange piece(const ByteRange& of, int k, int count) const {
+  // The k-th of `count` segments of a range, about equal, whole elements.
+  [[nodiscard]] ByteRange segment(const ByteRange& of, int k, int count) const {
     const std::int64_t elements = of.length / shape_.element;
     const std::int64_t first = elements * k / count, last = elements * (k + 1) / count;
     return {of.store, of.begin + first * shape_.element, (last - first) * shape_.element};
@@ -49,25 +49,25 @@ class Builder {
     work               = std::max(work, bytes);
   }
 
-  // --- steps -----------------------------------------------------------------------------------------------------
+  // --- rounds ----------------------------------------------------------------------------------------------------
   void next_round() { out_.rounds.emplace_back(); }
   void send(int from, Bytes source, int to, Bytes target, bool reduce = false) {
     out_.rounds.back().transfers.push_back({from, to, std::move(source), std::move(target), reduce});
   }
   void copy(int member, Bytes into, Bytes from) {
-    local(LocalStep::Kind::copy, member, std::move(into), std::move(from));
+    local(LocalWork::Kind::copy, member, std::move(into), std::move(from));
   }
   void reduce(int member, Bytes into, Bytes from) {
-    local(LocalStep::Kind::reduce, member, std::move(into), std::move(from));
+    local(LocalWork::Kind::reduce, member, std::move(into), std::move(from));
   }
   void end_average(int member, const Bytes& values) {
-    if (shape_.reduction == Reduction::average) local(LocalStep::Kind::divide, member, values, {});
+    if (shape_.reduction == Reduction::average) local(LocalWork::Kind::divide, member, values, {});
   }
 
   // --- circles ---------------------------------------------------------------------------------------------------
-  // Every member ends up with the reduction of its own chunk; all circles have the same length.
+  // Every member ends up with the reduction of its own segment; all circles have the same length.
   void circle_reduce_scatter(const std::vector<Circle>& circles);
-  // Every member ends up with all chunks.
+  // Every member ends up with all segments.
   void circle_all_gather(const std::vector<Circle>& circles);
 
   // --- trees -----------------------------------------------------------------------------------------------------
@@ -75,27 +75,27 @@ class Builder {
   [[nodiscard]] static std::vector<std::vector<Edge>> up(const std::vector<Members>& lists);
   [[nodiscard]] static std::vector<std::vector<Edge>> down(std::vector<std::vector<Edge>> rounds);
 
-  // The reduction of everybody's `in` at the root, which keeps it in `total`; whoever else receives on the way keeps
-  // what it has so far in `partial`.
+  // Reduces all members' `in` to the root, which keeps the sum in `total`. Members on the way keep their partial sums
+  // in `partial`.
   void reduce_up(const std::vector<std::vector<Edge>>& rounds, int root, Store total, Store partial);
 
-  // The root's bytes to everybody's `out`.
+  // Sends the root's bytes to every member's `out`.
   void broadcast_down(const std::vector<std::vector<Edge>>& rounds, int root, Store at_root);
 
-  // Everybody's shard to the root's `out`; shards on their way wait in `waiting`.
+  // Sends every member's shard to the root's `out`. Shards on their way are kept in `waiting`.
   void gather_up(const std::vector<std::vector<Edge>>& rounds, int root, Store waiting);
 
-  // The root's shards to everybody's `out`: what gather_up does, backwards.
+  // Sends the root's shards to every member's `out`: the reverse of gather_up.
   void scatter_down(const std::vector<std::vector<Edge>>& upwards, int root, Store at_root);
 
-  // Messages whose arrival is all that matters.
+  // Messages without bytes, for a barrier.
   void no_bytes(const std::vector<std::vector<Edge>>& rounds);
 
   [[nodiscard]] const CollectiveShape& shape() const { return shape_; }
   [[nodiscard]] int n() const { return n_; }
 
  private:
-  void local(LocalStep::Kind kind, int member, Bytes into, Bytes from) {
+  void local(LocalWork::Kind kind, int member, Bytes into, Bytes from) {
     out_.rounds.back().locals.push_back({kind, member, std::move(into), std::move(from)});
   }
   // Begins a sum with the member's own `in`, unless it is there already.

@@ -46,10 +46,10 @@ std::int64_t total(const Bytes& bytes) {
                          [](std::int64_t sum, const ByteRange& range) { return sum + range.length; });
 }
 
-// Who takes part in a round, by member: which of its transfers it sends and which it receives.
+// The transfers of one round, by member: the one that it sends, and the one that it receives.
 struct Messages {
   std::vector<int> sent, received;  // -1: none
-  bool permutes = false;            // somebody does both: all members are in it
+  bool permutes = false;            // some member sends and receives: then all members take part
   [[nodiscard]] bool has(std::size_t member) const { return permutes || sent[member] >= 0 || received[member] >= 0; }
 };
 
@@ -142,12 +142,12 @@ class Member {
     const auto transfer      = [&](int i) { return i < 0 ? nullptr : &round.transfers[static_cast<std::size_t>(i)]; };
     if (messages.has(member))
       add_messages(number, transfer(messages.sent[member]), transfer(messages.received[member]), messages.permutes);
-    for (const LocalStep& local : round.locals) {
+    for (const LocalWork& local : round.locals) {
       if (local.member == member_ && total(local.into) > 0) add_local(local);
     }
   }
 
-  // A round in which somebody sends and receives is one permutation; else messages are by themselves.
+  // A round in which some member sends and receives is one permutation; else its transfers are separate messages.
   void add_messages(std::size_t number, const Transfer* sent, const Transfer* received, bool permutes) {
     const std::vector<Rank>& ranks = old_.spec(part_.group).ranks;
     const PartOp op                = permutes ? PartOp::permute : sent ? PartOp::send : PartOp::recv;
@@ -192,11 +192,11 @@ class Member {
                                                    part_.type, part_.reduction)});
   }
 
-  void add_local(const LocalStep& local) {
+  void add_local(const LocalWork& local) {
     const AccessList into = accesses(local.into), from = accesses(local.from);
-    if (local.kind == LocalStep::Kind::reduce) return add_reduction(into, from);
+    if (local.kind == LocalWork::Kind::reduce) return add_reduction(into, from);
     const auto bytes = static_cast<double>(num_bytes(out_, into));
-    if (local.kind == LocalStep::Kind::copy) {
+    if (local.kind == LocalWork::Kind::copy) {
       NodeSpec node = with_labels("copy", NodeKind::copy);
       node.reads    = from;
       node.writes   = into;

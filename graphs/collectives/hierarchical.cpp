@@ -36,41 +36,41 @@ void two_level_all_reduce(Builder& b, const Nodes& nodes) {
   for (int node = 0; node < nodes.count; ++node) {
     inside.push_back({nodes.inside(node, 0), {}});
     for (int place = 0; place < nodes.size; ++place)
-      inside.back().chunks.push_back({b.piece(b.all(Store::out), place, nodes.size)});
+      inside.back().segments.push_back({b.segment(b.all(Store::out), place, nodes.size)});
   }
   for (int place = 0; place < nodes.size; ++place) {
     across.push_back({nodes.across(place, 0), {}});
     for (int node = 0; node < nodes.count; ++node)
-      across.back().chunks.push_back({b.piece(b.piece(b.all(Store::out), place, nodes.size), node, nodes.count)});
+      across.back().segments.push_back({b.segment(b.segment(b.all(Store::out), place, nodes.size), node, nodes.count)});
   }
   b.circle_reduce_scatter(inside);
   b.circle_reduce_scatter(across);
   for (const Circle& circle : across) {
-    for (std::size_t i = 0; i < circle.members.size(); ++i) b.end_average(circle.members[i], circle.chunks[i]);
+    for (std::size_t i = 0; i < circle.members.size(); ++i) b.end_average(circle.members[i], circle.segments[i]);
   }
   b.circle_all_gather(across);
   b.circle_all_gather(inside);
 }
 
-// Inside a node, the chunk of a place is all shards of that place; across nodes, the shard of each node.
+// Inside a node, the segment of a place is all shards of that place; across nodes, the shard of each node.
 std::pair<std::vector<Circle>, std::vector<Circle>> shard_circles(const Builder& b, const Nodes& nodes, Store store) {
   std::vector<Circle> inside, across;
   for (int node = 0; node < nodes.count; ++node) {
     inside.push_back({nodes.inside(node, 0), std::vector<Bytes>(static_cast<std::size_t>(nodes.size))});
     for (int place = 0; place < nodes.size; ++place) {
       for (int other = 0; other < nodes.count; ++other)
-        inside.back().chunks[static_cast<std::size_t>(place)].push_back(b.shard(store, nodes.at(other, place)));
+        inside.back().segments[static_cast<std::size_t>(place)].push_back(b.shard(store, nodes.at(other, place)));
     }
   }
   for (int place = 0; place < nodes.size; ++place) {
     across.push_back({nodes.across(place, 0), {}});
     for (int node = 0; node < nodes.count; ++node)
-      across.back().chunks.push_back({b.shard(store, nodes.at(node, place))});
+      across.back().segments.push_back({b.shard(store, nodes.at(node, place))});
   }
   return {inside, across};
 }
 
-// First inside nodes, to whoever has the receiver's place; then across, everything for one node in one message.
+// First inside nodes, to the member at the receiver's place; then across nodes, all slices for one node in one message.
 void two_level_exchange(Builder& b, const Nodes& nodes) {
   const auto waits     = [&](int node, int place) { return b.shard(Store::work, nodes.at(node, place)); };  // for, from
   const auto hand_over = [&](int place, int to) {  // everything for place `to` of any node

@@ -5,8 +5,8 @@ namespace {
 
 using namespace collective;
 
-// How many pieces a message is cut into that is passed from one to the next: enough to keep all of them busy.
-int num_pieces(const CollectiveShape& shape) {
+// A message that passes along a chain is cut into segments, so that all members of the chain are busy.
+int num_segments(const CollectiveShape& shape) {
   constexpr std::int64_t least = 64 * 1024;
   return static_cast<int>(std::clamp<std::int64_t>(shape.bytes / least, 1, 2 * shape.members));
 }
@@ -15,16 +15,16 @@ int num_pieces(const CollectiveShape& shape) {
 void ring_reduce_scatter(Builder& b) {
   const int n                = b.n();
   const std::int64_t largest = *std::max_element(b.shape().shards.begin(), b.shape().shards.end());
-  const auto place           = [&](int step, int shard) {
-    return ByteRange{Store::work, step % 2 * largest, b.shape().shards[static_cast<std::size_t>(shard)]};
+  const auto place           = [&](int round, int shard) {
+    return ByteRange{Store::work, round % 2 * largest, b.shape().shards[static_cast<std::size_t>(shard)]};
   };
   for (int m = 0; m < n; ++m) b.need_work(m, 2 * largest);
-  for (int step = 0; step + 1 < n; ++step) {
+  for (int round = 0; round + 1 < n; ++round) {
     b.next_round();
     for (int m = 0; m < n; ++m) {
-      const int given = (m - step - 1 + 2 * n) % n, to = (m + 1) % n;
-      b.send(m, {step == 0 ? b.shard(Store::in, given) : place(step - 1, given)}, to, {place(step, given)});
-      b.reduce(to, {place(step, given)}, {b.shard(Store::in, given)});
+      const int given = (m - round - 1 + 2 * n) % n, to = (m + 1) % n;
+      b.send(m, {round == 0 ? b.shard(Store::in, given) : place(round - 1, given)}, to, {place(round, given)});
+      b.reduce(to, {place(round, given)}, {b.shard(Store::in, given)});
     }
   }
   for (int m = 0; m < n; ++m) {
@@ -33,37 +33,37 @@ void ring_reduce_scatter(Builder& b) {
   }
 }
 
-// From the root along a chain, piece by piece.
+// From the root along a chain, segment by segment.
 void chain_broadcast(Builder& b) {
   const Members chain = from_root(b.n(), b.shape().root);
-  const int pieces    = num_pieces(b.shape());
-  for (int t = 0; t < pieces + b.n() - 2; ++t) {
+  const int segments  = num_segments(b.shape());
+  for (int t = 0; t < segments + b.n() - 2; ++t) {
     b.next_round();
     for (int p = 0; p + 1 < b.n(); ++p) {
-      if (t - p < 0 || t - p >= pieces) continue;
-      b.send(chain[static_cast<std::size_t>(p)], {b.piece(b.all(p == 0 ? Store::in : Store::out), t - p, pieces)},
-             chain[static_cast<std::size_t>(p + 1)], {b.piece(b.all(Store::out), t - p, pieces)});
+      if (t - p < 0 || t - p >= segments) continue;
+      b.send(chain[static_cast<std::size_t>(p)], {b.segment(b.all(p == 0 ? Store::in : Store::out), t - p, segments)},
+             chain[static_cast<std::size_t>(p + 1)], {b.segment(b.all(Store::out), t - p, segments)});
     }
   }
 }
 
-// Along a chain to the root, piece by piece; each member adds its own.
+// Along a chain to the root, segment by segment; each member adds its own.
 void chain_reduce(Builder& b) {
   const Members chain = from_root(b.n(), b.shape().root);
-  const int pieces = num_pieces(b.shape()), n = b.n();
+  const int segments = num_segments(b.shape()), n = b.n();
   for (int p = 1; p + 1 < n; ++p) {
     b.need_work(chain[static_cast<std::size_t>(p)], b.shape().bytes);
     b.copy(chain[static_cast<std::size_t>(p)], {b.all(Store::work)}, {b.all(Store::in)});
   }
   const int root = chain.front();
   if (!b.in_place(root)) b.copy(root, {b.all(Store::out)}, {b.all(Store::in)});
-  for (int t = 0; t < pieces + n - 2; ++t) {
+  for (int t = 0; t < segments + n - 2; ++t) {
     b.next_round();
     for (int p = n - 1; p >= 1; --p) {
       const int k = t - (n - 1 - p);
-      if (k < 0 || k >= pieces) continue;
-      b.send(chain[static_cast<std::size_t>(p)], {b.piece(b.all(p == n - 1 ? Store::in : Store::work), k, pieces)},
-             chain[static_cast<std::size_t>(p - 1)], {b.piece(b.all(p == 1 ? Store::out : Store::work), k, pieces)},
+      if (k < 0 || k >= segments) continue;
+      b.send(chain[static_cast<std::size_t>(p)], {b.segment(b.all(p == n - 1 ? Store::in : Store::work), k, segments)},
+             chain[static_cast<std::size_t>(p - 1)], {b.segment(b.all(p == 1 ? Store::out : Store::work), k, segments)},
              /*reduce=*/true);
     }
   }
@@ -93,7 +93,7 @@ void chain_gather_or_scatter(Builder& b, bool gather) {
   }
 }
 
-// In round k everybody's slice for its k-th neighbour.
+// In round k every member sends the slice for its k-th neighbour.
 void pairwise_exchange(Builder& b) {
   const int n = b.n();
   for (int m = 0; m < n; ++m) {
@@ -124,14 +124,14 @@ Rounds ring_rounds(const CollectiveShape& shape) {
   switch (shape.op) {
     case PartOp::all_reduce:
       copy_all(b, Store::out);
-      for (int k = 0; k < n; ++k) circle.chunks.push_back({b.piece(b.all(Store::out), k, n)});
+      for (int k = 0; k < n; ++k) circle.segments.push_back({b.segment(b.all(Store::out), k, n)});
       b.circle_reduce_scatter({circle});
-      for (int m = 0; m < n; ++m) b.end_average(m, circle.chunks[static_cast<std::size_t>(m)]);
+      for (int m = 0; m < n; ++m) b.end_average(m, circle.segments[static_cast<std::size_t>(m)]);
       b.circle_all_gather({circle});
       break;
     case PartOp::all_gather:
       copy_own(b);
-      for (int k = 0; k < n; ++k) circle.chunks.push_back({b.shard(Store::out, k)});
+      for (int k = 0; k < n; ++k) circle.segments.push_back({b.shard(Store::out, k)});
       b.circle_all_gather({circle});
       break;
     case PartOp::reduce_scatter:

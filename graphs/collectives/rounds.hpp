@@ -4,11 +4,11 @@
 
 #include "engine/graph/part.hpp"
 
-// Collective algorithms as data: who sends which bytes to whom in which round. Internal to graphs/; the pass that turns
-// rounds into nodes is collective_algorithms.cpp.
+// Collective algorithms as data: for each round, which member sends which bytes to which member. Internal to graphs/;
+// the pass that turns rounds into nodes is algorithms.cpp.
 namespace stepgraph {
 
-// Bytes of a member: of what it gives, of what it gets, or of memory of its own that the algorithm needs meanwhile.
+// Bytes of a member: of its input, of its output, or of the work memory that the algorithm needs.
 // `in` and `out` are laid end to end as engine/graph/part.hpp says.
 enum class Store : std::uint8_t { in, out, work };
 struct ByteRange {
@@ -25,8 +25,8 @@ struct Transfer {
   bool reduce  = false;  // into what the target holds
 };
 
-// What a member does by itself.
-struct LocalStep {
+// Work of a member without communication.
+struct LocalWork {
   enum class Kind : std::uint8_t { copy, reduce, divide };
   Kind kind  = Kind::copy;
   int member = 0;
@@ -37,7 +37,7 @@ struct LocalStep {
 // Messages that are under way together, at most one from and one to each member; then local work.
 struct Round {
   std::vector<Transfer> transfers = {};
-  std::vector<LocalStep> locals   = {};
+  std::vector<LocalWork> locals   = {};
 };
 
 struct Rounds {

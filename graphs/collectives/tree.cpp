@@ -39,7 +39,8 @@ namespace {
 
 using namespace collective;
 
-// Bruck: in round k everything whose way has bit k set goes 2^k members on. It arrives in the second half of `work`.
+// Bruck's algorithm: in round k, every slice with bit k set in its distance moves 2^k members on. It arrives in the
+// second half of `work`.
 void bruck_exchange(Builder& b) {
   const int n = b.n();
   for (int m = 0; m < n; ++m) {

@@ -17,7 +17,7 @@ struct DistributedTensorSpec {
   std::string name                  = {};
   TensorShape shape                 = {};  // of the whole tensor
   DType type                        = DType::f32;
-  Group group                       = {};  // whose members have the shards, in its order
+  Group group                       = {};  // its members have the shards, in the order of the group
   int dim                           = 0;
   PartitionKind kind                = PartitionKind::ceiling;
   std::function<Access(Rank)> shard = {};
@@ -59,8 +59,8 @@ class DistributedTensor {
 [[nodiscard]] std::string to_string(const DistributedTensor& tensor);  // "weight: f32 10x4 dim 0 over 3 ceiling"
 inline std::ostream& operator<<(std::ostream& out, const DistributedTensor& tensor) { return out << to_string(tensor); }
 
-// How a tensor is moved. `whole` gives a member's bytes for the whole tensor, a buffer or one range of exactly its
-// size; who needs none is not asked.
+// How a tensor is moved. `whole` returns where a member has the whole tensor: a buffer, or one range of exactly its
+// size. It is not called for members that do not need the whole tensor.
 struct TensorMove {
   std::string name                  = {};  // also the message id; empty: what is done and the tensor's name
   std::function<Access(Rank)> whole = {};

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-// Does a model fit a layout? Each check throws Error(config) that names the numbers and what would be right. (Whether
-// degrees multiply to the world is checked when a Layout is made.)
+// Checks that a model fits a layout. Each throws Error(config) that names the numbers and what would be right. Layout's
+// constructor checks that the degrees multiply to the size of the world.
 namespace stepgraph {
 
 enum class LayerSplit : std::uint8_t {
@@ -17,7 +17,8 @@ enum class LayerSplit : std::uint8_t {
 
 // How many layers each stage has.
 [[nodiscard]] std::vector<int> split_layers(int layers, int stages, LayerSplit split = LayerSplit::even);
-// As given, once it is as long as there are stages and adds up. A stage may have none: one for an embedding alone.
+// Checks an explicit list: one number for each stage, adding up to the number of layers. A stage can have no layers,
+// for example a stage that has the embedding alone.
 [[nodiscard]] std::vector<int> split_layers(int layers, int stages, std::vector<int> layers_per_stage);
 
 // Sequences of one step, over data-parallel ranks and microbatches.
@@ -28,8 +29,8 @@ struct BatchSplit {
 };
 [[nodiscard]] int num_microbatches(const BatchSplit& batch);  // global / dp / micro
 
-// What tensor parallelism cuts; 0: there is none of it. Where there are fewer key and value heads than ranks, each is
-// held by several.
+// The sizes that tensor parallelism cuts; 0: the model has none. With fewer key and value heads than ranks, several
+// ranks hold the same head.
 struct TensorParallelSplit {
   int tp                = 1;
   std::int64_t heads    = 0;

@@ -43,10 +43,10 @@ int FlatShards::owner(std::int64_t element) const {
 
 std::int64_t FlatShards::local_index(std::int64_t element) const { return element - begin(owner(element)); }
 
-std::vector<FlatShards::Piece> FlatShards::pieces(std::int64_t first, std::int64_t last) const {
+std::vector<FlatShards::MemberRange> FlatShards::member_ranges(std::int64_t first, std::int64_t last) const {
   if (first < 0 || last > num_elements_ || first > last)
     refuse(str("elements ", first, " to ", last, " (inside 0 to ", num_elements_, ")"));
-  std::vector<Piece> all;
+  std::vector<MemberRange> all;
   for (std::int64_t at = first; at < last;) {
     const int member        = owner(at);
     const std::int64_t stop = std::min(last, end(member));

@@ -27,14 +27,14 @@ class FlatShards {
   [[nodiscard]] std::int64_t local_index(std::int64_t element) const;
 
   // Where a parameter that lies at begin <= i < end went: one piece for every member that has some of it, in order.
-  struct Piece {
+  struct MemberRange {
     int member;
     std::int64_t local_begin;  // in the member's shard
     std::int64_t offset;       // in the parameter
     std::int64_t num_elements;
-    friend auto operator<=>(const Piece&, const Piece&) = default;
+    friend auto operator<=>(const MemberRange&, const MemberRange&) = default;
   };
-  [[nodiscard]] std::vector<Piece> pieces(std::int64_t begin, std::int64_t end) const;
+  [[nodiscard]] std::vector<MemberRange> member_ranges(std::int64_t begin, std::int64_t end) const;
 
   friend auto operator<=>(const FlatShards&, const FlatShards&) = default;
 

@@ -12,7 +12,7 @@
 #include "engine/base/types.hpp"
 #include "engine/graph/graph.hpp"
 
-// Who is where: the ranks of a world along the axes of parallelism.
+// The ranks of a world along the axes of parallelism.
 //
 // A new axis is an enumerator, a degree in LayoutSpec, a coordinate in Coord and a row of the table in layout.cpp.
 namespace stepgraph {

@@ -16,7 +16,7 @@ namespace stepgraph {
 enum class PartitionKind : std::uint8_t {
   ceiling,     // blocks of ceil(size / members): 3 3 3 1. The last ones may be smaller, or empty
   balanced,    // the first size % members have one more: 3 3 2 2
-  replicated,  // everybody has everything: 10 10 10 10
+  replicated,  // every member has all of it: 10 10 10 10
 };
 [[nodiscard]] std::string_view to_string(PartitionKind kind) noexcept;
 inline std::ostream& operator<<(std::ostream& out, PartitionKind kind) { return out << to_string(kind); }
@@ -48,13 +48,13 @@ class Partition {
   [[nodiscard]] std::int64_t local_elements(int member) const;
   [[nodiscard]] bool empty(int member) const { return local_elements(member) == 0; }
 
-  // Who has an index of the dim (replicated: member 0 stands for all), and where in its block.
+  // The member that has an index of the dim, and the index inside its block. Replicated: member 0.
   [[nodiscard]] int owner(std::int64_t dim_index) const;
   [[nodiscard]] std::int64_t local_index(std::int64_t dim_index) const;
   [[nodiscard]] std::int64_t global_index(int member, std::int64_t local_index) const;
 
-  // Whether a member that uses the whole tensor, or indices begin to end of the dim, lacks some of it; and whether
-  // anybody does.
+  // Whether a member that uses the whole tensor, or indices begin to end of the dim, lacks some of it; and whether any
+  // member does.
   [[nodiscard]] bool needs_communication(int member) const;
   [[nodiscard]] bool needs_communication(int member, std::int64_t begin, std::int64_t end) const;
   [[nodiscard]] bool needs_communication() const;

@@ -10,8 +10,8 @@
 
 namespace stepgraph {
 
-// Who owns which of many partitions, as ZeRO deals them out: partition i belongs to rank i mod world. A rank counts its
-// own from 0.
+// The owner of each of many partitions, as ZeRO assigns them: partition i belongs to rank i mod world_size. Local
+// indices count a rank's own partitions from 0.
 class RoundRobin {
  public:
   RoundRobin(std::int64_t num_partitions, int world_size);

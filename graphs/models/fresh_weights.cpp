@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "engine/base/error.hpp"
-#include "graphs/models/chunks.hpp"
+#include "graphs/models/parallel_ranges.hpp"
 #include "ops/tape/counter_random.hpp"
 
 namespace stepgraph {
@@ -118,7 +118,7 @@ void fill(std::uint64_t seed, std::string_view tensor, std::int64_t first_elemen
     throw Error(ErrorKind::config, str("fresh weights: '", tensor, "': a deviation of ", deviation, " (0 or more)"));
   const std::uint64_t key = derived_key(name_key(tensor), seed);
   const auto first        = static_cast<std::uint64_t>(first_element);
-  for_chunks(std::ssize(out), threads, [&](std::int64_t begin, std::int64_t end) {
+  for_ranges(std::ssize(out), threads, [&](std::int64_t begin, std::int64_t end) {
     draw(key, first + static_cast<std::uint64_t>(begin), deviation, out.data() + begin, end - begin);
   });
 }

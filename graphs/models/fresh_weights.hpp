@@ -6,9 +6,9 @@
 namespace stepgraph {
 
 // Fresh weights: elements of a normal distribution around 0 with this deviation, from `first_element` on. An element
-// depends on the seed, the tensor's name and its index in the whole tensor alone, so that every layout starts from the
-// same bits, whoever draws which part. Drawn in double; a float is that double, rounded. Only operations
-// are used that IEEE 754 rounds in one way, so machines agree too.
+// depends only on the seed, the tensor's name and its index in the whole tensor. So every layout starts from the same
+// bits. Elements are drawn in double; a float is that double, rounded. Only operations with an exact rounding rule in
+// IEEE 754 are used, so all machines agree.
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,
                  std::span<float> out, int threads = 1);
 void fill_normal(std::uint64_t seed, std::string_view tensor, std::int64_t first_element, double deviation,

@@ -26,7 +26,7 @@ Block embedding_block(const Gpt2Spec& spec) {
       .weights = {{.name = token_weight, .shape = {spec.vocab, spec.width}, .cut = true, .init = init},
                   {.name = "transformer.wpe.weight", .shape = {spec.context, spec.width}, .cut = true, .init = init}},
       .forward = [vocab = spec.vocab, context = spec.context, rate = spec.dropout](Tape& tape, const Tensor& tokens) {
-        const auto begin = [&](std::int64_t size) { return cut_range(size, tape.tp().size, tape.tp().index).begin; };
+        const auto begin = [&](std::int64_t size) { return tp_range(size, tape.tp().size, tape.tp().index).begin; };
         const Tensor x =
             embedding(tape, {.tokens = tokens, .weight = tape.weight(token_weight), .vocab_begin = begin(vocab)});
         const Tensor sum = tp_sum(tape, positional_embedding(tape, {.x      = x,
@@ -41,9 +41,9 @@ std::vector<WeightSpec> layer_weights(const Gpt2Spec& spec, const std::string& p
   const Init normal{.deviation = spec.init_deviation}, zeros{}, ones{.constant = 1},
       branch_end{.deviation = spec.init_deviation / std::sqrt(2.0 * spec.layers)};
   const auto queries_keys_values = [&](const std::string& tensor) {
-    std::vector<Section> sections;
+    std::vector<TensorSection> sections;
     for (int i = 0; i < 3; ++i)
-      sections.push_back({.tensor = tensor, .begin = i * width, .size = width, .units = heads});
+      sections.push_back({.tensor = tensor, .begin = i * width, .size = width, .num_heads = heads});
     return sections;
   };
   const std::string qkv = prefix + "attn.c_attn.weight", qkv_bias = prefix + "attn.c_attn.bias",
@@ -64,7 +64,7 @@ std::vector<WeightSpec> layer_weights(const Gpt2Spec& spec, const std::string& p
       {.name     = proj,
        .shape    = {width, width},
        .cut      = true,
-       .sections = {{.tensor = proj, .size = width, .units = heads}},
+       .sections = {{.tensor = proj, .size = width, .num_heads = heads}},
        .init     = branch_end},
       vector("attn.c_proj.bias", zeros),
       vector("ln_2.weight", ones),

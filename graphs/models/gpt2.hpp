@@ -16,7 +16,7 @@ struct Gpt2Spec {
   std::int64_t inner            = 0;  // 0: 4 * width
   Gelu activation               = Gelu::tanh;
   double eps                    = 1e-5;
-  double init_deviation         = 0.02;   // of fresh weights; those that end a branch: over sqrt(2 * layers)
+  double init_deviation         = 0.02;   // of fresh weights; divided by sqrt(2 * layers) for weights that end a branch
   bool tied                     = true;   // the head's weight is the embedding's
   bool scale_attention          = true;   // by 1 / sqrt(head size)
   bool scale_attention_by_layer = false;  // and by 1 / (layer + 1)

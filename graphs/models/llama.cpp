@@ -30,7 +30,7 @@ Block embedding_block(const LlamaSpec& spec) {
             return tp_sum(tape,
                           embedding(tape, {.tokens      = tokens,
                                            .weight      = tape.weight(token_weight),
-                                           .vocab_begin = cut_range(vocab, tape.tp().size, tape.tp().index).begin}));
+                                           .vocab_begin = tp_range(vocab, tape.tp().size, tape.tp().index).begin}));
           }};
 }
 
@@ -43,10 +43,10 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
     weights.push_back({.name = prefix + name, .shape = {spec.width}, .init = ones, .norm = true});
   };
   // Outputs are cut: the weight [out, in] along dim 0, its bias alike.
-  const auto columns = [&](const char* name, std::vector<Section> sections, bool bias) {
+  const auto columns = [&](const char* name, std::vector<TensorSection> sections, bool bias) {
     std::int64_t out = 0;
-    for (const Section& section : sections) out += section.size;
-    std::vector<Section> matrices = sections, vectors = sections;
+    for (const TensorSection& section : sections) out += section.size;
+    std::vector<TensorSection> matrices = sections, vectors = sections;
     for (std::size_t i = 0; i < sections.size(); ++i) {
       matrices[i].tensor = prefix + sections[i].tensor + ".weight";
       vectors[i].tensor  = prefix + sections[i].tensor + ".bias";
@@ -57,22 +57,22 @@ std::vector<WeightSpec> layer_weights(const LlamaSpec& spec, const std::string& 
     weights.push_back(
         {.name = prefix + name + ".bias", .shape = {out}, .cut = true, .sections = vectors, .init = zeros});
   };
-  // Inputs are cut: the weight along dim 1; its bias is everybody's.
-  const auto rows = [&](const std::string& name, std::int64_t in, std::int64_t units, bool bias) {
+  // Inputs are cut: the weight along dim 1. Every rank has the whole bias.
+  const auto rows = [&](const std::string& name, std::int64_t in, std::int64_t num_heads, bool bias) {
     const std::string tensor = prefix + name + ".weight";
     weights.push_back({.name     = prefix + name,
                        .shape    = {spec.width, in},
                        .dim      = 1,
                        .cut      = true,
-                       .sections = {{.tensor = tensor, .size = in, .units = units}},
+                       .sections = {{.tensor = tensor, .size = in, .num_heads = num_heads}},
                        .init     = normal});
     if (bias) weights.push_back({.name = prefix + name + ".bias", .shape = {spec.width}, .init = zeros});
   };
   norm("input_layernorm.weight");
   columns("self_attn.qkv",
-          {{.tensor = "self_attn.q_proj", .size = queries, .units = spec.heads},
-           {.tensor = "self_attn.k_proj", .size = keys, .units = spec.kv_heads},
-           {.tensor = "self_attn.v_proj", .size = keys, .units = spec.kv_heads}},
+          {{.tensor = "self_attn.q_proj", .size = queries, .num_heads = spec.heads},
+           {.tensor = "self_attn.k_proj", .size = keys, .num_heads = spec.kv_heads},
+           {.tensor = "self_attn.v_proj", .size = keys, .num_heads = spec.kv_heads}},
           spec.attention_bias);
   rows("self_attn.o_proj", queries, spec.heads, spec.attention_bias);
   norm("post_attention_layernorm.weight");

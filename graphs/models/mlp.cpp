@@ -32,7 +32,7 @@ Model mlp(const MlpSpec& given) {
        .forward = [vocab = spec.vocab](Tape& tape, const Tensor& tokens) {
          return tp_sum(tape, embedding(tape, {.tokens      = tokens,
                                               .weight      = tape.weight("embedding.weight"),
-                                              .vocab_begin = cut_range(vocab, tape.tp().size, tape.tp().index).begin}));
+                                              .vocab_begin = tp_range(vocab, tape.tp().size, tape.tp().index).begin}));
        }});
   for (int layer = 0; layer < spec.layers; ++layer) {
     const std::string up = str("layers.", layer, ".up"), down = str("layers.", layer, ".down");

@@ -5,8 +5,8 @@
 
 namespace stepgraph {
 
-// The smallest model of tokens: an embedding, layers of two linears with GELU between them, each added to what goes in,
-// and a head. It knows the last token only.
+// The smallest language model: an embedding, residual layers of two linears with GELU between them, and a head. Its
+// prediction depends on the last token only.
 struct MlpSpec {
   int layers                                             = 4;
   std::int64_t width                                     = 256;

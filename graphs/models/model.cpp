@@ -9,7 +9,7 @@ ParameterInventory Model::parameters(DType type) const {
   for (const Block& block : blocks) {
     for (const WeightSpec& weight : block.weights) {
       if (!weight.tied_to.empty()) continue;
-      for (const WeightPiece& piece : pieces_of(weight, 1, 0)) {
+      for (const TpPiece& piece : tp_pieces(weight, 1, 0)) {
         if (!inventory.contains(piece.tensor)) {
           inventory.add({.name = piece.tensor, .shape = tensor_shape(weight, piece), .type = type});
         }

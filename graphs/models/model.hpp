@@ -9,36 +9,37 @@
 
 namespace stepgraph {
 
-// How a fresh element is drawn: normal with this deviation around 0, or a constant where the deviation is 0.
+// Initial elements: normally distributed around 0 with this deviation, or the constant where the deviation is 0.
 struct Init {
   double deviation = 0;
   double constant  = 0;
 };
 
-// A run of indices of one named tensor (as checkpoints have it) along the dim that tensor parallelism cuts.
-struct Section {
-  std::string tensor = {};
-  std::int64_t begin = 0;  // first index of that dim
-  std::int64_t size  = 0;  // indices
-  std::int64_t units = 0;  // cut in whole units (heads), of which there are so many; 0: `size` of them
+// Indices [begin, begin + size) of a checkpoint's tensor, along the dim that tensor parallelism cuts. A weight is made
+// of such sections.
+struct TensorSection {
+  std::string tensor     = {};
+  std::int64_t begin     = 0;  // first index of that dim
+  std::int64_t size      = 0;
+  std::int64_t num_heads = 0;  // more than 0: the section is so many attention heads, and is cut between heads only
 };
 
 // A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
-// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Units (heads) are cut evenly or,
-// where there are fewer than ranks, held by several neighbours; single indices as evenly as may be, the first ranks
-// having one more.
+// Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Heads are divided evenly over
+// the ranks; with fewer heads than ranks, several neighbouring ranks hold the same head. Sections without heads are cut
+// between any two indices; the first ranks have one index more.
 struct WeightSpec {
-  std::string name              = {};  // by which the forward pass asks for it
-  TensorShape shape             = {};  // of the whole
-  int dim                       = 0;
-  bool cut                      = false;
-  std::vector<Section> sections = {};  // empty: one, the tensor of that name
-  Init init                     = {};
-  std::string tied_to           = {};     // this weight is that one of another block: same values, one update
-  bool norm                     = false;  // of a norm, whose ops take it in f32 beside activations of two bytes
+  std::string name                    = {};  // by which the forward pass asks for it
+  TensorShape shape                   = {};  // of the whole
+  int dim                             = 0;
+  bool cut                            = false;
+  std::vector<TensorSection> sections = {};  // empty: one, the tensor of that name
+  Init init                           = {};
+  std::string tied_to                 = {};  // the weight of another block that this one shares values and update with
+  bool norm = false;                         // weight of a norm: ops accept it in f32 beside activations of two bytes
 };
 
-// A run of the model that stays on one pipeline stage.
+// A part of the model that is never divided over pipeline stages.
 struct Block {
   std::string name                = {};
   int layer                       = -1;  // its number where it is a layer; stages are cut between layers
@@ -63,7 +64,7 @@ struct Model {
   std::vector<Block> blocks      = {};
   bool logits_are_free           = false;  // no op's backward reads them: their gradient may take their bytes
   std::string config             = {};     // config.json of a checkpoint, as text
-  std::vector<std::string> notes = {};     // what that asks for and is not done, as dropout: for people to read
+  std::vector<std::string> notes = {};     // settings of that config without effect, such as dropout: for people
 
   // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
   [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;

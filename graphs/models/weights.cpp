@@ -8,7 +8,7 @@
 namespace stepgraph {
 namespace {
 
-std::vector<Section> sections_of(const WeightSpec& weight) {
+std::vector<TensorSection> sections_of(const WeightSpec& weight) {
   if (!weight.sections.empty()) return weight.sections;
   return {{.tensor = weight.name, .size = weight.shape[static_cast<std::size_t>(weight.dim)]}};
 }
@@ -28,42 +28,42 @@ Around around(const WeightSpec& weight) {
 
 }  // namespace
 
-CutRange cut_range(std::int64_t size, int tp_size, int tp_index) {
+IndexRange tp_range(std::int64_t size, int tp_size, int tp_index) {
   const std::int64_t each = size / tp_size, more = size % tp_size;
   const std::int64_t begin = each * tp_index + std::min<std::int64_t>(tp_index, more);
   return {begin, begin + each + (tp_index < more ? 1 : 0)};
 }
 
-std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp_index) {
-  const std::vector<Section> sections = sections_of(weight);
-  std::vector<WeightPiece> pieces;
+std::vector<TpPiece> tp_pieces(const WeightSpec& weight, int tp_size, int tp_index) {
+  const std::vector<TensorSection> sections = sections_of(weight);
+  std::vector<TpPiece> pieces;
   std::int64_t local = 0;
-  for (const Section& section : sections) {
+  for (const TensorSection& section : sections) {
     std::int64_t tensor_size = 0;
-    for (const Section& other : sections) {
+    for (const TensorSection& other : sections) {
       if (other.tensor == section.tensor) tensor_size = std::max(tensor_size, other.begin + other.size);
     }
-    WeightPiece piece{.tensor       = section.tensor,
-                      .tensor_size  = tensor_size,
-                      .begin        = section.begin,
-                      .size         = section.size,
-                      .local        = local,
-                      .num_holders  = weight.cut ? 1 : tp_size,
-                      .first_holder = weight.cut || tp_index == 0};
+    TpPiece piece{.tensor       = section.tensor,
+                  .tensor_size  = tensor_size,
+                  .begin        = section.begin,
+                  .size         = section.size,
+                  .local        = local,
+                  .num_holders  = weight.cut ? 1 : tp_size,
+                  .first_holder = weight.cut || tp_index == 0};
     if (weight.cut) {
-      if (section.units == 0) {
-        const CutRange range = cut_range(section.size, tp_size, tp_index);
+      if (section.num_heads == 0) {
+        const IndexRange range = tp_range(section.size, tp_size, tp_index);
         piece.begin += range.begin;
         piece.size = range.end - range.begin;
         local += piece.size;
         pieces.push_back(std::move(piece));
         continue;
       }
-      if (section.units % tp_size != 0 && tp_size % section.units != 0) {
-        throw Error(ErrorKind::config, str("weight '", section.tensor, "': ", section.units,
+      if (section.num_heads % tp_size != 0 && tp_size % section.num_heads != 0) {
+        throw Error(ErrorKind::config, str("weight '", section.tensor, "': ", section.num_heads,
                                            " heads cannot be cut over ", tp_size, " tensor-parallel ranks"));
       }
-      const int holders  = section.units < tp_size ? static_cast<int>(tp_size / section.units) : 1;
+      const int holders  = section.num_heads < tp_size ? static_cast<int>(tp_size / section.num_heads) : 1;
       piece.size         = section.size / (tp_size / holders);
       piece.begin        = section.begin + piece.size * (tp_index / holders);
       piece.num_holders  = holders;
@@ -78,19 +78,19 @@ std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp
 TensorShape local_shape(const WeightSpec& weight, int tp_size, int tp_index) {
   TensorShape shape = weight.shape;
   std::int64_t size = 0;
-  for (const WeightPiece& piece : pieces_of(weight, tp_size, tp_index)) size += piece.size;
+  for (const TpPiece& piece : tp_pieces(weight, tp_size, tp_index)) size += piece.size;
   shape[static_cast<std::size_t>(weight.dim)] = size;
   return shape;
 }
 
-TensorShape tensor_shape(const WeightSpec& weight, const WeightPiece& piece) {
+TensorShape tensor_shape(const WeightSpec& weight, const TpPiece& piece) {
   TensorShape shape                           = weight.shape;
   shape[static_cast<std::size_t>(weight.dim)] = piece.tensor_size;
   return shape;
 }
 
 template <class T>
-void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::int64_t elements,
+void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
                 std::int64_t begin, std::span<T> part) {
   const auto [outer, inner] = around(weight);
   const std::int64_t stride = elements / outer, size = piece.size * inner;  // of one outer index: the weight, the piece
@@ -105,12 +105,12 @@ void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<co
 }
 
 template <class T>
-void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local) {
+void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::span<T> local) {
   take_piece(weight, piece, tensor, static_cast<std::int64_t>(local.size()), 0, local);
 }
 
 template <class T>
-void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> local, std::span<T> tensor) {
+void put_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> local, std::span<T> tensor) {
   const auto [outer, inner]     = around(weight);
   const std::int64_t local_size = static_cast<std::int64_t>(local.size()) / (outer * inner);
   for (std::int64_t o = 0; o < outer; ++o) {
@@ -119,21 +119,21 @@ void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<con
   }
 }
 
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::int64_t, std::int64_t,
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const float>, std::int64_t, std::int64_t,
                          std::span<float>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::int64_t, std::int64_t,
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const bf16>, std::int64_t, std::int64_t,
                          std::span<bf16>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::int64_t, std::int64_t,
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const f16>, std::int64_t, std::int64_t,
                          std::span<f16>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::int64_t, std::int64_t,
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
                          std::span<double>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::span<f16>);
-template void take_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
-template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const float>, std::span<float>);
-template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const bf16>, std::span<bf16>);
-template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const f16>, std::span<f16>);
-template void put_piece(const WeightSpec&, const WeightPiece&, std::span<const double>, std::span<double>);
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const float>, std::span<float>);
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const bf16>, std::span<bf16>);
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const f16>, std::span<f16>);
+template void take_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::span<double>);
+template void put_piece(const WeightSpec&, const TpPiece&, std::span<const float>, std::span<float>);
+template void put_piece(const WeightSpec&, const TpPiece&, std::span<const bf16>, std::span<bf16>);
+template void put_piece(const WeightSpec&, const TpPiece&, std::span<const f16>, std::span<f16>);
+template void put_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::span<double>);
 
 }  // namespace stepgraph

@@ -4,42 +4,42 @@
 #include <string>
 #include <vector>
 
+#include "graphs/layout/index_range.hpp"
 #include "graphs/models/model.hpp"
 
-// Which part of which tensor a tensor-parallel rank holds.
+// The elements of a weight that a tensor-parallel rank holds.
 namespace stepgraph {
 
-// A section's share on one rank: indices [begin, begin + size) of the tensor's dim lie at [local, local + size) of the
-// rank's weight.
-struct WeightPiece {
+// The piece of a TensorSection that one tensor-parallel rank holds: indices [begin, begin + size) of the tensor's dim
+// lie at [local, local + size) of the rank's weight.
+struct TpPiece {
   std::string tensor;
   std::int64_t tensor_size = 0;  // of that dim, in the whole tensor
   std::int64_t begin       = 0;
   std::int64_t size        = 0;
   std::int64_t local       = 0;
-  int num_holders          = 1;     // ranks that hold this very piece, neighbours
+  int num_holders          = 1;     // neighbouring ranks that hold the same piece
   bool first_holder        = true;  // this is the first of them
 };
 
-// Indices [begin, end) of a dim on one rank where nothing but single indices is cut: the first ranks have one more.
-struct CutRange {
-  std::int64_t begin = 0, end = 0;
-};
-[[nodiscard]] CutRange cut_range(std::int64_t size, int tp_size, int tp_index);
+// The indices of a dim of `size` on one tensor-parallel rank. The first size % tp_size ranks have one more than the
+// others.
+[[nodiscard]] IndexRange tp_range(std::int64_t size, int tp_size, int tp_index);
 
 // Throws Error(config) where the weight cannot be cut over so many ranks.
-[[nodiscard]] std::vector<WeightPiece> pieces_of(const WeightSpec& weight, int tp_size, int tp_index);
+[[nodiscard]] std::vector<TpPiece> tp_pieces(const WeightSpec& weight, int tp_size, int tp_index);
 [[nodiscard]] TensorShape local_shape(const WeightSpec& weight, int tp_size, int tp_index);
-[[nodiscard]] TensorShape tensor_shape(const WeightSpec& weight, const WeightPiece& piece);  // of the whole tensor
+[[nodiscard]] TensorShape tensor_shape(const WeightSpec& weight, const TpPiece& piece);  // of the whole tensor
 
-// A piece from the whole tensor to the rank's weight, and back. Elements are those of the weight's layout.
+// Copies a piece from the whole tensor to the rank's weight, and back.
 template <class T>
-void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::span<T> local);
-// The same for a part of the rank's weight: elements from `begin` on, of `elements`. Those of other pieces stay.
+void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::span<T> local);
+// The same for a range of the rank's weight, which has `elements` elements: `part` begins at element `begin`. Elements
+// of other pieces stay as they are.
 template <class T>
-void take_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> tensor, std::int64_t elements,
+void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
                 std::int64_t begin, std::span<T> part);
 template <class T>
-void put_piece(const WeightSpec& weight, const WeightPiece& piece, std::span<const T> local, std::span<T> tensor);
+void put_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> local, std::span<T> tensor);
 
 }  // namespace stepgraph

@@ -8,8 +8,8 @@
 
 namespace stepgraph {
 
-// How hard a plan tries to need less memory, in one word.
-//   basic       nothing: fastest
+// Settings that save memory, as one choice.
+//   basic       none: fastest
 //   standard    zero1, and attention is recomputed
 //   aggressive  full sharding, and layers are recomputed
 //   extreme     the same, with gradients reduced after each microbatch, one slot for weights and one for gradients
@@ -19,7 +19,7 @@ inline constexpr std::array all_memory_presets{MemoryPreset::basic, MemoryPreset
 [[nodiscard]] std::string_view to_string(MemoryPreset preset) noexcept;
 inline std::ostream& operator<<(std::ostream& out, MemoryPreset preset) { return out << to_string(preset); }
 
-// The plan with what the preset chooses. In a config (`memory.preset`) it chooses what no key says.
+// The plan with the settings of the preset. In a config (`memory.preset`), other keys have priority.
 [[nodiscard]] Plan with_preset(Plan plan, MemoryPreset preset);
 
 }  // namespace stepgraph

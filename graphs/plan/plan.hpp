@@ -7,14 +7,14 @@
 #include "graphs/collectives/algorithms.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/plan/precision.hpp"
+#include "graphs/plan/recompute.hpp"
 #include "graphs/plan/shard_plan.hpp"
-#include "graphs/step/recompute.hpp"
 
-// How a step is to be done, as data: the parts of a config that say nothing of model, data or run.
+// The plan of a step, as data: the sections of a config that do not describe model, data or run.
 namespace stepgraph {
 
 struct PipelinePlan {
-  std::string schedule                                             = "1f1b";  // a kind, or a CSV file of one's own
+  std::string schedule                                             = "1f1b";  // a kind, or the path of a .csv file
   int chunks                                                       = 1;       // stages of each rank
   friend bool operator==(const PipelinePlan&, const PipelinePlan&) = default;
 };
@@ -35,19 +35,19 @@ struct OptimizerPlan {
 };
 
 struct Plan {
-  LayoutSpec layout                                = {};
-  PipelinePlan pipeline                            = {};
-  ShardPlan shard                                  = {};
-  PrecisionPlan precision                          = {};
-  OptimizerPlan optimizer                          = {};
-  Recompute recompute                              = Recompute::none;
-  Algorithm algorithm                              = Algorithm::direct;  // of collectives
-  Reuse reuse                                      = Reuse::tight;       // of memory
-  std::int64_t memory_limit_bytes                  = 0;  // a step of which a rank needs more is refused; 0: no limit
+  LayoutSpec layout               = {};
+  PipelinePlan pipeline           = {};
+  ShardPlan shard                 = {};
+  PrecisionPlan precision         = {};
+  OptimizerPlan optimizer         = {};
+  Recompute recompute             = Recompute::none;
+  Algorithm algorithm             = Algorithm::direct;  // of collectives
+  Reuse reuse                     = Reuse::tight;       // of memory
+  std::int64_t memory_limit_bytes = 0;                  // of each rank; a step that needs more is an error; 0: no limit
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-// Sequences of one step. A data-parallel rank has global / dp of them, in microbatches of `micro`.
+// The batch of one step, in sequences. A data-parallel rank has global / dp sequences, in microbatches of `micro`.
 struct BatchSpec {
   int global                                                 = 1;
   int micro                                                  = 1;

@@ -5,35 +5,36 @@
 
 #include "engine/base/types.hpp"
 
-// In which types a step computes, keeps and sends what.
+// The types in which a step computes, stores and sends.
 namespace stepgraph {
 
-// What the gradient of the loss is multiplied with before backward begins, so that small gradients are not lost in f16.
-// The optimizer divides by it again; a step whose gradients overflow is skipped: weights and optimizer state keep their
-// bits.
+// Loss scaling: the gradient of the loss is multiplied by the scale before the backward pass, so that small gradients
+// do not underflow in f16. The optimizer divides by the scale. When gradients overflow, the update is skipped: weights
+// and optimizer state keep their bits.
 enum class Scaling : std::uint8_t {
-  automatic,  // dynamic where anything is f16, else none
+  automatic,  // dynamic where param or reduce is f16, else none
   none,
   fixed,
-  dynamic,  // a skipped step halves the scale, growth_steps good ones in a row double it
+  dynamic,  // a skipped step halves the scale; growth_steps steps without a skip double it
 };
 struct LossScale {
   Scaling scaling                                            = Scaling::automatic;
-  double value                                               = 65536;  // the first step's
+  double value                                               = 65536;  // of the first step
   std::int64_t growth_steps                                  = 2000;
   friend bool operator==(const LossScale&, const LossScale&) = default;
 };
 
 struct PrecisionPlan {
-  // Of weights, activations and their gradients: f32, f64, bf16 or f16. With those of two bytes the optimizer works on
-  // f32 masters, and gradients of weights are summed in f32.
+  // Of weights, activations and their gradients: f32, f64, bf16 or f16. With bf16 and f16 the optimizer updates f32
+  // masters, and gradients of weights are accumulated in f32.
   DType param = DType::f32;
-  // In which gradients of weights travel between data-parallel ranks: as they are summed, bf16 or, scaled, f16.
+  // Of gradients of weights while data-parallel ranks reduce them: the type in which they are accumulated, bf16, or f16
+  // with loss scaling.
   DType reduce         = DType::f32;
   LossScale loss_scale = {};
-  // Gradients stay in the type they travelled in until the optimizer reads them: nothing widens them again.
+  // Reduced gradients stay in the type `reduce` until the optimizer reads them.
   bool keep_low_precision_grads = false;
-  // Of the weights of norms: f32 beside a param of two bytes; none: as param.
+  // Of the weights of norms: f32 beside bf16 or f16; none: the same as param.
   std::optional<DType> norm                                          = {};
   friend bool operator==(const PrecisionPlan&, const PrecisionPlan&) = default;
 
@@ -46,10 +47,10 @@ struct PrecisionPlan {
   [[nodiscard]] DType norm_type() const noexcept { return norm.value_or(param); }
 };
 
-// Throws Error(config) where they do not go together, with names as configs have them.
+// Throws Error(config) where the types do not fit together. Messages use the names of configs.
 void check_precision(const PrecisionPlan& precision);
 
-// "fp32": as configs have it.
+// "fp32": the name in configs.
 [[nodiscard]] std::string_view config_name(DType type) noexcept;
 
 }  // namespace stepgraph

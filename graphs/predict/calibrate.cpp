@@ -1,4 +1,4 @@
-// What ops take, from steps that are really run.
+// Measures the times of ops in training steps.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -18,14 +18,14 @@
 namespace stepgraph {
 namespace {
 
-// One step that is run: a model of few layers in one layout.
+// One measured step: a model of few layers in one layout.
 struct Trial {
   Model model;
   Plan plan       = {};
   BatchSpec batch = {};
 };
 
-// A model's size; layers are alike, so that one is enough to see what its nodes take.
+// The size of a model. Layers are alike, so one layer is enough.
 struct Size {
   std::int64_t width, heads, seq, vocab;
   int sequences;  // of a microbatch
@@ -35,8 +35,8 @@ Model gpt2_of(const Size& size, int layers = 1) {
   return gpt2({.layers = layers, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = size.vocab});
 }
 
-// Every rank has nodes of its own, so that with as many ranks as threads none is idle; with one rank the others help.
-// Large models are seen at fewer sizes: they take most of the time.
+// With as many ranks as threads, every thread is busy with a rank's own nodes. With one rank, all threads share its
+// nodes. Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -51,7 +51,7 @@ std::vector<Trial> trials(int threads, bool small) {
   for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
     const bool is_large = size.width >= large.width;
     const Model model   = gpt2_of(size);
-    // The ops that the other family has of its own need no vocabulary.
+    // A small vocabulary is enough to measure the ops that only the other family has.
     const Model other =
         llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
     add(model, {}, size);
@@ -71,7 +71,7 @@ std::vector<Trial> trials(int threads, bool small) {
   return all;
 }
 
-// Values that are quick to make and as large as fresh weights are.
+// Cheap values of the size of fresh weights.
 void set_some_weights(StepRun& run) {
   run.set_weights([](const std::string&, const TensorShape&, const Init& init, std::span<double> values) {
     std::uint32_t bits = 12345;
@@ -91,10 +91,10 @@ using Samples = std::map<Key, std::vector<Sample>>;
 
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-// Of times. Rather below the median: a node that is disturbed by other programs only ever takes longer.
+// The quantile of times that counts: below the median, because other programs only make nodes slower.
 constexpr double undisturbed = 0.35;
 
-// Measured at one end of how busy others are; the ends are far enough apart for a line.
+// A measurement with few, or with many, other threads busy: two points of a line.
 struct End {
   double others_share;
   double seconds;
@@ -110,8 +110,8 @@ std::optional<End> end_of(const std::vector<Sample>& samples, bool busy) {
   return End{median(shares), quantile(seconds, undisturbed)};
 }
 
-// Speed falls in proportion as others get nodes (engine/simulate/machine.hpp): a line through both ends, at 0 and at 1.
-// A line that would leave the ground there is bent.
+// Speed falls linearly with the share of busy threads (engine/simulate/machine.hpp): the line through both
+// measurements, evaluated at 0 and at 1 and kept above 0.
 RatePoint between(const Key& key, const End& alone, const End& busy) {
   const double slope = (1 / busy.seconds - 1 / alone.seconds) / (busy.others_share - alone.others_share);
   const auto speed   = [&](double share) {
@@ -134,7 +134,7 @@ class Calibrator {
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(trial.batch.global * trial.batch.seq) + 1);
     data.read(0, tokens);
     Recorder recorder;
-    (void)trainer.step(tokens);  // memory is seen for the first time
+    (void)trainer.step(tokens);  // warm-up: first touch of memory
     for (int step = 0; step < options_.steps; ++step) {
       (void)trainer.step(tokens, &recorder);
       look_at(trainer.run().step().graph, recorder.timeline(), trial.plan == Plan{});
@@ -146,7 +146,7 @@ class Calibrator {
                     .cores           = num_cores(),
                     .threads         = threads_,
                     .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
-    // Where an op of some size was seen at one end only, the other follows from what is usual for that op.
+    // Where an op of some size has one measurement only, the other follows from the op's median ratio.
     std::map<std::string, std::vector<double>> ratios;
     for (const auto& [key, samples] : samples_) {
       const auto alone = end_of(samples, false), busy = end_of(samples, true);

@@ -9,8 +9,7 @@
 namespace stepgraph {
 namespace {
 
-// The schedule that ran, without what lowering put between its actions. The plan's may be a file, which need not be
-// there any more.
+// The step's schedule without the actions that lowering added. The plan's schedule can be a file that no longer exists.
 PipelineSchedule without_transfers(PipelineSchedule schedule) {
   for (std::vector<Action>& row : schedule.rows)
     std::erase_if(row, [](const Action& action) { return !is_compute(action.kind); });
@@ -37,7 +36,7 @@ StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpe
     const std::string op(out.step.graph.op(Node{i}));
     if (!op.empty() && !calibration.ops.contains(op)) unmeasured.insert(op);
   }
-  // A message goes by the name of its sender's end.
+  // A message is measured as `send`.
   if (calibration.ops.contains("send")) unmeasured.erase("recv");
   out.unmeasured.assign(unmeasured.begin(), unmeasured.end());
   return out;

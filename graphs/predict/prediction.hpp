@@ -11,25 +11,25 @@
 
 namespace stepgraph {
 
-// A training step before it runs: the graph and the plan that a Trainer of the same model, plan and batch would run,
-// and when each of its nodes would.
+// A training step that is predicted, not run: the graph and memory plan that a Trainer of the same model, plan and
+// batch would run, and the predicted times of all nodes.
 struct StepPrediction {
   StepGraph step;
   MemoryPlan plan;
   Timeline timeline;
   double tokens_per_s                 = 0;
-  std::vector<std::string> unmeasured = {};  // ops that the calibration does not know
+  std::vector<std::string> unmeasured = {};  // ops without a calibration
   [[nodiscard]] double step_s() const noexcept { return timeline.makespan_s; }
   [[nodiscard]] std::int64_t peak_bytes() const;  // of the rank that needs most
 };
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                           const Calibration& calibration);
 
-// What a microbatch took on each stage of a step, measured or simulated, on one rank of those that have the stage. What
-// is computed again for a backward counts with the input gradients that wait for it.
+// The time of a microbatch on each stage of a measured or simulated step, on one rank of the stage. Recomputation
+// counts as input gradient, which waits for it.
 [[nodiscard]] std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline);
 
-// The bubble of the step's schedule if every rank had a device of its own on which stages take what they took.
+// The bubble rate of the step's schedule with these stage times, if every rank had a device of its own.
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const Timeline& timeline);
 
 }  // namespace stepgraph

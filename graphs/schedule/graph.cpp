@@ -59,7 +59,7 @@ class Builder {
     return graph_.group({.name = str(what, " stage", from, " to stage", to), .ranks = {rank_of(from), rank_of(to)}});
   }
 
-  // A token of a stage and microbatch: made by who writes it, which is before anybody reads it.
+  // The token of a stage and microbatch. Its writer comes before its readers and makes it.
   Buffer make(std::vector<Buffer>& tokens, Rank rank, int stage, Microbatch microbatch, std::string_view name) {
     return tokens[at(stage, microbatch)] = graph_.token(rank, str(stage, name, index(microbatch)));
   }

@@ -8,15 +8,16 @@
 namespace stepgraph {
 
 // One rank's times for one microbatch, in any unit: forward, input gradient, weight gradient, and one transfer to a
-// neighbour. A rank with V stages takes 1/V of F, I and W for each; B takes I + W. A transfer takes COMM from the end
-// of what made its data and keeps nobody from computing; between stages of one rank there is none.
+// neighbour. A rank with V stages takes 1/V of F, I and W for each; B takes I + W. A transfer takes COMM
+// after the action that made its data has ended, and does not delay compute actions. Stages of one rank need no
+// transfer.
 struct Costs {
   double F = 1, I = 1, W = 1, COMM = 0;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
-// What each stage costs: from one entry for all ranks, one for each rank (a stage takes its share of its rank's), or
-// one for each stage, which takes all of its own. Throws Error(config) for any other number, or a cost that is
+// The costs of each stage, from one entry for all ranks, one for each rank (divided over the rank's stages), or one for
+// each stage. Throws Error(config) for any other number, or a cost that is
 // negative, not finite, or all 0.
 [[nodiscard]] std::vector<Costs> stage_costs(const PipelineSchedule& schedule, const std::vector<Costs>& costs);
 

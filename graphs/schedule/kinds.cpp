@@ -60,7 +60,7 @@ void one_f_one_b(const ScheduleSpec& spec, int rank, Row& row) {
 }
 
 // `first` forwards; then I, a W once more than `late` are waiting, F; the remaining W at the end. For zb_h1 this is the
-// order of one_f_one_b, whose last warm-up forward and first pair's forward stand side by side.
+// order of one_f_one_b: the last warm-up forward and the forward of the first pair are neighbours there.
 void zero_bubble(const ScheduleSpec& spec, int first, int late, Row& row) {
   int next = 0, weights = 0;
   for (; next < std::min(spec.microbatches, first); ++next) row.forward(0, next);

@@ -25,7 +25,7 @@ inline std::ostream& operator<<(std::ostream& out, Microbatch microbatch) { retu
 enum class ActionKind : std::uint8_t {
   forward,          // F
   input_gradient,   // I: the gradient that the stage before waits for
-  weight_gradient,  // W: nobody waits for it
+  weight_gradient,  // W: no other stage waits for it
   backward,         // B: I and W in one
   send_forward,     // SEND_F: the stage's output, to the next stage's rank
   recv_forward,     // RECV_F: the stage's input
@@ -54,8 +54,8 @@ struct Action {
 [[nodiscard]] Action parse_action(std::string_view text);  // throws Error(config) that says what is wrong with it
 inline std::ostream& operator<<(std::ostream& out, const Action& action) { return out << to_string(action); }
 
-// Which pipeline rank does what, in which order. Plain data: it prints, parses and compares; whether it can run is
-// what `validate` says (graphs/schedule/validate.hpp). Ranks here are pipeline ranks, 0 to P-1.
+// The actions of each pipeline rank, in order. Plain data: it prints, parses and compares. `validate` checks that it
+// can run (graphs/schedule/validate.hpp). Ranks here are pipeline ranks, 0 to P-1.
 struct PipelineSchedule {
   std::vector<std::vector<Action>> rows = {};  // [rank]: its actions in order
   std::vector<Rank> rank_of_stage       = {};  // [stage]: any placement; Rank{-1}: no rank has an action of it
@@ -68,10 +68,10 @@ struct PipelineSchedule {
   friend bool operator==(const PipelineSchedule&, const PipelineSchedule&) = default;
 };
 
-// Rows without anything else: a stage is of the first rank that has an action of it, and there are as many stages and
-// microbatches as the largest number says. Throws Error(config), naming row and column, when that number is more than
-// there are actions, so that a slip of the pen is not a request for memory.
-// `columns`: where each action stands in its row, counted from 1; none: one after another.
+// A schedule from its rows alone: a stage belongs to the first rank that has an action of it; the largest numbers give
+// the number of stages and of microbatches. Throws Error(config), naming row and column, when such a number is larger
+// than the number of actions: a typing error must not allocate memory. `columns`: where each action stands in its row,
+// counted from 1; none: one after another.
 [[nodiscard]] PipelineSchedule schedule_of(std::vector<std::vector<Action>> rows,
                                            const std::vector<std::vector<std::size_t>>& columns = {});
 

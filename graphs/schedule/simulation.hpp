@@ -25,9 +25,9 @@ struct ScheduleCosts {
 // The engine's simulator on the schedule's graph. Throws as schedule_graph does.
 [[nodiscard]] ScheduleTimeline simulate(const PipelineSchedule& schedule, const ScheduleCosts& costs);
 
-// The most that each rank holds at once, in units of one rank's microbatch: a stage of a rank with V of them is 1/V.
-// Allocated when F starts, the share `retain` kept from the end of I, the rest freed at the end of W or B. A rank does
-// one action at a time, so that its order alone decides.
+// The peak of each rank's activations. One rank's microbatch counts 1; a stage of a rank with V stages counts 1/V. They
+// are allocated when F starts. The share `retain` is kept after the end of I and freed at the end of W or B. A rank
+// does one action at a time, so the result depends on the order of actions alone.
 [[nodiscard]] std::vector<double> peak_activations(const PipelineSchedule& schedule, double retain = 1);
 
 }  // namespace stepgraph

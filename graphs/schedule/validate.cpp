@@ -233,7 +233,7 @@ class Checker {
     return no_need;
   }
 
-  // Every rank does its row until it has to wait; what comes out does not depend on who goes first.
+  // Every rank runs its row until it has to wait. The result does not depend on the order in which ranks are visited.
   bool run() {
     done_.assign(seen_.size(), 0);
     next_.assign(schedule_.rows.size(), 0);

@@ -8,7 +8,7 @@
 
 namespace stepgraph {
 
-// A place in a schedule; one past a row's last action stands for what is missing there.
+// A place in a schedule. One past a row's last action stands for a missing action.
 struct Cell {
   std::size_t row = 0, column = 0;
   friend bool operator==(const Cell&, const Cell&) = default;
@@ -19,16 +19,16 @@ struct ScheduleFlaw {
   std::vector<Cell> cells;  // where; several when ranks wait for each other
 };
 
-// What is true of a schedule that can run.
+// Properties of a schedule that can run.
 struct ScheduleFacts {
   bool has_transfers    = false;  // it was lowered: SEND and RECV are in it
   bool weights_in_order = true;   // every stage adds weight gradients (W or B) in microbatch order, so that their sums
                                   // have the bits of any other such schedule
 };
 
-// Looks for the first flaw:
+// Finds the first flaw. A schedule without one has these properties:
 // - every action is of a stage of its rank; every stage does every microbatch once: F, and either B or I and W
-// - I or B follow F, W follows I; an input is there when it is needed, whoever makes it
+// - I or B follow F, W follows I; an input exists when an action needs it
 // - nothing hangs when each rank does its row in order, receives block and sends do not. With transfers in it, every
 //   message between ranks is sent once and received once, in the order in which messages between those two stages are
 //   sent; without, actions wait for what they need

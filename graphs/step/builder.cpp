@@ -2,7 +2,6 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
-#include "graphs/step/memory_limit.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/reduce.hpp"
 #include "ops/scaled_sum.hpp"
@@ -11,19 +10,21 @@ namespace stepgraph {
 
 StepBuilder::StepBuilder(StepSetup& setup, Rank rank)
     : setup_(setup), rank_(rank), coord_(setup.step.layout.coord(rank)) {
-  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.shares_rows()};
+  tp_ = {.size = setup.plan.layout.tp, .index = coord_.tp, .group = {}, .sequence = setup.sequence_parallel()};
   if (tp_.size > 1) tp_.group = setup.group(rank, Axis::tp, "tp");
-  shards_ = shard_group(setup.plan, coord_.dp);
+  shard_group_ = shard_group(setup.plan, coord_.dp);
 }
 
-Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role) {
+Buffer StepBuilder::make(std::string name, std::int64_t elements, DType type, Lifetime lifetime, MemoryRole role,
+                         Space space) {
   const Buffer buffer            = graph().buffer({.name       = std::move(name),
                                                    .rank       = rank_,
                                                    .size_bytes = elements * static_cast<std::int64_t>(size_bytes(type)),
                                                    .type       = type,
+                                                   .space      = space,
                                                    .lifetime   = lifetime});
   std::vector<MemoryRole>& roles = setup_.step.roles;
-  roles.resize(buffer.id, MemoryRole::activations);  // what tapes have made since
+  roles.resize(buffer.id, MemoryRole::activations);  // buffers that tapes have made since
   roles.push_back(role);
   return buffer;
 }
@@ -38,10 +39,10 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   StepRank& rank = here();
   for (int mb = 0; mb < setup_.step.num_microbatches; ++mb) {
     if (has(Stage{0})) {
-      rank.tokens.push_back(make(str("tokens mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+      rank.tokens.push_back(make(str("tokens mb", mb), setup_.num_tokens(), DType::i32, Lifetime::persistent));
     }
     if (has(last_stage()) && result == ForwardResult::loss) {
-      rank.targets.push_back(make(str("targets mb", mb), setup_.rows(), DType::i32, Lifetime::persistent));
+      rank.targets.push_back(make(str("targets mb", mb), setup_.num_tokens(), DType::i32, Lifetime::persistent));
     }
   }
   if (has(last_stage()) && result == ForwardResult::loss) {
@@ -49,9 +50,9 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
     rank.loss = make("loss", 1, DType::f64, Lifetime::persistent);
   }
   if (!trains) return;
-  rank.grad_norm = make("grad_norm", 1, DType::f64, Lifetime::persistent);
-  rank.step      = make("step", 1, DType::i64, Lifetime::persistent);
-  rank.rate      = make("rate", 1, DType::f64, Lifetime::persistent);
+  rank.grad_norm   = make("grad_norm", 1, DType::f64, Lifetime::persistent);
+  rank.step_number = make("step", 1, DType::i64, Lifetime::persistent);
+  rank.rate        = make("rate", 1, DType::f64, Lifetime::persistent);
   if (!setup_.plan.precision.scales()) return;
   rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
   rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
@@ -66,7 +67,7 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   RandomStream random{
       .seed           = setup_.options.seed,
       .first_sequence = coord_.dp * (batch.global / setup_.plan.layout.dp) + std::int64_t{mb} * batch.micro};
-  if (trains) random.step = here().step;
+  if (trains) random.step = here().step_number;
   Work& work = work_[key(action)];
   work.tape  = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
                                                .weights    = &table_,
@@ -81,11 +82,11 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
                                                .records    = trains});
   Tape& tape = *work.tape;
   if (s == 0) {
-    work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.rows()}, DType::i32, false);
+    work.input = tape.input(here().tokens[static_cast<std::size_t>(mb)], {setup_.num_tokens()}, DType::i32, false);
   } else {
-    const auto received = received_.find(key(action));  // else the stage before is this rank's own
+    const auto received = received_.find(key(action));  // else the stage before is on this rank
     const Buffer from   = received != received_.end() ? received->second : work_.at({s - 1, mb}).output.buffer;
-    work.input          = tape.input(from, {setup_.shared_rows(), setup_.step.model.width}, setup_.step.type, true);
+    work.input          = tape.input(from, {setup_.activation_rows(), setup_.step.model.width}, setup_.step.type, true);
   }
   Tensor x = work.input;
   for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
@@ -98,11 +99,11 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
 }
 
 void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, ForwardResult result) {
-  const CutRange vocab       = cut_range(setup_.step.model.vocab, tp_.size, tp_.index);
+  const IndexRange vocab     = tp_range(setup_.step.model.vocab, tp_.size, tp_.index);
   const std::int64_t columns = vocab.end - vocab.begin;
-  if (logits.cols() != columns || logits.rows() != setup_.rows()) {
+  if (logits.cols() != columns || logits.rows() != setup_.num_tokens()) {
     throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape),
-                                       " (wanted are logits, ", setup_.rows(), "x", columns, ")"));
+                                       " (wanted are logits, ", setup_.num_tokens(), "x", columns, ")"));
   }
   tape.set_layer(-1);
   if (result == ForwardResult::logits) {
@@ -114,8 +115,9 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   }
   const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
-      tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.rows()}, DType::i32, false);
-  // Gradients are of the mean over all tokens; a sum over data-parallel ranks is of each one's own mean.
+      tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.num_tokens()}, DType::i32, false);
+  // Gradients are of the mean over all tokens. With Reduction::sum they are of the sum of the data-parallel ranks'
+  // means.
   const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
   const bool scales     = here().loss_scale != Buffer{};
   cross_entropy(tape, {.logits      = logits,
@@ -127,7 +129,7 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
                        .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
 }
 
-// The gradient of a stage's output is there before its own backward begins.
+// Sets the gradient of a stage's output, before its backward pass.
 void StepBuilder::begin_backward(const Action& action) {
   if (setup_.is_last(action.stage)) return;
   Work& work = work_.at(key(action));
@@ -144,25 +146,23 @@ void StepBuilder::transfer(const Action& action) {
   const int s = index(action.stage), mb = index(action.microbatch);
   const bool forwards = action.kind == ActionKind::send_forward || action.kind == ActionKind::recv_forward;
   const bool sends    = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
-  // The two stages, in the order of the message; and this one's peer.
+  // The stages that send and receive.
   const int from = forwards ? (sends ? s : s - 1) : (sends ? s : s + 1), to = forwards ? from + 1 : from - 1;
   const Rank sender = setup_.rank_of(Stage{from}, coord_), receiver = setup_.rank_of(Stage{to}, coord_);
   const Group group           = setup_.transfer_group(from, to, coord_);
   const DType type            = setup_.step.type;
-  const std::int64_t elements = setup_.shared_rows() * setup_.step.model.width;
+  const std::int64_t elements = setup_.activation_rows() * setup_.step.model.width;
   const std::string what      = forwards ? "activation" : "gradient";
-  NodeSpec node{.name   = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
-                .lane   = graph().lane(rank_, sends ? LaneKind::pp_send : LaneKind::pp_recv),
-                .part   = PartSpec{.group   = group,
-                                   .op      = sends ? PartOp::send : PartOp::recv,
-                                   .type    = type,
-                                   .peer    = sends ? receiver : sender,
-                                   .message = str(what, " s", from, " mb", mb)},
-                .kind   = NodeKind::communicate,
-                .op     = sends ? "send" : "recv",
-                .labels = {.stage = s, .microbatch = mb, .phase = forwards ? "forward" : "backward"}};
-  const auto bytes = static_cast<double>(elements) * static_cast<double>(size_bytes(type));
-  node.cost        = {.bytes_moved = bytes, .bytes_sent = sends ? bytes : 0};
+  PartNode node{.name    = str(sends ? "send " : "recv ", what, " s", from, " to s", to, " mb", mb),
+                .rank    = rank_,
+                .lane    = sends ? LaneKind::pp_send : LaneKind::pp_recv,
+                .group   = group,
+                .op      = sends ? PartOp::send : PartOp::recv,
+                .type    = type,
+                .peer    = sends ? receiver : sender,
+                .message = str(what, " s", from, " mb", mb),
+                .bytes   = elements * static_cast<std::int64_t>(size_bytes(type)),
+                .labels  = {.stage = s, .microbatch = mb, .phase = forwards ? "forward" : "backward"}};
   if (sends) {
     const Work& work = work_.at(key(action));
     node.reads       = forwards ? work.output : work.tape->gradient(work.input);
@@ -172,7 +172,7 @@ void StepBuilder::transfer(const Action& action) {
     (forwards ? received_ : received_gradient_)[key(action)] = buffer;
     node.writes                                              = buffer;
   }
-  graph().add(node);
+  add_part(graph(), node);
 }
 
 void StepBuilder::act(const Action& action, ForwardResult result) {
@@ -200,7 +200,7 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
       return transfer(action);
     case ActionKind::unshard:
     case ActionKind::reshard:
-      // Weights are whole in between: for the pass that gives them memory.
+      // Weights stay gathered in between: marks for with_slots.
       graph().add({.name   = to_string(action),
                    .op     = std::string(action.kind == ActionKind::unshard ? unshard_mark : reshard_mark),
                    .labels = {.stage = index(action.stage)},
@@ -209,7 +209,7 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
   }
 }
 
-// The mean loss: microbatches in their order, then data-parallel ranks in theirs.
+// The mean loss: summed over microbatches in order, then over data-parallel ranks in order.
 void StepBuilder::sum_losses() {
   if (!has(last_stage())) return;
   const BatchSpec& batch = setup_.step.batch;
@@ -221,8 +221,8 @@ void StepBuilder::sum_losses() {
                        .factor = scale,
                        .labels = {.phase = "loss"}});
   if (setup_.plan.layout.dp > 1) {
-    all_reduce_part("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
-                    DType::f64, LaneKind::reduce, {.phase = "loss"});
+    all_reduce("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
+               {.phase = "loss"});
   }
 }
 
@@ -244,100 +244,6 @@ void StepBuilder::forward_only(ForwardResult result) {
   const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
   for (const Action& action : row) act(action, result);
   if (result == ForwardResult::loss) sum_losses();
-}
-
-namespace {
-
-// What cannot be addressed is refused here, before sums of sizes overflow.
-void check_size(const Graph& graph) {
-  std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& buffer = graph.spec(Buffer{i});
-    double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
-    sum += static_cast<double>(buffer.size_bytes);
-    if (sum > 0x1p60) {
-      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of ", sum,
-                                         " bytes and more (a smaller model or batch)"));
-    }
-  }
-}
-
-// A weight's buffers are known by where StepWeight has them.
-void mark_weights(StepGraph& step) {
-  const auto mark = [&](const WeightPart& part, MemoryRole role) {
-    if (part.buffer != Buffer{}) step.roles[part.buffer.id] = role;
-  };
-  for (const StepRank& rank : step.ranks) {
-    for (const StepWeight& weight : rank.weights) {
-      mark(weight.value, MemoryRole::parameters);
-      mark(weight.gradient, MemoryRole::gradients);
-      for (const WeightPart& part : {weight.first, weight.second, weight.master}) mark(part, MemoryRole::optimizer);
-    }
-  }
-}
-
-// Before they are expanded.
-void count_collectives(StepGraph& step) {
-  const Graph& graph = step.graph;
-  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    if (!graph.has_part(Node{i})) continue;
-    StepRank& rank         = step.ranks[static_cast<std::size_t>(index(graph.rank(Node{i})))];
-    const PartOp op        = graph.part(Node{i}).op;
-    const bool on_gather   = graph.lane(Node{i}) == Lane{graph.rank(Node{i}), LaneKind::gather};
-    const bool of_gradient = graph.labels(Node{i}).phase == "reduce";
-    rank.num_all_gathers += op == PartOp::all_gather && on_gather;
-    rank.num_reduce_scatters += op == PartOp::reduce_scatter && of_gradient;
-    rank.num_all_reduces += op == PartOp::all_reduce && of_gradient;
-  }
-}
-
-StepGraph build(StepSetup setup, const auto& build_rank) {
-  for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
-    if (setup.options.only && *setup.options.only != Rank{rank}) continue;
-    StepBuilder builder(setup, Rank{rank});
-    build_rank(builder);
-  }
-  check_size(setup.step.graph);
-  const Plan& plan = setup.plan;
-  setup.step.graph = recompute(setup.step.graph, plan.recompute);
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // tapes', and what is made again
-  setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
-  mark_weights(setup.step);
-  count_collectives(setup.step);
-  if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
-  const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
-                                           .ranks_per_node = plan.layout.devices_per_node,
-                                           .inside         = {.latency_s = 2e-6, .bytes_per_s = 100e9},
-                                           .between        = {.latency_s = 5e-6, .bytes_per_s = 25e9}});
-  setup.step.graph    = expand_collectives(setup.step.graph,
-                                           {.algorithm      = plan.algorithm,
-                                            .ranks_per_node = plan.layout.devices_per_node,
-                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
-  setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::other);
-  return std::move(setup.step);
-}
-
-StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build_step) {
-  StepGraph step = build_step(plan, batch);
-  check_memory_limit(step, plan, build_step);
-  return step;
-}
-
-}  // namespace
-
-StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
-  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
-    return build(StepSetup(model, by, of, true, options), [](StepBuilder& builder) { builder.training(); });
-  });
-}
-
-StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
-                       const StepOptions& options) {
-  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
-    return build(StepSetup(model, by, of, false, options),
-                 [result](StepBuilder& builder) { builder.forward_only(result); });
-  });
 }
 
 }  // namespace stepgraph

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -7,15 +8,17 @@
 #include <vector>
 
 #include "graphs/models/weights.hpp"
+#include "graphs/step/part_node.hpp"
 #include "graphs/step/setup.hpp"
 #include "graphs/step/shard_nodes.hpp"
+#include "graphs/step/weight_storage.hpp"
 #include "ops/tape/tape.hpp"
 
-// Builds the nodes of one rank of a step: internal to graphs/. Ranks are built one after another, each from its own row
-// of the schedule, so a slice is built alone at its own cost.
+// Builds the nodes of one rank of a step: internal to graphs/. Each rank is built from its own row of the schedule, so
+// the cost of building a slice is that of one rank.
 namespace stepgraph {
 
-// Bytes of a unit's gradients that are to be zeros.
+// Bytes of a unit's gradients that no op writes: they are cleared.
 struct Cleared {
   std::string weight;
   std::int64_t offset, size;
@@ -30,31 +33,31 @@ class StepBuilder {
 
  private:
   using Key = std::pair<int, int>;  // stage, microbatch
-  struct Work {                     // one stage and microbatch under way
+  struct Work {                     // a stage and microbatch that is being built
     std::unique_ptr<Tape> tape;
     Tensor input, output;  // on the tape; the last stage has no output
   };
 
-  // A unit of weights that are cut over this rank's shard group, and what the rank has for it.
+  // A shard unit, and the buffers that this rank has for it.
   struct Unit {
-    std::shared_ptr<const ShardUnit> cut;
-    std::vector<std::string> others = {};  // names of weights beside the flat
-    Buffer values                   = {};  // the rank's part of the flat; or all of it, where values are whole
-    Buffer whole                    = {};  // gathered: read, and without memory before the pass
-    Buffer gradients                = {};  // whole, where they are reduced once
-    Buffer gradient                 = {};  // the rank's parts of flats
-    Buffer first                    = {};
-    Buffer second                   = {};
-    Buffer master                   = {};
-    std::shared_ptr<std::vector<Cleared>> cleared = {};  // of the microbatch under way
-    std::vector<std::size_t> weights              = {};  // into here().weights, in the unit's order
-    int num_reduced                               = 0;
+    std::shared_ptr<const ShardUnit> spec;
+    std::vector<std::string> others = {};  // names of weights beside the flat, in the order of the unit
+    std::array<Buffer, all_weight_tensors.size()> flats = {};  // by tensor: the flat, or the rank's shard of it
+    Buffer whole                                        = {};  // whole weights, which with_slots gives memory to
+    Buffer gradients                                    = {};  // whole gradients, where they are reduced once a step
+    std::shared_ptr<std::vector<Cleared>> cleared       = {};  // of the microbatch that is being built
+    std::vector<std::size_t> weights                    = {};  // into here().weights, in the unit's order
+    int num_reduced                                     = 0;
+
+    [[nodiscard]] Buffer& flat(WeightTensor tensor) { return flats[static_cast<std::size_t>(tensor)]; }
+    [[nodiscard]] Buffer flat(WeightTensor tensor) const { return flats[static_cast<std::size_t>(tensor)]; }
   };
-  struct Cut {
-    std::size_t unit;
-    const CutWeight* weight;
+  // Where a sharded weight is.
+  struct UnitWeight {
+    std::size_t unit;  // into units_
+    const ShardedWeight* weight;
   };
-  // Gradients that travel together.
+  // Gradients that are reduced together.
   struct Bucket {
     Stage stage;
     std::vector<std::size_t> weights = {};  // into here().weights, in the order of the backward pass
@@ -69,13 +72,13 @@ class StepBuilder {
   void add_to_table();
   void add_slots();
   void add_kept(const Unit& unit, UnitValues& values);
-  [[nodiscard]] const Cut* cut_of(const WeightSpec& spec) const;
-  WeightPart part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime, Buffer Unit::*flat);
-  [[nodiscard]] Access access(const WeightPart& part) const;
-  [[nodiscard]] WeightPart piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const;
-  [[nodiscard]] UnitParts parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const;
+  [[nodiscard]] const UnitWeight* unit_weight(const WeightSpec& spec) const;  // null: the weight is not sharded
+  StoredRange declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry);
+  [[nodiscard]] Access access(const StoredRange& part) const;
+  [[nodiscard]] StoredRange in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const;
+  [[nodiscard]] UnitShards shards_of(const Unit& unit, WeightTensor tensor) const;
   [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
-  [[nodiscard]] bool cuts_values() const;
+  [[nodiscard]] bool shards_values() const { return shards_weights(setup_.plan.shard.strategy); }
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -87,8 +90,8 @@ class StepBuilder {
   void end_gradients(const Action& action);
   void reduce_gradients(Stage stage);
   void check_used(const StepWeight& weight);
-  void refuse_unused(const StepWeight& weight);  // or names it, where the plan lets it be
-  UnitParts incoming_parts(const Unit& unit);
+  void refuse_unused(const StepWeight& weight);  // or lists it in StepGraph::unused, where the plan allows it
+  UnitShards incoming_shards(const Unit& unit);
   void join_replicas(const Unit& unit, const Labels& labels);
   void reduce_unit(Unit& unit, const Labels& labels);
   void reduce_bucket(const Bucket& bucket, const Labels& labels);
@@ -106,25 +109,24 @@ class StepBuilder {
   [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
-  [[nodiscard]] DType sum_type() const { return wide_type(setup_.step.type); }  // of gradients of weights
-  [[nodiscard]] bool keeps_rounded_gradients() const {  // as they travelled between data-parallel ranks
-    return setup_.plan.precision.keep_low_precision_grads && setup_.plan.layout.dp > 1;
-  }
+  [[nodiscard]] DType sum_type() const {
+    return wide_type(setup_.step.type);
+  }  // in which gradients of weights are accumulated
+  [[nodiscard]] bool keeps_rounded_gradients() const { return stepgraph::keeps_rounded_gradients(setup_.plan); }
   [[nodiscard]] DType type_of(Buffer buffer) const { return setup_.step.graph.spec(buffer).type; }
   [[nodiscard]] Stage last_stage() const { return Stage{setup_.num_stages() - 1}; }
   Buffer make(std::string name, std::int64_t elements, DType type, Lifetime lifetime,
-              MemoryRole role = MemoryRole::other);
-  void mark_since(std::uint32_t first, MemoryRole role);  // buffers from that number on, made by others than `make`
-  void all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
-                       LaneKind lane, const Labels& labels);
+              MemoryRole role = MemoryRole::other, Space space = Space::device);
+  void mark_since(std::uint32_t first, MemoryRole role);  // sets the role of buffers from that number on
+  void all_reduce(const std::string& name, Group group, int members, const Access& values, const Labels& labels);
 
   StepSetup& setup_;
   Rank rank_;
   Coord coord_;
   TensorParallel tp_;
-  ShardGroup shards_;
+  ShardGroup shard_group_;
   std::vector<Unit> units_;
-  std::map<std::string, Cut> cuts_;
+  std::map<std::string, UnitWeight> unit_weights_;
   std::vector<Bucket> buckets_;
   Buffer incoming_;
   WeightTable table_;

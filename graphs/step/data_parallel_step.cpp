@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/part_node.hpp"
 #include "ops/collectives.hpp"
 #include "ops/reduce.hpp"
 
@@ -31,7 +32,7 @@ Plan plan_of(const DataParallelOptions& options) {
   if (options.precision.scales())
     refuse("precision: f16 or a loss_scale, which only the root could change (f32 or bf16; a Trainer scales losses)");
   return {.layout    = {.dp = options.devices},
-          .shard     = {.bucket_mb = 1e-9},  // each gradient by itself: the root alone keeps them
+          .shard     = {.bucket_mb = 1e-9},  // one bucket for each gradient: only the root keeps gradients
           .precision = options.precision,
           .optimizer = options.optimizer.value_or(OptimizerPlan{}),
           .recompute = options.recompute,
@@ -44,8 +45,8 @@ BatchSpec batch_of(const DataParallelOptions& options) {
           .seq    = options.seq};
 }
 
-// A pass: takes away what only other ranks than the root would want of the step's end, and puts what goes out from the
-// root and comes back to it around the rest.
+// A pass: removes nodes with results that only other ranks than the root would use, and adds the communication that
+// distributes inputs from the root and collects results there.
 class Rooted {
  public:
   Rooted(const StepGraph& from, bool updates) : from_(from), old_(from.graph), updates_(updates), made_{.step = from} {
@@ -81,7 +82,8 @@ class Rooted {
     });
   }
 
-  // From the end: a node stays if somebody wants what it writes. Every part stays: another rank may.
+  // From the last node to the first: a node stays if a later node or the caller uses what it writes. Every part stays,
+  // because another rank may use its result.
   void find_live() {
     live_.assign(old_.num_nodes(), false);
     used_.assign(old_.num_nodes(), false);
@@ -101,7 +103,7 @@ class Rooted {
     }
   }
 
-  // What nobody but the root wants all-reduced is reduced there.
+  // An all-reduce becomes a reduce where only the root uses the result.
   void find_reductions() {
     for (std::uint32_t i = 0; i < old_.num_nodes(); ++i) {
       if (!old_.has_part(Node{i}) || old_.part(Node{i}).op != PartOp::all_reduce) continue;
@@ -121,7 +123,7 @@ class Rooted {
         touched[old_.access(Node{i}, a).buffer.id] = true;
       }
     }
-    std::set<std::uint32_t> passing;  // what is done with when it was sent
+    std::set<std::uint32_t> passing;  // not used after they are sent
     for (std::size_t rank = 0; rank < from_.ranks.size(); ++rank) {
       for (const Buffer logits : from_.ranks[rank].logits) passing.insert(logits.id);
       for (const StepWeight& weight : from_.ranks[rank].weights) {
@@ -139,9 +141,9 @@ class Rooted {
       for (auto* list : {&rank.tokens, &rank.targets, &rank.logits}) {
         for (Buffer& buffer : *list) move(buffer);
       }
-      for (Buffer* buffer : {&rank.loss, &rank.grad_norm, &rank.step, &rank.rate}) move(*buffer);
+      for (Buffer* buffer : {&rank.loss, &rank.grad_norm, &rank.step_number, &rank.rate}) move(*buffer);
       for (StepWeight& weight : rank.weights) {
-        for (WeightPart* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
+        for (StoredRange* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
           move(part->buffer);
           if (part->buffer == Buffer{}) *part = {};
         }
@@ -160,7 +162,8 @@ class Rooted {
                            .lifetime   = Lifetime::persistent});
   }
 
-  // Tokens first: they are few. Weights follow in the order of the forward pass, so that it can begin before the last.
+  // Tokens first: they are few. Then weights, in the order of the forward pass, which can begin before the last
+  // arrives.
   void send_out() {
     const std::int64_t tokens = std::int64_t{from_.batch.global} * from_.batch.seq;
     const auto scatter_all    = [&](const std::string& what, Buffer& batch, std::vector<Buffer> StepRank::*shares) {
@@ -179,7 +182,7 @@ class Rooted {
     std::set<std::uint32_t> sent;
     const std::vector<StepWeight>& weights = made_.step.ranks[at(root)].weights;
     for (std::size_t i = 0; i < weights.size() && ranks_.size() > 1; ++i) {
-      // Tied weights have one value, and one that nobody reads has none.
+      // Tied weights share one value. A weight that no node reads has no buffer.
       if (weights[i].value.empty() || !sent.insert(weights[i].value.buffer.id).second) continue;
       broadcast(graph(), {.name   = "broadcast " + from_.spec(weights[i]).name,
                           .group  = inputs_,
@@ -195,7 +198,7 @@ class Rooted {
     NodeSpec spec = old_.spec(node);
     spec.reads = spec.writes = spec.accumulates = {};
     const bool reduced = spec.part && spec.part->op == PartOp::all_reduce && !shared_.contains(key(node));
-    const bool sends   = reduced && old_.rank(node) != root;  // and gets nothing back
+    const bool sends   = reduced && old_.rank(node) != root;  // and receives nothing
     for (std::size_t i = 0; i < old_.num_accesses(node); ++i) {
       const auto view = old_.access(node, i);
       if (sends && !reads(view.mode)) continue;
@@ -204,19 +207,18 @@ class Rooted {
                                                                 : spec.accumulates;
       list.push_back({moved_[view.buffer.id], view.region});
     }
-    if (spec.part) spec.part->issue = -1;  // in the order of nodes, as they were
+    if (spec.part) spec.part->issue = -1;  // parts are issued in the order of nodes, as before
     if (reduced) {
-      const double bytes = static_cast<double>(old_.part(node).bytes_read);
-      spec.part->op      = PartOp::reduce;
-      spec.part->root    = root;
-      spec.op            = "reduce";
-      spec.cost          = {.bytes_moved = sends ? bytes : 2 * bytes, .bytes_sent = sends ? bytes : 0};
+      spec.part->op   = PartOp::reduce;
+      spec.part->root = root;
+      spec.op         = "reduce";
+      spec.cost       = part_cost(PartOp::reduce, old_.part(node).bytes_read, ranks_.size(), !sends);
     }
     graph().add(spec, old_.body(node));
   }
 
-  // Of a training step: before the loss, which may put the gradient in their place. A copy, so that no device waits for
-  // another one's forward pass.
+  // Copies a training step's logits before the loss, which may overwrite them with the gradient. With a copy no device
+  // waits for another device's forward pass.
   void keep_logits(Node node) {
     const Rank rank      = old_.rank(node);
     StepRank& here       = made_.step.ranks[at(rank)];
@@ -249,7 +251,7 @@ class Rooted {
     return false;
   }
 
-  // Of microbatch m, device k has the sequences k * share + m * micro and those after it.
+  // Device k has the sequences from k * share + m * micro on of microbatch m.
   void gather_logits() {
     const std::int64_t row =
         std::int64_t{from_.batch.seq} * from_.model.vocab * static_cast<std::int64_t>(size_bytes(from_.type));
@@ -279,8 +281,8 @@ class Rooted {
   const Graph& old_;
   bool updates_;
   DataParallelStep made_;
-  std::vector<char> live_, used_;  // by node: stays; its own rank wants what it writes
-  std::set<Key> shared_;           // all-reductions of which others than the root want the result
+  std::vector<char> live_, used_;  // by node: it stays; its own rank uses what it writes
+  std::set<Key> shared_;           // all-reduces with results that other ranks than the root use
   std::vector<Buffer> moved_;      // by buffer: its new number
   RankGroup ranks_;
   Group inputs_;

@@ -1,4 +1,4 @@
-// The communicators of a step. A communicator is a queue: what may overlap has one each.
+// The communicators of a step. A communicator is a queue, so communication that may overlap needs one each.
 #include <algorithm>
 #include <set>
 
@@ -34,13 +34,13 @@ std::string reshard_name(const Plan& plan, const Coord& coord) {
 }
 std::string norm_name(const ShardGroup& sharers) { return str("norm", sharers.replica); }
 
-// How many neighbours hold a piece of some weight between them, where several do.
+// The numbers of ranks that hold the same piece of some weight, where more than one rank does.
 std::set<int> shared_by(const Model& model, int tp) {
   std::set<int> numbers;
   for (const Block& block : model.blocks) {
     for (const WeightSpec& weight : block.weights) {
       if (!weight.cut) continue;
-      for (const WeightPiece& piece : pieces_of(weight, tp, 0)) {
+      for (const TpPiece& piece : tp_pieces(weight, tp, 0)) {
         if (piece.num_holders > 1) numbers.insert(piece.num_holders);
       }
     }
@@ -66,8 +66,8 @@ void StepSetup::make_groups(bool trains) {
   if (dp > 1) along(Axis::dp, "loss");
   if (dp > 1 && trains) along(Axis::dp, "gradients");
   make_shard_groups(trains);
-  if (shares_rows() && trains) along(Axis::tp, "shares");
-  // What is left connects ranks of one data-parallel replica: once for each pair of coordinates.
+  if (sequence_parallel() && trains) along(Axis::tp, "shares");
+  // The other groups connect ranks of one data-parallel replica.
   for (int replica = 0; replica < dp; ++replica) {
     for (int t = 0; t < tp; ++t) {
       const Coord coord{.dp = replica, .tp = t};
@@ -100,7 +100,7 @@ void StepSetup::make_groups(bool trains) {
   }
 }
 
-// Neighbours along the data-parallel axis, for each place on the others.
+// Groups of neighbours along the data-parallel axis, for each place on the other axes.
 void StepSetup::make_shard_groups(bool trains) {
   const Layout& layout = step.layout;
   const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp, size = stepgraph::shard_group(plan, 0).size;
@@ -148,7 +148,7 @@ Group StepSetup::replica_group(const Coord& coord) const { return groups_.at(rep
 Group StepSetup::reshard_group(const Coord& coord) const { return groups_.at(reshard_name(plan, coord)); }
 Group StepSetup::norm_group(const Coord& coord) const { return groups_.at(norm_name(norm_sharers(coord.dp))); }
 
-// Replicas could each do with their own, and do where a group of them shares a whole.
+// With sharding, each shard group sums its own norm. Else all data-parallel ranks share the work.
 ShardGroup StepSetup::norm_sharers(int dp_index) const {
   const ShardGroup shards = stepgraph::shard_group(plan, dp_index);
   if (plan.shard.strategy != Shard::none || !options.share_norm) return shards;

@@ -12,7 +12,7 @@
 namespace stepgraph {
 namespace {
 
-// A plan that may need less, and how a config comes to it.
+// A plan that may need less memory, and the settings that lead to it.
 struct Change {
   std::vector<std::string> settings = {};  // "recompute=full"
   Plan plan                         = {};
@@ -49,7 +49,7 @@ std::vector<Change> with_smaller_microbatches(const Change& from) {
   return out;
 }
 
-// In the order in which they are tried: what costs least first, then all of it together.
+// In the order in which they are tried: the cheapest first, all together last.
 std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool trains) {
   Change from{.settings = {}, .plan = plan, .batch = batch};
   from.plan.memory_limit_bytes = 0;
@@ -73,7 +73,7 @@ std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool train
     });
   };
   const bool shards = trains && plan.layout.dp > 1 && plan.shard.strategy != Shard::hybrid &&
-                      !plan.shard.delay_all_reduce;  // which other strategies do not have
+                      !plan.shard.delay_all_reduce;  // other strategies do not have it
   for (const Shard strategy : {Shard::zero1, Shard::grad_op, Shard::full}) {
     if (shards && plan.shard.strategy < strategy) out.push_back(with_shard(from, strategy, plan.shard.reduce));
   }
@@ -97,10 +97,10 @@ std::string settings_text(const Change& change) {
   return join_text(change.settings, " ", [](const std::string& setting) { return setting; });
 }
 
-// What the rank that needs most needs; throws where there is no such step.
+// The peak of the rank that needs most. Throws where the step cannot be built.
 using PeakOf = std::function<std::int64_t(const Plan& plan, const BatchSpec& batch)>;
 
-// Another number of microbatches may not suit a schedule: such a change is none.
+// None: the step cannot be built. For example, a schedule can require another number of microbatches.
 std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_of) {
   try {
     return peak_of(change.plan, change.batch);
@@ -148,10 +148,10 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
          what_would_fit(plan, step.batch, trains, arena.size_bytes, peak_of));
 }
 
-void check_memory_limit(std::span<const MemoryRequirement> rows, const Model& model, const Plan& plan,
+void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
                         const BatchSpec& batch, const MemoryRequirementOptions& options) {
   if (plan.memory_limit_bytes == 0) return;
-  const MemoryRequirement& most = largest(rows);
+  const MemoryRequirement& most = largest(requirements);
   if (most.peak_bytes <= plan.memory_limit_bytes) return;
   const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
     return largest(memory_requirements(model, by, of, options)).peak_bytes;

@@ -3,21 +3,20 @@
 #include <span>
 
 #include "graphs/step/memory_requirement.hpp"
-#include "graphs/step/training_step.hpp"
 
-// Plan::memory_limit_bytes. What is over it is refused, Error(config): the error names the rank, what it needs by role,
-// and what would fit: the first of some changes to the config with which all ranks do, as planned here and now. They
-// are written as `--set` takes them.
+// Plan::memory_limit_bytes. A step that needs more throws Error(config). The message names the rank, its requirement by
+// role, and the first of several changes to the config with which all ranks fit. Each change is really planned. It is
+// written as an argument of `--set`.
 namespace stepgraph {
 
-// The step of another plan or batch, built as the one that is looked at was.
+// Builds the same step with another plan or batch.
 using BuildStep = std::function<StepGraph(const Plan& plan, const BatchSpec& batch)>;
 
-// A step as it will run: planned as a whole where all ranks are in it.
+// Checks a step that is built.
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build);
 
-// What memory_requirements found for the same arguments.
-void check_memory_limit(std::span<const MemoryRequirement> rows, const Model& model, const Plan& plan,
+// Checks requirements that memory_requirements returned for the same arguments.
+void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
                         const BatchSpec& batch, const MemoryRequirementOptions& options = {});
 
 }  // namespace stepgraph

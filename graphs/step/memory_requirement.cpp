@@ -10,12 +10,14 @@
 #include "engine/base/words.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/models/weights.hpp"
+#include "graphs/step/build_step.hpp"
+#include "graphs/step/resolve.hpp"
 #include "graphs/step/setup.hpp"
 
 namespace stepgraph {
 namespace {
 
-// `role` tells what a buffer of `graph` is for.
+// `role` returns the role of a buffer of `graph`.
 template <class Role>
 MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Rank rank, const Role& role) {
   const MemoryPeak peak = memory_peak(graph, plan, rank);
@@ -34,16 +36,16 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
   return out;
 }
 
-// What ranks that are alike have in common.
+// Ranks with equal likeness need the same memory.
 struct Likeness {
   int pp = 0;
   std::vector<TensorShape> weights;
-  std::vector<std::int64_t> kept;  // elements of weights that are cut by rows, which not all members have as many of
+  std::vector<std::int64_t> kept;  // elements of weights that are sharded by rows: members can have different numbers
   friend auto operator<=>(const Likeness&, const Likeness&) = default;
 };
 
-// Data-parallel ranks do the same, and have as much of every flat. So do tensor-parallel ones, where all are cut
-// evenly.
+// Data-parallel ranks run the same nodes and have equal shards of every flat. So do tensor-parallel ranks, where
+// weights are cut evenly.
 Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units, Rank rank) {
   const Coord coord = setup.step.layout.coord(rank);
   Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
@@ -57,14 +59,14 @@ Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units
   const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
   for (const ShardUnit& unit : units) {
     if (setup.rank_of(unit.stage, coord) != rank) continue;
-    for (const CutWeight& weight : unit.weights) {
+    for (const ShardedWeight& weight : unit.weights) {
       if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
     }
   }
   return out;
 }
 
-// "0-3, 8-11": those next to each other as one.
+// "0-3,8-11": runs of neighbouring ranks.
 std::string ranks_text(const std::vector<Rank>& ranks) {
   constexpr std::size_t most_shown = 3;
   std::vector<std::string> runs;
@@ -95,19 +97,17 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
     return memory_requirement(step, plan_memory(step.graph, {.reuse = reuse}), rank);
   }
   const Graph own = slice(step.graph, rank);
-  std::vector<MemoryRole> roles;  // a slice has the rank's buffers in their order
+  std::vector<MemoryRole> roles;  // a slice has the rank's buffers in the same order
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
     if (step.graph.spec(Buffer{i}).rank == rank) roles.push_back(step.role(Buffer{i}));
   }
   return requirement_of(own, plan_memory(own, {.reuse = reuse}), rank, [&](Buffer buffer) { return roles[buffer.id]; });
 }
 
-std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
+std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  Plan plan               = given;
-  plan.memory_limit_bytes = 0;
   StepOptions building{.keep_gradients = options.keep_gradients};
-  const StepSetup setup(model, plan, batch, options.trains, building);
+  const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
   const int num_ranks = setup.step.layout.num_ranks();
   if (options.rank && (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)) {
     throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
@@ -120,39 +120,39 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
     if (is_new) found->second = shard_units(model, setup.plan, setup.blocks_of_stage, tp);
     kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
   }
-  std::vector<MemoryRequirement> rows;
+  std::vector<MemoryRequirement> requirements;
   for (const auto& [kind, ranks] : kinds) {
     if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;
     building.only        = options.rank.value_or(ranks.front());
-    const StepGraph step = options.trains ? training_step(model, plan, batch, building)
-                                          : forward_step(model, plan, batch, ForwardResult::loss, building);
-    rows.push_back(memory_requirement(step, *building.only, plan.reuse));
-    rows.back().ranks = ranks;
+    const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
+                                          : build_forward_step(model, plan, batch, ForwardResult::loss, building);
+    requirements.push_back(memory_requirement(step, *building.only, plan.reuse));
+    requirements.back().ranks = ranks;
   }
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  return rows;
+  std::sort(requirements.begin(), requirements.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return requirements;
 }
 
-const MemoryRequirement& largest(std::span<const MemoryRequirement> rows) {
-  return *std::max_element(rows.begin(), rows.end(),
+const MemoryRequirement& largest(std::span<const MemoryRequirement> requirements) {
+  return *std::max_element(requirements.begin(), requirements.end(),
                            [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
 }
 
-std::string memory_table(std::span<const MemoryRequirement> rows) {
+std::string memory_table(std::span<const MemoryRequirement> requirements) {
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> titles{"ranks"};
   for (const MemoryRole role : all_memory_roles) titles.emplace_back(to_string(role));
   titles.insert(titles.end(), {"unused", "peak", "lower bound"});
   lines.push_back(std::move(titles));
-  for (const MemoryRequirement& row : rows) {
+  for (const MemoryRequirement& row : requirements) {
     std::vector<std::int64_t> bytes(row.at_peak.begin(), row.at_peak.end());
     bytes.insert(bytes.end(), {row.unused_bytes, row.peak_bytes, row.lower_bound_bytes});
-    std::vector<std::string> units{ranks_text(row.ranks)}, exact{""};
+    std::vector<std::string> rounded{ranks_text(row.ranks)}, exact{""};
     for (const std::int64_t number : bytes) {
-      units.push_back(bytes_text(static_cast<double>(number)));
+      rounded.push_back(bytes_text(static_cast<double>(number)));
       exact.push_back(str(number));
     }
-    lines.push_back(std::move(units));
+    lines.push_back(std::move(rounded));
     lines.push_back(std::move(exact));
   }
   std::vector<std::size_t> widths(lines.front().size(), 0);

@@ -6,15 +6,14 @@
 
 namespace stepgraph {
 
-// What a buffer of a step is there for.
-//   parameters   weights as ops read them, whole or the share that the rank keeps
-//   gradients    of weights, on the way to the update and while they travel
-//   optimizer    what the update keeps from step to step: moments, and with bf16 the masters. Those are the
-//                optimizer's own copy: ops never read them, and they are shared out as moments are (so counts ZeRO,
-//                arXiv 1910.02054)
-//   activations  what ops make of a microbatch, forward, backward and again, with what comes from other stages
-//   slots        what gathered weights and unreduced gradients pass through
-//   other        tokens, losses, the norm, and what collective algorithms need on the way
+// The purpose of a buffer of a step.
+//   parameters   weights as ops read them: whole, or the rank's shard
+//   gradients    of weights, from the backward pass to the update
+//   optimizer    moments and, with bf16 or f16, masters. Masters are sharded as moments are, and ops never read them:
+//                they count as optimizer state (ZeRO, arXiv 1910.02054)
+//   activations  tensors of a microbatch: forward, backward, recomputed, and received from other stages
+//   slots        memory for gathered weights and for unreduced gradients
+//   other        tokens, losses, the norm, and work memory of collective algorithms
 enum class MemoryRole : std::uint8_t { parameters, gradients, optimizer, activations, slots, other };
 inline constexpr std::array all_memory_roles{MemoryRole::parameters,  MemoryRole::gradients, MemoryRole::optimizer,
                                              MemoryRole::activations, MemoryRole::slots,     MemoryRole::other};

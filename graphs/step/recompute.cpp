@@ -1,14 +1,8 @@
 #include "graphs/step/recompute.hpp"
 
-#include <array>
 #include <vector>
 
 namespace stepgraph {
-
-std::string_view to_string(Recompute kind) noexcept {
-  constexpr std::array<std::string_view, 3> names{"none", "selective", "full"};
-  return names[static_cast<std::size_t>(kind)];
-}
 
 Graph recompute(const Graph& graph, Recompute kind) {
   using Role = RecomputePlace::Role;

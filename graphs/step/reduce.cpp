@@ -1,4 +1,4 @@
-// Gradients over data-parallel ranks: whole in buckets, or each rank's part of them.
+// Reduces gradients over data-parallel ranks: whole in buckets, or into each rank's shard.
 #include <algorithm>
 
 #include "engine/base/error.hpp"
@@ -6,21 +6,46 @@
 #include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 namespace {
 
-// How the gradients of a unit become this rank's part of their sum.
+// Gradients are summed in a wide type. Where they travel between data-parallel ranks in another type, they are rounded
+// before and, unless they stay rounded, widened after.
+struct Rounding {
+  Rank rank  = {};
+  DType type = DType::f32;  // in which they travel
+
+  // A buffer with as many elements as `values` has.
+  [[nodiscard]] Buffer make(Graph& graph, const std::string& name, const Access& values,
+                            Lifetime lifetime = Lifetime::step) const {
+    const auto size = static_cast<std::int64_t>(size_bytes(graph.spec(values.buffer).type));
+    return graph.buffer({.name       = "rounded " + name,
+                         .rank       = rank,
+                         .size_bytes = num_bytes(graph, values) / size * static_cast<std::int64_t>(size_bytes(type)),
+                         .type       = type,
+                         .lifetime   = lifetime});
+  }
+  void round(Graph& graph, const std::string& name, const Access& to, const Access& from, const Labels& labels) const {
+    convert(graph, {.name = "round " + name, .lane = LaneKind::reduce, .to = to, .from = from, .labels = labels});
+  }
+  void widen(Graph& graph, const std::string& name, const Access& to, const Access& from, const Labels& labels) const {
+    convert(graph, {.name = "widen " + name, .lane = LaneKind::reduce, .to = to, .from = from, .labels = labels});
+  }
+};
+
+// How the gradients of a unit become this rank's shard of their sum.
 struct UnitReduction {
   Member by;
   std::shared_ptr<const ShardUnit> unit;
-  DType sums, travel;  // in which they are added up here, and sent
-  bool keeps;          // the part stays as it travelled
-  UnitParts to, incoming;
+  DType sums, travel;  // in which they are accumulated, and sent
+  bool keeps;          // the shard stays rounded
+  UnitShards to, incoming;
   std::vector<std::string> others;
-  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // what no op has added to
+  std::shared_ptr<const std::vector<Cleared>> cleared = {};  // gradients that no op writes
 
-  // `first`: nothing is there yet to which they are added.
+  // `first`: the first microbatch, which is written instead of added.
   void add(Graph& graph, Buffer whole, const std::string& name, const Labels& labels, bool first,
            const AccessList& done) const {
     clear_padding(graph, *unit, sums, whole, labels);
@@ -30,7 +55,7 @@ struct UnitReduction {
                     .values = whole.range(offset, size),
                     .labels = labels});
     }
-    const UnitParts& target = first ? to : incoming;
+    const UnitShards& target = first ? to : incoming;
     const UnitText text{.name = name, .others = others, .labels = labels};
     if (travel == sums) {
       reduce_scatter_unit(graph, by, *unit, sums, whole, target, text, done);
@@ -38,109 +63,93 @@ struct UnitReduction {
       in_another_type(graph, whole, target, text, done);
     }
     if (first) return;
-    each_part([&](const Access& part, const Access& added, const std::string& what) {
+    each_shard([&](const Access& part, const Access& added, const std::string& what) {
       reduce_into(graph, {.name = str("add ", name, what), .into = part, .from = added, .labels = labels});
     });
   }
 
  private:
   template <class F>
-  void each_part(const F& f) const {
+  void each_shard(const F& f) const {
     if (unit->flat) f(to.flat, incoming.flat, std::string());
     for (std::size_t i = 0; i < to.others.size(); ++i) {
       if (to.others[i].buffer != Buffer{}) f(to.others[i], incoming.others[i], " " + others[i]);
     }
   }
 
-  void in_another_type(Graph& graph, Buffer whole, const UnitParts& target, const UnitText& text,
+  void in_another_type(Graph& graph, Buffer whole, const UnitShards& target, const UnitText& text,
                        const AccessList& done) const {
-    const auto make = [&](const std::string& name, std::int64_t bytes_in_sums) {
-      const auto elements = bytes_in_sums / static_cast<std::int64_t>(size_bytes(sums));
-      return graph.buffer({.name       = str("rounded ", text.name, name),
-                           .rank       = by.rank,
-                           .size_bytes = elements * static_cast<std::int64_t>(size_bytes(travel)),
-                           .type       = travel});
-    };
-    const auto bytes = [&](const Access& access) {
-      return access.region.length == Access::whole ? graph.spec(access.buffer).size_bytes : access.region.num_bytes();
-    };
-    const std::int64_t size = unit->elements * static_cast<std::int64_t>(size_bytes(sums));
-    const Buffer rounded    = make("", size);
-    convert(graph, {.name   = "round " + text.name,
-                    .lane   = by.lane,
-                    .to     = rounded,
-                    .from   = whole.range(0, size),
-                    .labels = text.labels});
+    const Rounding rounding{.rank = by.rank, .type = travel};
+    const Access values  = whole.range(0, unit->elements * static_cast<std::int64_t>(size_bytes(sums)));
+    const Buffer rounded = rounding.make(graph, text.name, values);
+    rounding.round(graph, text.name, rounded, values, text.labels);
     if (keeps) {
       reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
       return;
     }
-    UnitParts parts;
-    if (unit->flat) parts.flat = make(" part", bytes(target.flat));
+    UnitShards shards;
+    if (unit->flat) shards.flat = rounding.make(graph, text.name + " part", target.flat);
     for (std::size_t i = 0; i < target.others.size(); ++i) {
       const bool has = target.others[i].buffer != Buffer{};
-      parts.others.push_back(has ? Access(make(str(" part of ", others[i]), bytes(target.others[i]))) : Access());
+      shards.others.push_back(
+          has ? Access(rounding.make(graph, str(text.name, " part of ", others[i]), target.others[i])) : Access());
     }
-    reduce_scatter_unit(graph, by, *unit, travel, rounded, parts, text, done);
-    const auto widen = [&](const Access& part, const Access& into, const std::string& what) {
-      convert(
-          graph,
-          {.name = str("widen ", text.name, what), .lane = by.lane, .to = into, .from = part, .labels = text.labels});
-    };
-    if (unit->flat) widen(parts.flat, target.flat, "");
+    reduce_scatter_unit(graph, by, *unit, travel, rounded, shards, text, done);
+    if (unit->flat) rounding.widen(graph, text.name, target.flat, shards.flat, text.labels);
     for (std::size_t i = 0; i < target.others.size(); ++i) {
-      if (target.others[i].buffer != Buffer{}) widen(parts.others[i], target.others[i], " " + others[i]);
+      if (target.others[i].buffer == Buffer{}) continue;
+      rounding.widen(graph, str(text.name, " ", others[i]), target.others[i], shards.others[i], text.labels);
     }
   }
 };
 
 }  // namespace
 
-// Where they are reduced after every microbatch, each microbatch has gradients of its own.
+// With ReduceWhen::each, every microbatch has gradients of its own.
 void StepBuilder::begin_gradients(const Action& action) {
   if (!reduces_each()) return;
   const int mb = index(action.microbatch);
   for (Unit& unit : units_) {
-    if (unit.cut->stage != action.stage) continue;
+    if (unit.spec->stage != action.stage) continue;
     const auto size = static_cast<std::int64_t>(size_bytes(sum_type()));
     const Buffer whole =
-        make(str("gradients of ", unit.cut->name, " mb", mb), unit.cut->elements, sum_type(), Lifetime::step);
+        make(str("gradients of ", unit.spec->name, " mb", mb), unit.spec->elements, sum_type(), Lifetime::step);
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
-      const CutWeight& weight   = unit.cut->weights[i];
-      WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
-      entry.gradient            = whole.range(weight.offset * size, weight.elements * size);
-      entry.has_gradient        = false;
+      const ShardedWeight& weight = unit.spec->weights[i];
+      WeightTable::Entry& entry   = table_[table_.find(setup_.step.spec(here().weights[unit.weights[i]]).name)];
+      entry.gradient              = whole.range(weight.offset * size, weight.elements * size);
+      entry.has_gradient          = false;
     }
     const bool first = unit.num_reduced++ == 0;
     unit.cleared     = std::make_shared<std::vector<Cleared>>();
     const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
-                                  .unit     = unit.cut,
+                                  .unit     = unit.spec,
                                   .sums     = sum_type(),
                                   .travel   = setup_.plan.precision.reduce,
                                   .keeps    = keeps_rounded_gradients(),
-                                  .to       = parts(unit, &Unit::gradient, &StepWeight::gradient),
-                                  .incoming = first ? UnitParts{} : incoming_parts(unit),
+                                  .to       = shards_of(unit, WeightTensor::gradient),
+                                  .incoming = first ? UnitShards{} : incoming_shards(unit),
                                   .others   = unit.others,
                                   .cleared  = unit.cleared};
-    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.cut->layer, .phase = "reduce"};
+    const Labels labels{.stage = index(action.stage), .microbatch = mb, .layer = unit.spec->layer, .phase = "reduce"};
     setup_.slots.gradients.push_back(
         {.whole      = whole,
-         .unit       = unit.cut->name,
-         .size_bytes = unit.cut->elements * size,
+         .unit       = unit.spec->name,
+         .size_bytes = unit.spec->elements * size,
          .type       = sum_type(),
-         .reduce     = [=, name = str(unit.cut->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
+         .reduce     = [=, name = str(unit.spec->name, " mb", mb)](Graph& graph, Buffer slot, const AccessList& done) {
            reduction.add(graph, slot, name, labels, first, done);
          }});
   }
 }
 
-// Where a unit's part of a later microbatch comes in, to be added: one place for all units, as they come one by one.
-UnitParts StepBuilder::incoming_parts(const Unit& unit) {
+// Where the shard of a later microbatch arrives before it is added: one buffer for all units, which arrive one by one.
+UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   const auto size  = static_cast<std::int64_t>(size_bytes(sum_type()));
   const auto bytes = [&](const Unit& of) {
-    std::int64_t elements = of.cut->flat ? of.cut->flat->shard_elements() : 0;
-    for (const CutWeight& weight : of.cut->weights) {
-      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shards_.member)].size();
+    std::int64_t elements = of.spec->flat ? of.spec->flat->shard_elements() : 0;
+    for (const ShardedWeight& weight : of.spec->weights) {
+      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
     }
     return elements;
   };
@@ -149,26 +158,26 @@ UnitParts StepBuilder::incoming_parts(const Unit& unit) {
     for (const Unit& each : units_) most = std::max(most, bytes(each));
     incoming_ = make("incoming gradients", most, sum_type(), Lifetime::step, MemoryRole::gradients);
   }
-  UnitParts parts;
+  UnitShards shards;
   std::int64_t offset = 0;
-  if (unit.cut->flat) {
-    offset     = unit.cut->flat->shard_elements();
-    parts.flat = incoming_.range(0, offset * size);
+  if (unit.spec->flat) {
+    offset      = unit.spec->flat->shard_elements();
+    shards.flat = incoming_.range(0, offset * size);
   }
-  for (const CutWeight& weight : unit.cut->weights) {
+  for (const ShardedWeight& weight : unit.spec->weights) {
     if (weight.flat) continue;
-    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shards_.member)].size();
-    parts.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
+    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
+    shards.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
     offset += elements;
   }
-  return parts;
+  return shards;
 }
 
-// Weights without a gradient are cleared when their unit is reduced: until then its slot may be another's.
+// Gradients that no op writes are cleared when their unit is reduced: before that, the slot can have another tenant.
 void StepBuilder::end_gradients(const Action& action) {
   if (!reduces_each()) return;
   for (const Unit& unit : units_) {
-    if (unit.cut->stage != action.stage) continue;
+    if (unit.spec->stage != action.stage) continue;
     bool used = false;
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
       const StepWeight& weight  = here().weights[unit.weights[i]];
@@ -178,7 +187,7 @@ void StepBuilder::end_gradients(const Action& action) {
       if (entry.has_gradient) continue;
       refuse_unused(weight);
       const bool last = i + 1 == unit.weights.size();
-      if (last && !used) {  // nothing of the unit is: the slot has a tenant all the same
+      if (last && !used) {  // no gradient of the unit is written: this node makes it a tenant of its slot
         clear(graph(), {.name   = "clear gradient of " + name,
                         .values = entry.gradient,
                         .labels = {.stage = index(weight.stage), .phase = "clear"}});
@@ -189,7 +198,7 @@ void StepBuilder::end_gradients(const Action& action) {
   }
 }
 
-// A weight to which no op adds a gradient is a mistake, or has one of zeros.
+// Checks that some op adds to the weight's gradient; else the gradient is cleared, where the plan allows it.
 void StepBuilder::check_used(const StepWeight& weight) {
   WeightTable::Entry& entry = table_[table_.find(setup_.step.spec(weight).name)];
   if (entry.has_gradient) return;
@@ -212,28 +221,24 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
 }
 
-// In the type in which they travel: rounded before, and widened again where they are summed. The sum itself is made in
-// a wide type and rounded once, as that of a reduce-scatter. Returns where it is: where gradients stay as they
-// travelled, in another buffer.
+// All-reduces gradients in the plan's reduce type. The world sums in a wide type and rounds once, as in a
+// reduce-scatter. Returns where the sum is: another buffer, where gradients stay rounded.
 Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
                                          const Labels& labels) {
-  const DType type = setup_.plan.precision.reduce;
-  if (type == type_of(values.buffer)) {
-    all_reduce_part("all_reduce " + what, group, members, values, type, LaneKind::reduce, labels);
+  const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce};
+  const std::string name = "all_reduce " + what;
+  if (rounding.type == type_of(values.buffer)) {
+    all_reduce(name, group, members, values, labels);
     return values;
   }
-  const std::int64_t bytes =
-      values.region.length == Access::whole ? graph().spec(values.buffer).size_bytes : values.region.num_bytes();
-  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_bytes(sum_type()));
-  const bool persists         = keeps_rounded_gradients() && setup_.options.keep_gradients;
-  const Buffer rounded =
-      make("rounded " + what, elements, type, persists ? Lifetime::persistent : Lifetime::step, MemoryRole::gradients);
-  convert(graph(),
-          {.name = "round " + what, .lane = LaneKind::reduce, .to = rounded, .from = values, .labels = labels});
-  all_reduce_part("all_reduce " + what, group, members, rounded, type, LaneKind::reduce, labels);
+  const bool persists        = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const std::uint32_t before = graph().num_buffers();
+  const Buffer rounded       = rounding.make(graph(), what, values, persists ? Lifetime::persistent : Lifetime::step);
+  mark_since(before, MemoryRole::gradients);
+  rounding.round(graph(), what, rounded, values, labels);
+  all_reduce(name, group, members, rounded, labels);
   if (keeps_rounded_gradients()) return rounded;
-  convert(graph(),
-          {.name = "widen " + what, .lane = LaneKind::reduce, .to = values, .from = rounded, .labels = labels});
+  rounding.widen(graph(), what, values, rounded, labels);
   return values;
 }
 
@@ -247,10 +252,10 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   const auto copy_all  = [&](bool in) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
-      const WeightPart& gradient = here().weights[i].gradient;
-      const Access own           = access(gradient);
-      const Access there         = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
-      const std::string& name    = setup_.step.spec(here().weights[i]).name;
+      const StoredRange& gradient = here().weights[i].gradient;
+      const Access own            = access(gradient);
+      const Access there          = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
+      const std::string& name     = setup_.step.spec(here().weights[i]).name;
       copy(graph(), {.name   = str(in ? "copy in gradient of " : "copy out gradient of ", name),
                       .lane   = LaneKind::reduce,
                       .to     = in ? there : own,
@@ -265,9 +270,9 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (sum != bucket.buffer) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
-      WeightPart& gradient = here().weights[i].gradient;
-      gradient.buffer      = sum;
-      gradient.offset      = offset;
+      StoredRange& gradient = here().weights[i].gradient;
+      gradient.buffer       = sum;
+      gradient.offset       = offset;
       offset += gradient.size();
     }
     return;
@@ -275,48 +280,49 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
   if (!views) copy_all(false);
 }
 
-// Whole gradients of a unit, summed over microbatches.
+// Reduces the whole gradients of a unit, summed over microbatches, into the rank's shard.
 void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
   const bool in_place = setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients();
-  const UnitReduction reduction{.by     = member("reduce", LaneKind::reduce),
-                                .unit   = unit.cut,
-                                .sums   = sum_type(),
-                                .travel = setup_.plan.precision.reduce,
-                                .keeps  = keeps_rounded_gradients(),
-                                .to = in_place ? parts_in_whole(*unit.cut, sum_type(), unit.gradients, shards_.member)
-                                               : parts(unit, &Unit::gradient, &StepWeight::gradient),
+  const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
+                                .unit     = unit.spec,
+                                .sums     = sum_type(),
+                                .travel   = setup_.plan.precision.reduce,
+                                .keeps    = keeps_rounded_gradients(),
+                                .to       = in_place
+                                                ? shards_in_whole(*unit.spec, sum_type(), unit.gradients, shard_group_.member)
+                                                : shards_of(unit, WeightTensor::gradient),
                                 .incoming = {},
                                 .others   = unit.others};
   const std::uint32_t before = graph().num_buffers();
-  reduction.add(graph(), unit.gradients, unit.cut->name, labels, true, {});
-  mark_since(before, MemoryRole::gradients);  // what is rounded on the way
+  reduction.add(graph(), unit.gradients, unit.spec->name, labels, true, {});
+  mark_since(before, MemoryRole::gradients);  // rounded copies
 }
 
-// Of ranks that have the same part of another whole.
+// Sums a unit's gradients over the ranks with the same shard in other shard groups.
 void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
-  const UnitParts all = parts(unit, &Unit::gradient, &StepWeight::gradient);
-  const int members   = setup_.plan.layout.dp / shards_.size;
-  const auto join     = [&](const Access& part, const std::string& what) {
+  const UnitShards all = shards_of(unit, WeightTensor::gradient);
+  const int members    = setup_.plan.layout.dp / shard_group_.size;
+  const auto join      = [&](const Access& part, const std::string& what) {
     all_reduce_gradients("replicas of " + what, setup_.replica_group(coord_), members, part, labels);
   };
-  if (unit.cut->flat) join(all.flat, unit.cut->name);
+  if (unit.spec->flat) join(all.flat, unit.spec->name);
   for (std::size_t i = 0; i < all.others.size(); ++i) {
     if (all.others[i].buffer != Buffer{}) join(all.others[i], unit.others[i]);
   }
 }
 
-// A stage's gradients are complete: over data-parallel ranks, in the order in which backward finished them. Where
-// tensor-parallel neighbours hold the same piece, each has the gradient of its own use: those are added up too.
+// Reduces a stage's complete gradients over data-parallel ranks, in the order in which backward finished them. Where
+// several tensor-parallel ranks hold the same piece, each has the gradient of its own use; these are summed too.
 void StepBuilder::reduce_gradients(Stage stage) {
   auto& weights = here().weights;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
-    if (weight->stage == stage && !(reduces_each() && cut_of(setup_.step.spec(*weight)))) check_used(*weight);
+    if (weight->stage == stage && !(reduces_each() && unit_weight(setup_.step.spec(*weight)))) check_used(*weight);
   }
   const auto labels_of = [&](int layer) { return Labels{.stage = index(stage), .layer = layer, .phase = "reduce"}; };
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-    if (unit->cut->stage != stage) continue;
-    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->cut->layer));
-    if (shards_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->cut->layer));
+    if (unit->spec->stage != stage) continue;
+    if (!reduces_each()) reduce_unit(*unit, labels_of(unit->spec->layer));
+    if (shard_group_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->spec->layer));
   }
   for (const Bucket& bucket : buckets_) {
     if (bucket.stage != stage) continue;
@@ -332,21 +338,21 @@ void StepBuilder::reduce_gradients(Stage stage) {
 void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& labels) {
   const WeightSpec& spec = setup_.step.spec(weight);
   if (!spec.cut) {
-    if (!setup_.shares_rows()) return;
-    all_reduce_part("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
-                    access(weight.gradient), type_of(weight.gradient.buffer), LaneKind::reduce, labels);
+    if (!setup_.sequence_parallel()) return;
+    all_reduce("all_reduce shares of gradient of " + spec.name, setup_.group(rank_, Axis::tp, "shares"), tp_.size,
+               access(weight.gradient), labels);
     return;
   }
-  for (const WeightPiece& piece : pieces_of(spec, tp_.size, tp_.index)) {
+  for (const TpPiece& piece : tp_pieces(spec, tp_.size, tp_.index)) {
     if (piece.num_holders == 1) continue;
     if (spec.dim != 0) {
       throw Error(ErrorKind::config,
                   str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
     }
-    const WeightPart shared = piece_of(weight.gradient, spec, piece);
+    const StoredRange shared = in_piece(weight.gradient, spec, piece);
     if (shared.empty()) continue;
-    all_reduce_part("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
-                    piece.num_holders, access(shared), type_of(shared.buffer), LaneKind::reduce, labels);
+    all_reduce("all_reduce shared gradient of " + piece.tensor, setup_.shared_group(piece.num_holders, coord_),
+               piece.num_holders, access(shared), labels);
   }
 }
 

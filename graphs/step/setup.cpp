@@ -1,209 +1,25 @@
 #include "graphs/step/setup.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-
-#include "engine/base/error.hpp"
-#include "graphs/layout/divisibility.hpp"
-#include "graphs/models/weights.hpp"
-#include "graphs/schedule/csv.hpp"
-#include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/lowering.hpp"
 #include "graphs/schedule/validate.hpp"
+#include "graphs/step/pipeline.hpp"
+#include "graphs/step/resolve.hpp"
 
 namespace stepgraph {
-namespace {
 
-// A model may be anybody's: what the builder counts on.
-void check_model(const Model& model) {
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorKind::config, str("model '", model.kind, "': ", why));
-  };
-  int layers = 0;
-  bool after = false;
-  std::map<std::string, const WeightSpec*> seen;
-  for (const Block& block : model.blocks) {
-    if (!block.forward) refuse(str("block '", block.name, "' has no forward pass"));
-    if (block.layer >= 0 && after)
-      refuse(str("block '", block.name, "' is a layer after the layers' end (layers in one run)"));
-    after = after || (layers > 0 && block.layer < 0);
-    layers += block.layer >= 0;
-    for (const WeightSpec& weight : block.weights) {
-      if (!seen.emplace(weight.name, &weight).second) refuse(str("weight '", weight.name, "' is declared twice"));
-      check_shape(weight.shape, weight.name);
-      if (weight.dim < 0 || static_cast<std::size_t>(weight.dim) >= weight.shape.size()) {
-        refuse(str("weight '", weight.name, "' is ", to_string(weight.shape), " and cut along dim ", weight.dim,
-                   " (one that it has)"));
-      }
-      std::int64_t size = 0;
-      for (const Section& section : weight.sections) {
-        if (section.size < 1 || section.begin < 0 || (section.units != 0 && section.size % section.units != 0)) {
-          refuse(str("weight '", weight.name, "': a section of ", section.size, " from ", section.begin, " in ",
-                     section.units, " units (a multiple of its units)"));
-        }
-        size += section.size;
-      }
-      if (!weight.sections.empty() && size != weight.shape[static_cast<std::size_t>(weight.dim)]) {
-        refuse(str("weight '", weight.name, "': sections of ", size, " in all (",
-                   weight.shape[static_cast<std::size_t>(weight.dim)], ", as its shape says)"));
-      }
-    }
-  }
-  if (layers != model.layers || layers == 0) {
-    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (as many, and at least 1)"));
-  }
-  for (const auto& [name, weight] : seen) {
-    if (weight->tied_to.empty()) continue;
-    const auto owner = seen.find(weight->tied_to);
-    if (owner == seen.end() || !owner->second->tied_to.empty() || owner->second->shape != weight->shape ||
-        owner->second->cut != weight->cut || owner->second->dim != weight->dim) {
-      refuse(str("weight '", name, "' is tied to '", weight->tied_to,
-                 "' (a weight of its own, of the same shape and cut)"));
-    }
-  }
-}
-
-void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
-  if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
-  if (batch.seq > model.context) {
-    throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " is longer than the model's context of ",
-                                       model.context, " (1 to ", model.context, ")"));
-  }
-  check_shape({batch.micro, batch.seq, std::max(model.width, model.vocab)}, "batch");
-  check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads});
-  if (model.vocab < plan.layout.tp || (model.inner > 0 && model.inner < plan.layout.tp)) {
-    throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than a vocabulary of ", model.vocab,
-                                       " or an MLP of width ", model.inner, " can be cut into"));
-  }
-  if (const std::int64_t rows = std::int64_t{batch.micro} * batch.seq;
-      plan.layout.sequence_parallel && rows % plan.layout.tp != 0) {
-    throw Error(ErrorKind::config, str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ",
-                                       batch.micro, " x batch.seq ", batch.seq, ") do not divide over tp(",
-                                       plan.layout.tp, ") (a multiple of ", plan.layout.tp, ")"));
-  }
-  check_precision(plan.precision);
-  const OptimizerPlan& optimizer = plan.optimizer;
-  const auto check               = [](const char* name, double value, bool right, const char* range) {
-    if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));
-  };
-  check("lr", optimizer.lr, std::isfinite(optimizer.lr) && optimizer.lr >= 0, "0 or more");
-  check("beta1", optimizer.beta1, optimizer.beta1 >= 0 && optimizer.beta1 < 1, "0 or more, below 1");
-  check("beta2", optimizer.beta2, optimizer.beta2 >= 0 && optimizer.beta2 < 1, "0 or more, below 1");
-  check("eps", optimizer.eps, std::isfinite(optimizer.eps) && optimizer.eps >= 0, "0 or more");
-  check("momentum", optimizer.momentum, optimizer.momentum >= 0 && optimizer.momentum < 1, "0 or more, below 1");
-  check("weight_decay", optimizer.weight_decay, std::isfinite(optimizer.weight_decay) && optimizer.weight_decay >= 0,
-        "0 or more");
-  check("clip", optimizer.clip, std::isfinite(optimizer.clip) && optimizer.clip >= 0, "0 or more");
-}
-
-// One of one's own must be for as many ranks.
-PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
-  if (plan.chunks != 1) {
-    throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " beside '", plan.schedule,
-                                       "' (1: the file says which rank has which stages)"));
-  }
-  PipelineSchedule schedule = read_csv(plan.schedule);
-  if (schedule.num_ranks() != pp) {
-    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),
-                                       " ranks (layout.pp is ", pp, ")"));
-  }
-  return schedule;
-}
-
-// Forward only, microbatch by microbatch, with the plan's placement of stages: what a stage needs is received right
-// before it, what it makes sent right after.
-PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_microbatches) {
-  PipelineSchedule whole{.rows             = std::vector<std::vector<Action>>(static_cast<std::size_t>(pp)),
-                         .rank_of_stage    = looped_placement(pp, plan.chunks),
-                         .num_microbatches = num_microbatches};
-  if (plan.schedule.ends_with(".csv")) {
-    whole.rank_of_stage = read_schedule(plan, pp).rank_of_stage;
-  } else {
-    (void)parse_schedule_kind(plan.schedule);  // a name that is none is refused here too
-  }
-  PipelineSchedule schedule = whole;
-  for (int rank = 0; rank < whole.num_ranks(); ++rank) {
-    auto& row = schedule.rows[static_cast<std::size_t>(rank)];
-    row.clear();
-    for (int mb = 0; mb < whole.num_microbatches; ++mb) {
-      for (int s = 0; s < whole.num_stages(); ++s) {
-        const auto on = [&](int stage) { return index(whole.rank_of_stage[static_cast<std::size_t>(stage)]); };
-        if (on(s) != rank) continue;
-        const auto add = [&](ActionKind kind) { row.push_back({Stage{s}, kind, Microbatch{mb}}); };
-        if (s > 0 && on(s - 1) != rank) add(ActionKind::recv_forward);
-        add(ActionKind::forward);
-        if (s + 1 < whole.num_stages() && on(s + 1) != rank) add(ActionKind::send_forward);
-      }
-    }
-  }
-  return schedule;
-}
-
-std::vector<std::vector<std::size_t>> cut_into_stages(const Model& model, int num_stages) {
-  const std::vector<int> layers = split_layers(model.layers, num_stages);
-  std::vector<std::vector<std::size_t>> stages(static_cast<std::size_t>(num_stages));
-  int seen          = 0;
-  std::size_t stage = 0;
-  int last_of_stage = layers[0];
-  for (std::size_t i = 0; i < model.blocks.size(); ++i) {
-    if (model.blocks[i].layer >= 0) {
-      if (seen == last_of_stage) last_of_stage += layers[++stage];
-      ++seen;
-    } else if (seen > 0) {
-      stage = stages.size() - 1;  // after the layers
-    }
-    stages[stage].push_back(i);
-  }
-  return stages;
-}
-
-}  // namespace
-
-PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches) {
-  if (!plan.schedule.ends_with(".csv")) {
-    return pipeline_schedule(parse_schedule_kind(plan.schedule),
-                             {.ranks = pp, .microbatches = num_microbatches, .chunks = plan.chunks});
-  }
-  PipelineSchedule schedule = read_schedule(plan, pp);
-  if (schedule.num_microbatches != num_microbatches) {
-    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_microbatches,
-                                       " microbatches (layout and batch make ", num_microbatches, ")"));
-  }
-  return schedule;
-}
-
-StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& batch, bool trains,
+StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& batch, bool trains,
                      const StepOptions& asked)
-    : step{.graph     = Graph(1),
-           .layout    = Layout(given.layout),
-           .model     = model,
-           .batch     = batch,
-           .type      = given.precision.param,
-           .precision = given.precision},
-      plan(given),
+    : step{.graph            = Graph(1),
+           .layout           = Layout(resolved.layout),
+           .model            = model,
+           .batch            = batch,
+           .type             = resolved.precision.param,
+           .precision        = resolved.precision,
+           .num_microbatches = microbatches_of(resolved, batch),
+           .shard_size       = stepgraph::shard_group(resolved, 0).size},
+      plan(resolved),
       options(asked) {
   const int num_ranks = step.layout.num_ranks();
-  if (!trains) plan.layout.sequence_parallel = false;  // a prompt has as many tokens as it has, and keeps no activation
-  check_shard_plan(plan);
-  if (!trains) {  // whatever is gathered is dropped when it was used
-    plan.shard.reshard_after_forward     = true;
-    plan.shard.reshard_group             = 0;
-    plan.shard.keep_between_microbatches = false;
-  }
-  plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
-  if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
-  check_model(model);
-  check_units(model, plan.shard);
-  check_plan(model, plan, batch);
-  step.num_microbatches = num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
-  step.shard_size       = stepgraph::shard_group(plan, 0).size;
-  if (plan.precision.keep_low_precision_grads && plan.shard.reduce == ReduceWhen::each && step.num_microbatches > 1) {
-    throw Error(ErrorKind::config,
-                str("precision.keep_low_precision_grads: with shard.reduce each and ", step.num_microbatches,
-                    " microbatches, whose sum would be rounded after each "
-                    "(false, or shard.reduce last)"));
-  }
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
     validate(step.schedule);
@@ -212,7 +28,7 @@ StepSetup::StepSetup(const Model& model, const Plan& given, const BatchSpec& bat
   } else {
     step.schedule = forward_schedule(plan.pipeline, plan.layout.pp, step.num_microbatches);
   }
-  blocks_of_stage = cut_into_stages(model, step.schedule.num_stages());
+  blocks_of_stage = blocks_of_stages(model, step.schedule.num_stages());
   step.graph      = options.only ? Graph(num_ranks, *options.only) : Graph(num_ranks);
   step.ranks.resize(static_cast<std::size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -1,4 +1,4 @@
-// Which fields of a sharding plan its other fields leave something to do.
+// Checks that fields of a sharding plan have an effect.
 #include <string>
 
 #include "engine/base/error.hpp"
@@ -15,12 +15,13 @@ std::string shown(bool value) { return value ? "true" : "false"; }
 std::string shown(Prefetch value) { return std::string(to_string(value)); }
 std::string shown(const std::string& value) { return str("'", value, "'"); }
 
-// Checks fields one by one against what they would be if nobody had said anything.
+// Compares fields with their defaults.
 class Keys {
  public:
   explicit Keys(const ShardPlan& plan) : plan_(plan) {}
 
-  // `field` does nothing where `idle`; `because` goes on after its value, with what would be right.
+  // Throws where `field` is not the default, though `idle`: it has no effect. `because` follows the value in the
+  // message, with what would be right.
   template <class T>
   void check(std::string_view key, T ShardPlan::*field, bool idle, const std::string& because) const {
     if (!idle || plan_.*field == usual_.*field) return;
@@ -38,7 +39,7 @@ bool keeps_gathered(const ShardPlan& plan) { return !plan.reshard_after_forward 
 
 void check_shard_keys(const ShardPlan& plan) {
   const Keys keys(plan);
-  const bool cuts = plan.strategy != Shard::none, cuts_values = plan.strategy >= Shard::full;
+  const bool cuts = plan.strategy != Shard::none, cuts_values = shards_weights(plan.strategy);
   const std::string with = str("with strategy ", to_string(plan.strategy), ", which ");
 
   const std::string none_cut = with + "cuts no weights (zero1, grad_op, full or hybrid)";

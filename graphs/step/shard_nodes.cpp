@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/part_node.hpp"
 #include "ops/clear.hpp"
 
 namespace stepgraph {
@@ -12,84 +13,87 @@ std::int64_t bytes_of(DType type, std::int64_t elements) {
   return elements * static_cast<std::int64_t>(size_bytes(type));
 }
 
-Access part_of(const CutWeight& weight, DType type, Buffer whole, int member) {
-  const ElementRange& range = weight.ranges[static_cast<std::size_t>(member)];
+Access shard_in(const ShardedWeight& weight, DType type, Buffer whole, int member) {
+  const IndexRange& range = weight.ranges[static_cast<std::size_t>(member)];
   return whole.range(bytes_of(type, weight.offset + range.begin), bytes_of(type, range.size()));
 }
 
-// One access for each member; one for all where they have as many elements each, which says the same.
-AccessList parts_of_all(const CutWeight& weight, DType type, Buffer whole, int members) {
+// One access for each member; or one for all, where all shards have the same size.
+AccessList all_shards_in(const ShardedWeight& weight, DType type, Buffer whole, int members) {
   const bool even = std::all_of(weight.ranges.begin(), weight.ranges.end(),
-                                [&](const ElementRange& range) { return range.size() * members == weight.elements; });
+                                [&](const IndexRange& range) { return range.size() * members == weight.elements; });
   if (even) return whole.range(bytes_of(type, weight.offset), bytes_of(type, weight.elements));
   AccessList all;
-  for (int member = 0; member < members; ++member) all.push_back(part_of(weight, type, whole, member));
+  for (int member = 0; member < members; ++member) all.push_back(shard_in(weight, type, whole, member));
   return all;
 }
 
-void add_part(Graph& graph, const Member& member, PartOp op, DType type, std::string name, AccessList in,
-              AccessList out, std::int64_t whole_bytes, const UnitText& text, const AccessList& done) {
+// `done` is what the node writes beside `out`.
+void add_unit_part(Graph& graph, const Member& member, PartOp op, DType type, std::string name, AccessList in,
+                   AccessList out, std::int64_t whole_bytes, const UnitText& text, const AccessList& done) {
   for (const Access& token : text.after.view()) in.push_back(token);
   for (const Access& token : done.view()) out.push_back(token);
-  const auto bytes = static_cast<double>(whole_bytes);
-  graph.add({.name   = name,
-             .lane   = graph.lane(member.rank, member.lane),
-             .reads  = std::move(in),
-             .writes = std::move(out),
-             .part   = PartSpec{.group = member.group, .op = op, .type = type, .message = name},
-             .kind   = NodeKind::communicate,
-             .op     = std::string(to_string(op)),
-             .cost   = {.bytes_moved = 2 * bytes, .bytes_sent = bytes * (member.size - 1) / member.size},
-             .labels = text.labels});
+  add_part(graph, {.name    = std::move(name),
+                   .rank    = member.rank,
+                   .lane    = member.lane,
+                   .group   = member.group,
+                   .op      = op,
+                   .type    = type,
+                   .reads   = std::move(in),
+                   .writes  = std::move(out),
+                   .bytes   = whole_bytes,
+                   .members = member.size,
+                   .labels  = text.labels});
 }
 
 }  // namespace
 
-UnitParts parts_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member) {
-  UnitParts parts;
+UnitShards shards_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member) {
+  UnitShards shards;
   if (unit.flat) {
     const std::int64_t size = bytes_of(type, unit.flat->shard_elements());
-    parts.flat              = whole.range(member * size, size);
+    shards.flat             = whole.range(member * size, size);
   }
-  for (const CutWeight& weight : unit.weights) {
-    if (!weight.flat) parts.others.push_back(part_of(weight, type, whole, member));
+  for (const ShardedWeight& weight : unit.weights) {
+    if (!weight.flat) shards.others.push_back(shard_in(weight, type, whole, member));
   }
-  return parts;
+  return shards;
 }
 
-void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitParts& from,
+void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitShards& from,
                  Buffer whole, const UnitText& text) {
   if (unit.flat) {
     const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
-    add_part(graph, member, PartOp::all_gather, type, "all_gather " + text.name, from.flat, whole.range(0, bytes),
-             bytes, text, {});
+    add_unit_part(graph, member, PartOp::all_gather, type, "all_gather " + text.name, from.flat, whole.range(0, bytes),
+                  bytes, text, {});
   }
   std::size_t other = 0;
-  for (const CutWeight& weight : unit.weights) {
+  for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
-    const Access& part = from.others[other];
-    const bool has     = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
-    add_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
-             has ? AccessList(part) : AccessList(), parts_of_all(weight, type, whole, member.size),
-             bytes_of(type, weight.elements), text, {});
+    const Access& shard = from.others[other];
+    const bool has      = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
+    add_unit_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
+                  has ? AccessList(shard) : AccessList(), all_shards_in(weight, type, whole, member.size),
+                  bytes_of(type, weight.elements), text, {});
     ++other;
   }
 }
 
 void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, Buffer whole,
-                         const UnitParts& to, const UnitText& text, const AccessList& done) {
+                         const UnitShards& to, const UnitText& text, const AccessList& done) {
   std::size_t num_others = text.others.size(), other = 0;
   if (unit.flat) {
     const std::int64_t bytes = bytes_of(type, unit.flat->padded_elements());
-    add_part(graph, member, PartOp::reduce_scatter, type, "reduce_scatter " + text.name, whole.range(0, bytes), to.flat,
-             bytes, text, num_others == 0 ? done : AccessList());
+    add_unit_part(graph, member, PartOp::reduce_scatter, type, "reduce_scatter " + text.name, whole.range(0, bytes),
+                  to.flat, bytes, text, num_others == 0 ? done : AccessList());
   }
-  for (const CutWeight& weight : unit.weights) {
+  for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
     const bool has = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
-    add_part(graph, member, PartOp::reduce_scatter, type, str("reduce_scatter ", text.name, " ", text.others[other]),
-             parts_of_all(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
-             bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
+    add_unit_part(graph, member, PartOp::reduce_scatter, type,
+                  str("reduce_scatter ", text.name, " ", text.others[other]),
+                  all_shards_in(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),
+                  bytes_of(type, weight.elements), text, other + 1 == num_others ? done : AccessList());
     ++other;
   }
 }

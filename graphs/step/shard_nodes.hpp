@@ -5,7 +5,7 @@
 #include "engine/graph/graph.hpp"
 #include "graphs/step/shard_units.hpp"
 
-// Nodes that move a unit between its whole and its parts, on one rank: internal to graphs/.
+// Nodes that gather a unit from its shards and reduce-scatter it into them, on one rank: internal to graphs/.
 namespace stepgraph {
 
 // One member of a communicator.
@@ -17,30 +17,30 @@ struct Member {
   LaneKind lane = LaneKind::gather;
 };
 
-// Where a member's parts of a unit are: of the flat, and of each weight beside it, in the order of the unit.
-struct UnitParts {
+// Where a member's shards of a unit are: of the flat, and of each weight beside it, in the order of the unit.
+struct UnitShards {
   Access flat                = {};
-  std::vector<Access> others = {};  // of no bytes where the member has none of it
+  std::vector<Access> others = {};  // without a buffer where the member's shard is empty
 };
 
-// What nodes are called by, and what they say beside that.
+// Names and labels of the nodes, and tokens that order them.
 struct UnitText {
   std::string name                = {};  // "F layer3 mb0"
   std::vector<std::string> others = {};  // the names of weights beside the flat
   Labels labels                   = {};
-  AccessList after                = {};  // tokens that they read
+  AccessList after                = {};  // tokens that the nodes read
 };
 
-// whole = all members' parts. The whole is laid out as the unit is; it may lie over the parts.
-void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitParts& from,
+// Gathers all members' shards into `whole`, which has the layout of the unit. The shards may lie in it.
+void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, const UnitShards& from,
                  Buffer whole, const UnitText& text);
-// parts = the member's share of the sum of all members' wholes. `done`: a token that the last of them writes.
+// Sums all members' wholes; the member gets its shard of the sum. The last node also writes `done`.
 void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& unit, DType type, Buffer whole,
-                         const UnitParts& to, const UnitText& text, const AccessList& done = {});
-// Zeros where the whole of a flat is longer than its weights.
+                         const UnitShards& to, const UnitText& text, const AccessList& done = {});
+// Clears the padding at the end of a whole flat.
 void clear_padding(Graph& graph, const ShardUnit& unit, DType type, Buffer whole, const Labels& labels);
 
-// The parts of `member` as they lie in a whole.
-[[nodiscard]] UnitParts parts_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member);
+// Where the shards of `member` lie in a whole unit.
+[[nodiscard]] UnitShards shards_in_whole(const ShardUnit& unit, DType type, Buffer whole, int member);
 
 }  // namespace stepgraph

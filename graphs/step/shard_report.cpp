@@ -51,7 +51,7 @@ std::vector<WeightShard> weight_shards(const StepGraph& step, const std::string&
     for (const StepWeight& each : step.ranks[r].weights) {
       if (step.spec(each).name != weight) continue;
       known = true;
-      if (!each.value.empty()) found.push_back({Rank{static_cast<int>(r)}, each.value.begin, each.value.size()});
+      if (!each.value.empty()) found.push_back({Rank{static_cast<int>(r)}, {each.value.begin, each.value.end}});
     }
   }
   if (!known) {
@@ -65,8 +65,8 @@ std::vector<WeightShard> weight_shards(const StepGraph& step, const std::string&
 ElementPlace find_element(const StepGraph& step, const std::string& weight, std::int64_t element, int tp_index) {
   std::int64_t size = 0;
   for (const WeightShard& shard : weight_shards(step, weight, tp_index)) {
-    if (shard.begin <= element && element < shard.begin + shard.size) return {shard.owner, element - shard.begin};
-    size = std::max(size, shard.begin + shard.size);
+    if (shard.elements.contains(element)) return {shard.owner, element - shard.elements.begin};
+    size = std::max(size, shard.elements.end);
   }
   throw Error(ErrorKind::config, str("weight '", weight, "': has no element ", element, " (0 to ", size - 1, ")"));
 }
@@ -76,7 +76,7 @@ ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank)
   ShardStats stats{.all_gathers     = here.num_all_gathers,
                    .reduce_scatters = here.num_reduce_scatters,
                    .all_reduces     = here.num_all_reduces};
-  const auto bytes_of = [&](const WeightPart& part) {
+  const auto bytes_of = [&](const StoredRange& part) {
     return part.empty() ? 0 : part.size() * static_cast<std::int64_t>(size_bytes(step.graph.spec(part.buffer).type));
   };
   bool adam = false;  // some rank has some of it
@@ -98,7 +98,7 @@ ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank)
     all += elements;
     local += weight.value.size();
     stats.whole_bytes += elements * kept;
-    for (const WeightPart& part : {weight.value, weight.first, weight.second, weight.master}) {
+    for (const StoredRange& part : {weight.value, weight.first, weight.second, weight.master}) {
       stats.current_bytes += bytes_of(part);
     }
   }

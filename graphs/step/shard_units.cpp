@@ -13,7 +13,7 @@
 namespace stepgraph {
 namespace {
 
-// "a divisor of 4: 2 or 4". A group of one would share nothing.
+// "a divisor of 4: 2 or 4". A group of one rank would shard nothing.
 std::string divisors_text(int number) {
   std::vector<int> divisors;
   for (int i = 2; i <= number; ++i) {
@@ -66,7 +66,7 @@ void check_units_text(const ShardPlan& plan) {
   }
 }
 
-// A name for each block; neighbours that share one are a unit. An empty one: a unit of its own.
+// A name for each block. Neighbouring blocks with the same name are one unit; an empty name is a unit of its own.
 std::vector<std::string> chosen_names(const Model& model, const ShardPlan& plan,
                                       const std::vector<std::size_t>& blocks) {
   std::vector<std::string> names;
@@ -118,25 +118,24 @@ std::vector<UnitBlocks> units_of_stage(const Model& model, const ShardPlan& plan
   return units;
 }
 
-// Whether tensor-parallel ranks that hold the same elements add up what each has of their gradients: they must then
-// keep the same of them.
+// Tensor-parallel ranks that hold the same elements sum their gradients. They must then keep the same shards.
 bool is_joint(const WeightSpec& weight, const LayoutSpec& layout) {
   if (layout.tp == 1) return false;
   if (!weight.cut) return layout.sequence_parallel;
-  const auto pieces = pieces_of(weight, layout.tp, 0);
-  return std::any_of(pieces.begin(), pieces.end(), [](const WeightPiece& piece) { return piece.num_holders > 1; });
+  const auto pieces = tp_pieces(weight, layout.tp, 0);
+  return std::any_of(pieces.begin(), pieces.end(), [](const TpPiece& piece) { return piece.num_holders > 1; });
 }
 
-std::vector<ElementRange> rows_of(const TensorShape& shape, int members) {
+std::vector<IndexRange> rows_of(const TensorShape& shape, int members) {
   const Partition rows({.shape = shape, .dim = 0, .num_members = members});
   const std::int64_t row = shape[0] == 0 ? 0 : num_elements(shape) / shape[0];
-  std::vector<ElementRange> ranges;
+  std::vector<IndexRange> ranges;
   for (int member = 0; member < members; ++member) ranges.push_back({rows.begin(member) * row, rows.end(member) * row});
   return ranges;
 }
 
-std::vector<ElementRange> flat_ranges(const FlatShards& flat, std::int64_t offset, std::int64_t elements) {
-  std::vector<ElementRange> ranges;
+std::vector<IndexRange> flat_ranges(const FlatShards& flat, std::int64_t offset, std::int64_t elements) {
+  std::vector<IndexRange> ranges;
   for (int member = 0; member < flat.num_members(); ++member) {
     const std::int64_t begin = std::clamp(flat.begin(member) - offset, std::int64_t{0}, elements);
     const std::int64_t end   = std::clamp(flat.end(member) - offset, begin, elements);
@@ -158,8 +157,8 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   std::vector<ShardUnit> units;
   const int members = shard_group(plan, 0).size, tp = plan.layout.tp;
   if (members == 1) return units;
-  std::map<std::string, std::vector<ElementRange>> ranges_of;  // of weights that are not tied
-  const auto spec_of = [&](const CutWeight& weight) -> const WeightSpec& {
+  std::map<std::string, std::vector<IndexRange>> ranges_of;  // by name, of weights that are not tied
+  const auto spec_of = [&](const ShardedWeight& weight) -> const WeightSpec& {
     return model.blocks[weight.block].weights[weight.number];
   };
   for (std::size_t stage = 0; stage < blocks_of_stage.size(); ++stage) {
@@ -177,7 +176,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
         }
       }
       if (unit.weights.empty()) continue;
-      for (CutWeight& weight : unit.weights) {
+      for (ShardedWeight& weight : unit.weights) {
         if (!weight.flat) continue;
         weight.offset = unit.elements;
         unit.elements += weight.elements;
@@ -186,7 +185,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
         unit.flat     = FlatShards(unit.elements, members);
         unit.elements = unit.flat->padded_elements();
       }
-      for (CutWeight& weight : unit.weights) {
+      for (ShardedWeight& weight : unit.weights) {
         const WeightSpec& spec = spec_of(weight);
         if (weight.flat) {
           weight.ranges = flat_ranges(*unit.flat, weight.offset, weight.elements);
@@ -201,7 +200,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
     }
   }
   for (ShardUnit& unit : units) {
-    for (CutWeight& weight : unit.weights) {
+    for (ShardedWeight& weight : unit.weights) {
       if (!spec_of(weight).tied_to.empty()) weight.ranges = ranges_of.at(spec_of(weight).tied_to);
     }
   }
@@ -221,7 +220,7 @@ void check_units(const Model& model, const ShardPlan& plan) {
 void check_shard_plan(const Plan& plan) {
   const ShardPlan& shard = plan.shard;
   const auto refuse      = [](const std::string& why) { throw Error(ErrorKind::config, "shard." + why); };
-  const bool cuts_values = shard.strategy == Shard::full || shard.strategy == Shard::hybrid;
+  const bool cuts_values = shards_weights(shard.strategy);
   check_units_text(shard);
   if (shard.slots < 1) refuse(str("slots: ", shard.slots, " (at least 1)"));
   if (shard.grad_slots < 1) refuse(str("grad_slots: ", shard.grad_slots, " (at least 1)"));

@@ -1,123 +1,19 @@
 #pragma once
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "engine/graph/graph.hpp"
-#include "engine/graph/ordered_graph.hpp"
-#include "engine/simulate/machine.hpp"
-#include "graphs/layout/layout.hpp"
 #include "graphs/models/model.hpp"
 #include "graphs/plan/plan.hpp"
-#include "graphs/schedule/schedule.hpp"
-#include "graphs/step/memory_role.hpp"
+#include "graphs/step/step_graph.hpp"
 
 namespace stepgraph {
 
-// Elements [begin, end) of a rank's weight, and where they are: from element `offset` of a buffer on. All of the
-// weight, or what sharding leaves to the rank; nothing: of no graph.
-struct WeightPart {
-  Buffer buffer       = {};
-  std::int64_t begin  = 0;
-  std::int64_t end    = 0;
-  std::int64_t offset = 0;
-  bool cut            = false;  // data-parallel ranks have other elements of it; none, maybe
-  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
-  [[nodiscard]] bool empty() const noexcept { return begin == end; }
-};
-
-// A weight as one rank of a step holds it.
-struct StepWeight {
-  std::size_t block   = 0;  // which of the model's, and which weight of that: StepGraph::spec
-  std::size_t number  = 0;
-  Stage stage         = {};
-  WeightPart value    = {};     // persistent
-  WeightPart gradient = {};     // of this step: summed over microbatches and data-parallel ranks once the step has run
-  WeightPart first    = {};     // the optimizer's: running mean of gradients, or velocity; persistent
-  WeightPart second   = {};     // running mean of their squares (AdamW)
-  WeightPart master   = {};     // what is updated, where the value is a rounded copy of it (bf16, f16); persistent
-  bool tied           = false;  // the value is another weight's: that of this rank, or a copy of another rank's
-};
-
-// What one rank of a step has that is read or written from outside, between runs. Buffers it does not have are of no
-// graph.
-struct StepRank {
-  Coord coord                 = {};
-  std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
-  std::vector<Buffer> targets = {};  // ranks of the last stage
-  std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
-  Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
-  Buffer grad_norm            = {};  // f64
-  Buffer step                 = {};  // i64, from 1: to be set before each run
-  Buffer rate                 = {};  // f64: learning rate
-  // Of a step whose loss is scaled. The scale is to be set before the first run, as StepRun does; the others begin as
-  // 0.
-  Buffer loss_scale               = {};  // f64: this run's before it, the next one's after it
-  Buffer num_updates              = {};  // i64: steps that were not skipped
-  Buffer good_steps               = {};  // i64: of those, since the scale last changed
-  Buffer skipped                  = {};  // i64: whether the last run was
-  std::vector<StepWeight> weights = {};
-  // Of weights, and of their gradients, in a step.
-  int num_all_gathers     = 0;
-  int num_reduce_scatters = 0;
-  int num_all_reduces     = 0;
-};
-
-// A step as a graph, and where its inputs and results are. Stands for its graph wherever one is wanted: verify(step),
-// write_dot(step, ...), simulate(step, machine).
-struct StepGraph {
-  Graph graph;
-  Layout layout;
-  Model model;
-  BatchSpec batch;
-  DType type                      = DType::f32;
-  PrecisionPlan precision         = {};  // of which `type` is the param
-  int num_microbatches            = 1;   // of each data-parallel rank
-  int shard_size                  = 1;   // data-parallel ranks, neighbours, that keep one whole between them
-  PipelineSchedule schedule       = {};  // as lowered: with transfers
-  std::vector<StepRank> ranks     = {};
-  std::vector<std::string> unused = {};  // weights that no op reads, where the plan lets them be
-  std::vector<MemoryRole> roles   = {};  // by buffer
-
-  // What a buffer is there for; what a pass of one's own has added is `other`.
-  [[nodiscard]] MemoryRole role(Buffer buffer) const {
-    return buffer.id < roles.size() ? roles[buffer.id] : MemoryRole::other;
-  }
-  [[nodiscard]] const WeightSpec& spec(const StepWeight& weight) const {
-    return model.blocks[weight.block].weights[weight.number];
-  }
-  [[nodiscard]] DType value_type(const WeightSpec& weight) const noexcept {
-    return weight.norm ? precision.norm_type() : type;
-  }
-  operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
-  operator OrderedGraph() const { return graph; }  // NOLINT: likewise
-};
-
-struct StepOptions {
-  bool keep_gradients      = false;  // gradients are persistent: to be read after a run
-  std::uint64_t seed       = 0;      // of what is random in a step: dropout
-  std::optional<Rank> only = {};     // build the slice of one rank alone
-  // The norm's squares of a weight that all data-parallel ranks have are summed by one of them: by another for each
-  // weight, or each rank sums all by itself.
-  bool share_norm = true;
-  // Where Algorithm::adaptive tries its candidates; none: nodes of `devices_per_node` ranks with 100 GB/s inside and 25
-  // GB/s between them, at 2 and 5 microseconds.
-  const Machine* machine = nullptr;
-};
-
-// One training step for all ranks: forward, backward and accumulation over microbatches in the schedule's order,
-// tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping, update.
-// Throws Error(config) where model, plan and batch do not fit together, and where a rank would need more memory than
-// the plan allows: with what would fit.
+// One training step for all ranks: forward, backward and gradient accumulation over microbatches in the schedule's
+// order, tensor-parallel collectives, sends and receives between stages, reduction over data-parallel ranks, clipping,
+// update. Throws Error(config) where model, plan and batch do not fit together, and where a rank needs more memory than
+// the plan allows; that message names a change with which the step fits.
 [[nodiscard]] StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                       const StepOptions& options = {});
 
-// Forward only: the loss, or the logits of every token.
-enum class ForwardResult : std::uint8_t { loss, logits };
+// Forward only. Throws as training_step does.
 [[nodiscard]] StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                      ForwardResult result = ForwardResult::loss, const StepOptions& options = {});
-
-// The pipeline schedule that a plan asks for, not lowered: a kind by name, or read from a file whose name ends in .csv.
-[[nodiscard]] PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches);
 
 }  // namespace stepgraph

@@ -1,4 +1,4 @@
-// The end of a training step: gradients over ranks, the norm of all of them, the update.
+// The end of a training step: tied gradients, the global norm, the update.
 #include <algorithm>
 #include <utility>
 
@@ -10,12 +10,13 @@
 #include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/reduce.hpp"
+#include "ops/tape/streams.hpp"
 
 namespace stepgraph {
 
 namespace {
 
-WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) {
+StoredRange within(const StoredRange& part, std::int64_t begin, std::int64_t end) {
   begin = std::clamp(begin, part.begin, part.end);
   end   = std::clamp(end, begin, part.end);
   return {.buffer = part.buffer, .begin = begin, .end = end, .offset = part.offset + begin - part.begin};
@@ -23,30 +24,29 @@ WeightPart within(const WeightPart& part, std::int64_t begin, std::int64_t end) 
 
 }  // namespace
 
-// What a part has of a piece, which is cut along the first dim.
-WeightPart StepBuilder::piece_of(const WeightPart& part, const WeightSpec& spec, const WeightPiece& piece) const {
+// The elements of a stored range that lie in a piece. The weight is cut along dim 0.
+StoredRange StepBuilder::in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const {
   const TensorShape shape = local_shape(spec, tp_.size, tp_.index);
   const std::int64_t row  = num_elements(shape) / shape[0];
   return within(part, piece.local * row, (piece.local + piece.size) * row);
 }
 
-void StepBuilder::all_reduce_part(const std::string& name, Group group, int members, const Access& bytes, DType type,
-                                  LaneKind lane, const Labels& labels) {
-  const Region region = bytes.region;
-  const auto size =
-      static_cast<double>(region.length == Access::whole ? graph().spec(bytes.buffer).size_bytes : region.num_bytes());
-  graph().add({.name        = name,
-               .lane        = graph().lane(rank_, lane),
-               .accumulates = bytes,
-               .part        = PartSpec{.group = group, .op = PartOp::all_reduce, .type = type, .message = name},
-               .kind        = NodeKind::communicate,
-               .op          = "all_reduce",
-               .cost        = {.bytes_moved = 2 * size, .bytes_sent = size * (members - 1)},
-               .labels      = labels});
+// This rank's part of an all-reduce in place.
+void StepBuilder::all_reduce(const std::string& name, Group group, int members, const Access& values,
+                             const Labels& labels) {
+  add_part(graph(), {.name        = name,
+                     .rank        = rank_,
+                     .group       = group,
+                     .op          = PartOp::all_reduce,
+                     .type        = type_of(values.buffer),
+                     .accumulates = values,
+                     .bytes       = num_bytes(graph(), values),
+                     .members     = members,
+                     .labels      = labels});
 }
 
-// The two gradients of a tied weight, each summed over microbatches and data-parallel ranks by now, are added up: the
-// owner's first.
+// Adds the two gradients of a tied weight, the owner's first. Each is already summed over microbatches and
+// data-parallel ranks.
 void StepBuilder::join_tied_weights() {
   const auto find = [&](const std::string& name) {
     const auto& weights = here().weights;
@@ -66,16 +66,16 @@ void StepBuilder::join_tied_weights() {
                               .from   = access(tied->gradient),
                               .labels = {.phase = "reduce"}});
       } else {
-        all_reduce_part("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                        access(mine->gradient), type_of(mine->gradient.buffer), LaneKind::reduce, {.phase = "reduce"});
+        all_reduce("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
+                   access(mine->gradient), {.phase = "reduce"});
       }
     }
   }
 }
 
-// Every element once in all ranks: of a weight that all data-parallel ranks have, at the one that has least to do so
-// far; of a piece that several tensor-parallel ranks hold, at the first of those. Squares are summed without rounding:
-// who sums which changes no bit.
+// Sums the squares of every element once over all ranks. The squares of a weight that is not sharded are summed by the
+// data-parallel rank with the fewest elements so far; those of a piece that several tensor-parallel ranks hold, by the
+// first of these. Squares are summed without rounding, so this choice changes no bit.
 void StepBuilder::add_norm() {
   squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
   factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
@@ -84,7 +84,7 @@ void StepBuilder::add_norm() {
   const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
   std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
   const auto is_mine = [&](const StepWeight& weight) {
-    if (cut_of(setup_.step.spec(weight)) != nullptr) return true;  // each has another part
+    if (unit_weight(setup_.step.spec(weight)) != nullptr) return true;  // every rank has its own shard
     const auto least = std::min_element(elements.begin(), elements.end());
     *least += weight.gradient.size();
     return least - elements.begin() == sharers.member;
@@ -92,25 +92,25 @@ void StepBuilder::add_norm() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     if (weight.tied || !is_mine(weight)) continue;
-    // On the compute lane, after the last backward: earlier, beside it, each would take a thread from a larger kernel.
-    const auto add = [&](const std::string& name, const WeightPart& values) {
+    // On the compute lane, after the last backward. Beside the backward pass they would take threads from larger
+    // kernels.
+    const auto add = [&](const std::string& name, const StoredRange& values) {
       if (values.empty()) return;
       square_sum(graph(), {.name = "square_sum " + name, .values = access(values), .sum = squares_, .labels = labels});
     };
-    const auto pieces = pieces_of(spec, tp_.size, tp_.index);
+    const auto pieces = tp_pieces(spec, tp_.size, tp_.index);
     const bool all    = std::all_of(pieces.begin(), pieces.end(), [](const auto& piece) { return piece.first_holder; });
     if (all) {
       add(spec.name, weight.gradient);
       continue;
     }
-    for (const WeightPiece& piece : pieces) {
-      if (piece.first_holder) add(piece.tensor, piece_of(weight.gradient, spec, piece));
+    for (const TpPiece& piece : pieces) {
+      if (piece.first_holder) add(piece.tensor, in_piece(weight.gradient, spec, piece));
     }
   }
   const int members = sharers.size * setup_.plan.layout.tp * setup_.plan.layout.pp;
   if (members > 1) {
-    all_reduce_part("all_reduce squares", setup_.norm_group(coord_), members, squares_, DType::i64, LaneKind::reduce,
-                    labels);
+    all_reduce("all_reduce squares", setup_.norm_group(coord_), members, squares_, labels);
   }
   ClipFactor clip{.squares = squares_,
                   .type    = sum_type(),
@@ -137,12 +137,12 @@ void StepBuilder::add_norm() {
 
 void StepBuilder::add_updates() {
   const OptimizerPlan& plan = setup_.plan.optimizer;
-  // With scaling, steps that are skipped are not counted.
+  // With loss scaling, skipped steps are not counted.
   const bool scales                = setup_.plan.precision.scales();
-  const Buffer step                = scales ? here().num_updates : here().step;
+  const Buffer step                = scales ? here().num_updates : here().step_number;
   const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
-    if (weight.first.empty()) continue;  // another weight's value, or other ranks' part
+    if (weight.first.empty()) continue;  // a tied weight, or an empty shard
     const WeightSpec& spec = setup_.step.spec(weight);
     const Labels labels{
         .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
@@ -183,25 +183,26 @@ void StepBuilder::add_updates() {
   }
 }
 
-// Where every rank has whole weights and updates its part of them, the others' parts follow.
+// With zero1 and grad_op every rank updates its shard of the whole weights, and gathers the other shards.
 void StepBuilder::gather_updated() {
-  if (cuts_values()) return;
+  if (shards_values()) return;
   for (const Unit& unit : units_) {
-    const DType type = setup_.step.type;
-    const Member by  = member("gather", LaneKind::gather);
-    const Labels labels{.stage = index(unit.cut->stage), .layer = unit.cut->layer, .phase = "update"};
-    ShardUnit flat{.name = unit.cut->name, .flat = unit.cut->flat};
+    const DType type    = setup_.step.type;
+    const Buffer values = unit.flat(WeightTensor::value);
+    const Member by     = member("gather", LaneKind::gather);
+    const Labels labels{.stage = index(unit.spec->stage), .layer = unit.spec->layer, .phase = "update"};
+    ShardUnit flat{.name = unit.spec->name, .flat = unit.spec->flat};
     if (flat.flat) {
-      gather_unit(graph(), by, flat, type, parts_in_whole(flat, type, unit.values, by.index), unit.values,
+      gather_unit(graph(), by, flat, type, shards_in_whole(flat, type, values, by.index), values,
                   {.name = "updated " + flat.name, .labels = labels});
     }
     for (std::size_t i = 0; i < unit.weights.size(); ++i) {
       const StepWeight& weight = here().weights[unit.weights[i]];
       const WeightSpec& spec   = setup_.step.spec(weight);
-      if (unit.cut->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
-      ShardUnit other{.name = spec.name, .weights = {unit.cut->weights[i]}};
+      if (unit.spec->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
+      ShardUnit other{.name = spec.name, .weights = {unit.spec->weights[i]}};
       other.weights.front().offset = 0;
-      gather_unit(graph(), by, other, type, parts_in_whole(other, type, weight.value.buffer, by.index),
+      gather_unit(graph(), by, other, type, shards_in_whole(other, type, weight.value.buffer, by.index),
                   weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
     }
   }

@@ -6,240 +6,259 @@
 #include <tuple>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/shard_units.hpp"
 
 namespace stepgraph {
 namespace {
 
 constexpr std::uint32_t none = ~std::uint32_t{0};
 
-// A time for which a buffer has memory: from its first node to its last, in the order of the graph.
-struct Tenancy {
-  std::uint32_t owner = 0;  // into SlotPlan::values or ::gradients
+// Nodes `first` to `last`, in the order of the graph.
+struct Span {
   std::uint32_t first = 0, last = 0;
-  std::uint32_t user = 0;  // the first that reads it: a mark may come before
+  friend auto operator<=>(const Span&, const Span&) = default;
+};
+
+// The time for which the weights of a unit, or its gradients of one microbatch, have memory.
+struct Tenancy {
+  std::uint32_t unit = 0;  // index into SlotPlan::values or SlotPlan::gradients
+  Span span          = {};
+  std::uint32_t user = 0;  // the first node that reads; the span may begin at a mark before it
   bool forward       = false;
   Buffer slot        = {};
 };
 
-bool is_forward(const Labels& labels) { return labels.phase == "forward"; }
-
-// What one rank does with its slots.
-class RankSlots {
+// When the nodes of one rank use whole weights and whole gradients. Nodes are seen in the order of the graph.
+class UnitUses {
  public:
-  RankSlots(const Graph& graph, const SlotPlan& slots, const ShardPlan& plan, Rank rank)
-      : graph_(graph), slots_(slots), plan_(plan), rank_(rank) {}
+  UnitUses(const Graph& graph, const SlotPlan& slots) : graph_(graph), slots_(slots) {}
+
+  void add_values(std::uint32_t unit) { values_.emplace(slots_.values[unit].whole.id, unit); }
+  void add_gradients(std::uint32_t unit) { gradients_.emplace(slots_.gradients[unit].whole.id, unit); }
+  // The unit whose whole weights or gradients the buffer stands for; or none.
+  [[nodiscard]] std::uint32_t values_of(Buffer buffer) const { return find(values_, buffer); }
+  [[nodiscard]] std::uint32_t gradients_of(Buffer buffer) const { return find(gradients_, buffer); }
 
   void see(std::uint32_t node) {
     const auto op = graph_.op(Node{node});
     if (op == unshard_mark) marks_[graph_.labels(Node{node}).stage].push_back({node, none});
-    if (op == reshard_mark) marks_[graph_.labels(Node{node}).stage].back().second = node;
+    if (op == reshard_mark) marks_[graph_.labels(Node{node}).stage].back().last = node;
     std::uint32_t read = none, written = none;
     for (std::size_t i = 0; i < graph_.num_accesses(Node{node}); ++i) {
-      const Graph::AccessView access = graph_.access(Node{node}, i);
-      if (const auto found = values_.find(access.buffer.id); found != values_.end()) {
-        if (read != none && read != found->second) {
+      const Buffer buffer = graph_.access(Node{node}, i).buffer;
+      if (const std::uint32_t unit = values_of(buffer); unit != none) {
+        if (read != none && read != unit) {
           throw Error(ErrorKind::config,
                       str("shard.units: ", graph_.describe(Node{node}), " reads weights of '", slots_.values[read].unit,
-                          "' and of '", slots_.values[found->second].unit, "' (of one unit)"));
+                          "' and of '", slots_.values[unit].unit, "' (of one unit)"));
         }
-        read = found->second;
+        read = unit;
       }
-      if (const auto found = gradients_.find(access.buffer.id); found != gradients_.end()) written = found->second;
+      if (const std::uint32_t unit = gradients_of(buffer); unit != none) written = unit;
     }
-    if (read != none) use(read, node);
-    if (written != none) add_to(written, node);
+    if (read != none) reads_.push_back({node, read});
+    if (written != none) written_.push_back({node, written});
   }
 
-  void own(std::uint32_t number, const UnitValues& values) { values_.emplace(values.whole.id, number); }
-  void own(std::uint32_t number, const UnitGradients& gradients) { gradients_.emplace(gradients.whole.id, number); }
+  // Weights are dropped after each use. Reads of one unit are one use while no other unit is read in between.
+  [[nodiscard]] std::vector<Tenancy> each_use() const {
+    std::vector<Tenancy> tenancies;
+    for (const Use& read : reads_) {
+      const bool goes_on = !tenancies.empty() && tenancies.back().unit == read.unit;
+      if (!goes_on) tenancies.push_back(tenancy(read.unit, {read.node, read.node}));
+      tenancies.back().span.last = read.node;
+    }
+    return tenancies;
+  }
 
-  // When all nodes were seen.
+  // Weights stay from the forward pass of a microbatch to its backward pass. Microbatches that overlap are one tenancy.
+  [[nodiscard]] std::vector<Tenancy> by_microbatch() const {
+    std::map<std::pair<std::uint32_t, int>, Span> spans;  // by unit and microbatch
+    for (const Use& read : reads_) {
+      const int microbatch = graph_.labels(Node{read.node}).microbatch;
+      spans.try_emplace({read.unit, microbatch}, Span{read.node, read.node}).first->second.last = read.node;
+    }
+    SpansOfUnits by_unit;
+    for (const auto& [key, span] : spans) by_unit[key.first].push_back(span);
+    return joined(std::move(by_unit));
+  }
+
+  // Weights of a stage stay from an unshard mark to the next reshard mark.
+  [[nodiscard]] std::vector<Tenancy> by_mark() const {
+    SpansOfUnits by_unit;
+    for (const Use& read : reads_) {
+      Span span{read.node, read.node};
+      if (const auto marks = marks_.find(graph_.labels(Node{read.node}).stage); marks != marks_.end()) {
+        for (const Span& mark : marks->second) {
+          if (mark.first <= read.node && read.node <= mark.last) span.first = mark.first;
+        }
+      }
+      by_unit[read.unit].push_back(span);
+    }
+    return joined(std::move(by_unit));
+  }
+
+  // From the first write of a unit's gradients to the last.
+  [[nodiscard]] std::vector<Tenancy> of_gradients() const {
+    std::vector<Tenancy> tenancies;
+    std::map<std::uint32_t, std::size_t> places;  // by unit
+    for (const Use& write : written_) {
+      const auto [place, first] = places.try_emplace(write.unit, tenancies.size());
+      if (first) tenancies.push_back({.unit = write.unit, .span = {write.node, write.node}});
+      tenancies[place->second].span.last = write.node;
+    }
+    return tenancies;
+  }
+
+ private:
+  struct Use {
+    std::uint32_t node, unit;
+  };
+  using UnitOfBuffer = std::map<std::uint32_t, std::uint32_t>;
+  using SpansOfUnits = std::map<std::uint32_t, std::vector<Span>>;
+
+  [[nodiscard]] static std::uint32_t find(const UnitOfBuffer& units, Buffer buffer) {
+    const auto found = units.find(buffer.id);
+    return found == units.end() ? none : found->second;
+  }
+
+  [[nodiscard]] Tenancy tenancy(std::uint32_t unit, const Span& span) const {
+    const std::uint32_t user = graph_.op(Node{span.first}) == unshard_mark ? span.last : span.first;
+    return {.unit = unit, .span = span, .user = user, .forward = graph_.labels(Node{user}).phase == "forward"};
+  }
+
+  // Spans of one unit that overlap become one tenancy.
+  [[nodiscard]] std::vector<Tenancy> joined(SpansOfUnits by_unit) const {
+    std::vector<Tenancy> tenancies;
+    for (auto& [unit, spans] : by_unit) {
+      std::sort(spans.begin(), spans.end());
+      const std::size_t first_of_unit = tenancies.size();
+      for (const Span& span : spans) {
+        const bool overlaps = tenancies.size() > first_of_unit && span.first <= tenancies.back().span.last;
+        if (!overlaps) tenancies.push_back(tenancy(unit, span));
+        tenancies.back().span.last = std::max(tenancies.back().span.last, span.last);
+      }
+    }
+    std::sort(tenancies.begin(), tenancies.end(), [](const Tenancy& a, const Tenancy& b) {
+      return std::tie(a.span.first, a.unit) < std::tie(b.span.first, b.unit);
+    });
+    return tenancies;
+  }
+
+  const Graph& graph_;
+  const SlotPlan& slots_;
+  UnitOfBuffer values_, gradients_;
+  std::vector<Use> reads_, written_;        // in the order of nodes
+  std::map<int, std::vector<Span>> marks_;  // by stage
+};
+
+// Each tenancy takes the next slot, the first slot again after the last. A slot is as large as its largest tenant. The
+// tenants of one slot must follow one another.
+template <class Units>
+void share_slots(Graph& out, Rank rank, std::vector<Tenancy>& tenancies, int num_slots, const Units& units,
+                 std::string_view name) {
+  const auto count = std::min(static_cast<std::size_t>(num_slots), tenancies.size());
+  for (std::size_t s = 0; s < count; ++s) {
+    std::int64_t size = 0;
+    for (std::size_t i = s; i < tenancies.size(); i += count)
+      size = std::max(size, units[tenancies[i].unit].size_bytes);
+    const Buffer slot =
+        out.buffer({.name = str(name, s), .rank = rank, .size_bytes = size, .type = units[tenancies[s].unit].type});
+    for (std::size_t i = s; i < tenancies.size(); i += count) {
+      tenancies[i].slot = slot;
+      if (i < count || tenancies[i - count].span.last < tenancies[i].span.first) continue;
+      throw Error(ErrorKind::config,
+                  str("shard: '", units[tenancies[i].unit].unit, "' and '", units[tenancies[i - count].unit].unit,
+                      "' are in use at the same time and would share ", name, s,
+                      " (units whose blocks run one after another)"));
+    }
+  }
+}
+
+// Gives the tenants of one rank their slots, and writes the rank's nodes into the new graph.
+class RankSlots {
+ public:
+  RankSlots(const Graph& graph, const SlotPlan& slots, const ShardPlan& plan, Rank rank)
+      : graph_(graph), slots_(slots), plan_(plan), rank_(rank), uses_(graph, slots) {}
+
+  [[nodiscard]] UnitUses& uses() { return uses_; }
+
+  // To be called when all nodes of the rank were seen.
   void assign(Graph& out) {
-    if (!plan_.reshard_after_forward) {
-      join_microbatches();
-    } else if (plan_.keep_between_microbatches) {
-      join_marked();
-    } else {
-      share(out, tenancies_, plan_.slots, slots_.values, "weight slot ");
+    values_    = !plan_.reshard_after_forward      ? uses_.by_microbatch()
+                 : plan_.keep_between_microbatches ? uses_.by_mark()
+                                                   : uses_.each_use();
+    gradients_ = uses_.of_gradients();
+    if (!keeps_gathered(plan_)) share_slots(out, rank_, values_, plan_.slots, slots_.values, "weight slot ");
+    share_slots(out, rank_, gradients_, plan_.grad_slots, slots_.gradients, "gradient slot ");
+    for (Tenancy& tenancy : values_) {
+      if (keeps_gathered(plan_)) tenancy.slot = own_slot(out, slots_.values[tenancy.unit]);
+      if (!tenancy.forward) gathered_again_.insert(tenancy.unit);
+      begins_.emplace(tenancy.span.first, &tenancy);
+      ends_.emplace(tenancy.span.last, &tenancy);
     }
-    share(out, written_, plan_.grad_slots, slots_.gradients, "gradient slot ");
-    for (Tenancy& tenancy : tenancies_) {
-      const UnitValues& values = slots_.values[tenancy.owner];
-      if (tenancy.slot == Buffer{})
-        tenancy.slot = slot(out, str("gathered ", values.unit), values.size_bytes, values.type);
-      if (!tenancy.forward) gathered_again_.insert(tenancy.owner);
-      begins_.emplace(tenancy.first, &tenancy);
-      ends_.emplace(tenancy.last, &tenancy);
+    for (const Tenancy& tenancy : gradients_) {
+      gradient_ends_.emplace(tenancy.span.last, &tenancy);
+      gradient_slots_.emplace(tenancy.unit, tenancy.slot);
     }
-    for (Tenancy& tenancy : written_) ends_written_.emplace(tenancy.last, &tenancy);
   }
 
-  // The node as it is in the new graph, with what comes before and after it.
+  // Adds the node with its slots, after the nodes that fill them and before the nodes that empty them.
   void emit(Graph& out, std::uint32_t node) {
     const auto [first, last] = begins_.equal_range(node);
     for (auto at = first; at != last; ++at) gather(out, *at->second);
     if (graph_.op(Node{node}) == unshard_mark || graph_.op(Node{node}) == reshard_mark) return;
+    NodeSpec spec     = with_slots_of(node);
+    const auto ending = ends_.find(node);
+    if (ending != ends_.end() && (!plan_.forward_prefetch || plan_.prefetch != Prefetch::backward_pre)) {
+      done_ = out.token(rank_, str("used ", slots_.values[ending->second->unit].unit));
+      spec.writes.push_back(done_);
+    }
+    out.add(spec, graph_.body(Node{node}));
+    if (ending != ends_.end()) keep(out, *ending->second, spec.labels);
+    if (const auto reduced = gradient_ends_.find(node); reduced != gradient_ends_.end()) reduce(out, *reduced->second);
+  }
+
+ private:
+  Buffer own_slot(Graph& out, const UnitValues& values) const {
+    return out.buffer(
+        {.name = str("gathered ", values.unit), .rank = rank_, .size_bytes = values.size_bytes, .type = values.type});
+  }
+
+  // The node with accesses to slots in place of accesses to whole weights and gradients.
+  [[nodiscard]] NodeSpec with_slots_of(std::uint32_t node) const {
     NodeSpec spec = graph_.spec(Node{node});
-    if (spec.part) spec.part->issue = -1;  // as nodes come
+    if (spec.part) spec.part->issue = -1;  // the new graph issues parts in the order of nodes
     spec.reads = spec.writes = spec.accumulates = {};
     for (std::size_t i = 0; i < graph_.num_accesses(Node{node}); ++i) {
       const Graph::AccessView view = graph_.access(Node{node}, i);
       AccessList& list             = view.mode == AccessMode::read    ? spec.reads
                                      : view.mode == AccessMode::write ? spec.writes
                                                                       : spec.accumulates;
-      list.push_back({moved(view.buffer), view.region});
+      list.push_back({slot_of(view.buffer), view.region});
     }
-    const auto ending = ends_.find(node);
-    if (ending != ends_.end() && (!plan_.forward_prefetch || plan_.prefetch != Prefetch::backward_pre)) {
-      done_ = out.token(rank_, str("used ", slots_.values[ending->second->owner].unit));
-      spec.writes.push_back(done_);
-    }
-    out.add(spec, graph_.body(Node{node}));
-    if (ending != ends_.end()) keep(out, *ending->second, spec.labels);
-    if (const auto reduced = ends_written_.find(node); reduced != ends_written_.end()) {
-      const Tenancy& tenancy = *reduced->second;
-      AccessList done;
-      if (plan_.prefetch == Prefetch::none) {
-        done_ = out.token(rank_, str("reduced ", slots_.gradients[tenancy.owner].unit));
-        done.push_back(done_);
-      }
-      slots_.gradients[tenancy.owner].reduce(out, tenancy.slot, done);
-    }
+    return spec;
   }
 
- private:
-  // Neighbours in time are one use: nothing else is gathered in between.
-  void use(std::uint32_t owner, std::uint32_t node) {
-    if (!tenancies_.empty() && tenancies_.back().owner == owner) {
-      tenancies_.back().last = node;
-      return;
-    }
-    tenancies_.push_back(
-        {.owner = owner, .first = node, .last = node, .user = node, .forward = is_forward(graph_.labels({node}))});
-  }
-
-  void add_to(std::uint32_t owner, std::uint32_t node) {
-    const auto [found, first] = written_by_.try_emplace(owner, written_.size());
-    if (first) written_.push_back({.owner = owner, .first = node, .last = node});
-    written_[found->second].last = node;
-  }
-
-  // Each tenancy in the next slot, the first again after the last. A slot is as large as its largest tenant. Tenants
-  // come one after another: those of a slot never meet.
-  template <class Units>
-  void share(Graph& out, std::vector<Tenancy>& tenancies, int num_slots, const Units& units, std::string_view name) {
-    const auto count = std::min(static_cast<std::size_t>(num_slots), tenancies.size());
-    for (std::size_t s = 0; s < count; ++s) {
-      std::int64_t size = 0;
-      for (std::size_t i = s; i < tenancies.size(); i += count)
-        size = std::max(size, units[tenancies[i].owner].size_bytes);
-      const Buffer shared = slot(out, str(name, s), size, units[tenancies[s].owner].type);
-      for (std::size_t i = s; i < tenancies.size(); i += count) {
-        tenancies[i].slot = shared;
-        if (i < count || tenancies[i - count].last < tenancies[i].first) continue;
-        throw Error(ErrorKind::config,
-                    str("shard: '", units[tenancies[i].owner].unit, "' and '", units[tenancies[i - count].owner].unit,
-                        "' are in use at the same time and would share ", name, s,
-                        " (units whose blocks run one after another)"));
-      }
-    }
-  }
-
-  Buffer slot(Graph& out, std::string name, std::int64_t size, DType type) {
-    return out.buffer({.name = std::move(name), .rank = rank_, .size_bytes = size, .type = type});
-  }
-
-  // Weights stay from a microbatch's forward to its backward, and as long as another's are there.
-  void join_microbatches() {
-    std::map<std::pair<std::uint32_t, int>, std::pair<std::uint32_t, std::uint32_t>> spans;
-    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>> by_owner;
-    for (const auto& [node, owner] : reads()) {
-      const auto [at, fresh] = spans.try_emplace({owner, graph_.labels({node}).microbatch}, node, node);
-      if (!fresh) at->second.second = std::max(at->second.second, node);
-    }
-    for (const auto& [key, span] : spans) by_owner[key.first].push_back(span);
-    join(std::move(by_owner));
-  }
-
-  // Weights of a stage stay from its mark to the next.
-  void join_marked() {
-    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>> by_owner;
-    for (const auto& [node, owner] : reads()) {
-      const auto marks = marks_.find(graph_.labels({node}).stage);
-      std::pair<std::uint32_t, std::uint32_t> span{node, node};
-      if (marks != marks_.end()) {
-        for (const auto& [begin, end] : marks->second) {
-          if (begin <= node && node <= end) span = {begin, node};
-        }
-      }
-      by_owner[owner].push_back(span);
-    }
-    join(std::move(by_owner));
-  }
-
-  [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint32_t>> reads() const {
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> found;
-    for (const Tenancy& tenancy : tenancies_) {
-      for (std::uint32_t node = tenancy.first; node <= tenancy.last; ++node) {
-        if (graph_.rank(Node{node}) == rank_ && reads_whole(node, tenancy.owner))
-          found.emplace_back(node, tenancy.owner);
-      }
-    }
-    return found;
-  }
-  [[nodiscard]] bool reads_whole(std::uint32_t node, std::uint32_t owner) const {
-    for (std::size_t i = 0; i < graph_.num_accesses(Node{node}); ++i) {
-      const auto found = values_.find(graph_.access(Node{node}, i).buffer.id);
-      if (found != values_.end() && found->second == owner) return true;
-    }
-    return false;
-  }
-
-  // Spans of one owner that touch become one; they begin and end at nodes that read.
-  void join(std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>> by_owner) {
-    tenancies_.clear();
-    for (auto& [owner, spans] : by_owner) {
-      std::sort(spans.begin(), spans.end());
-      const std::size_t before = tenancies_.size();
-      for (const auto& [first, last] : spans) {
-        if (tenancies_.size() > before && first <= tenancies_.back().last) {
-          tenancies_.back().last = std::max(tenancies_.back().last, last);
-        } else {
-          const std::uint32_t user = graph_.op({first}) == unshard_mark ? last : first;
-          tenancies_.push_back({.owner   = owner,
-                                .first   = first,
-                                .last    = last,
-                                .user    = user,
-                                .forward = is_forward(graph_.labels({user}))});
-        }
-      }
-    }
-    std::sort(tenancies_.begin(), tenancies_.end(), [](const Tenancy& a, const Tenancy& b) {
-      return std::tie(a.first, a.owner) < std::tie(b.first, b.owner);
-    });
-  }
-
-  // The memory that a buffer has now.
-  [[nodiscard]] Buffer moved(Buffer buffer) const {
-    if (const auto found = values_.find(buffer.id); found != values_.end()) return current_.at(found->second);
-    if (const auto found = gradients_.find(buffer.id); found != gradients_.end()) {
-      return written_[written_by_.at(found->second)].slot;
-    }
+  // The slot that holds the buffer at this node; other buffers are their own.
+  [[nodiscard]] Buffer slot_of(Buffer buffer) const {
+    if (const std::uint32_t unit = uses_.values_of(buffer); unit != none) return value_slots_.at(unit);
+    if (const std::uint32_t unit = uses_.gradients_of(buffer); unit != none) return gradient_slots_.at(unit);
     return buffer;
   }
 
-  // Whether it is gathered only when the use before it has ended.
-  [[nodiscard]] bool waits_for(const Tenancy& tenancy) const {
+  // Without prefetch a unit is gathered when the use before it has ended.
+  [[nodiscard]] bool waits_for_use(const Tenancy& tenancy) const {
     return tenancy.forward ? !plan_.forward_prefetch : plan_.prefetch != Prefetch::backward_pre;
   }
 
   void gather(Graph& out, const Tenancy& tenancy) {
-    const UnitValues& values = slots_.values[tenancy.owner];
+    const UnitValues& values = slots_.values[tenancy.unit];
     AccessList after;
-    if (done_ != Buffer{} && waits_for(tenancy)) after.push_back(done_);
-    current_[tenancy.owner] = tenancy.slot;
-    const Labels labels     = graph_.labels({tenancy.user});
-    const auto kept         = kept_.find(tenancy.owner);
+    if (done_ != Buffer{} && waits_for_use(tenancy)) after.push_back(done_);
+    value_slots_[tenancy.unit] = tenancy.slot;
+    const Labels labels        = graph_.labels(Node{tenancy.user});
+    const auto kept            = kept_.find(tenancy.unit);
     if (tenancy.forward || kept == kept_.end()) {
       values.gather(out, tenancy.slot, labels, after);
     } else {
@@ -247,29 +266,35 @@ class RankSlots {
     }
   }
 
-  // Once a step, and only what is gathered again: a unit whose backward pass follows on its forward pass at once, or
-  // reads no weights, would keep it for nobody.
+  // Once a step, and only a unit that is gathered again for its backward pass.
   void keep(Graph& out, const Tenancy& tenancy, const Labels& labels) {
-    const UnitValues& values = slots_.values[tenancy.owner];
-    if (!values.keep || !tenancy.forward || !gathered_again_.contains(tenancy.owner) || kept_.contains(tenancy.owner))
+    const UnitValues& values = slots_.values[tenancy.unit];
+    if (!values.keep || !tenancy.forward || !gathered_again_.contains(tenancy.unit) || kept_.contains(tenancy.unit))
       return;
-    kept_.emplace(tenancy.owner, values.keep(out, tenancy.slot, labels));
+    kept_.emplace(tenancy.unit, values.keep(out, tenancy.slot, labels));
+  }
+
+  void reduce(Graph& out, const Tenancy& tenancy) {
+    AccessList done;
+    if (plan_.prefetch == Prefetch::none) {
+      done_ = out.token(rank_, str("reduced ", slots_.gradients[tenancy.unit].unit));
+      done.push_back(done_);
+    }
+    slots_.gradients[tenancy.unit].reduce(out, tenancy.slot, done);
   }
 
   const Graph& graph_;
   const SlotPlan& slots_;
   const ShardPlan& plan_;
   Rank rank_;
-  std::map<std::uint32_t, std::uint32_t> values_, gradients_;                  // by buffer
-  std::vector<Tenancy> tenancies_, written_;                                   // in their order
-  std::map<int, std::vector<std::pair<std::uint32_t, std::uint32_t>>> marks_;  // by stage
-  std::multimap<std::uint32_t, Tenancy*> begins_, ends_;
-  std::map<std::uint32_t, Tenancy*> ends_written_;
-  std::map<std::uint32_t, std::size_t> written_by_;  // by owner
-  std::map<std::uint32_t, Buffer> current_;          // by owner, while nodes are emitted
-  std::set<std::uint32_t> gathered_again_;           // owners, for a backward pass
-  std::map<std::uint32_t, UnitParts> kept_;          // by owner
-  Buffer done_;                                      // what the next gathering may have to wait for
+  UnitUses uses_;
+  std::vector<Tenancy> values_, gradients_;
+  std::multimap<std::uint32_t, const Tenancy*> begins_, ends_;    // of values_, by node
+  std::map<std::uint32_t, const Tenancy*> gradient_ends_;         // of gradients_, by node
+  std::map<std::uint32_t, Buffer> value_slots_, gradient_slots_;  // by unit; of values: while nodes are emitted
+  std::set<std::uint32_t> gathered_again_;                        // units that are gathered for a backward pass
+  std::map<std::uint32_t, UnitShards> kept_;                      // by unit
+  Buffer done_;  // the token that the next gathering waits for, where it waits
 };
 
 }  // namespace
@@ -281,10 +306,10 @@ Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& pla
     return ranks.try_emplace(rank, graph, slots, plan, rank).first->second;
   };
   for (std::uint32_t i = 0; i < slots.values.size(); ++i) {
-    of(graph.spec(slots.values[i].whole).rank).own(i, slots.values[i]);
+    of(graph.spec(slots.values[i].whole).rank).uses().add_values(i);
   }
   for (std::uint32_t i = 0; i < slots.gradients.size(); ++i) {
-    of(graph.spec(slots.gradients[i].whole).rank).own(i, slots.gradients[i]);
+    of(graph.spec(slots.gradients[i].whole).rank).uses().add_gradients(i);
   }
   Graph out = graph.only_rank() ? Graph(graph.num_ranks(), *graph.only_rank()) : Graph(graph.num_ranks());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -292,7 +317,7 @@ Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& pla
     static_cast<void>(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));
   }
   for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(out.group(graph.spec(Group{i})));
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).see(node);
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).uses().see(node);
   for (auto& [rank, rank_slots] : ranks) rank_slots.assign(out);
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).emit(out, node);
   return out;

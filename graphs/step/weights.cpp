@@ -1,4 +1,4 @@
-// What a rank has of the weights, their gradients and the optimizer's state.
+// Declares a rank's buffers for weights, gradients and optimizer state.
 #include <algorithm>
 
 #include "engine/base/error.hpp"
@@ -7,17 +7,32 @@
 #include "ops/reduce.hpp"
 
 namespace stepgraph {
+namespace {
 
-bool StepBuilder::cuts_values() const {
-  return setup_.plan.shard.strategy == Shard::full || setup_.plan.shard.strategy == Shard::hybrid;
+std::string_view name_of(WeightTensor tensor, OptimizerKind optimizer) {
+  switch (tensor) {
+    case WeightTensor::value:
+      return "";
+    case WeightTensor::gradient:
+      return "gradient of ";
+    case WeightTensor::master:
+      return "master of ";
+    case WeightTensor::first_moment:
+      return optimizer == OptimizerKind::adamw ? "mean of " : "velocity of ";
+    case WeightTensor::second_moment:
+      break;
+  }
+  return "square of ";
 }
 
-const StepBuilder::Cut* StepBuilder::cut_of(const WeightSpec& spec) const {
-  const auto found = cuts_.find(spec.name);
-  return found == cuts_.end() ? nullptr : &found->second;
+}  // namespace
+
+const StepBuilder::UnitWeight* StepBuilder::unit_weight(const WeightSpec& spec) const {
+  const auto found = unit_weights_.find(spec.name);
+  return found == unit_weights_.end() ? nullptr : &found->second;
 }
 
-Access StepBuilder::access(const WeightPart& part) const {
+Access StepBuilder::access(const StoredRange& part) const {
   const auto size = static_cast<std::int64_t>(size_bytes(setup_.step.graph.spec(part.buffer).type));
   return part.buffer.range(part.offset * size, part.size() * size);
 }
@@ -25,110 +40,90 @@ Access StepBuilder::access(const WeightPart& part) const {
 Member StepBuilder::member(std::string_view purpose, LaneKind lane) const {
   return {.rank  = rank_,
           .group = setup_.shard_group(coord_, purpose),
-          .size  = shards_.size,
-          .index = shards_.member,
+          .size  = shard_group_.size,
+          .index = shard_group_.member,
           .lane  = lane};
 }
 
-// This member's part of a weight: in the part of the flat, which the first of its weights makes, or by itself.
-WeightPart StepBuilder::part(const std::string& what, const Cut& cut, DType type, Lifetime lifetime,
-                             Buffer Unit::*flat) {
-  Unit& unit               = units_[cut.unit];
-  const ElementRange range = cut.weight->ranges[static_cast<std::size_t>(shards_.member)];
-  const WeightSpec& spec   = setup_.step.model.blocks[cut.weight->block].weights[cut.weight->number];
-  WeightPart made{.begin = range.begin, .end = range.end, .cut = true};
-  if (cut.weight->flat) {
-    if (unit.*flat == Buffer{})
-      unit.*flat = make(what + unit.cut->name, unit.cut->flat->shard_elements(), type, lifetime);
-    if (range.size() > 0) made.offset = cut.weight->offset + range.begin - unit.cut->flat->begin(shards_.member);
-    made.buffer = unit.*flat;
-  } else if (range.size() > 0) {
-    made.buffer = make(what + spec.name, range.size(), type, lifetime);
+// Declares the buffer for one entry of the table, or finds it where several weights share it: a unit's flat is made for
+// the first of its weights. An empty shard has no buffer.
+StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
+  if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};  // buckets: fill_buckets
+  if (entry.placement == Placement::tied) {
+    const auto& weights = here().weights;
+    const auto owner    = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& weight) {
+      return setup_.step.spec(weight).name == spec.tied_to;
+    });
+    return stored(*owner, tensor);
   }
-  if (made.empty()) made.buffer = {};
+  const auto make_for = [&](std::string_view what, const std::string& of, std::int64_t elements) {
+    return make(str(what, of), elements, entry.type, entry.lifetime, role_of(tensor), entry.space);
+  };
+  const std::string_view what     = name_of(tensor, setup_.plan.optimizer.kind);
+  const bool is_whole             = entry.extent == Extent::whole;
+  const UnitWeight* const sharded = unit_weight(spec);
+  const std::int64_t elements     = num_elements(local_shape(spec, tp_.size, tp_.index));
+  const IndexRange range =
+      is_whole ? IndexRange{0, elements} : sharded->weight->ranges[static_cast<std::size_t>(shard_group_.member)];
+  StoredRange made{.begin = range.begin, .end = range.end, .sharded = !is_whole};
+  const bool has_any = is_whole || range.size() > 0;
+  if (entry.placement == Placement::own) {
+    if (has_any) made.buffer = make_for(what, spec.name, range.size());
+    return made;
+  }
+  Unit& unit         = units_[sharded->unit];
+  const bool in_flat = entry.placement == Placement::flat;
+  Buffer& buffer     = in_flat ? unit.flat(tensor) : unit.gradients;
+  if (buffer == Buffer{}) {
+    const FlatShards* const flat = in_flat ? &*unit.spec->flat : nullptr;
+    buffer                       = flat == nullptr
+                                       ? make_for("gradients of ", unit.spec->name, unit.spec->elements)
+                                       : make_for(what, unit.spec->name, is_whole ? flat->padded_elements() : flat->shard_elements());
+  }
+  if (has_any) {
+    const std::int64_t first = in_flat && !is_whole ? unit.spec->flat->begin(shard_group_.member) : 0;  // of the buffer
+    made.buffer              = buffer;
+    made.offset              = sharded->weight->offset + range.begin - first;
+  }
   return made;
 }
 
-// Where the rank's parts of a unit are, as collectives take them.
-UnitParts StepBuilder::parts(const Unit& unit, Buffer Unit::*flat, WeightPart StepWeight::*which) const {
-  UnitParts found{.flat = unit.*flat};
+// Where the rank's shards of a unit are, as collectives take them.
+UnitShards StepBuilder::shards_of(const Unit& unit, WeightTensor tensor) const {
+  UnitShards found{.flat = unit.flat(tensor)};
   const auto& weights = setup_.step.ranks[static_cast<std::size_t>(index(rank_))].weights;
   for (std::size_t i = 0; i < unit.weights.size(); ++i) {
-    if (unit.cut->weights[i].flat) continue;
-    const WeightPart& part = weights[unit.weights[i]].*which;
+    if (unit.spec->weights[i].flat) continue;
+    const StoredRange& part = stored(weights[unit.weights[i]], tensor);
     found.others.push_back(part.empty() ? Access() : access(part));
   }
   return found;
 }
 
 void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains) {
-  const WeightSpec& spec = setup_.step.model.blocks[block].weights[number];
-  const DType type = setup_.step.value_type(spec), sums = wide_type(type);
-  const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
-  const auto whole            = [&](const std::string& name, DType of, Lifetime lifetime) {
-    return WeightPart{.buffer = make(name, elements, of, lifetime), .end = elements};
-  };
+  const WeightSpec& spec          = setup_.step.model.blocks[block].weights[number];
+  const UnitWeight* const sharded = unit_weight(spec);
   StepWeight weight{.block = block, .number = number, .stage = stage, .tied = !spec.tied_to.empty()};
-  const Cut* const cut = cut_of(spec);
-  if (cut != nullptr) units_[cut->unit].weights.push_back(here().weights.size());
-  // A tied weight shares the value of the weight it is tied to, where that is on this rank, and its update.
-  const bool shares = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to));
-  if (shares) {
-    const auto& weights = here().weights;
-    weight.value        = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& other) {
-                     return setup_.step.spec(other).name == spec.tied_to;
-                   })->value;
-  } else if (cut != nullptr && cuts_values()) {
-    weight.value = part("", *cut, type, Lifetime::persistent, &Unit::values);
-  } else if (cut != nullptr && cut->weight->flat) {
-    Unit& unit = units_[cut->unit];
-    if (unit.values == Buffer{}) {
-      unit.values = make(unit.cut->name, unit.cut->flat->padded_elements(), type, Lifetime::persistent);
-    }
-    weight.value = {.buffer = unit.values, .end = elements, .offset = cut->weight->offset};
-  } else {
-    weight.value = whole(spec.name, type, Lifetime::persistent);
+  const WeightTraits traits{.norm      = spec.norm,
+                            .sharded   = sharded != nullptr,
+                            .flat      = sharded != nullptr && sharded->weight->flat,
+                            .tied_here = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to))};
+  const WeightStorageOptions options{.trains = trains, .keep_gradients = setup_.options.keep_gradients};
+  for (const WeightTensor tensor : all_weight_tensors) {
+    stored(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
   }
-  if (trains) {
-    const Lifetime kept   = setup_.options.keep_gradients ? Lifetime::persistent : Lifetime::step;
-    const bool adam       = setup_.plan.optimizer.kind == OptimizerKind::adamw;
-    const auto state_part = [&](const std::string& what, Buffer Unit::*flat) {
-      return cut != nullptr ? part(what, *cut, sums, Lifetime::persistent, flat)
-                            : whole(what + spec.name, sums, Lifetime::persistent);
-    };
-    if (cut != nullptr && setup_.plan.shard.strategy == Shard::zero1 && !keeps_rounded_gradients()) {
-      Unit& unit = units_[cut->unit];
-      if (unit.gradients == Buffer{})
-        unit.gradients = make("gradients of " + unit.cut->name, unit.cut->elements, sums, kept, MemoryRole::gradients);
-      const ElementRange range = cut->weight->ranges[static_cast<std::size_t>(shards_.member)];
-      weight.gradient          = {.buffer = unit.gradients,
-                                  .begin  = range.begin,
-                                  .end    = range.end,
-                                  .offset = cut->weight->offset + range.begin,
-                                  .cut    = true};
-    } else if (cut != nullptr) {
-      const DType as_kept = keeps_rounded_gradients() ? setup_.plan.precision.reduce : sums;
-      weight.gradient     = part("gradient of ", *cut, as_kept, kept, &Unit::gradient);
-    } else if (setup_.plan.layout.dp == 1 || !setup_.plan.shard.bucket_views) {
-      weight.gradient = whole("gradient of " + spec.name, sums, kept);
-    }
-    if (!shares) {
-      if (sums != type) weight.master = state_part("master of ", &Unit::master);
-      weight.first = state_part(adam ? "mean of " : "velocity of ", &Unit::first);
-      if (adam) weight.second = state_part("square of ", &Unit::second);
-    }
-  }
+  if (sharded != nullptr) units_[sharded->unit].weights.push_back(here().weights.size());
   here().weights.push_back(weight);
 }
 
-// Replicated weights of each stage, in the order in which the backward pass is done with them.
+// Fills buckets with the weights of each stage that are not sharded, in the order of the backward pass.
 void StepBuilder::fill_buckets() {
   const ShardPlan& plan = setup_.plan.shard;
   const auto size       = static_cast<double>(size_bytes(sum_type()));
   auto& weights         = here().weights;
   for (std::size_t i = weights.size(); i-- > 0;) {
     const WeightSpec& spec = setup_.step.spec(weights[i]);
-    if (cut_of(spec) != nullptr) continue;
+    if (unit_weight(spec) != nullptr) continue;
     const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
     const bool goes_on          = !buckets_.empty() && buckets_.back().stage == weights[i].stage;
     const bool first   = !goes_on || buckets_.size() < 2 || buckets_[buckets_.size() - 2].stage != weights[i].stage;
@@ -153,21 +148,21 @@ void StepBuilder::fill_buckets() {
   }
 }
 
-// What ops read and add to: whole weights, whole gradients.
+// The whole weights that ops read, and the whole gradients that they add to.
 void StepBuilder::add_to_table() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
     WeightTable::Entry entry{.name = spec.name, .shape = local_shape(spec, tp_.size, tp_.index)};
-    const Cut* const cut  = cut_of(spec);
-    const auto whole_part = [&](Buffer whole, DType type) {
+    const UnitWeight* const sharded = unit_weight(spec);
+    const auto whole_part           = [&](Buffer whole, DType type) {
       const auto size = static_cast<std::int64_t>(size_bytes(type));
-      return whole.range(cut->weight->offset * size, cut->weight->elements * size);
+      return whole.range(sharded->weight->offset * size, sharded->weight->elements * size);
     };
-    entry.value =
-        cut != nullptr && cuts_values() ? whole_part(units_[cut->unit].whole, setup_.step.type) : access(weight.value);
-    if (cut != nullptr && units_[cut->unit].gradients != Buffer{}) {
-      entry.gradient = whole_part(units_[cut->unit].gradients, sum_type());
-    } else if (cut == nullptr && weight.gradient.buffer != Buffer{}) {
+    entry.value = sharded != nullptr && shards_values() ? whole_part(units_[sharded->unit].whole, setup_.step.type)
+                                                        : access(weight.value);
+    if (sharded != nullptr && units_[sharded->unit].gradients != Buffer{}) {
+      entry.gradient = whole_part(units_[sharded->unit].gradients, sum_type());
+    } else if (sharded == nullptr && weight.gradient.buffer != Buffer{}) {
       entry.gradient = access(weight.gradient);
     }
     table_.add(std::move(entry));
@@ -177,10 +172,10 @@ void StepBuilder::add_to_table() {
 void StepBuilder::declare_weights(bool trains) {
   for (const std::shared_ptr<const ShardUnit>& unit : setup_.units(coord_.tp)) {
     if (!has(unit->stage)) continue;
-    units_.push_back({.cut = unit});
-    for (const CutWeight& weight : unit->weights) {
+    units_.push_back({.spec = unit});
+    for (const ShardedWeight& weight : unit->weights) {
       const std::string& name = setup_.step.model.blocks[weight.block].weights[weight.number].name;
-      cuts_.emplace(name, Cut{units_.size() - 1, &weight});
+      unit_weights_.emplace(name, UnitWeight{units_.size() - 1, &weight});
       if (!weight.flat) units_.back().others.push_back(name);
     }
   }
@@ -192,16 +187,16 @@ void StepBuilder::declare_weights(bool trains) {
     }
   }
   for (Unit& unit : units_) {
-    const std::int64_t elements = unit.cut->elements;
-    if (cuts_values()) unit.whole = make("whole " + unit.cut->name, elements, setup_.step.type, Lifetime::step);
+    const std::int64_t elements = unit.spec->elements;
+    if (shards_values()) unit.whole = make("whole " + unit.spec->name, elements, setup_.step.type, Lifetime::step);
     if (trains && !reduces_each() && unit.gradients == Buffer{}) {
       unit.gradients =
-          make("gradients of " + unit.cut->name, elements, sum_type(), Lifetime::step, MemoryRole::gradients);
+          make("gradients of " + unit.spec->name, elements, sum_type(), Lifetime::step, MemoryRole::gradients);
     }
   }
   if (trains && setup_.plan.layout.dp > 1) fill_buckets();
   add_to_table();
-  if (cuts_values()) add_slots();
+  if (shards_values()) add_slots();
 }
 
 namespace {
@@ -220,13 +215,13 @@ UnitText gather_text(const ShardUnit& unit, const std::vector<std::string>& othe
           .after  = after};
 }
 
-// The same unit among fewer members, each of which has what several neighbours had.
+// The same unit over fewer members. Each has the shards of several neighbours.
 ShardUnit among_fewer(const ShardUnit& unit, int members) {
   ShardUnit fewer = unit;
   if (unit.flat) fewer.flat = FlatShards(unit.flat->padded_elements(), members);
-  for (CutWeight& weight : fewer.weights) {
+  for (ShardedWeight& weight : fewer.weights) {
     const std::size_t together = weight.ranges.size() / static_cast<std::size_t>(members);
-    std::vector<ElementRange> ranges;
+    std::vector<IndexRange> ranges;
     for (std::size_t first = 0; first < weight.ranges.size(); first += together) {
       ranges.push_back({weight.ranges[first].begin, weight.ranges[first + together - 1].end});
     }
@@ -237,25 +232,25 @@ ShardUnit among_fewer(const ShardUnit& unit, int members) {
 
 }  // namespace
 
-// How a unit's weights are gathered, for the pass that knows when.
+// Tells with_slots how to gather each unit's weights.
 void StepBuilder::add_slots() {
   const DType type = setup_.step.type;
   for (const Unit& unit : units_) {
     UnitValues values{.whole      = unit.whole,
-                      .unit       = unit.cut->name,
-                      .size_bytes = unit.cut->elements * static_cast<std::int64_t>(size_bytes(type)),
+                      .unit       = unit.spec->name,
+                      .size_bytes = unit.spec->elements * static_cast<std::int64_t>(size_bytes(type)),
                       .type       = type};
-    values.gather = [type, cut = unit.cut, others = unit.others, from = parts(unit, &Unit::values, &StepWeight::value),
+    values.gather = [type, spec = unit.spec, others = unit.others, from = shards_of(unit, WeightTensor::value),
                      by = member("gather", LaneKind::gather)](Graph& graph, Buffer slot, const Labels& at,
                                                               const AccessList& after) {
-      gather_unit(graph, by, *cut, type, from, slot, gather_text(*cut, others, at, after));
+      gather_unit(graph, by, *spec, type, from, slot, gather_text(*spec, others, at, after));
     };
     if (setup_.plan.shard.reshard_group > 0) add_kept(unit, values);
     setup_.slots.values.push_back(std::move(values));
   }
 }
 
-// For the backward pass a few neighbours keep the whole between them.
+// Until the backward pass, a few neighbours keep the gathered weights sharded between them.
 void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
   const DType type = setup_.step.type;
   const int size   = setup_.plan.shard.reshard_group;
@@ -264,16 +259,16 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
                   .size  = size,
                   .index = coord_.dp % size,
                   .lane  = LaneKind::gather};
-  const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.cut, size));
+  const auto fewer = std::make_shared<const ShardUnit>(among_fewer(*unit.spec, size));
   values.keep      = [=, others = unit.others](Graph& graph, Buffer slot, const Labels& at) {
-    const UnitParts in_slot = parts_in_whole(*fewer, type, slot, by.index);
-    const auto keep         = [&](const Access& from, const std::string& what) {
+    const UnitShards in_slot = shards_in_whole(*fewer, type, slot, by.index);
+    const auto keep          = [&](const Access& from, const std::string& what) {
       const Buffer to =
           graph.buffer({.name = "kept " + what, .rank = by.rank, .size_bytes = from.region.num_bytes(), .type = type});
       copy(graph, {.name = "keep " + what, .lane = std::nullopt, .to = to, .from = from, .labels = at});
       return Access(to);
     };
-    UnitParts kept;
+    UnitShards kept;
     if (fewer->flat) kept.flat = keep(in_slot.flat, fewer->name);
     for (std::size_t i = 0; i < others.size(); ++i) {
       const bool has = in_slot.others[i].region.num_bytes() > 0;
@@ -281,7 +276,7 @@ void StepBuilder::add_kept(const Unit& unit, UnitValues& values) {
     }
     return kept;
   };
-  values.gather_kept = [=, others = unit.others](Graph& graph, const UnitParts& kept, Buffer slot, const Labels& at,
+  values.gather_kept = [=, others = unit.others](Graph& graph, const UnitShards& kept, Buffer slot, const Labels& at,
                                                  const AccessList& after) {
     gather_unit(graph, by, *fewer, type, kept, slot, gather_text(*fewer, others, at, after));
   };

@@ -14,13 +14,13 @@
 namespace stepgraph {
 namespace {
 
-// What a rank has whole, as all its data-parallel neighbours have it; or its shards of the rest, which it has in common
-// with the ranks that have its place in another shard group. A buffer that two weights share once.
+// The buffers of a rank's weights and optimizer state: of whole tensors, which all data-parallel ranks have; or of
+// shards, which the ranks at the same place in other shard groups have. A buffer that two weights share is listed once.
 std::vector<Buffer> held(const StepRank& rank, bool shards) {
   std::vector<Buffer> found;
   for (const StepWeight& weight : rank.weights) {
-    for (const WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
-      if (part.cut != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
+    for (const StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
+      if (part.sharded != shards || part.empty() || std::find(found.begin(), found.end(), part.buffer) != found.end())
         continue;
       found.push_back(part.buffer);
     }
@@ -28,7 +28,7 @@ std::vector<Buffer> held(const StepRank& rank, bool shards) {
   return found;
 }
 
-// Those with the same place in their shard groups: they have the same shards.
+// Groups of ranks with the same place in their shard groups: they have the same shards.
 std::vector<RankGroup> replica_groups(const StepGraph& step) {
   std::vector<RankGroup> groups;
   for (const RankGroup& ranks : step.layout.groups(Axis::dp)) {
@@ -52,7 +52,7 @@ class Builder {
 
   WeightsGraph build() {
     made_.hashes = add(step_.layout.groups(Axis::dp), false);
-    // Where there is one shard group, nobody has what another has.
+    // With one shard group every shard is on one rank only.
     const bool replicas = step_.shard_size < step_.layout.degree(Axis::dp);
     made_.shard_hashes  = replicas ? add(replica_groups(step_), true) : std::vector<Buffer>(step_.ranks.size());
     return std::move(made_);
@@ -65,7 +65,7 @@ class Builder {
   }
   [[nodiscard]] bool has(Rank rank) const { return !at(copies_, rank).empty(); }
 
-  // What the members of each group have in common; returns its hashes, by rank.
+  // Adds the nodes for the buffers that the members of each group share; returns their hashes, by rank.
   std::vector<Buffer> add(const std::vector<RankGroup>& groups, bool shards) {
     copies_.assign(step_.ranks.size(), {});
     hashes_.assign(step_.ranks.size(), {});
@@ -92,7 +92,7 @@ class Builder {
                                .lifetime   = Lifetime::persistent});
   }
 
-  // Members have the same weights in the same order: they differ in dp alone.
+  // Members differ in dp only, so they have the same weights in the same order.
   void add(const RankGroup& ranks, Rank here, const std::string& what) {
     const std::size_t count = at(copies_, here).size();
     const bool alone        = ranks.size() == 1;

@@ -56,8 +56,8 @@ DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   const Memory& memory = run_.memory();
   memory.write(step_.tokens, tokens.first(tokens.size() - 1));
   memory.write(step_.targets, tokens.last(tokens.size() - 1));
-  for (const StepRank& rank : step_.step.ranks) {  // where dropout or an update asks for them
-    if (rank.step != Buffer{}) memory.set_first(rank.step, num_steps_ + 1);
+  for (const StepRank& rank : step_.step.ranks) {  // they exist where dropout or an update reads them
+    if (rank.step_number != Buffer{}) memory.set_first(rank.step_number, num_steps_ + 1);
     if (rank.rate != Buffer{}) memory.set_first(rank.rate, rate_);
   }
   run_.run();
@@ -73,11 +73,11 @@ DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   return result;
 }
 
-// On the weights of the step, rank by rank.
+// The forward graph uses the bytes of the step's weights, on every rank.
 DataParallel::Forward DataParallel::make_forward() const {
   DataParallelStep forward = data_parallel_forward(model_, options_);
   std::vector<SameBytes> same;
-  std::set<std::uint32_t> seen;  // tied weights have one value, those that nobody reads have none
+  std::set<std::uint32_t> seen;  // tied weights share one value; weights that no node reads have none
   for (std::size_t rank = 0; rank < forward.step.ranks.size(); ++rank) {
     const auto& weights = forward.step.ranks[rank].weights;
     for (std::size_t i = 0; i < weights.size(); ++i) {

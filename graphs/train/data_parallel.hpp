@@ -14,15 +14,15 @@ namespace stepgraph {
 struct DataParallelResult {
   double loss                                         = 0;   // the mean over all tokens of the batch, before an update
   std::vector<float> logits                           = {};  // [global, seq, vocab]
-  std::map<std::string, std::vector<float>> gradients = {};  // of that mean, by tensor, before clipping
+  std::map<std::string, std::vector<float>> gradients = {};  // of the loss, by tensor, before clipping
 };
 
-// A model on several devices of one process, as if it were one device with all of the batch: `step` scatters the batch,
-// runs forward and backward everywhere, and has loss, logits and gradients together again. An object and not a
-// function, because proving the step and planning its memory is done once, and because somebody must have the weights:
-// the root has them, and each call gives them to the others, so that whoever changes them there (set_weights, or an
-// optimizer of one's own) has changed them everywhere. With `optimizer` a step updates them itself.
-// All ranks of the world must live in this process. The world must outlive it. One thread at a time.
+// A model on several devices of one process, used like one device that has the whole batch: `step` scatters the batch,
+// runs forward and backward on all devices, and collects loss, logits and gradients. The step is proved and its memory
+// is planned once, in the constructor. The root owns the weights and broadcasts them in each call, so a change of the
+// root's weights (set_weights, or the caller's own optimizer) is a change on all devices. With `optimizer` a step
+// updates them. All ranks of the world must live in this process. The world must outlive the object. One thread at a
+// time.
 class DataParallel {
  public:
   DataParallel(const Model& model, const DataParallelOptions& options, World& world);

@@ -1,4 +1,4 @@
-// Weights of a run from and to files.
+// Reads and writes the weights of a run.
 #include <algorithm>
 #include <filesystem>
 
@@ -54,7 +54,7 @@ void save_model(const StepRun& run, const std::string& folder) {
   std::filesystem::create_directories(folder, failed);
   if (failed) throw Error(ErrorKind::config, str("'", folder, "': cannot make the folder: ", failed.message()));
   write_tensors(run, StepRun::Which::value, std::filesystem::path(folder) / "model.safetensors");
-  // A model of one's own has no config that others would know.
+  // A user's own model has no config.json of a known kind.
   const Model& model       = run.step().model;
   const std::string config = model.config.empty() ? str("{\"model_type\": \"", model.kind, "\"}\n") : model.config;
   write_text(std::filesystem::path(folder) / "config.json", config);

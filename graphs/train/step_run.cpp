@@ -5,13 +5,13 @@
 
 #include "engine/base/error.hpp"
 #include "engine/verify/verify.hpp"
-#include "graphs/models/chunks.hpp"
+#include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
 
 namespace stepgraph {
 namespace {
 
-// f(T{}) with the element type of a buffer.
+// Calls f(T{}) with the element type of a buffer.
 template <class F>
 void with_type(DType type, const F& f) {
   if (type == DType::f64) return f(double{});
@@ -23,7 +23,7 @@ void with_type(DType type, const F& f) {
 template <class T>
 std::vector<T> rounded(const std::vector<double>& values, int threads) {
   std::vector<T> made(values.size());
-  for_chunks(std::ssize(values), threads, [&](std::int64_t begin, std::int64_t end) {
+  for_ranges(std::ssize(values), threads, [&](std::int64_t begin, std::int64_t end) {
     std::transform(values.begin() + begin, values.begin() + end, made.begin() + begin,
                    [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
   });
@@ -62,26 +62,26 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options)
 
 void StepRun::find_holders() {
   const int tp = step_.layout.degree(Axis::tp);
-  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<WeightPiece>> pieces;  // of a weight on a tp index
+  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<TpPiece>> pieces;  // by block, weight and tp index
   for (std::size_t r = 0; r < step_.ranks.size(); ++r) {
     const int tp_index = step_.ranks[r].coord.tp;
     for (const StepWeight& weight : step_.ranks[r].weights) {
       const auto [found, fresh] = pieces.try_emplace({weight.block, weight.number, tp_index});
       if (fresh) {
-        // A tied weight's copy has the pieces of the weight it is tied to.
+        // A tied weight has the pieces of the weight it is tied to.
         WeightSpec spec = step_.spec(weight);
         if (weight.tied) spec.name = spec.tied_to;
-        found->second = pieces_of(spec, tp, tp_index);
+        found->second = tp_pieces(spec, tp, tp_index);
       }
-      for (const WeightPiece& piece : found->second)
+      for (const TpPiece& piece : found->second)
         holders_[piece.tensor].push_back({Rank{static_cast<int>(r)}, &weight, piece});
     }
   }
 }
 
-// All of a holder's weight: its own part, and those of the data-parallel ranks that share it.
-std::vector<WeightPart> StepRun::parts_of(const Holder& holder, WeightPart StepWeight::*which) const {
-  std::vector<WeightPart> parts;
+// The shards of a holder's weight: its own, and those of other data-parallel ranks.
+std::vector<StoredRange> StepRun::parts_of(const Holder& holder, StoredRange StepWeight::*which) const {
+  std::vector<StoredRange> parts;
   const auto number = static_cast<std::size_t>(
       holder.weight - step_.ranks[static_cast<std::size_t>(index(holder.rank))].weights.data());
   Coord coord        = step_.layout.coord(holder.rank);
@@ -106,18 +106,18 @@ void StepRun::set_weights(const FillTensor& fill) {
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
     const std::vector<Holder>& all = holders_.at(parameter.name);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
-    const auto set = [&](DType type, WeightPart StepWeight::*which) {
+    const auto set = [&](DType type, StoredRange StepWeight::*which) {
       with_type(type, [&](auto zero) {
         using T                    = decltype(zero);
         const std::vector<T> typed = rounded<T>(whole, executor_->threads());
         std::vector<T> local;
         for (const Holder& holder : all) {
-          const WeightPart& part = holder.weight->*which;
+          const StoredRange& part = holder.weight->*which;
           if (part.empty()) continue;
           const WeightSpec& spec = step_.spec(*holder.weight);
           const auto elements    = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
           local.resize(static_cast<std::size_t>(part.size()));
-          // Other pieces of the weight stay as they are.
+          // Elements of other pieces stay as they are.
           if (spec.sections.size() > 1) memory().read(part.buffer, std::span<T>(local), part.offset);
           take_piece<T>(spec, holder.piece, typed, elements, part.begin, local);
           memory().write(part.buffer, std::span<const T>(local), part.offset);
@@ -137,7 +137,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     throw Error(ErrorKind::config,
                 str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
   }
-  // The value that training goes on with, not the rounded copy of it.
+  // The master where there is one: training continues with it, not with the rounded value.
   const std::vector<Holder>& all = holders_.at(name);
   const DType type               = step_.value_type(step_.spec(*all.front().weight));
   const bool rounds              = step_.ranks.front().grad_norm != Buffer{} && wide_type(type) != type;
@@ -150,7 +150,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     const WeightSpec& spec = step_.spec(*holder.weight);
     const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
     std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
-    for (const WeightPart& part : parts_of(holder, member)) {
+    for (const StoredRange& part : parts_of(holder, member)) {
       with_type(step_.graph.spec(part.buffer).type, [&](auto zero) {
         std::vector<decltype(zero)> values(static_cast<std::size_t>(part.size()));
         memory().read(part.buffer, std::span(values), part.offset);

@@ -20,7 +20,7 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
   if (!run_.has_weights()) set_fresh_weights(run_, seed_);
   Memory& memory = run_.memory();
   for (const StepRank& rank : run_.step().ranks) {
-    memory.set_first(rank.step, num_steps_ + 1);
+    memory.set_first(rank.step_number, num_steps_ + 1);
     memory.set_first(rank.rate, rate_);
   }
   run_.run(recorder);
@@ -42,7 +42,7 @@ double Evaluator::loss(std::span<const std::int32_t> tokens) {
   return run_.loss();
 }
 
-// Every data-parallel rank continues the same text.
+// Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
     : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits),
            world, options) {}
@@ -53,7 +53,7 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   if (prompt.empty() || prompt.size() > window) {
     throw Error(ErrorKind::config, str("generate: a prompt of ", prompt.size(), " tokens (1 to ", window, ")"));
   }
-  // What follows the prompt is not seen from its last position.
+  // The tokens after the prompt do not influence its last position: attention is causal.
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(step.batch.global) * window + 1, 0);
   for (int copy = 0; copy < step.batch.global; ++copy) {
     std::copy(prompt.begin(), prompt.end(),
@@ -65,9 +65,9 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   for (int tp = 0; tp < step.layout.degree(Axis::tp); ++tp) {
     for (const StepRank& rank : step.ranks) {
       if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
-      const CutRange vocab = cut_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
-      const auto columns   = static_cast<std::size_t>(vocab.end - vocab.begin);
-      const auto append    = [&](auto zero) {
+      const IndexRange vocab = tp_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
+      const auto columns     = static_cast<std::size_t>(vocab.end - vocab.begin);
+      const auto append      = [&](auto zero) {
         std::vector<decltype(zero)> row(columns);
         run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
         for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));

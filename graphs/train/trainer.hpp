@@ -11,11 +11,11 @@ namespace stepgraph {
 
 class Checkpoint;  // graphs/models/checkpoint.hpp
 
-// Fresh weights of a model, the same bits in every layout; or those of a checkpoint.
+// Sets fresh weights, the same bits in every layout; or the weights of a checkpoint.
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
 void set_weights(StepRun& run, const Checkpoint& checkpoint);
 
-// Writes config.json and model.safetensors, which transformers loads.
+// Writes config.json and model.safetensors, which Hugging Face transformers can load.
 void save_model(const StepRun& run, const std::string& folder);
 // The gradients of the last run, before clipping, under the names of the tensors.
 void save_gradients(const StepRun& run, const std::string& path);
@@ -23,8 +23,8 @@ void save_gradients(const StepRun& run, const std::string& path);
 struct StepResult {
   double loss      = 0;  // the mean over all tokens of the step, before the update
   double grad_norm = 0;  // before clipping, without the scale
-  // Where scaling is on: what this step's loss was scaled by, and whether its gradients overflowed. Then weights and
-  // the optimizer's state are as they were, and the norm is no number or infinite.
+  // With loss scaling: the scale of this step, and whether its gradients overflowed. After an overflow weights and
+  // optimizer state are unchanged, and the norm is infinite or not a number.
   std::optional<double> loss_scale = {};
   bool skipped                     = false;
 };
@@ -36,7 +36,7 @@ struct TrainerOptions {
   std::uint64_t seed  = 0;      // of dropout, and of fresh weights where none are set before the first step
 };
 
-// Trains a model on a world: builds the step, proves it, plans its memory and runs it, batch after batch.
+// Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch.
 class Trainer {
  public:
   Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
@@ -67,7 +67,7 @@ class Evaluator {
   StepRun run_;
 };
 
-// Continues a text greedily: each next token is the one with the largest logit, of equals the first. It sees the last
+// Greedy generation: the next token is the one with the largest logit; of equals, the first. The model sees the last
 // `window` tokens.
 class Generator {
  public:

@@ -18,8 +18,9 @@ TEST_CASE("flat shards are equal, and padding is at the end", "[graphs][partitio
   CHECK(shards.padding(2) == 0);
   CHECK(shards.padding(3) == 2);
   CHECK(sg::to_string(shards) == "10 elements over 4: shards of 3, 2 of padding");
-  using Piece = sg::FlatShards::Piece;
-  CHECK(shards.pieces(2, 7) == std::vector{Piece{0, 2, 0, 1}, Piece{1, 0, 1, 3}, Piece{2, 0, 4, 1}});
+  using MemberRange = sg::FlatShards::MemberRange;
+  CHECK(shards.member_ranges(2, 7) ==
+        std::vector{MemberRange{0, 2, 0, 1}, MemberRange{1, 0, 1, 3}, MemberRange{2, 0, 4, 1}});
   const sg::FlatShards few(2, 4);
   CHECK(few.shard_elements() == 1);
   CHECK(few.padding(1) == 0);
@@ -50,7 +51,7 @@ TEST_CASE("flat shards cover every element once and have the least padding", "[g
     const auto end           = static_cast<std::int64_t>(random() % static_cast<unsigned>(shards.num_elements() + 1));
     const std::int64_t begin = end / 3;
     std::int64_t offset      = 0;
-    for (const sg::FlatShards::Piece& piece : shards.pieces(begin, end)) {
+    for (const sg::FlatShards::MemberRange& piece : shards.member_ranges(begin, end)) {
       CHECK(piece.offset == offset);
       CHECK(piece.num_elements > 0);
       for (std::int64_t k = 0; k < piece.num_elements; ++k, ++offset) {
@@ -70,5 +71,5 @@ TEST_CASE("flat shards that cannot be are refused with their numbers", "[graphs]
   CHECK_THROWS_MATCHES(shards.begin(2), sg::Error, says("flat shards: member 2 (0 to 1)"));
   CHECK_THROWS_MATCHES(shards.owner(5), sg::Error,
                        says("flat shards: element 5 of 5 (from 0 on, and none of the padding)"));
-  CHECK_THROWS_MATCHES(shards.pieces(3, 6), sg::Error, says("flat shards: elements 3 to 6 (inside 0 to 5)"));
+  CHECK_THROWS_MATCHES(shards.member_ranges(3, 6), sg::Error, says("flat shards: elements 3 to 6 (inside 0 to 5)"));
 }

@@ -24,23 +24,23 @@ const sg::WeightSpec packed{.name     = "qkv",
                             .shape    = {2, 24},
                             .dim      = 1,
                             .cut      = true,
-                            .sections = {{.tensor = "qkv", .begin = 0, .size = 8, .units = 4},
-                                         {.tensor = "qkv", .begin = 8, .size = 8, .units = 4},
-                                         {.tensor = "qkv", .begin = 16, .size = 8, .units = 4}}};
+                            .sections = {{.tensor = "qkv", .begin = 0, .size = 8, .num_heads = 4},
+                                         {.tensor = "qkv", .begin = 8, .size = 8, .num_heads = 4},
+                                         {.tensor = "qkv", .begin = 16, .size = 8, .num_heads = 4}}};
 // Three tensors, of which the last two have fewer heads.
 const sg::WeightSpec grouped{.name     = "qkv",
                              .shape    = {16, 3},
                              .cut      = true,
-                             .sections = {{.tensor = "q", .size = 8, .units = 4},
-                                          {.tensor = "k", .size = 4, .units = 2},
-                                          {.tensor = "v", .size = 4, .units = 2}}};
+                             .sections = {{.tensor = "q", .size = 8, .num_heads = 4},
+                                          {.tensor = "k", .size = 4, .num_heads = 2},
+                                          {.tensor = "v", .size = 4, .num_heads = 2}}};
 
 }  // namespace
 
 TEST_CASE("a rank takes its heads of each section", "[graphs][weights]") {
   const auto whole = counted(48);
   std::vector<float> local(static_cast<std::size_t>(sg::num_elements(sg::local_shape(packed, 2, 1))));
-  for (const auto& piece : sg::pieces_of(packed, 2, 1)) sg::take_piece<float>(packed, piece, whole, local);
+  for (const auto& piece : sg::tp_pieces(packed, 2, 1)) sg::take_piece<float>(packed, piece, whole, local);
   CHECK(sg::local_shape(packed, 2, 1) == sg::TensorShape{2, 12});
   CHECK(local ==
         std::vector<float>{5, 6, 7, 8, 13, 14, 15, 16, 21, 22, 23, 24, 29, 30, 31, 32, 37, 38, 39, 40, 45, 46, 47, 48});
@@ -52,17 +52,17 @@ TEST_CASE("pieces of all ranks put together are the tensors again", "[graphs][we
   CAPTURE(tp, of.name);
   std::map<std::string, std::vector<float>> tensors, again;
   std::map<std::string, std::size_t> written;
-  for (const auto& piece : sg::pieces_of(of, 1, 0)) {
+  for (const auto& piece : sg::tp_pieces(of, 1, 0)) {
     tensors[piece.tensor] = counted(sg::num_elements(sg::tensor_shape(of, piece)));
     again[piece.tensor].resize(tensors[piece.tensor].size());
   }
   for (int rank = 0; rank < tp; ++rank) {
     std::vector<float> local(static_cast<std::size_t>(sg::num_elements(sg::local_shape(of, tp, rank))), -1);
-    for (const auto& piece : sg::pieces_of(of, tp, rank)) {
+    for (const auto& piece : sg::tp_pieces(of, tp, rank)) {
       sg::take_piece<float>(of, piece, tensors[piece.tensor], local);
     }
     CHECK(std::find(local.begin(), local.end(), -1.0f) == local.end());
-    for (const auto& piece : sg::pieces_of(of, tp, rank)) {
+    for (const auto& piece : sg::tp_pieces(of, tp, rank)) {
       if (!piece.first_holder) continue;
       sg::put_piece<float>(of, piece, local, again[piece.tensor]);
       written[piece.tensor] += static_cast<std::size_t>(piece.size) * tensors[piece.tensor].size() /
@@ -80,7 +80,7 @@ TEST_CASE("parts of a rank's weight, each taken alone, are the weight", "[graphs
   const auto elements = sg::num_elements(sg::local_shape(of, tp, tp - 1));
   std::vector<float> local(static_cast<std::size_t>(elements), -1);
   const auto tensor = counted(48);
-  const auto pieces = sg::pieces_of(of, tp, tp - 1);
+  const auto pieces = sg::tp_pieces(of, tp, tp - 1);
   for (const auto& piece : pieces) sg::take_piece<float>(of, piece, tensor, local);
   for (std::int64_t begin = 0; begin < elements; ++begin) {
     for (std::int64_t end = begin; end <= elements; ++end) {
@@ -94,7 +94,7 @@ TEST_CASE("parts of a rank's weight, each taken alone, are the weight", "[graphs
 TEST_CASE("with fewer heads than ranks, neighbours hold the same piece", "[graphs][weights]") {
   std::vector<std::int64_t> begins, holders;
   for (int rank = 0; rank < 4; ++rank) {
-    const auto pieces = sg::pieces_of(grouped, 4, rank);
+    const auto pieces = sg::tp_pieces(grouped, 4, rank);
     begins.push_back(pieces[1].begin);
     holders.push_back(pieces[1].num_holders);
     CHECK(pieces[1].first_holder == (rank % 2 == 0));
@@ -107,19 +107,19 @@ TEST_CASE("with fewer heads than ranks, neighbours hold the same piece", "[graph
 TEST_CASE("a weight that is not cut is everybody's, and counts once", "[graphs][weights]") {
   const sg::WeightSpec bias{.name = "bias", .shape = {6}};
   CHECK(sg::local_shape(bias, 3, 2) == sg::TensorShape{6});
-  CHECK(sg::pieces_of(bias, 3, 0)[0].first_holder);
-  CHECK_FALSE(sg::pieces_of(bias, 3, 2)[0].first_holder);
+  CHECK(sg::tp_pieces(bias, 3, 0)[0].first_holder);
+  CHECK_FALSE(sg::tp_pieces(bias, 3, 2)[0].first_holder);
 }
 
 TEST_CASE("single indices are cut as evenly as may be", "[graphs][weights]") {
   const sg::WeightSpec positions{.name = "wpe", .shape = {10, 2}, .cut = true};
   std::vector<std::int64_t> begins;
-  for (int rank = 0; rank < 4; ++rank) begins.push_back(sg::pieces_of(positions, 4, rank)[0].begin);
+  for (int rank = 0; rank < 4; ++rank) begins.push_back(sg::tp_pieces(positions, 4, rank)[0].begin);
   CHECK(begins == std::vector<std::int64_t>{0, 3, 6, 8});
   CHECK(sg::local_shape(positions, 4, 0) == sg::TensorShape{3, 2});
   CHECK(sg::local_shape(positions, 4, 3) == sg::TensorShape{2, 2});
 }
 
 TEST_CASE("weights refuse a cut through a head", "[graphs][weights]") {
-  CHECK_THROWS_WITH(sg::pieces_of(grouped, 3, 0), ContainsSubstring("weight 'q': 4 heads cannot be cut over 3"));
+  CHECK_THROWS_WITH(sg::tp_pieces(grouped, 3, 0), ContainsSubstring("weight 'q': 4 heads cannot be cut over 3"));
 }

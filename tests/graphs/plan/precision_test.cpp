@@ -146,7 +146,7 @@ TEST_CASE("gradients travel in the type that is chosen between the groups of hyb
     int between            = 0;  // what bf16 does not have
     for (const sg::StepRank& rank : run.step().ranks) {
       for (const sg::StepWeight& weight : rank.weights) {
-        const sg::WeightPart& part = weight.gradient;
+        const sg::StoredRange& part = weight.gradient;
         if (part.empty() || weight.tied || run.step().spec(weight).name == "transformer.wte.weight") continue;
         const auto values = run.memory()
                                 .span<float>(part.buffer)

@@ -32,7 +32,7 @@ std::vector<std::byte> state(const sg::StepRun& run) {
   std::vector<std::byte> found;
   for (const sg::StepRank& rank : run.step().ranks) {
     for (const sg::StepWeight& weight : rank.weights) {
-      for (const sg::WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
+      for (const sg::StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
         if (part.empty()) continue;
         const auto bytes = run.memory().bytes(part.buffer);
         found.insert(found.end(), bytes.begin(), bytes.end());

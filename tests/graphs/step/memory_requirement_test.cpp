@@ -9,6 +9,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
+#include "graphs/step/training_step.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -63,7 +64,7 @@ std::int64_t sum(const sg::MemoryRequirement& of) {
 
 // Bytes of the buffers that a rank's weights have, each once: a tied one shares its value.
 std::int64_t bytes_of(const sg::StepGraph& step, sg::Rank rank,
-                      std::initializer_list<sg::WeightPart sg::StepWeight::*> of) {
+                      std::initializer_list<sg::StoredRange sg::StepWeight::*> of) {
   std::set<std::uint32_t> buffers;
   for (const sg::StepWeight& weight : step.ranks[static_cast<std::size_t>(sg::index(rank))].weights) {
     for (const auto member : of) {

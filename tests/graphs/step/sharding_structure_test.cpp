@@ -306,8 +306,8 @@ TEST_CASE("nobody reads what the tenant before left in a slot", "[graphs][shard]
     for (int i = 0; i < 3; ++i) {
       run.set_tokens(sg::testing::tokens_for(batch, i, model.vocab));
       for (const sg::StepRank& rank : run.step().ranks) {
-        run.memory().span<std::int64_t>(rank.step)[0] = i + 1;
-        run.memory().span<double>(rank.rate)[0]       = 1e-2;
+        run.memory().span<std::int64_t>(rank.step_number)[0] = i + 1;
+        run.memory().span<double>(rank.rate)[0]              = 1e-2;
       }
       run.run();
       found.push_back(run.loss());
@@ -390,10 +390,10 @@ TEST_CASE("every element of a sharded weight has one owner, which knows where it
     const auto shards = sg::weight_shards(step, spec.name);
     std::int64_t next = 0;
     for (const sg::WeightShard& shard : shards) {
-      CHECK(shard.begin == next);
-      next += shard.size;
-      CHECK(sg::find_element(step, spec.name, shard.begin).owner == shard.owner);
-      CHECK(sg::find_element(step, spec.name, next - 1).local == shard.size - 1);
+      CHECK(shard.elements.begin == next);
+      next += shard.elements.size();
+      CHECK(sg::find_element(step, spec.name, shard.elements.begin).owner == shard.owner);
+      CHECK(sg::find_element(step, spec.name, next - 1).local == shard.elements.size() - 1);
     }
     CHECK(next == elements);
     CHECK_THROWS_MATCHES(sg::find_element(step, spec.name, elements), sg::Error,

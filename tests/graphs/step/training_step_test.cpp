@@ -22,6 +22,7 @@
 #include "graphs/models/weights.hpp"
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/validate.hpp"
+#include "graphs/step/pipeline.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"

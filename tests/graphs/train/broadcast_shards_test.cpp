@@ -26,7 +26,7 @@ void fill_differently(const sg::StepRun& run) {
   std::uint32_t state = 1;
   for (const sg::StepRank& rank : run.step().ranks) {
     for (const sg::StepWeight& weight : rank.weights) {
-      for (const sg::WeightPart& part : {weight.value, weight.master, weight.first, weight.second}) {
+      for (const sg::StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
         if (part.empty()) continue;
         for (std::byte& byte : run.memory().bytes(part.buffer)) {
           state = state * 1664525u + 1013904223u;
@@ -54,7 +54,7 @@ TEST_CASE("what data-parallel ranks share between them is left as it is, and wha
   sg::StepRun run(sg::training_step(sg::testing::small_gpt2(), sharded(strategy, flat), batch_of_4), world,
                   {.threads = 2});
   const sg::Layout& layout = run.step().layout;
-  const auto copy          = [&](const sg::WeightPart& part) {
+  const auto copy          = [&](const sg::StoredRange& part) {
     const auto bytes = run.memory().bytes(part.buffer);
     const auto size  = sg::size_bytes(run.step().graph.spec(part.buffer).type);
     const auto own =
@@ -62,7 +62,7 @@ TEST_CASE("what data-parallel ranks share between them is left as it is, and wha
     return std::vector<std::byte>(own.begin(), own.end());
   };
   using Copies         = std::vector<std::vector<std::byte>>;
-  const auto copies_of = [&](sg::WeightPart sg::StepWeight::*which) {
+  const auto copies_of = [&](sg::StoredRange sg::StepWeight::*which) {
     std::vector<Copies> all;
     for (const sg::StepRank& rank : run.step().ranks) {
       all.emplace_back();
@@ -108,7 +108,7 @@ sg::Plan hybrid(bool flat, int group = 2) {
 std::vector<std::vector<std::byte>> kept(const sg::StepRun& run, std::size_t rank) {
   std::vector<std::vector<std::byte>> all;
   for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
-    for (const sg::WeightPart& part : {weight.value, weight.first, weight.second}) {
+    for (const sg::StoredRange& part : {weight.value, weight.first, weight.second}) {
       all.emplace_back();
       if (part.empty()) continue;
       const auto bytes = run.memory().bytes(part.buffer);
@@ -140,12 +140,12 @@ TEST_CASE("a shard that groups of hybrid sharding each have is broadcast from th
     const auto first = static_cast<std::size_t>(sg::index(layout.rank(coord)));
     std::size_t i    = 0;
     for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
-      for (const sg::WeightPart& part : {weight.value, weight.first, weight.second}) {
+      for (const sg::StoredRange& part : {weight.value, weight.first, weight.second}) {
         CAPTURE(rank, run.step().spec(weight).name);
-        const std::size_t from = part.cut ? first : first_replica(layout, rank);
+        const std::size_t from = part.sharded ? first : first_replica(layout, rank);
         const bool same        = after[rank][i] == before[from][i];
         CHECK(same);
-        if (!part.empty()) ++(part.cut ? shards : whole);
+        if (!part.empty()) ++(part.sharded ? shards : whole);
         ++i;
       }
     }
@@ -165,7 +165,7 @@ TEST_CASE("a flipped bit of a shard is found where another group has the shard",
   for (std::size_t rank = 0; rank < 8; ++rank) {
     const sg::Coord coord = run.step().ranks[rank].coord;
     for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
-      if (!weight.first.cut || weight.first.empty() || weight.block % 3 != 1) continue;
+      if (!weight.first.sharded || weight.first.empty() || weight.block % 3 != 1) continue;
       const std::string& name = run.step().graph.spec(weight.first.buffer).name;
       CAPTURE(flat, rank, name);
       std::byte& byte = run.memory().bytes(weight.first.buffer)[0];
@@ -191,7 +191,7 @@ TEST_CASE("the hash of weights is of all shards of one group", "[graphs][weights
     for (const int dp : {place, place + 2}) {
                const auto rank = static_cast<std::size_t>(sg::index(run.step().layout.rank({.dp = dp})));
                for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
-                 if (!weight.value.cut || weight.value.empty()) continue;
+                 if (!weight.value.sharded || weight.value.empty()) continue;
         run.memory().bytes(weight.value.buffer)[0] ^= std::byte{0x04};
                  break;
       }

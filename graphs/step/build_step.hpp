@@ -1,0 +1,15 @@
+#pragma once
+#include "graphs/models/model.hpp"
+#include "graphs/plan/plan.hpp"
+#include "graphs/step/step_graph.hpp"
+
+// Builds a step without looking at Plan::memory_limit_bytes: internal to graphs/. The memory requirement of a plan is
+// read off such a step, and the limit is checked with memory requirements; so training_step comes after both.
+namespace stepgraph {
+
+[[nodiscard]] StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                            const StepOptions& options);
+[[nodiscard]] StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                           ForwardResult result, const StepOptions& options);
+
+}  // namespace stepgraph

@@ -1,0 +1,85 @@
+#include "graphs/step/pipeline.hpp"
+
+#include "engine/base/error.hpp"
+#include "graphs/layout/divisibility.hpp"
+#include "graphs/schedule/csv.hpp"
+#include "graphs/schedule/kinds.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Reads a .csv file. It must have one row for each pipeline rank.
+PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
+  if (plan.chunks != 1) {
+    throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " beside '", plan.schedule,
+                                       "' (1: the file says which rank has which stages)"));
+  }
+  PipelineSchedule schedule = read_csv(plan.schedule);
+  if (schedule.num_ranks() != pp) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_ranks(),
+                                       " ranks (layout.pp is ", pp, ")"));
+  }
+  return schedule;
+}
+
+}  // namespace
+
+PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches) {
+  if (!plan.schedule.ends_with(".csv")) {
+    return pipeline_schedule(parse_schedule_kind(plan.schedule),
+                             {.ranks = pp, .microbatches = num_microbatches, .chunks = plan.chunks});
+  }
+  PipelineSchedule schedule = read_schedule(plan, pp);
+  if (schedule.num_microbatches != num_microbatches) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_microbatches,
+                                       " microbatches (layout and batch make ", num_microbatches, ")"));
+  }
+  return schedule;
+}
+
+PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_microbatches) {
+  PipelineSchedule whole{.rows             = std::vector<std::vector<Action>>(static_cast<std::size_t>(pp)),
+                         .rank_of_stage    = looped_placement(pp, plan.chunks),
+                         .num_microbatches = num_microbatches};
+  if (plan.schedule.ends_with(".csv")) {
+    whole.rank_of_stage = read_schedule(plan, pp).rank_of_stage;
+  } else {
+    (void)parse_schedule_kind(plan.schedule);  // throws for an unknown name
+  }
+  PipelineSchedule schedule = whole;
+  for (int rank = 0; rank < whole.num_ranks(); ++rank) {
+    auto& row = schedule.rows[static_cast<std::size_t>(rank)];
+    row.clear();
+    for (int mb = 0; mb < whole.num_microbatches; ++mb) {
+      for (int s = 0; s < whole.num_stages(); ++s) {
+        const auto on = [&](int stage) { return index(whole.rank_of_stage[static_cast<std::size_t>(stage)]); };
+        if (on(s) != rank) continue;
+        const auto add = [&](ActionKind kind) { row.push_back({Stage{s}, kind, Microbatch{mb}}); };
+        if (s > 0 && on(s - 1) != rank) add(ActionKind::recv_forward);
+        add(ActionKind::forward);
+        if (s + 1 < whole.num_stages() && on(s + 1) != rank) add(ActionKind::send_forward);
+      }
+    }
+  }
+  return schedule;
+}
+
+std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages) {
+  const std::vector<int> layers = split_layers(model.layers, num_stages);
+  std::vector<std::vector<std::size_t>> stages(static_cast<std::size_t>(num_stages));
+  int seen          = 0;
+  std::size_t stage = 0;
+  int last_of_stage = layers[0];
+  for (std::size_t i = 0; i < model.blocks.size(); ++i) {
+    if (model.blocks[i].layer >= 0) {
+      if (seen == last_of_stage) last_of_stage += layers[++stage];
+      ++seen;
+    } else if (seen > 0) {
+      stage = stages.size() - 1;  // after the layers
+    }
+    stages[stage].push_back(i);
+  }
+  return stages;
+}
+
+}  // namespace stepgraph

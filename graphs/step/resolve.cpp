@@ -1,0 +1,133 @@
+#include "graphs/step/resolve.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "engine/base/error.hpp"
+#include "graphs/layout/divisibility.hpp"
+#include "graphs/layout/layout.hpp"
+#include "graphs/models/weights.hpp"
+#include "graphs/step/shard_units.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Users can write models of their own. The builder relies on these properties.
+void check_model(const Model& model) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("model '", model.kind, "': ", why));
+  };
+  int layers = 0;
+  bool after = false;
+  std::map<std::string, const WeightSpec*> seen;
+  for (const Block& block : model.blocks) {
+    if (!block.forward) refuse(str("block '", block.name, "' has no forward pass"));
+    if (block.layer >= 0 && after)
+      refuse(str("block '", block.name, "' is a layer after the layers' end (layers in one run)"));
+    after = after || (layers > 0 && block.layer < 0);
+    layers += block.layer >= 0;
+    for (const WeightSpec& weight : block.weights) {
+      if (!seen.emplace(weight.name, &weight).second) refuse(str("weight '", weight.name, "' is declared twice"));
+      check_shape(weight.shape, weight.name);
+      if (weight.dim < 0 || static_cast<std::size_t>(weight.dim) >= weight.shape.size()) {
+        refuse(str("weight '", weight.name, "' is ", to_string(weight.shape), " and cut along dim ", weight.dim,
+                   " (one that it has)"));
+      }
+      std::int64_t size = 0;
+      for (const TensorSection& section : weight.sections) {
+        if (section.size < 1 || section.begin < 0 ||
+            (section.num_heads != 0 && section.size % section.num_heads != 0)) {
+          refuse(str("weight '", weight.name, "': a section of ", section.size, " from ", section.begin, " in ",
+                     section.num_heads, " heads (a multiple of the number of heads)"));
+        }
+        size += section.size;
+      }
+      if (!weight.sections.empty() && size != weight.shape[static_cast<std::size_t>(weight.dim)]) {
+        refuse(str("weight '", weight.name, "': sections of ", size, " in all (",
+                   weight.shape[static_cast<std::size_t>(weight.dim)], ", as its shape says)"));
+      }
+    }
+  }
+  if (layers != model.layers || layers == 0) {
+    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (as many, and at least 1)"));
+  }
+  for (const auto& [name, weight] : seen) {
+    if (weight->tied_to.empty()) continue;
+    const auto owner = seen.find(weight->tied_to);
+    if (owner == seen.end() || !owner->second->tied_to.empty() || owner->second->shape != weight->shape ||
+        owner->second->cut != weight->cut || owner->second->dim != weight->dim) {
+      refuse(str("weight '", name, "' is tied to '", weight->tied_to,
+                 "' (a weight of its own, of the same shape and cut)"));
+    }
+  }
+}
+
+void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
+  if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
+  if (batch.seq > model.context) {
+    throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " is longer than the model's context of ",
+                                       model.context, " (1 to ", model.context, ")"));
+  }
+  check_shape({batch.micro, batch.seq, std::max(model.width, model.vocab)}, "batch");
+  check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads});
+  if (model.vocab < plan.layout.tp || (model.inner > 0 && model.inner < plan.layout.tp)) {
+    throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than a vocabulary of ", model.vocab,
+                                       " or an MLP of width ", model.inner, " can be cut into"));
+  }
+  if (const std::int64_t rows = std::int64_t{batch.micro} * batch.seq;
+      plan.layout.sequence_parallel && rows % plan.layout.tp != 0) {
+    throw Error(ErrorKind::config, str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ",
+                                       batch.micro, " x batch.seq ", batch.seq, ") do not divide over tp(",
+                                       plan.layout.tp, ") (a multiple of ", plan.layout.tp, ")"));
+  }
+  check_precision(plan.precision);
+  const OptimizerPlan& optimizer = plan.optimizer;
+  const auto check               = [](const char* name, double value, bool right, const char* range) {
+    if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));
+  };
+  check("lr", optimizer.lr, std::isfinite(optimizer.lr) && optimizer.lr >= 0, "0 or more");
+  check("beta1", optimizer.beta1, optimizer.beta1 >= 0 && optimizer.beta1 < 1, "0 or more, below 1");
+  check("beta2", optimizer.beta2, optimizer.beta2 >= 0 && optimizer.beta2 < 1, "0 or more, below 1");
+  check("eps", optimizer.eps, std::isfinite(optimizer.eps) && optimizer.eps >= 0, "0 or more");
+  check("momentum", optimizer.momentum, optimizer.momentum >= 0 && optimizer.momentum < 1, "0 or more, below 1");
+  check("weight_decay", optimizer.weight_decay, std::isfinite(optimizer.weight_decay) && optimizer.weight_decay >= 0,
+        "0 or more");
+  check("clip", optimizer.clip, std::isfinite(optimizer.clip) && optimizer.clip >= 0, "0 or more");
+}
+
+void check_rounded_sums(const Plan& plan, const BatchSpec& batch) {
+  const int microbatches = microbatches_of(plan, batch);
+  if (plan.precision.keep_low_precision_grads && plan.shard.reduce == ReduceWhen::each && microbatches > 1) {
+    throw Error(ErrorKind::config,
+                str("precision.keep_low_precision_grads: with shard.reduce each and ", microbatches,
+                    " microbatches, whose sum would be rounded after each (false, or shard.reduce last)"));
+  }
+}
+
+}  // namespace
+
+int microbatches_of(const Plan& plan, const BatchSpec& batch) {
+  return num_microbatches({.global = batch.global, .micro = batch.micro, .dp = plan.layout.dp});
+}
+
+Plan resolve(const Plan& given, const Model& model, const BatchSpec& batch, bool trains) {
+  static_cast<void>(Layout(given.layout));  // throws for a wrong layout
+  Plan plan = given;
+  if (!trains) plan.layout.sequence_parallel = false;  // a prompt can have any number of tokens
+  check_shard_plan(plan);
+  if (!trains) {
+    plan.shard.reshard_after_forward     = true;
+    plan.shard.reshard_group             = 0;
+    plan.shard.keep_between_microbatches = false;
+  }
+  plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
+  if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
+  check_model(model);
+  check_units(model, plan.shard);
+  check_plan(model, plan, batch);
+  check_rounded_sums(plan, batch);
+  return plan;
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,109 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+#include "engine/graph/ordered_graph.hpp"
+#include "engine/simulate/machine.hpp"
+#include "graphs/layout/layout.hpp"
+#include "graphs/models/model.hpp"
+#include "graphs/plan/plan.hpp"
+#include "graphs/schedule/schedule.hpp"
+#include "graphs/step/memory_role.hpp"
+
+namespace stepgraph {
+
+// Elements [begin, end) of a rank's weight, stored from element `offset` of a buffer on: all of the weight, or the
+// rank's shard of it. An empty shard has no buffer.
+struct StoredRange {
+  Buffer buffer       = {};
+  std::int64_t begin  = 0;
+  std::int64_t end    = 0;
+  std::int64_t offset = 0;
+  bool sharded        = false;  // the data-parallel ranks of a shard group store different elements
+  [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }
+  [[nodiscard]] bool empty() const noexcept { return begin == end; }
+};
+
+// A weight as one rank of a step holds it.
+struct StepWeight {
+  std::size_t block    = 0;  // index into Model::blocks, and into Block::weights: StepGraph::spec
+  std::size_t number   = 0;
+  Stage stage          = {};
+  StoredRange value    = {};  // persistent
+  StoredRange gradient = {};  // of this step: summed over microbatches and data-parallel ranks once the step has run
+  StoredRange first    = {};  // optimizer state: running mean of gradients (AdamW), or velocity (SGD); persistent
+  StoredRange second   = {};  // running mean of squared gradients (AdamW); persistent
+  StoredRange master = {};  // with bf16 and f16: the optimizer's copy in f32, of which the value is rounded; persistent
+  bool tied          = false;  // shares the value of another weight: on this rank, or as a copy of another rank's
+};
+
+// The buffers of one rank that callers read or write between runs. A buffer that the rank does not have is Buffer{}.
+struct StepRank {
+  Coord coord                 = {};
+  std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
+  std::vector<Buffer> targets = {};  // ranks of the last stage
+  std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
+  Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
+  Buffer grad_norm            = {};  // f64
+  Buffer step_number          = {};  // i64, from 1: to be set before each run
+  Buffer rate                 = {};  // f64: learning rate
+  // For loss scaling. The scale is set before the first run, as StepRun does; the others begin as 0.
+  Buffer loss_scale               = {};  // f64: before a run: of this run; after it: of the next
+  Buffer num_updates              = {};  // i64: updates that were not skipped
+  Buffer good_steps               = {};  // i64: updates since the scale last changed
+  Buffer skipped                  = {};  // i64: 1 where the last run skipped its update
+  std::vector<StepWeight> weights = {};
+  // Collectives of weights and gradients in a step.
+  int num_all_gathers     = 0;
+  int num_reduce_scatters = 0;
+  int num_all_reduces     = 0;
+};
+
+// A step as a graph, with the buffers of its inputs and results. Converts to its graph: verify(step), write_dot(step,
+// ...), simulate(step, machine).
+struct StepGraph {
+  Graph graph;
+  Layout layout;
+  Model model;
+  BatchSpec batch;
+  DType type                      = DType::f32;
+  PrecisionPlan precision         = {};  // `type` is its param
+  int num_microbatches            = 1;   // of each data-parallel rank
+  int shard_size                  = 1;   // data-parallel ranks of a shard group
+  PipelineSchedule schedule       = {};  // lowered: with transfers
+  std::vector<StepRank> ranks     = {};
+  std::vector<std::string> unused = {};  // weights that no op reads, where the plan allows them
+  std::vector<MemoryRole> roles   = {};  // by buffer
+
+  // The purpose of a buffer; `other` for buffers that a user's pass has added.
+  [[nodiscard]] MemoryRole role(Buffer buffer) const {
+    return buffer.id < roles.size() ? roles[buffer.id] : MemoryRole::other;
+  }
+  [[nodiscard]] const WeightSpec& spec(const StepWeight& weight) const {
+    return model.blocks[weight.block].weights[weight.number];
+  }
+  [[nodiscard]] DType value_type(const WeightSpec& weight) const noexcept {
+    return weight.norm ? precision.norm_type() : type;
+  }
+  operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
+  operator OrderedGraph() const { return graph; }  // NOLINT: likewise
+};
+
+struct StepOptions {
+  bool keep_gradients      = false;  // gradients are persistent and can be read after a run
+  std::uint64_t seed       = 0;      // of dropout
+  std::optional<Rank> only = {};     // build the slice of one rank alone
+  // The norm of a weight that is not sharded: true: one data-parallel rank sums its squares, another rank for each
+  // weight; false: every rank sums all squares.
+  bool share_norm = true;
+  // The machine on which Algorithm::adaptive simulates its candidates. Null: nodes of `devices_per_node` ranks with 100
+  // GB/s inside a node and 25 GB/s between nodes, and latencies of 2 and 5 microseconds.
+  const Machine* machine = nullptr;
+};
+
+// What a forward step computes: the mean loss, or the logits of every token.
+enum class ForwardResult : std::uint8_t { loss, logits };
+
+}  // namespace stepgraph

@@ -1,0 +1,29 @@
+#include "graphs/step/training_step.hpp"
+
+#include "graphs/step/build_step.hpp"
+#include "graphs/step/memory_limit.hpp"
+
+namespace stepgraph {
+namespace {
+
+StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build) {
+  StepGraph step = build(plan, batch);
+  check_memory_limit(step, plan, build);
+  return step;
+}
+
+}  // namespace
+
+StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
+  return within_limit(plan, batch,
+                      [&](const Plan& by, const BatchSpec& of) { return build_training_step(model, by, of, options); });
+}
+
+StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
+                       const StepOptions& options) {
+  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
+    return build_forward_step(model, by, of, result, options);
+  });
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,81 @@
+#include "tools/stepgraph/program.hpp"
+
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "engine/base/error.hpp"
+#include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/output.hpp"
+
+#if defined(STEPGRAPH_WITH_CUDA)
+#include "backends/cuda/devices.hpp"
+#endif
+
+namespace {
+
+namespace sg = stepgraph;
+
+std::string version() {
+  std::string text = sg::str("stepgraph ", STEPGRAPH_VERSION, "\n");
+#if defined(STEPGRAPH_WITH_CUDA)
+  text += sg::describe_cuda() + "\n";
+#else
+  text += "CUDA: not built in (preset `cuda` adds it)\n";
+#endif
+  return text;
+}
+
+// Exit codes: 0 done, 1 failed run or wrong result, 2 bad usage or config, 3 backend failure.
+int exit_code(sg::ErrorKind kind) {
+  switch (kind) {
+    case sg::ErrorKind::config:
+      return 2;
+    case sg::ErrorKind::graph:
+    case sg::ErrorKind::run:
+      return 1;
+    case sg::ErrorKind::backend:
+      return 3;
+  }
+  return 1;
+}
+
+}  // namespace
+
+int stepgraph::cli::run_program(int argc, char** argv) {
+  sg::cli::CommandLine line("stepgraph", "Stepgraph: training steps as task graphs, proved before they run.");
+  sg::cli::Command program = line.command();
+  program.footer("Example: stepgraph train run.json --steps 100");
+  program.require_subcommand();
+  program.print_flag("--version", "Print the version and the built-in backends", version);
+  sg::cli::add_train(program);
+  sg::cli::add_eval(program);
+  sg::cli::add_generate(program);
+  sg::cli::add_graph(program);
+  sg::cli::add_verify(program);
+  sg::cli::add_plan_memory(program);
+  sg::cli::add_simulate(program);
+  sg::cli::add_schedule(program);
+  sg::cli::add_bench(program);
+  sg::cli::ignore_broken_pipes();
+
+  try {
+    line.run(argc, argv);
+    sg::cli::flush_output();
+    return 0;
+  } catch (const sg::cli::OutputClosed&) {
+    return 0;
+  } catch (const sg::cli::UsageError& error) {
+    std::cerr << error.what() << "\n";
+    return 2;
+  } catch (const sg::Error& error) {
+    std::cerr << line.path() << ": " << error.what() << "\n";
+    return exit_code(error.kind());
+  } catch (const std::bad_alloc&) {
+    std::cerr << line.path() << ": out of memory (a smaller graph, or more memory)\n";
+    return 3;
+  } catch (const std::exception& error) {
+    std::cerr << line.path() << ": " << error.what() << "\n";
+    return 1;
+  }
+}
