@@ -56,10 +56,10 @@ std::span<const Access> AccessList::view() const noexcept {
 namespace {
 
 // The first range that `b` shares with bytes [begin, end).
-std::optional<ByteRange> overlap(std::int64_t begin, std::int64_t end, const Region& b) {
+std::optional<ByteInterval> overlap(std::int64_t begin, std::int64_t end, const Region& b) {
   if (b.contiguous()) {
     if (begin >= b.end() || b.begin() >= end) return std::nullopt;
-    return ByteRange{std::max(begin, b.begin()), std::min(end, b.end())};
+    return ByteInterval{std::max(begin, b.begin()), std::min(end, b.end())};
   }
   // The first row that ends after `begin`.
   const std::int64_t past = begin - (b.offset + b.length);
@@ -67,12 +67,12 @@ std::optional<ByteRange> overlap(std::int64_t begin, std::int64_t end, const Reg
   if (row >= b.count) return std::nullopt;
   const std::int64_t row_begin = b.offset + row * b.stride;
   if (row_begin >= end) return std::nullopt;
-  return ByteRange{std::max(begin, row_begin), std::min(end, row_begin + b.length)};
+  return ByteInterval{std::max(begin, row_begin), std::min(end, row_begin + b.length)};
 }
 
 }  // namespace
 
-std::optional<ByteRange> overlap(const Region& a, const Region& b) {
+std::optional<ByteInterval> overlap(const Region& a, const Region& b) {
   if (a.begin() >= b.end() || b.begin() >= a.end()) return std::nullopt;
   if (a.contiguous()) return overlap(a.begin(), a.end(), b);
   if (b.contiguous()) return overlap(b.begin(), b.end(), a);
@@ -82,12 +82,12 @@ std::optional<ByteRange> overlap(const Region& a, const Region& b) {
     const std::int64_t distance = high.offset - low.offset;
     const std::int64_t rows = distance / low.stride, columns = distance % low.stride;
     if (columns < low.length && rows < low.count) {
-      return ByteRange{high.offset, high.offset + std::min(high.length, low.length - columns)};
+      return ByteInterval{high.offset, high.offset + std::min(high.length, low.length - columns)};
     }
     // A row of `high` may extend into the next row of `low`.
     if (columns + high.length > low.stride && rows + 1 < low.count) {
       const std::int64_t begin = low.offset + (rows + 1) * low.stride;
-      return ByteRange{begin, std::min(begin + low.length, high.offset + high.length)};
+      return ByteInterval{begin, std::min(begin + low.length, high.offset + high.length)};
     }
     return std::nullopt;
   }

@@ -41,11 +41,11 @@ struct Region {
 [[nodiscard]] std::string to_string(const Region& region);  // "[0, 64)" or "16 x [0, 64) every 256"
 
 // Bytes [begin, end).
-struct ByteRange {
+struct ByteInterval {
   std::int64_t begin, end;
 };
 // The first bytes that both regions have. They are in normal form and not empty.
-[[nodiscard]] std::optional<ByteRange> overlap(const Region& a, const Region& b);
+[[nodiscard]] std::optional<ByteInterval> overlap(const Region& a, const Region& b);
 
 enum class AccessMode : std::uint8_t { read, write, accumulate };  // accumulate: a read and a write
 [[nodiscard]] std::string_view to_string(AccessMode mode) noexcept;

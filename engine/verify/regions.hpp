@@ -9,7 +9,7 @@
 // Sets of bytes for the verifier. Regions are in normal form and not empty.
 namespace stepgraph::verifier {
 
-using Range = ByteRange;
+using Range = ByteInterval;
 
 // Whether `outer` contains all of `inner`. May return false wrongly for strided regions of different strides.
 [[nodiscard]] bool covers(const Region& outer, const Region& inner);
