@@ -74,6 +74,7 @@ class StepBuilder {
   void add_kept(const Unit& unit, UnitValues& values);
   [[nodiscard]] const UnitWeight* unit_weight(const WeightSpec& spec) const;  // null: the weight is not sharded
   StoredRange declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry);
+  Buffer unit_buffer(Unit& unit, WeightTensor tensor, const WeightEntry& entry);
   [[nodiscard]] Access access(const StoredRange& part) const;
   [[nodiscard]] StoredRange in_piece(const StoredRange& part, const WeightSpec& spec, const TpPiece& piece) const;
   [[nodiscard]] UnitShards shards_of(const Unit& unit, WeightTensor tensor) const;

@@ -45,10 +45,26 @@ Member StepBuilder::member(std::string_view purpose, LaneKind lane) const {
           .lane  = lane};
 }
 
-// Declares the buffer for one entry of the table, or finds it where several weights share it: a unit's flat is made for
-// the first of its weights. An empty shard has no buffer.
+// A buffer that the weights of a unit share, made for the first of them: the flat, the rank's shard of the flat, or the
+// whole gradients.
+Buffer StepBuilder::unit_buffer(Unit& unit, WeightTensor tensor, const WeightEntry& entry) {
+  const bool in_flat = entry.placement == Placement::flat;
+  Buffer& buffer     = in_flat ? unit.flat(tensor) : unit.gradients;
+  if (buffer != Buffer{}) return buffer;
+  std::string_view what = "gradients of ";
+  std::int64_t elements = unit.spec->elements;
+  if (in_flat) {
+    const FlatShards& flat = *unit.spec->flat;
+    what                   = name_of(tensor, setup_.plan.optimizer.kind);
+    elements               = entry.extent == Extent::whole ? flat.padded_elements() : flat.shard_elements();
+  }
+  buffer = make(str(what, unit.spec->name), elements, entry.type, entry.lifetime, role_of(tensor), entry.space);
+  return buffer;
+}
+
+// Declares the buffer for one entry of the table. An empty shard has no buffer, and fill_buckets makes buckets.
 StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
-  if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};  // buckets: fill_buckets
+  if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};
   if (entry.placement == Placement::tied) {
     const auto& weights = here().weights;
     const auto owner    = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& weight) {
@@ -56,10 +72,6 @@ StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor ten
     });
     return stored(*owner, tensor);
   }
-  const auto make_for = [&](std::string_view what, const std::string& of, std::int64_t elements) {
-    return make(str(what, of), elements, entry.type, entry.lifetime, role_of(tensor), entry.space);
-  };
-  const std::string_view what     = name_of(tensor, setup_.plan.optimizer.kind);
   const bool is_whole             = entry.extent == Extent::whole;
   const UnitWeight* const sharded = unit_weight(spec);
   const std::int64_t elements     = num_elements(local_shape(spec, tp_.size, tp_.index));
@@ -68,22 +80,19 @@ StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor ten
   StoredRange made{.begin = range.begin, .end = range.end, .sharded = !is_whole};
   const bool has_any = is_whole || range.size() > 0;
   if (entry.placement == Placement::own) {
-    if (has_any) made.buffer = make_for(what, spec.name, range.size());
+    const std::string_view what = name_of(tensor, setup_.plan.optimizer.kind);
+    if (has_any) {
+      made.buffer = make(str(what, spec.name), range.size(), entry.type, entry.lifetime, role_of(tensor), entry.space);
+    }
     return made;
   }
-  Unit& unit         = units_[sharded->unit];
-  const bool in_flat = entry.placement == Placement::flat;
-  Buffer& buffer     = in_flat ? unit.flat(tensor) : unit.gradients;
-  if (buffer == Buffer{}) {
-    const FlatShards* const flat = in_flat ? &*unit.spec->flat : nullptr;
-    buffer                       = flat == nullptr
-                                       ? make_for("gradients of ", unit.spec->name, unit.spec->elements)
-                                       : make_for(what, unit.spec->name, is_whole ? flat->padded_elements() : flat->shard_elements());
-  }
+  Unit& unit          = units_[sharded->unit];
+  const Buffer buffer = unit_buffer(unit, tensor, entry);
   if (has_any) {
-    const std::int64_t first = in_flat && !is_whole ? unit.spec->flat->begin(shard_group_.member) : 0;  // of the buffer
-    made.buffer              = buffer;
-    made.offset              = sharded->weight->offset + range.begin - first;
+    // A shard of a flat begins at the shard's first element, a whole buffer at the unit's.
+    const bool in_shard = entry.placement == Placement::flat && !is_whole;
+    made.buffer         = buffer;
+    made.offset = sharded->weight->offset + range.begin - (in_shard ? unit.spec->flat->begin(shard_group_.member) : 0);
   }
   return made;
 }
