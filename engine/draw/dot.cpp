@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "engine/base/error.hpp"
-#include "engine/base/replacement.hpp"
+#include "engine/base/output_file.hpp"
 #include "engine/base/text.hpp"
 #include "engine/draw/groups.hpp"
 #include "engine/draw/layout.hpp"
@@ -394,18 +394,20 @@ void write_dot(const OrderedGraph& graph, std::ostream& out, const DotOptions& o
 }
 
 void write_dot(const OrderedGraph& graph, const std::string& path, const DotOptions& options) {
-  write_whole("dot", path, [&](std::ostream& out) { write_dot(graph, out, options); });
+  write_stream(path, [&](std::ostream& out) { write_dot(graph, out, options); });
 }
 
 void write_svg(const OrderedGraph& graph, const std::string& path, const DotOptions& options) {
-  const Replacement svg("svg", path), dot("svg", path + ".dot"), says("svg", path + ".log");
-  write_file("dot", dot.part(), path, [&](std::ostream& out) { write_dot(graph, out, options); });
-  if (const int status = run_dot(dot.part(), svg.part(), says.part()); status != 0) {
+  OutputFile svg(path);
+  OutputFile dot(path + ".dot");  // this one and the next are removed at the end
+  const OutputFile log(path + ".log");
+  write_stream(dot, [&](std::ostream& out) { write_dot(graph, out, options); });
+  if (const int status = run_dot(dot.temporary(), svg.temporary(), log.temporary()); status != 0) {
     std::ostringstream said;
-    said << std::ifstream(says.part()).rdbuf();
+    said << std::ifstream(log.temporary()).rdbuf();
     throw Error(ErrorKind::backend, str("svg: Graphviz's 'dot' failed with status ", status, ": ", said.str()));
   }
-  svg.commit();
+  svg.keep();
 }
 
 }  // namespace stepgraph

@@ -9,7 +9,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/json_text.hpp"
-#include "engine/base/replacement.hpp"
+#include "engine/base/output_file.hpp"
 #include "engine/graph/graph_data.hpp"
 #include "engine/graph/matching.hpp"
 #include "engine/look/analysis.hpp"
@@ -342,7 +342,7 @@ void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines,
 
 void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, const std::string& path,
                  const TraceOptions& options) {
-  write_whole("trace", path, [&](std::ostream& out) { write_trace(graph, timelines, out, options); });
+  write_stream(path, [&](std::ostream& out) { write_trace(graph, timelines, out, options); });
 }
 
 void write_trace(const OrderedGraph& graph, const Timeline& timeline, std::ostream& out, const TraceOptions& options) {

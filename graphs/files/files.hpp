@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-// Reading files by position and writing them atomically: internal to this library.
+// Reading files by position: internal to this library. engine/base/output_file.hpp writes files.
 namespace stepgraph {
 
 // A regular file, open for reading. Bytes are copied, not mapped: a file that shrinks while it is open is an error, not
@@ -33,29 +33,5 @@ class InputFile {
 
 // The content of a text file. Throws Error(config) if it is longer than `most_bytes`.
 [[nodiscard]] std::string read_text(const std::filesystem::path& path, std::int64_t most_bytes);
-
-// Writes a file atomically: bytes go to a temporary file in the same folder, and keep() renames it. Throws
-// Error(backend) with the system's message, for example for a full disk.
-class OutputFile {
- public:
-  explicit OutputFile(std::filesystem::path path);
-  OutputFile(const OutputFile&)            = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile();  // removes the temporary file unless keep() was called
-
-  void write(std::span<const std::byte> bytes);
-  void keep();
-
- private:
-  [[noreturn]] void fail(std::string_view doing) const;
-
-  std::filesystem::path path_;
-  std::filesystem::path partial_;
-  int descriptor_      = -1;
-  std::int64_t so_far_ = 0;  // bytes
-};
-
-// Writes a text file atomically.
-void write_text(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace stepgraph

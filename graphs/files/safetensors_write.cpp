@@ -2,8 +2,8 @@
 #include <set>
 
 #include "engine/base/error.hpp"
+#include "engine/base/output_file.hpp"
 #include "engine/base/words.hpp"
-#include "graphs/files/files.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/files/safetensors.hpp"
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "engine/base/error.hpp"
+#include "engine/base/output_file.hpp"
 #include "graphs/files/files.hpp"
 #include "graphs/files/json_value.hpp"
 

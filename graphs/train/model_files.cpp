@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
-#include "graphs/files/files.hpp"
+#include "engine/base/output_file.hpp"
 #include "graphs/files/safetensors.hpp"
 #include "graphs/models/checkpoint.hpp"
 #include "graphs/models/fresh_weights.hpp"

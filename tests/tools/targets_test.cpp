@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
-#include "graphs/files/files.hpp"
+#include "engine/base/output_file.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
 

@@ -4,13 +4,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
 #include <memory>
 #include <optional>
 
 #include "engine/base/error.hpp"
+#include "engine/base/output_file.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/schedule/csv.hpp"
 #include "graphs/schedule/drawing.hpp"
@@ -51,11 +51,6 @@ Costs parse_costs(const std::string& text) {
   }
   if (!(costs.F + costs.I + costs.W > 0)) refuse(str("--costs '", text, "': F, I and W are all 0 (one of them more)"));
   return costs;
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  if (!(file << text << std::flush)) throw Error(ErrorKind::backend, str(path, ": cannot be written"));
 }
 
 // Colours only on a terminal, and not if NO_COLOR is set (no-color.org).
@@ -126,12 +121,12 @@ void run_schedule(const ScheduleOptions& options) {
   const ScheduleFacts facts       = validate(schedule);
   const ScheduleTimeline timeline = simulate(schedule, {.costs = {costs}, .retain = options.retain});
   if (options.svg) {
-    write_file(*options.svg, gantt_svg(schedule, timeline,
-                                       str(kind, ", ", options.stages, " stages, ", options.microbatches,
-                                           " microbatches: bubble rate ", timeline.bubble_rate)));
+    const std::string title = str(kind, ", ", options.stages, " stages, ", options.microbatches,
+                                  " microbatches: bubble rate ", timeline.bubble_rate);
+    write_stream(*options.svg, [&](std::ostream& out) { out << gantt_svg(schedule, timeline, title); });
   }
   if (options.csv == "-") return write_csv(schedule, std::cout);
-  if (options.csv) write_file(*options.csv, to_csv(schedule));
+  if (options.csv) write_stream(*options.csv, [&](std::ostream& out) { write_csv(schedule, out); });
   options.json ? print_json(options, costs, facts, timeline) : print_text(options, schedule, facts, timeline);
 }
 
