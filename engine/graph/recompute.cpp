@@ -64,6 +64,9 @@ class Recomputation {
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
+  [[nodiscard]] std::uint32_t buffer_of(std::uint32_t access) const { return data_.accesses[access].buffer(); }
+  [[nodiscard]] AccessMode mode_of(std::uint32_t access) const { return data_.accesses[access].mode(); }
+
   // Tokens hold no data: a node that runs again only takes part in their order again.
   [[nodiscard]] bool is_token(std::uint32_t access) const {
     return data_.buffers[data_.accesses[access].buffer()].token;
@@ -148,53 +151,73 @@ class Recomputation {
   }
 
   // Decides which accesses of readers use new buffers, and which nodes must run again for that.
-  void decide(RegionUse& region) {
-    std::set<std::uint32_t> needed, kept;  // kept: buffers that readers cannot replace as a whole
-    const auto for_reader_accesses = [&](const auto& visit) {
-      for (const std::uint32_t reader : region.readers) {
-        for (std::uint32_t i = data_.nodes[reader].access_begin; i < data_.access_end(reader); ++i) {
-          if (region.written.contains(data_.accesses[i].buffer())) visit(i, data_.accesses[i]);
-        }
-      }
-    };
-    for_reader_accesses([&](std::uint32_t access, const AccessRecord& record) {
-      const bool persistent = data_.buffers[record.buffer()].lifetime == Lifetime::persistent;
-      if (region.shared.contains(record.buffer()) || persistent || (reads(record.mode()) && sources_[access].outside)) {
-        kept.insert(record.buffer());
-      }
-    });
-    std::set<std::uint32_t> read;  // buffers whose recomputed values readers read
-    for_reader_accesses([&](std::uint32_t access, const AccessRecord& record) {
-      if (!reads(record.mode())) return;
+  void decide(const RegionUse& region) {
+    const std::vector<std::uint32_t> accesses = reader_accesses(region);
+    const std::set<std::uint32_t> kept        = kept_buffers(region, accesses);
+    // A buffer that is not kept gets a new one, with all of its accesses. Of a kept buffer only accesses that read
+    // nothing but the region's values are redirected.
+    const auto takes = [&](std::uint32_t access) {
+      if (!reads(mode_of(access))) return false;
       const Source& source = sources_[access];
-      if (source.region.empty()) return;
-      const bool whole = !kept.contains(record.buffer());
-      if (!whole && (source.outside || source.reader || writes(record.mode()))) return;
-      needed.insert(source.region.begin(), source.region.end());
-      read.insert(record.buffer());
-    });
+      if (source.region.empty()) return false;
+      return !kept.contains(buffer_of(access)) ||
+             (mode_of(access) == AccessMode::read && !source.outside && !source.reader);
+    };
+    std::set<std::uint32_t> needed, recomputed;  // nodes; buffers whose recomputed values readers read
+    for (const std::uint32_t access : accesses) {
+      if (!takes(access)) continue;
+      needed.insert(sources_[access].region.begin(), sources_[access].region.end());
+      recomputed.insert(buffer_of(access));
+    }
     if (needed.empty()) return;
-    for_reader_accesses([&](std::uint32_t access, const AccessRecord& record) {
-      if (!read.contains(record.buffer())) return;
-      if (!kept.contains(record.buffer())) {
-        redirected_[access] = 1;
-      } else if (record.mode() == AccessMode::read) {
-        const Source& source = sources_[access];
-        if (!source.region.empty() && !source.outside && !source.reader) redirected_[access] = 1;
+    for (const std::uint32_t access : accesses) {
+      const std::uint32_t buffer = buffer_of(access);
+      if (recomputed.contains(buffer) && (!kept.contains(buffer) || takes(access))) redirected_[access] = 1;
+    }
+    again_before_[region.readers.front()] = nodes_to_repeat(region, std::move(needed));
+  }
+
+  // The accesses of the region's readers to buffers that the region writes.
+  [[nodiscard]] std::vector<std::uint32_t> reader_accesses(const RegionUse& region) const {
+    std::vector<std::uint32_t> found;
+    for (const std::uint32_t reader : region.readers) {
+      for (std::uint32_t i = data_.nodes[reader].access_begin; i < data_.access_end(reader); ++i) {
+        if (region.written.contains(buffer_of(i))) found.push_back(i);
       }
-    });
-    std::vector<std::uint32_t>& nodes = again_before_[region.readers.front()];
+    }
+    return found;
+  }
+
+  // Buffers that a new buffer cannot replace as a whole: other nodes use them later, their values outlive the step, or
+  // a reader also reads bytes that the region did not write.
+  [[nodiscard]] std::set<std::uint32_t> kept_buffers(const RegionUse& region,
+                                                     const std::vector<std::uint32_t>& accesses) {
+    std::set<std::uint32_t> kept;
+    for (const std::uint32_t access : accesses) {
+      const std::uint32_t buffer = buffer_of(access);
+      if (region.shared.contains(buffer) || data_.buffers[buffer].lifetime == Lifetime::persistent ||
+          (reads(mode_of(access)) && sources_[access].outside)) {
+        kept.insert(buffer);
+      }
+    }
+    return kept;
+  }
+
+  // The needed nodes of a region and the nodes that those read from, in the order of nodes.
+  [[nodiscard]] std::vector<std::uint32_t> nodes_to_repeat(const RegionUse& region, std::set<std::uint32_t> needed) {
+    std::vector<std::uint32_t> nodes;
     for (auto node = region.nodes.rbegin(); node != region.nodes.rend(); ++node) {
       if (!needed.contains(*node)) continue;
       nodes.push_back(*node);
       for (std::uint32_t i = data_.nodes[*node].access_begin; i < data_.access_end(*node); ++i) {
-        if (!reads(data_.accesses[i].mode()) || is_token(i)) continue;
+        if (!reads(mode_of(i)) || is_token(i)) continue;
         const Source& source = sources_[i];
         check(source, *node, i, region.readers.front());
         needed.insert(source.region.begin(), source.region.end());
       }
     }
     std::reverse(nodes.begin(), nodes.end());
+    return nodes;
   }
 
   void check(const Source& source, std::uint32_t node, std::uint32_t access, std::uint32_t reader) const {
