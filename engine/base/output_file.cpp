@@ -120,10 +120,10 @@ void write_stream(const std::string& path, const std::function<void(std::ostream
   if (const fs::file_status status = fs::status(path, ignored); fs::exists(status) && !fs::is_regular_file(status)) {
     std::ofstream out(path, std::ios::binary);
     if (out) write(out);
-    out.close();
-    if (!out) {
-      throw Error(ErrorKind::backend, str(path, ": cannot be written: ", std::generic_category().message(errno)));
-    }
+    out.flush();
+    const int reason = errno;
+    if (!out)
+      throw Error(ErrorKind::backend, str(path, ": cannot be written: ", std::generic_category().message(reason)));
     return;
   }
   OutputFile file(path);

@@ -3,7 +3,6 @@
 
 #include "engine/base/disjoint_sets.hpp"
 #include "engine/base/error.hpp"
-#include "engine/graph/issue_order.hpp"
 #include "engine/verify/findings.hpp"
 
 namespace stepgraph::verifier {
@@ -39,9 +38,22 @@ class WaitGraph {
   }
 
  private:
-  // A rank's parts wait for those before them: on the rank, and on each communicator.
+  // By rank, then by issue position. Sorted here, and not by the code that makes edges of this order.
+  [[nodiscard]] std::vector<std::uint32_t> parts_by_issue() const {
+    std::vector<std::uint32_t> parts;
+    for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
+      if (graph_.has_part({node})) parts.push_back(node);
+    }
+    std::stable_sort(parts.begin(), parts.end(), [&](std::uint32_t a, std::uint32_t b) {
+      if (graph_.rank({a}) != graph_.rank({b})) return graph_.rank({a}) < graph_.rank({b});
+      return graph_.part({a}).issue < graph_.part({b}).issue;
+    });
+    return parts;
+  }
+
+  // A part waits for the previous part that its rank issues, and for the previous part on the same communicator.
   void order_issues() {
-    const std::vector<std::uint32_t> parts = parts_in_issue_order(graph_);
+    const std::vector<std::uint32_t> parts = parts_by_issue();
     std::map<std::uint32_t, std::uint32_t> last_on_group;  // of the current rank
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const bool first_of_rank = i == 0 || graph_.rank({parts[i - 1]}) != graph_.rank({parts[i]});

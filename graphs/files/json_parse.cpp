@@ -69,6 +69,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
  private:
   bool add(JsonValue value) {
     if (open_.empty()) {
+      if (use_ && !value.is_object()) refuse("not an object (one is needed)");
       result_ = std::move(value);
     } else if (use_ && open_.size() == 1 && open_.back().is_object()) {
       (*use_)(open_.back().key.back(), value);

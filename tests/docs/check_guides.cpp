@@ -3,11 +3,11 @@
 #include <catch2/catch_test_macros.hpp>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "engine/base/error.hpp"
 #include "graphs/config/config.hpp"
+#include "graphs/files/json_value.hpp"
 #include "tests/docs/block.hpp"
 #include "tests/docs/guide.hpp"
 #include "tests/support/paths.hpp"
@@ -23,6 +23,19 @@ std::vector<Guide> all_guides() {
   std::vector<Guide> guides;
   for (const std::string& path : find_guides(source_path())) guides.push_back(read_guide(source_path(), path));
   return guides;
+}
+
+// The values of an object that are no objects, by their paths: "layout.tp".
+std::map<std::string, sg::JsonValue> flat_keys(const sg::JsonValue& object, const std::string& prefix = {}) {
+  std::map<std::string, sg::JsonValue> keys;
+  for (std::size_t i = 0; i < object.size(); ++i) {
+    const std::string key = prefix + object.key[i];
+    if (object[i].is_object())
+      keys.merge(flat_keys(object[i], key + "."));
+    else
+      keys.emplace(key, object[i]);
+  }
+  return keys;
 }
 
 // "`engine/graph/graph.hpp`" without its quotes.
@@ -160,18 +173,15 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
   }
   std::set<std::string> known{"model.load", "data.text", "data.tokens"};
   const auto check = [&](const sg::Config& config) {
-    const auto keys = nlohmann::json::parse(sg::to_json(config)).flatten();
-    for (const auto& [pointer, value] : keys.items()) {
-      std::string key = pointer.substr(1);
-      std::replace(key.begin(), key.end(), '/', '.');
+    for (const auto& [key, value] : flat_keys(sg::parse_json(sg::to_json(config)))) {
       CAPTURE(key);
       REQUIRE(table.contains(key));
       if (!known.insert(key).second || key == "model.kind" || key == "optimizer.kind" || key == "data.synthetic")
         continue;
       if (value.is_number())
-        CHECK(std::stod(table[key]) == value.get<double>());
+        CHECK(std::stod(table[key]) == value.as_real());
       else if (table[key] != "as param")
-        CHECK(table[key] == (value.is_string() ? value.get<std::string>() : value.dump()));
+        CHECK(table[key] == (value.is_string() ? value.as_string() : sg::json_line(value)));
     }
   };
   check({});

@@ -9,9 +9,9 @@
 
 #include "tools/stepgraph/program.hpp"
 
-int main(int, char** argv) {
-  std::ifstream file(argv[1]);
-  int failed = 0;
+int main(int argc, char** argv) {
+  std::ifstream file(argc == 2 ? argv[1] : "");
+  int failed = 0, num_run = 0;
   for (std::string line; std::getline(file, line);) {
     std::vector<std::string> words;
     std::istringstream fields(line);
@@ -21,9 +21,11 @@ int main(int, char** argv) {
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     const int code = stepgraph::cli::run_program(static_cast<int>(arguments.size()), arguments.data());
+    ++num_run;
     if (code == expected) continue;
     std::cerr << "exit code " << code << ", expected " << expected << ": " << line << "\n";
     failed = 1;
   }
-  return failed;
+  if (num_run == 0) std::cerr << "command_sequence: no commands (a file with one to a line)\n";
+  return num_run == 0 ? 2 : failed;
 }

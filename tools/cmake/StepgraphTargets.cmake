@@ -151,7 +151,7 @@ function(stepgraph_check_headers folder)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${folder}/*.hpp)
   set(alone "")
   foreach(header IN LISTS headers)
-    if(header MATCHES "/cuda/")  # compiled by the CUDA build, where their headers are
+    if(header MATCHES "/cuda/" AND NOT STEPGRAPH_WITH_CUDA)  # without the CUDA Toolkit they do not compile
       continue()
     endif()
     string(REGEX REPLACE "hpp$" "cpp" source ${header})
