@@ -115,24 +115,24 @@ std::string misfit(const Graph& graph, Node node) {
   const bool even = part.bytes_read == part.bytes_written;
   switch (part.op) {
     case PartOp::all_reduce:
-      return even ? "" : "it receives other than it sends";
+      return even ? "" : "it receives another number of bytes than it sends";
     case PartOp::reduce:
-      if (!root) return none_for(part, Side::out, "who is not the root");
-      return even ? "" : "the root receives other than it sends";
+      if (!root) return none_for(part, Side::out, "a rank that is not the root");
+      return even ? "" : "the root receives another number of bytes than it sends";
     case PartOp::broadcast:
-      return even || !root ? "" : "the root receives other than it sends";
+      return even || !root ? "" : "the root receives another number of bytes than it sends";
     case PartOp::all_gather:
       return own_shard(graph, node, part, Side::out);
     case PartOp::reduce_scatter:
       return own_shard(graph, node, part, Side::in);
     case PartOp::gather:
-      return root ? own_shard(graph, node, part, Side::out) : none_for(part, Side::out, "who is not the root");
+      return root ? own_shard(graph, node, part, Side::out) : none_for(part, Side::out, "a rank that is not the root");
     case PartOp::scatter:
-      return root ? own_shard(graph, node, part, Side::in) : none_for(part, Side::in, "who is not the root");
+      return root ? own_shard(graph, node, part, Side::in) : none_for(part, Side::in, "a rank that is not the root");
     case PartOp::permute: {
-      const std::string sent = part.peer == Rank{-1} ? none_for(part, Side::in, "who has no peer") : "";
+      const std::string sent = part.peer == Rank{-1} ? none_for(part, Side::in, "a rank without a peer") : "";
       if (!sent.empty() || part.source != Rank{-1}) return sent;
-      return none_for(part, Side::out, "who has no source");
+      return none_for(part, Side::out, "a rank without a source");
     }
     case PartOp::all_to_all: {
       const std::size_t own   = member_of(graph, node);

@@ -19,7 +19,7 @@ int ComputePermits::acquire(int preferred) noexcept {
   waiters_.fetch_add(1);
   for (;;) {
     const std::uint32_t seen = releases_.load();
-    // Looked at again after `waiters_` was raised: whoever releases from here on sees it and counts.
+    // Looked at again after `waiters_` was raised: a thread that releases a permit from here on sees it and counts.
     if (const int permit = try_acquire(preferred); permit >= 0) {
       waiters_.fetch_sub(1);
       return permit;

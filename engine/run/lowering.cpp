@@ -91,7 +91,7 @@ class Lowerer {
     if (match.parts.size() != expected) {
       throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
                                         group.name, "') meets ", match.parts.size() - 1, " other parts instead of ",
-                                        expected - 1, " (verify names who is missing)"));
+                                        expected - 1, " (verify names the missing ranks)"));
     }
     for (const LocalPart& part : match.parts) {
       const Graph::PartView other = graph_.part(part.node);

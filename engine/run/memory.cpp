@@ -150,7 +150,7 @@ void Memory::borrow(std::span<const Loan> loans) {
     const std::byte* const end   = begin + loan.bytes.size();
     const auto next              = ends.upper_bound(begin);
     if (next != ends.end() && next->first - places_[next->second.id].size_bytes < end) {
-      refuse(str(" is lent bytes of ", describe(next->second), ", and nothing would order who uses them"));
+      refuse(str(" is lent bytes of ", describe(next->second), ", and no edge would order their accesses"));
     }
     ends.emplace(end, loan.buffer);
     place.data = loan.bytes.data();

@@ -67,9 +67,9 @@ TEST_CASE("loans that do not fit are refused by name", "[engine][memory][refuses
   std::vector<std::byte> own(20);
   const auto span = std::span(own);
   refuses({{.buffer = guest.kept, .bytes = span.subspan(8, 8)}, {.buffer = guest.other, .bytes = span.subspan(4, 8)}},
-          "nothing would order who uses them");
+          "no edge would order their accesses");
   refuses({{.buffer = guest.kept, .bytes = span.subspan(4, 8)}, {.buffer = guest.other, .bytes = span.subspan(8, 8)}},
-          "nothing would order who uses them");
+          "no edge would order their accesses");
   CHECK_NOTHROW(sg::Memory(guest.graph, plan,
                            std::vector<sg::Loan>{{.buffer = guest.kept, .bytes = span.subspan(8, 8)},
                                                  {.buffer = guest.other, .bytes = span.subspan(0, 8)}}));

@@ -103,11 +103,11 @@ TEST_CASE("a part with invalid sizes is also found in a slice", "[engine][verify
   mismatch(flaws_alone({.op = all_gather}, 0, range(0, 4), range(16, 16)), "not 3 shards of whole f32");
   mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of what it receives has 8");
   mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of what it sends has 8");
-  mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who is not the root");
-  mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)), "who is not the root");
-  mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)), "who is not the root");
-  mismatch(flaws_alone({.op = permute, .source = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who has no peer");
-  mismatch(flaws_alone({.op = permute, .peer = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "who has no source");
+  mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank that is not the root");
+  mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)), "a rank that is not the root");
+  mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)), "a rank that is not the root");
+  mismatch(flaws_alone({.op = permute, .source = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank without a peer");
+  mismatch(flaws_alone({.op = permute, .peer = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank without a source");
   mismatch(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 4}}), ranges({{20, 8}, {28, 0}, {28, 4}})),
            "sends itself 4 bytes and receives 8");
 }
