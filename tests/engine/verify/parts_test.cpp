@@ -99,7 +99,7 @@ TEST_CASE("a part with invalid sizes is also found in a slice", "[engine][verify
     CHECK_THAT(text, ContainsSubstring("mismatched parts") && ContainsSubstring(why));
   };
   mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 6), range(8, 6)), "not whole f32");
-  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "receives other than it sends");
+  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "receives another number of bytes than it sends");
   mismatch(flaws_alone({.op = all_gather}, 0, range(0, 4), range(16, 16)), "not 3 shards of whole f32");
   mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of what it receives has 8");
   mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of what it sends has 8");
