@@ -43,10 +43,13 @@ if(STEPGRAPH_SANITIZE)
   add_link_options(-fsanitize=${STEPGRAPH_SANITIZE})
 endif()
 
-# stepgraph_sanitize(target LEVEL [TEST_CODE]): instruments a target and compiles it at that level of optimisation, with
-# assertions and line numbers. -O0 compiles in two thirds of the time of -O1, code without UBSan in less than two thirds.
-# Test code does without UBSan, which looks for undefined behaviour in the library. Left out are the UBSan checks that
-# AddressSanitizer repeats (null, object-size) and vptr (the casts between our few virtual classes are implicit upcasts).
+# stepgraph_sanitize(target LEVEL [TEST_CODE | NO_BYTES]): instruments a target and compiles it at that level of
+# optimisation, with assertions and line numbers. -O0 compiles in two thirds of the time of -O1. UBSan doubles the time, so
+# it looks only where it can find something that others do not:
+# - not in test code: it is there to find undefined behaviour in the library;
+# - null, object-size, pointer-overflow: AddressSanitizer reports the access;
+# - vptr: no class is cast down;
+# - alignment: only in code that makes typed pointers from bytes, not in a target with NO_BYTES.
 function(stepgraph_sanitize target level)
   if(NOT STEPGRAPH_SANITIZE)
     return()
@@ -59,7 +62,8 @@ function(stepgraph_sanitize target level)
     -fno-sanitize-recover=all
     -Wno-maybe-uninitialized -Wno-restrict)  # GCC's flow analysis warns about its own instrumentation
   if(sanitizers MATCHES "undefined")
-    target_compile_options(${target} PRIVATE -fno-sanitize=null,object-size,vptr)
+    target_compile_options(${target} PRIVATE
+      -fno-sanitize=null,object-size,pointer-overflow,vptr$<$<STREQUAL:${ARGV2},NO_BYTES>:,alignment>)
   endif()
   if(sanitizers MATCHES "thread")
     target_compile_definitions(${target} PRIVATE STEPGRAPH_TSAN)
@@ -105,12 +109,12 @@ function(stepgraph_libraries_first target)
   target_link_options(${target} PRIVATE "SHELL:-Wl,--whole-archive${archives} -Wl,--no-whole-archive")
 endfunction()
 
-# stepgraph_library(folder SOURCES ... SINGLE_THREADED ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ... SANITIZED_AT LEVEL):
+# stepgraph_library(folder SOURCES ... SINGLE_THREADED ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ... SANITIZED_AT ...):
 # the library of one folder. Linking it statically links PRIVATE_LINK too; BUILD_LINK is gone once the library is compiled.
 # SINGLE_THREADED are sources whose code runs on one thread, on data of that thread: ThreadSanitizer would find nothing
 # there. In its build they are a library of their own, compiled as in a release build.
 function(stepgraph_library folder)
-  cmake_parse_arguments(arg "" "SANITIZED_AT" "SOURCES;SINGLE_THREADED;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SANITIZED_AT;SOURCES;SINGLE_THREADED;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
   if(STEPGRAPH_SANITIZE MATCHES "thread" AND arg_SINGLE_THREADED)
     add_library(${target} STATIC ${arg_SOURCES})
@@ -135,7 +139,7 @@ function(stepgraph_library folder)
     set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endforeach()
   if(STEPGRAPH_SANITIZE)
-    stepgraph_sanitize(${target} ${arg_SANITIZED_AT})
+    stepgraph_sanitize(${target} ${arg_SANITIZED_AT})  # LEVEL [NO_BYTES]
     stepgraph_precompile(${target})
   endif()
   target_link_libraries(stepgraph_all INTERFACE ${target})
