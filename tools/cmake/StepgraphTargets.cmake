@@ -57,6 +57,9 @@ function(stepgraph_sanitize target level)
   set(sanitizers ${STEPGRAPH_SANITIZE})
   if(ARGV2 STREQUAL "TEST_CODE")
     string(REPLACE ",undefined" "" sanitizers "${sanitizers}")
+    if(sanitizers STREQUAL "address")  # heap and globals, which a test shares with the library, not its own stack
+      target_compile_options(${target} PRIVATE "SHELL:--param asan-stack=0")
+    endif()
   endif()
   target_compile_options(${target} PRIVATE ${level} -g1 -UNDEBUG -fsanitize=${sanitizers} -fno-omit-frame-pointer
     -fno-sanitize-recover=all
