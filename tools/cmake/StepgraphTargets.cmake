@@ -125,6 +125,7 @@ function(stepgraph_library folder)
     target_include_directories(${target}_unwatched PRIVATE ${PROJECT_SOURCE_DIR})
     target_link_libraries(${target}_unwatched PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK} ${arg_BUILD_LINK} stepgraph::warnings)
     target_link_libraries(${target} PUBLIC ${target}_unwatched)
+    target_link_libraries(${target}_unwatched INTERFACE ${target})  # each uses the other
     set(parts ${target} ${target}_unwatched)
   else()
     add_library(${target} STATIC ${arg_SOURCES} ${arg_SINGLE_THREADED})
