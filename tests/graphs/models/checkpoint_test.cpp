@@ -90,7 +90,7 @@ TEST_CASE("an index that does not fit its shards is refused", "[graphs][checkpoi
   const auto map = [](const JsonValue& content) { return JsonValue{{"weight_map", content}}; };
   write(folder, "one", {tensor("a", {2}), tensor("b", {2})});
   write(folder, "two", {tensor("c", {2})});
-  refused(JsonValue::list(), index + ": the object 'weight_map' is missing (tensor names and their files)");
+  refused(JsonValue::list(), index + ": not an object (one is needed)");
   refused(map(JsonValue::list()), index + ": the object 'weight_map' is missing (tensor names and their files)");
   refused(map(JsonValue::object()), index + ": weight_map is empty (tensor names and their files)");
   refused(map({{"a", 1}}), index + ": weight_map: 'a' is not a file name (\"...\")");
