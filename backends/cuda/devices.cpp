@@ -22,7 +22,7 @@ void check_count(cudaError_t status) {
   } else if (status == cudaErrorNoDevice) {
     why = "no device found (use an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide";
   }
-  throw Error(ErrorKind::backend, str("cuda: counting devices: ", why, "; or backend loopback)"));
+  throw Error(ErrorKind::backend, str("cuda: counting devices: ", why, "; or use backend loopback)"));
 }
 
 }  // namespace
