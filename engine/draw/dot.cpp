@@ -231,6 +231,9 @@ class Writer {
       case LinkKind::issue:
         out_ << "style=dashed, color=\"#4F81BD\", penwidth=" << number(pen * 0.8);
         break;
+      case LinkKind::added:
+        out_ << "style=dashed, penwidth=" << number(pen * 0.8);
+        break;
       case LinkKind::match:
         out_ << "style=dotted, constraint=false, color=\"" << paint(shade).line << "\", penwidth=" << number(pen + 0.3);
         if (shade != Shade::send) out_ << ", dir=none";
@@ -274,8 +277,7 @@ class Writer {
     return out;
   }
 
-  // --- legend: colours, lines and omissions
-  // ----------------------------------------------------------------------------
+  // --- legend: colours, lines and omissions ------------------------------------------------------------------------
   struct Entry {
     bool is_line;
     Shade shade;
@@ -295,8 +297,8 @@ class Writer {
     for (std::size_t i = 0; i < num_shades; ++i) {
       if (shades[i]) legend_.push_back({false, static_cast<Shade>(i), {}, to_string(static_cast<Shade>(i)), {}});
     }
-    static constexpr std::string_view meanings[] = {
-        "data", "lane order only", "into the next run", "one communication", "reuses memory", "issued before"};
+    static constexpr std::array<std::string_view, num_link_kinds> meanings = {
+        "data", "lane order only", "into the next run", "one communication", "reuses memory", "issued before", "added"};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       if (kinds[i]) legend_.push_back({true, Shade::all_reduce, static_cast<LinkKind>(i), meanings[i], {}});
     }

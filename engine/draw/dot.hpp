@@ -33,6 +33,7 @@ inline constexpr int max_drawn_boxes = 300;
 //   dashed, grey   into the next run
 //   dashed, red    reuse edges of a memory plan
 //   dashed, blue   the issue order of the world
+//   dashed, black  edges that the caller added to the graph's
 //   dotted         parts of one communication
 //
 // The file contains the positions of all nodes (`layout=nop2`), so `dot -Tsvg` only draws. Graphviz's own layouts keep

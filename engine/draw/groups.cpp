@@ -339,6 +339,12 @@ bool conflict(const Graph& graph, Node a, Node b) {
   return false;
 }
 
+// Whether both nodes are parts of one rank, which issues the first before the second.
+bool issued_before(const GraphData& data, const NodeRecord& a, const NodeRecord& b) {
+  if (a.part < 0 || b.part < 0 || a.rank != b.rank) return false;
+  return data.parts[static_cast<std::size_t>(a.part)].issue < data.parts[static_cast<std::size_t>(b.part)].issue;
+}
+
 bool same_lane(const NodeRecord& a, const NodeRecord& b) { return a.lane >= 0 && a.lane == b.lane && a.rank == b.rank; }
 
 std::vector<Box> make_boxes(const Graph& graph, const std::vector<std::uint32_t>& nodes, Detail detail,
@@ -424,7 +430,8 @@ std::vector<Link> make_links(const OrderedGraph& ordered, const std::vector<std:
       }
       const auto own = derived.before({node});
       if (&edges != &derived && !std::binary_search(own.begin(), own.end(), before)) {
-        add(before, node, LinkKind::issue, Shade::compute);
+        const bool issue = issued_before(data, data.nodes[before], data.nodes[node]);
+        add(before, node, issue ? LinkKind::issue : LinkKind::added, Shade::compute);
         continue;
       }
       const bool ordered_only = same_lane(data.nodes[before], data.nodes[node]) && !conflict(graph, {before}, {node});
@@ -496,7 +503,7 @@ Drawing group(const OrderedGraph& ordered, const DotOptions& options) {
     }
     if (graph.only_rank() && *graph.only_rank() != *options.rank) {
       throw Error(ErrorKind::config,
-                  str("dot: rank ", rank, " is not in this graph (it holds rank ", *graph.only_rank(), " alone)"));
+                  str("dot: rank ", rank, " is not in this graph (it holds only rank ", *graph.only_rank(), ")"));
     }
   }
   std::vector<std::uint32_t> nodes;

@@ -52,9 +52,10 @@ enum class LinkKind : std::uint8_t {
   match,  // parts of one communication
   reuse,  // an edge that a memory plan added
   issue,  // an edge that only the issue order of the world needs
+  added,  // an edge that the caller added to the graph's
 };
 
-inline constexpr std::size_t num_link_kinds = 6;
+inline constexpr std::size_t num_link_kinds = 7;
 
 // The edges between two boxes; `count` is their number.
 struct Link {

@@ -183,7 +183,8 @@ TEST_CASE("a box says its name, the bytes it writes and its flops", "[engine][do
   CHECK_THAT(dot, ContainsSubstring("512 B"));
 }
 
-TEST_CASE("edges into the next run are dashed and can be left out; a node's own are not drawn", "[engine][dot]") {
+TEST_CASE("edges into the next run are dashed and can be left out; an edge from a node to itself is not drawn",
+          "[engine][dot]") {
   const sg::Graph graph = gathering();
   const std::string dot = dot_of(graph);
   std::size_t expected  = 0;
@@ -350,7 +351,7 @@ TEST_CASE("one rank can be drawn alone, and an absent rank is refused", "[engine
                        MessageMatches(ContainsSubstring("rank 2") && ContainsSubstring("0 to 1")));
   CHECK_THROWS_MATCHES(dot_of(graph, {.rank = Rank{-1}}), sg::Error, MessageMatches(ContainsSubstring("0 to 1")));
   CHECK_THROWS_MATCHES(dot_of(sg::slice(graph, Rank{1}), {.rank = Rank{0}}), sg::Error,
-                       MessageMatches(ContainsSubstring("holds rank 1")));
+                       MessageMatches(ContainsSubstring("holds only rank 1")));
 }
 
 TEST_CASE("the legend names only what occurs", "[engine][dot]") {
@@ -433,4 +434,17 @@ TEST_CASE("a memory plan's edges are drawn dashed, and explained", "[engine][dot
   CHECK_THAT(without.str(), !ContainsSubstring("reuses memory"));
   const auto other = sg::plan_memory(sg::Graph());
   CHECK_THROWS_WITH(sg::write_dot({graph, other}, with), ContainsSubstring("plan is for 0 nodes"));
+}
+
+TEST_CASE("an edge that the caller adds is drawn as added, not as the issue order of a world", "[engine][dot]") {
+  sg::Graph graph;
+  graph.add({.name = "first"});
+  graph.add({.name = "second"});
+  sg::Edges edges = graph.edges();
+  REQUIRE(edges.preds.empty());
+  edges.preds      = {0};
+  edges.pred_begin = {0, 0, 1};
+  std::ostringstream drawing;
+  sg::write_dot({graph, edges}, drawing);
+  CHECK_THAT(drawing.str(), ContainsSubstring("added") && !ContainsSubstring("issued before"));
 }
