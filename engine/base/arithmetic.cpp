@@ -208,7 +208,7 @@ void reduce(std::span<const std::byte* const> in, std::span<std::byte* const> ou
 
 void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DType type, Reduction reduction) {
   if (into.size() != from.size())
-    throw Error(ErrorKind::config, str("arithmetic: ", from.size(), " bytes into ", into.size(), " (as many)"));
+    throw Error(ErrorKind::config, str("arithmetic: ", from.size(), " bytes into ", into.size(), " (equal sizes)"));
   const std::array<const std::byte*, 2> in{into.data(), from.data()};
   const std::array<std::byte*, 1> out{into.data()};
   reduce(in, out, into.size(), type, reduction == Reduction::average ? Reduction::sum : reduction);

@@ -18,6 +18,9 @@ inline std::ostream& operator<<(std::ostream& out, Rank rank) { return out << in
 enum class DType : std::uint8_t { u8, i32, i64, f16, bf16, f32, f64 };
 [[nodiscard]] std::size_t size_bytes(DType type) noexcept;
 [[nodiscard]] std::string_view to_string(DType type) noexcept;
+[[nodiscard]] constexpr bool is_float(DType type) noexcept {  // a floating-point type of any size
+  return type == DType::f16 || type == DType::bf16 || type == DType::f32 || type == DType::f64;
+}
 inline std::ostream& operator<<(std::ostream& out, DType type) { return out << to_string(type); }
 
 class bf16;  // engine/base/half.hpp

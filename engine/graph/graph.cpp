@@ -40,7 +40,7 @@ Region normal_form(const Access& access, const BufferSpec& buffer, std::string_v
 // For a handle that was never set, or is of another graph.
 std::string not_of_this_graph(const char* what, std::uint32_t id, std::size_t count) {
   if (id == ~std::uint32_t{0}) return str("graph: this ", what, " was never made (graph.", what, "(...) makes one)");
-  return str("graph: ", what, " #", id, " is not of this graph (", count, " ", what, "s)");
+  return str("graph: ", what, " #", id, " is not in this graph (it has ", count, " ", what, "s)");
 }
 
 bool contains(const std::vector<Rank>& ranks, Rank rank) {
@@ -80,7 +80,7 @@ void Graph::check_rank(Rank rank, const What& what) const {
     refuse(str("graph: ", what(), ": rank ", rank, " is not in the world (0 to ", data_->num_ranks - 1, ")"));
   }
   if (data_->only && *data_->only != rank) {
-    refuse(str("graph: ", what(), ": rank ", rank, " in a graph that holds rank ", *data_->only, " only"));
+    refuse(str("graph: ", what(), ": rank ", rank, " in a graph that holds only rank ", *data_->only));
   }
 }
 
@@ -169,7 +169,7 @@ Rank Graph::rank_of(const NodeSpec& spec) const {
   }
   if (!rank && data_->only) rank = data_->only;
   if (!rank && data_->num_ranks == 1) rank = Rank{0};
-  if (!rank) refuse(str("graph: node '", spec.name, "' has no lane and no accesses: name its rank"));
+  if (!rank) refuse(str("graph: node '", spec.name, "' has no lane and no accesses (set its rank)"));
   check_rank(*rank, [&] { return str("node '", spec.name, "'"); });
   return *rank;
 }
@@ -185,10 +185,10 @@ void Graph::check_part(const NodeSpec& spec, Rank rank) const {
     if (part.peer == rank) bad(str("rank ", rank, " cannot ", to_string(part.op), " to itself"));
   }
   if (part.op == PartOp::permute) {
-    for (const auto& [who, other] : {std::pair{"peer", part.peer}, std::pair{"source", part.source}}) {
+    for (const auto& [role, other] : {std::pair{"peer", part.peer}, std::pair{"source", part.source}}) {
       if (other != Rank{-1} && !contains(group.ranks, other))
-        bad(str(who, " ", other, " is not in group '", group.name, "' (a member, or -1 for none)"));
-      if (other == rank) bad(str("rank ", rank, " cannot be its own ", who, " (another member, or -1 for none)"));
+        bad(str(role, " ", other, " is not in group '", group.name, "' (a member, or -1 for none)"));
+      if (other == rank) bad(str("rank ", rank, " cannot be its own ", role, " (another member, or -1 for none)"));
     }
   }
   if (has_root(part.op) && !contains(group.ranks, part.root)) {
@@ -325,7 +325,7 @@ std::uint32_t Graph::num_groups() const noexcept { return static_cast<std::uint3
 
 const NodeRecord& Graph::record(Node node) const {
   if (node.id >= data_->nodes.size())
-    refuse(str("graph: node #", node.id, " is not of this graph (", data_->nodes.size(), " nodes)"));
+    refuse(str("graph: node #", node.id, " is not in this graph (it has ", data_->nodes.size(), " nodes)"));
   return data_->nodes[node.id];
 }
 

@@ -79,8 +79,9 @@ class EdgeMerger {
     if (sorted.size() == size) return sorted;
     const auto stuck = static_cast<std::uint32_t>(
         std::find_if(waiting.begin(), waiting.end(), [](std::uint32_t count) { return count > 0; }) - waiting.begin());
-    throw Error(ErrorKind::graph, str("issue order: ", size - sorted.size(), " nodes wait for each other in a circle, ",
-                                      graph_.describe(Node{stuck}), " among them (verify prints the cycle)"));
+    throw Error(ErrorKind::graph,
+                str("issue order: ", size - sorted.size(), " nodes wait for each other in a cycle, including ",
+                    graph_.describe(Node{stuck}), " (verify prints the cycle)"));
   }
 
   std::vector<std::uint32_t> preds_of(std::uint32_t node) {

@@ -13,7 +13,8 @@ struct MemoryPlan;  // engine/plan/memory_plan.hpp
 // runnable_graph.hpp) converts to it with the edges that an executor obeys: the derived edges, the reuse edges of the
 // memory plan and the issue order of the world.
 //
-// A view of three pointers: what it refers to must outlive it. Copy it freely.
+// A view of three pointers: the graph, the edges and the plan must outlive it. Copy it freely, but do not keep one that
+// was made from a temporary: as an argument of a function that is fine, as a variable it would dangle.
 struct OrderedGraph {
   OrderedGraph(const Graph& of) : graph(of), edges(of.edges()) {}  // NOLINT: implicit on purpose
   // With other edges than the derived ones, for example to verify or simulate a change. An edge may lead from any node

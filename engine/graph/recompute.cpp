@@ -228,8 +228,9 @@ class Recomputation {
           str("recompute: ", graph_.describe(Node{node}), " cannot run again before ", graph_.describe(Node{reader}),
               ": ", graph_.describe(Buffer{data_.accesses[access].buffer()}), ", which it reads, ", why));
     };
-    if (!source.region.empty()) refuse("was written in part by its region (by the region, or outside of it)");
-    if (source.stale) refuse("has been written over since (what a region reads from outside must stay as it is)");
+    if (!source.region.empty())
+      refuse("was written partly by its region and partly outside (only inside, or only outside)");
+    if (source.stale) refuse("has been overwritten since (inputs of a region from outside must not change)");
   }
 
   // --- the new graph -------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ bool is_root(const Graph& graph, Node node, const Graph::PartView& part) {
   return has_root(part.op) && graph.rank(node) == part.root;
 }
 
-std::string none_for(const Graph::PartView& part, Side side, const char* who) {
+std::string none_for(const Graph::PartView& part, Side side, const char* subject) {
   if (bytes_of(part, side) == 0) return {};
-  return str(who, " ", verb(side), " ", bytes_of(part, side), " bytes (none)");
+  return str(subject, " ", verb(side), " ", bytes_of(part, side), " bytes (none)");
 }
 
 // The two sides of a part that moves shards: the member's own shard of the side that holds all must have the size of
@@ -30,8 +30,8 @@ std::string own_shard(const Graph& graph, Node node, const Graph::PartView& part
   const Side single      = whole == Side::in ? Side::out : Side::in;
   const std::int64_t own = (*sizes)[member_of(graph, node)];
   if (own == bytes_of(part, single)) return {};
-  return str("it ", verb(single), " ", bytes_of(part, single), " bytes, but its shard of what it ", verb(whole),
-             " has ", own);
+  return str("it ", verb(single), " ", bytes_of(part, single), " bytes, but its shard of the bytes that it ",
+             verb(whole), " has ", own);
 }
 
 }  // namespace
@@ -112,15 +112,18 @@ std::string misfit(const Graph& graph, Node node) {
       return str("the ", size, " bytes that it ", verb(side), " are not whole ", part.type);
     }
   }
-  const bool even = part.bytes_read == part.bytes_written;
+  const bool even   = part.bytes_read == part.bytes_written;
+  const auto uneven = [&](const char* subject) {
+    return str(subject, " sends ", part.bytes_read, " bytes, but receives ", part.bytes_written, " (equal sizes)");
+  };
   switch (part.op) {
     case PartOp::all_reduce:
-      return even ? "" : "it receives another number of bytes than it sends";
+      return even ? "" : uneven("it");
     case PartOp::reduce:
       if (!root) return none_for(part, Side::out, "a rank that is not the root");
-      return even ? "" : "the root receives another number of bytes than it sends";
+      return even ? "" : uneven("the root");
     case PartOp::broadcast:
-      return even || !root ? "" : "the root receives another number of bytes than it sends";
+      return even || !root ? "" : uneven("the root");
     case PartOp::all_gather:
       return own_shard(graph, node, part, Side::out);
     case PartOp::reduce_scatter:

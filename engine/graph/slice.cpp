@@ -7,8 +7,7 @@ namespace stepgraph {
 
 Graph slice(const Graph& graph, Rank rank) {
   if (graph.only_rank() && *graph.only_rank() != rank) {
-    throw Error(ErrorKind::config,
-                str("slice: rank ", rank, " of a graph that holds rank ", *graph.only_rank(), " only"));
+    throw Error(ErrorKind::config, str("slice: rank ", rank, " of a graph that holds only rank ", *graph.only_rank()));
   }
   Graph out(graph.num_ranks(), rank);
   constexpr std::uint32_t elsewhere = ~std::uint32_t{0};

@@ -18,7 +18,7 @@ MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Sp
   }
   std::vector<Tenant> tenants = find_tenants(graph, plan.turns);
   std::erase_if(tenants, [&](const Tenant& tenant) { return !is_here(graph.spec(Buffer{tenant.buffer})); });
-  std::map<std::uint32_t, std::int64_t> changes;  // change of the bytes alive, by position
+  std::map<std::uint32_t, std::int64_t> changes;  // change of the bytes alive, by turn
   for (const Tenant& tenant : tenants) {
     const std::int64_t bytes = MemoryPlan::aligned(graph.spec(Buffer{tenant.buffer}).size_bytes);
     changes[tenant.first] += bytes;
@@ -26,11 +26,11 @@ MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Sp
   }
   std::int64_t now = 0, most = 0;
   std::uint32_t at = 0;
-  for (const auto& [position, change] : changes) {
+  for (const auto& [turn, change] : changes) {
     now += change;
     if (now > most) {
       most = now;
-      at   = position;
+      at   = turn;
     }
   }
   peak.bytes += most;

@@ -80,16 +80,15 @@ class Planner {
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
   }
 
-  // The items to place in an arena. Positions are renumbered among these items, so that ranks with the same work have
+  // The items to place in an arena. Turns are renumbered among these items, so that ranks with the same work have
   // equal items and share one packing.
   [[nodiscard]] std::vector<PackItem> items_of(const std::vector<std::uint32_t>& tenants) const {
-    std::vector<std::uint32_t> positions;
-    for (const std::uint32_t i : tenants) positions.insert(positions.end(), {tenants_[i].first, tenants_[i].last});
-    std::sort(positions.begin(), positions.end());
-    positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
-    const auto count = [&](std::uint32_t position) {
-      return static_cast<std::uint32_t>(std::lower_bound(positions.begin(), positions.end(), position) -
-                                        positions.begin());
+    std::vector<std::uint32_t> turns;
+    for (const std::uint32_t i : tenants) turns.insert(turns.end(), {tenants_[i].first, tenants_[i].last});
+    std::sort(turns.begin(), turns.end());
+    turns.erase(std::unique(turns.begin(), turns.end()), turns.end());
+    const auto count = [&](std::uint32_t turn) {
+      return static_cast<std::uint32_t>(std::lower_bound(turns.begin(), turns.end(), turn) - turns.begin());
     };
     std::vector<PackItem> items;
     for (const std::uint32_t i : tenants)
@@ -125,13 +124,13 @@ class Planner {
 
   [[nodiscard]] Packing pack_free(const std::vector<std::uint32_t>& tenants, const std::vector<PackItem>& items,
                                   std::int64_t effort) const {
-    // Translates positions in the graph's order into positions among the items.
+    // Translates turns of the graph's order into turns of the items.
     std::vector<std::uint32_t> free_from = order_->gone_from(tenants);
     std::map<std::uint32_t, std::uint32_t> first_at;
     for (std::size_t i = 0; i < tenants.size(); ++i) first_at[tenants_[tenants[i]].first] = items[i].first;
-    for (std::uint32_t& position : free_from) {
-      const auto next = first_at.lower_bound(position);
-      position        = next == first_at.end() ? std::numeric_limits<std::uint32_t>::max() : std::max(next->second, 1u);
+    for (std::uint32_t& turn : free_from) {
+      const auto next = first_at.lower_bound(turn);
+      turn            = next == first_at.end() ? std::numeric_limits<std::uint32_t>::max() : std::max(next->second, 1u);
     }
     return pack(
         items, std::max<std::int64_t>(effort, 12'000'000),

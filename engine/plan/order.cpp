@@ -74,30 +74,30 @@ class Orderer {
       time[cluster_[node]] = std::max(time[cluster_[node]], timeline_.nodes[node].begin_s);
     using Ready = std::pair<double, std::uint32_t>;
     std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
-    std::uint32_t num_clusters = 0, position = 0;
+    std::uint32_t num_clusters = 0, turn = 0;
     for (std::uint32_t i = 0; i < size; ++i) {
       if (cluster_[i] != i) continue;
       ++num_clusters;
       if (waiting[i] == 0) ready.emplace(time[i], i);
     }
-    std::vector<std::uint32_t> position_of(size, 0);
+    std::vector<std::uint32_t> turn_of(size, 0);
     while (!ready.empty()) {
       const std::uint32_t done = ready.top().second;
       ready.pop();
-      position_of[done] = position++;
+      turn_of[done] = turn++;
       for (std::uint32_t i = begin[done]; i < begin[done + 1]; ++i) {
         if (--waiting[targets[i]] == 0) ready.emplace(time[targets[i]], targets[i]);
       }
     }
-    if (position != num_clusters) {
+    if (turn != num_clusters) {
       std::uint32_t stuck = 0;
       while (waiting[cluster_[stuck]] == 0) ++stuck;
-      throw Error(ErrorKind::graph,
-                  str("plan: ", num_clusters - position, " communications and nodes wait for each other in a circle, ",
-                      graph_.describe(Node{stuck}), " among them (verify prints the cycle)"));
+      throw Error(ErrorKind::graph, str("plan: ", num_clusters - turn,
+                                        " communications and nodes wait for each other in a cycle, including ",
+                                        graph_.describe(Node{stuck}), " (verify prints the cycle)"));
     }
     std::vector<std::uint32_t> out(size);
-    for (std::uint32_t node = 0; node < size; ++node) out[node] = position_of[cluster_[node]];
+    for (std::uint32_t node = 0; node < size; ++node) out[node] = turn_of[cluster_[node]];
     return out;
   }
 

@@ -99,9 +99,9 @@ void keep_better(Packing& best, Packing&& other) {
   if (best.offsets.empty() || other.size < best.size) best = std::move(other);
 }
 
-// Fills from the bottom: finds the lowest stretch of positions and puts there the item that the preference ranks
-// highest. If no item fits, the stretch is raised to its lower neighbour. (Burke's best-fit heuristic for strip
-// packing, with fixed positions in time.)
+// Fills from the bottom: finds the lowest stretch of turns and puts there the item that the preference ranks highest.
+// If no item fits, the stretch is raised to its lower neighbour. (Burke's best-fit heuristic for strip packing, with
+// fixed places in time.)
 class Skyline {
  public:
   enum class Prefer { long_lived, large, both };
@@ -139,9 +139,8 @@ class Skyline {
 
   std::vector<std::uint32_t>::iterator best_within(std::uint32_t begin, std::uint32_t end) {
     auto best = left_.end();
-    auto at   = std::lower_bound(left_.begin(), left_.end(), begin, [&](std::uint32_t item, std::uint32_t position) {
-      return items_[item].first < position;
-    });
+    auto at   = std::lower_bound(left_.begin(), left_.end(), begin,
+                                 [&](std::uint32_t item, std::uint32_t turn) { return items_[item].first < turn; });
     for (; at != left_.end() && items_[*at].first < end; ++at) {
       if (items_[*at].last >= end) continue;
       if (best == left_.end() || weight(*at) > weight(*best)) best = at;
@@ -191,7 +190,7 @@ class Skyline {
 
   const std::vector<PackItem>& items_;
   Prefer prefer_;
-  std::vector<std::uint32_t> left_;  // not placed yet, by first position
+  std::vector<std::uint32_t> left_;  // not placed yet, by first turn
   Steps steps_;
 };
 
@@ -230,7 +229,7 @@ Packing search(const std::vector<PackItem>& items, const Conflicts& conflicts, s
 }
 
 // Starts from a packing and places the items again from the lowest up. Items that reach the top move to a random
-// earlier turn; a move is kept unless the packing grows.
+// place earlier in that sequence; a move is kept unless the packing grows.
 Packing improve(const std::vector<PackItem>& items, const Conflicts& conflicts, Packing best, std::int64_t lower_bound,
                 std::int64_t effort) {
   Greedy greedy(items, conflicts);
@@ -267,7 +266,7 @@ class Sweep {
 
   Packing place() {
     Packing out{std::vector<std::int64_t>(items_.size(), 0), 0};
-    std::multimap<std::uint32_t, std::uint32_t> ends;  // last position -> item
+    std::multimap<std::uint32_t, std::uint32_t> ends;  // last turn -> item
     for (const std::uint32_t item : by_first(items_)) {
       while (!ends.empty() && ends.begin()->first < items_[item].first) {
         const std::uint32_t over = ends.begin()->second;
@@ -335,14 +334,14 @@ class Sweep {
 }  // namespace
 
 std::int64_t most_at_once(const std::vector<PackItem>& items) {
-  std::vector<std::tuple<std::int64_t, bool, std::int64_t>> changes;  // position, begins, bytes
+  std::vector<std::tuple<std::int64_t, bool, std::int64_t>> changes;  // turn, begins, bytes
   for (const PackItem& item : items) {
     changes.emplace_back(item.first, true, item.size);
     changes.emplace_back(std::int64_t{item.last} + 1, false, -item.size);
   }
-  std::sort(changes.begin(), changes.end());  // at one position, ends sort before begins
+  std::sort(changes.begin(), changes.end());  // at one turn, ends sort before begins
   std::int64_t now = 0, most = 0;
-  for (const auto& [position, begins, bytes] : changes) most = std::max(most, now += bytes);
+  for (const auto& [turn, begins, bytes] : changes) most = std::max(most, now += bytes);
   return most;
 }
 

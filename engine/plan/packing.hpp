@@ -5,7 +5,7 @@
 
 namespace stepgraph {
 
-// An item that needs `size` bytes from position `first` to position `last` of an order, both included.
+// An item that needs `size` bytes from turn `first` to turn `last` of an order, both included.
 struct PackItem {
   std::int64_t size;
   std::uint32_t first, last;
@@ -16,7 +16,7 @@ struct Packing {
   std::int64_t size = 0;              // one past the highest byte
 };
 
-// The most bytes needed at one position: no packing is smaller.
+// The most bytes needed at one turn: no packing is smaller.
 [[nodiscard]] std::int64_t most_at_once(const std::vector<PackItem>& items);
 
 // Finds offsets such that items with overlapping lifetimes share no byte. Tries several greedy orders, then moves the
@@ -24,8 +24,8 @@ struct Packing {
 [[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort);
 
 // The same, but items with disjoint lifetimes may share bytes only if `may_share(earlier, later)` is true. Every item
-// that begins at position free_from[i] (at least 1) or later may share with item i; with too many pairs, only this rule
-// is used.
+// that begins at turn free_from[i] (at least 1) or later may share with item i; with too many pairs, only this rule is
+// used.
 [[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort,
                            const std::function<bool(std::uint32_t, std::uint32_t)>& may_share,
                            const std::vector<std::uint32_t>& free_from);

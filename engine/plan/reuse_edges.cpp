@@ -18,18 +18,18 @@ void advance(LaneClock& clock, const LaneClock& other) {
 
 class ReuseEdges {
  public:
-  ReuseEdges(const Graph& graph, Edges old, const std::vector<std::uint32_t>& position,
-             const std::vector<Tenant>& tenants, const std::vector<Succession>& successions)
+  ReuseEdges(const Graph& graph, Edges old, const std::vector<std::uint32_t>& turns, const std::vector<Tenant>& tenants,
+             const std::vector<Succession>& successions)
       : data_(graph.data()),
         old_(std::move(old)),
-        position_(position),
+        turns_(turns),
         tenants_(tenants),
         successions_(successions),
         size_(static_cast<std::uint32_t>(data_.nodes.size())),
         order_(size_),
         clocks_(old_.clocks) {
     std::iota(order_.begin(), order_.end(), 0u);
-    std::stable_sort(order_.begin(), order_.end(), [&](auto a, auto b) { return position_[a] < position_[b]; });
+    std::stable_sort(order_.begin(), order_.end(), [&](auto a, auto b) { return turns_[a] < turns_[b]; });
   }
 
   std::vector<ReuseEdge> add(Edges& out) {
@@ -60,8 +60,7 @@ class ReuseEdges {
     }
     for (std::vector<Candidate>& row : out) {
       std::stable_sort(row.begin(), row.end(), [&](const Candidate& a, const Candidate& b) {
-        return position_[a.before] != position_[b.before] ? position_[a.before] > position_[b.before]
-                                                          : a.before > b.before;
+        return turns_[a.before] != turns_[b.before] ? turns_[a.before] > turns_[b.before] : a.before > b.before;
       });
     }
     return out;
@@ -131,7 +130,7 @@ class ReuseEdges {
     for (std::size_t next = 0; next < queue_.size() && queue_.size() < most_visited; ++next) {
       for (const std::uint32_t at : preds[queue_[next]]) {
         if (at == before) return true;
-        if (position_[at] <= position_[before]) continue;
+        if (turns_[at] <= turns_[before]) continue;
         if (std::find(queue_.begin(), queue_.end(), at) == queue_.end()) queue_.push_back(at);
       }
     }
@@ -150,11 +149,11 @@ class ReuseEdges {
 
   const GraphData& data_;
   const Edges old_;
-  const std::vector<std::uint32_t>& position_;
+  const std::vector<std::uint32_t>& turns_;
   const std::vector<Tenant>& tenants_;
   const std::vector<Succession>& successions_;
   std::uint32_t size_;
-  std::vector<std::uint32_t> order_;  // nodes by position
+  std::vector<std::uint32_t> order_;  // nodes by turn
   std::vector<LaneClock> clocks_;     // include the edges added so far; empty if the graph has no lanes
   std::vector<std::uint32_t> queue_;
   std::vector<ReuseEdge> added_;
@@ -162,10 +161,10 @@ class ReuseEdges {
 
 }  // namespace
 
-std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
+std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& turns,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges) {
-  return ReuseEdges(graph, std::move(edges), position, tenants, successions).add(edges);
+  return ReuseEdges(graph, std::move(edges), turns, tenants, successions).add(edges);
 }
 
 }  // namespace stepgraph

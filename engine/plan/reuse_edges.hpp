@@ -8,8 +8,9 @@
 namespace stepgraph {
 
 // Fills `edges` with the graph's edges plus reuse edges: for each succession, every access of the old tenant comes
-// before every access of the new one. Edges that others imply are left out. Returns the edges added.
-std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& position,
+// before every access of the new one. Edges that others imply are left out. Returns the edges added. `turns` is
+// MemoryPlan::turns.
+std::vector<ReuseEdge> add_reuse_edges(const Graph& graph, const std::vector<std::uint32_t>& turns,
                                        const std::vector<Tenant>& tenants, const std::vector<Succession>& successions,
                                        Edges& edges);
 

@@ -32,7 +32,7 @@ void keep_one_per_lane(const GraphData& data, std::vector<std::uint32_t>& nodes,
 
 }  // namespace
 
-std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint32_t>& position) {
+std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint32_t>& turns) {
   const GraphData& data = graph.data();
   std::vector<std::uint32_t> tenant_of(data.buffers.size(), no_node);
   std::vector<Tenant> tenants;
@@ -44,11 +44,11 @@ std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint
       std::uint32_t& id = tenant_of[access.buffer()];
       if (id == no_node) {
         id = static_cast<std::uint32_t>(tenants.size());
-        tenants.push_back({access.buffer(), position[node], position[node], {}, {}});
+        tenants.push_back({access.buffer(), turns[node], turns[node], {}, {}});
       }
       Tenant& tenant = tenants[id];
-      tenant.first   = std::min(tenant.first, position[node]);
-      tenant.last    = std::max(tenant.last, position[node]);
+      tenant.first   = std::min(tenant.first, turns[node]);
+      tenant.last    = std::max(tenant.last, turns[node]);
       if (tenant.move_in.empty() || tenant.move_in.back() != node) tenant.move_in.push_back(node);
     }
   }

@@ -13,23 +13,27 @@ namespace stepgraph {
 // A step buffer that at least one node accesses: its lifetime, and its first and last nodes.
 struct Tenant {
   std::uint32_t buffer;
-  std::uint32_t first, last;            // positions of the order, both included
+  std::uint32_t first, last;            // turns of the order, both included
   std::vector<std::uint32_t> move_in;   // the first node on each lane that accesses it, and all nodes without a lane
   std::vector<std::uint32_t> move_out;  // the last node on each lane, and all nodes without a lane
 };
 
 // The tenants of a graph, sorted by buffer. Tokens, persistent buffers and buffers of which no byte is accessed are
-// left out.
-[[nodiscard]] std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint32_t>& position);
+// left out. `turns` is MemoryPlan::turns.
+[[nodiscard]] std::vector<Tenant> find_tenants(const Graph& graph, const std::vector<std::uint32_t>& turns);
 
-// Tells whether the graph's own edges order all accesses of one tenant before all accesses of another.
+// The order of tenants by the edges of `graph`, which has no reuse edges yet. A tenant is before another if every node
+// that accesses the first runs before every node that accesses the second. Two tenants may count as unordered although
+// they are not: what follows a node without a lane is taken from the derived edges, and is unknown if there are too
+// many such nodes.
 class TenantOrder {
  public:
   TenantOrder(const OrderedGraph& graph, const std::vector<Tenant>& tenants);
   [[nodiscard]] bool before(std::uint32_t a, std::uint32_t b) const;  // indices of tenants
 
-  // For each given tenant of one arena: the position from which on every tenant that moves in is ordered after it, or
-  // the largest number if there is none. Near-linear, while asking about every pair is quadratic.
+  // For each of the given tenants, which share an arena: a turn such that the tenant is before each given tenant whose
+  // lifetime begins at that turn or later. The largest number if no such turn is known. Near-linear in the number of
+  // tenants; calling before() for each pair would be quadratic.
   [[nodiscard]] std::vector<std::uint32_t> gone_from(const std::vector<std::uint32_t>& of_arena) const;
 
  private:

@@ -50,8 +50,8 @@ class Builder {
     }
     machine_.check_complete();
     if (edges_.pred_begin.size() != data_.nodes.size() + 1) {
-      throw Error(ErrorKind::config, str("simulate: the edges are of ", edges_.pred_begin.size() - 1,
-                                         " nodes, the graph has ", data_.nodes.size()));
+      throw Error(ErrorKind::config, str("simulate: the edges are for ", edges_.pred_begin.size() - 1,
+                                         " nodes, but the graph has ", data_.nodes.size()));
     }
   }
 
@@ -104,8 +104,8 @@ class Builder {
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
       for (const std::uint32_t before : edges_.before({node})) {
         if (before >= data_.nodes.size()) {
-          throw Error(ErrorKind::config,
-                      str("simulate: an edge from node ", before, ", the graph has ", data_.nodes.size(), " nodes"));
+          throw Error(ErrorKind::config, str("simulate: an edge begins at node ", before, ", but the graph has ",
+                                             data_.nodes.size(), " nodes"));
         }
         ++out_.num_before[out_.of_node[node]];
         ++out_.after_begin[out_.of_node[before] + 1];
@@ -228,9 +228,10 @@ class Builder {
     const auto& first          = data_.parts[static_cast<std::size_t>(data_.nodes[parts.front()].part)];
     const std::size_t expected = point_to_point(first.op) ? 2 : data_.groups[first.group].ranks.size();
     if (parts.size() == expected) return;
-    throw Error(ErrorKind::graph, str("simulate: ", graph_.describe(Node{parts.front()}), " (", to_string(first.op),
-                                      " on group '", data_.groups[first.group].name, "') meets ", parts.size() - 1,
-                                      " other parts instead of ", expected - 1, " (verify names the missing ranks)"));
+    throw Error(ErrorKind::graph,
+                str("simulate: ", graph_.describe(Node{parts.front()}), " (", to_string(first.op), " on group '",
+                    data_.groups[first.group].name, "') has ", parts.size() - 1, " matching parts instead of ",
+                    expected - 1, " (verify names the missing ranks)"));
   }
 
   void finish_activity() {

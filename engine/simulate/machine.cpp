@@ -112,8 +112,8 @@ void Machine::bind(const Where& where, BusId bus) {
 std::pair<int, int> Machine::key(const Where& where) const {
   if (where.rank) check_rank(*where.rank, "a binding");
   if (where.lane && where.laneless) {
-    throw Error(ErrorKind::config, str("machine: a binding of nodes on lane ", *where.lane,
-                                       " that are on no lane (set `lane` or `laneless`)"));
+    throw Error(ErrorKind::config,
+                str("machine: a binding has both lane ", *where.lane, " and `laneless` (set `lane` or `laneless`)"));
   }
   const int lane = where.lane ? static_cast<int>(*where.lane) : where.laneless ? without_lane : any_lane;
   return {where.rank ? index(*where.rank) : num_ranks_, lane};
@@ -123,8 +123,8 @@ std::int32_t Machine::find(const Bindings& bindings, Rank rank, std::optional<La
   if (bindings.empty()) return -1;
   const int where = lane ? static_cast<int>(*lane) : without_lane;
   for (const int kind : {where, any_lane}) {
-    for (const int who : {index(rank), num_ranks_}) {
-      const auto found = bindings.find({who, kind});
+    for (const int bound_rank : {index(rank), num_ranks_}) {  // num_ranks_: a binding of all ranks
+      const auto found = bindings.find({bound_rank, kind});
       if (found != bindings.end()) return found->second;
     }
   }
@@ -170,7 +170,7 @@ void Machine::attach(Rank rank, SwitchId to, const Link& up, const Link& down) {
   check_link(up, str("rank ", rank));
   check_link(down, str("rank ", rank));
   Vertex& leaf = tree_[static_cast<std::size_t>(index(rank))];
-  if (leaf.above >= 0) throw Error(ErrorKind::config, str("machine: rank ", rank, " hangs off a switch already"));
+  if (leaf.above >= 0) throw Error(ErrorKind::config, str("machine: rank ", rank, " is already attached to a switch"));
   leaf = {static_cast<std::int32_t>(parent), tree_[parent].depth + 1, up, down};
 }
 
@@ -215,8 +215,9 @@ Machine two_level_machine(const TwoLevelMachine& spec) {
   }
   const bool several_nodes = spec.ranks > spec.ranks_per_node;
   if (several_nodes && !(spec.between.latency_s >= spec.inside.latency_s)) {
-    throw Error(ErrorKind::config, str("machine: a route between nodes takes ", spec.between.latency_s,
-                                       " s, one inside a node ", spec.inside.latency_s, " s (not more than between)"));
+    throw Error(ErrorKind::config,
+                str("machine: a route between nodes takes ", spec.between.latency_s, " s, but one inside a node takes ",
+                    spec.inside.latency_s, " s (at most ", spec.between.latency_s, " s)"));
   }
   Machine machine(spec.ranks);
   set_rates(machine, spec.rates);

@@ -6,8 +6,8 @@ namespace stepgraph::simulator {
 
 Pools::Pools(const Machine& machine, const Activities& activities)
     : activities_(activities),
-      worker_of_(machine.pools().empty() ? 0 : activities.size(), nobody),
-      workers_of_(activities.pools.size(), nobody),
+      worker_of_(machine.pools().empty() ? 0 : activities.size(), no_worker),
+      workers_of_(activities.pools.size(), no_worker),
       num_granted_(activities.pools_begin.size() - 1, 0) {
   std::int32_t first = 0;
   for (const PoolSpec& spec : machine.pools()) {
@@ -35,7 +35,7 @@ std::int32_t Pools::worker_in(std::uint32_t activity, std::int32_t pool) const {
   for (std::size_t i = 0; i < pools.size(); ++i) {
     if (pools[i] == pool) return workers[i];
   }
-  return nobody;
+  return no_worker;
 }
 
 void Pools::touch(std::int32_t pool) {
@@ -50,7 +50,7 @@ void Pools::enqueue(std::uint32_t activity, std::uint32_t after) {
   const std::int32_t id = activities_.pool[activity];
   if (after != none && id >= 0 && pools_[static_cast<std::size_t>(id)].order == PoolOrder::work_stealing) {
     const std::int32_t here = worker_in(after, id);
-    if (here != nobody) {
+    if (here != no_worker) {
       Worker& worker = workers_[static_cast<std::size_t>(here)];
       if (worker.next != none) {
         worker.queue.push_back(worker.next);
@@ -165,15 +165,15 @@ void Pools::dispatch_work_stealing(Pool& pool) {
 std::uint32_t Pools::steal(Pool& pool, std::int32_t thief) {
   Worker& worker        = workers_[static_cast<std::size_t>(thief)];
   const auto has_queued = [&](std::int32_t id) { return !workers_[static_cast<std::size_t>(id)].queue.empty(); };
-  if (worker.victim == nobody || !has_queued(worker.victim)) {
-    worker.victim = nobody;
-    for (std::int32_t i = 1; pool.shared.empty() && i <= pool.num_workers && worker.victim == nobody; ++i) {
+  if (worker.victim == no_worker || !has_queued(worker.victim)) {
+    worker.victim = no_worker;
+    for (std::int32_t i = 1; pool.shared.empty() && i <= pool.num_workers && worker.victim == no_worker; ++i) {
       const std::int32_t id = pool.first_worker + (thief - pool.first_worker + i) % pool.num_workers;
       if (has_queued(id)) worker.victim = id;
     }
   }
   std::uint32_t activity = none;
-  if (worker.victim == nobody) {
+  if (worker.victim == no_worker) {
     activity = pool.shared.front().activity;
     pool.shared.pop_front();
   } else {

@@ -41,7 +41,7 @@ class Pools {
   [[nodiscard]] std::span<const std::int32_t> workers_of(std::uint32_t activity) const;
 
  private:
-  static constexpr std::int32_t nobody = -1;
+  static constexpr std::int32_t no_worker = -1;
 
   struct Waiting {
     std::uint32_t activity;
@@ -51,7 +51,7 @@ class Pools {
   // stealing.
   struct Worker {
     std::uint32_t next  = none;
-    std::int32_t victim = nobody;  // nobody: steal from the shared queue
+    std::int32_t victim = no_worker;  // no_worker: steal from the shared queue
     std::deque<std::uint32_t> queue;
   };
   struct Pool {

@@ -27,9 +27,9 @@ RateTable::RateTable(std::vector<RatePoint> points) : points_(std::move(points))
   if (points_.empty()) throw Error(ErrorKind::config, "rate table: has no points (one or more)");
   for (const RatePoint& point : points_) {
     if (amount(point.flops) && amount(point.bytes_moved) && time(point.busy_s) && time(point.alone_s)) continue;
-    throw Error(ErrorKind::config,
-                str("rate table: ", point.flops, " flops and ", point.bytes_moved, " bytes take ", point.busy_s,
-                    " s while others work, ", point.alone_s, " s alone (amounts of at least 0, times above 0)"));
+    throw Error(ErrorKind::config, str("rate table: ", point.flops, " flops and ", point.bytes_moved, " bytes take ",
+                                       point.busy_s, " s while other workers are busy, ", point.alone_s,
+                                       " s alone (amounts of at least 0, times above 0)"));
   }
 }
 

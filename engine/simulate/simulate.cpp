@@ -172,12 +172,12 @@ class Simulation {
     }
     path.erase(path.begin(), std::find(path.begin(), path.end(), at));
     constexpr std::size_t most = 8;
-    std::string text           = "simulate: these wait for each other:";
+    std::string text           = "simulate: these nodes wait for each other:";
     for (std::size_t i = 0; i < std::min(path.size(), most); ++i) {
       const auto [node, before] = wait_of(path[i]);
       text += str("\n    ", graph_.describe(Node{node}), " waits for ", graph_.describe(Node{before}));
       const std::uint32_t next = wait_of(activities_.of_node[before]).first;
-      if (next != before) text += str(", which meets ", graph_.describe(Node{next}));
+      if (next != before) text += str(", which is matched with ", graph_.describe(Node{next}));
     }
     if (path.size() > most) text += str("\n    and so on, ", path.size(), " in all");
     return text;

@@ -98,13 +98,13 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
   const Declared declared(graph, parts);
   const std::size_t num_members = declared.members.size();
   const auto n                  = static_cast<double>(num_members);
-  const std::vector<double> everyone(num_members, 1), nobody(num_members, 0);
+  const std::vector<double> all_members(num_members, 1), no_member(num_members, 0);
   const auto only = [&](std::size_t member) {
     std::vector<double> out(num_members);
     if (member < num_members) out[member] = 1;
     return out;
   };
-  Traffic out{.members = declared.members, .sends = everyone, .takes = everyone, .pairs = {}};
+  Traffic out{.members = declared.members, .sends = all_members, .takes = all_members, .pairs = {}};
   out.rounds   = 1;
   out.messages = n - 1;
   switch (declared.op()) {
@@ -141,11 +141,11 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
       break;
     case PartOp::all_to_all:
       declared.exchange(graph, out.pairs);
-      out.sends = out.takes = nobody;
+      out.sends = out.takes = no_member;
       break;
     case PartOp::permute:
       declared.permute(out.pairs);
-      out.sends = out.takes = nobody;
+      out.sends = out.takes = no_member;
       out.rounds = out.messages = out.pairs.empty() ? 0 : 1;
       break;
     case PartOp::barrier:

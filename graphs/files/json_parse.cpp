@@ -69,14 +69,14 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
  private:
   bool add(JsonValue value) {
     if (open_.empty()) {
-      if (use_ && !value.is_object()) refuse("not an object (one is needed)");
+      if (use_ && !value.is_object()) refuse("not an object ({...})");
       result_ = std::move(value);
     } else if (use_ && open_.size() == 1 && open_.back().is_object()) {
       (*use_)(open_.back().key.back(), value);
     } else {
       JsonValue& parent = open_.back();
       if (use_ && parent.is_list() && parent.size() == max_list_items)
-        refuse(str(path(), ": a list of more than ", max_list_items, " items (fewer)"));
+        refuse(str(path(), ": a list of more than ", max_list_items, " items (at most ", max_list_items, ")"));
       parent.items.push_back(std::move(value));
     }
     return true;

@@ -215,7 +215,7 @@ double JsonValue::as_real() const {
 
 std::int64_t JsonValue::as_integer() const {
   const auto value = kind == Kind::integer ? to_number<std::int64_t>(text) : std::nullopt;
-  if (!value) refuse_kind(*this, "an integer of 64 bits");
+  if (!value) refuse_kind(*this, "a 64-bit integer");
   return *value;
 }
 

@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
-#include "engine/base/half.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/files.hpp"
 #include "graphs/files/json_value.hpp"
@@ -96,14 +96,7 @@ void convert(std::span<const std::byte> bytes, std::span<To> out) {
 
 template <class To>
 void convert(DType from, std::span<const std::byte> bytes, std::span<To> out) {
-  if (from == DType::f64) return convert<double>(bytes, out);
-  if (from == DType::f32) return convert<float>(bytes, out);
-  if (from == DType::f16) return convert<f16>(bytes, out);
-  return convert<bf16>(bytes, out);
-}
-
-bool readable(std::optional<DType> type) {
-  return type == DType::f64 || type == DType::f32 || type == DType::f16 || type == DType::bf16;
+  dispatch_float(from, [&]<class From>(From) { convert<From>(bytes, out); });
 }
 
 }  // namespace
@@ -185,10 +178,10 @@ void Safetensors::check_coverage(std::int64_t num_data_bytes) const {
   for (const Entry& entry : entries_) {
     if (entry.begin < end)
       refuse(str(subject, ": '", entry.name, "' begins at byte ", entry.begin, ", inside '", before->name,
-                 "', which ends at ", end, " (tensors end to end)"));
+                 "', which ends at ", end, " (tensors without gaps or overlap)"));
     if (entry.begin > end)
       refuse(str(subject, ": gap from byte ", end, " to ", entry.begin, ", before '", entry.name,
-                 "' (tensors end to end)"));
+                 "' (tensors without gaps or overlap)"));
     end    = entry.end;
     before = &entry;
   }
@@ -209,7 +202,8 @@ bool Safetensors::contains(std::string_view name) const { return by_name_.find(n
 
 const Safetensors::Entry& Safetensors::find(std::string_view name) const {
   const auto found = by_name_.find(name);
-  if (found == by_name_.end()) refuse(str(file_->name(), ": there is no tensor '", name, "' among ", entries_.size()));
+  if (found == by_name_.end())
+    refuse(str(file_->name(), ": there is no tensor '", name, "' (the file has ", entries_.size(), " tensors)"));
   return entries_[found->second];
 }
 
@@ -219,11 +213,13 @@ template <class T>
 void Safetensors::read_elements(std::string_view name, std::int64_t first_element, std::span<T> out) const {
   const Entry& entry        = find(name);
   const std::string subject = str(file_->name(), ": '", name, "'");
-  if (!readable(entry.info.type)) refuse(str(subject, " has type ", entry.info.dtype, " (F64, F32, F16 or BF16)"));
+  if (!entry.info.type || !is_float(*entry.info.type))
+    refuse(str(subject, " has type ", entry.info.dtype, " (F64, F32, F16 or BF16)"));
   const std::int64_t elements = num_elements(entry.info.shape);
   const auto wanted           = static_cast<std::int64_t>(out.size());
   if (first_element < 0 || first_element > elements || wanted > elements - first_element)
-    refuse(str(subject, " has ", elements, " elements, but ", wanted, " were requested from ", first_element, " on"));
+    refuse(str(subject, " has ", elements, " elements, but ", wanted, " were requested from element ", first_element,
+               " on"));
   const auto size    = static_cast<std::int64_t>(size_bytes(*entry.info.type));
   std::int64_t begin = data_begin_ + entry.begin + first_element * size;
   if (entry.info.type == dtype_of<T>()) return file_->read(begin, std::as_writable_bytes(out));

@@ -31,7 +31,7 @@ void check(std::span<const TensorToWrite> tensors) {
     if (!names.insert(tensor.name).second)
       throw Error(ErrorKind::config, str(subject, " is given twice (unique names)"));
     if (!std::visit([](const auto& fill) { return static_cast<bool>(fill); }, tensor.fill))
-      throw Error(ErrorKind::config, str(subject, " has no fill function (one)"));
+      throw Error(ErrorKind::config, str(subject, " has no fill function (a function that writes its elements)"));
     check_shape(tensor.shape, subject);
     if (bytes_of(tensor) > room) throw Error(ErrorKind::config, str(subject, ": more than 2^63 bytes in one file"));
     room -= bytes_of(tensor);

@@ -57,7 +57,7 @@ std::int64_t TokenData::num_steps(std::int64_t tokens_per_step) const {
   const std::int64_t steps = (num_tokens_.value_or(std::numeric_limits<std::int64_t>::max()) - 1) / tokens_per_step;
   if (steps == 0)
     refuse(str(subject(), ": has ", *num_tokens_, " tokens, but one step needs ", tokens_per_step,
-               " and one more (a longer file, or a smaller batch)"));
+               " and one more as the last target (a longer file, or a smaller batch)"));
   return steps;
 }
 
@@ -65,7 +65,7 @@ void TokenData::read(std::int64_t begin, std::span<std::int32_t> out) const {
   const std::int64_t end = num_tokens_.value_or(std::numeric_limits<std::int64_t>::max());
   const auto wanted      = static_cast<std::int64_t>(out.size());
   if (begin < 0 || begin > end || wanted > end - begin)
-    refuse(str(subject(), ": ", wanted, " tokens were requested from ", begin, " on, but there are ", end));
+    refuse(str(subject(), ": ", wanted, " tokens were requested from token ", begin, " on, but there are ", end));
   if (file_) {
     read_file(begin, out);
   } else {

@@ -54,10 +54,6 @@ bool same_values(const Checkpoint& checkpoint, std::string_view a, std::string_v
   return true;
 }
 
-bool is_number(DType type) {
-  return type == DType::f64 || type == DType::f32 || type == DType::f16 || type == DType::bf16;
-}
-
 // "'a', 'b' and 7 more"
 std::string list_text(const std::vector<std::string>& names) {
   constexpr std::size_t most = 8;
@@ -83,7 +79,7 @@ Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error))
     refuse(str(folder_.string(), there(folder_) ? ": is not a folder" : ": there is no such folder",
-               " (one with config.json and model.safetensors)"));
+               " (a folder with config.json and model.safetensors)"));
   const auto single = folder_ / "model.safetensors";
   const auto index  = folder_ / "model.safetensors.index.json";
   if (there(single)) {
@@ -93,7 +89,7 @@ Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)
     open_shards(index);
   } else {
     const bool pickled = there(folder_ / "pytorch_model.bin") || there(folder_ / "pytorch_model.bin.index.json");
-    refuse(str(folder_.string(), ": has no weights", pickled ? " but pickled ones, which are not supported" : "",
+    refuse(str(folder_.string(), pickled ? ": has only pickled weights, which are not supported" : ": has no weights",
                " (model.safetensors or model.safetensors.index.json)"));
   }
 }
@@ -112,7 +108,8 @@ void Checkpoint::open_shards(const std::filesystem::path& index) {
     if (!weight_map[i].is_string()) refuse(str(subject, ": weight_map: '", name, "' is not a file name (\"...\")"));
     const std::string& shard = weight_map[i].text;
     if (!inside(shard))
-      refuse(str(subject, ": weight_map: '", name, "' is in '", shard, "', outside the folder (a file inside)"));
+      refuse(str(subject, ": weight_map: '", name, "' is in '", shard,
+                 "', outside the folder (a file inside the folder)"));
     const auto [found, added] = numbers.emplace(shard, files_.size());
     if (added) files_.emplace_back(folder_ / shard);
     if (!files_[found->second].contains(name))
@@ -141,7 +138,8 @@ std::vector<std::string> Checkpoint::names() const {
 const Safetensors& Checkpoint::file_of(std::string_view name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end())
-    refuse(str(folder_.string(), ": there is no tensor '", name, "' among ", by_name_.size()));
+    refuse(
+        str(folder_.string(), ": there is no tensor '", name, "' (the checkpoint has ", by_name_.size(), " tensors)"));
   return files_[found->second];
 }
 
@@ -166,7 +164,7 @@ void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expe
     const TensorInfo& info = checkpoint.info(name);
     if (info.shape != parameter.shape)
       wrong.push_back(str("'", name, "' has shape ", to_string(info.shape), ", not ", to_string(parameter.shape)));
-    if (!info.type || !is_number(*info.type))
+    if (!info.type || !is_float(*info.type))
       wrong.push_back(str("'", name, "' has type ", info.dtype, ", not F64, F32, F16 or BF16"));
   }
   for (const std::string& name : checkpoint.names()) {

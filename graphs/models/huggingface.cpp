@@ -173,7 +173,7 @@ ModelConfig parse_llama(const Fields& fields, const std::string& subject) {
   if (spec.head_size % 2 != 0)
     fields.refuse(str("head size ", spec.head_size, " is odd, but rotary embeddings rotate pairs (an even size)"));
   if (spec.head_size > most_size / spec.heads)
-    fields.refuse(str(spec.heads, " heads of ", spec.head_size, " (together at most ", most_size, ")"));
+    fields.refuse(str(spec.heads, " heads of size ", spec.head_size, " (a product of at most ", most_size, ")"));
   fields.note_dropout("attention_dropout", 0, config.notes);
   config.spec = spec;
   return config;

@@ -147,8 +147,8 @@ Model llama(const LlamaSpec& given) {
   if (spec.kv_heads == 0) spec.kv_heads = spec.heads;
   if (spec.head_size == 0 && spec.heads > 0) {
     if (spec.width % spec.heads != 0) {
-      throw Error(ErrorKind::config,
-                  str("llama: width ", spec.width, " does not divide over ", spec.heads, " heads (or give head_size)"));
+      throw Error(ErrorKind::config, str("llama: width ", spec.width, " does not divide over ", spec.heads,
+                                         " heads (a multiple of the heads, or set head_size)"));
     }
     spec.head_size = spec.width / spec.heads;
   }
@@ -165,7 +165,8 @@ Model llama(const LlamaSpec& given) {
                 str("llama: ", spec.heads, " heads do not divide over ", spec.kv_heads, " key and value heads"));
   }
   if (spec.head_size % 2 != 0) {
-    throw Error(ErrorKind::config, str("llama: head_size ", spec.head_size, " is odd (rotary positions turn pairs)"));
+    throw Error(ErrorKind::config,
+                str("llama: head_size ", spec.head_size, " is odd, but rotary embeddings rotate pairs (an even size)"));
   }
   Model model{.kind     = "llama",
               .layers   = spec.layers,

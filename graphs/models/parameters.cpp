@@ -39,14 +39,14 @@ ParameterInventory::ParameterInventory(std::vector<Parameter> parameters) {
 }
 
 void ParameterInventory::add(Parameter parameter) {
-  if (parameter.name.empty()) refuse(str("number ", parameters_.size(), " has no name"));
-  if (by_name_.contains(parameter.name)) refuse(str("'", parameter.name, "' is there twice (a name for each)"));
+  if (parameter.name.empty()) refuse(str("parameter ", parameters_.size(), " has no name"));
+  if (by_name_.contains(parameter.name)) refuse(str("'", parameter.name, "' is given twice (unique names)"));
   check_shape(parameter.shape, str("parameters: '", parameter.name, "'"));
   if (parameter.num_elements() == 0)
     refuse(
         str("'", parameter.name, "' of shape ", to_string(parameter.shape), " has no elements (dims of at least 1)"));
   if (parameter.num_bytes() > std::numeric_limits<std::int64_t>::max() - num_bytes_)
-    refuse(str("'", parameter.name, "' makes more than 2^63 bytes in all"));
+    refuse(str("'", parameter.name, "' brings the total to more than 2^63 bytes"));
   num_elements_ += parameter.num_elements();
   num_bytes_ += parameter.num_bytes();
   by_name_.emplace(parameter.name, parameters_.size());
@@ -57,7 +57,7 @@ bool ParameterInventory::contains(std::string_view name) const { return by_name_
 
 const Parameter& ParameterInventory::find(std::string_view name) const {
   const auto found = by_name_.find(std::string(name));
-  if (found == by_name_.end()) refuse(str("there is no '", name, "' among ", size()));
+  if (found == by_name_.end()) refuse(str("there is no parameter '", name, "' among ", size()));
   return parameters_[found->second];
 }
 

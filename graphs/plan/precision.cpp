@@ -13,8 +13,6 @@ namespace {
   throw Error(ErrorKind::config, str("precision.", key, ": ", why));
 }
 
-bool is_number(DType type) { return type == DType::f32 || type == DType::f64 || is_half(type); }
-
 }  // namespace
 
 std::string_view config_name(DType type) noexcept {
@@ -25,8 +23,8 @@ std::string_view config_name(DType type) noexcept {
 
 void check_precision(const PrecisionPlan& precision) {
   const DType param = precision.param, reduce = precision.reduce;
-  if (!is_number(param)) refuse("param", str(param, " (fp32, fp64, bf16 or fp16)"));
-  if (!is_number(reduce)) refuse("reduce", str(reduce, " (fp32, fp64, bf16 or fp16)"));
+  if (!is_float(param)) refuse("param", str(param, " (fp32, fp64, bf16 or fp16)"));
+  if (!is_float(reduce)) refuse("reduce", str(reduce, " (fp32, fp64, bf16 or fp16)"));
   const std::string beside = str(" with param ", config_name(param));
   if (reduce != wide_type(param) && (!is_half(reduce) || param == DType::f64)) {
     refuse("reduce", str(config_name(reduce), beside, param == DType::f64 ? " (fp64)" : " (fp32, bf16 or fp16)"));
@@ -35,14 +33,13 @@ void check_precision(const PrecisionPlan& precision) {
     refuse("reduce", "fp16 reduce without scaling (precision.loss_scale dynamic or a number, or reduce fp32 or bf16)");
   const LossScale& scale = precision.loss_scale;
   if (!(scale.value > 0) || !std::isfinite(scale.value)) refuse("loss_scale", str(scale.value, " (above 0)"));
-  if (scale.growth_steps < 1)
-    refuse("loss_scale", str("doubles after ", scale.growth_steps, " good steps (at least 1)"));
+  if (scale.growth_steps < 1) refuse("loss_scale", str("growth_steps ", scale.growth_steps, " (at least 1)"));
   if (precision.keep_low_precision_grads && !is_half(reduce)) {
-    refuse("keep_low_precision_grads",
-           str("gradients travel in ", config_name(reduce), " (false, or precision.reduce bf16 or fp16)"));
+    refuse("keep_low_precision_grads", str("true, but gradients are reduced in ", config_name(reduce),
+                                           " (false, or precision.reduce bf16 or fp16)"));
   }
   if (const DType norm = precision.norm_type(); norm != param && !(is_half(param) && norm == DType::f32)) {
-    refuse("norm", str(is_number(norm) ? config_name(norm) : to_string(norm), beside, " (", config_name(param),
+    refuse("norm", str(is_float(norm) ? config_name(norm) : to_string(norm), beside, " (", config_name(param),
                        is_half(param) ? " or fp32)" : ")"));
   }
 }

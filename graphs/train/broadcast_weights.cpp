@@ -150,11 +150,10 @@ class Builder {
                             const auto own   = static_cast<std::uint64_t>(hashes[member * names.size() + i]);
                             const auto first = static_cast<std::uint64_t>(hashes[i]);
                             if (own == first) continue;
-                            throw Error(
-                                ErrorKind::run,
-                                str("weights: '", names[i], "' of rank ", members[member], " has the hash ",
-                                    hash_text(own), ", that of rank ", members.front(), " has ", hash_text(first),
-                                    " (the same bits on all ranks that have it: broadcast_weights)"));
+                            throw Error(ErrorKind::run,
+                                        str("weights: '", names[i], "' on rank ", members[member], " has hash ",
+                                            hash_text(own), ", but on rank ", members.front(), " it has ",
+                                            hash_text(first), " (equal bits on all ranks; call broadcast_weights)"));
                           }
                         }
                       });

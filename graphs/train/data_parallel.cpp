@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/tape/number.hpp"
@@ -16,21 +17,21 @@ DataParallelOptions with_devices(DataParallelOptions options, const World& world
 }
 
 std::vector<float> read_floats(const Memory& memory, Buffer buffer, std::size_t size, DType type) {
-  const auto read = [&](auto zero) {
-    std::vector<decltype(zero)> values(size);
+  std::vector<float> floats(size);
+  dispatch_float(type, [&]<class T>(T) {
+    std::vector<T> values(size);
     memory.read(buffer, std::span(values));
-    std::vector<float> floats(size);
-    std::transform(values.begin(), values.end(), floats.begin(), [](auto value) { return wide(value); });
-    return floats;
-  };
-  return type == DType::bf16 ? read(bf16{}) : read(float{});
+    std::transform(values.begin(), values.end(), floats.begin(),
+                   [](T value) { return static_cast<float>(wide(value)); });
+  });
+  return floats;
 }
 
 void check_tokens(const DataParallelOptions& options, std::size_t given, bool targets) {
   const std::size_t wanted = static_cast<std::size_t>(options.global) * static_cast<std::size_t>(options.seq) + targets;
   if (given == wanted) return;
-  throw Error(ErrorKind::config, str("data_parallel: ", given, " tokens given (", options.global, " sequences of ",
-                                     options.seq, targets ? " and one more" : "", " are ", wanted, ")"));
+  throw Error(ErrorKind::config, str("data_parallel: ", given, " tokens given (", wanted, ": ", options.global,
+                                     " sequences of ", options.seq, targets ? " and one more token)" : ")"));
 }
 
 }  // namespace

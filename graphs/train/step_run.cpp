@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
@@ -10,15 +11,6 @@
 
 namespace stepgraph {
 namespace {
-
-// Calls f(T{}) with the element type of a buffer.
-template <class F>
-void with_type(DType type, const F& f) {
-  if (type == DType::f64) return f(double{});
-  if (type == DType::bf16) return f(bf16{});
-  if (type == DType::f16) return f(f16{});
-  f(float{});
-}
 
 template <class T>
 std::vector<T> rounded(const std::vector<double>& values, int threads) {
@@ -34,9 +26,10 @@ std::vector<T> rounded(const std::vector<double>& values, int threads) {
 void check_ranks(const Layout& layout, const World& world) {
   for (int rank = 0; rank < layout.num_ranks(); ++rank) {
     if (world.num_ranks() != layout.num_ranks() || !world.is_local(Rank{rank})) {
-      throw Error(ErrorKind::config,
-                  str("step: has ", layout.num_ranks(), " ranks in this process; the world has ", world.num_ranks(),
-                      world.num_ranks() == layout.num_ranks() ? ", some elsewhere" : ""));
+      throw Error(
+          ErrorKind::config,
+          str("step: needs ", layout.num_ranks(), " ranks in this process, but the world has ", world.num_ranks(),
+              world.num_ranks() == layout.num_ranks() ? ", some of them in other processes" : ""));
     }
   }
 }
@@ -107,8 +100,7 @@ void StepRun::set_weights(const FillTensor& fill) {
     const std::vector<Holder>& all = holders_.at(parameter.name);
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
     const auto set = [&](DType type, StoredRange StepWeight::*which) {
-      with_type(type, [&](auto zero) {
-        using T                    = decltype(zero);
+      dispatch_float(type, [&]<class T>(T) {
         const std::vector<T> typed = rounded<T>(whole, executor_->threads());
         std::vector<T> local;
         for (const Holder& holder : all) {
@@ -135,7 +127,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
   const auto wanted = static_cast<std::size_t>(step_.model.parameters().find(name).num_elements());
   if (out.size() != wanted) {
     throw Error(ErrorKind::config,
-                str("tensor '", name, "': room for ", out.size(), " elements (it has ", wanted, ")"));
+                str("tensor '", name, "': a span of ", out.size(), " elements (the tensor has ", wanted, ")"));
   }
   // The master where there is one: training continues with it, not with the rounded value.
   const std::vector<Holder>& all = holders_.at(name);
@@ -151,11 +143,11 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
     const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
     std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
     for (const StoredRange& part : parts_of(holder, member)) {
-      with_type(step_.graph.spec(part.buffer).type, [&](auto zero) {
-        std::vector<decltype(zero)> values(static_cast<std::size_t>(part.size()));
+      dispatch_float(step_.graph.spec(part.buffer).type, [&]<class Stored>(Stored) {
+        std::vector<Stored> values(static_cast<std::size_t>(part.size()));
         memory().read(part.buffer, std::span(values), part.offset);
         std::transform(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin),
-                       [scale](auto value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
+                       [scale](Stored value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
       });
     }
     put_piece<T>(spec, holder.piece, local, out);
@@ -169,8 +161,8 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
   const BatchSpec& batch = step_.batch;
   const auto wanted      = static_cast<std::size_t>(batch.global) * static_cast<std::size_t>(batch.seq) + 1;
   if (tokens.size() != wanted) {
-    throw Error(ErrorKind::config, str("step: ", tokens.size(), " tokens given (", batch.global, " sequences of ",
-                                       batch.seq, " and one more are ", wanted, ")"));
+    throw Error(ErrorKind::config, str("step: ", tokens.size(), " tokens given (", wanted, ": ", batch.global,
+                                       " sequences of ", batch.seq, " and one more token)"));
   }
   const std::size_t rows     = static_cast<std::size_t>(batch.micro) * static_cast<std::size_t>(batch.seq);
   const std::size_t per_rank = rows * static_cast<std::size_t>(step_.num_microbatches);

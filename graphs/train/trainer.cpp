@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
 
@@ -67,20 +68,11 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
       if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
       const IndexRange vocab = tp_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
       const auto columns     = static_cast<std::size_t>(vocab.end - vocab.begin);
-      const auto append      = [&](auto zero) {
-        std::vector<decltype(zero)> row(columns);
+      dispatch_float(step.type, [&]<class T>(T) {
+        std::vector<T> row(columns);
         run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
-        for (const auto logit : row) logits.push_back(static_cast<double>(wide(logit)));
-      };
-      if (step.type == DType::f64) {
-        append(double{});
-      } else if (step.type == DType::bf16) {
-        append(bf16{});
-      } else if (step.type == DType::f16) {
-        append(f16{});
-      } else {
-        append(float{});
-      }
+        for (const T logit : row) logits.push_back(static_cast<double>(wide(logit)));
+      });
     }
   }
   return logits;

@@ -47,8 +47,9 @@ VocabShard vocab_shard(const Tape& tape, std::string_view op, std::int64_t begin
 
 std::int64_t VocabShard::find(std::string_view what, std::int32_t i, std::int64_t position) const {
   if (i < 0 || (last && i >= begin + size)) {
-    throw Error(ErrorKind::run, str(what, " at position ", position, " is ", i, " (0 to ",
-                                    last ? str(begin + size - 1) : std::string("the vocabulary's last"), ")"));
+    throw Error(ErrorKind::run,
+                str(what, " at position ", position, " is ", i, " (0 to ",
+                    last ? str(begin + size - 1) : std::string("the last token of the vocabulary"), ")"));
   }
   return i >= begin && i < begin + size ? i - begin : -1;
 }

@@ -6,7 +6,7 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
 
-// Local operations on bytes. Internal to ops/ and graphs/. Accesses are concatenated, whatever their ranges or rows, so
+// Local operations on bytes. Internal to ops/ and graphs/. Accesses of any ranges or rows are concatenated, so
 // both sides of a copy or a reduction may be cut differently.
 namespace stepgraph {
 

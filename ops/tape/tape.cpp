@@ -28,7 +28,7 @@ Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {
   if (spec_.graph == nullptr || spec_.weights == nullptr) {
     throw Error(ErrorKind::config, "tape: needs a graph and a weight table");
   }
-  if (spec_.type != DType::f32 && spec_.type != DType::f64 && !is_half(spec_.type)) {
+  if (!is_float(spec_.type)) {
     throw Error(ErrorKind::config, str("tape: elements of ", spec_.type, " (f32, f64, bf16 or f16)"));
   }
 }
@@ -59,8 +59,8 @@ Tensor Tape::input(Buffer buffer, TensorShape shape, DType type, bool needs_grad
   const BufferSpec& spec = spec_.graph->spec(buffer);
   const auto wanted      = num_elements(shape) * static_cast<std::int64_t>(size_bytes(type));
   if (spec.size_bytes != wanted || spec.type != type) {
-    throw Error(ErrorKind::config, str("tape: ", to_string(shape), " of ", type, " has ", wanted, " bytes, ",
-                                       spec_.graph->describe(buffer), " ", spec.size_bytes, " of ", spec.type));
+    throw Error(ErrorKind::config, str("tape: ", to_string(shape), " of ", type, " has ", wanted, " bytes, but ",
+                                       spec_.graph->describe(buffer), " has ", spec.size_bytes, " of ", spec.type));
   }
   const Tensor made{.buffer = buffer, .shape = std::move(shape), .type = type, .id = static_cast<int>(states_.size())};
   states_.push_back({.buffer = buffer, .needed = spec_.records && needs_gradient});

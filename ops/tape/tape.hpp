@@ -36,7 +36,7 @@ struct RandomStream {
   std::int64_t first_sequence = 0;  // index of the microbatch's first sequence in the global batch
 };
 
-// What an op declares about one of its nodes. The tape adds rank, lane, labels and name.
+// The declaration of one node of an op. The tape adds rank, lane, labels and name.
 struct OpNode {
   std::string op         = {};  // "gelu"
   AccessList reads       = {};

@@ -146,12 +146,13 @@ class Bench {
     }
     if (measured.traced) {
       const Traced& traced = *measured.traced;
-      out << "\n  the device idles for at most " << std::setprecision(2) << 100 * traced.idle.share()
+      out << "\n  the device is idle for at most " << std::setprecision(2) << 100 * traced.idle.share()
           << "% of the time (about " << 100 * (1 - traced.busy_s() / quantile(measured.seconds, 0.5))
-          << "% without recording), at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
-          << " us at a time (" << traced.seconds.size() << " steps in a row while " << std::setprecision(1)
+          << "% without recording), for at most " << std::setprecision(0) << 1e6 * traced.idle.longest_gap_s
+          << " us at a time (recorded over " << traced.seconds.size() << " consecutive steps with "
+          << std::setprecision(1)
           << static_cast<double>(traced.idle.num_intervals) / static_cast<double>(traced.seconds.size())
-          << " kernels, copies and fills per step were recorded; a recorded step takes " << std::setprecision(2)
+          << " kernels, copies and fills per step; a recorded step takes " << std::setprecision(2)
           << 1e3 * quantile(traced.seconds, 0.5) << " ms)";
     } else {
       out << "\n  the idle time of the device is not known: " << measured.why_not_traced;

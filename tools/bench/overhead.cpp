@@ -264,7 +264,7 @@ void bench_uses(const std::string& name, const Graph& graph, const OverheadOptio
     const std::vector<Finding> findings = find_flaws(graph);
     if (findings.empty()) return;
     throw Error(ErrorKind::run,
-                str("bench overhead: the verifier found fault with '", name, "': ", findings[0].message));
+                str("bench overhead: the verifier reports a flaw in '", name, "': ", findings[0].message));
   });
   Machine machine = loopback_machine({.ranks = graph.num_ranks(), .threads = options.threads});
   for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "backends/loopback/world.hpp"
+#include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
 #include "engine/run/context.hpp"
@@ -96,15 +97,9 @@ double product_peak(const std::string& backend, DType type, std::int64_t size, i
   (void)linear(tape, {.x = a, .weight = tape.weight("b")});
   const std::unique_ptr<World> world = cli::make_world(backend, 1);
   const Program program(graph, *world);
-  for (const Buffer operand : {left, right}) {
-    if (type == DType::bf16) {
-      set_random<bf16>(program.memory(), operand, size * size);
-    } else if (type == DType::f16) {
-      set_random<f16>(program.memory(), operand, size * size);
-    } else {
-      set_random<float>(program.memory(), operand, size * size);
-    }
-  }
+  dispatch_float(type, [&]<class T>(T) {
+    for (const Buffer operand : {left, right}) set_random<T>(program.memory(), operand, size * size);
+  });
   Executor executor({.threads = 1});
   std::vector<double> seconds;
   for (int run = -2; run < runs; ++run) {

@@ -57,8 +57,8 @@ LayoutSpec parse_degrees(const std::string& text) {
   }
   if (!right || at != end) {
     throw Error(ErrorKind::config, str("layout '", text,
-                                       "': is not DPxTPxPP (2x1x1: two data-parallel ranks, one tensor- and one "
-                                       "pipeline-parallel)"));
+                                       "': is not DPxTPxPP (as in 2x1x1: 2 data-parallel ranks, no tensor or "
+                                       "pipeline parallelism)"));
   }
   return layout;
 }
@@ -97,8 +97,9 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
   out.plan.precision.param = known->type;
   const int dp             = out.plan.layout.dp;
   if (known->batch % dp != 0)
-    throw Error(ErrorKind::config, str("layout '", layout, "': ", known->batch, " sequences of model ", model,
-                                       " do not divide over ", dp, " data-parallel ranks (a divisor)"));
+    throw Error(ErrorKind::config,
+                str("layout '", layout, "': ", known->batch, " sequences of model ", model, " do not divide over ", dp,
+                    " data-parallel ranks (a divisor of ", known->batch, ")"));
   const bool in_pieces = out.plan.layout.tp > 1 || out.plan.layout.pp > 1;
   out.batch            = {.global = known->batch * (in_pieces ? pipeline_microbatches : 1),
                           .micro  = known->batch / dp,
