@@ -2,19 +2,15 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace stepgraph::testing {
+#include "tests/support/sanitizer.hpp"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int usual_scale = 4;
-#else
-inline constexpr int usual_scale = 1;
-#endif
+namespace stepgraph::testing {
 
 // The factor by which random tests shrink their numbers of cases: 4 in sanitized builds, which take that much longer.
 // STEPGRAPH_TEST_SCALE changes it; tools/test --nightly sets 1.
 inline int scale() {
   const char* text = std::getenv("STEPGRAPH_TEST_SCALE");
-  return text ? std::max(1, std::atoi(text)) : usual_scale;
+  return text ? std::max(1, std::atoi(text)) : is_sanitized() ? 4 : 1;
 }
 
 // How many of `count` cases to try, and how many of `count` hits to expect.

@@ -6,6 +6,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -14,9 +15,7 @@ using sg::testing::SmallRun;
 namespace {
 
 void need_asan() {
-#if !defined(__SANITIZE_ADDRESS__)
-  SKIP("needs the asan build");
-#endif
+  if (sg::testing::sanitizer() != sg::testing::Sanitizer::address) SKIP("needs the asan build");
 }
 
 sg::testing::Outcome run_searched(const std::string& command) {

@@ -129,7 +129,7 @@ TEST_CASE("adjacent tiles come in pairs while all threads have their own work, a
 }
 
 TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {
-  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
   const auto allocations_of_run = [](int num_nodes) {
     sg::Graph graph;
     const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
