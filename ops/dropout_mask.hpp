@@ -77,8 +77,7 @@ struct DropoutSite {
     throw Error(ErrorKind::config, str("dropout: rate(", dropout.rate, ") (at least 0 and less than 1)"));
   }
   if (dropout.rate > 0 && dropout.site.empty()) {
-    throw Error(ErrorKind::config,
-                str("dropout: rate(", dropout.rate, ") at a site without a name (one that no other has)"));
+    throw Error(ErrorKind::config, str("dropout: rate(", dropout.rate, ") at a site without a name (a unique name)"));
   }
   if (dropout.rate == 0 || !tape.is_random()) return {};
   return {.active = true,

@@ -66,9 +66,9 @@ Node hash_bytes(Graph& graph, const HashBytes& spec) {
   const auto values = spec.values.view();
   if (num_bytes(graph, spec.hashes) != static_cast<std::int64_t>(word_bytes * values.size()) ||
       graph.spec(spec.hashes.buffer).type != DType::i64) {
-    throw Error(ErrorKind::config, str("ops: hash_bytes '", spec.name, "': hashes of ", values.size(), " go to ",
-                                       num_bytes(graph, spec.hashes), " bytes of ", graph.spec(spec.hashes.buffer).type,
-                                       " (an i64 for each)"));
+    throw Error(ErrorKind::config,
+                str("ops: hash_bytes '", spec.name, "': ", num_bytes(graph, spec.hashes), " bytes of ",
+                    graph.spec(spec.hashes.buffer).type, " for ", values.size(), " hashes (one i64 for each)"));
   }
   std::vector<Tile> tiles;
   for (std::size_t i = 0; i < values.size(); ++i) {

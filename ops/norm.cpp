@@ -17,14 +17,14 @@ NormParts::NormParts(Tape& tape, const std::string& op, const Tensor& x, const W
   const auto check_weight = [&](const Weight& given, std::string_view name) {
     if (given.shape == wanted) return;
     refuse(str(name, " is ", to_string(given.shape), ", but x is ", to_string(x.shape), " (", to_string(wanted),
-               ", as rows of x are)"));
+               ", the size of a row of x)"));
   };
   check_weight(weight, "weight");
   if (bias) check_weight(*bias, "bias");
   const auto type_of = [&](const Access& of) { return tape.graph().spec(of.buffer).type; };
   wide_weights       = is_half(tape.type()) && type_of(weight) == tape.wide_type();
   if (bias && is_half(tape.type()) && type_of(*bias) != type_of(weight))
-    refuse(str("bias is ", type_of(*bias), ", but weight is ", type_of(weight), " (as the weight is)"));
+    refuse(str("bias is ", type_of(*bias), ", but weight is ", type_of(weight), " (the type of the weight)"));
   if (!(eps >= 0)) refuse(str("eps is ", eps, " (0 or more)"));
   scale = tape.tensor(op + " scale", {rows}, tape.wide_type());
   if (bias) center = tape.tensor(op + " center", {rows}, tape.wide_type());

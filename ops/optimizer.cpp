@@ -121,7 +121,8 @@ void check_value(const Graph& graph, std::string_view op, const std::string& nam
   if (!value) return;
   const DType type         = graph.spec(value->buffer).type;
   const std::int64_t bytes = num_bytes(graph, *value);
-  if (elements.type != DType::f32) refuse(op, name, str("a value beside a weight of ", elements.type, " (f32)"));
+  if (elements.type != DType::f32)
+    refuse(op, name, str("a value with a weight of ", elements.type, " (a weight of f32)"));
   const std::int64_t piece = value->region.length == Access::whole ? bytes : value->region.length;
   if (is_half(type) && bytes == 2 * elements.count && piece % 2 == 0) return;
   refuse(
@@ -195,7 +196,7 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
   check_positive("clip_factor", spec.name, "clip", spec.clip);
   const bool scaled = spec.scale.has_value();
   if (scaled != spec.overflow.has_value())
-    refuse("clip_factor", spec.name, "of scale and overflow one is there (both, or neither)");
+    refuse("clip_factor", spec.name, "only one of scale and overflow is given (both, or neither)");
   AccessList reads{spec.squares}, writes{spec.norm, spec.factor};
   if (scaled) {
     check_number(graph, titled("clip_factor", spec.name), "scale", *spec.scale, DType::f64);
@@ -284,7 +285,7 @@ Node adamw(Graph& graph, const AdamW& spec) {
                                     .eps          = eps,
                                     .weight_decay = weight_decay,
                                     .step         = context.read<std::int64_t>(3).front()};
-    if (scalars.step < 1) throw Error(ErrorKind::config, str("adamw: step ", scalars.step, " (they count from 1)"));
+    if (scalars.step < 1) throw Error(ErrorKind::config, str("adamw: step ", scalars.step, " (steps count from 1)"));
     // Larger tiles: this kernel is fast enough for the start-up cost of a tile to matter.
     cpu::for_tiles(context, count, 2 * cpu::elements_per_tile,
                    [&](std::int64_t begin, std::int64_t end) { cpu::adamw(rows, scalars, begin, end); });

@@ -68,7 +68,7 @@ Tensor rotary_embedding(Tape& tape, const RotaryEmbedding& spec) {
   const auto [num, kv, size] = spec.heads;
   if (size % 2 != 0 || static_cast<std::int64_t>(spec.frequencies.size()) != size / 2) {
     throw Error(ErrorKind::config, str("rotary_embedding: ", spec.frequencies.size(), " frequencies for head_size(",
-                                       size, ") (an even head_size, and half as many frequencies)"));
+                                       size, ") (an even head_size, and head_size / 2 frequencies)"));
   }
   cpu::Rotation rotation{.seq          = tape.seq(),
                          .row          = spec.qkv.cols(),

@@ -62,7 +62,7 @@ struct Include {
 
 std::string first_of(std::string_view path) { return std::string(path.substr(0, path.find('/'))); }
 
-// "engine/graph" of "engine/graph/access.hpp"; empty for a file directly below its folder.
+// "engine/graph" for "engine/graph/access.hpp"; empty for a file directly below its folder.
 std::string room_of(std::string_view path) {
   const std::size_t folder = path.find('/');
   if (folder == std::string_view::npos) return {};
@@ -121,7 +121,7 @@ bool is_scheduler(std::string_view header) {
   return header.starts_with("taskflow/") || header.starts_with("tbb/") || header.starts_with("oneapi/tbb");
 }
 
-// Why an include is wrong; empty: it is not.
+// The reason why an include is wrong; empty if it is allowed.
 std::string fault_of(const Include& include, const Names& engine_headers) {
   const std::string folder = first_of(include.file), target = first_of(include.target);
   if (include.system) {
@@ -190,7 +190,7 @@ std::vector<std::string> made_up(const std::string& file, const std::string& lin
 
 }  // namespace
 
-TEST_CASE("every include points the way the folders and rooms are ordered", "[rooms]") {
+TEST_CASE("every include follows the order of folders and rooms", "[rooms]") {
   const fs::path root        = stepgraph::testing::source_path();
   const Names engine_headers = public_headers("engine", read(root / "engine" / "CMakeLists.txt"));
   const Sources sources      = read_sources(root);
@@ -215,7 +215,7 @@ TEST_CASE("every room has a place in the order", "[rooms]") {
   for (const auto& [room, allowed] : rooms) {
     CAPTURE(room);
     CHECK(fs::is_directory(root / room));
-    for (const std::string& other : allowed) {  // a place in an order: never both ways
+    for (const std::string& other : allowed) {  // an order: never both ways
       const auto back = rooms.find(room.substr(0, room.find('/') + 1) + other);
       REQUIRE(back != rooms.end());
       CHECK_FALSE(back->second.contains(room.substr(room.find('/') + 1)));
@@ -223,7 +223,7 @@ TEST_CASE("every room has a place in the order", "[rooms]") {
   }
 }
 
-TEST_CASE("an include that points the wrong way is reported", "[rooms]") {
+TEST_CASE("an include against the order is reported", "[rooms]") {
   struct Case {
     std::string file, line, why;
   };
@@ -250,7 +250,7 @@ TEST_CASE("an include that points the wrong way is reported", "[rooms]") {
   CHECK(made_up(given.file, given.line) == std::vector{given.why});
 }
 
-TEST_CASE("an include that points the right way is not reported", "[rooms]") {
+TEST_CASE("an include along the order is not reported", "[rooms]") {
   struct Case {
     std::string file, line;
   };

@@ -163,7 +163,7 @@ CudaActivity::~CudaActivity() { stop(); }
 
 std::vector<CudaInterval> CudaActivity::take() {
   const Library& cupti = Library::get();
-  cupti.check(cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "asking for what was recorded");
+  cupti.check(cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flushing activity records");
   const std::lock_guard lock(records().mutex);
   if (const std::size_t lost = std::exchange(records().num_lost, 0); lost > 0)
     throw Error(ErrorKind::backend, str("cupti: ", lost, " records were lost (fewer steps between two calls of take)"));

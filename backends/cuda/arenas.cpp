@@ -18,7 +18,7 @@ std::byte* pin(Rank rank, std::size_t size) {
     throw Error(ErrorKind::backend,
                 str("cuda: the planned arena of rank ", rank, " needs ", size, " bytes of pinned host memory; of ",
                     sysconf(_SC_PHYS_PAGES) * page, " bytes, ", sysconf(_SC_AVPHYS_PAGES) * page,
-                    " are free (fewer ranks here, or less that is offloaded)"));
+                    " are free (fewer ranks in this process, or less offloading)"));
   }
   check(status, str("pinning ", size, " bytes for rank ", rank));
   std::fill_n(static_cast<std::byte*>(bytes), size, std::byte{0});

@@ -71,8 +71,9 @@ void Queue::make(LaneKind kind, bool tf32) {
   check_dnn(cudnnCreate(&dnn), "starting cuDNN");
   handles_.dnn = dnn;
   check_dnn(cudnnSetStream(dnn, stream), "giving cuDNN its stream");
-  handles_.workspace = {allocate_on(device_, workspace_bytes, "the workspace of a compute stream, beside arenas,"),
-                        workspace_bytes};
+  handles_.workspace = {
+      allocate_on(device_, workspace_bytes, "the workspace of a compute stream (in addition to the arenas)"),
+      workspace_bytes};
   constexpr std::size_t counter_bytes = num_counters * sizeof(unsigned);
   std::byte* const counters           = allocate_on(device_, counter_bytes, "the counters of a compute stream");
   handles_.counters                   = {reinterpret_cast<unsigned*>(counters), num_counters};

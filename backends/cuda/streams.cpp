@@ -92,7 +92,7 @@ bool Streams::replay() {
 
 // The first run is issued, not captured: libraries then choose algorithms and load kernels, which cannot be captured.
 void Streams::begin(bool recorded) {
-  std::unique_lock turn(shared_.mutex);  // whose end() never comes, if this fails
+  std::unique_lock turn(shared_.mutex);  // released if this throws, because end() is not called then
   recorded_ = recorded;
   if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
     take_turn(true);
@@ -139,9 +139,9 @@ const DeviceQueue* Streams::before(Node node) {
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
     for (const std::uint32_t other : plan_.waits_of(node))
-      check(cudaEventSynchronize(event(other)), doing("waiting, for ", node));
+      check(cudaEventSynchronize(event(other)), doing("waiting for predecessors of", node));
     for (const std::uint32_t other : plan_.loop_waits_of(node))
-      check(cudaEventSynchronize(event(other)), doing("waiting, for ", node));
+      check(cudaEventSynchronize(event(other)), doing("waiting for predecessors of", node));
     if (recorded_) timing_[node.id].host_begin_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
     return nullptr;
   }
@@ -149,10 +149,10 @@ const DeviceQueue* Streams::before(Node node) {
   check(cudaSetDevice(queue.device()), doing("choosing the device of", node));
   if (capturing_) join_capture(stream);
   for (const std::uint32_t other : plan_.waits_of(node))
-    check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting, for ", node));
+    check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting for predecessors of", node));
   if (!capturing_) {
     for (const std::uint32_t other : plan_.loop_waits_of(node))
-      check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting, for ", node));
+      check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting for predecessors of", node));
   }
   if (recorded_) check(cudaEventRecord(timing_[node.id].begin, queue.stream()), doing("timing", node));
   return &queue.handles();

@@ -34,7 +34,7 @@ CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
   for (const int device : options.devices) {
     if (device >= 0 && device < static_cast<int>(here.size())) continue;
     throw Error(ErrorKind::backend,
-                str("cuda: no device ", device, " (", here.size(), " are here; or use backend loopback)"));
+                str("cuda: no device ", device, " (this machine has ", here.size(), "; or use backend loopback)"));
   }
   impl_ = std::make_unique<Impl>(num_ranks, options);
 }

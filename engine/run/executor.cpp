@@ -46,8 +46,8 @@ void check_device_bodies(const Graph& graph, const World& world) {
     if (!world.is_local(graph.rank(node)) || !graph.body(node) || graph.kind(node) == NodeKind::host) continue;
     if (graph.device(node)) continue;
     throw Error(ErrorKind::config, str("program: ", graph.describe(node), ", op '", graph.op(node),
-                                       "', has no kernel for a device (a body that asks Context::device, and "
-                                       "NodeSpec::device; or a host node, on a host lane)"));
+                                       "', has no kernel for a device (set NodeSpec::device and use Context::device in "
+                                       "the body; or make it a host node on a host lane)"));
   }
 }
 
@@ -268,7 +268,7 @@ void Run::get() {
   }
   if (!drained) {
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
-                                   " ms later these still run: ", impl_->program->running.running_nodes()));
+                                   " ms later these nodes still run: ", impl_->program->running.running_nodes()));
   }
   if (error) throw *error;
 }

@@ -83,14 +83,14 @@ class Lowerer {
       for (const Rank rank : group.ranks) expected += world_.is_local(rank) ? 1 : 0;
     }
     if (match.parts.size() != expected && graph_.only_rank()) {
-      throw Error(ErrorKind::config,
-                  str("program: the graph holds rank ", *graph_.only_rank(), " only, but the other members of group '",
-                      group.name,
-                      "' live in this world too (run the whole graph here, or the slice where its rank lives alone)"));
+      throw Error(
+          ErrorKind::config,
+          str("program: the graph holds only rank ", *graph_.only_rank(), ", but other members of group '", group.name,
+              "' are also in this world (run the whole graph, or run the slice in a world with only this rank)"));
     }
     if (match.parts.size() != expected) {
       throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
-                                        group.name, "') meets ", match.parts.size() - 1, " other parts instead of ",
+                                        group.name, "') has ", match.parts.size() - 1, " matching parts instead of ",
                                         expected - 1, " (verify names the missing ranks)"));
     }
     for (const LocalPart& part : match.parts) {
@@ -99,8 +99,8 @@ class Lowerer {
       if (!same || other.type != what.type || (has_root(what.op) && other.root != what.root) ||
           (reduces(what.op) && other.reduction != what.reduction)) {
         throw Error(ErrorKind::graph,
-                    str("program: ", graph_.describe(first), " and ", graph_.describe(part.node), " meet on group '",
-                        group.name, "' but do not do the same (verify says how they differ)"));
+                    str("program: ", graph_.describe(first), " and ", graph_.describe(part.node),
+                        " are matched on group '", group.name, "', but differ (verify prints the difference)"));
       }
     }
     check_sizes(match);
@@ -189,8 +189,8 @@ class Lowerer {
     const auto stuck =
         std::find_if(out_.task_nodes.begin(), out_.task_nodes.end(), [&](std::uint32_t n) { return waiting[n] > 0; });
     throw Error(ErrorKind::graph,
-                str("program: ", out_.task_nodes.size() - num_done, " tasks wait for each other in a circle, ",
-                    graph_.describe(Node{*stuck}), " among them (verify prints the cycle)"));
+                str("program: ", out_.task_nodes.size() - num_done, " tasks wait for each other in a cycle, including ",
+                    graph_.describe(Node{*stuck}), " (verify prints the cycle)"));
   }
 
   const Graph& graph_;

@@ -81,7 +81,7 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan, DeviceMemory* device)
   if (!std::is_sorted(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& a, const ArenaPlan& b) {
         return std::pair(a.rank, a.space) < std::pair(b.rank, b.space);
       })) {
-    throw Error(ErrorKind::config, "memory: the plan's arenas are not in the order of rank and space");
+    throw Error(ErrorKind::config, "memory: the plan's arenas are not sorted by rank and space");
   }
   for (const ArenaPlan& arena : plan.arenas) {
     if (arena.space == Space::disk && arena.size_bytes > 0) {
@@ -138,10 +138,11 @@ void Memory::borrow(std::span<const Loan> loans) {
     };
     if (loan.buffer.id >= places_.size()) {
       throw Error(ErrorKind::config, str("memory: bytes are lent to buffer #", loan.buffer.id,
-                                         ", which is not of this graph (", places_.size(), " buffers)"));
+                                         ", which is not in this graph (it has ", places_.size(), " buffers)"));
     }
     Place& place = places_[loan.buffer.id];
-    if (graph_.spec(loan.buffer).lifetime != Lifetime::persistent) refuse(" is lent bytes (declare it persistent)");
+    if (graph_.spec(loan.buffer).lifetime != Lifetime::persistent)
+      refuse(" is lent bytes, but is not persistent (declare it persistent)");
     if (static_cast<std::int64_t>(loan.bytes.size()) != place.size_bytes) {
       refuse(str(" has ", place.size_bytes, " bytes, but is lent ", loan.bytes.size()));
     }
@@ -150,7 +151,8 @@ void Memory::borrow(std::span<const Loan> loans) {
     const std::byte* const end   = begin + loan.bytes.size();
     const auto next              = ends.upper_bound(begin);
     if (next != ends.end() && next->first - places_[next->second.id].size_bytes < end) {
-      refuse(str(" is lent bytes of ", describe(next->second), ", and no edge would order their accesses"));
+      refuse(
+          str(" is lent bytes that are also lent to ", describe(next->second), ", and no edge orders their accesses"));
     }
     ends.emplace(end, loan.buffer);
     place.data = loan.bytes.data();
@@ -173,17 +175,17 @@ std::string Memory::describe(Buffer buffer) const {
 std::byte* Memory::within(Buffer buffer, std::int64_t offset, std::size_t size) const {
   if (buffer.id >= places_.size()) {
     throw Error(ErrorKind::config,
-                str("memory: buffer #", buffer.id, " is not of this graph (", places_.size(), " buffers)"));
+                str("memory: buffer #", buffer.id, " is not in this graph (it has ", places_.size(), " buffers)"));
   }
   const Place& place = places_[buffer.id];
   if (place.shared) {
     throw Error(ErrorKind::config, str("memory: ", describe(buffer),
-                                       " shares its bytes with others in this plan, so they mean "
-                                       "nothing outside a run (declare it persistent)"));
+                                       " shares its bytes with other buffers in this plan, so its content is "
+                                       "undefined outside a run (declare it persistent)"));
   }
   if (offset < 0 || offset + static_cast<std::int64_t>(size) > place.size_bytes) {
     throw Error(ErrorKind::config, str("memory: bytes ", offset, " to ", offset + static_cast<std::int64_t>(size),
-                                       " of ", describe(buffer), ", which has ", place.size_bytes));
+                                       " of ", describe(buffer), ", which has ", place.size_bytes, " bytes"));
   }
   return place.data + offset;
 }
@@ -269,13 +271,13 @@ void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
     const std::int64_t wanted = buffer.token || place.offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes;
     if (wanted != place.size_bytes) {
       throw Error(ErrorKind::config, str("memory: ", graph.describe(Buffer{i}), " has ", wanted, " bytes, but ",
-                                         place.size_bytes, " were set aside for buffer #", i));
+                                         place.size_bytes, " bytes were allocated for buffer #", i));
     }
     const Arena* const arena = wanted > 0 ? find(buffer.rank, buffer.space) : nullptr;
     if (wanted > 0 && (!arena || (!place.lent && arena->begin + place.offset != place.data))) {
       throw Error(ErrorKind::config,
                   str("memory: ", graph.describe(Buffer{i}), " is of rank ", buffer.rank, " in ",
-                      to_string(buffer.space), " memory, but buffer #", i, " was set aside elsewhere"));
+                      to_string(buffer.space), " memory, but buffer #", i, " was allocated elsewhere"));
     }
     if (plan && plan->offsets[i] != place.offset) {
       throw Error(ErrorKind::config,
@@ -285,8 +287,8 @@ void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
     if (!plan && (place.shared || (place.offset == MemoryPlan::nowhere && !buffer.token))) {
       throw Error(ErrorKind::config,
                   str("memory: ", graph.describe(Buffer{i}),
-                      " has no bytes of its own in this memory, which was made from a plan (give the "
-                      "program that plan: its reuse edges keep tenants apart)"));
+                      " has no separate bytes in this memory, which was made from a plan (give the program the same "
+                      "plan: its reuse edges order buffers that share bytes)"));
     }
   }
 }

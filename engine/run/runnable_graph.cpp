@@ -24,19 +24,19 @@ void check(const Graph& graph, const MemoryPlan& plan) {
                                        plan.turns.size(), " nodes, the graph has ", graph.num_buffers(), " and ",
                                        graph.num_nodes(), " (plan the graph that runs)"));
   }
-  const auto refuse = [&](Node node, const char* whose) {
-    throw Error(ErrorKind::config,
-                str("program: the plan's edges into ", graph.describe(node), " lack some of ", whose));
+  const auto refuse = [&](Node node, const char* missing) {
+    throw Error(ErrorKind::config, str("program: the plan's edges into ", graph.describe(node), " lack ", missing));
   };
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     const auto own = graph.edges().before({node}), planned = plan.edges.before({node});
     if (!std::includes(planned.begin(), planned.end(), own.begin(), own.end()))
-      refuse({node}, "the graph's: it is of another graph (plan the graph that runs)");
+      refuse({node}, "edges of the graph: the plan is for another graph (plan the graph that runs)");
   }
   for (const ReuseEdge& edge : plan.reuse_edges) {
     if (edge.loop) continue;
     const auto planned = plan.edges.before(edge.after);
-    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id)) refuse(edge.after, "its reuse edges");
+    if (!std::binary_search(planned.begin(), planned.end(), edge.before.id))
+      refuse(edge.after, "a reuse edge of the plan");
   }
 }
 

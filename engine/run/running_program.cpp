@@ -279,7 +279,7 @@ void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
   const std::lock_guard lock(run.mutex);
   if (run.phase() != RunPhase::running) return;
   const std::string names  = name_running ? running_nodes() : std::string();
-  const std::string reason = names.empty() ? why.what() : str(why.what(), "; running then: ", names);
+  const std::string reason = names.empty() ? why.what() : str(why.what(), "; running at that time: ", names);
   run.stop(Error(why.kind(), reason));
   if (host_lanes_) host_lanes_->stop();
   world_.abort(reason);

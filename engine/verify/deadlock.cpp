@@ -122,7 +122,7 @@ class WaitGraph {
     }
     path.erase(path.begin(), path.begin() + place[at]);
 
-    std::string text = "these wait for each other:";
+    std::string text = "these nodes wait for each other:";
     for (std::size_t i = 0; i < path.size(); ++i) {
       const WaitEdge& wait = waits_[path[i]];
       text +=

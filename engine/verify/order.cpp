@@ -60,7 +60,7 @@ void Order::report_cycle(const std::vector<std::uint32_t>& waiting) {
     at = *std::find_if(before.begin(), before.end(), [&](std::uint32_t node) { return waiting[node] > 0; });
   }
   path.erase(path.begin(), std::find(path.begin(), path.end(), at));
-  std::string text = "these wait for each other:";
+  std::string text = "these nodes wait for each other:";
   for (std::size_t i = 0; i < path.size(); ++i) {
     text += str("\n    ", graph_.describe(Node{path[i]}), " waits for ",
                 graph_.describe(Node{path[(i + 1) % path.size()]}), " (an edge)");

@@ -139,9 +139,9 @@ std::optional<Range> misplaced(const Laid& in, const Laid& out, const std::vecto
 void check_part(const Graph& graph, Node node, Findings& findings) {
   const Graph::PartView part = graph.part(node);
   if (part.op == PartOp::barrier || part.bytes_written == 0 || !misfit(graph, node).empty()) return;
-  const auto say = [&](const Laid& at, Range bytes, const char* what) {
+  const auto say = [&](const Laid& at, Range bytes, const char* what, const char* rule) {
     findings.add(Flaw::bad_overlap, str(graph.describe(node), " (", to_string(part.op), ") ", what, " bytes [",
-                                        bytes.begin, ", ", bytes.end, ") of ", graph.describe(at.buffer)));
+                                        bytes.begin, ", ", bytes.end, ") of ", graph.describe(at.buffer), rule));
   };
   const Outputs out(lay(graph, node, Side::out));
   for (const Laid& one : out.all()) {
@@ -149,7 +149,7 @@ void check_part(const Graph& graph, Node node, Findings& findings) {
     out.for_near(one, [&](const Laid& other) {
       if (&other != &one && !twice) twice = overlap(one.region, other.region);
     });
-    if (twice) return say(one, *twice, "writes twice");
+    if (twice) return say(one, *twice, "writes", " twice (once)");
   }
   std::optional<std::vector<Place>> allowed;  // computed on first use; most parts do not need it
   for (const Laid& sent : lay(graph, node, Side::in)) {
@@ -158,7 +158,8 @@ void check_part(const Graph& graph, Node node, Findings& findings) {
       if (!allowed) allowed = places(graph, node, part);
       if (!bytes) bytes = misplaced(sent, received, *allowed);
     });
-    if (bytes) return say(sent, *bytes, "reads and writes, not as an in-place operation may,");
+    if (bytes)
+      return say(sent, *bytes, "reads and writes", " (separate buffers, or the layout of an in-place operation)");
   }
 }
 

@@ -80,16 +80,16 @@ bool check_meeting(const Graph& graph, const std::string& where, const std::vect
     all_written += graph.part({node}).bytes_written;
     const std::string what = difference(first, graph.part({node}));
     if (what.empty()) continue;
-    findings.add(Flaw::mismatched_part,
-                 str(where, ": ", say(graph, nodes.front()), " meets ", say(graph, node), ": they differ in ", what));
+    findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), " does not match ",
+                                            say(graph, node), ": they differ in ", what));
     return false;
   }
   const auto wrong = misfit(graph, nodes);
   if (!wrong) return true;
   const std::uint32_t other = wrong->node.id == nodes.front() ? nodes.back() : nodes.front();
-  findings.add(Flaw::mismatched_part,
-               str(where, ": ", say(graph, wrong->node.id), " meets ", say(graph, other), ": ", wrong->why, "; all ",
-                   nodes.size(), " members together send ", all_read, " and receive ", all_written, " bytes"));
+  findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, wrong->node.id), " does not match ",
+                                          say(graph, other), ": ", wrong->why, "; all ", nodes.size(),
+                                          " members together send ", all_read, " and receive ", all_written, " bytes"));
   return false;
 }
 

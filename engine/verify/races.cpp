@@ -152,7 +152,7 @@ class RaceChecker {
     if (!missing) return;
     findings_.add(Flaw::unwritten_read,
                   str(graph_.describe(Node{node.node}), " reads bytes [", missing->begin, ", ", missing->end, ") of ",
-                      graph_.describe(access.buffer), ", a step buffer, before anything has written them"));
+                      graph_.describe(access.buffer), ", a step buffer, before any node has written them"));
   }
 
   [[nodiscard]] bool same_lane(std::uint32_t a, std::uint32_t b) const {

@@ -31,8 +31,9 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
   if (!options.world) return;
   const std::vector<Lane> waiting = waiting_lanes(graph, *options.world);
   if (std::ssize(waiting) <= options.waiting_lanes) return;
-  findings.add(Flaw::too_few_workers, str(waiting.size(), " lanes wait (", lane_names(waiting), "), but only ",
-                                          options.waiting_lanes, " workers are there to wait on them"));
+  findings.add(Flaw::too_few_workers,
+               str(waiting.size(), " lanes wait (", lane_names(waiting), "), but waiting_lanes is ",
+                   options.waiting_lanes, " (at least ", waiting.size(), ")"));
 }
 
 }  // namespace

@@ -118,17 +118,21 @@ bool overflows(const Graph::PartView& part) {
 // Members that do not mean the same are not made to look as if they did.
 void check_meeting(const Graph& graph, std::span<const std::uint32_t> parts) {
   const auto refuse = [&](Node node, const std::string& why) {
-    throw Error(ErrorKind::graph, str("expand: ", graph.describe(Node{parts.front()}), " meets ", graph.describe(node),
-                                      ": ", why, " (verify says more)"));
+    throw Error(ErrorKind::graph, str("expand: ", graph.describe(Node{parts.front()}), " does not match ",
+                                      graph.describe(node), ": ", why, " (verify prints the details)"));
   };
   const Graph::PartView first = graph.part({parts.front()});
   const std::size_t expected  = graph.only_rank() ? 1 : graph.spec(first.group).ranks.size();
-  if (parts.size() != expected) refuse({parts.back()}, str(parts.size(), " of ", expected, " members are there"));
+  if (parts.size() != expected) {
+    throw Error(ErrorKind::graph,
+                str("expand: ", graph.describe(Node{parts.front()}), " has ", parts.size() - 1,
+                    " matching parts instead of ", expected - 1, " (verify names the missing ranks)"));
+  }
   for (const std::uint32_t node : parts) {
     const Graph::PartView part = graph.part({node});
     if (part.op != first.op || part.type != first.type || (reduces(part.op) && part.reduction != first.reduction) ||
         (has_root(part.op) && part.root != first.root)) {
-      refuse({node}, "they do not do the same");
+      refuse({node}, "op, type, reduction or root differ");
     }
     if (const std::string why = misfit(graph, Node{node}); !why.empty()) refuse({node}, why);
   }
@@ -156,10 +160,10 @@ std::optional<Expansion> expansion_of(const Graph& graph, std::span<const std::u
   }
   // Members of these do not know each other's shards.
   if (graph.only_rank() && (part.op == PartOp::gather || part.op == PartOp::scatter || part.op == PartOp::all_to_all)) {
-    throw Error(ErrorKind::config,
-                str("expand: ", graph.describe(Node{parts.front()}), " is part of one ", to_string(part.op),
-                    " in a graph of one rank, and its form depends on what other members declare (expand the whole "
-                    "graph, then slice it)"));
+    throw Error(ErrorKind::config, str("expand: ", graph.describe(Node{parts.front()}),
+                                       " is in a graph of one rank, but the form of ", to_string(part.op),
+                                       " depends on the parts of the other ranks (expand the whole graph, then slice "
+                                       "it)"));
   }
   const auto shape = ShapeFinder(graph, parts).find();
   if (!shape) return std::nullopt;
@@ -264,8 +268,8 @@ void check(const Graph& graph, const ExpandOptions& options) {
   if (!options.machine)
     throw Error(ErrorKind::config, "expand: adaptive needs a machine to simulate the candidates on (set .machine)");
   if (options.machine->num_ranks() != graph.num_ranks()) {
-    throw Error(ErrorKind::config,
-                str("expand: the machine has ", options.machine->num_ranks(), " ranks, the graph ", graph.num_ranks()));
+    throw Error(ErrorKind::config, str("expand: the machine has ", options.machine->num_ranks(),
+                                       " ranks, but the graph has ", graph.num_ranks()));
   }
 }
 

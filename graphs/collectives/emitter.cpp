@@ -264,7 +264,7 @@ class Issues {
             throw Error(ErrorKind::config,
                         str("expand: ", graph.describe(Node{parts[i]}), " is issued together with ",
                             graph.describe(Node{parts[i == begin ? i + 1 : begin]}),
-                            " (a collective that becomes several messages needs a place of its own)"));
+                            " (a collective that is expanded into several messages must be issued alone)"));
           }
           const std::size_t member = member_of(graph, {parts[i]});
           places = static_cast<std::int32_t>(std::count_if(messages[meeting].begin(), messages[meeting].end(),

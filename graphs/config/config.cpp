@@ -32,7 +32,7 @@ DataSpec read_data(const ConfigReader& root) {
   }
   if (given.empty()) root.refuse("data", str("names no source (", right, ")"));
   if (given.size() > 1)
-    root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (one of them)"));
+    root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (exactly one)"));
   if (data.has("synthetic")) {
     SyntheticTokens synthetic;
     data.integer("synthetic", synthetic.seed, 0, max_seed);
@@ -251,7 +251,7 @@ std::string read_text(const std::string& path) {
   char block[1 << 14];
   while (const std::size_t read = std::fread(block, 1, sizeof block, file.get())) {
     text.append(block, read);
-    if (text.size() > max_bytes) refuse("more than 1 MiB (a config in JSON)");
+    if (text.size() > max_bytes) refuse("is larger than 1 MiB (a config in JSON)");
   }
   if (std::ferror(file.get())) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
   return text;

@@ -56,7 +56,7 @@ void check_stages(const Plan& plan, int layers) {
   const std::string product = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
   if (stages > layers)
     throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
-                                       " layers (at most one stage for each)"));
+                                       " layers (at most ", layers, " stages)"));
   if (layers % stages == 0) return;
   const std::string other = layers % plan.pipeline.chunks == 0
                                 ? str(", or pp ", divisors_around(layers / plan.pipeline.chunks, plan.layout.pp))
@@ -69,11 +69,11 @@ void check_model_fits(const Config& config, Sizes sizes) {
   const LayoutSpec& layout = config.plan.layout;
   if (config.batch.seq > sizes.context)
     throw Error(ErrorKind::config, str("batch.seq: ", config.batch.seq, " tokens are more than the model's context of ",
-                                       sizes.context, " (at most that)"));
+                                       sizes.context, " (at most ", sizes.context, ")"));
   sizes.split.tp = layout.tp;
   at("layout.tp", "tensor parallel: ", [&] { check_tensor_parallel(sizes.split); });
   if (sizes.inner % layout.tp != 0)
-    throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " does not divide by tp ",
+    throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " is not divisible by tp ",
                                        layout.tp, " (tp ", divisors_around(sizes.inner, layout.tp), ")"));
   check_stages(config.plan, sizes.layers);
 }

@@ -42,8 +42,8 @@ void refuse_keys_of_others(const JsonValue& model, std::string_view kind) {
       if (std::find(keys.begin(), keys.end(), key) != keys.end()) others.push_back(other);
     }
     if (!others.empty())
-      throw Error(ErrorKind::config, str("model.", key, ": not a key of ", kind, " (of ", list_names(others), "; ",
-                                         kind, " has: ", list_names(own), ")"));
+      throw Error(ErrorKind::config, str("model.", key, ": not a key of ", kind, " (kinds with this key: ",
+                                         list_names(others), "; keys of ", kind, ": ", list_names(own), ")"));
   }
 }
 
@@ -100,7 +100,7 @@ LlamaSpec read_llama(const ConfigReader& model) {
     model.refuse("head_size", str(head_size, spec.head_size == 0 ? " (width / heads)" : "",
                                   " is odd, but rotary embeddings rotate pairs (an even size)"));
   if (spec.kv_heads != 0 && spec.heads % spec.kv_heads != 0)
-    model.refuse("kv_heads", str(spec.heads, " heads do not divide by ", spec.kv_heads,
+    model.refuse("kv_heads", str(spec.heads, " heads are not divisible by ", spec.kv_heads,
                                  " key and value heads (a divisor of ", spec.heads, ")"));
   return spec;
 }
@@ -119,7 +119,7 @@ ModelSource read_model_source(const JsonValue& value) {
       if (key != "load" && key != "dropout")
         throw Error(
             ErrorKind::config,
-            str("model.", key, ": cannot be combined with load (only load and dropout: the folder has the rest)"));
+            str("model.", key, ": cannot be combined with load (only dropout can; the folder has all other settings)"));
     }
     LoadFrom source;
     const ConfigReader model(&value, "model", {"load", "dropout"});

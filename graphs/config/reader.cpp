@@ -58,7 +58,7 @@ ConfigReader::ConfigReader(const JsonValue* object, std::string path, Names know
   if (!object_) return;
   if (object_->kind != Kind::object)
     throw Error(ErrorKind::config, str(path_.empty() ? "config" : path_, ": ", excerpt(*object_),
-                                       " is not an object (one with keys: ", list_names(known_), ")"));
+                                       " is not an object (an object with the keys: ", list_names(known_), ")"));
   for (const std::string& key : object_->key) {
     if (std::find(known_.begin(), known_.end(), key) == known_.end())
       refuse(key, str("unknown key", of, " (", known_text(key, known_), ")"));

@@ -47,7 +47,7 @@ DeviceMesh::DeviceMesh(std::vector<int> shape, std::vector<int> devices)
   if (devices_[by_id_.front()] < 0) refuse(str("device ", devices_[by_id_.front()], " (ids from 0 on)"));
   for (std::size_t i = 1; i < by_id_.size(); ++i) {
     if (devices_[by_id_[i]] == devices_[by_id_[i - 1]])
-      refuse(str("device ", devices_[by_id_[i]], " is there twice (distinct ids)"));
+      refuse(str("device ", devices_[by_id_[i]], " is given twice (distinct ids)"));
   }
 }
 
@@ -71,8 +71,7 @@ std::size_t DeviceMesh::position(int device) const {
 int DeviceMesh::device(const std::vector<int>& coordinate) const {
   const auto text = [&] { return join_text(coordinate, ", ", [](int place) { return str(place); }); };
   if (coordinate.size() != shape_.size())
-    refuse(
-        str("coordinate (", text(), ") has ", coordinate.size(), " places (", num_axes(), ", as the mesh has axes)"));
+    refuse(str("coordinate (", text(), ") has ", coordinate.size(), " entries (", num_axes(), ", one for each axis)"));
   std::size_t position = 0;
   for (std::size_t axis = 0; axis < shape_.size(); ++axis) {
     if (coordinate[axis] < 0 || coordinate[axis] >= shape_[axis])
@@ -103,8 +102,7 @@ DeviceMesh DeviceMesh::along(int axis, int through) const {
 DeviceMesh DeviceMesh::at(int axis, int place) const {
   check_axis(axis);
   const auto a = static_cast<std::size_t>(axis);
-  if (num_axes() == 1)
-    refuse(str("nothing is left of ", to_string(*this), " without its only axis (two or more axes)"));
+  if (num_axes() == 1) refuse(str("the only axis of ", to_string(*this), " cannot be removed (two or more axes)"));
   if (place < 0 || place >= shape_[a])
     refuse(str("place ", place, " on axis ", axis, " of ", to_string(*this), " (0 to ", shape_[a] - 1, ")"));
   std::vector<int> shape = shape_, kept;

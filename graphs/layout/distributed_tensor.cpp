@@ -76,7 +76,7 @@ class Mover {
     const Access all         = move_.whole(rank);
     const std::int64_t bytes = stepgraph::num_bytes(graph_, all);
     if (all.region.length != Access::whole && all.region.count != 1)
-      refuse(str("has a whole tensor in ", all.region.count, " ranges on rank ", rank, " (one range)"));
+      refuse(str("has ", all.region.count, " ranges for the whole tensor on rank ", rank, " (one range)"));
     if (bytes != tensor_.num_bytes())
       refuse(str("has ", bytes, " bytes for the whole tensor on rank ", rank, ", but ", tensor_, " has ",
                  tensor_.num_bytes()));

@@ -59,7 +59,7 @@ LayerSplit parse_layer_split(std::string_view text) {
 std::vector<int> split_layers(int layers, int stages, LayerSplit split) {
   check_layers(layers, stages);
   if (layers < stages)
-    refuse(str("pipeline: ", layers, " layers over ", stages, " stages leave some with none (at most ", layers,
+    refuse(str("pipeline: ", layers, " layers over ", stages, " stages leave stages without layers (at most ", layers,
                " stages, or an explicit list)"));
   std::vector<int> counts(static_cast<std::size_t>(stages), layers / stages);
   const int rest = layers % stages;
@@ -75,7 +75,7 @@ std::vector<int> split_layers(int layers, int stages, std::vector<int> layers_pe
   check_layers(layers, stages);
   if (layers_per_stage.size() != static_cast<std::size_t>(stages))
     refuse(str("pipeline: the list of layers (", list_text(layers_per_stage), ") has ", layers_per_stage.size(),
-               " entries, but there are ", stages, " stages (one for each)"));
+               " entries, but there are ", stages, " stages (one entry for each stage)"));
   std::int64_t sum = 0;
   for (const int count : layers_per_stage) {
     if (count < 0)
@@ -113,19 +113,19 @@ void check_tensor_parallel(const TensorParallelSplit& split) {
   const auto check          = [&](std::string_view name, std::int64_t number) {
     if (number < 0) refuse(str("tensor parallel: ", name, " is ", number, " (0 or more)"));
     if (number % split.tp != 0)
-      refuse(str("tensor parallel: ", name, " ", number, " does not divide by tp ", split.tp, " (", name, " ",
+      refuse(str("tensor parallel: ", name, " ", number, " is not divisible by tp ", split.tp, " (", name, " ",
                           multiples_around(number, split.tp), ", or tp ", divisors_around(common, split.tp), ")"));
   };
   check("heads", split.heads);
   // Fewer of them than ranks are held by several ranks each.
   const bool shared = split.kv_heads > 0 && split.kv_heads < split.tp;
   if (shared && split.tp % split.kv_heads != 0)
-    refuse(str("tensor parallel: tp ", split.tp, " is not as many ranks for each of kv_heads ", split.kv_heads,
-               " (a divisor of tp, or a multiple of it)"));
+    refuse(str("tensor parallel: tp ", split.tp, " is not divisible by kv_heads ", split.kv_heads,
+               " (kv_heads that divides tp or is a multiple of tp)"));
   if (!shared) check("kv_heads", split.kv_heads);
   if (split.kv_heads > 0 && split.heads % split.kv_heads != 0)
-    refuse(str("tensor parallel: heads ", split.heads, " are not as many for each of kv_heads ", split.kv_heads, " (",
-               multiples_around(split.heads, split.kv_heads), " heads)"));
+    refuse(str("tensor parallel: heads ", split.heads, " is not divisible by kv_heads ", split.kv_heads, " (heads ",
+               multiples_around(split.heads, split.kv_heads), ")"));
   check("vocab", split.vocab);
 }
 

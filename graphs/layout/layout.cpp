@@ -45,7 +45,7 @@ std::vector<Axis> parse_order(std::string_view text) {
   std::vector<Axis> order;
   for (const std::string_view name : split_text(text, '-')) {
     const auto axis = axis_named(name);
-    if (!axis) refuse_order(str("has '", name, "', which is no axis"));
+    if (!axis) refuse_order(str("has '", name, "', which is not an axis"));
     if (std::find(order.begin(), order.end(), *axis) != order.end()) refuse_order(str("has ", name, " twice"));
     order.push_back(*axis);
   }
@@ -129,7 +129,7 @@ LayoutSpec parse_layout(std::string_view text) {
       spec.devices_per_node = *number;
       given                 = true;
     } else {
-      refuse_text(words[i], "is not known here (devices_per_node=N or sequence_parallel, once)");
+      refuse_text(words[i], "is unknown or repeated (devices_per_node=N or sequence_parallel, once each)");
     }
   }
   return Layout(spec).spec();  // checks the rest
@@ -149,7 +149,7 @@ Layout::Layout(LayoutSpec spec, std::optional<int> world_size) : spec_(std::move
   }
   if (world_size && *world_size != num_ranks_) {
     refuse(str(product_text(spec_), " = ", num_ranks_, " ranks, but the world has ", *world_size,
-               " (degrees that multiply to it)"));
+               " (degrees whose product is ", *world_size, ")"));
   }
 }
 
@@ -177,7 +177,7 @@ Rank Layout::rank(const Coord& coord) const {
   int rank = 0;
   for (const Axis axis : all_axes) {
     if (coord[axis] < 0 || coord[axis] >= degree(axis))
-      refuse(str("no rank at ", coord, ": ", to_string(axis), " has places 0 to ", degree(axis) - 1));
+      refuse(str("no rank has coordinate ", coord, " (", to_string(axis), " 0 to ", degree(axis) - 1, ")"));
     rank += coord[axis] * strides_[at(axis)];
   }
   return Rank{rank};

@@ -22,7 +22,7 @@ Partition::Partition(PartitionSpec spec) : spec_(std::move(spec)) {
   if (spec_.num_members < 1) refuse(str("over ", spec_.num_members, " members (at least 1)"));
   const auto num_dims = static_cast<int>(spec_.shape.size());
   if (replicated()) {
-    if (spec_.dim != 0) refuse(str("dim ", spec_.dim, " of a replicated tensor (0: none is cut)"));
+    if (spec_.dim != 0) refuse(str("dim ", spec_.dim, " of a replicated tensor (0, because no dim is cut)"));
     dim_size_ = spec_.shape.empty() ? 1 : spec_.shape[0];
   } else if (spec_.shape.empty()) {
     refuse("a scalar has no dim to cut (replicated)");
@@ -87,7 +87,7 @@ std::int64_t Partition::local_index(std::int64_t dim_index) const { return dim_i
 std::int64_t Partition::global_index(int member, std::int64_t local_index) const {
   const std::int64_t size = end(member) - begin(member);
   if (local_index < 0 || local_index >= size)
-    refuse(str("local index ", local_index, " of member ", member, " of ", *this, ", which has ", size, " of them"));
+    refuse(str("local index ", local_index, " of member ", member, " of ", *this, ", which has ", size, " indices"));
   return begin(member) + local_index;
 }
 
@@ -133,7 +133,7 @@ std::string to_string(const Partition& partition) {
 
 Partition parse_partition(std::string_view text) {
   const std::vector<std::string_view> words = split_text(text, ' ');
-  const auto junk = [&] { refuse(str("'", text, "' does not read (as in '10x4 dim 0 over 3 ceiling')")); };
+  const auto junk = [&] { refuse(str("'", text, "' cannot be parsed (as in '10x4 dim 0 over 3 ceiling')")); };
   const bool cut  = words.size() == 6;
   if ((!cut && words.size() != 4) || words[words.size() - 3] != "over" || (cut && words[1] != "dim")) junk();
   const auto kind    = std::find(kind_names.begin(), kind_names.end(), words.back());

@@ -38,7 +38,8 @@ std::int64_t RoundRobin::local_index(std::int64_t partition) const {
 std::int64_t RoundRobin::global_index(Rank rank, std::int64_t local_index) const {
   const std::int64_t own = num_owned(rank);
   if (local_index < 0 || local_index >= own)
-    refuse(str("local index ", local_index, " of rank ", rank, ", which owns ", own, " of ", num_partitions_));
+    refuse(str("local index ", local_index, " of rank ", rank, ", which owns ", own, " of ", num_partitions_,
+               " partitions"));
   return local_index * world_size_ + index(rank);
 }
 

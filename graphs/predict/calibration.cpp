@@ -140,7 +140,7 @@ void save_calibration(const Calibration& calibration, const std::filesystem::pat
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   if (error)
     throw Error(ErrorKind::backend, str(path.parent_path().string(),
-                                        ": the folder cannot be created: ", error.message(), " (another file)"));
+                                        ": the folder cannot be created: ", error.message(), " (another path)"));
   write_text(path, to_json(calibration));
 }
 
@@ -169,7 +169,7 @@ std::filesystem::path calibration_path(int threads) {
   std::filesystem::path folder = variable("XDG_CACHE_HOME");
   if (folder.empty()) {
     if (variable("HOME").empty())
-      throw Error(ErrorKind::config, "neither XDG_CACHE_HOME nor HOME is set (one of them, or --machine FILE)");
+      throw Error(ErrorKind::config, "neither XDG_CACHE_HOME nor HOME is set (set one of them, or use --machine FILE)");
     folder = variable("HOME") / ".cache";
   }
   std::string name = host_name();

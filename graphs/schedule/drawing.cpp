@@ -120,7 +120,7 @@ std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline&
     while (!options.color && text.back() == ' ') text.pop_back();
     text += '\n';
   }
-  if (skipped) text += str("(a column is ", number(1 / scale), " long: not every action has one)\n");
+  if (skipped) text += str("(a column is ", number(1 / scale), " long: some actions are too short to be drawn)\n");
   return text;
 }
 

@@ -172,7 +172,7 @@ std::vector<Costs> stage_costs(const PipelineSchedule& schedule, const std::vect
         throw Error(ErrorKind::config, str("schedule: a cost of ", time, " (0 to ", most_cost, ")"));
     }
     if (!(cost.F + cost.I + cost.W > 0))
-      throw Error(ErrorKind::config, "schedule: F, I and W all cost 0 (at least one of them more)");
+      throw Error(ErrorKind::config, "schedule: F, I and W all cost 0 (at least one above 0)");
   }
   const std::vector<int> chunks = schedule.stages_per_rank();
   const bool whole              = costs.size() == stages && stages != ranks;

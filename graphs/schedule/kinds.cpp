@@ -120,11 +120,11 @@ void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec) {
   const bool one_chunk =
       kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2;
   if (one_chunk && spec.chunks != 1) {
-    refuse(str(spec.chunks, " chunks (1; round-robin, sequential, gpipe and interleaved take more)"));
+    refuse(str(spec.chunks, " chunks (1; round-robin, sequential, gpipe and interleaved can have more)"));
   }
   if (kind == ScheduleKind::interleaved && spec.chunks > 1 && spec.microbatches % spec.ranks != 0) {
-    refuse(str(spec.microbatches, " microbatches over ", spec.ranks,
-               " ranks (with chunks a multiple of the ranks: chunks take turns after as many microbatches as ranks)"));
+    refuse(str(spec.microbatches, " microbatches with ", spec.chunks, " chunks on ", spec.ranks,
+               " ranks (microbatches a multiple of ", spec.ranks, ")"));
   }
 }
 

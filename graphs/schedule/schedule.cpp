@@ -51,7 +51,7 @@ Action parse_action(std::string_view text) {
   action.kind = static_cast<ActionKind>(found - kind_names.begin());
   rest.remove_prefix(length);
   if (has_microbatch(action.kind)) action.microbatch = Microbatch{take_number(text, rest, "microbatch")};
-  if (!rest.empty()) refuse(text, str("'", rest, "' after the action (nothing)"));
+  if (!rest.empty()) refuse(text, str("'", rest, "' follows the action (one action, like 2F0)"));
   return action;
 }
 

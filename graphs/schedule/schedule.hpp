@@ -57,7 +57,7 @@ inline std::ostream& operator<<(std::ostream& out, const Action& action) { retur
 // The actions of each pipeline rank, in order. Plain data: it prints, parses and compares. `validate` checks that it
 // can run (graphs/schedule/validate.hpp). Ranks here are pipeline ranks, 0 to P-1.
 struct PipelineSchedule {
-  std::vector<std::vector<Action>> rows = {};  // [rank]: its actions in order
+  std::vector<std::vector<Action>> rows = {};  // one row per pipeline rank: its actions in order
   std::vector<Rank> rank_of_stage       = {};  // [stage]: any placement; Rank{-1}: no rank has an action of it
   int num_microbatches                  = 0;
 

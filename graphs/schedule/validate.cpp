@@ -101,10 +101,12 @@ class Checker {
         seen |= bit(action.kind);
         const std::uint16_t split = bit(Kind::input_gradient) | bit(Kind::weight_gradient);
         if ((seen & bit(Kind::backward)) && (seen & split))
-          return flaw({{row, i}}, action, ": stage ", stage, " has B of microbatch ", action.microbatch,
-                      " beside I or W (B, or I and W)");
+          return flaw({{row, i}}, action, ": stage ", stage, " has both B and I or W of microbatch ", action.microbatch,
+                      " (either B, or I and W)");
         if (is_transfer(action.kind) && !needs_transfer(action.kind, stage))
-          return flaw({{row, i}}, action, ": nothing crosses ranks there (between stages of different ranks)");
+          return flaw(
+              {{row, i}}, action,
+              ": there is no neighbouring stage on another rank (messages only between stages on different ranks)");
       }
     }
     return true;
@@ -181,9 +183,10 @@ class Checker {
         const Action& action    = schedule_.rows[row][i];
         const std::size_t stage = at_stage(action);
         if (sharded && (is_compute(action.kind) || action.kind == Kind::reshard) && !here[stage])
-          return flaw({{row, i}}, action, " without the weights of stage ", stage, " (after ", stage, "UNSHARD)");
+          return flaw({{row, i}}, action, " needs the gathered weights of stage ", stage, " (after ", stage,
+                      "UNSHARD)");
         if (action.kind == Kind::unshard && here[stage])
-          return flaw({{row, i}}, action, ": the weights are there already");
+          return flaw({{row, i}}, action, ": the weights are already gathered");
         if (action.kind == Kind::unshard || action.kind == Kind::reshard) here[stage] = action.kind == Kind::unshard;
         if (action.kind == Kind::weight_gradient || action.kind == Kind::backward) ++summed[stage];
         if (action.kind == Kind::reduce_grad && summed[stage] < num_microbatches_)
@@ -268,7 +271,7 @@ class Checker {
       return flaw({{row, next_[row]}}, head(row), " comes before ", named(waits_for(head(row))), ", which it needs");
     }
     std::vector<Cell> cells;
-    std::string text = "these wait for each other:";
+    std::string text = "ranks wait for each other:";
     for (const std::size_t each : path) {
       cells.push_back({each, next_[each]});
       text += str(each == path.front() ? " " : "; ", "rank ", each, " at ", head(each), " for ",

@@ -16,8 +16,8 @@ void check_size(const Graph& graph) {
     double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
     sum += static_cast<double>(buffer.size_bytes);
     if (sum > 0x1p60) {
-      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of ", sum,
-                                         " bytes and more (a smaller model or batch)"));
+      throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of more than ", sum,
+                                         " bytes (a smaller model or batch)"));
     }
   }
 }

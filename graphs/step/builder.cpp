@@ -102,8 +102,8 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
   const IndexRange vocab     = tp_range(setup_.step.model.vocab, tp_.size, tp_.index);
   const std::int64_t columns = vocab.end - vocab.begin;
   if (logits.cols() != columns || logits.rows() != setup_.num_tokens()) {
-    throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape),
-                                       " (wanted are logits, ", setup_.num_tokens(), "x", columns, ")"));
+    throw Error(ErrorKind::config, str("model: the last block returns ", to_string(logits.shape), " (logits of shape ",
+                                       setup_.num_tokens(), "x", columns, ")"));
   }
   tape.set_layer(-1);
   if (result == ForwardResult::logits) {

@@ -26,11 +26,12 @@ Plan plan_of(const DataParallelOptions& options) {
   }
   const int share = options.global / options.devices;
   if (options.micro < 0 || (options.micro > 0 && share % options.micro != 0)) {
-    refuse(str("micro ", options.micro, " does not divide the ", share, " sequences of a device (0: all at once)"));
+    refuse(str("micro ", options.micro, " does not divide the ", share,
+               " sequences of a device (a divisor, or 0: all at once)"));
   }
   if (options.precision.param == DType::f64) refuse("precision.param f64 (f32 or bf16: results are floats)");
   if (options.precision.scales())
-    refuse("precision: f16 or a loss_scale, which only the root could change (f32 or bf16; a Trainer scales losses)");
+    refuse("precision: f16 and loss_scale are not supported (f32 or bf16; a Trainer supports loss scaling)");
   return {.layout    = {.dp = options.devices},
           .shard     = {.bucket_mb = 1e-9},  // one bucket for each gradient: only the root keeps gradients
           .precision = options.precision,

@@ -111,7 +111,7 @@ std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_
 
 std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains, std::int64_t needed,
                            const PeakOf& peak_of) {
-  std::string least = "as it is";
+  std::string least;
   for (const Change& change : changes(plan, batch, trains)) {
     const std::optional<std::int64_t> peak = try_change(change, peak_of);
     if (!peak) continue;
@@ -121,8 +121,9 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
       least  = settings_text(change);
     }
   }
-  return str("of what was tried the least is ", bytes_and_text(needed), ", ", least,
-             "; more of layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
+  return str(least.empty() ? std::string("no tried setting needs less")
+                           : str("of the tried settings ", least, " needs the least, ", bytes_and_text(needed)),
+             "; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
 }
 
 [[noreturn]] void refuse(const MemoryRequirement& needed, const Plan& plan, const std::string& right) {

@@ -11,8 +11,8 @@ namespace {
 // Reads a .csv file. It must have one row for each pipeline rank.
 PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
   if (plan.chunks != 1) {
-    throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " beside '", plan.schedule,
-                                       "' (1: the file says which rank has which stages)"));
+    throw Error(ErrorKind::config, str("pipeline.chunks: ", plan.chunks, " with schedule '", plan.schedule,
+                                       "' (1: the file assigns stages to ranks)"));
   }
   PipelineSchedule schedule = read_csv(plan.schedule);
   if (schedule.num_ranks() != pp) {

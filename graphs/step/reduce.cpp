@@ -214,8 +214,8 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
   if (!setup_.plan.shard.find_unused_parameters) {
     throw Error(ErrorKind::config,
                 str("weight '", spec.name, "' of block '", setup_.step.model.blocks[weight.block].name,
-                    "': nothing adds to its gradient (an op of the forward pass that reads it, with "
-                    "weight_gradients, and on_backward in every op after it; or shard.find_unused_parameters)"));
+                    "': no op adds to its gradient (the forward pass reads it in an op with weight_gradients, and "
+                    "every later op has on_backward; or shard.find_unused_parameters)"));
   }
   auto& unused = setup_.step.unused;
   if (std::find(unused.begin(), unused.end(), spec.name) == unused.end()) unused.push_back(spec.name);
@@ -346,8 +346,9 @@ void StepBuilder::join_tensor_parallel(const StepWeight& weight, const Labels& l
   for (const TpPiece& piece : tp_pieces(spec, tp_.size, tp_.index)) {
     if (piece.num_holders == 1) continue;
     if (spec.dim != 0) {
-      throw Error(ErrorKind::config,
-                  str("weight '", spec.name, "': a piece that several ranks hold is cut along dim 0"));
+      throw Error(
+          ErrorKind::config,
+          str("weight '", spec.name, "': several ranks share a piece, but it is cut along dim ", spec.dim, " (dim 0)"));
     }
     const StoredRange shared = in_piece(weight.gradient, spec, piece);
     if (shared.empty()) continue;

@@ -24,33 +24,34 @@ void check_model(const Model& model) {
   for (const Block& block : model.blocks) {
     if (!block.forward) refuse(str("block '", block.name, "' has no forward pass"));
     if (block.layer >= 0 && after)
-      refuse(str("block '", block.name, "' is a layer after the layers' end (layers in one run)"));
+      refuse(str("block '", block.name, "' is separated from the other layers (layers must be consecutive blocks)"));
     after = after || (layers > 0 && block.layer < 0);
     layers += block.layer >= 0;
     for (const WeightSpec& weight : block.weights) {
       if (!seen.emplace(weight.name, &weight).second) refuse(str("weight '", weight.name, "' is declared twice"));
       check_shape(weight.shape, weight.name);
       if (weight.dim < 0 || static_cast<std::size_t>(weight.dim) >= weight.shape.size()) {
-        refuse(str("weight '", weight.name, "' is ", to_string(weight.shape), " and cut along dim ", weight.dim,
-                   " (one that it has)"));
+        refuse(str("weight '", weight.name, "' has shape ", to_string(weight.shape), " and is cut along dim ",
+                   weight.dim, " (a dim of that shape)"));
       }
       std::int64_t size = 0;
       for (const TensorSection& section : weight.sections) {
         if (section.size < 1 || section.begin < 0 ||
             (section.num_heads != 0 && section.size % section.num_heads != 0)) {
-          refuse(str("weight '", weight.name, "': a section of ", section.size, " from ", section.begin, " in ",
-                     section.num_heads, " heads (a multiple of the number of heads)"));
+          refuse(str("weight '", weight.name, "': a section has begin ", section.begin, ", size ", section.size,
+                     " and ", section.num_heads,
+                     " heads (begin 0 or more, size a positive multiple of the number of heads)"));
         }
         size += section.size;
       }
       if (!weight.sections.empty() && size != weight.shape[static_cast<std::size_t>(weight.dim)]) {
-        refuse(str("weight '", weight.name, "': sections of ", size, " in all (",
-                   weight.shape[static_cast<std::size_t>(weight.dim)], ", as its shape says)"));
+        refuse(str("weight '", weight.name, "': its sections have a total size of ", size, " (",
+                   weight.shape[static_cast<std::size_t>(weight.dim)], ", the size of dim ", weight.dim, ")"));
       }
     }
   }
   if (layers != model.layers || layers == 0) {
-    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (as many, and at least 1)"));
+    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (the same number, at least 1)"));
   }
   for (const auto& [name, weight] : seen) {
     if (weight->tied_to.empty()) continue;
@@ -58,7 +59,7 @@ void check_model(const Model& model) {
     if (owner == seen.end() || !owner->second->tied_to.empty() || owner->second->shape != weight->shape ||
         owner->second->cut != weight->cut || owner->second->dim != weight->dim) {
       refuse(str("weight '", name, "' is tied to '", weight->tied_to,
-                 "' (a weight of its own, of the same shape and cut)"));
+                 "' (a weight that is not tied itself, with the same shape and cut)"));
     }
   }
 }
@@ -71,10 +72,13 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   }
   check_shape({batch.micro, batch.seq, std::max(model.width, model.vocab)}, "batch");
   check_tensor_parallel({.tp = plan.layout.tp, .heads = model.heads, .kv_heads = model.kv_heads});
-  if (model.vocab < plan.layout.tp || (model.inner > 0 && model.inner < plan.layout.tp)) {
-    throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than a vocabulary of ", model.vocab,
-                                       " or an MLP of width ", model.inner, " can be cut into"));
-  }
+  const auto check_parts = [&](const char* what, std::int64_t size) {
+    if (size >= plan.layout.tp) return;
+    throw Error(ErrorKind::config, str("layout: tp(", plan.layout.tp, ") is more than ", what, size,
+                                       " can be split into (at most ", size, ")"));
+  };
+  check_parts("a vocabulary of ", model.vocab);
+  if (model.inner > 0) check_parts("an MLP of width ", model.inner);  // 0: the model has no MLP
   if (const std::int64_t rows = std::int64_t{batch.micro} * batch.seq;
       plan.layout.sequence_parallel && rows % plan.layout.tp != 0) {
     throw Error(ErrorKind::config, str("layout.sequence_parallel: ", rows, " tokens of a microbatch (batch.micro ",
@@ -100,8 +104,8 @@ void check_rounded_sums(const Plan& plan, const BatchSpec& batch) {
   const int microbatches = microbatches_of(plan, batch);
   if (plan.precision.keep_low_precision_grads && plan.shard.reduce == ReduceWhen::each && microbatches > 1) {
     throw Error(ErrorKind::config,
-                str("precision.keep_low_precision_grads: with shard.reduce each and ", microbatches,
-                    " microbatches, whose sum would be rounded after each (false, or shard.reduce last)"));
+                str("precision.keep_low_precision_grads: true with shard.reduce each and ", microbatches,
+                    " microbatches would round the sum after each microbatch (false, or shard.reduce last)"));
   }
 }
 

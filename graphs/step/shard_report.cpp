@@ -55,9 +55,8 @@ std::vector<WeightShard> weight_shards(const StepGraph& step, const std::string&
     }
   }
   if (!known) {
-    throw Error(ErrorKind::config,
-                str("weight '", weight, "': the step has none of that name for tensor-parallel index ", tp_index,
-                    " (0 to ", step.layout.degree(Axis::tp) - 1, ")"));
+    throw Error(ErrorKind::config, str("weight '", weight, "': not found in the step for tensor-parallel index ",
+                                       tp_index, " (0 to ", step.layout.degree(Axis::tp) - 1, ")"));
   }
   return found;
 }

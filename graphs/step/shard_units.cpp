@@ -53,7 +53,7 @@ std::int64_t least_params(const ShardPlan& plan) {
   std::int64_t least      = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), least);
   if (error != std::errc() || end != text.data() + text.size() || least < 1)
-    refuse_units(plan, "(params: and a number of at least 1, as params:1000000)");
+    refuse_units(plan, "is not params:N with N of at least 1 (for example params:1000000)");
   return least;
 }
 
@@ -108,7 +108,7 @@ std::vector<UnitBlocks> units_of_stage(const Model& model, const ShardPlan& plan
     const bool goes_on = i > 0 && !names[i].empty() && names[i] == names[i - 1];
     if (!goes_on && !names[i].empty() && !seen.insert(names[i]).second) {
       throw Error(ErrorKind::config, str("shard.units: unit '", names[i], "' has block '", model.blocks[blocks[i]].name,
-                                         "', but not the block before it (units of neighbouring blocks; nested ones "
+                                         "', but not the block before it (units of consecutive blocks; nested units "
                                          "are not supported)"));
     }
     if (!goes_on) units.emplace_back();
@@ -232,7 +232,7 @@ void check_shard_plan(const Plan& plan) {
   }
   if (shard.strategy == Shard::hybrid) {
     if (shard.group == 0) {
-      refuse(str("group: missing with strategy hybrid: how many neighbours keep a whole between them (",
+      refuse(str("group: missing with strategy hybrid (number of ranks that share one copy of the weights; ",
                  divisors_text(plan.layout.dp), ")"));
     }
     if (shard.group < 0 || plan.layout.dp % shard.group != 0) {
@@ -240,26 +240,28 @@ void check_shard_plan(const Plan& plan) {
                  divisors_text(plan.layout.dp), ")"));
     }
     if (shard.group == 1 && plan.layout.dp > 1) {
-      refuse(str("group: 1 with strategy hybrid, where each rank keeps a whole (", divisors_text(plan.layout.dp),
-                 "; or strategy none)"));
+      refuse(
+          str("group: 1 with strategy hybrid shards nothing (", divisors_text(plan.layout.dp), "; or strategy none)"));
     }
   } else if (shard.group != 0) {
-    refuse(str("group: ", shard.group, " with strategy ", to_string(shard.strategy), " (hybrid has groups; else 0)"));
+    refuse(str("group: ", shard.group, " has no effect with strategy ", to_string(shard.strategy),
+               " (0, or strategy hybrid)"));
   }
   if (shard.reduce == ReduceWhen::each && (shard.strategy == Shard::none || shard.strategy == Shard::zero1)) {
     refuse(str("reduce: each with strategy ", to_string(shard.strategy),
-               ", which keeps gradients whole (last; or strategy grad_op, full or hybrid)"));
+               ", which does not shard gradients (reduce last, or strategy grad_op, full or hybrid)"));
   }
   const auto needs_cut_values = [&](const char* key, bool given) {
     if (given && !cuts_values) {
-      refuse(str(key, ": with strategy ", to_string(shard.strategy), ", which keeps weights whole (full or hybrid)"));
+      refuse(str(key, ": has no effect with strategy ", to_string(shard.strategy),
+                 ", which does not shard weights (strategy full or hybrid)"));
     }
   };
   needs_cut_values("reshard_after_forward", !shard.reshard_after_forward);
   needs_cut_values("reshard_group", shard.reshard_group != 0);
   needs_cut_values("keep_between_microbatches", shard.keep_between_microbatches);
   if (shard.keep_between_microbatches && !shard.reshard_after_forward) {
-    refuse("keep_between_microbatches: with reshard_after_forward false (one of them)");
+    refuse("keep_between_microbatches: true has no effect with reshard_after_forward false (change only one of them)");
   }
   const int members = shard_group(plan, 0).size;
   if (shard.reshard_group != 0 && (shard.reshard_group < 2 || members % shard.reshard_group != 0)) {
@@ -268,7 +270,8 @@ void check_shard_plan(const Plan& plan) {
   }
   if (shard.reshard_group != 0 && (!shard.reshard_after_forward || shard.keep_between_microbatches)) {
     refuse(str("reshard_group: ", shard.reshard_group,
-               " where weights stay gathered (0, or reshard_after_forward without keep_between_microbatches)"));
+               " has no effect while weights stay gathered (0, or reshard_after_forward true and "
+               "keep_between_microbatches false)"));
   }
 }
 

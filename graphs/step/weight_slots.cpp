@@ -50,7 +50,7 @@ class UnitUses {
         if (read != none && read != unit) {
           throw Error(ErrorKind::config,
                       str("shard.units: ", graph_.describe(Node{node}), " reads weights of '", slots_.values[read].unit,
-                          "' and of '", slots_.values[unit].unit, "' (of one unit)"));
+                          "' and of '", slots_.values[unit].unit, "' (weights of one unit)"));
         }
         read = unit;
       }

@@ -117,7 +117,7 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   // One after the other: both together need more than a first-level cache.
   const auto add_down = [&](const W* scores, const W* rows, W* sums) {
     for (std::int64_t key = 0; key < std::min(key_tile, first + end - first_key); key += block_rows) {
-      const std::int64_t from = std::max<std::int64_t>(0, first_key + key - first);  // earlier ones see none
+      const std::int64_t from = std::max<std::int64_t>(0, first_key + key - first);  // earlier queries do not attend
       multiply_block<W>({.depth = end - from,
                          .a     = scores + from * key_tile + key,
                          .a_row = key_tile,

@@ -243,7 +243,7 @@ void launch_resident(const DeviceQueue& queue, const LogitRows<T>& of, double* m
       "asking for all shared memory");
   check_cuda(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, static_cast<int>(threads), shared),
-      "asking for how many blocks there is room");
+      "asking for the number of resident blocks");
   const std::int64_t resident = std::max<std::int64_t>(1, per_multiprocessor) * num_multiprocessors();
   kernel<<<blocks_for(std::min(of.rows, resident), 1), threads, shared, stream_of(queue)>>>(rows_of(of), maxima, sums,
                                                                                             scale, native(gradient));

@@ -205,7 +205,7 @@ class Measurement {
   void copy(std::byte* to, const std::byte* from) {
     if (!problem_.in_place) return;
     check_cuda(cudaMemcpyAsync(to, from, call_.written.size(), cudaMemcpyDeviceToDevice, stream_of(queue_)),
-               "keeping what a product adds to");
+               "saving the output of a product");
   }
 
   [[nodiscard]] Notes hashes() {

@@ -154,7 +154,7 @@ TEST_CASE("strided parts are concatenated", "[backends][loopback]") {
   CHECK(trial.run(in, out)[1] == std::vector<float>{1, 2, 4, 5});
 }
 
-TEST_CASE("integers are averaged as integers, whatever the number of ranks", "[backends][loopback]") {
+TEST_CASE("integers are averaged as integers, for any number of ranks", "[backends][loopback]") {
   constexpr int ranks = 256;
   sg::Graph graph(ranks);
   std::vector<sg::Rank> members;

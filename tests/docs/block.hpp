@@ -1,5 +1,5 @@
 #pragma once
-// What the C++ blocks of the guides can use without including it, and how they are run.
+// Headers that the C++ blocks of the guides can use without including them, and the functions that run the blocks.
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
@@ -16,13 +16,13 @@
 
 namespace stepgraph::testing {
 
-// In a temporary folder that has the files of the guide.
+// Runs a block in a temporary folder that has the files of the guide.
 void run_block(const std::string& guide, void (*block)());
 
-// All commands of the console blocks of a guide, one after another in one such folder.
+// Runs all commands of the console blocks of a guide, in order, in one such folder.
 void run_commands(const std::string& guide);
 
-// Blocks that are in this program; written by the extractor.
+// The number of blocks in this program; written by the extractor.
 extern const std::size_t num_compiled_blocks;
 
 }  // namespace stepgraph::testing

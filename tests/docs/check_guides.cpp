@@ -1,4 +1,4 @@
-// What the guides say about files, headers and keys is so.
+// Checks the statements of the guides about files, headers and keys.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <filesystem>
@@ -25,7 +25,7 @@ std::vector<Guide> all_guides() {
   return guides;
 }
 
-// The values of an object that are no objects, by their paths: "layout.tp".
+// The leaf values of an object, by path: "layout.tp".
 std::map<std::string, sg::JsonValue> flat_keys(const sg::JsonValue& object, const std::string& prefix = {}) {
   std::map<std::string, sg::JsonValue> keys;
   for (std::size_t i = 0; i < object.size(); ++i) {
@@ -119,7 +119,7 @@ TEST_CASE("tables of public headers equal the lists in CMake", "[docs]") {
     built[guide_of(header)].insert(header);
   };
   for (const std::string& header : split_lines(file_bytes(STEPGRAPH_PUBLIC_HEADERS))) take(header);
-  for (const auto& entry : fs::directory_iterator(root / "engine/base")) {  // all of it is public
+  for (const auto& entry : fs::directory_iterator(root / "engine/base")) {  // all headers there are public
     if (entry.path().extension() == ".hpp") take(entry.path().string());
   }
   for (const Guide& guide : all_guides()) {
@@ -141,7 +141,7 @@ TEST_CASE("tables of public headers equal the lists in CMake", "[docs]") {
   CHECK(listed.size() == built.size());
 }
 
-TEST_CASE("only blocks that are marked are not run", "[docs]") {
+TEST_CASE("a block that is not run is marked", "[docs]") {
   std::size_t compiled = 0, commands = 0, marked = 0;
   for (const Guide& guide : all_guides()) {
     for (const Block& block : guide.blocks) {
@@ -193,7 +193,7 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
   }
 }
 
-TEST_CASE("expected output is compared line by line, with ... for anything", "[docs]") {
+TEST_CASE("expected output is compared line by line, and ... matches any text", "[docs]") {
   CHECK(output_matches({"a", "b"}, {"a", "b"}));
   CHECK_FALSE(output_matches({"a"}, {"a", "b"}));
   CHECK_FALSE(output_matches({"a", "b"}, {"a"}));
@@ -204,7 +204,7 @@ TEST_CASE("expected output is compared line by line, with ... for anything", "[d
   CHECK_FALSE(output_matches({"loss ...  norm"}, {"loss 1.5  norm 2"}));
 }
 
-TEST_CASE("a guide is refused where its fences and comments mean nothing", "[docs][refuses]") {
+TEST_CASE("a guide with an invalid fence or comment is refused", "[docs][refuses]") {
   const TempFolder folder;
   const auto refusal = [&](const std::string& text) {
     folder.put("guide.md", text);

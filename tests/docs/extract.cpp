@@ -1,7 +1,7 @@
 // Writes the C++ blocks of the guides as sources of one test program, and a test case for the commands of each guide.
 //   extract ROOT OUT_DIR NUM_FILES GUIDE...
-// A guide is a namespace and a block a function in it, so that blocks share nothing but the definitions of their guide.
-// Errors of the compiler name the guide and its line.
+// A guide becomes a namespace and a block a function in it, so blocks share only the definitions of their guide.
+// Compiler errors name the guide and its line.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -24,7 +24,7 @@ std::string read_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A file that has the same bytes already keeps its time, so that nothing is compiled again.
+// Does not rewrite a file that already has these bytes, so that it is not compiled again.
 void write_text(const fs::path& path, const std::string& text) {
   if (fs::exists(path) && read_text(path) == text) return;
   std::ofstream(path, std::ios::binary) << text;
@@ -34,7 +34,7 @@ std::string line_mark(std::size_t line, const std::string& path) {
   return "#line " + std::to_string(line) + " \"" + path + "\"\n";
 }
 
-// What CTest and Catch2 take as a name without escapes.
+// Replaces characters that CTest and Catch2 would need to escape.
 std::string test_name(std::string text) {
   std::erase_if(text, [](char letter) { return letter == ',' || letter == '[' || letter == ']' || letter == '`'; });
   return text;
@@ -45,7 +45,7 @@ struct Source {
   std::string text;
 };
 
-// The lines of a block, with those that include something taken out: they go to the top of the file.
+// The lines of a block. Its #include lines are moved to the top of the file.
 std::string without_includes(const Block& block, Source& source) {
   std::string text;
   for (const std::string& line : stepgraph::testing::split_lines(block.text)) {

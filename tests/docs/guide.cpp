@@ -50,7 +50,7 @@ void apply(const std::string& path, const Comment& comment, Block& block) {
   }
 }
 
-// Links and inline code of a line of prose. A link in code is none.
+// The links and the inline code of a line of prose. A link inside code does not count.
 void read_prose(const std::string& line, std::size_t number, Guide& guide) {
   std::string prose;
   for (std::size_t begin = 0, end = 0; begin < line.size(); begin = end + 1) {

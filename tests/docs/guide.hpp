@@ -14,9 +14,9 @@ namespace stepgraph::testing {
 struct Block {
   std::string language   = {};  // "cpp", "console", "json", "sh", "cmake" or "text"
   std::string text       = {};  // whole lines
-  std::string heading    = {};  // the nearest above it
+  std::string heading    = {};  // the nearest heading above the block
   std::size_t first_line = 0;   // of the text in the guide, counted from 1
-  // What the comments directly above the fence say.
+  // From the comments directly above the fence.
   std::optional<std::string> prelude = {};
   std::optional<std::string> file    = {};
   std::optional<std::string> not_run = {};
@@ -26,7 +26,7 @@ struct Block {
 };
 
 struct Link {
-  std::string target = {};  // as written: "../engine/README.md#rooms"
+  std::string target = {};  // as written: "../schedule/README.md#actions"
   std::size_t line   = 0;
 };
 
@@ -46,8 +46,7 @@ struct Guide {
 // Every Markdown file of the repository, by path.
 [[nodiscard]] std::vector<std::string> find_guides(const std::filesystem::path& root);
 
-// The rows of the table whose first heading is `first_heading`, cells without blanks at their ends; all such tables of
-// the guide together.
+// The rows of all tables of the guide whose first heading is `first_heading`. Cells have no blanks at their ends.
 [[nodiscard]] std::vector<std::vector<std::string>> table_rows(const Guide& guide, std::string_view first_heading);
 
 // The anchor that GitHub gives to a heading: "A graph by hand" is "a-graph-by-hand".
@@ -61,7 +60,7 @@ struct Command {
 };
 [[nodiscard]] std::vector<Command> commands_of(const Block& block);
 
-// A line "..." stands for any lines, "..." inside a line for any text.
+// A line "..." stands for any number of lines. "..." inside a line stands for any text.
 [[nodiscard]] bool output_matches(const std::vector<std::string>& expected, const std::vector<std::string>& lines);
 
 [[nodiscard]] std::vector<std::string> split_lines(std::string_view text);  // without blanks at the ends of lines

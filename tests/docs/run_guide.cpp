@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 namespace stepgraph::testing {
 namespace {
 
-// The folder in which the blocks and commands of a guide run; the current one while it lives.
+// The folder in which the blocks and commands of a guide run. It is the current folder while the object lives.
 class GuideFolder {
  public:
   explicit GuideFolder(const Guide& guide) : before_(fs::current_path()) {
@@ -34,8 +34,8 @@ class GuideFolder {
   TempFolder folder_;
 };
 
-// `simulate` would measure this machine for some seconds. Instead, a machine on which products take a millisecond for
-// each megaflop.
+// Writes a calibration, because `simulate` would otherwise measure this machine for some seconds. Products take a
+// millisecond per megaflop.
 void put_calibration() {
   Calibration machine{.host = host_name(), .cores = num_cores(), .threads = num_cores()};
   for (const char* op : {"linear", "linear_gelu", "linear_input_gradient", "linear_weight_gradient"})

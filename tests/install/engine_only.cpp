@@ -1,4 +1,4 @@
-// Links stepgraph::engine alone: builds a graph, proves it and draws it.
+// Links only stepgraph::engine: builds a graph, verifies it and draws it.
 #include <cstdio>
 #include <sstream>
 

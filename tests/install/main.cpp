@@ -1,5 +1,5 @@
-// A program of somebody who uses the installed package: a graph with a collective, proved, then run in the loopback
-// world and in a world of its own.
+// A program that uses the installed package. It verifies a graph with a collective and runs it in the loopback world
+// and in its own world.
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -24,7 +24,7 @@ namespace {
 constexpr int num_ranks    = 3;
 constexpr int num_elements = 5;
 
-// All ranks live here; the only thing it can do is sum floats that lie end to end.
+// All ranks are in this process. Supports only sums of contiguous floats.
 class SummingWorld final : public sg::World {
  public:
   [[nodiscard]] int num_ranks() const override { return ::num_ranks; }
@@ -52,7 +52,7 @@ struct Step {
   std::vector<sg::Buffer> sums;
 };
 
-// Every rank makes its values; all get the sum; each doubles it.
+// Every rank writes its values, all ranks get the sum, and each rank doubles it.
 Step build() {
   Step step;
   std::vector<sg::Rank> ranks;
@@ -85,7 +85,7 @@ Step build() {
   return step;
 }
 
-// How many numbers are wrong after one step in `world`.
+// The number of wrong values after one step in `world`.
 int run(const Step& step, sg::World& world) {
   sg::Executor executor({.threads = 2});
   const sg::RunnableGraph runnable(step.graph, world, {.reuse = sg::Reuse::tight});

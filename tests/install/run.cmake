@@ -1,11 +1,11 @@
-# Installs Stepgraph, moves it elsewhere, and builds and runs the project in this folder against it. Then asks for what
-# the package does not have, and expects to be refused. Called by CTest (tests/CMakeLists.txt).
+# Installs Stepgraph, moves the installation, and builds and runs the project in this folder against it. Then requests
+# versions and components that do not exist, which must be refused. Called by CTest (tests/CMakeLists.txt).
 cmake_minimum_required(VERSION 3.25)
 
 set(work ${BUILD_DIR}/tests/install-work)
 file(REMOVE_RECURSE ${work})
 
-# Runs a command; its output is in `output` after. An exit code that is not 0 is an error.
+# Runs a command and sets `output` to its output. An exit code other than 0 is an error.
 function(run what)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
   if(NOT code EQUAL 0)
@@ -16,7 +16,7 @@ endfunction()
 
 set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -S ${CMAKE_CURRENT_LIST_DIR} -DCMAKE_BUILD_TYPE=${CONFIG}
               -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
-string(REPLACE ";" "\\;" prefix_path "${PREFIX_PATH}")  # lists in lists
+string(REPLACE ";" "\\;" prefix_path "${PREFIX_PATH}")  # a list inside a list
 set(found "-DCMAKE_PREFIX_PATH=${work}/moved\\;${prefix_path}" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 
 # Configures the project with options that must be refused, for a reason that matches `why`.
@@ -31,7 +31,7 @@ function(refuse what why)
 endfunction()
 
 run("cmake --install" ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/prefix --config "${CONFIG}")
-file(RENAME ${work}/prefix ${work}/moved)  # nothing may depend on where it was installed first
+file(RENAME ${work}/prefix ${work}/moved)  # no file may depend on the original place
 foreach(file bin/stepgraph share/doc/stepgraph/LICENSE include/stepgraph/engine/graph/graph.hpp)
   if(NOT EXISTS ${work}/moved/${file})
     message(FATAL_ERROR "install: ${file} is not installed")
@@ -62,7 +62,7 @@ refuse("another minor version" "requested version \"0.0\"" -DSTEPGRAPH_WANTED=0.
 refuse("an unknown component" "unknown component 'trainer'" -DSTEPGRAPH_PARTS=trainer)
 refuse("a machine without TBB" "TBB" -DCMAKE_DISABLE_FIND_PACKAGE_TBB=ON)
 
-# As a subdirectory: the same targets, and nothing of it is installed unless asked for.
+# As a subdirectory: the same targets, and nothing is installed unless requested.
 run("configuring it as a subdirectory" ${configure} -B ${work}/subdirectory -DSTEPGRAPH_SOURCE=${SOURCE_DIR}
     "-DCMAKE_PREFIX_PATH=${prefix_path}")
 run("installing a project that has it as a subdirectory" ${CMAKE_COMMAND} --install ${work}/subdirectory

@@ -101,7 +101,7 @@ TEST_CASE("hashes without room, and hashes of strided accesses, are refused", "[
   const sg::Buffer a      = graph.buffer({.name = "a", .size_bytes = 64, .type = sg::DType::f32});
   const sg::Buffer hashes = graph.buffer({.size_bytes = 8, .type = sg::DType::i64});
   CHECK_THROWS_WITH(sg::hash_bytes(graph, {.name = "h", .values = {a, a}, .hashes = hashes}),
-                    "ops: hash_bytes 'h': hashes of 2 go to 8 bytes of i64 (an i64 for each)");
+                    "ops: hash_bytes 'h': 8 bytes of i64 for 2 hashes (one i64 for each)");
   CHECK_THROWS_WITH(sg::hash_bytes(graph, {.name = "h", .values = a, .hashes = a.range(0, 8)}),
                     ContainsSubstring("8 bytes of f32"));
   CHECK_THROWS_WITH(sg::hash_bytes(graph, {.name = "h", .values = a.strided(0, 4, 8, 2), .hashes = hashes}),

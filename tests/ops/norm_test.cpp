@@ -125,8 +125,9 @@ TEST_CASE("a layer norm's gradient is orthogonal to its rows, also over several 
 TEST_CASE("norms refuse weights of other widths", "[ops][norm][refuses]") {
   OpCase layer     = layer_norm_case(2, 4);
   layer.weights[1] = {"bias", {5}};
-  CHECK_THROWS_MATCHES(sg::testing::evaluate(layer), sg::Error,
-                       MessageMatches(ContainsSubstring("layer_norm: bias is 5, but x is 2x4 (4, as rows of x are)")));
+  CHECK_THROWS_MATCHES(
+      sg::testing::evaluate(layer), sg::Error,
+      MessageMatches(ContainsSubstring("layer_norm: bias is 5, but x is 2x4 (4, the size of a row of x)")));
   OpCase rms     = rms_norm_case(2, 4);
   rms.weights[0] = {"weight", {4, 1}};
   CHECK_THROWS_MATCHES(sg::testing::evaluate(rms), sg::Error,

@@ -145,7 +145,7 @@ TEST_CASE("AdamW refuses a step before the first", "[ops][optimizer][refuses]") 
                            .step     = update.step});
   update.make();
   CHECK_THROWS_MATCHES(update.executor.run(*update.program), sg::Error,
-                       MessageMatches(ContainsSubstring("adamw: step 0 (they count from 1)")));
+                       MessageMatches(ContainsSubstring("adamw: step 0 (steps count from 1)")));
 }
 
 TEST_CASE("SGD follows a velocity that accumulates gradients", "[ops][optimizer]") {
@@ -226,7 +226,7 @@ TEST_CASE("optimizer ops refuse other sizes and types, and settings out of range
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = a, .norm = one, .factor = one}), sg::Error);
   CHECK_THROWS_AS(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .clip = -1}), sg::Error);
   CHECK_THROWS_MATCHES(sg::clip_factor(graph, {.squares = sum, .norm = one, .factor = one, .scale = one}), sg::Error,
-                       MessageMatches(ContainsSubstring("of scale and overflow one is there (both, or neither)")));
+                       MessageMatches(ContainsSubstring("only one of scale and overflow is given (both, or neither)")));
 }
 
 TEMPLATE_TEST_CASE("a master copy is updated like any weight, and its value is the rounded master", "[ops][optimizer]",
@@ -297,5 +297,5 @@ TEST_CASE("a value that does not fit its master is refused", "[ops][optimizer][r
   };
   refuses(a, few, "sgd 'w': value has 6 bytes of bf16 (4 elements of bf16 or f16, like the weight)");
   refuses(a, b, "value has 16 bytes of f32");
-  refuses(wide, half, "a value beside a weight of f64 (f32)");
+  refuses(wide, half, "a value with a weight of f64 (a weight of f32)");
 }

@@ -1,5 +1,5 @@
-# tools/setup --prefix: what it refuses; and a prefix for this machine, against which Stepgraph is configured and
-# compiled. Where packages cannot be fetched it prints "cannot fetch packages", and that part is left out.
+# Tests tools/setup --prefix: its refusals, and a prefix for this machine, against which Stepgraph is configured and
+# compiled. If packages cannot be fetched, prints "cannot fetch packages" and skips that part.
 cmake_minimum_required(VERSION 3.25)
 
 set(prefix ${BUILD_DIR}/setup-test/prefix)
@@ -34,7 +34,7 @@ elseif(got EQUAL 1 AND text MATCHES "is there a network|could not fetch")
 elseif(NOT got EQUAL 0)
   message(FATAL_ERROR "tools/setup --prefix: exit status ${got}, and says: ${text}")
 endif()
-# It may be moved: what it says about itself has no path in it.
+# The prefix may be moved: its files contain no absolute paths.
 file(REMOVE_RECURSE ${prefix}-moved)
 file(RENAME ${prefix} ${prefix}-moved)
 execute_process(COMMAND ${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${build} -G ${GENERATOR} -C ${prefix}-moved/stepgraph.cmake
@@ -49,4 +49,4 @@ endforeach()
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target engine/CMakeFiles/stepgraph_engine.dir/run/executor.cpp.o
                         engine/CMakeFiles/stepgraph_engine.dir/run/helper_threads.cpp.o
                 COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
-file(RENAME ${prefix}-moved ${prefix})  # so that the next run is quick
+file(RENAME ${prefix}-moved ${prefix})  # the next run reuses it

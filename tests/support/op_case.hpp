@@ -8,8 +8,8 @@
 
 #include "ops/tape/tape.hpp"
 
-// One op, or a few, on a separate tape: run, differentiated and checked. Values are doubles here, whatever the tape's
-// type; the initial values of a case are exact in f32.
+// One op, or a few, on a separate tape: run, differentiated and checked. Values are doubles here, for every
+// type of tape. The initial values of a case are exact in f32.
 namespace stepgraph::testing {
 
 struct OpCase {

@@ -97,7 +97,7 @@ class Builder : private MemoryPlanner {
       part.op = PartOp::recv, part.peer = ends[0];
       parts.push_back(part_of(name + " recv", ends[1], part));
       if (!use_pieces(parts.back(), AccessMode::write, length)) return {};
-      // What a receiver reads does not matter.
+      // The reads of a receiver do not matter.
       if (random_.chance(20)) (void)use_bytes(parts.back(), AccessMode::read, 1);
       return parts;
     }
@@ -161,7 +161,7 @@ class Builder : private MemoryPlanner {
         return is_root ? send_and_receive(node, shards[0], shards[0]) : use_pieces(node, AccessMode::read, shards[0]);
       case PartOp::broadcast:
         if (is_root || random_.chance(20)) return send_and_receive(node, shards[0], shards[0]);
-        // What members other than the root read does not matter.
+        // The reads of members other than the root do not matter.
         return use_pieces(node, AccessMode::write, shards[0]) &&
                (!random_.chance(20) || use_bytes(node, AccessMode::read, 1));
       case PartOp::all_gather:

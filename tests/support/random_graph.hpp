@@ -38,7 +38,7 @@ struct RandomGraphOptions {
   int min_nodes            = 4;  // in total; communication may exceed the drawn size by two nodes
   int max_nodes            = 7;
   int max_buffers_per_rank = 3;
-  int min_accesses         = 0;  // of a node that is no part
+  int min_accesses         = 0;  // of a node that is not a part
 
   // Small enough for the oracle: many ranks with little on each, or much traffic on one buffer.
   [[nodiscard]] static RandomGraphOptions small() { return {}; }

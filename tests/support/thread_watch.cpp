@@ -1,5 +1,5 @@
-// Holds tests/CMakeLists.txt to its list of tests that start no thread: ThreadSanitizer's build leaves those out, so one
-// that does start a thread must not be on it.
+// Checks the list of tests that start no thread (tests/CMakeLists.txt). The tsan build leaves these tests out, so a
+// test that starts a thread must not be on the list.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -44,7 +44,7 @@ CATCH_REGISTER_LISTENER(ThreadWatch)
 
 }  // namespace
 
-// Comes before the one of the C library wherever a thread is started.
+// Replaces the function of the C library in this program.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
   using Create             = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));

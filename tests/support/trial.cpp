@@ -82,7 +82,7 @@ Bytes shard(const Bytes& whole, const AccessList& list, std::size_t n, std::size
   return Bytes(first, first + static_cast<std::ptrdiff_t>(size));
 }
 
-// What each member receives.
+// The bytes that each member receives.
 std::vector<Bytes> outcome(const Meeting& meeting, const std::vector<Bytes>& in, const std::vector<AccessList>& lists) {
   const std::size_t n = meeting.members.size();
   const auto member   = [&](Rank rank) {

@@ -6,8 +6,7 @@
 namespace sg = stepgraph;
 using Catch::Approx;
 
-TEST_CASE("a device is busy while anything runs, and idle in between, whatever the order of records",
-          "[tools][bench]") {
+TEST_CASE("a device is busy while anything runs, and idle in between, for any order of records", "[tools][bench]") {
   // Three overlapping intervals cover [100, 300). Then [500, 600), which touches [600, 700).
   const sg::bench::Idle idle = sg::bench::idle_of({{600, 700}, {150, 300}, {500, 600}, {100, 250}, {160, 170}});
   CHECK(idle.num_intervals == 5);

@@ -101,7 +101,7 @@ TEST_CASE("a step that needs more memory than the limit is refused by every comm
     const auto outcome = small.run(command, more + tiny);
     CHECK(outcome.exit_code == 2);
     CHECK(outcome.out.empty());
-    CHECK_THAT(outcome.err, ContainsSubstring("; the limit is 1000 (") && ContainsSubstring("more of layout.tp"));
+    CHECK_THAT(outcome.err, ContainsSubstring("; the limit is 1000 (") && ContainsSubstring("a larger layout.tp"));
   }
   // The table is printed before the error.
   const auto table = small.run("plan-memory", "--json " + tiny);

@@ -57,7 +57,7 @@ TEST_CASE("generate continues ids with ids and text with text, the same in every
     CHECK(json_lines(small.run("generate", "--prompt 7,8,9 --tokens 12 --json " + layout).out).at(0).at("tokens") ==
           tokens);
   }
-  // Generation has one microbatch. A schedule that needs several is no error.
+  // Generation has one microbatch. A schedule that needs several is not an error.
   const auto deep = [&](const std::string& more) {
     const auto done = small.run("generate", "--prompt 7 --tokens 4 --json --set model.layers=4 " + more);
     CAPTURE(done.err);
@@ -153,8 +153,8 @@ TEST_CASE("commands on a config refuse impossible requests", "[tools][refuses]")
            {"generate", "--prompt 1 --tokens 0", "--tokens"},
            {"graph", "--rank 1 --dot -", "--rank 1: is not in the layout (0 to 0)"},
            {"graph", "--rank -1 --dot -", "--rank"},
-           {"graph", "--rank 0", "--rank: changes a drawing, but nothing is drawn (add --dot or --svg)"},
-           {"graph", "--detail stage", "--detail: changes a drawing, but nothing is drawn (add --dot or --svg)"},
+           {"graph", "--rank 0", "--rank: has no effect without a drawing (add --dot or --svg)"},
+           {"graph", "--detail stage", "--detail: has no effect without a drawing (add --dot or --svg)"},
            {"graph", "--detail atom", "--detail"},
            {"graph", "--svg -", "--svg -: stdout is not supported"},
            {"graph", "--json --dot -", "both write to stdout"},

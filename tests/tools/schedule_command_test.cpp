@@ -86,7 +86,7 @@ TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason"
            std::pair{"--kind 1f1b --stages four --microbatches 8", "--stages"},
            std::pair{"--kind 1f1b --stages 4 --microbatches -1", "--microbatches"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --chunks 2", "2 chunks (1;"},
-           std::pair{"--kind interleaved --stages 4 --microbatches 6 --chunks 2", "a multiple of the ranks"},
+           std::pair{"--kind interleaved --stages 4 --microbatches 6 --chunks 2", "(microbatches a multiple of 4)"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --limit 4", "--limit 4"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --retain 1.5", "--retain"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 1,1,1", "F,I,W,COMM"},

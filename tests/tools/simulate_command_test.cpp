@@ -74,7 +74,7 @@ TEST_CASE("the calibration of another machine is not overwritten", "[tools][simu
   const std::string theirs = put_machine(small, 1, "elsewhere"), before = sg::testing::file_bytes(theirs);
   const auto outcome = small.run("simulate", "--calibrate --machine " + theirs);
   CHECK(outcome.exit_code == 2);
-  CHECK_THAT(outcome.err, ContainsSubstring("machine.json' was measured on 'elsewhere', this is '"));
+  CHECK_THAT(outcome.err, ContainsSubstring("machine.json' was measured on 'elsewhere', but this is '"));
   CHECK(sg::testing::file_bytes(theirs) == before);
 }
 
@@ -88,8 +88,9 @@ TEST_CASE("simulate refuses a calibration that does not fit, and says what to do
            {"--machine " + small.config(), "run.json: does not describe a machine (a file that"},
            {"--machine " + small.path("none.json"), "none.json"},
            {"--machine " + put_machine(small, 3),
-            "was measured with 3 threads, the run has 1 (--threads 3, or --calibrate"},
-           {"--machine " + small.path("machine.json") + " --threads 3 --trace -", "--trace -: stdout has the results"},
+            "was measured with 3 threads, but the run has 1 (--threads 3, or --calibrate"},
+           {"--machine " + small.path("machine.json") + " --threads 3 --trace -",
+            "--trace -: stdout is for the results"},
        })) {
     CAPTURE(more);
     const auto outcome = small.run("simulate", more);

@@ -194,12 +194,13 @@ TEST_CASE("train writes a model, gradients and a trace to the given files", "[to
 TEST_CASE("train refuses impossible requests before it begins", "[tools][train][refuses]") {
   const SmallRun small;
   for (const auto& [more, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
-           {"--steps 13", "--steps 13: the data has 393 tokens, which are 12 steps of 32 and one (at most 12)"},
+           {"--steps 13",
+            "--steps 13: the data has 393 tokens, enough for 12 steps of 32 and one more token (at most 12)"},
            {"--set 'data={\"synthetic\": 1}'", "--steps: missing (synthetic data has no end)"},
            {"--steps -1", "--steps"},
            {"--steps many", "--steps"},
            {"--threads 2000", "--threads"},
-           {"--set layout.tp=3", "layout.tp: heads 2 does not divide by tp 3"},
+           {"--set layout.tp=3", "layout.tp: heads 2 is not divisible by tp 3"},
            {"--set layout.tpp=3", "layout.tpp: unknown key (did you mean tp?"},
            {"--set layout.tp", "override 'layout.tp': no '='"},
            {"--set batch.seq=9", "batch.seq: 9 tokens are more than the model's context of 8"},
@@ -207,7 +208,7 @@ TEST_CASE("train refuses impossible requests before it begins", "[tools][train][
            {"--set 'model={\"load\": \"/nowhere\"}'", "model.load: /nowhere/config.json: there is no such file"},
            {"--set model.vocab=64", "text.txt"},
            {"--set pipeline.schedule=/nowhere.csv", "/nowhere.csv"},
-           {"--trace /nowhere/t.json", "--trace '/nowhere/t.json': there is no folder /nowhere (one that exists)"},
+           {"--trace /nowhere/t.json", "--trace '/nowhere/t.json': there is no folder /nowhere (an existing folder)"},
            {"--trace ''", "--trace '': is empty"},
            {"--dump-grads " + small.path(""), "is a folder"},
            {"--trace x --dump-grads x", "--dump-grads and --trace: both write x (two files)"},
@@ -272,7 +273,7 @@ TEST_CASE("an interrupted run ends after its step and saves the model", "[tools]
                                "; do sleep 0.05; done\nkill -INT $!\nwait $!\nEND\n)\"");
   CHECK(outcome.exit_code == 1);
   CHECK_THAT(outcome.err, ContainsSubstring("stepgraph train: interrupted after ") &&
-                              ContainsSubstring(" of 1000000 steps; saved in " + small.path("kept")));
+                              ContainsSubstring(" of 1000000 steps; model saved in " + small.path("kept")));
   const auto lines = json_lines(sg::testing::file_bytes(small.path("out")));
   CHECK(lines.back().at("type") == "summary");
   CHECK(lines.back().at("interrupted") == true);

@@ -17,48 +17,52 @@
 namespace stepgraph::cli {
 namespace {
 
+// The flags that all benchmarks have. `iteration` is what a dry run does of each case.
+template <class Options>
+void add_flags(Command command, Options& options, const char* iteration) {
+  command.flag("--dry-run", options.dry_run, str(iteration, " of each case: a smoke test, not a measurement"));
+  command.flag("--json", options.json, "Print JSON lines and nothing else");
+}
+
 void add_adam(Command bench) {
   Command command = bench.subcommand(
-      "adam", "Speed of AdamW on f32 against a triad a = b + s c over the same amount of memory and threads");
+      "adam", "Speed of AdamW on f32. The baseline is a triad a = b + s c with the same memory size and threads");
   auto options = std::make_shared<bench::AdamOptions>();
   command.option("--elements", options->elements, "Parameters").between(std::int64_t{1}, std::int64_t{1} << 32);
-  command.option("--threads", options->threads, "Threads, also of the baseline").between(1, 1024);
+  command.option("--threads", options->threads, "Threads, also for the baseline").between(1, 1024);
   command.option("--runs", options->runs, "Steps, each followed by a triad; medians are printed").between(1, 10'000);
-  command.flag("--dry-run", options->dry_run, "One small iteration of each case: a smoke test, not a measurement");
-  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_flags(command, *options, "One small iteration");
   command.footer("Example: stepgraph bench adam --elements 29500000 --threads 2 --json");
   command.run([options] { bench::adam(*options); });
 }
 
 void add_collectives(Command bench) {
   Command command = bench.subcommand("collectives",
-                                     "Speed of collectives on loopback against memcpy: the bytes that the same "
-                                     "number of threads copies per second from one half of ranks x bytes of memory "
-                                     "to the other, in the same run");
+                                     "Speed of collectives on loopback. The baseline is memcpy in the same run: the "
+                                     "same number of threads copies one half of ranks x bytes of memory to the "
+                                     "other half");
   auto options    = std::make_shared<bench::CollectivesOptions>();
-  command.list("--ranks", options->ranks, "Numbers of ranks, with commas between them").between(2, 512);
+  command.list("--ranks", options->ranks, "Numbers of ranks, separated by commas").between(2, 512);
   command.list("--ops", options->ops, "Collectives").one_of(bench::known_collectives());
   command.list("--algorithms", options->algorithms, "Algorithms").one_of(bench::known_algorithms());
   command.list("--sizes", options->sizes, "Bytes of one rank's larger buffer")
       .between(std::int64_t{4}, std::int64_t{1} << 32);
-  command.option("--threads", options->threads, "Threads, also of the baseline").between(1, 1024);
+  command.option("--threads", options->threads, "Threads, also for the baseline").between(1, 1024);
   command.option("--runs", options->runs, "Runs of each chain; the median is printed").between(1, 10'000);
-  command.flag("--dry-run", options->dry_run, "One small iteration of each case: a smoke test, not a measurement");
-  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_flags(command, *options, "One small iteration");
   command.footer("Example: stepgraph bench collectives --ranks 2,4,8 --json");
   command.run([options] { bench::collectives(*options); });
 }
 
 void add_overhead(Command bench) {
   Command command = bench.subcommand(
-      "overhead", "Cost of a node: to run it (against plain Taskflow), record it, build it and verify it");
+      "overhead", "Cost of a node: running it (against plain Taskflow), recording it, building it and verifying it");
   auto options = std::make_shared<bench::OverheadOptions>();
-  command.option("--threads", options->threads, "Threads, also of the baseline").between(1, 1024);
+  command.option("--threads", options->threads, "Threads, also for the baseline").between(1, 1024);
   command.option("--nodes", options->nodes, "Nodes of each graph that runs").between(100, 10'000'000);
   command.option("--pairs", options->pairs, "Alternating pairs of runs; the median is printed").between(1, 10'000);
   command.list("--build-nodes", options->build_nodes, "Nodes of the graphs that are built");
-  command.flag("--dry-run", options->dry_run, "One small iteration of each case: a smoke test, not a measurement");
-  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_flags(command, *options, "One small iteration");
   command.footer("Example: stepgraph bench overhead --pairs 21 --json");
   command.run([options] { bench::overhead(*options); });
 }
@@ -71,17 +75,15 @@ void add_training_options(Command command, Options& options) {
   command.option("--steps", options.steps, "Measured steps; the median is printed").between(1, 10'000);
   options.threads = std::min(2, num_cores());
   command.option("--threads", options.threads, "Compute threads, shared by all ranks").between(1, 1024);
-  command.flag("--dry-run", options.dry_run, "One step of each case: a smoke test, not a measurement");
-  command.flag("--json", options.json, "Print JSON lines and nothing else");
+  add_flags(command, options, "One step");
 }
 
 constexpr const char* models_text =
     "Models are GPT-2 in fp32 with AdamW. S: 4 layers, width 256, 8 heads, 8 sequences of 128 tokens, vocabulary "
     "4096. M: 8 layers, width 512, 8 heads, 4 sequences of 256 tokens, vocabulary 8192. tiny is for tests. "
-    "Data-parallel ranks share the sequences. With tensor or pipeline parallel ranks the batch is eight times as "
-    "large, in eight microbatches (M: 32 sequences in microbatches of 4), because a pipeline needs several to be "
-    "full. 124M, 350M and 1558M are the sizes of GPT-2 in bf16 for a GPU, with 64, 32 and 8 sequences of 1024 "
-    "tokens.";
+    "Data-parallel ranks share the sequences. With tensor or pipeline parallelism the batch is eight times as large "
+    "and has eight microbatches, to fill the pipeline (M: 32 sequences in microbatches of 4). 124M, 350M and 1558M "
+    "are GPT-2 models in bf16 for a GPU, with 64, 32 and 8 sequences of 1024 tokens.";
 
 void add_backend(Command command, std::string& backend) {
   command.option("--backend", backend, "Backend of the ranks").one_of({"loopback", "cuda"});
@@ -90,21 +92,20 @@ void add_backend(Command command, std::string& backend) {
 void add_capture(Command bench) {
   Command command = bench.subcommand(
       "capture",
-      str("Training steps on a GPU, enqueued as one CUDA graph and node by node, in turn: the time of a step, the "
-          "time until the host has enqueued it, and the share of the time in which the GPU is idle. ",
+      str("Training steps on a GPU, enqueued as one CUDA graph and node by node. The two alternate. Prints the time "
+          "of a step, the time until the host has enqueued it, and the share of time in which the GPU is idle. ",
           models_text,
           " issue_ms is the time that the issuing thread is busy, including waits for room in the GPU's queues. "
-          "idle_share is the share of several steps in a row, with the time between them, in which no kernel, copy "
-          "or fill runs. Recording it (CUPTI) slows steps down, so it is an upper bound. idle_estimate is 1 - "
-          "busy_ms / step_ms: the recorded busy time against the time of a step without recording. Only one model "
-          "per process: after recording, everything in the process is slower."));
+          "idle_share is the share of time in which no kernel, copy or fill runs, over several consecutive steps and "
+          "the time between them. It is recorded with CUPTI. Recording slows steps down, so idle_share is an upper "
+          "bound. idle_estimate is 1 - busy_ms / step_ms. busy_ms is recorded; step_ms is measured without recording. "
+          "A process measures only one model, because everything in it is slower after recording."));
   auto options = std::make_shared<bench::CaptureOptions>();
   command.option("--model", options->model, "Which model").one_of(bench::known_models());
   command.option("--layout", options->layout, "Ranks: data x tensor x pipeline parallel");
   add_backend(command, options->backend);
   command.option("--steps", options->steps, "Measured steps of each kind; the median is printed").between(1, 10'000);
-  command.flag("--dry-run", options->dry_run, "One step of each case: a smoke test, not a measurement");
-  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_flags(command, *options, "One step");
   command.footer("Example: stepgraph bench capture --model 350M --json");
   command.run([options] { bench::capture(*options); });
 }
@@ -112,11 +113,12 @@ void add_capture(Command bench) {
 void add_copy(Command bench) {
   Command command =
       bench.subcommand("copy",
-                       "Speed of copies between pinned host memory and a device: each direction alone, both at "
-                       "once, and both during bf16 matrix products, which are also timed alone. Each is a lane of "
-                       "one graph (h2d, d2h, compute). Times come from the device's clock. compute_slowdown is the "
-                       "time of a product during copies over its time alone. three_at_once_share is the share of "
-                       "that run in which all three lanes are busy. On loopback a thread copies");
+                       "Speed of copies between pinned host memory and a device. The cases are each direction alone, "
+                       "both at once, bf16 matrix products alone, and both directions during products. Each "
+                       "direction and the products are a lane of one graph (h2d, d2h, compute). Times come from the "
+                       "device's clock. compute_slowdown is the time of a product during copies divided by its time "
+                       "alone. three_at_once_share is the share of that run in which all three lanes are busy. On "
+                       "loopback a thread copies");
   auto options = std::make_shared<bench::CopyOptions>();
   add_backend(command, options->backend);
   command.option("--bytes", options->bytes, "Bytes of one copy").between(std::int64_t{1}, std::int64_t{1} << 36);
@@ -129,8 +131,7 @@ void add_copy(Command bench) {
   command.option("--threads", options->threads, "Compute threads, on loopback").between(1, 1024);
   command.option("--trace", options->trace,
                  "Write the times of the last run with all three lanes to this file, for ui.perfetto.dev");
-  command.flag("--dry-run", options->dry_run, "One small iteration of each case: a smoke test, not a measurement");
-  command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_flags(command, *options, "One small iteration");
   command.footer("Example: stepgraph bench copy --trace copies.json --json");
   command.run([options] {
     check_can_write("--trace", options->trace);
@@ -142,13 +143,13 @@ void add_bench_train(Command bench) {
   Command command = bench.subcommand(
       "train",
       str("Speed of training steps against sgemm on the same threads, and the time of each kernel. ", models_text,
-          " ratio_to_1x1x1 is the speed against one rank with the same sequences, microbatches and threads; the two "
-          "alternate step by step. peak_gflops is the best sgemm of square matrices from 512 to 2048. A token takes "
-          "6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is the planned memory of all ranks together, "
-          "resident_bytes the growth of the process. Kernels are the nodes of one more step; the time of a kernel "
-          "is that on its own thread, with or without helpers. cpu_share is processor time over the time of all "
-          "threads, including the search for work. With sharding, ratio_to_dp is the speed against the same layout "
-          "without sharding."));
+          " ratio_to_1x1x1 is the speed relative to one rank with the same sequences, microbatches and threads; the "
+          "two alternate step by step. peak_gflops is the best sgemm of square matrices from 512 to 2048. A token "
+          "takes 6 (12 L d^2 + V d) + 12 L T d flops. peak_bytes is the planned memory of all ranks. resident_bytes "
+          "is the growth of the process. Kernels are timed in one more step, each on the thread that runs its node, "
+          "with or without helper threads. cpu_share is processor time divided by the time of all threads; it "
+          "includes the search for work. With sharding, ratio_to_dp is the speed relative to the same layout without "
+          "sharding."));
   auto options = std::make_shared<bench::TrainOptions>();
   add_training_options(command, *options);
   command.option("--shard", options->shard, "Sharding of the training state over data-parallel ranks")

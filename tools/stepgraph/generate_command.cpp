@@ -73,13 +73,13 @@ void run_generate(const GenerateOptions& options) {
 void add_generate(Command program) {
   Command command = program.subcommand(
       "generate",
-      "Continue a prompt with the likeliest token, again and again (greedy decoding). The model sees the last "
-      "tokens that fit into its context");
+      "Continue a prompt by greedy decoding: always append the most likely token. The model sees the last tokens "
+      "that fit into its context");
   auto options = std::make_shared<GenerateOptions>();
   add_config_options(command, options->config, true);
   command
       .option("--prompt", options->prompt,
-              "Token ids (numbers with commas or blanks between them), or text in which each byte is a token")
+              "Token ids, separated by commas or blanks, or text in which each byte is a token")
       .required();
   command.option("--tokens", options->tokens, "Number of tokens to generate").between(1, 1 << 24);
   command.flag("--text", options->as_text, "The prompt is text even if it consists of numbers");

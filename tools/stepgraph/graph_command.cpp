@@ -21,8 +21,8 @@ struct GraphOptions {
 
 void run_graph(const GraphOptions& options) {
   if ((options.rank || options.detail) && !options.dot && !options.svg)
-    throw Error(ErrorKind::config, str(options.rank ? "--rank" : "--detail",
-                                       ": changes a drawing, but nothing is drawn (add --dot or --svg)"));
+    throw Error(ErrorKind::config,
+                str(options.rank ? "--rank" : "--detail", ": has no effect without a drawing (add --dot or --svg)"));
   if (options.svg == "-") throw Error(ErrorKind::config, "--svg -: stdout is not supported (a file name)");
   if (options.config.json && options.dot == "-")
     throw Error(ErrorKind::config, "--json and --dot -: both write to stdout (--dot FILE)");

@@ -49,7 +49,8 @@ Costs parse_costs(const std::string& text) {
     *time += 0.0;  // no -0
     rest.remove_prefix(std::min(length + 1, rest.size()));
   }
-  if (!(costs.F + costs.I + costs.W > 0)) refuse(str("--costs '", text, "': F, I and W are all 0 (one of them more)"));
+  if (!(costs.F + costs.I + costs.W > 0))
+    refuse(str("--costs '", text, "': F, I and W are all 0 (at least one above 0)"));
   return costs;
 }
 
@@ -109,7 +110,7 @@ void run_schedule(const ScheduleOptions& options) {
   if (options.limit)
     refuse(str("--limit ", *options.limit, ": ", kind, " has a fixed order (a limit is only for searched orders)"));
   for (const auto* path : {&options.svg, &options.csv}) {
-    if (*path && (*path)->empty()) refuse("--svg and --csv: the file name is empty (a name)");
+    if (*path && (*path)->empty()) refuse("--svg and --csv: the file name is empty (a file name)");
   }
   if (options.svg == "-") refuse("--svg -: stdout is not supported (a file name)");
   if (options.svg && options.svg == options.csv)
@@ -143,11 +144,13 @@ void add_schedule(Command program) {
   command.option("--stages", options->stages, "Pipeline ranks (P)").required().between(1, 1 << 20);
   command.option("--microbatches", options->microbatches, "Microbatches (M)").required().between(1, 1 << 24);
   command.option("--chunks", options->chunks, "Stages of each rank (V); there are P*V stages").between(1, 1 << 20);
-  command.option("--costs", options->costs,
-                 "F,I,W,COMM: one rank's times for a microbatch's forward, input gradient and weight gradient, and "
-                 "for one transfer; a chunk takes 1/V of the first three");
-  command.option("--limit", options->limit,
-                 "The most activations of a rank, in microbatches; only for searched orders")
+  command.option(
+      "--costs", options->costs,
+      "F,I,W,COMM: the times of forward, input gradient and weight gradient for one microbatch on one rank, and "
+      "of one transfer. A chunk takes 1/V of the first three");
+  command
+      .option("--limit", options->limit,
+              "Limit of the activations of a rank, in microbatches; only for searched orders")
       .hidden();  // no kind uses it yet
   command.option("--retain", options->retain, "Share of the activations that is kept from the end of I to the end of W")
       .between(0.0, 1.0);

@@ -28,8 +28,9 @@ std::int64_t choose_steps(const TokenData& data, std::int64_t tokens_per_step, s
   }
   const std::int64_t there = data.num_steps(tokens_per_step);
   if (asked && *asked > there)
-    throw Error(ErrorKind::config, str("--steps ", *asked, ": the data has ", *data.num_tokens(), " tokens, which are ",
-                                       there, " steps of ", tokens_per_step, " and one (at most ", there, ")"));
+    throw Error(ErrorKind::config,
+                str("--steps ", *asked, ": the data has ", *data.num_tokens(), " tokens, enough for ", there,
+                    " steps of ", tokens_per_step, " and one more token (at most ", there, ")"));
   return asked.value_or(there);
 }
 
@@ -155,15 +156,15 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
 void check_can_write(std::string_view what, const std::optional<std::string>& path) {
   if (!path) return;
   const auto refuse = [&](std::string_view why) { throw Error(ErrorKind::config, str(what, " '", *path, "': ", why)); };
-  if (path->empty()) refuse("is empty (a file's name)");
+  if (path->empty()) refuse("is empty (a file name)");
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(*path, error);
-  if (std::filesystem::is_directory(status)) refuse("is a folder (a file's name)");
+  if (std::filesystem::is_directory(status)) refuse("is a folder (a file name)");
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     refuse("is not a regular file (a file, or a new name)");
   const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder, error))
-    refuse(str("there is no folder ", folder.string(), " (one that exists)"));
+    refuse(str("there is no folder ", folder.string(), " (an existing folder)"));
   // The name is as long as that of the temporary file that is written first.
   const std::string probe = str(*path, ".", ::getpid(), "-probe.partial");
   const int descriptor    = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

@@ -72,7 +72,7 @@ void check_is_own(const std::filesystem::path& path) {
     return;  // an unreadable file may be overwritten
   }
   if (host == host_name()) return;
-  throw Error(ErrorKind::config, str("--calibrate: '", path.string(), "' was measured on '", host, "', this is '",
+  throw Error(ErrorKind::config, str("--calibrate: '", path.string(), "' was measured on '", host, "', but this is '",
                                      host_name(), "' (another file for --machine, or none)"));
 }
 
@@ -91,8 +91,8 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
   Calibration found = load_calibration(*options.machine);
   if (config.threads > 0 && found.threads != config.threads)
     throw Error(ErrorKind::config, str("--machine '", *options.machine, "': was measured with ", found.threads,
-                                       " threads, the run has ", config.threads, " (--threads ", found.threads,
-                                       found.host == host_name() ? ", or --calibrate to measure anew)" : ")"));
+                                       " threads, but the run has ", config.threads, " (--threads ", found.threads,
+                                       found.host == host_name() ? ", or --calibrate to measure again)" : ")"));
   if (found.host != host_name())
     std::cerr << "simulate: uses measurements of another machine, '" << found.host << "'\n";
   return found;
@@ -163,7 +163,7 @@ void print_text(const StepPrediction& prediction, const Calibration& calibration
 
 void run_simulate(const SimulateOptions& options) {
   const Config config = read(options.config);
-  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout has the results (a file name)");
+  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
   check_can_write("--trace", options.trace);
   if (config.backend != "loopback")
     std::cerr << "simulate: backend " << config.backend << ": GPUs are not simulated; times are those of this "

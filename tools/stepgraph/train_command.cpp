@@ -35,7 +35,7 @@ void check_targets(const TrainOptions& options) {
   for (const auto& [what, target] : {std::pair("--save", &options.save), std::pair("--dump-grads", &options.dump_grads),
                                      std::pair("--trace", &options.trace)}) {
     if (*target == "-")
-      throw Error(ErrorKind::config, str(what, " -: stdout has the lines of the run (a ",
+      throw Error(ErrorKind::config, str(what, " -: stdout is for the results (a ",
                                          target == &options.save ? "folder" : "file", " name)"));
   }
   check_can_write("--dump-grads", options.dump_grads);
@@ -113,10 +113,11 @@ std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
                ",\"reduce_scatters\":", stats.reduce_scatters, ",\"all_reduces\":", stats.all_reduces, "}");
   const auto mib = [](std::int64_t bytes) { return short_number(static_cast<double>(bytes) / (1 << 20), 3); };
   return str("sharding (", to_string(strategy), "): rank 0 keeps ", short_number(100 * stats.local_ratio, 3),
-             "% of its weights' elements; of ", mib(stats.whole_bytes),
-             " MiB of weights, gradients and optimizer's state it keeps ", mib(stats.current_bytes),
-             " MiB and needs at most ", mib(stats.peak_bytes), " MiB; a step has ", stats.all_gathers, " all-gathers, ",
-             stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces, " all-reduces of gradients");
+             "% of the elements of its weights; weights, gradients and optimizer states take ",
+             mib(stats.current_bytes), " MiB between steps and at most ", mib(stats.peak_bytes),
+             " MiB in a step, instead of ", mib(stats.whole_bytes), " MiB; a step has ", stats.all_gathers,
+             " all-gathers, ", stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces,
+             " gradient all-reduces");
 }
 
 void run_train(const TrainOptions& options) {
@@ -183,7 +184,7 @@ void run_train(const TrainOptions& options) {
   lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
   if (interrupted)
     throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",
-                                    options.save ? str("; saved in ", *options.save) : ""));
+                                    options.save ? str("; model saved in ", *options.save) : ""));
 }
 
 }  // namespace
@@ -191,7 +192,7 @@ void run_train(const TrainOptions& options) {
 void add_train(Command program) {
   Command command = program.subcommand("train",
                                        "Train a model. Prints a line for each step with loss, gradient norm and "
-                                       "speed. Ctrl-C stops after the current step, a second Ctrl-C at once");
+                                       "speed. Ctrl-C stops after the current step; a second Ctrl-C stops at once");
   auto options    = std::make_shared<TrainOptions>();
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of steps (default: all of the data)")

@@ -168,11 +168,11 @@ TEST_CASE("invalid declarations are refused with what would be valid", "[engine]
   refuses([&] { graph.add({.name = "n", .reads = {x.strided(0, 4, 8, 1'000'000'000'000)}}); },
           "the buffer has 16 bytes");
   refuses([&] { graph.add({.name = "n", .reads = {x, y}}); }, "buffer 'y' is on rank 1");
-  refuses([&] { graph.add({.name = "n"}); }, "name its rank");
+  refuses([&] { graph.add({.name = "n"}); }, "(set its rank)");
   refuses([&] { graph.add({.name = "n", .reads = {sg::Buffer{}}}); }, "this buffer was never made");
-  refuses([&] { (void)graph.spec(sg::Buffer{9}); }, "buffer #9 is not of this graph (2 buffers)");
+  refuses([&] { (void)graph.spec(sg::Buffer{9}); }, "buffer #9 is not in this graph (it has 2 buffers)");
   refuses([&] { (void)graph.spec(sg::Group{}); }, "this group was never made");
-  refuses([&] { (void)graph.describe(sg::Node{3}); }, "node #3 is not of this graph");
+  refuses([&] { (void)graph.describe(sg::Node{3}); }, "node #3 is not in this graph");
   refuses([&] { graph.add({.name = "n", .rank = sg::Rank{7}}); }, "rank 7 is not in the world (0 to 1)");
   refuses([&] { (void)graph.buffer({.name = "odd", .size_bytes = 6, .type = sg::DType::f32}); }, "whole number of f32");
   refuses([&] { (void)graph.buffer({.name = "minus", .size_bytes = -4}); }, "negative");

@@ -28,7 +28,7 @@ using Places = std::map<sg::Node, sg::RecomputePlace>;
 
 constexpr std::int64_t elements = 4;
 
-// All that a node reads goes into all that it writes: one wrong byte changes everything after it.
+// Every byte that a node writes depends on every byte that it reads, so one wrong byte changes all later results.
 void mix(const sg::Context& context, std::array<std::size_t, 3> counts) {
   std::uint64_t state = 1;
   const auto take     = [&](std::span<const std::int64_t> values) {
@@ -49,7 +49,7 @@ void mix(const sg::Context& context, std::array<std::size_t, 3> counts) {
   for (std::size_t i = 0; i < counts[2]; ++i) put(context.accumulate<std::int64_t>(i));
 }
 
-// A graph whose nodes say what they are to recomputation.
+// A graph whose nodes have a role in recomputation.
 struct Made {
   sg::Graph graph = sg::Graph(1);
   Places places   = {};
@@ -73,7 +73,7 @@ struct Made {
   }
 };
 
-// What is in persistent buffers after two steps in planned memory.
+// The contents of the persistent buffers after two steps in planned memory.
 std::vector<std::int64_t> results(const sg::Graph& graph, sg::Executor& executor) {
   const sg::MemoryPlan plan = sg::plan_memory(graph);
   CHECK(sg::find_flaws({graph, plan}).empty());
@@ -107,7 +107,7 @@ constexpr sg::RecomputePlace outside{}, region{Role::region, 0}, reader{Role::re
 
 }  // namespace
 
-TEST_CASE("what a reader needs runs again right before the first reader, and others keep what they read",
+TEST_CASE("nodes are recomputed right before their first reader, and other readers keep the old data",
           "[engine][recompute]") {
   Made made;
   const auto x = made.kept("x"), y = made.kept("y"), z = made.kept("z");
@@ -133,7 +133,7 @@ TEST_CASE("what a reader needs runs again right before the first reader, and oth
   CHECK(results(again, executor) == results(made.graph, executor));
 }
 
-TEST_CASE("a reader that works in place takes over what was recomputed", "[engine][recompute]") {
+TEST_CASE("a reader that works in place uses the recomputed buffer", "[engine][recompute]") {
   Made made;
   const auto x = made.kept("x"), y = made.kept("y"), z = made.kept("z"), a = made.buffer("a");
   made.add(region, {.name = "first", .reads = x, .writes = a});
@@ -148,12 +148,12 @@ TEST_CASE("a reader that works in place takes over what was recomputed", "[engin
   CHECK(buffer_at(again, "back", 0) == second);
   CHECK(results(again, executor) == results(made.graph, executor));
 
-  // With somebody else who wants to see the change, it stays where it was.
+  // If another node reads the changed buffer, the reader keeps the original buffer.
   made.add(outside, {.name = "last", .reads = a, .accumulates = z});
   CHECK(made.recompute() == made.graph);
 }
 
-TEST_CASE("a message is not sent again, and an order of tokens is kept", "[engine][recompute]") {
+TEST_CASE("a message is not sent again, and the order given by tokens is kept", "[engine][recompute]") {
   Made made;
   made.graph      = sg::Graph(2);
   const auto pair = made.graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -181,7 +181,8 @@ TEST_CASE("a message is not sent again, and an order of tokens is kept", "[engin
   CHECK(buffer_at(again, "back", 2) == token);
 }
 
-TEST_CASE("a collective is issued again after the parts before it, and by all members alike", "[engine][recompute]") {
+TEST_CASE("a recomputed collective is issued after earlier parts, in the same order on all members",
+          "[engine][recompute]") {
   Made made;
   made.graph       = sg::Graph(2);
   const auto group = made.graph.group({.name = "all", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -230,7 +231,7 @@ TEST_CASE("a collective is issued again after the parts before it, and by all me
   }
 }
 
-TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are named", "[engine][recompute]") {
+TEST_CASE("a region whose inputs were overwritten is refused, with node and buffer", "[engine][recompute]") {
   const auto refuses = [](const Made& made, const std::string& why) {
     CHECK_THROWS_MATCHES(made.recompute(), sg::Error, MessageMatches(ContainsSubstring(why)));
     try {
@@ -240,8 +241,8 @@ TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are 
     }
   };
   const std::string gone =
-      " cannot run again before rank 0 compute 'back': buffer 'x', which it reads, has been "
-      "written over since (what a region reads from outside must stay as it is)";
+      " cannot run again before rank 0 compute 'back': buffer 'x', which it reads, has been overwritten since (inputs "
+      "of a region from outside must not change)";
   Made over;
   const auto x = over.buffer("x"), a = over.buffer("a"), y = over.kept("y");
   over.add(outside, {.name = "begin", .writes = x});
@@ -259,16 +260,15 @@ TEST_CASE("a region whose inputs are gone cannot run again: node and buffer are 
   partly.add(region, {.name = "second", .reads = x, .writes = a});
   partly.add(reader, {.name = "back", .reads = a, .writes = y});
   refuses(partly,
-          "recompute: rank 0 compute 'second' cannot run again before rank 0 compute 'back': buffer 'x', which "
-          "it reads, was written in part by its region");
+          "recompute: rank 0 compute 'second' cannot run again before rank 0 compute 'back': buffer 'x', which it "
+          "reads, was written partly by its region and partly outside");
 
   fine.add(reader, {.name = "back", .reads = a, .writes = y});
   fine.add(outside, {.name = "write over later", .writes = x});
   CHECK(fine.recompute().num_nodes() == fine.graph.num_nodes() + 1);
 }
 
-TEST_CASE("random graphs compute the same with recomputation, whatever is read and written in place",
-          "[engine][recompute]") {
+TEST_CASE("random graphs compute the same with recomputation, also with in-place accesses", "[engine][recompute]") {
   sg::Executor executor({.threads = 2});
   int repeated = 0, refused = 0;
   for (std::uint32_t seed = 0; seed < 1000u / static_cast<unsigned>(sg::testing::scale()); ++seed) {
@@ -278,7 +278,7 @@ TEST_CASE("random graphs compute the same with recomputation, whatever is read a
     Made made;
     std::vector<sg::Buffer> buffers;
     for (int i = 0; i < 6; ++i) {
-      const bool old = i == 3;  // has what the step before left
+      const bool old = i == 3;  // keeps the data of the previous step
       buffers.push_back(old ? made.kept("old") : made.buffer(sg::str("b", i)));
       if (!old) made.add(outside, {.name = "begin", .writes = buffers.back()});
     }
@@ -289,8 +289,8 @@ TEST_CASE("random graphs compute the same with recomputation, whatever is read a
     };
     const int nodes = 12 + below(10);
     for (int i = 0; i < nodes; ++i) {
-      const bool late = (i >= nodes / 2) != (below(10) == 0);  // now and then a reader comes before its region
-      // Regions write buffers 0 to 3, others mostly the rest: else most graphs would be refused.
+      const bool late = (i >= nodes / 2) != (below(10) == 0);  // sometimes a reader comes before its region
+      // Regions write buffers 0 to 3 and other nodes mostly the rest. Otherwise most graphs would be refused.
       const int who = below(4);
       const sg::RecomputePlace place =
           who == 3 ? outside : sg::RecomputePlace{late ? Role::reader : Role::region, who % 2};

@@ -107,5 +107,5 @@ TEST_CASE("a slice of another rank than the graph holds is refused", "[engine][s
   const sg::Graph graph(4, sg::Rank{2});
   CHECK_THROWS_MATCHES(
       sg::slice(graph, sg::Rank{1}), sg::Error,
-      Catch::Matchers::MessageMatches(Catch::Matchers::ContainsSubstring("rank 1 of a graph that holds rank 2 only")));
+      Catch::Matchers::MessageMatches(Catch::Matchers::ContainsSubstring("rank 1 of a graph that holds only rank 2")));
 }

@@ -207,7 +207,7 @@ TEST_CASE("a step can be cancelled from outside", "[engine][executor][cancel]") 
   });
   const std::string error = error_of([&] { run.get(); });
   canceller.join();
-  CHECK_THAT(error, ContainsSubstring("step: interrupted by the user; running then: rank 0 (no lane) 'long'"));
+  CHECK_THAT(error, ContainsSubstring("step: interrupted by the user; running at that time: rank 0 (no lane) 'long'"));
   CHECK_FALSE(after);
   CHECK_THAT(error_of([&] { run.get(); }), ContainsSubstring("get() was called before"));
 }
@@ -272,7 +272,7 @@ TEST_CASE("a body that does not return is named and does not hang the caller", "
       released = true;
     });
     const std::string error = error_of([&] { executor.run(graph, world); });
-    CHECK_THAT(error, ContainsSubstring("50 ms later these still run: rank 0 (no lane) 'stubborn'"));
+    CHECK_THAT(error, ContainsSubstring("50 ms later these nodes still run: rank 0 (no lane) 'stubborn'"));
     sg::Graph other;
     other.add({.name = "n"}, [] {});
     CHECK_THAT(error_of([&] { executor.run(other, world); }),
@@ -561,7 +561,7 @@ TEST_CASE("a slice with parts is refused in a world where its peers are local", 
     graph.add({.name = "sync", .part = sg::PartSpec{.group = pair}, .rank = sg::Rank{rank}});
   sg::LoopbackWorld world(2);
   CHECK_THAT(error_of([&] { sg::Program(sg::slice(graph, r0), world); }),
-             ContainsSubstring("the graph holds rank 0 only"));
+             ContainsSubstring("the graph holds only rank 0"));
 }
 
 TEST_CASE("a world's issue order becomes edges between parts", "[engine][executor][parts]") {

@@ -59,17 +59,18 @@ TEST_CASE("loans that do not fit are refused by name", "[engine][memory][refuses
   const auto refuses = [&](std::vector<sg::Loan> loans, const char* why) {
     CHECK_THROWS_WITH(sg::Memory(guest.graph, plan, loans), ContainsSubstring(why));
   };
-  refuses({{.buffer = guest.twice, .bytes = bytes}}, "buffer 'twice' of rank 0 is lent bytes (declare it persistent)");
+  refuses({{.buffer = guest.twice, .bytes = bytes}},
+          "buffer 'twice' of rank 0 is lent bytes, but is not persistent (declare it persistent)");
   refuses({{.buffer = guest.kept, .bytes = bytes.first(4)}}, "has 8 bytes, but is lent 4");
-  refuses({{.buffer = sg::Buffer{7}, .bytes = bytes}}, "buffer #7, which is not of this graph (3 buffers)");
+  refuses({{.buffer = sg::Buffer{7}, .bytes = bytes}}, "buffer #7, which is not in this graph (it has 3 buffers)");
   refuses({{.buffer = guest.kept, .bytes = bytes}, {.buffer = guest.other, .bytes = bytes}},
-          "buffer 'other' of rank 0 is lent bytes of buffer 'kept' of rank 0");
+          "buffer 'other' of rank 0 is lent bytes that are also lent to buffer 'kept' of rank 0");
   std::vector<std::byte> own(20);
   const auto span = std::span(own);
   refuses({{.buffer = guest.kept, .bytes = span.subspan(8, 8)}, {.buffer = guest.other, .bytes = span.subspan(4, 8)}},
-          "no edge would order their accesses");
+          "no edge orders their accesses");
   refuses({{.buffer = guest.kept, .bytes = span.subspan(4, 8)}, {.buffer = guest.other, .bytes = span.subspan(8, 8)}},
-          "no edge would order their accesses");
+          "no edge orders their accesses");
   CHECK_NOTHROW(sg::Memory(guest.graph, plan,
                            std::vector<sg::Loan>{{.buffer = guest.kept, .bytes = span.subspan(8, 8)},
                                                  {.buffer = guest.other, .bytes = span.subspan(0, 8)}}));

@@ -191,8 +191,8 @@ SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
   }
 }
 
-TEST_CASE("waiting for a permit to compute is no time of the node's", "[engine][recorder]") {
-  // One may compute at a time, but a second worker is there for a waiting lane: both bodies want the permit.
+TEST_CASE("the time that a node waits for a permit to compute is not recorded", "[engine][recorder]") {
+  // One body may compute at a time. The second worker belongs to a waiting lane, and both bodies want the permit.
   sg::Graph graph;
   for (int i = 0; i < 2; ++i) {
     graph.add({.name = "sleep", .rank = r0}, [] { std::this_thread::sleep_for(10ms); });
@@ -240,7 +240,7 @@ TEST_CASE("a recorder may be destroyed before its step ends, and a late body doe
     const sg::Program program(graph, world);
     auto recorder = std::make_unique<sg::Recorder>();
     sg::Run run   = executor.start(program, recorder.get());
-    CHECK_THROWS_MATCHES(run.get(), sg::Error, MessageMatches(ContainsSubstring("still run")));
+    CHECK_THROWS_MATCHES(run.get(), sg::Error, MessageMatches(ContainsSubstring("nodes still run")));
     CHECK_THROWS_MATCHES(recorder->timeline(), sg::Error, MessageMatches(ContainsSubstring("still under way")));
     recorder.reset();
     *go = true;

@@ -103,6 +103,6 @@ TEST_CASE("an issue order against the edges is refused", "[engine][runnable]") {
   for (const int issue : {1, 0})
     graph.add({.name = "part", .lane = lane, .part = sg::PartSpec{.group = group, .issue = issue}});
   const OneRank world(sg::IssueOrder::per_communicator);
-  CHECK_THROWS_WITH(sg::RunnableGraph(graph, world), ContainsSubstring("wait for each other in a circle"));
+  CHECK_THROWS_WITH(sg::RunnableGraph(graph, world), ContainsSubstring("wait for each other in a cycle"));
   CHECK_FALSE(sg::find_flaws(graph).empty());
 }

@@ -126,12 +126,12 @@ TEST_CASE("a machine refuses invalid settings by name", "[engine][machine][refus
   refused([&] { machine.switch_below(root, {.latency_s = -1}); }, "latency_s = -1");
   refused([&] { machine.attach(r0, root, {.bytes_per_s = 0}); }, "link of rank 0");
   machine.attach(r0, root, {});
-  refused([&] { machine.attach(r0, root, {}); }, "rank 0 hangs off a switch already");
+  refused([&] { machine.attach(r0, root, {}); }, "rank 0 is already attached to a switch");
   refused([&] { machine.check_complete(); }, "rank 1 is not in the network");
   machine.attach(r1, root, {});
   machine.check_complete();
   refused([] { (void)sg::two_level_machine({.ranks = 2, .ranks_per_node = 0}); }, "ranks_per_node = 0");
   refused([] { (void)sg::two_level_machine({.ranks = 9, .inside = {.latency_s = 2}, .between = {.latency_s = 1}}); },
-          "not more than between");
+          "takes 2 s (at most 1 s)");
   CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: no links between nodes
 }

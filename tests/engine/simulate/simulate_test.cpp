@@ -96,10 +96,10 @@ TEST_CASE("nodes that can never start are reported by name", "[engine][simulate]
   send(r1, sg::PartOp::recv, r0, "from 0");
   CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error,
                        MessageMatches(ContainsSubstring("'from 1' waits for rank 0 pp_send 'to 1'") &&
-                                      ContainsSubstring("which meets rank 1 pp_send 'from 0'")));
+                                      ContainsSubstring("which is matched with rank 1 pp_send 'from 0'")));
   send(r0, sg::PartOp::barrier, r1, "alone");
   CHECK_THROWS_MATCHES(simulate(graph, sg::Machine(2)), sg::Error,
-                       MessageMatches(ContainsSubstring("'alone' (barrier on group 'pair') meets 0 other parts")));
+                       MessageMatches(ContainsSubstring("'alone' (barrier on group 'pair') has 0 matching parts")));
 }
 
 TEST_CASE("graphs, edges and machines that do not fit are refused", "[engine][simulate][refuses]") {

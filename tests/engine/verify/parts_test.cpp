@@ -99,10 +99,10 @@ TEST_CASE("a part with invalid sizes is also found in a slice", "[engine][verify
     CHECK_THAT(text, ContainsSubstring("mismatched parts") && ContainsSubstring(why));
   };
   mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 6), range(8, 6)), "not whole f32");
-  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "receives another number of bytes than it sends");
+  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "it sends 8 bytes, but receives 4 (equal sizes)");
   mismatch(flaws_alone({.op = all_gather}, 0, range(0, 4), range(16, 16)), "not 3 shards of whole f32");
-  mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of what it receives has 8");
-  mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of what it sends has 8");
+  mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of the bytes that it receives has 8");
+  mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of the bytes that it sends has 8");
   mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank that is not the root");
   mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)), "a rank that is not the root");
   mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)), "a rank that is not the root");
@@ -205,7 +205,7 @@ TEST_CASE("rows are compared byte by byte, and no byte is written twice", "[engi
   CHECK_THAT(flaws_alone({.op = all_reduce}, 0, columns(0), ranges({{12, 4}, {0, 4}, {24, 4}})),
              ContainsSubstring("input overlaps output"));
   CHECK_THAT(flaws_alone({.op = recv, .peer = sg::Rank{1}}, 0, {}, ranges({{0, 8}, {4, 8}})),
-             ContainsSubstring("writes twice bytes [4, 8) of buffer 'x'"));
+             ContainsSubstring("writes bytes [4, 8) of buffer 'x' twice"));
 }
 
 TEST_CASE("a program refuses parts whose sizes do not fit", "[engine][lowering][refuses]") {

@@ -259,7 +259,7 @@ TEST_CASE("verify accepts the sharded step, and reports one that lacks an edge b
             .find("weight slot 0") != std::string::npos);
 }
 
-TEST_CASE("verify with room for no finding is refused", "[engine][verify][refuses]") {
+TEST_CASE("a limit of zero findings is refused", "[engine][verify][refuses]") {
   CHECK_THROWS_AS(sg::find_flaws(sg::Graph(), {.max_findings = 0}), sg::Error);
 }
 

@@ -26,7 +26,7 @@ using sg::testing::OneCollectiveOptions;
 
 namespace {
 
-// Those that have forms.
+// The collectives that can be expanded.
 constexpr PartOp collectives[] = {PartOp::all_reduce,     PartOp::reduce,     PartOp::all_gather,
                                   PartOp::reduce_scatter, PartOp::broadcast,  PartOp::scatter,
                                   PartOp::gather,         PartOp::all_to_all, PartOp::barrier};
@@ -42,7 +42,8 @@ std::vector<std::byte> run(const OneCollective& made, const sg::Graph& graph, sg
   return made.contents(program.memory());
 }
 
-// Every form of a collective: sound, planned, and with the direct one's result.
+// Expands a collective by every algorithm. Each graph must verify and, planned or not, give the result of the direct
+// collective.
 void check_equal(const OneCollectiveOptions& options, int ranks_per_node, sg::Executor& executor) {
   CAPTURE(sg::to_string(options.op), options.ranks, options.elements, options.type, sg::to_string(options.reduction),
           options.root, options.in_place, options.uneven, ranks_per_node);
@@ -65,7 +66,7 @@ void check_equal(const OneCollectiveOptions& options, int ranks_per_node, sg::Ex
 
 }  // namespace
 
-TEST_CASE("every form of every collective gives what the direct one gives", "[graphs][algorithms]") {
+TEST_CASE("every expansion of every collective gives the result of the direct one", "[graphs][algorithms]") {
   sg::Executor executor({.threads = 2});
   for (const PartOp op : collectives) {
     for (const int ranks : {2, 3, 4, 6, 8}) {
@@ -78,7 +79,7 @@ TEST_CASE("every form of every collective gives what the direct one gives", "[gr
   }
 }
 
-TEST_CASE("forms agree for every type and reduction whose results are exact", "[graphs][algorithms]") {
+TEST_CASE("expansions agree for every type and reduction whose results are exact", "[graphs][algorithms]") {
   sg::Executor executor({.threads = 2});
   for (const sg::DType type : {sg::DType::u8, sg::DType::i32, sg::DType::i64, sg::DType::f16, sg::DType::bf16,
                                sg::DType::f32, sg::DType::f64}) {
@@ -92,7 +93,7 @@ TEST_CASE("forms agree for every type and reduction whose results are exact", "[
   }
 }
 
-TEST_CASE("forms work with uneven and empty shards, fewer elements than members, and subsets of ranks",
+TEST_CASE("expansions handle uneven and empty shards, fewer elements than members, and subsets of ranks",
           "[graphs][algorithms]") {
   sg::Executor executor({.threads = 2});
   for (const bool in_place : {false, true}) {
@@ -110,7 +111,7 @@ TEST_CASE("forms work with uneven and empty shards, fewer elements than members,
   }
 }
 
-TEST_CASE("several collectives of one lane and group expand one after another", "[graphs][algorithms]") {
+TEST_CASE("several collectives on one lane and group are expanded in order", "[graphs][algorithms]") {
   sg::Executor executor({.threads = 2});
   for (const PartOp op : {PartOp::all_reduce, PartOp::broadcast, PartOp::all_to_all})
     check_equal({.op = op, .ranks = 4, .elements = 40, .in_place = true, .repeats = 3}, 2, executor);
@@ -134,7 +135,7 @@ TEST_CASE("expanding and slicing commute", "[graphs][algorithms]") {
                     ContainsSubstring("expand the whole graph, then slice it"));
 }
 
-TEST_CASE("what has no form stays as it is", "[graphs][algorithms]") {
+TEST_CASE("a collective that an algorithm cannot expand is left unchanged", "[graphs][algorithms]") {
   const auto alone = one_collective({.ranks = 1});
   CHECK(sg::expand_collectives(alone.graph, {}) == alone.graph);
   CHECK(sg::expand_collectives(one_collective({}).graph, {.algorithm = Algorithm::direct}) == one_collective({}).graph);
@@ -159,14 +160,14 @@ TEST_CASE("what has no form stays as it is", "[graphs][algorithms]") {
   CHECK(sg::form_of(lopsided.graph, {0}, {.algorithm = Algorithm::tree}) != Algorithm::direct);
 }
 
-TEST_CASE("expansions refuse what they cannot do, by name", "[graphs][algorithms][refuses]") {
+TEST_CASE("invalid options and unsupported graphs are refused by name", "[graphs][algorithms][refuses]") {
   const auto made = one_collective({});
   CHECK_THROWS_WITH(sg::expand_collectives(made.graph, {.ranks_per_node = 0}), ContainsSubstring("ranks_per_node = 0"));
   CHECK_THROWS_WITH(sg::expand_collectives(made.graph, {.algorithm = Algorithm::adaptive}),
                     ContainsSubstring("set .machine"));
   const sg::Machine small(2);
   CHECK_THROWS_WITH(sg::expand_collectives(made.graph, {.algorithm = Algorithm::adaptive, .machine = &small}),
-                    ContainsSubstring("machine has 2 ranks, the graph 4"));
+                    ContainsSubstring("machine has 2 ranks, but the graph has 4"));
   CHECK_THROWS_WITH(sg::parse_algorithm("rign"), ContainsSubstring("direct, ring, tree, hierarchical, adaptive"));
   CHECK(sg::parse_algorithm("tree") == Algorithm::tree);
 
@@ -180,8 +181,7 @@ TEST_CASE("expansions refuse what they cannot do, by name", "[graphs][algorithms
   CHECK_THROWS_WITH(sg::expand_collectives(graph, {}), ContainsSubstring("is issued together with"));
 }
 
-TEST_CASE("collectives whose members do not mean the same are not expanded into ones that seem to",
-          "[graphs][algorithms][refuses]") {
+TEST_CASE("a collective whose members disagree is not expanded", "[graphs][algorithms][refuses]") {
   for (const bool sizes : {true, false}) {
     sg::Graph graph(2);
     const auto group = graph.group({.name = "g", .ranks = {sg::Rank{0}, sg::Rank{1}}});
@@ -199,14 +199,15 @@ TEST_CASE("collectives whose members do not mean the same are not expanded into 
     }
     CHECK_FALSE(sg::find_flaws(graph).empty());
     for (const Algorithm algorithm : expansions)
-      CHECK_THROWS_WITH(sg::expand_collectives(graph, {.algorithm = algorithm}), ContainsSubstring("verify says more"));
+      CHECK_THROWS_WITH(sg::expand_collectives(graph, {.algorithm = algorithm}),
+                        ContainsSubstring("(verify prints the details)"));
   }
   sg::Graph plain;
   plain.add({.name = "n", .rank = sg::Rank{0}});
   CHECK_THROWS_WITH(sg::form_of(plain, {0}, {}), ContainsSubstring("is not a part"));
 }
 
-TEST_CASE("averages that could overflow on the way stay direct", "[graphs][algorithms]") {
+TEST_CASE("averages whose partial sums could overflow are not expanded", "[graphs][algorithms]") {
   for (const sg::DType type : {sg::DType::u8, sg::DType::i32, sg::DType::f16}) {
     const auto made = one_collective({.type = type, .reduction = sg::Reduction::average});
     CHECK(sg::form_of(made.graph, {0}, {}) == Algorithm::direct);
@@ -215,7 +216,7 @@ TEST_CASE("averages that could overflow on the way stay direct", "[graphs][algor
   CHECK(sg::form_of(one_collective({.reduction = sg::Reduction::average}).graph, {0}, {}) != Algorithm::direct);
 }
 
-TEST_CASE("tokens of a collective wait for its first message and its last", "[graphs][algorithms]") {
+TEST_CASE("tokens of a collective order all nodes of its expansion", "[graphs][algorithms]") {
   auto made = one_collective({.ranks = 3});
   sg::Graph graph(3);
   std::vector<sg::Buffer> values, tokens;
@@ -256,7 +257,7 @@ TEST_CASE("tokens of a collective wait for its first message and its last", "[gr
 
 namespace {
 
-// A two-level network and what theory says of all-reduce on it, for powers of two.
+// A two-level network, and closed forms for the time of an all-reduce on it. Sizes are powers of two.
 struct TwoLevels {
   double nodes = 8, per_node = 8;
   double inside_latency = 1e-6, between_latency = 5e-6, overhead = 1e-7;
@@ -271,19 +272,19 @@ struct TwoLevels {
                                   .message_overhead_s = overhead});
   }
   [[nodiscard]] double inside(double bytes) const { return inside_latency + overhead + bytes * inside_s; }
-  // `flows` of a node go over its cable to the others at once.
+  // `flows` messages leave a node through its NIC at the same time.
   [[nodiscard]] double between(double bytes, double flows = 1) const {
     return between_latency + overhead + std::max(bytes * inside_s, flows * bytes * between_s);
   }
   [[nodiscard]] double all_reduce(Algorithm algorithm, double bytes) const {
     switch (algorithm) {
-      case Algorithm::ring:  // one hop of each round leaves a node
+      case Algorithm::ring:  // in each round, one message leaves each node
         return 2 * (n() - 1) * between(bytes / n());
       case Algorithm::tree:
         return 2 * (std::log2(per_node) * inside(bytes) + std::log2(nodes) * between(bytes));
       case Algorithm::hierarchical:
         return 2 * (per_node - 1) * inside(bytes / per_node) + 2 * (nodes - 1) * between(bytes / n(), per_node);
-      default: {  // everybody sends everybody else its share, twice
+      default: {  // every rank sends a share to every other rank, twice
         const double port  = 2 * (n() - 1) * bytes / n() * inside_s;
         const double cable = 2 * per_node * (n() - per_node) * bytes / n() * between_s;
         return 2 * between_latency + 2 * (n() - 1) * overhead + std::max(port, cable);
@@ -296,7 +297,7 @@ constexpr Algorithm all_forms[] = {Algorithm::direct, Algorithm::ring, Algorithm
 
 }  // namespace
 
-TEST_CASE("on two levels each form of all-reduce takes the time that theory says, and wins where it should",
+TEST_CASE("on a two-level network each all-reduce algorithm takes the time of its closed form",
           "[graphs][algorithms]") {
   const TwoLevels theory;
   const sg::Machine machine = theory.machine();
@@ -322,12 +323,13 @@ TEST_CASE("on two levels each form of all-reduce takes the time that theory says
     CHECK(sg::form_of(made.graph, {0}, {.algorithm = Algorithm::adaptive, .ranks_per_node = 8, .machine = &machine}) ==
           winners.back());
   }
-  // Small: fewest hops. Then a tree, then few bytes over the thin cables, and last of all nothing ever idle.
+  // By size: the fewest hops win, then the tree, then the fewest bytes between nodes, then the algorithm that keeps all
+  // links busy.
   CHECK(winners == std::vector{Algorithm::direct, Algorithm::tree, Algorithm::hierarchical, Algorithm::hierarchical,
                                Algorithm::ring});
 }
 
-TEST_CASE("every form of every collective of 64 ranks is proved, planned, simulated, drawn and run on 2 threads",
+TEST_CASE("every expansion of every collective of 64 ranks is verified, planned, simulated, drawn and run on 2 threads",
           "[graphs][algorithms]") {
   sg::Executor executor({.threads = 2});
   const sg::Machine machine = TwoLevels().machine();

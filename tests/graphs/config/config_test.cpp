@@ -20,7 +20,7 @@ sg::Config with(const std::vector<std::string>& overrides) { return sg::parse_co
 
 }  // namespace
 
-TEST_CASE("what a config leaves out has the values of DESIGN", "[graphs][config]") {
+TEST_CASE("keys that a config omits have the defaults of DESIGN", "[graphs][config]") {
   const sg::Config config = sg::parse_config(smallest);
   CHECK(std::get<sg::Gpt2Spec>(config.model) == sg::Gpt2Spec{});
   CHECK(std::get<sg::SyntheticTokens>(config.data).seed == 1);
@@ -32,7 +32,7 @@ TEST_CASE("what a config leaves out has the values of DESIGN", "[graphs][config]
   CHECK(config.backend == "loopback");
 }
 
-TEST_CASE("the config of DESIGN, with every default written out, is the smallest one", "[graphs][config]") {
+TEST_CASE("a config that spells out every default equals the smallest config", "[graphs][config]") {
   const sg::Config config = sg::parse_config(R"(
     { "model":     {"kind": "gpt2", "layers": 4, "width": 256, "heads": 8, "context": 128, "vocab": 4096},
       "data":      {"synthetic": 1},
@@ -52,7 +52,7 @@ TEST_CASE("the config of DESIGN, with every default written out, is the smallest
   CHECK(config == sg::parse_config(smallest));
 }
 
-TEST_CASE("every key of a config reaches its field", "[graphs][config]") {
+TEST_CASE("every config key sets its field", "[graphs][config]") {
   const sg::Config config = sg::parse_config(R"({
     "model": {"kind": "llama", "layers": 6, "width": 96, "heads": 6, "kv_heads": 2, "head_size": 32, "context": 64,
               "vocab": 256, "inner": 160, "eps": 1e-6, "rope_theta": 5e5, "init_deviation": 0.1, "tied": true,
@@ -131,7 +131,7 @@ TEST_CASE("every key of a config reaches its field", "[graphs][config]") {
   CHECK(with({"pipeline.schedule=my own.csv"}).plan.pipeline.schedule == "my own.csv");
 }
 
-TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][config]") {
+TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][config]") {
   for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
            {},
            {R"(model={"kind": "llama", "kv_heads": 2, "rope_theta": 123456.789})", "layout.tp=2",
@@ -160,7 +160,7 @@ TEST_CASE("a config printed as JSON parses back to the same one", "[graphs][conf
                                         ContainsSubstring(R"("seed":0)"));
 }
 
-TEST_CASE("overrides are JSON where they can be, else strings, and make what is missing", "[graphs][config]") {
+TEST_CASE("an override is JSON or else a string, and creates missing sections", "[graphs][config]") {
   const sg::Config config = with({"layout.dp=2", "layout.dp=4", "optimizer.kind=sgd", "optimizer.momentum=0.5",
                                   "pipeline.schedule=\"gpipe\"", "model.tied=false", "data={\"text\": \"a=b\"}"});
   CHECK(config.plan.layout.dp == 4);
@@ -175,7 +175,7 @@ TEST_CASE("overrides are JSON where they can be, else strings, and make what is 
             .seed == 3);
 }
 
-TEST_CASE("a config file is read, and its errors name it", "[graphs][config]") {
+TEST_CASE("a config file is read, and errors name the file", "[graphs][config]") {
   const auto folder = std::filesystem::temp_directory_path() / ("stepgraph-config-" + std::to_string(std::rand()));
   std::filesystem::create_directory(folder);
   const std::string path = (folder / "c.json").string();
@@ -194,6 +194,6 @@ TEST_CASE("a config file is read, and its errors name it", "[graphs][config]") {
   CHECK_THAT(what(path), ContainsSubstring(path + ": line 1, column 2: "));
   CHECK(what(path + "x") == path + "x: cannot be read: No such file or directory (a config in JSON)");
   CHECK(what(folder.string()) == folder.string() + ": cannot be read: Is a directory (a config in JSON)");
-  CHECK(what("/dev/zero") == "/dev/zero: more than 1 MiB (a config in JSON)");
+  CHECK(what("/dev/zero") == "/dev/zero: is larger than 1 MiB (a config in JSON)");
   std::filesystem::remove_all(folder);
 }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* smallest = R"({"model": {"kind": "gpt2"}, "data": {"synthetic": 1}, "batch": {}})";
 
-// What a config is refused with; empty where it is not.
+// The error message for a config; empty if it is accepted.
 std::string refusal(std::string_view text, const std::vector<std::string>& overrides = {}) {
   try {
     static_cast<void>(sg::parse_config(text, overrides));
@@ -28,7 +28,7 @@ std::string refusal(std::string_view text, const std::vector<std::string>& overr
 
 struct Refused {
   std::vector<std::string> overrides;
-  std::string why;  // all of it
+  std::string why;  // the whole message
 };
 
 void check_all(const std::vector<Refused>& cases) {
@@ -40,7 +40,7 @@ void check_all(const std::vector<Refused>& cases) {
 
 }  // namespace
 
-TEST_CASE("overrides that are none are refused", "[graphs][config][refuses]") {
+TEST_CASE("malformed overrides are refused", "[graphs][config][refuses]") {
   check_all({
       {{"layout.dp"}, "override 'layout.dp': no '=' (path=value, as in layout.dp=2)"},
       {{"=2"}, "override '=2': a key is empty (path=value, as in layout.dp=2)"},
@@ -53,13 +53,13 @@ TEST_CASE("overrides that are none are refused", "[graphs][config][refuses]") {
       {{"layout.dq=2"},
        "layout.dq: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
       {{"seed="}, "seed: \"\" is not an integer (an integer from 0 to 18446744073709551615)"},
-      {{"data.tokens=x"}, "data: has 2 sources: tokens, synthetic (one of them)"},
+      {{"data.tokens=x"}, "data: has 2 sources: tokens, synthetic (exactly one)"},
       {{"layout={\"dp\": 1, \"dp\": 2}"},
        "override 'layout={\"dp\": 1, \"dp\": 2}': the value is not JSON: dp: given twice (once)"},
   });
 }
 
-TEST_CASE("text that is no JSON is refused with its line and column", "[graphs][config][refuses]") {
+TEST_CASE("text that is not JSON is refused with its line and column", "[graphs][config][refuses]") {
   CHECK_THAT(refusal(""), ContainsSubstring("line 1, column 1: ") && ContainsSubstring("unexpected end of input"));
   CHECK_THAT(refusal("{\n  \"seed\": 1,\n  \"threads\" 2\n}"), ContainsSubstring("line 3, column 13: "));
   CHECK_THAT(refusal("{\"seed\": 1,}"), ContainsSubstring("line 1, column 12: "));
@@ -77,11 +77,11 @@ TEST_CASE("text that is no JSON is refused with its line and column", "[graphs][
   CHECK_THAT(refusal(deep), ContainsSubstring("nested too deep (at most 64 levels)"));
 }
 
-TEST_CASE("a key that is given twice is refused by its path", "[graphs][config][refuses]") {
+TEST_CASE("a duplicate key is refused with its path", "[graphs][config][refuses]") {
   CHECK(refusal(R"({"seed": 1, "seed": 1})") == "seed: given twice (once)");
   CHECK(refusal(R"({"seed": 1, "layout": {"tp": 1, "dp": 2, "tp": 1}})") == "layout.tp: given twice (once)");
   CHECK(refusal(R"({"layout": {"tp": 1}, "batch": {"tp": 1}, "layout": {}})") == "layout: given twice (once)");
-  // To compare each key with all before it would take minutes.
+  // Comparing each key with all earlier keys would take minutes.
   std::string many = "{";
   for (int i = 0; i < 300'000; ++i) many += "\"key" + std::to_string(i) + "\":1,";
   CHECK(refusal(many + "\"key7\":1}") == "key7: given twice (once)");
@@ -93,11 +93,12 @@ TEST_CASE("model, data and batch are required", "[graphs][config][refuses]") {
         R"(data: missing ({"tokens": "FILE.u16"}, {"text": "FILE"} or {"synthetic": SEED}))");
   CHECK(refusal(R"({"model": {}, "data": {"synthetic": 1}})") ==
         R"(batch: missing ({"global": 8, "micro": 2, "seq": 128}))");
-  CHECK_THAT(refusal("[1]"), ContainsSubstring("config: [1] is not an object (one with keys: model, data, batch, "));
+  CHECK_THAT(refusal("[1]"),
+             ContainsSubstring("config: [1] is not an object (an object with the keys: model, data, batch, "));
   CHECK_THAT(refusal("3"), ContainsSubstring("config: 3 is not an object"));
 }
 
-TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[graphs][config][refuses]") {
+TEST_CASE("unknown keys are refused, with the known keys and the most similar one", "[graphs][config][refuses]") {
   check_all({
       {{"modle=1"},
        "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
@@ -111,11 +112,12 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
       {{"model.rope_theta=2"},
-       "model.rope_theta: not a key of gpt2 (of llama; gpt2 has: kind, layers, width, context, vocab, inner, "
-       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
+       "model.rope_theta: not a key of gpt2 (kinds with this key: llama; keys of gpt2: kind, layers, width, context, "
+       "vocab, inner, init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, "
+       "dropout)"},
       {{"model.kind=mlp", "model.heads=2"},
-       "model.heads: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
-       "init_deviation)"},
+       "model.heads: not a key of mlp (kinds with this key: gpt2, llama; keys of mlp: kind, layers, width, context, "
+       "vocab, inner, init_deviation)"},
       {{"model.kind=llama", "model.kvheads=2"},
        "model.kvheads: unknown key of llama (did you mean kv_heads? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, kv_heads, head_size, eps, rope_theta, tied, attention_bias, mlp_bias, dropout)"},
@@ -146,15 +148,16 @@ TEST_CASE("unknown keys are refused with the known ones, and the likely one", "[
   CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
 }
 
-TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refuses]") {
+TEST_CASE("values of the wrong type are refused with their path", "[graphs][config][refuses]") {
   check_all({
       {{"model=gpt2"},
-       "model: \"gpt2\" is not an object (one with keys: kind, layers, width, context, vocab, inner, init_deviation, "
-       "heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
-      {{"data=[]"}, "data: [] is not an object (one with keys: tokens, text, synthetic)"},
-      {{"batch=8"}, "batch: 8 is not an object (one with keys: global, micro, seq)"},
+       "model: \"gpt2\" is not an object (an object with the keys: kind, layers, width, context, vocab, inner, "
+       "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
+      {{"data=[]"}, "data: [] is not an object (an object with the keys: tokens, text, synthetic)"},
+      {{"batch=8"}, "batch: 8 is not an object (an object with the keys: global, micro, seq)"},
       {{"layout=null"},
-       "layout: null is not an object (one with keys: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
+       "layout: null is not an object (an object with the keys: dp, tp, pp, order, devices_per_node, "
+       "sequence_parallel)"},
       {{"layout.dp=two"}, "layout.dp: \"two\" is not an integer (an integer from 1 to 1048576)"},
       {{"layout.dp=2.0"}, "layout.dp: 2.0 is not an integer (an integer from 1 to 1048576)"},
       {{"layout.dp=1e1"}, "layout.dp: 1e1 is not an integer (an integer from 1 to 1048576)"},
@@ -209,7 +212,7 @@ TEST_CASE("values of the wrong type are refused by path", "[graphs][config][refu
   });
 }
 
-TEST_CASE("numbers out of range are refused by path", "[graphs][config][refuses]") {
+TEST_CASE("numbers out of range are refused with their path", "[graphs][config][refuses]") {
   check_all({
       {{"model.layers=0"}, "model.layers: 0 is out of range (an integer from 1 to 16384)"},
       {{"model.layers=4294967297"}, "model.layers: 4294967297 is out of range (an integer from 1 to 16384)"},
@@ -256,7 +259,7 @@ TEST_CASE("numbers out of range are refused by path", "[graphs][config][refuses]
   });
 }
 
-TEST_CASE("names that do not exist are refused with those that do", "[graphs][config][refuses]") {
+TEST_CASE("unknown names are refused, with the known names", "[graphs][config][refuses]") {
   check_all({
       {{"model.kind=gpt3"}, "model.kind: \"gpt3\" is unknown (did you mean gpt2? known: gpt2, llama, mlp)"},
       {{"model.kind=bert"}, "model.kind: \"bert\" is unknown (known: gpt2, llama, mlp)"},
@@ -271,7 +274,7 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
       {{"layout.order=pp-dp-tp-dp"},
        "layout.order: 'pp-dp-tp-dp' has dp twice (dp, tp, pp once each, slowest to fastest)"},
       {{"layout.order=pp,dp,tp"},
-       "layout.order: 'pp,dp,tp' has 'pp,dp,tp', which is no axis (dp, tp, pp once each, slowest to fastest)"},
+       "layout.order: 'pp,dp,tp' has 'pp,dp,tp', which is not an axis (dp, tp, pp once each, slowest to fastest)"},
       {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64, bf16, fp16)"},
       {{"precision.param=fp3"},
        "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64, bf16, fp16)"},
@@ -292,36 +295,39 @@ TEST_CASE("names that do not exist are refused with those that do", "[graphs][co
   });
 }
 
-TEST_CASE("sharding that does not go together is refused by name", "[graphs][config][shard][refuses]") {
+TEST_CASE("sharding keys that contradict each other are refused by name", "[graphs][config][shard][refuses]") {
   check_all({
       {{"layout.dp=4", "shard.strategy=hybrid", "shard.group=3"},
        "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4: 2 or 4)"},
       {{"layout.dp=4", "shard.strategy=hybrid"},
-       "shard.group: missing with strategy hybrid: how many neighbours keep a whole between them (a divisor of 4: 2 or "
-       "4)"},
-      {{"layout.dp=4", "shard.group=2"}, "shard.group: 2 with strategy none (hybrid has groups; else 0)"},
+       "shard.group: missing with strategy hybrid (number of ranks that share one copy of the weights; a divisor of 4: "
+       "2 or 4)"},
+      {{"layout.dp=4", "shard.group=2"}, "shard.group: 2 has no effect with strategy none (0, or strategy hybrid)"},
       {{"shard.slots=0"}, "shard.slots: 0 is out of range (an integer from 1 to 2147483647)"},
       {{"shard.grad_slots=0"}, "shard.grad_slots: 0 is out of range (an integer from 1 to 2147483647)"},
-      {{"shard.units=params:0"}, "shard.units: 'params:0' (params: and a number of at least 1, as params:1000000)"},
-      {{"shard.units=params:1x"}, "shard.units: 'params:1x' (params: and a number of at least 1, as params:1000000)"},
+      {{"shard.units=params:0"},
+       "shard.units: 'params:0' is not params:N with N of at least 1 (for example params:1000000)"},
+      {{"shard.units=params:1x"},
+       "shard.units: 'params:1x' is not params:N with N of at least 1 (for example params:1000000)"},
       {{"shard.units=type:"}, "shard.units: 'type:' is unknown (layer, model, params:N or type:NAME)"},
       {{"shard.reduce=each"},
-       "shard.reduce: each with strategy none, which keeps gradients whole (last; or strategy grad_op, full or "
-       "hybrid)"},
+       "shard.reduce: each with strategy none, which does not shard gradients (reduce last, or strategy grad_op, full "
+       "or hybrid)"},
       {{"layout.dp=2", "shard.strategy=zero1", "shard.reduce=each"},
-       "shard.reduce: each with strategy zero1, which keeps gradients whole (last; or strategy grad_op, full or "
-       "hybrid)"},
+       "shard.reduce: each with strategy zero1, which does not shard gradients (reduce last, or strategy grad_op, full "
+       "or hybrid)"},
       {{"shard.reshard_after_forward=false"},
-       "shard.reshard_after_forward: with strategy none, which keeps weights whole (full or hybrid)"},
+       "shard.reshard_after_forward: has no effect with strategy none, which does not shard weights (strategy full or "
+       "hybrid)"},
       {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=3"},
        "shard.reshard_group: 3 ranks do not divide a shard group of 4 (0, or a divisor of at least 2)"},
       {{"layout.dp=4", "shard.strategy=full", "shard.reshard_group=2", "shard.reshard_after_forward=false"},
-       "shard.reshard_group: 2 where weights stay gathered (0, or reshard_after_forward without "
-       "keep_between_microbatches)"},
+       "shard.reshard_group: 2 has no effect while weights stay gathered (0, or reshard_after_forward true and "
+       "keep_between_microbatches false)"},
   });
 }
 
-TEST_CASE("what this version does not have is refused plainly", "[graphs][config][refuses]") {
+TEST_CASE("settings that this version does not support are refused", "[graphs][config][refuses]") {
   check_all({
       {{"pipeline.schedule=zb-v", "pipeline.chunks=2"},
        "pipeline.schedule: 'zb-v' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
@@ -343,21 +349,22 @@ TEST_CASE("what this version does not have is refused plainly", "[graphs][config
   });
 }
 
-TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]") {
+TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
   check_all({
       {{"model.dropout=1"}, "model.dropout: 1 is out of range (a number from 0 to less than 1)"},
       {{"model={\"load\": \"DIR\", \"dropout\": -0.5}"},
        "model.dropout: -0.5 is out of range (a number from 0 to less than 1)"},
       {{"model={\"kind\": \"mlp\", \"dropout\": 0.1}"},
-       "model.dropout: not a key of mlp (of gpt2, llama; mlp has: kind, layers, width, context, vocab, inner, "
-       "init_deviation)"},
+       "model.dropout: not a key of mlp (kinds with this key: gpt2, llama; keys of mlp: kind, layers, width, context, "
+       "vocab, inner, init_deviation)"},
       {{"model={\"load\": \"DIR\", \"layers\": 2}"},
-       "model.layers: cannot be combined with load (only load and dropout: the folder has the rest)"},
-      {{"model.load=DIR"}, "model.kind: cannot be combined with load (only load and dropout: the folder has the rest)"},
+       "model.layers: cannot be combined with load (only dropout can; the folder has all other settings)"},
+      {{"model.load=DIR"},
+       "model.kind: cannot be combined with load (only dropout can; the folder has all other settings)"},
       {{"data={}"},
        "data: names no source ({\"tokens\": \"FILE.u16\"}, {\"text\": \"FILE\"} or {\"synthetic\": SEED})"},
       {{"data={\"text\": \"a\", \"tokens\": \"b\", \"synthetic\": 1}"},
-       "data: has 3 sources: tokens, text, synthetic (one of them)"},
+       "data: has 3 sources: tokens, text, synthetic (exactly one)"},
       {{"model.width=100"}, "model.heads: width 100 does not divide into 8 heads (width 96 or 104)"},
       {{"model.kind=llama", "model.width=5"}, "model.heads: width 5 does not divide into 8 heads (width 8)"},
       {{"model.kind=llama", "model.width=24"},
@@ -365,7 +372,7 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
       {{"model.kind=llama", "model.head_size=7"},
        "model.head_size: 7 is odd, but rotary embeddings rotate pairs (an even size)"},
       {{"model.kind=llama", "model.kv_heads=3"},
-       "model.kv_heads: 8 heads do not divide by 3 key and value heads (a divisor of 8)"},
+       "model.kv_heads: 8 heads are not divisible by 3 key and value heads (a divisor of 8)"},
       {{"optimizer.momentum=0.9"},
        "optimizer.momentum: not a key of adamw (kind, lr, weight_decay, clip, beta1, beta2, eps)"},
       {{"optimizer.kind=sgd", "optimizer.beta2=0.9"},
@@ -378,13 +385,14 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
        "precision.reduce: fp16 reduce without scaling (precision.loss_scale dynamic or a number, or reduce fp32 or "
        "bf16)"},
       {{"precision.keep_low_precision_grads=true"},
-       "precision.keep_low_precision_grads: gradients travel in fp32 (false, or precision.reduce bf16 or fp16)"},
+       "precision.keep_low_precision_grads: true, but gradients are reduced in fp32 (false, or precision.reduce bf16 "
+       "or fp16)"},
       {{"precision.norm=fp64"}, "precision.norm: fp64 with param fp32 (fp32)"},
       {{"precision.norm=bf16"}, "precision.norm: bf16 with param fp32 (fp32)"},
       {{"precision.param=bf16", "precision.norm=fp16"}, "precision.norm: fp16 with param bf16 (bf16 or fp32)"},
       {{"precision.param=fp64", "precision.reduce=fp32"}, "precision.reduce: fp32 with param fp64 (fp64)"},
       {{"precision.param=fp64", "precision.reduce=bf16"}, "precision.reduce: bf16 with param fp64 (fp64)"},
-      {{"batch.seq=129"}, "batch.seq: 129 tokens are more than the model's context of 128 (at most that)"},
+      {{"batch.seq=129"}, "batch.seq: 129 tokens are more than the model's context of 128 (at most 128)"},
       {{"batch.global=9"},
        "batch: the 9 sequences of a data-parallel rank (global 9 / dp 1) do not divide into microbatches of 2 (global "
        "8 or 10, or micro 1 or 3)"},
@@ -393,31 +401,30 @@ TEST_CASE("combinations that cannot be are refused", "[graphs][config][refuses]"
        "batch: global 128 x seq 16777216 = 2147483648 tokens in one step (at most 2147483646)"},
       {{"layout.dp=4096", "layout.tp=4096", "layout.pp=4096"},
        "layout: dp(4096) * tp(4096) * pp(4096) is more than 2147483647 ranks"},
-      {{"layout.tp=3"}, "layout.tp: heads 8 does not divide by tp 3 (heads 6 or 9, or tp 2 or 4)"},
-      {{"layout.tp=2", "model.inner=3"}, "layout.tp: the model's inner 3 does not divide by tp 2 (tp 1 or 3)"},
+      {{"layout.tp=3"}, "layout.tp: heads 8 is not divisible by tp 3 (heads 6 or 9, or tp 2 or 4)"},
+      {{"layout.tp=2", "model.inner=3"}, "layout.tp: the model's inner 3 is not divisible by tp 2 (tp 1 or 3)"},
       {{"layout.pp=8", "batch.global=16"},
-       "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most one stage for each)"},
+       "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
-       "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most one stage for each)"},
+       "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=2", "model.layers=3"},
        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "model.layers=6"},
        "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or pp 1 or 3)"},
-      {{"pipeline.chunks=2"}, "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved take more)"},
+      {{"pipeline.chunks=2"},
+       "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved can have more)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
-       "pipeline: interleaved: 3 microbatches over 2 ranks (with chunks a multiple of the ranks: chunks take turns "
-       "after "
-       "as many microbatches as ranks)"},
+       "pipeline: interleaved: 3 microbatches with 2 chunks on 2 ranks (microbatches a multiple of 2)"},
   });
-  // A vocabulary is cut unevenly.
+  // A vocabulary may be cut unevenly.
   CHECK(refusal(smallest, {"layout.tp=2", "model.vocab=257"}).empty());
-  // What a loaded model is, and how a schedule file is cut, is not known yet.
+  // At this point the loaded model and the stages of the schedule file are not known yet.
   CHECK(refusal(smallest, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
   CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
   CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "model.layers=3"}).empty());
 }
 
-TEST_CASE("a model that was loaded has to fit its config as a fresh one does", "[graphs][config][refuses]") {
+TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][config][refuses]") {
   const sg::Model model   = sg::make_model(sg::Gpt2Spec{.layers = 3, .width = 16, .heads = 2, .context = 8});
   const auto loaded_fails = [&](std::vector<std::string> overrides) -> std::string {
     overrides.insert(overrides.begin(), {"model={\"load\": \"DIR\"}", "batch.seq=8"});
@@ -429,8 +436,8 @@ TEST_CASE("a model that was loaded has to fit its config as a fresh one does", "
     }
   };
   CHECK(loaded_fails({"layout.tp=2", "layout.pp=3"}).empty());
-  CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most that)");
-  CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 does not divide by tp 4 (heads 4, or tp 2)");
+  CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most 8)");
+  CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 is not divisible by tp 4 (heads 4, or tp 2)");
   CHECK(loaded_fails({"layout.pp=2"}) ==
         "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)");
 }

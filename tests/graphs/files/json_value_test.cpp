@@ -13,7 +13,7 @@ namespace sg = stepgraph;
 using Catch::Matchers::Message;
 using sg::JsonValue;
 
-TEST_CASE("values are written as one line, in the order of their keys", "[graphs][json]") {
+TEST_CASE("values are written on one line, in the order of their keys", "[graphs][json]") {
   JsonValue line = {{"type", "step"}, {"step", 3}, {"loss", 2.5}, {"layout", {{"dp", 2}, {"on", true}}}};
   line.set("peaks", std::vector<int>{1, 2});
   line.set("step", std::uint64_t{18446744073709551615u});
@@ -26,7 +26,7 @@ TEST_CASE("values are written as one line, in the order of their keys", "[graphs
         "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": {}\n}\n");
 }
 
-TEST_CASE("reals are written with the fewest digits that read back the same, and always with a point or exponent",
+TEST_CASE("reals are written with the fewest digits that read back the same, always with a point or an exponent",
           "[graphs][json]") {
   const std::pair<double, const char*> known[] = {
       {0.0, "0.0"},       {-0.0, "-0.0"},         {1, "1.0"},
@@ -56,11 +56,11 @@ TEST_CASE("strings are escaped, and bytes that are not UTF-8 are replaced", "[gr
     CHECK(text.starts_with("\"a" + replaced));
     CHECK(text.ends_with("b\""));
   }
-  CHECK(sg::json_line("\xe2\x82x") == "\"" + replaced + "x\"");  // one for the longest broken piece
+  CHECK(sg::json_line("\xe2\x82x") == "\"" + replaced + "x\"");  // one replacement for the longest invalid sequence
   CHECK(sg::is_utf8("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xef\xbf\xbe"));
 }
 
-TEST_CASE("what is written is read back as the same value", "[graphs][json]") {
+TEST_CASE("a written value is read back unchanged", "[graphs][json]") {
   const JsonValue value = {{"text", "a\"b\\\n\xe2\x82\xac"},
                            {"list", JsonValue::list({1, -2, 2.5, true, nullptr})},
                            {"object", {{"nested", JsonValue::object()}}}};
@@ -72,12 +72,12 @@ TEST_CASE("what is written is read back as the same value", "[graphs][json]") {
         "[2.50,1E5,123456789012345678901234567890]");
 }
 
-TEST_CASE("values of another kind are refused", "[graphs][json][refuses]") {
+TEST_CASE("reading a value as another kind is refused", "[graphs][json][refuses]") {
   const JsonValue value = sg::parse_json(R"({"a": 1.5, "b": 99999999999999999999})");
   CHECK(value.at("a").as_real() == 1.5);
   CHECK_THROWS_MATCHES(value.at("c"), sg::Error,
                        Message("JSON: {\"a\": 1.5, \"b\": 99999999999999999999} has no key \"c\""));
-  CHECK_THROWS_MATCHES(value.at("a").as_integer(), sg::Error, Message("JSON: 1.5 is not an integer of 64 bits"));
+  CHECK_THROWS_MATCHES(value.at("a").as_integer(), sg::Error, Message("JSON: 1.5 is not a 64-bit integer"));
   CHECK_THROWS_AS(value.at("b").as_integer(), sg::Error);
   CHECK_THROWS_AS(value.at("a").as_string(), sg::Error);
   CHECK_THROWS_AS(value.as_real(), sg::Error);
@@ -100,5 +100,5 @@ TEST_CASE("the fields of a large object are read one at a time", "[graphs][json]
   while (many.size() < 2 * 65536) many += ",0";
   read("{\"a\":" + many + "]}");
   CHECK_THROWS_MATCHES(read("{\"a\":{\"b\":" + many + ",0]}}"), sg::Error,
-                       Message("file: a.b: a list of more than 65536 items (fewer)"));
+                       Message("file: a.b: a list of more than 65536 items (at most 65536)"));
 }

@@ -58,7 +58,7 @@ std::string raw(std::initializer_list<T> list) {
 
 }  // namespace
 
-TEST_CASE("a model that transformers saved is read", "[graphs][safetensors]") {
+TEST_CASE("a model saved by transformers is read", "[graphs][safetensors]") {
   const sg::Safetensors file(data_file("golden/gpt2-tiny/model.safetensors"));
   CHECK(file.names().size() == 52);
   CHECK(file.names().front() == "transformer.h.0.attn.c_attn.bias");
@@ -67,18 +67,18 @@ TEST_CASE("a model that transformers saved is read", "[graphs][safetensors]") {
   CHECK(info.shape == sg::TensorShape{64, 192});
   CHECK(info.dtype == "F32");
   CHECK(info.type == sg::DType::f32);
-  // The embeddings were drawn with a deviation of 0.1, and the norms begin at 1.
+  // The embeddings were drawn with a standard deviation of 0.1.
   const auto wte = values<double>(file, "transformer.wte.weight");
   double squares = 0;
   for (const double x : wte) squares += x * x;
   CHECK(std::abs(std::sqrt(squares / static_cast<double>(wte.size())) - 0.1) < 0.005);
-  // A part is what it is of the whole.
+  // A part equals that part of the whole tensor.
   std::vector<double> part(70);
   file.read_part("transformer.wte.weight", 1000, std::span(part));
   CHECK(std::equal(part.begin(), part.end(), wte.begin() + 1000));
 }
 
-TEST_CASE("gradients that torch computed have the norms that it printed", "[graphs][safetensors]") {
+TEST_CASE("gradients computed by torch have the norms that it printed", "[graphs][safetensors]") {
   // From expected.json, "step0_grad_l2".
   const sg::Safetensors file(data_file("golden/gpt2-tiny/grads_step0.safetensors"));
   double squares = 0;
@@ -87,7 +87,7 @@ TEST_CASE("gradients that torch computed have the norms that it printed", "[grap
   CHECK(file.metadata().empty());
 }
 
-TEST_CASE("what is written is read back, bit by bit", "[graphs][safetensors]") {
+TEST_CASE("written tensors are read back bit for bit", "[graphs][safetensors]") {
   const TempFolder folder;
   const std::vector<float> floats   = {1.5f, -0.0f, std::numeric_limits<float>::denorm_min(), 3.25e38f, 0.1f};
   const std::vector<double> doubles = {0.1, -1e300, std::numeric_limits<double>::infinity()};
@@ -103,10 +103,10 @@ TEST_CASE("what is written is read back, bit by bit", "[graphs][safetensors]") {
   CHECK(values<double>(file, "b \"quoted\"")[4] == static_cast<double>(0.1f));
   CHECK(file.info("empty").shape == sg::TensorShape{0, 7});
   CHECK(file.info("a").shape.empty());
-  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);  // no neighbour is left
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);  // no temporary file is left
 }
 
-TEST_CASE("a model that is written again has the bytes that safetensors wrote", "[graphs][safetensors]") {
+TEST_CASE("a model written again has the bytes of the file that it was read from", "[graphs][safetensors]") {
   const TempFolder folder;
   for (const char* name : {"golden/gpt2-tiny/model.safetensors", "golden/llama-tiny/grads_step0.safetensors"}) {
     const sg::Safetensors file(data_file(name));
@@ -118,7 +118,7 @@ TEST_CASE("a model that is written again has the bytes that safetensors wrote", 
   }
 }
 
-TEST_CASE("data begins at a multiple of 8, after no more spaces than that takes", "[graphs][safetensors]") {
+TEST_CASE("data begins at a multiple of 8 bytes, with as few padding spaces as possible", "[graphs][safetensors]") {
   const TempFolder folder;
   for (std::size_t length = 1; length <= 8; ++length) {
     sg::write_safetensors(folder / "x", std::vector{tensor<float>(std::string(length, 'n'), {1}, {1})});
@@ -130,7 +130,7 @@ TEST_CASE("data begins at a multiple of 8, after no more spaces than that takes"
   }
 }
 
-TEST_CASE("halves are read as the numbers they are", "[graphs][safetensors]") {
+TEST_CASE("f16 and bf16 values are read exactly", "[graphs][safetensors]") {
   const TempFolder folder;
   // In f16: 1, -2, the smallest subnormal, the largest, infinity. In bf16: 1, -2, 3.140625.
   const auto path =
@@ -142,7 +142,7 @@ TEST_CASE("halves are read as the numbers they are", "[graphs][safetensors]") {
   CHECK(values<double>(file, "h") == std::vector<double>{1, -2, std::ldexp(1.0, -24), 65504, infinity});
   CHECK(values<float>(file, "b") == std::vector<float>{1, -2, 3.140625f});
   CHECK(file.info("h").type == sg::DType::f16);
-  // Every value there is, in more than one piece, of which no two are the same.
+  // Every bf16 value. The file is read in several pieces, and no two pieces are equal.
   const auto bits = [](std::size_t i) { return static_cast<std::uint16_t>(i + i / 65536); };
   std::string data;
   for (std::size_t i = 0; i < 5 * 65536; ++i) data += raw({bits(i)});
@@ -157,7 +157,7 @@ TEST_CASE("halves are read as the numbers they are", "[graphs][safetensors]") {
   CHECK(same);
 }
 
-TEST_CASE("elements of other types are kept, and refused when they are read", "[graphs][safetensors][refuses]") {
+TEST_CASE("tensors of other types are listed, but reading them is refused", "[graphs][safetensors][refuses]") {
   const TempFolder folder;
   const auto path = folder.put("x", file_of(R"({"i":{"dtype":"I16","shape":[2],"data_offsets":[0,4]},)"
                                             R"("n":{"dtype":"I64","shape":[1],"data_offsets":[4,12]},)"
@@ -180,15 +180,16 @@ TEST_CASE("a read that does not fit its tensor is refused", "[graphs][safetensor
   const auto says = [](const char* what) { return MessageMatches(ContainsSubstring(what)); };
   CHECK_THROWS_MATCHES(file.read("model.norm.weight", std::span(few)), sg::Error,
                        says("'model.norm.weight' of shape 64 has 64 elements, but the buffer has 63"));
-  CHECK_THROWS_MATCHES(file.read("model.norm", std::span(few)), sg::Error, says("no tensor 'model.norm' among 39"));
+  CHECK_THROWS_MATCHES(file.read("model.norm", std::span(few)), sg::Error,
+                       says("no tensor 'model.norm' (the file has 39 tensors)"));
   CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", 2, std::span(few)), sg::Error,
-                       says("has 64 elements, but 63 were requested from 2 on"));
-  CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", -1, std::span(few)), sg::Error, says("from -1 on"));
+                       says("has 64 elements, but 63 were requested from element 2 on"));
+  CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", -1, std::span(few)), sg::Error, says("from element -1 on"));
   CHECK_THROWS_MATCHES(file.read_part("model.norm.weight", std::numeric_limits<std::int64_t>::max(), std::span(few)),
-                       sg::Error, says("were requested from 9223372036854775807 on"));
+                       sg::Error, says("were requested from element 9223372036854775807 on"));
 }
 
-TEST_CASE("each way in which a file can lie is refused by its own message", "[graphs][safetensors][refuses]") {
+TEST_CASE("each kind of invalid file is refused with its own message", "[graphs][safetensors][refuses]") {
   struct Lie {
     std::string bytes;
     const char* says;
@@ -242,10 +243,10 @@ TEST_CASE("each way in which a file can lie is refused by its own message", "[gr
       {typed(R"("shape":[1],"data_offsets":[0,4])"), ": header: the tensors end at byte 4, but the file has 8 bytes"},
       {header(R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[4],)"
               R"("data_offsets":[4,8]}})"),
-       ": header: 'b' begins at byte 4, inside 'a', which ends at 5 (tensors end to end)"},
+       ": header: 'b' begins at byte 4, inside 'a', which ends at 5 (tensors without gaps or overlap)"},
       {header(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[4],)"
               R"("data_offsets":[4,8]}})"),
-       ": header: gap from byte 3 to 4, before 'b' (tensors end to end)"},
+       ": header: gap from byte 3 to 4, before 'b' (tensors without gaps or overlap)"},
       {header("{}"), ": header: the tensors end at byte 0, but the file has 8 bytes of data"},
   };
   const TempFolder folder;
@@ -259,14 +260,14 @@ TEST_CASE("each way in which a file can lie is refused by its own message", "[gr
                        Message(sg::str((folder / "none").string(), ": there is no such file")));
   CHECK_THROWS_MATCHES(sg::Safetensors(folder.path()), sg::Error,
                        Message(sg::str(folder.path().string(), ": is a folder (a file is needed)")));
-  // A gigantic header that is really there is refused before it is read; the file is a hole and takes no room.
+  // A header that is too large is refused before it is read. The file is sparse and takes no disk space.
   const auto large = folder.put("large", with_length("{", "", 100'000'001));
   std::filesystem::resize_file(large, 200'000'000);
   CHECK_THROWS_MATCHES(sg::Safetensors(large), sg::Error,
                        MessageMatches(ContainsSubstring("the header length is 100000001 bytes (at most 100000000)")));
 }
 
-TEST_CASE("a file with random damage is read or refused, never worse", "[graphs][safetensors][fuzz]") {
+TEST_CASE("a randomly damaged file is read or refused, and never crashes the reader", "[graphs][safetensors][fuzz]") {
   const TempFolder folder;
   sg::write_safetensors(folder / "good",
                         std::vector{tensor<float>("a.weight", {2, 3}, {1, 2, 3, 4, 5, 6}),
@@ -297,7 +298,7 @@ TEST_CASE("a file with random damage is read or refused, never worse", "[graphs]
       const sg::Safetensors file(path);
       for (const auto& name : file.names()) {
         const auto size = sg::num_elements(file.info(name).shape);
-        REQUIRE(size <= static_cast<std::int64_t>(2 * bytes.size()));  // F4: two in a byte
+        REQUIRE(size <= static_cast<std::int64_t>(2 * bytes.size()));  // F4: two elements per byte
         (void)values<float>(file, name);
         (void)values<double>(file, name);
       }
@@ -306,7 +307,7 @@ TEST_CASE("a file with random damage is read or refused, never worse", "[graphs]
       if (!std::string_view(error.what()).starts_with(path.string())) FAIL_CHECK(error.what());
       ++refused;
     }
-    std::filesystem::remove(path);  // writing over a file waits for the disk
+    std::filesystem::remove(path);  // overwriting a file would wait for the disk
   }
   CHECK(read > sg::testing::at_least(200));
   CHECK(refused > sg::testing::at_least(800));
@@ -323,11 +324,11 @@ TEST_CASE("a file that shrinks while it is open is an error", "[graphs][safetens
                                        ", but 4 more are needed (it had ", size, " bytes when it was opened)")));
 }
 
-TEST_CASE("a file that cannot be finished leaves the old one as it was", "[graphs][safetensors][refuses]") {
+TEST_CASE("a failed write leaves the old file unchanged", "[graphs][safetensors][refuses]") {
   const TempFolder folder;
   const auto path = folder.put("x", "old");
-  SECTION("because the disk is full") {
-    // As a full disk, but for the reason given: no file may grow past the limit.
+  SECTION("the disk is full") {
+    // A limit on the file size acts like a full disk, except for the reason in the message.
     rlimit before{};
     REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -344,7 +345,7 @@ TEST_CASE("a file that cannot be finished leaves the old one as it was", "[graph
     std::signal(SIGXFSZ, handler);
     CHECK(said == path.string() + ": cannot be written: File too large (after 1000 bytes)");
   }
-  SECTION("because a tensor's values are not to be had") {
+  SECTION("the function that fills a tensor throws") {
     const auto fail = std::function([](std::span<float>) { throw sg::Error(sg::ErrorKind::run, "no values"); });
     CHECK_THROWS_MATCHES(sg::write_safetensors(path, std::vector{sg::TensorToWrite{"w", {2}, fail}}), sg::Error,
                          Message("no values"));
@@ -362,7 +363,7 @@ TEST_CASE("tensors that cannot be written are refused", "[graphs][safetensors][r
   CHECK_THROWS_MATCHES(write({tensor<float>("__metadata__", {1}, {1})}), sg::Error,
                        says("safetensors: '__metadata__' is reserved or empty (a tensor name)"));
   CHECK_THROWS_MATCHES(write({{.name = "w", .shape = {1}}}), sg::Error,
-                       says("safetensors: 'w' has no fill function (one)"));
+                       says("safetensors: 'w' has no fill function (a function that writes its elements)"));
   CHECK_THROWS_MATCHES(write({tensor<float>("w", {-1}, {})}), sg::Error,
                        says("safetensors: 'w': shape -1 has a dim of -1 (0 or more)"));
   CHECK_THROWS_MATCHES(write({tensor<float>("\xff", {1}, {1})}), sg::Error,

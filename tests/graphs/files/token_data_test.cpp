@@ -35,7 +35,7 @@ std::string u16(const std::vector<int>& list) {
 
 }  // namespace
 
-TEST_CASE("tokens are read from a file of u16", "[graphs][token_data]") {
+TEST_CASE("tokens are read from a file of 16-bit numbers", "[graphs][token_data]") {
   const TempFolder folder;
   const sg::TokenData data(sg::TokenFile{folder.put("x.u16", u16({1, 258, 0, 65535, 7}))}, 65536);
   CHECK(data.num_tokens() == 5);
@@ -47,7 +47,7 @@ TEST_CASE("tokens are read from a file of u16", "[graphs][token_data]") {
   CHECK(data.num_steps(1) == 4);
 }
 
-TEST_CASE("the golden tokens last for 20 steps of 8 sequences of 32", "[graphs][token_data]") {
+TEST_CASE("the golden file has tokens for 20 steps of 8 sequences of 32", "[graphs][token_data]") {
   const sg::TokenData data(sg::TokenFile{data_file("golden/gpt2-tiny/tokens.u16")}, 256);
   CHECK(data.num_tokens() == 20 * 8 * 32 + 1);
   CHECK(data.num_steps(8 * 32) == 20);
@@ -63,7 +63,7 @@ TEST_CASE("text is read as bytes", "[graphs][token_data]") {
   CHECK(tokens(data, 0, 6) == std::vector<std::int32_t>{97, 90, 10, 255, 0, 98});
 }
 
-TEST_CASE("a long file is read and checked in pieces as in one", "[graphs][token_data]") {
+TEST_CASE("a long file is read and checked in pieces", "[graphs][token_data]") {
   const TempFolder folder;
   std::vector<int> list(200'000);
   for (std::size_t i = 0; i < list.size(); ++i) list[i] = static_cast<int>(i * 7 % 997);
@@ -80,7 +80,7 @@ TEST_CASE("a long file is read and checked in pieces as in one", "[graphs][token
   CHECK_THROWS_MATCHES(tokens(data, 131'000, 100), sg::Error, Message(says));
 }
 
-TEST_CASE("files that are no data are refused by what is wrong with them", "[graphs][token_data][refuses]") {
+TEST_CASE("invalid data files are refused with the reason", "[graphs][token_data][refuses]") {
   const TempFolder folder;
   const auto open = [](sg::DataSpec spec, std::int64_t vocab) { return sg::TokenData(std::move(spec), vocab); };
   const auto says = [](const auto&... parts) { return Message(sg::str(parts...)); };
@@ -109,24 +109,28 @@ TEST_CASE("files that are no data are refused by what is wrong with them", "[gra
   CHECK_THROWS_AS(open(sg::SyntheticTokens{1}, std::int64_t{1} << 31), sg::Error);
 }
 
-TEST_CASE("data that ends too soon says how much there is", "[graphs][token_data][refuses]") {
+TEST_CASE("an error about too little data says how much there is", "[graphs][token_data][refuses]") {
   const TempFolder folder;
   const auto path = folder.put("x.txt", "0123456789");
   const sg::TokenData data(sg::TextFile{path}, 256);
   const auto says = [&](const char* what) { return Message(path.string() + what); };
   CHECK(data.num_steps(9) == 1);
   CHECK_THROWS_MATCHES(data.num_steps(10), sg::Error,
-                       says(": has 10 tokens, but one step needs 10 and one more (a longer file, or a smaller batch)"));
+                       says(": has 10 tokens, but one step needs 10 and one more as the last target (a longer file, or "
+                            "a smaller batch)"));
   CHECK_THROWS_MATCHES(data.num_steps(0), sg::Error, says(": 0 tokens per step (1 or more)"));
-  CHECK_THROWS_MATCHES(tokens(data, 8, 3), sg::Error, says(": 3 tokens were requested from 8 on, but there are 10"));
-  CHECK_THROWS_MATCHES(tokens(data, 11, 0), sg::Error, says(": 0 tokens were requested from 11 on, but there are 10"));
-  CHECK_THROWS_MATCHES(tokens(data, -1, 1), sg::Error, says(": 1 tokens were requested from -1 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, 8, 3), sg::Error,
+                       says(": 3 tokens were requested from token 8 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, 11, 0), sg::Error,
+                       says(": 0 tokens were requested from token 11 on, but there are 10"));
+  CHECK_THROWS_MATCHES(tokens(data, -1, 1), sg::Error,
+                       says(": 1 tokens were requested from token -1 on, but there are 10"));
   std::filesystem::resize_file(path, 4);
   CHECK_THROWS_MATCHES(tokens(data, 2, 4), sg::Error,
                        says(": ends at byte 4, but 2 more are needed (it had 10 bytes when it was opened)"));
 }
 
-TEST_CASE("synthetic tokens are the same for a seed, wherever one begins to read", "[graphs][token_data]") {
+TEST_CASE("synthetic tokens depend only on the seed and the position", "[graphs][token_data]") {
   const sg::TokenData data(sg::SyntheticTokens{42}, 1000);
   const auto all = tokens(data, 0, 1000);
   CHECK_FALSE(data.num_tokens().has_value());
@@ -137,13 +141,14 @@ TEST_CASE("synthetic tokens are the same for a seed, wherever one begins to read
   }
   CHECK(tokens(sg::TokenData(sg::SyntheticTokens{42}, 1000), 0, 1000) == all);
   CHECK(tokens(sg::TokenData(sg::SyntheticTokens{43}, 1000), 0, 1000) != all);
-  // As far out as numbers go.
+  // At the largest possible position.
   const std::int64_t most = std::numeric_limits<std::int64_t>::max();
   CHECK(tokens(data, most - 100, 100).back() == tokens(data, most - 1, 1)[0]);
   CHECK_THROWS_AS(tokens(data, most - 1, 2), sg::Error);
 }
 
-TEST_CASE("synthetic tokens follow a rule seven times in eight, and fill the vocabulary", "[graphs][token_data]") {
+TEST_CASE("seven of eight synthetic tokens follow a rule, and all tokens of the vocabulary occur",
+          "[graphs][token_data]") {
   const std::uint64_t seed = GENERATE(7u, 8u, 9u, 10u);
   for (const int vocab : {2, 3, 64, 255, 4096}) {
     CAPTURE(vocab, seed);
@@ -151,7 +156,7 @@ TEST_CASE("synthetic tokens follow a rule seven times in eight, and fill the voc
     constexpr std::int64_t blocks = 2000;
     const auto all                = tokens(data, 0, 64 * blocks);
     REQUIRE(std::ranges::all_of(all, [&](std::int32_t token) { return token >= 0 && token < vocab; }));
-    // What most often follows each token is the rule; how often it holds.
+    // The rule is the most frequent successor of each token. Counts how often it holds.
     std::map<std::int32_t, std::map<std::int32_t, int>> after;
     for (std::size_t i = 1; i < all.size(); ++i)
       if (i % 64 != 0) ++after[all[i - 1]][all[i]];
@@ -162,7 +167,7 @@ TEST_CASE("synthetic tokens follow a rule seven times in eight, and fill the voc
       followed += best->second;
       images.insert(best->first);
     }
-    // One in eight is random, and right by chance once in `vocab`.
+    // One token in eight is random. It equals the rule with probability 1 / vocab.
     const double expected = 1 - (1 - 1.0 / vocab) / 8;
     CHECK(std::abs(followed / (63 * blocks) - expected) < 0.01);
     CHECK(static_cast<int>(after.size()) == vocab);

@@ -50,7 +50,7 @@ TEST_CASE("a mesh finds devices by coordinate and coordinates by device", "[grap
   CHECK(sg::to_string(mesh) == "2x3: 7 3 9 1 0 4");
 }
 
-TEST_CASE("lookups of any mesh are each other's inverse, and its text parses back", "[graphs][mesh]") {
+TEST_CASE("the two lookups of a mesh are inverse to each other, and its text parses back", "[graphs][mesh]") {
   std::mt19937 random(3);
   for (int i = 0; i < sg::testing::cases(400); ++i) {
     const sg::DeviceMesh mesh = random_mesh(random);
@@ -94,7 +94,7 @@ TEST_CASE("a strategy gives a line, a balanced grid or three balanced axes", "[g
     CHECK(sg::parse_mesh_strategy(sg::to_string(strategy)) == strategy);
 }
 
-TEST_CASE("no other factors of a number have a smaller sum", "[graphs][mesh]") {
+TEST_CASE("the chosen factors of a number have the smallest sum", "[graphs][mesh]") {
   for (int number = 1; number <= 200 / sg::testing::scale(); ++number) {
     int two = number + 1, three = number + 2;
     for (int a = 1; a <= number; ++a) {
@@ -112,24 +112,24 @@ TEST_CASE("no other factors of a number have a smaller sum", "[graphs][mesh]") {
   }
 }
 
-TEST_CASE("a mesh that cannot be is refused with its numbers", "[graphs][mesh][refuses]") {
+TEST_CASE("an impossible mesh is refused with its numbers", "[graphs][mesh][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::DeviceMesh({}, {}), sg::Error, says("mesh: 0 axes (1 to 3)"));
   CHECK_THROWS_MATCHES(sg::DeviceMesh({1, 1, 1, 1}, {0}), sg::Error, says("mesh: 4 axes (1 to 3)"));
   CHECK_THROWS_MATCHES(sg::DeviceMesh({2, 0}, {}), sg::Error, says("mesh: shape 2x0 has an axis of 0 (at least 1)"));
   CHECK_THROWS_MATCHES(sg::DeviceMesh({2, 2}, {0, 1, 2}), sg::Error,
                        says("mesh: shape 2x2 has 4 places, but 3 devices are given"));
-  CHECK_THROWS_MATCHES(sg::DeviceMesh({3}, {4, 1, 4}), sg::Error, says("mesh: device 4 is there twice (distinct ids)"));
+  CHECK_THROWS_MATCHES(sg::DeviceMesh({3}, {4, 1, 4}), sg::Error, says("mesh: device 4 is given twice (distinct ids)"));
   CHECK_THROWS_MATCHES(sg::DeviceMesh({2}, {0, -1}), sg::Error, says("mesh: device -1 (ids from 0 on)"));
   CHECK_THROWS_MATCHES(sg::make_mesh(sg::MeshStrategy::tensor, {}), sg::Error,
                        says("mesh: no devices for a tensor mesh (at least 1)"));
   const sg::DeviceMesh mesh({2, 2}, {0, 1, 2, 3});
   CHECK_THROWS_MATCHES(mesh.coordinate(4), sg::Error, says("mesh: device 4 is not in 2x2: 0 1 2 3"));
   CHECK_THROWS_MATCHES(mesh.device({0, 2}), sg::Error, says("mesh: coordinate (0, 2) is outside 2x2"));
-  CHECK_THROWS_MATCHES(mesh.device({0}), sg::Error, MessageMatches(ContainsSubstring("(2, as the mesh has axes)")));
+  CHECK_THROWS_MATCHES(mesh.device({0}), sg::Error, MessageMatches(ContainsSubstring("(2, one for each axis)")));
   CHECK_THROWS_MATCHES(mesh.along(2, 0), sg::Error, says("mesh: axis 2 of 2x2: 0 1 2 3 (0 to 1)"));
   CHECK_THROWS_MATCHES(mesh.at(0, 2), sg::Error, says("mesh: place 2 on axis 0 of 2x2: 0 1 2 3 (0 to 1)"));
-  CHECK_THROWS_MATCHES(mesh.at(0, 1).at(0, 0), sg::Error, MessageMatches(ContainsSubstring("without its only axis")));
+  CHECK_THROWS_MATCHES(mesh.at(0, 1).at(0, 0), sg::Error, MessageMatches(ContainsSubstring("the only axis of")));
   CHECK_THROWS_MATCHES(sg::parse_mesh_strategy("line"), sg::Error,
                        says("mesh: unknown strategy 'line' (known: pipeline, tensor, hybrid)"));
 }

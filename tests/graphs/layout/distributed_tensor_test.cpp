@@ -55,7 +55,7 @@ Case random_case(std::mt19937& random) {
   return c;
 }
 
-// A member's block of the whole tensor, element by element: knows nothing of regions and strides.
+// A member's block of the whole tensor, element by element. A reference that does not use regions and strides.
 Bytes block_of(const Case& c, const Bytes& whole, std::int64_t begin, std::int64_t end) {
   const std::size_t element = sg::size_bytes(c.type);
   Bytes block;
@@ -71,10 +71,10 @@ Bytes block_of(const Case& c, const Bytes& whole, std::int64_t begin, std::int64
   return block;
 }
 
-// Cuts, scatters, gathers and reduces one tensor: all moves in one graph.
+// Cuts, scatters, gathers and reduces one tensor, in one graph.
 struct AllMoves {
   sg::Graph graph;
-  std::map<sg::Rank, sg::Buffer> original, all_gathered, partial;  // wholes
+  std::map<sg::Rank, sg::Buffer> original, all_gathered, partial;  // whole tensors
   sg::Buffer gathered;
   std::vector<sg::DistributedTensor> tensors;  // split, scattered, reduced
 };
@@ -118,7 +118,7 @@ Bytes copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.e
 
 }  // namespace
 
-TEST_CASE("a tensor that is cut, moved and put together is what went in", "[graphs][tensor]") {
+TEST_CASE("a tensor that is cut, moved and put together is unchanged", "[graphs][tensor]") {
   std::mt19937 random(13);
   sg::Executor executor({.threads = 2});
   int uneven = 0, empty = 0, strided = 0;
@@ -132,7 +132,7 @@ TEST_CASE("a tensor that is cut, moved and put together is what went in", "[grap
     const auto n = static_cast<int>(c.members.size());
     std::vector<Bytes> partials;
     for (const sg::Rank rank : c.members) {
-      // Everybody's original is the same, as a replica's would be; only the first one's is scattered.
+      // All ranks have the same original, like replicas. Only the first rank's is scattered.
       sg::testing::fill(program.memory().bytes(moves.original.at(rank)), c.type, sg::testing::Fill::bits, sg::Rank{0},
                         n, c.seed);
       const auto partial = program.memory().bytes(moves.partial.at(rank));
@@ -165,7 +165,7 @@ TEST_CASE("a tensor that is cut, moved and put together is what went in", "[grap
   CHECK(strided > sg::testing::at_least(500));
 }
 
-TEST_CASE("a rank's graph of moves is its slice of everybody's", "[graphs][tensor]") {
+TEST_CASE("the graph of moves built for one rank is the slice of the whole graph", "[graphs][tensor]") {
   std::mt19937 random(17);
   for (int i = 0; i < sg::testing::cases(60); ++i) {
     const Case c         = random_case(random);
@@ -176,14 +176,15 @@ TEST_CASE("a rank's graph of moves is its slice of everybody's", "[graphs][tenso
   }
 }
 
-TEST_CASE("moves have the names and lanes they are given, or the usual ones", "[graphs][tensor]") {
+TEST_CASE("moves have the given names and lanes, or the defaults", "[graphs][tensor]") {
   sg::Graph graph(2);
   const sg::Group group = graph.group({.name = "both", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const sg::DistributedTensor tensor(graph, {.name = "w", .shape = {3, 5}, .group = group, .dim = 1});
   CHECK(sg::to_string(tensor) == "w: f32 3x5 dim 1 over 2 ceiling");
   CHECK(tensor.local_shape(sg::Rank{1}) == sg::TensorShape{3, 2});
   CHECK(tensor == sg::DistributedTensor(tensor));
-  CHECK(tensor != sg::DistributedTensor(graph, {.name = "w", .shape = {3, 5}, .group = group, .dim = 1}));  // elsewhere
+  // A second tensor has other buffers.
+  CHECK(tensor != sg::DistributedTensor(graph, {.name = "w", .shape = {3, 5}, .group = group, .dim = 1}));
   std::vector<sg::Buffer> whole;
   for (const sg::Rank rank : tensor.ranks())
     whole.push_back(graph.buffer(
@@ -200,7 +201,7 @@ TEST_CASE("moves have the names and lanes they are given, or the usual ones", "[
   CHECK(graph.labels(given).layer == 3);
 }
 
-TEST_CASE("shards may lie in the whole tensor, which is then gathered in place", "[graphs][tensor]") {
+TEST_CASE("shards may lie inside the whole tensor, which is then gathered in place", "[graphs][tensor]") {
   sg::Graph graph(3);
   const sg::Group group = graph.group({.name = "all", .ranks = {sg::Rank{0}, sg::Rank{1}, sg::Rank{2}}});
   // Each rank's whole tensor is 4 bytes into a larger buffer.
@@ -245,7 +246,7 @@ TEST_CASE("shards may lie in the whole tensor, which is then gathered in place",
   }
 }
 
-TEST_CASE("flat shards with padding are gathered and cut to what went in", "[graphs][tensor][flat]") {
+TEST_CASE("gathering padded flat shards gives the original elements", "[graphs][tensor][flat]") {
   for (const int n : {1, 2, 3, 5}) {
     for (const std::int64_t elements : {1, 4, 10}) {
       CAPTURE(n, elements);
@@ -302,7 +303,7 @@ TEST_CASE("moves that do not fit the tensor are refused with the numbers", "[gra
                        says("tensor: 'all_gather w' has 16 bytes for the whole tensor on rank 2, but w: f32 3x2 dim 0 "
                             "over 2 ceiling has 24"));
   CHECK_THROWS_MATCHES(sg::split_tensor(graph, tensor, {.whole = [&](sg::Rank) { return small.strided(0, 6, 8, 4); }}),
-                       sg::Error, says("tensor: 'split w' has a whole tensor in 4 ranges on rank 2 (one range)"));
+                       sg::Error, says("tensor: 'split w' has 4 ranges for the whole tensor on rank 2 (one range)"));
   CHECK_THROWS_MATCHES(sg::scatter_tensor(graph, tensor, {.whole = at, .root = sg::Rank{1}}), sg::Error,
                        says("tensor: 'scatter w' has root 1 (a rank that has a shard)"));
   CHECK_THROWS_MATCHES(tensor.shard(sg::Rank{1}), sg::Error,

@@ -47,7 +47,7 @@ TEST_CASE("flat shards cover every element once and have the least padding", "[g
     }
     CHECK(at == shards.num_elements());
     CHECK(padding == shards.padding());
-    // Where a parameter went says where each of its elements is.
+    // The ranges of a parameter give the place of each of its elements.
     const auto end           = static_cast<std::int64_t>(random() % static_cast<unsigned>(shards.num_elements() + 1));
     const std::int64_t begin = end / 3;
     std::int64_t offset      = 0;
@@ -63,7 +63,7 @@ TEST_CASE("flat shards cover every element once and have the least padding", "[g
   }
 }
 
-TEST_CASE("flat shards that cannot be are refused with their numbers", "[graphs][partition][flat][refuses]") {
+TEST_CASE("impossible flat shards are refused with their numbers", "[graphs][partition][flat][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::FlatShards(-1, 2), sg::Error, says("flat shards: -1 elements (0 or more, fewer than 2^60)"));
   CHECK_THROWS_MATCHES(sg::FlatShards(4, 0), sg::Error, says("flat shards: over 0 members (at least 1)"));

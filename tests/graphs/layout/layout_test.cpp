@@ -61,7 +61,7 @@ void for_random_layouts(Check check) {
 
 }  // namespace
 
-TEST_CASE("the default order counts tp fastest and pp slowest", "[graphs][layout]") {
+TEST_CASE("in the default order tp varies fastest and pp slowest", "[graphs][layout]") {
   const sg::Layout layout({.dp = 2, .tp = 4, .pp = 3}, 24);
   CHECK(layout.num_ranks() == 24);
   for (int pp = 0; pp < 3; ++pp) {
@@ -84,7 +84,7 @@ TEST_CASE("with order dp-tp-pp the rank is dp*(tp_size*pp_size) + tp*pp_size + p
   }
 }
 
-TEST_CASE("any layout counts its axes like digits in its order", "[graphs][layout]") {
+TEST_CASE("in any layout the coordinates are the digits of the rank", "[graphs][layout]") {
   for_random_layouts([](const sg::Layout& layout) {
     std::set<sg::Coord> seen;
     for (int r = 0; r < layout.num_ranks(); ++r) {
@@ -99,7 +99,7 @@ TEST_CASE("any layout counts its axes like digits in its order", "[graphs][layou
   });
 }
 
-TEST_CASE("groups are named by their axes and the places of the others", "[graphs][layout]") {
+TEST_CASE("a group is named by its axes and the coordinates on the other axes", "[graphs][layout]") {
   const sg::Layout layout({.dp = 2, .tp = 2, .pp = 2});
   using enum sg::Axis;
   const auto named = [](std::string name, sg::Axes axes, std::initializer_list<int> members) {
@@ -138,7 +138,7 @@ TEST_CASE("every rank is in exactly one group along any set of axes", "[graphs][
   });
 }
 
-TEST_CASE("neighbours lead from heads to tails and back, wrapping where asked", "[graphs][layout]") {
+TEST_CASE("neighbours lead from heads to tails and back, and wrap around if requested", "[graphs][layout]") {
   for_random_layouts([](const sg::Layout& layout) {
     for (const sg::Axis axis : sg::all_axes) {
       CHECK(layout.heads(axis).size() == layout.groups(axis).size());
@@ -161,7 +161,7 @@ TEST_CASE("neighbours lead from heads to tails and back, wrapping where asked", 
   });
 }
 
-TEST_CASE("the neighbour of a rank is along the pipeline unless said otherwise", "[graphs][layout]") {
+TEST_CASE("by default the neighbour of a rank is the next one in the pipeline", "[graphs][layout]") {
   const sg::Layout layout({.dp = 2, .pp = 3});
   CHECK(layout.next(sg::Rank{1}) == sg::Rank{3});
   CHECK(layout.previous(sg::Rank{5}) == sg::Rank{3});
@@ -207,11 +207,11 @@ TEST_CASE("a layout's text with junk in it is refused", "[graphs][layout][refuse
   CHECK_THROWS_AS(sg::parse_layout(text), sg::Error);
 }
 
-TEST_CASE("a layout that cannot be is refused with its numbers", "[graphs][layout][refuses]") {
+TEST_CASE("an impossible layout is refused with its numbers", "[graphs][layout][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(
       sg::Layout({.dp = 2, .tp = 2, .pp = 3}, 8), sg::Error,
-      says("layout: dp(2) * tp(2) * pp(3) = 12 ranks, but the world has 8 (degrees that multiply to it)"));
+      says("layout: dp(2) * tp(2) * pp(3) = 12 ranks, but the world has 8 (degrees whose product is 8)"));
   CHECK_THROWS_MATCHES(sg::Layout({.tp = 0}), sg::Error, says("layout: tp is 0 (at least 1)"));
   CHECK_THROWS_MATCHES(sg::Layout({.dp = -2, .pp = -2}, 4), sg::Error, says("layout: dp is -2 (at least 1)"));
   CHECK_THROWS_MATCHES(sg::Layout({.devices_per_node = 0}), sg::Error,
@@ -221,18 +221,19 @@ TEST_CASE("a layout that cannot be is refused with its numbers", "[graphs][layou
   CHECK_THROWS_MATCHES(sg::Layout({.order = "pp-dp-tp-dp"}), sg::Error,
                        MessageMatches(ContainsSubstring("order 'pp-dp-tp-dp' has dp twice")));
   CHECK_THROWS_MATCHES(sg::Layout({.order = "pp-dp-ep"}), sg::Error,
-                       MessageMatches(ContainsSubstring("has 'ep', which is no axis")));
+                       MessageMatches(ContainsSubstring("has 'ep', which is not an axis")));
   CHECK_THROWS_MATCHES(sg::Layout({.dp = 65536, .tp = 65536}), sg::Error,
                        says("layout: dp(65536) * tp(65536) * pp(1) is more than 2147483647 ranks"));
   const sg::Layout layout({.dp = 2, .tp = 2});
   CHECK_THROWS_MATCHES(layout.coord(sg::Rank{4}), sg::Error, says("layout: rank 4 is not in the world (0 to 3)"));
   CHECK_THROWS_MATCHES(layout.node(sg::Rank{-1}), sg::Error, says("layout: rank -1 is not in the world (0 to 3)"));
-  CHECK_THROWS_MATCHES(layout.rank({.dp = 2}), sg::Error, says("layout: no rank at dp2 tp0 pp0: dp has places 0 to 1"));
+  CHECK_THROWS_MATCHES(layout.rank({.dp = 2}), sg::Error,
+                       says("layout: no rank has coordinate dp2 tp0 pp0 (dp 0 to 1)"));
   CHECK_THROWS_MATCHES(layout.group_of(sg::Rank{0}, sg::Axis::tp).position(sg::Rank{2}), sg::Error,
                        says("layout: rank 2 is not in tp_group_dp0_pp0: 0 1"));
 }
 
-TEST_CASE("a layout's groups become communicators of a graph", "[graphs][layout]") {
+TEST_CASE("a layout's groups become groups of a graph", "[graphs][layout]") {
   const sg::Layout layout({.dp = 2, .tp = 2});
   sg::Graph graph(layout.num_ranks());
   const sg::RankGroup group = layout.group_of(sg::Rank{3}, sg::Axis::dp);

@@ -46,7 +46,8 @@ void for_random_partitions(Check check) {
 
 }  // namespace
 
-TEST_CASE("ceiling blocks are equal until the indices run out, balanced ones differ by one", "[graphs][partition]") {
+TEST_CASE("ceiling blocks are equal until the indices run out, and balanced blocks differ by at most one",
+          "[graphs][partition]") {
   const auto cut = [](std::int64_t size, int members, PartitionKind kind) {
     return sizes(sg::Partition({.shape = {size}, .num_members = members, .kind = kind}));
   };
@@ -61,7 +62,7 @@ TEST_CASE("ceiling blocks are equal until the indices run out, balanced ones dif
   CHECK(cut(0, 2, PartitionKind::ceiling) == Sizes{0, 0});
 }
 
-TEST_CASE("blocks cover every index once, and its owner's block has it", "[graphs][partition]") {
+TEST_CASE("blocks cover every index once, and the owner of an index has it in its block", "[graphs][partition]") {
   for_random_partitions([](const sg::Partition& partition) {
     if (partition.replicated()) return;
     std::int64_t at = 0, elements = 0;
@@ -125,7 +126,7 @@ TEST_CASE("a block is one range along the first dim and a strided set along anot
   CHECK(columns.accesses({}, sg::DType::f32).view().size() == 2);
 }
 
-TEST_CASE("whoever lacks some of what it uses needs communication", "[graphs][partition]") {
+TEST_CASE("a member that lacks indices it uses needs communication", "[graphs][partition]") {
   const sg::Partition cut({.shape = {10, 2}, .num_members = 4}),
       copies({.shape = {10, 2}, .num_members = 4, .kind = PartitionKind::replicated});
   CHECK(cut.needs_communication());
@@ -151,7 +152,7 @@ TEST_CASE("whoever lacks some of what it uses needs communication", "[graphs][pa
   });
 }
 
-TEST_CASE("everybody has all of a replicated tensor, scalars too", "[graphs][partition]") {
+TEST_CASE("every member has all of a replicated tensor, also of a scalar", "[graphs][partition]") {
   const sg::Partition scalar({.shape = {}, .num_members = 3, .kind = PartitionKind::replicated});
   CHECK(scalar.local_shape(2).empty());
   CHECK(scalar.local_elements(2) == 1);
@@ -181,7 +182,7 @@ TEST_CASE("a partition's text with junk in it is refused", "[graphs][partition][
   CHECK_THROWS_AS(sg::parse_partition(text), sg::Error);
 }
 
-TEST_CASE("a partition that cannot be is refused with its numbers", "[graphs][partition][refuses]") {
+TEST_CASE("an impossible partition is refused with its numbers", "[graphs][partition][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::Partition({.shape = {4, 2}, .dim = 2}), sg::Error,
                        says("partition: dim 2 of shape 4x2 (0 to 1)"));
@@ -196,7 +197,7 @@ TEST_CASE("a partition that cannot be is refused with its numbers", "[graphs][pa
   CHECK_THROWS_MATCHES(sg::Partition({.shape = {}}), sg::Error,
                        says("partition: a scalar has no dim to cut (replicated)"));
   CHECK_THROWS_MATCHES(sg::Partition({.shape = {4}, .dim = 1, .kind = PartitionKind::replicated}), sg::Error,
-                       says("partition: dim 1 of a replicated tensor (0: none is cut)"));
+                       says("partition: dim 1 of a replicated tensor (0, because no dim is cut)"));
   const sg::Partition partition({.shape = {4}, .num_members = 2});
   CHECK_THROWS_MATCHES(partition.begin(2), sg::Error, says("partition: member 2 of 4 dim 0 over 2 ceiling (0 to 1)"));
   CHECK_THROWS_MATCHES(partition.owner(4), sg::Error, says("partition: index 4 of 4 dim 0 over 2 ceiling (0 to 3)"));

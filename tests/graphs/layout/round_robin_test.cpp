@@ -30,14 +30,14 @@ TEST_CASE("partition i belongs to rank i mod world", "[graphs][partition][round-
   }
 }
 
-TEST_CASE("a list of parameters is dealt out in its order", "[graphs][partition][round-robin]") {
+TEST_CASE("parameters are assigned to ranks in the order of the list", "[graphs][partition][round-robin]") {
   const std::vector<std::string> names{"wte", "wpe", "ln_f"};
   using Owners = std::vector<std::pair<std::string, sg::Rank>>;
   CHECK(sg::round_robin_owners(names, 2) == Owners{{"wte", sg::Rank{0}}, {"wpe", sg::Rank{1}}, {"ln_f", sg::Rank{0}}});
   CHECK(sg::to_string(sg::RoundRobin(5, 2)) == "5 partitions round-robin over 2 ranks");
 }
 
-TEST_CASE("ownership that cannot be is refused with its numbers", "[graphs][partition][round-robin][refuses]") {
+TEST_CASE("an impossible ownership is refused with its numbers", "[graphs][partition][round-robin][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   CHECK_THROWS_MATCHES(sg::RoundRobin(-1, 2), sg::Error, says("round-robin: -1 partitions (0 or more)"));
   CHECK_THROWS_MATCHES(sg::RoundRobin(4, 0), sg::Error, says("round-robin: over 0 ranks (at least 1)"));
@@ -46,5 +46,5 @@ TEST_CASE("ownership that cannot be is refused with its numbers", "[graphs][part
   CHECK_THROWS_MATCHES(ownership.num_owned(sg::Rank{2}), sg::Error,
                        says("round-robin: rank 2 is not in the world (0 to 1)"));
   CHECK_THROWS_MATCHES(ownership.global_index(sg::Rank{1}, 2), sg::Error,
-                       says("round-robin: local index 2 of rank 1, which owns 2 of 5"));
+                       says("round-robin: local index 2 of rank 1, which owns 2 of 5 partitions"));
 }

@@ -44,7 +44,7 @@ std::vector<float> load(const sg::Checkpoint& checkpoint, std::string_view name,
 
 }  // namespace
 
-TEST_CASE("a folder with one file is a checkpoint", "[graphs][checkpoint]") {
+TEST_CASE("a folder with one weight file is a checkpoint", "[graphs][checkpoint]") {
   const sg::Checkpoint checkpoint(data_file("golden/llama-tiny"));
   CHECK(checkpoint.names().size() == 39);
   CHECK(checkpoint.contains("model.layers.3.mlp.up_proj.weight"));
@@ -55,7 +55,7 @@ TEST_CASE("a folder with one file is a checkpoint", "[graphs][checkpoint]") {
   CHECK(load(checkpoint, "model.norm.weight", {64}) == whole);
 }
 
-TEST_CASE("shards that an index names are one checkpoint", "[graphs][checkpoint]") {
+TEST_CASE("the shards that an index lists form one checkpoint", "[graphs][checkpoint]") {
   const TempFolder folder;
   write(folder, "model-00001-of-00002.safetensors", {tensor("a", {2}, 1), tensor("c", {1}, 3)});
   write(folder, "model-00002-of-00002.safetensors", {tensor("b", {3}, 2)});
@@ -72,7 +72,7 @@ TEST_CASE("shards that an index names are one checkpoint", "[graphs][checkpoint]
   CHECK(wide == std::vector<double>{1, 1});
 }
 
-TEST_CASE("shards may be links to elsewhere, as downloads are", "[graphs][checkpoint]") {
+TEST_CASE("shards may be symbolic links, as in the download cache of Hugging Face", "[graphs][checkpoint]") {
   const TempFolder folder, blobs;
   write(blobs, "5f3a", {tensor("a", {2}, 7)});
   std::filesystem::create_symlink(blobs / "5f3a", folder / "model-1.safetensors");
@@ -80,7 +80,7 @@ TEST_CASE("shards may be links to elsewhere, as downloads are", "[graphs][checkp
   CHECK(load(sg::Checkpoint(folder.path()), "a", {2}) == std::vector<float>{7, 7});
 }
 
-TEST_CASE("an index that does not fit its shards is refused", "[graphs][checkpoint][refuses]") {
+TEST_CASE("an index that does not match its shards is refused", "[graphs][checkpoint][refuses]") {
   const TempFolder folder;
   const std::string index = (folder / "model.safetensors.index.json").string();
   const auto refused      = [&](const JsonValue& content, const std::string& says) {
@@ -90,16 +90,17 @@ TEST_CASE("an index that does not fit its shards is refused", "[graphs][checkpoi
   const auto map = [](const JsonValue& content) { return JsonValue{{"weight_map", content}}; };
   write(folder, "one", {tensor("a", {2}), tensor("b", {2})});
   write(folder, "two", {tensor("c", {2})});
-  refused(JsonValue::list(), index + ": not an object (one is needed)");
+  refused(JsonValue::list(), index + ": not an object ({...})");
   refused(map(JsonValue::list()), index + ": the object 'weight_map' is missing (tensor names and their files)");
   refused(map(JsonValue::object()), index + ": weight_map is empty (tensor names and their files)");
   refused(map({{"a", 1}}), index + ": weight_map: 'a' is not a file name (\"...\")");
-  refused(map({{"a", "../one"}}), index + ": weight_map: 'a' is in '../one', outside the folder (a file inside)");
+  refused(map({{"a", "../one"}}),
+          index + ": weight_map: 'a' is in '../one', outside the folder (a file inside the folder)");
   refused(map({{"a", "x/../../one"}}),
-          index + ": weight_map: 'a' is in 'x/../../one', outside the folder (a file inside)");
+          index + ": weight_map: 'a' is in 'x/../../one', outside the folder (a file inside the folder)");
   refused(map({{"a", "/etc/passwd"}}),
-          index + ": weight_map: 'a' is in '/etc/passwd', outside the folder (a file inside)");
-  refused(map({{"a", ""}}), index + ": weight_map: 'a' is in '', outside the folder (a file inside)");
+          index + ": weight_map: 'a' is in '/etc/passwd', outside the folder (a file inside the folder)");
+  refused(map({{"a", ""}}), index + ": weight_map: 'a' is in '', outside the folder (a file inside the folder)");
   refused(map({{"a", "three"}}), (folder / "three").string() + ": there is no such file");
   refused(map({{"a", "two"}}), index + ": 'a' should be in two, which does not have it");
   refused(map({{"a", "one"}}), (folder / "one").string() + ": has a tensor 'b' that is not in the index");
@@ -110,24 +111,24 @@ TEST_CASE("an index that does not fit its shards is refused", "[graphs][checkpoi
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error, Message(index + ": weight_map.a: given twice (once)"));
 }
 
-TEST_CASE("a folder without weights is refused by what it has", "[graphs][checkpoint][refuses]") {
+TEST_CASE("a folder without supported weights is refused with the reason", "[graphs][checkpoint][refuses]") {
   const TempFolder folder;
   const auto says = [](const auto&... parts) { return Message(sg::str(parts...)); };
   const auto here = folder.path().string();
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder / "none"), sg::Error,
-                       says(here, "/none: there is no such folder (one with config.json and model.safetensors)"));
+                       says(here, "/none: there is no such folder (a folder with config.json and model.safetensors)"));
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.put("file", "")), sg::Error,
-                       says(here, "/file: is not a folder (one with config.json and model.safetensors)"));
+                       says(here, "/file: is not a folder (a folder with config.json and model.safetensors)"));
   CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error,
                        says(here, ": has no weights (model.safetensors or model.safetensors.index.json)"));
   (void)folder.put("pytorch_model.bin", "");
-  CHECK_THROWS_MATCHES(sg::Checkpoint(folder.path()), sg::Error,
-                       says(here,
-                            ": has no weights but pickled ones, which are not supported (model.safetensors or "
-                            "model.safetensors.index.json)"));
+  CHECK_THROWS_MATCHES(
+      sg::Checkpoint(folder.path()), sg::Error,
+      says(here,
+           ": has only pickled weights, which are not supported (model.safetensors or model.safetensors.index.json)"));
 }
 
-TEST_CASE("names are found with and without the model's prefix", "[graphs][checkpoint]") {
+TEST_CASE("tensors are found with and without the prefix of the model", "[graphs][checkpoint]") {
   const TempFolder folder;
   write(
       folder, "model.safetensors",
@@ -147,7 +148,7 @@ TEST_CASE("names are found with and without the model's prefix", "[graphs][check
                        says(": there is no tensor 'transformer.wpe.weight'"));
 }
 
-TEST_CASE("weights that are the model's pass, with the buffers of older files", "[graphs][checkpoint]") {
+TEST_CASE("weights that match the model are accepted, also beside buffers of older files", "[graphs][checkpoint]") {
   const std::vector<sg::Parameter> gpt2 = {{.name = "transformer.wte.weight", .shape = {4, 2}},
                                            {.name = "transformer.h.0.ln_1.weight", .shape = {2}}};
   const TempFolder folder;
@@ -161,14 +162,14 @@ TEST_CASE("weights that are the model's pass, with the buffers of older files", 
         {tensor("model.embed_tokens.weight", {4, 2}, 1), tensor("lm_head.weight", {4, 2}, 2),
          tensor("model.layers.0.self_attn.rotary_emb.inv_freq", {8})});
   CHECK_NOTHROW(sg::check_tensors(sg::Checkpoint(folder.path()), llama));
-  // The golden ones hold what they say they do.
+  // The golden checkpoint matches its own tensors.
   const sg::Checkpoint golden(data_file("golden/gpt2-tiny"));
   std::vector<sg::Parameter> expected;
   for (const auto& name : golden.names()) expected.push_back({.name = name, .shape = golden.info(name).shape});
   CHECK_NOTHROW(sg::check_tensors(golden, expected));
 }
 
-TEST_CASE("all that is wrong with weights is said at once", "[graphs][checkpoint][refuses]") {
+TEST_CASE("one message lists all mismatches of the weights", "[graphs][checkpoint][refuses]") {
   const TempFolder folder;
   const std::vector<sg::Parameter> expected = {{.name = "transformer.wte.weight", .shape = {4, 2}},
                                                {.name = "transformer.wpe.weight", .shape = {4, 2}},
@@ -183,13 +184,13 @@ TEST_CASE("all that is wrong with weights is said at once", "[graphs][checkpoint
   refused(
       "missing 1 tensors: 'transformer.wpe.weight'; not expected 1: 'score'; 'transformer.ln_f.bias' has shape 3, "
       "not 2; 'lm_head.weight' differs from 'transformer.wte.weight', but the config ties them");
-  // A long list is cut.
+  // A long list is truncated.
   std::vector<sg::TensorToWrite> many = {tensor("wte.weight", {4, 2}), tensor("wpe.weight", {4, 2}),
                                          tensor("ln_f.bias", {2})};
   for (char letter = 'a'; letter <= 'k'; ++letter) many.push_back(tensor(std::string(1, letter), {1}));
   write(folder, "model.safetensors", many);
   refused("not expected 11: 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h' and 3 more");
-  // Elements that are no floating-point numbers.
+  // Elements that are not floating-point numbers.
   const std::string header = R"({"ln_f.bias":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})";
   (void)folder.put("model.safetensors",
                    std::string{static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0} + header + "12345678");

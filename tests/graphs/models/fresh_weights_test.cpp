@@ -24,17 +24,17 @@ std::vector<T> draw(std::uint64_t seed, std::string_view tensor, std::int64_t fi
   return out;
 }
 
-// Of two samples with mean 0 and deviation 1; about 1 / sqrt(n) where they are independent.
+// The correlation of two samples with mean 0 and deviation 1: about 1 / sqrt(n) if they are independent.
 double correlation(std::span<const double> x, std::span<const double> y) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0) / static_cast<double>(x.size());
 }
 
 constexpr std::size_t many   = 200'000;
-constexpr double many_sigmas = 5 / 447.2;  // five deviations of a mean of `many`
+constexpr double many_sigmas = 5 / 447.2;  // five standard deviations of the mean of `many` elements
 
 }  // namespace
 
-TEST_CASE("a quantile has the share of the distribution to its left that was asked for", "[graphs][fresh_weights]") {
+TEST_CASE("a quantile has the requested share of the distribution below it", "[graphs][fresh_weights]") {
   const double root = std::sqrt(2.0);
   double worst      = 0;
   for (const double p : {0x1p-53, 1e-15, 1e-12, 1e-9, 1e-5, 0.01, 0.0749, 0.0751, 0.2, 0.4999, 0.5, 0.7, 0.92, 0.99}) {
@@ -48,15 +48,16 @@ TEST_CASE("a quantile has the share of the distribution to its left that was ask
   CHECK(std::abs(sg::normal_quantile(1e-9) + 5.997807015007687) < 1e-13);
 }
 
-TEST_CASE("fresh weights are the same today and tomorrow", "[graphs][fresh_weights]") {
-  // From a program of its own in another language, with exact fractions where this one fuses.
+TEST_CASE("fresh weights are the same in every version", "[graphs][fresh_weights]") {
+  // The numbers are from an independent program in another language. It uses exact fractions where the library uses
+  // fused multiply-adds.
   CHECK(draw(0, "transformer.wte.weight", 0, 3) ==
         std::vector<double>{-0.5873876398920885, -0.1163574302983746, 1.105381671350823});
   CHECK(draw(7, "lm_head.weight", 1'000'000'007, 2, 0.02) ==
         std::vector<double>{0.00871166550534283, -0.029093799535760446});
 }
 
-TEST_CASE("an element does not depend on the range it is asked in", "[graphs][fresh_weights]") {
+TEST_CASE("an element does not depend on the requested range", "[graphs][fresh_weights]") {
   const auto whole = draw(3, "w", 0, 1000, 0.02);
   for (const std::int64_t first : {0, 1, 2, 63, 500, 998}) {
     for (const std::size_t count : {std::size_t{1}, std::size_t{2}}) {
@@ -66,18 +67,18 @@ TEST_CASE("an element does not depend on the range it is asked in", "[graphs][fr
   }
   const auto tail = draw(3, "w", 17, 983, 0.02);
   CHECK(std::equal(tail.begin(), tail.end(), whole.begin() + 17));
-  // Beyond what 32 bits count.
+  // Indices beyond 32 bits.
   const auto far = draw(3, "w", (std::int64_t{1} << 40) - 1, 2);
   CHECK(draw(3, "w", std::int64_t{1} << 40, 1)[0] == far[1]);
   CHECK(draw(3, "w", 0, 1)[0] != far[1]);
-  // So many that several threads draw them.
+  // Enough elements for several threads.
   constexpr std::size_t large = 1'000'003;
   const auto all              = draw(3, "w", 0, large, 0.02, /*threads=*/5);
   for (const std::size_t first : {std::size_t{0}, std::size_t{131'072}, std::size_t{500'001}, large - 9}) {
     const auto part = draw(3, "w", static_cast<std::int64_t>(first), 9, 0.02);
     CHECK(std::equal(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(first)));
   }
-  CHECK(std::count(all.begin(), all.end(), 0.0) == 0);  // none was left out
+  CHECK(std::count(all.begin(), all.end(), 0.0) == 0);  // every element was drawn
 }
 
 TEST_CASE("a float is the rounded double", "[graphs][fresh_weights]") {
@@ -112,7 +113,7 @@ TEST_CASE("elements are normal: mean, deviation, skew, kurtosis and shares", "[g
   CHECK(draw(1, "w", 0, 3, 0) == std::vector<double>{0, 0, 0});
 }
 
-TEST_CASE("neighbouring elements, names and seeds have nothing in common", "[graphs][fresh_weights]") {
+TEST_CASE("adjacent elements, and those of similar names and seeds, are independent", "[graphs][fresh_weights]") {
   const auto x    = draw(0, "transformer.h.0.attn.c_attn.weight", 0, many + 4096);
   const auto base = std::span(x).first(many);
   for (const std::size_t lag : {1, 2, 3, 4, 64, 192, 256, 4096}) {
@@ -129,7 +130,7 @@ TEST_CASE("neighbouring elements, names and seeds have nothing in common", "[gra
     CHECK(std::abs(correlation(base, draw(seed, same, 0, many))) < many_sigmas);
     CHECK(std::abs(correlation(base, draw(seed, same, 1, many))) < many_sigmas);
   }
-  // No value comes again where it should not: a stream that met another one would repeat a run of it.
+  // No value occurs twice. Overlapping streams would repeat a run of values.
   auto all = draw(0, "a", 0, many);
   for (const char* name : {"b", "c", "d"}) {
     const auto more = draw(0, name, 0, many);

@@ -55,7 +55,7 @@ const sg::LlamaSpec golden_llama{.layers         = 4,
 
 }  // namespace
 
-TEST_CASE("configs that transformers wrote are read", "[graphs][huggingface]") {
+TEST_CASE("configs written by transformers are read", "[graphs][huggingface]") {
   const auto gpt2_config = sg::parse_model_config(golden("gpt2-tiny"), "config.json");
   CHECK(std::get<sg::Gpt2Spec>(gpt2_config.spec) == golden_gpt2);
   CHECK(gpt2_config.notes.empty());
@@ -64,7 +64,7 @@ TEST_CASE("configs that transformers wrote are read", "[graphs][huggingface]") {
   CHECK(llama_config.notes.empty());
 }
 
-TEST_CASE("what a config leaves out is what transformers takes", "[graphs][huggingface]") {
+TEST_CASE("fields that a config omits have the defaults of transformers", "[graphs][huggingface]") {
   CHECK(gpt2(JsonValue::object()) ==
         sg::Gpt2Spec{.layers = 12, .width = 768, .heads = 12, .context = 1024, .vocab = 50257, .inner = 0});
   CHECK(llama(JsonValue::object()) == sg::LlamaSpec{.layers    = 32,
@@ -84,7 +84,7 @@ TEST_CASE("what a config leaves out is what transformers takes", "[graphs][huggi
         std::vector<std::string>{"attention_dropout 0.25: ignored (set model.dropout)"});
 }
 
-TEST_CASE("each field of a GPT-2 config reaches the model", "[graphs][huggingface]") {
+TEST_CASE("each field of a GPT-2 config sets a field of the model", "[graphs][huggingface]") {
   CHECK(gpt2({{"n_inner", 100}}).inner == 100);
   CHECK(gpt2({{"layer_norm_epsilon", 1e-6}}).eps == 1e-6);
   CHECK(gpt2({{"initializer_range", 0.5}}).init_deviation == 0.5);
@@ -99,7 +99,7 @@ TEST_CASE("each field of a GPT-2 config reaches the model", "[graphs][huggingfac
   CHECK(gpt2({{"activation_function", "gelu"}}).activation == sg::Gelu::exact);
 }
 
-TEST_CASE("rotary parameters are read in both styles", "[graphs][huggingface]") {
+TEST_CASE("rotary parameters are read in both formats", "[graphs][huggingface]") {
   CHECK(llama({{"rope_theta", 500000}}).rope_theta == 500000);
   CHECK(llama({{"rope_theta", 500000.0}, {"rope_scaling", nullptr}}).rope_theta == 500000);
   CHECK(llama({{"rope_parameters", {{"rope_theta", 2e4}, {"rope_type", "default"}}}}).rope_theta == 2e4);
@@ -108,7 +108,7 @@ TEST_CASE("rotary parameters are read in both styles", "[graphs][huggingface]") 
   CHECK(llama({{"rope_scaling", {{"type", "default"}}}}).rope_theta == 10000);
 }
 
-TEST_CASE("each field of a Llama config reaches the model", "[graphs][huggingface]") {
+TEST_CASE("each field of a Llama config sets a field of the model", "[graphs][huggingface]") {
   CHECK(llama({{"attention_bias", true}}).attention_bias);
   CHECK(llama({{"mlp_bias", true}}).mlp_bias);
   CHECK(llama({{"tie_word_embeddings", true}}).tied);
@@ -118,7 +118,7 @@ TEST_CASE("each field of a Llama config reaches the model", "[graphs][huggingfac
   CHECK(llama({{"initializer_range", 0.5}}).init_deviation == 0.5);
 }
 
-TEST_CASE("a config that is written is read back the same", "[graphs][huggingface]") {
+TEST_CASE("a written config is read back unchanged", "[graphs][huggingface]") {
   const auto back = [](const auto& spec) { return sg::parse_model_config(sg::model_config(spec), "config.json"); };
   sg::Gpt2Spec gpt2_spec{.layers                   = 3,
                          .width                    = 96,
@@ -150,15 +150,15 @@ TEST_CASE("a config that is written is read back the same", "[graphs][huggingfac
                            .attention_bias = true,
                            .mlp_bias       = true};
   CHECK(std::get<sg::LlamaSpec>(back(llama_spec).spec) == llama_spec);
-  // What a spec leaves open is written as the number that it means.
+  // A field with value 0 is written as the number that it stands for.
   const auto open = std::get<sg::LlamaSpec>(back(sg::LlamaSpec{.width = 256, .heads = 8}).spec);
   CHECK(open.kv_heads == 8);
   CHECK(open.head_size == 32);
-  CHECK(open.inner == 704);  // 682.7, up to a multiple of 64
-  CHECK(std::get<sg::LlamaSpec>(back(sg::LlamaSpec{.width = 192, .heads = 8}).spec).inner == 512);  // that very number
+  CHECK(open.inner == 704);  // 682.7, rounded up to a multiple of 64
+  CHECK(std::get<sg::LlamaSpec>(back(sg::LlamaSpec{.width = 192, .heads = 8}).spec).inner == 512);  // exactly 8/3 * 192
 }
 
-TEST_CASE("a config that is written has every field that transformers wrote, with its value", "[graphs][huggingface]") {
+TEST_CASE("a written config has every field that transformers writes, with the same value", "[graphs][huggingface]") {
   const auto check = [](const JsonValue& theirs, const JsonValue& ours, const char* architecture) {
     for (std::size_t i = 0; i < theirs.size(); ++i) {
       const std::string& name = theirs.key[i];
@@ -172,7 +172,7 @@ TEST_CASE("a config that is written has every field that transformers wrote, wit
   check(sg::parse_json(golden("llama-tiny")), sg::parse_json(sg::model_config(golden_llama)), "LlamaForCausalLM");
 }
 
-TEST_CASE("a config that was read is saved with all it says but the element type", "[graphs][huggingface]") {
+TEST_CASE("a config that was read is saved with all of its fields except the element type", "[graphs][huggingface]") {
   const JsonValue theirs = {{"model_type", "llama"},
                             {"torch_dtype", "bfloat16"},
                             {"dtype", "float16"},
@@ -187,7 +187,7 @@ TEST_CASE("a config that was read is saved with all it says but the element type
   CHECK_THROWS_AS(sg::config_to_save("[]"), sg::Error);
 }
 
-TEST_CASE("configs of other models are refused by what is different", "[graphs][huggingface][refuses]") {
+TEST_CASE("unsupported configs are refused with the field that differs", "[graphs][huggingface][refuses]") {
   struct Wrong {
     JsonValue fields;
     const char* says;
@@ -218,7 +218,7 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
       {{{"num_attention_heads", 24}, {"num_key_value_heads", 8}},
        "hidden_size 4096 is not a multiple of num_attention_heads 24, and there is no head_dim"},
       {{{"head_dim", 5}}, "head size 5 is odd, but rotary embeddings rotate pairs (an even size)"},
-      {{{"head_dim", 1000000000}}, "32 heads of 1000000000 (together at most 1073741823)"},
+      {{{"head_dim", 1000000000}}, "32 heads of size 1000000000 (a product of at most 1073741823)"},
       {{{"rope_scaling", rope("linear")}}, "rope_scaling: rope_type 'linear' is not supported (default)"},
       {{{"rope_scaling", rope("llama3")}}, "rope_scaling: rope_type 'llama3' is not supported (default)"},
       {{{"rope_scaling", {{"type", "dynamic"}}}}, "rope_scaling: type 'dynamic' is not supported (default)"},
@@ -233,7 +233,7 @@ TEST_CASE("configs of other models are refused by what is different", "[graphs][
     CHECK_THROWS_MATCHES(llama(wrong.fields), sg::Error, Message(sg::str("config.json: ", wrong.says)));
 }
 
-TEST_CASE("what is no config is refused", "[graphs][huggingface][refuses]") {
+TEST_CASE("text that is not a model config is refused", "[graphs][huggingface][refuses]") {
   const auto read = [](const char* text) { return sg::parse_model_config(text, "x/config.json"); };
   CHECK_THROWS_MATCHES(read("{}"), sg::Error,
                        Message("x/config.json: model_type is missing (gpt2, llama, stepgraph_mlp)"));
@@ -247,7 +247,7 @@ TEST_CASE("what is no config is refused", "[graphs][huggingface][refuses]") {
                        MessageMatches(Catch::Matchers::StartsWith("x/config.json: line 1, column 1: ")));
 }
 
-TEST_CASE("a config with random damage is read or refused, never worse", "[graphs][huggingface][fuzz]") {
+TEST_CASE("a randomly damaged config is read or refused, and never crashes the reader", "[graphs][huggingface][fuzz]") {
   std::mt19937 random(5);
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
   const std::string_view favourites = "0123456789-[]{}\",:.eE\\\xff nul";

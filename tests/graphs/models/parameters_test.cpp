@@ -21,7 +21,7 @@ TEST_CASE("an inventory adds up its parameters", "[graphs][parameters]") {
   CHECK(inventory.largest().name == "wte");
   inventory.add({.name = "tied", .shape = {5, 8}});
   CHECK(inventory.median_elements() == 22);
-  CHECK(inventory.largest().name == "wte");  // the first of equals
+  CHECK(inventory.largest().name == "wte");  // the first of several equally large ones
   CHECK(inventory.find("tied").num_bytes() == 160);
   CHECK(inventory.contains("bias"));
   CHECK_FALSE(inventory.contains("gain"));
@@ -39,12 +39,12 @@ TEST_CASE("an inventory prints as a table", "[graphs][parameters]") {
         "2 parameters, elements each: mean 21.5, median 21.5, smallest 3 (bias), largest 40 (h.0.weight)\n");
 }
 
-TEST_CASE("parameters that cannot be are refused by name", "[graphs][parameters][refuses]") {
+TEST_CASE("invalid parameters are refused by name", "[graphs][parameters][refuses]") {
   const auto says = [](const char* what) { return Message(what); };
   const auto make = [](std::vector<sg::Parameter> list) { return sg::ParameterInventory(std::move(list)); };
   CHECK_THROWS_MATCHES(make({{.name = "w", .shape = {2}}, {.name = "w", .shape = {3}}}), sg::Error,
-                       says("parameters: 'w' is there twice (a name for each)"));
-  CHECK_THROWS_MATCHES(make({{.name = "", .shape = {2}}}), sg::Error, says("parameters: number 0 has no name"));
+                       says("parameters: 'w' is given twice (unique names)"));
+  CHECK_THROWS_MATCHES(make({{.name = "", .shape = {2}}}), sg::Error, says("parameters: parameter 0 has no name"));
   CHECK_THROWS_MATCHES(make({{.name = "w", .shape = {2, -3}}}), sg::Error,
                        says("parameters: 'w': shape 2x-3 has a dim of -3 (0 or more)"));
   CHECK_THROWS_MATCHES(make({{.name = "w", .shape = {2, 0}}}), sg::Error,
@@ -52,8 +52,8 @@ TEST_CASE("parameters that cannot be are refused by name", "[graphs][parameters]
   CHECK_THROWS_MATCHES(make({}).mean_elements(), sg::Error, says("parameters: an empty inventory has no mean"));
   CHECK_THROWS_MATCHES(make({}).largest(), sg::Error, says("parameters: an empty inventory has no largest"));
   CHECK_THROWS_MATCHES(make({{.name = "w", .shape = {2}}}).find("v"), sg::Error,
-                       says("parameters: there is no 'v' among 1"));
-  // A refused parameter leaves the inventory as it was.
+                       says("parameters: there is no parameter 'v' among 1"));
+  // A refused parameter leaves the inventory unchanged.
   sg::ParameterInventory inventory = make({{.name = "w", .shape = {2}}});
   CHECK_THROWS_AS(inventory.add({.name = "w", .shape = {3}}), sg::Error);
   CHECK(inventory == make({{.name = "w", .shape = {2}}}));

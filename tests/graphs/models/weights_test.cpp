@@ -19,7 +19,7 @@ std::vector<float> counted(std::int64_t size) {
   return numbers;
 }
 
-// Three sections of one tensor along dim 1, as GPT-2 has queries, keys and values.
+// Three sections of one tensor along dim 1, like the queries, keys and values of GPT-2.
 const sg::WeightSpec packed{.name     = "qkv",
                             .shape    = {2, 24},
                             .dim      = 1,
@@ -27,7 +27,7 @@ const sg::WeightSpec packed{.name     = "qkv",
                             .sections = {{.tensor = "qkv", .begin = 0, .size = 8, .num_heads = 4},
                                          {.tensor = "qkv", .begin = 8, .size = 8, .num_heads = 4},
                                          {.tensor = "qkv", .begin = 16, .size = 8, .num_heads = 4}}};
-// Three tensors, of which the last two have fewer heads.
+// Three tensors. The last two have fewer heads.
 const sg::WeightSpec grouped{.name     = "qkv",
                              .shape    = {16, 3},
                              .cut      = true,
@@ -37,7 +37,7 @@ const sg::WeightSpec grouped{.name     = "qkv",
 
 }  // namespace
 
-TEST_CASE("a rank takes its heads of each section", "[graphs][weights]") {
+TEST_CASE("a rank takes its share of the heads of each section", "[graphs][weights]") {
   const auto whole = counted(48);
   std::vector<float> local(static_cast<std::size_t>(sg::num_elements(sg::local_shape(packed, 2, 1))));
   for (const auto& piece : sg::tp_pieces(packed, 2, 1)) sg::take_piece<float>(packed, piece, whole, local);
@@ -46,7 +46,7 @@ TEST_CASE("a rank takes its heads of each section", "[graphs][weights]") {
         std::vector<float>{5, 6, 7, 8, 13, 14, 15, 16, 21, 22, 23, 24, 29, 30, 31, 32, 37, 38, 39, 40, 45, 46, 47, 48});
 }
 
-TEST_CASE("pieces of all ranks put together are the tensors again", "[graphs][weights]") {
+TEST_CASE("the pieces of all ranks together are the whole tensors", "[graphs][weights]") {
   const int tp             = GENERATE(1, 2, 4);
   const sg::WeightSpec& of = GENERATE(true, false) ? packed : grouped;
   CAPTURE(tp, of.name);
@@ -73,7 +73,7 @@ TEST_CASE("pieces of all ranks put together are the tensors again", "[graphs][we
   for (const auto& [name, numbers] : tensors) CHECK(written[name] == numbers.size());  // each element once
 }
 
-TEST_CASE("parts of a rank's weight, each taken alone, are the weight", "[graphs][weights]") {
+TEST_CASE("any part of a rank's weight can be taken alone", "[graphs][weights]") {
   const int tp             = GENERATE(1, 2, 4);
   const sg::WeightSpec& of = GENERATE(true, false) ? packed : grouped;
   CAPTURE(tp, of.shape);
@@ -91,7 +91,7 @@ TEST_CASE("parts of a rank's weight, each taken alone, are the weight", "[graphs
   }
 }
 
-TEST_CASE("with fewer heads than ranks, neighbours hold the same piece", "[graphs][weights]") {
+TEST_CASE("with fewer heads than ranks, neighbouring ranks hold the same piece", "[graphs][weights]") {
   std::vector<std::int64_t> begins, holders;
   for (int rank = 0; rank < 4; ++rank) {
     const auto pieces = sg::tp_pieces(grouped, 4, rank);
@@ -104,14 +104,15 @@ TEST_CASE("with fewer heads than ranks, neighbours hold the same piece", "[graph
   CHECK(holders == std::vector<std::int64_t>{2, 2, 2, 2});
 }
 
-TEST_CASE("a weight that is not cut is everybody's, and counts once", "[graphs][weights]") {
+TEST_CASE("every rank has all of a weight that is not cut, and the first rank is its first holder",
+          "[graphs][weights]") {
   const sg::WeightSpec bias{.name = "bias", .shape = {6}};
   CHECK(sg::local_shape(bias, 3, 2) == sg::TensorShape{6});
   CHECK(sg::tp_pieces(bias, 3, 0)[0].first_holder);
   CHECK_FALSE(sg::tp_pieces(bias, 3, 2)[0].first_holder);
 }
 
-TEST_CASE("single indices are cut as evenly as may be", "[graphs][weights]") {
+TEST_CASE("indices without heads are cut as evenly as possible", "[graphs][weights]") {
   const sg::WeightSpec positions{.name = "wpe", .shape = {10, 2}, .cut = true};
   std::vector<std::int64_t> begins;
   for (int rank = 0; rank < 4; ++rank) begins.push_back(sg::tp_pieces(positions, 4, rank)[0].begin);
@@ -120,6 +121,6 @@ TEST_CASE("single indices are cut as evenly as may be", "[graphs][weights]") {
   CHECK(sg::local_shape(positions, 4, 3) == sg::TensorShape{2, 2});
 }
 
-TEST_CASE("weights refuse a cut through a head", "[graphs][weights]") {
+TEST_CASE("a cut through a head is refused", "[graphs][weights]") {
   CHECK_THROWS_WITH(sg::tp_pieces(grouped, 3, 0), ContainsSubstring("weight 'q': 4 heads cannot be cut over 3"));
 }

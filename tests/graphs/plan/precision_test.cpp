@@ -72,7 +72,7 @@ TEST_CASE("bf16 and fp16 with sequence parallelism have the same bits in every p
   }
 }
 
-TEMPLATE_TEST_CASE("with bf16 and fp16 the optimizer works on f32 masters, and values are those rounded",
+TEMPLATE_TEST_CASE("with bf16 and fp16 the optimizer updates f32 masters, and values are the rounded masters",
                    "[graphs][precision]", sg::bf16, sg::f16) {
   const auto kind = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
   sg::Plan plan   = half_plan(*sg::dtype_of<TestType>(), {.dp = 2, .tp = 2, .pp = 2});
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("with bf16 and fp16 the optimizer works on f32 masters, and v
   sg::LoopbackWorld world(8);
   sg::Trainer trainer(small_gpt2(), plan, batch, world, {.threads = 2, .seed = 7});
   for (int step = 0; step < 3; ++step) trainer.step(sg::testing::tokens_for(batch, step, 64));
-  int between            = 0;  // masters that the type does not have
+  int between            = 0;  // masters that the type cannot represent
   const sg::StepRun& run = trainer.run();
   for (const sg::StepRank& rank : run.step().ranks) {
     for (const sg::StepWeight& weight : rank.weights) {
@@ -95,14 +95,14 @@ TEMPLATE_TEST_CASE("with bf16 and fp16 the optimizer works on f32 masters, and v
     }
   }
   CHECK(between > 1000);
-  // What is read, and saved, is the master.
+  // Reading and saving use the master.
   const std::string name = "transformer.h.0.ln_1.weight";
   std::vector<float> read(32);
   run.read_tensor(sg::StepRun::Which::value, name, read);
   CHECK(std::any_of(read.begin(), read.end(), [](float v) { return static_cast<float>(TestType(v)) != v; }));
 }
 
-TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") {
+TEST_CASE("gradients travel in the chosen type", "[graphs][precision]") {
   const auto model = small_gpt2();
   sg::Plan plan{.layout = {.dp = 2}, .optimizer = {.lr = 3e-3}};
   const History exact       = train(model, plan, batch, 20);
@@ -127,7 +127,7 @@ TEST_CASE("gradients travel in the type that is chosen", "[graphs][precision]") 
   }
 }
 
-TEST_CASE("gradients travel in the type that is chosen between the groups of hybrid sharding too",
+TEST_CASE("gradients also travel in the chosen type between the groups of hybrid sharding",
           "[graphs][precision][shard]") {
   const auto reduce = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);
   const bool flat   = GENERATE(true, false);
@@ -143,7 +143,7 @@ TEST_CASE("gradients travel in the type that is chosen between the groups of hyb
     trainer.step(sg::testing::tokens_for({.global = 8, .micro = 1, .seq = 16}, 0, 64));
     std::vector<float> found;
     const sg::StepRun& run = trainer.run();
-    int between            = 0;  // what bf16 does not have
+    int between            = 0;  // gradients that bf16 cannot represent
     for (const sg::StepRank& rank : run.step().ranks) {
       for (const sg::StepWeight& weight : rank.weights) {
         const sg::StoredRange& part = weight.gradient;
@@ -170,10 +170,11 @@ TEST_CASE("gradients travel in the type that is chosen between the groups of hyb
     error += std::pow(static_cast<double>(exact[i] - rounded[i]), 2);
     size += std::pow(static_cast<double>(exact[i]), 2);
   }
-  CHECK(std::sqrt(error / size) < 0x1p-8);  // two roundings or three, each of half a unit of 2^-8 at most
+  // Two or three roundings, each by at most 2^-8. Their mean square is smaller.
+  CHECK(std::sqrt(error / size) < 0x1p-8);
 }
 
-TEST_CASE("gradients of tied weights that are two stages' are rounded before they travel, in bf16 and fp16",
+TEST_CASE("gradients of weights tied across two stages are rounded to bf16 or fp16 before they travel",
           "[graphs][precision]") {
   const auto model = GENERATE(small_gpt2, small_llama)(0);
   sg::Plan plan{.layout = {.dp = 2, .pp = 2}, .optimizer = {.lr = 3e-3}};
@@ -189,7 +190,8 @@ TEST_CASE("gradients of tied weights that are two stages' are rounded before the
 }
 
 TEST_CASE("bf16 and fp16 halve activations and add masters", "[graphs][precision]") {
-  // Gradients of weights, which are f32 in both, are kept: then step memory is activations and their gradients.
+  // Weight gradients, which are f32 in both runs, are persistent here. Step memory is then activations and their
+  // gradients.
   const auto arena = [](const sg::Plan& plan) {
     const sg::BatchSpec large{.global = 64, .micro = 64, .seq = 16};
     return sg::plan_memory(sg::training_step(small_gpt2(), plan, large, {.keep_gradients = true}).graph)
@@ -198,7 +200,7 @@ TEST_CASE("bf16 and fp16 halve activations and add masters", "[graphs][precision
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
   const auto half = arena(half_plan(type)), full = arena({});
   const std::int64_t parameters = small_gpt2().parameters().num_elements();
-  // Four bytes more for the master, two less for the value; small buffers are rounded up to cache lines.
+  // The master adds four bytes, and the value is two bytes smaller. Small buffers are rounded up to cache lines.
   CHECK(std::abs((half.persistent_bytes - full.persistent_bytes) - 2 * parameters) < 8192);
   const auto step_bytes = [](const sg::ArenaPlan& of) {
     return static_cast<double>(of.lower_bound - of.persistent_bytes);

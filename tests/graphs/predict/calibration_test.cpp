@@ -29,7 +29,7 @@ sg::Calibration some_calibration() {
 
 }  // namespace
 
-TEST_CASE("a calibration is the same once it was written and read", "[graphs][calibration]") {
+TEST_CASE("a calibration is unchanged after writing and reading", "[graphs][calibration]") {
   const sg::testing::TempFolder folder;
   const sg::Calibration before = some_calibration();
   CHECK(sg::parse_calibration(sg::to_json(before)) == before);
@@ -37,7 +37,7 @@ TEST_CASE("a calibration is the same once it was written and read", "[graphs][ca
   CHECK(sg::load_calibration(folder / "new/folders/machine.json") == before);
 }
 
-TEST_CASE("a file that holds no calibration is refused by name, with what to do", "[graphs][calibration][refuses]") {
+TEST_CASE("a file without a calibration is refused by name, with advice", "[graphs][calibration][refuses]") {
   const sg::testing::TempFolder folder;
   const std::string good = sg::to_json(some_calibration());
   const auto changed     = [&](std::string_view from, std::string_view to) {
@@ -72,8 +72,7 @@ TEST_CASE("a file that holds no calibration is refused by name, with what to do"
                        MessageMatches(ContainsSubstring("none.json")));
 }
 
-TEST_CASE("a calibrated machine has the pool, the overhead and the tables that were measured",
-          "[graphs][calibration]") {
+TEST_CASE("a calibrated machine has the measured pool, overhead and tables", "[graphs][calibration]") {
   const sg::Machine machine = sg::calibrated_machine(some_calibration(), 4);
   CHECK(machine.num_ranks() == 4);
   REQUIRE(machine.pools().size() == 1);
@@ -81,14 +80,14 @@ TEST_CASE("a calibrated machine has the pool, the overhead and the tables that w
   REQUIRE(machine.table_of("linear") != nullptr);
   CHECK(machine.table_of("linear")->at(1e6, 1e4).alone_s == 1e-4);
   CHECK(machine.table_of("other") == nullptr);
-  // What nobody measured: as fast as the fastest product, and as what streams.
+  // An op that was not measured gets the highest measured flops per second and the median bandwidth of streaming ops.
   const sg::Rate& other = machine.rate_of(sg::NodeKind::compute, "other");
   CHECK(other.flops_per_s == 1e10);
   CHECK(other.bytes_per_s == 1e9);
   CHECK(other.overhead_s == 1.25e-7);
 }
 
-TEST_CASE("calibrating trains small models and knows every op of theirs", "[graphs][calibration]") {
+TEST_CASE("calibration trains small models and measures every op that they use", "[graphs][calibration]") {
   const int threads           = 2;
   const sg::Calibration found = sg::calibrate([](int ranks) { return std::make_unique<sg::LoopbackWorld>(ranks); },
                                               {.threads = threads, .steps = 1, .small = true});
@@ -100,7 +99,7 @@ TEST_CASE("calibrating trains small models and knows every op of theirs", "[grap
     CAPTURE(op);
     REQUIRE(found.ops.contains(op));
   }
-  CHECK(found.ops.at("linear").size() >= 4);  // sizes
+  CHECK(found.ops.at("linear").size() >= 4);  // one point per size
   CHECK(sg::parse_calibration(sg::to_json(found)) == found);
   CHECK_THROWS_MATCHES(sg::calibrate({}, {.threads = -1}), sg::Error, MessageMatches(ContainsSubstring("-1 threads")));
 }

@@ -19,7 +19,7 @@ const sg::BatchSpec batch{.global = 4, .micro = 1, .seq = 8};
 
 }  // namespace
 
-TEST_CASE("a prediction is of the graph, the plan and the edges that a trainer runs", "[graphs][prediction]") {
+TEST_CASE("a prediction uses the graph, the memory plan and the edges that a trainer runs", "[graphs][prediction]") {
   const sg::Plan plan{.layout = {.dp = 2, .pp = 2}};
   const sg::Calibration calibration{.threads = 2, .ops = {{"linear", {{1e6, 1e4, 2e-3, 1e-3}}}}};
   const sg::StepPrediction found = sg::predict_step(sg::gpt2(small), plan, batch, calibration);
@@ -35,7 +35,7 @@ TEST_CASE("a prediction is of the graph, the plan and the edges that a trainer r
   CHECK(std::count(found.unmeasured.begin(), found.unmeasured.end(), "linear") == 0);
 }
 
-TEST_CASE("twice as slow ops make a step that takes twice as long", "[graphs][prediction]") {
+TEST_CASE("if all ops take twice as long, so does the step", "[graphs][prediction]") {
   sg::Calibration calibration{.threads = 2, .ops = {{"linear", {{1e6, 1e4, 2e-3, 1e-3}}}}};
   const sg::Model model = sg::gpt2(small);
   const double once     = sg::predict_step(model, {}, batch, calibration).step_s();
@@ -46,7 +46,7 @@ TEST_CASE("twice as slow ops make a step that takes twice as long", "[graphs][pr
   CHECK_THAT(sg::predict_step(model, {}, batch, calibration).step_s(), WithinRel(2 * once, 1e-9));
 }
 
-TEST_CASE("what is computed again counts with the input gradients that wait for it", "[graphs][prediction]") {
+TEST_CASE("recomputation counts as part of the input gradients", "[graphs][prediction]") {
   sg::StepGraph step =
       sg::training_step(sg::gpt2(small), {.layout = {.pp = 2}, .pipeline = {.schedule = "zb-h1"}}, batch);
   sg::Timeline timeline{.nodes = std::vector<sg::NodeTime>(step.graph.num_nodes(), sg::NodeTime{0, 1, 0})};
@@ -57,7 +57,7 @@ TEST_CASE("what is computed again counts with the input gradients that wait for 
     CHECK(stage.I > 0);
     CHECK(stage.W > 0);
   }
-  // As many nodes of the forward pass again, under the name that recomputation gives them.
+  // Labels the forward nodes as recomputation.
   step.graph       = sg::testing::rebuild(step.graph, [](sg::Node, sg::NodeSpec& spec) {
     if (spec.labels.phase == "forward") spec.labels.phase = "recompute";
   });

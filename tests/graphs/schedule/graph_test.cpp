@@ -26,7 +26,7 @@ bool feeds(const sg::Graph& graph, sg::Node before, sg::Node after) {
 
 }  // namespace
 
-TEST_CASE("tokens, not only the order of a lane, carry what a schedule's actions need of each other",
+TEST_CASE("tokens connect each action to the actions it depends on, not only the order of a lane",
           "[graphs][schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::zb_h1, ScheduleKind::interleaved}) {
     const int chunks = kind == ScheduleKind::interleaved ? 2 : 1;
@@ -74,10 +74,10 @@ TEST_CASE("tokens, not only the order of a lane, carry what a schedule's actions
   }
 }
 
-TEST_CASE("stages of one rank hand over without a message", "[graphs][schedule]") {
+TEST_CASE("stages on the same rank exchange no messages", "[graphs][schedule]") {
   const auto schedule = sg::parse_schedule("0F0 3F0 3B0 0B0\n1F0 2F0 2I0 1B0 2W0\n");
   const auto built    = sg::schedule_graph(schedule, {sg::Costs{}});
-  CHECK(built.graph.num_nodes() == 9 + 8);  // 0 to 1, 2 to 3 and back: four messages of two parts
+  CHECK(built.graph.num_nodes() == 9 + 8);  // stages 0 to 1 and 2 to 3, and back: four messages of two parts each
   CHECK(feeds(built.graph, built.nodes[1][0], built.nodes[1][1]));
   CHECK(feeds(built.graph, built.nodes[1][2], built.nodes[1][3]));
   CHECK_NOTHROW(sg::verify(built.graph));

@@ -18,7 +18,7 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 using sg::ScheduleKind;
 
-TEST_CASE("orders are those of the golden files", "[graphs][schedule]") {
+TEST_CASE("schedules equal the golden files", "[graphs][schedule]") {
   const auto [name, kind, spec] = GENERATE(table<std::string, ScheduleKind, sg::ScheduleSpec>({
       {"round-robin-2x2x2", ScheduleKind::round_robin, {2, 2, 2}},
       {"sequential-3x2", ScheduleKind::sequential, {3, 2}},
@@ -39,7 +39,7 @@ TEST_CASE("orders are those of the golden files", "[graphs][schedule]") {
   CHECK(sg::parse_schedule(text.str()) == sg::pipeline_schedule(kind, spec));
 }
 
-TEST_CASE("interleaved with one chunk is 1F1B, for any number of microbatches", "[graphs][schedule]") {
+TEST_CASE("interleaved with one chunk equals 1F1B, for any number of microbatches", "[graphs][schedule]") {
   for (const int microbatches : {1, 3, 4, 7}) {
     const sg::ScheduleSpec spec{.ranks = 4, .microbatches = microbatches};
     CHECK(sg::pipeline_schedule(ScheduleKind::interleaved, spec) ==
@@ -47,7 +47,7 @@ TEST_CASE("interleaved with one chunk is 1F1B, for any number of microbatches", 
   }
 }
 
-TEST_CASE("ranks hold as many activations as their order promises", "[graphs][schedule]") {
+TEST_CASE("ranks hold as many activations as the schedule promises", "[graphs][schedule]") {
   const int p = GENERATE(1, 2, 3, 8), m = GENERATE(1, 2, 3, 8, 24);
   CAPTURE(p, m);
   const auto peaks = [&](ScheduleKind kind, int chunks = 1) {
@@ -65,22 +65,22 @@ TEST_CASE("ranks hold as many activations as their order promises", "[graphs][sc
       CHECK(peaks(ScheduleKind::round_robin, chunks)[rank] == 1);
     }
     if (m % p != 0) continue;
-    for (const int chunks : {2, 3}) {  // Megatron-LM: the warm-up and one more, in chunks
+    for (const int chunks : {2, 3}) {  // Megatron-LM: the chunks of the warm-up and one more
       CHECK(peaks(ScheduleKind::interleaved, chunks)[rank] ==
             std::min(m * chunks, 2 * (p - 1 - s) + (chunks - 1) * p + 1) / static_cast<double>(chunks));
     }
   }
 }
 
-TEST_CASE("a share of the activations stays from the end of I to the end of W", "[graphs][schedule]") {
+TEST_CASE("a share of the activations is held from the end of I to the end of W", "[graphs][schedule]") {
   const auto schedule = sg::parse_schedule("0F0 0F1 0I0 0F2 0I1 0I2 0W0 0W1 0W2\n");
   CHECK(sg::peak_activations(schedule, 1)[0] == 3);
-  CHECK(sg::peak_activations(schedule, 0.5)[0] == 2.5);  // after 0F2: one of three has done I
+  CHECK(sg::peak_activations(schedule, 0.5)[0] == 2.5);  // after 0F2: one of three microbatches has done I
   CHECK(sg::peak_activations(schedule, 0)[0] == 2);
   CHECK_THROWS_AS(sg::peak_activations(schedule, 1.5), sg::Error);
 }
 
-TEST_CASE("a schedule that is not defined is refused, with what is allowed", "[graphs][schedule][refuses]") {
+TEST_CASE("an undefined schedule is refused, with the allowed values", "[graphs][schedule][refuses]") {
   const auto refused = [](ScheduleKind kind, const sg::ScheduleSpec& spec, const std::string& why) {
     CAPTURE(kind, why);
     CHECK_THROWS_MATCHES(sg::pipeline_schedule(kind, spec), sg::Error, MessageMatches(ContainsSubstring(why)));
@@ -94,15 +94,16 @@ TEST_CASE("a schedule that is not defined is refused, with what is allowed", "[g
   }
   for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1, ScheduleKind::zb_h2})
     refused(kind, {4, 8, 2}, "2 chunks (1; ");
-  refused(ScheduleKind::interleaved, {4, 6, 2}, "6 microbatches over 4 ranks (with chunks a multiple of the ranks");
-  refused(ScheduleKind::interleaved, {4, 2, 2}, "2 microbatches over 4 ranks");
+  refused(ScheduleKind::interleaved, {4, 6, 2},
+          "6 microbatches with 2 chunks on 4 ranks (microbatches a multiple of 4)");
+  refused(ScheduleKind::interleaved, {4, 2, 2}, "2 microbatches with 2 chunks on 4 ranks");
   CHECK_THROWS_MATCHES(sg::parse_schedule_kind("1f1p"), sg::Error,
                        MessageMatches(ContainsSubstring("unknown kind '1f1p' (known: round-robin, sequential, gpipe, "
                                                         "1f1b, interleaved, zb-h1, zb-h2)")));
   for (const ScheduleKind kind : sg::all_schedule_kinds) CHECK(sg::parse_schedule_kind(sg::to_string(kind)) == kind);
 }
 
-TEST_CASE("only sequential adds weight gradients in another order than that of microbatches", "[graphs][schedule]") {
+TEST_CASE("all schedules but sequential add weight gradients in the order of microbatches", "[graphs][schedule]") {
   for (const ScheduleKind kind : sg::all_schedule_kinds) {
     CAPTURE(kind);
     CHECK(sg::validate(sg::pipeline_schedule(kind, {4, 8})).weights_in_order == (kind != ScheduleKind::sequential));

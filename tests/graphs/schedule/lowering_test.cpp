@@ -16,7 +16,8 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 using sg::ScheduleKind;
 
-TEST_CASE("sends follow what they send, and receives come in the order of sends", "[graphs][schedule][lowering]") {
+TEST_CASE("a send follows the action that makes its data, and receives come in the order of sends",
+          "[graphs][schedule][lowering]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 2});
   const auto before   = schedule;
   CHECK(sg::to_string(sg::with_send_recv(schedule)) ==
@@ -29,15 +30,15 @@ TEST_CASE("sends follow what they send, and receives come in the order of sends"
         "1RECV_F0 1F0 1I0 1SEND_B0 1W0\n");
 }
 
-TEST_CASE("one rank sends nothing, however many stages it has", "[graphs][schedule][lowering]") {
+TEST_CASE("a single rank sends nothing, for any number of stages", "[graphs][schedule][lowering]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::gpipe, {.ranks = 1, .microbatches = 3, .chunks = 4});
   CHECK(sg::with_send_recv(schedule) == schedule);
 }
 
-TEST_CASE("weights are gathered before they are used and dropped for the stages used next",
+TEST_CASE("weights are gathered before their first use, and dropped when other stages need the room",
           "[graphs][schedule][lowering]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::gpipe, {.ranks = 1, .microbatches = 2, .chunks = 3});
-  // The first pass over the stages needs all three from the beginning; each is dropped after its last use.
+  // All three stages fit at once. Each is dropped after its last use.
   CHECK(sg::to_string(sg::with_unshard(schedule, 3)) ==
         "0UNSHARD 1UNSHARD 2UNSHARD 0F0 0F1 1F0 1F1 2F0 2F1 2B0 2B1 2RESHARD 1B0 1B1 1RESHARD 0B0 0B1 0RESHARD\n");
   const auto two = sg::with_unshard(schedule, 2);
@@ -53,8 +54,7 @@ TEST_CASE("gradients are reduced after a stage's last weight gradient", "[graphs
   CHECK(sg::to_string(sg::with_reduce_grad(schedule)) == "0F0 0F1 1F0 1F1 1B0 1B1 1REDUCE_GRAD 0B0 0B1 0REDUCE_GRAD\n");
 }
 
-TEST_CASE("all passes together give a schedule that is valid and a graph that is sound",
-          "[graphs][schedule][lowering]") {
+TEST_CASE("all passes together give a valid schedule and a sound graph", "[graphs][schedule][lowering]") {
   for (const ScheduleKind kind : sg::all_schedule_kinds) {
     CAPTURE(kind);
     const int chunks   = kind == ScheduleKind::interleaved || kind == ScheduleKind::gpipe ? 4 : 1;
@@ -63,7 +63,7 @@ TEST_CASE("all passes together give a schedule that is valid and a graph that is
     CHECK(sg::validate(lowered).has_transfers);
     const sg::ScheduleGraph built = sg::schedule_graph(lowered, {sg::Costs{}});
     CHECK_NOTHROW(sg::verify(built.graph));
-    // A stage's gradients are reduced beside later work, after its last weight gradient.
+    // The reduction of a stage's gradients comes after its last weight gradient.
     for (std::size_t rank = 0; rank < 3; ++rank) {
       for (std::size_t i = 0; i < lowered.rows[rank].size(); ++i) {
         if (lowered.rows[rank][i].kind != sg::ActionKind::reduce_grad) continue;
@@ -78,7 +78,8 @@ TEST_CASE("all passes together give a schedule that is valid and a graph that is
   }
 }
 
-TEST_CASE("a pass is applied once, to a schedule that can run", "[graphs][schedule][lowering][refuses]") {
+TEST_CASE("a pass refuses a schedule that has its actions already or cannot run",
+          "[graphs][schedule][lowering][refuses]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 2});
   CHECK_THROWS_MATCHES(sg::with_send_recv(sg::with_send_recv(schedule)), sg::Error,
                        MessageMatches(ContainsSubstring("has 0SEND_F0 already")));

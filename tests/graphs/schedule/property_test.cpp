@@ -23,7 +23,7 @@ namespace {
 
 int draw(std::mt19937_64& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
-// Quarters, so that sums are exact in any order; 0 now and then.
+// Multiples of a quarter, so that sums are exact in any order. Some are 0.
 std::vector<sg::Costs> random_costs(std::mt19937_64& random, int ranks) {
   std::vector<sg::Costs> costs;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -34,7 +34,7 @@ std::vector<sg::Costs> random_costs(std::mt19937_64& random, int ranks) {
   return costs;
 }
 
-// Each stage does each microbatch once: F, and either B or I and W, and each of them once.
+// Whether each stage has, for each microbatch, one F and either one B or one I and one W.
 bool each_action_once(const sg::PipelineSchedule& schedule, bool split) {
   std::map<sg::Action, int> count;
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -76,7 +76,7 @@ double most_held(const sg::testing::ScheduleCase& what, int rank) {
 
 }  // namespace
 
-TEST_CASE("random schedules are valid, do everything once, hold what they promise and read back as they were written",
+TEST_CASE("random schedules are valid, do every action once, hold the promised activations, and parse back",
           "[graphs][schedule][property]") {
   std::mt19937_64 random(20240501);
   for (int i = 0; i < sg::testing::cases(10000); ++i) {
@@ -101,7 +101,7 @@ TEST_CASE("random schedules are valid, do everything once, hold what they promis
   }
 }
 
-TEST_CASE("random schedules take the time that a plain walk over their rows finds", "[graphs][schedule][property]") {
+TEST_CASE("random schedules take the time of a simple reference simulation", "[graphs][schedule][property]") {
   std::mt19937_64 random(7);
   for (int i = 0; i < sg::testing::cases(5000); ++i) {
     const auto what     = sg::testing::random_schedule_case(random, 7, 9);
@@ -126,7 +126,7 @@ TEST_CASE("random schedules take the time that a plain walk over their rows find
   }
 }
 
-TEST_CASE("graphs of random schedules are proved sound", "[graphs][schedule][property]") {
+TEST_CASE("graphs of random schedules are sound", "[graphs][schedule][property]") {
   std::mt19937_64 random(99);
   for (int i = 0; i < sg::testing::cases(3000); ++i) {
     const auto what = sg::testing::random_schedule_case(random, 6, 8);
@@ -140,7 +140,7 @@ TEST_CASE("graphs of random schedules are proved sound", "[graphs][schedule][pro
   }
 }
 
-TEST_CASE("validate speaks exactly when a plain walk over a changed schedule gets stuck",
+TEST_CASE("validate reports a changed schedule exactly if the reference simulation gets stuck",
           "[graphs][schedule][property]") {
   std::mt19937_64 random(31);
   int stuck = 0, fine = 0;
@@ -162,9 +162,9 @@ TEST_CASE("validate speaks exactly when a plain walk over a changed schedule get
     const auto flaw = sg::find_flaw(schedule);
     REQUIRE(flaw.has_value() == !finishes);
     ++(finishes ? fine : stuck);
-    if (flaw) {  // it points at actions that wait: the first that their ranks could not do
+    if (flaw) {  // it names the first action of each rank that could not run
       for (const sg::Cell& cell : flaw->cells) REQUIRE(times[cell.row].size() == cell.column);
-    } else {  // whatever the order, lowering it gives a sound graph
+    } else {  // the graph of the changed schedule is sound
       const auto built = sg::schedule_graph(schedule, costs);
       REQUIRE(sg::find_flaws(built.graph).empty());
     }
@@ -173,8 +173,7 @@ TEST_CASE("validate speaks exactly when a plain walk over a changed schedule get
   CHECK(fine >= sg::testing::at_least(500));
 }
 
-TEST_CASE("a schedule that lacks an action, or has one twice or elsewhere, is refused",
-          "[graphs][schedule][property]") {
+TEST_CASE("a schedule with a missing, duplicate or misplaced action is refused", "[graphs][schedule][property]") {
   std::mt19937_64 random(5);
   for (int i = 0; i < sg::testing::cases(4000); ++i) {
     const auto what = sg::testing::random_schedule_case(random, 5, 6);

@@ -25,21 +25,21 @@ TEST_CASE("every kind of action prints and parses back", "[graphs][schedule]") {
   CHECK(sg::to_string({sg::Stage{1}, sg::ActionKind::reduce_grad}) == "1REDUCE_GRAD");
 }
 
-TEST_CASE("text that is no action is refused with the reason", "[graphs][schedule][refuses]") {
+TEST_CASE("text that is not an action is refused with the reason", "[graphs][schedule][refuses]") {
   for (const auto& [text, why] :
-       {std::pair{"2F0junk", "'junk' after the action"}, std::pair{"", "no stage"}, std::pair{"F0", "no stage"},
+       {std::pair{"2F0junk", "'junk' follows the action"}, std::pair{"", "no stage"}, std::pair{"F0", "no stage"},
         std::pair{"2F", "no microbatch"}, std::pair{"2", "unknown action ''"}, std::pair{"2f0", "unknown action 'f'"},
         std::pair{"2SEND_X0", "unknown action 'SEND_X'"}, std::pair{"-1F0", "no stage"}, std::pair{"+1F0", "no stage"},
-        std::pair{"1F-1", "unknown action 'F-'"}, std::pair{"1UNSHARD0", "'0' after the action"},
+        std::pair{"1F-1", "unknown action 'F-'"}, std::pair{"1UNSHARD0", "'0' follows the action"},
         std::pair{"99999999999F0", "too large"}, std::pair{"0F99999999999", "too large"},
-        std::pair{"0F0 ", "' ' after the action"}, std::pair{"(0F1;1B0)OVERLAP_F_B", "overlapped"}}) {
+        std::pair{"0F0 ", "' ' follows the action"}, std::pair{"(0F1;1B0)OVERLAP_F_B", "overlapped"}}) {
     CAPTURE(text);
     CHECK_THROWS_MATCHES(sg::parse_action(text), sg::Error, MessageMatches(ContainsSubstring(why)));
   }
 }
 
-TEST_CASE("a schedule without anything but rows knows its stages, ranks and microbatches", "[graphs][schedule]") {
-  const auto schedule = sg::parse_schedule("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0\n");  // a V: stage 3 is on rank 0
+TEST_CASE("the rows of a schedule define its stages, ranks and microbatches", "[graphs][schedule]") {
+  const auto schedule = sg::parse_schedule("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0\n");  // in a V: stage 3 is on rank 0
   CHECK(schedule.num_ranks() == 2);
   CHECK(schedule.num_microbatches == 1);
   CHECK(schedule.rank_of_stage == std::vector{sg::Rank{0}, sg::Rank{1}, sg::Rank{1}, sg::Rank{0}});
@@ -50,15 +50,15 @@ TEST_CASE("a schedule without anything but rows knows its stages, ranks and micr
 TEST_CASE("junk in a schedule's text is refused with row, column and reason", "[graphs][schedule][refuses]") {
   CHECK_THROWS_MATCHES(
       sg::parse_schedule("0F0 0B0\n1F0 1B0x"), sg::Error,
-      MessageMatches(ContainsSubstring("row 2, column 2") && ContainsSubstring("'x' after the action")));
+      MessageMatches(ContainsSubstring("row 2, column 2") && ContainsSubstring("'x' follows the action")));
   CHECK_THROWS_MATCHES(sg::parse_schedule("0F0 900000000B0"), sg::Error,
                        MessageMatches(ContainsSubstring("row 1, column 2") && ContainsSubstring("stage 900000000")));
   CHECK_THROWS_MATCHES(sg::parse_schedule("0F0 0B900000000"), sg::Error,
                        MessageMatches(ContainsSubstring("microbatch 900000000")));
 }
 
-TEST_CASE("the CSV of torch.distributed.pipelining is read, idle slots and all", "[graphs][schedule][csv]") {
-  // As torch's `_dump_csv` writes 1F1B of two ranks: None is an empty cell, lines end in \r\n.
+TEST_CASE("the CSV of torch.distributed.pipelining is read, including idle slots", "[graphs][schedule][csv]") {
+  // 1F1B of two ranks as torch's `_dump_csv` writes it: None is an empty cell, and lines end in \r\n.
   const auto schedule = sg::parse_csv("0F0,0F1,,0B0,,0B1\r\n,1F0,1B0, 1F1 ,1B1,\r\n");
   CHECK(schedule == sg::pipeline_schedule(sg::ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 2}));
   CHECK(sg::to_csv(schedule) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
@@ -83,7 +83,7 @@ TEST_CASE("junk in a CSV is refused with row, column and reason", "[graphs][sche
                        MessageMatches(ContainsSubstring("/nowhere/at/all.csv")));
 }
 
-TEST_CASE("a CSV may have marks, quotes and blank lines at its end, but no row without an action",
+TEST_CASE("a CSV may have a byte order mark, quotes and blank lines at its end, but no empty row",
           "[graphs][schedule][csv]") {
   const auto plain = sg::parse_csv("0F0,0B0\n1F0,1B0\n");
   CHECK(sg::parse_csv("\xef\xbb\xbf\"0F0\" , \"0B0\"\r\n1F0,,1B0\r\n\n \n") == plain);

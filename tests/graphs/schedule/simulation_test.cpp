@@ -60,7 +60,8 @@ sg::ScheduleTimeline simulated(ScheduleKind kind, const sg::ScheduleSpec& spec, 
 
 }  // namespace
 
-TEST_CASE("the bubble rates of the Zero Bubble paper come out to the last digit", "[graphs][schedule][simulation]") {
+TEST_CASE("simulated bubble rates equal those of the Zero Bubble paper to the last digit",
+          "[graphs][schedule][simulation]") {
   const auto lines = read_table("zero_bubble.csv");
   REQUIRE(lines.size() == 8);
   for (const Line& line : lines) {
@@ -75,7 +76,7 @@ TEST_CASE("the bubble rates of the Zero Bubble paper come out to the last digit"
   }
 }
 
-TEST_CASE("bubbles have the lengths of their closed forms", "[graphs][schedule][simulation]") {
+TEST_CASE("the length of a bubble follows its closed form", "[graphs][schedule][simulation]") {
   const int p     = GENERATE(1, 2, 3, 8);
   const int extra = GENERATE(0, 1, 5, 20);
   const auto [F, I, W] =
@@ -94,11 +95,11 @@ TEST_CASE("bubbles have the lengths of their closed forms", "[graphs][schedule][
   for (const int chunks : {1, 2, 3, 4})
     CHECK(bubble(ScheduleKind::interleaved, p * (1 + extra % 7), chunks) ==
           Approx(span * (F + I + W) / chunks).margin(1e-9));
-  // One microbatch at a time: every rank waits for all others.
+  // Only one rank works at a time.
   CHECK(simulated(ScheduleKind::round_robin, {p, 1 + extra}, costs).makespan == Approx(p * (1 + extra) * (F + I + W)));
 }
 
-TEST_CASE("a transfer takes its time from the end of what it carries and keeps nobody from computing",
+TEST_CASE("a transfer starts when its data is ready, and does not block computation",
           "[graphs][schedule][simulation]") {
   const auto schedule = sg::parse_schedule("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n");
   const auto timeline = sg::simulate(schedule, {.costs = {{.F = 2, .I = 2, .W = 1, .COMM = 0.5}}});
@@ -109,22 +110,22 @@ TEST_CASE("a transfer takes its time from the end of what it carries and keeps n
   CHECK(timeline.longest_span == 16);
   CHECK(timeline.bubble_rate == Approx(6.0 / 16));
   CHECK(timeline.peak_activation == std::vector<double>{2, 1});
-  // Written out, transfers have times of their own, and nothing else changes.
+  // Explicit transfers have their own times; nothing else changes.
   const auto lowered = sg::simulate(sg::with_send_recv(schedule), {.costs = {{.F = 2, .I = 2, .W = 1, .COMM = 0.5}}});
   CHECK(lowered.makespan == 16);
   CHECK(lowered.rows[0][1] == sg::NodeTime{2, 2.5});  // 0SEND_F0
   CHECK(lowered.rows[1][0] == sg::NodeTime{2, 2.5});  // 1RECV_F0
 }
 
-TEST_CASE("ranks may cost differently", "[graphs][schedule][simulation]") {
+TEST_CASE("ranks may have different costs", "[graphs][schedule][simulation]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 2});
   const auto timeline = sg::simulate(schedule, {.costs = {{1, 1, 0, 0.5}, {2, 3, 1, 0.25}}});
   CHECK(timeline.rows[1] == std::vector<sg::NodeTime>{{1.5, 3.5}, {3.5, 7.5}, {7.5, 9.5}, {9.5, 13.5}});
   CHECK(timeline.rows[0] == std::vector<sg::NodeTime>{{0, 1}, {1, 2}, {7.75, 8.75}, {13.75, 14.75}});
-  CHECK(timeline.bubble_rate == Approx((14.75 - 12) / 14.75));  // the busiest rank works 12
+  CHECK(timeline.bubble_rate == Approx((14.75 - 12) / 14.75));  // the busiest rank works for 12
 }
 
-TEST_CASE("costs that are none are refused", "[graphs][schedule][simulation][refuses]") {
+TEST_CASE("invalid costs are refused", "[graphs][schedule][simulation][refuses]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 3, .microbatches = 2});
   const auto refused  = [&](const sg::ScheduleCosts& costs, const std::string& why) {
     CHECK_THROWS_MATCHES(sg::simulate(schedule, costs), sg::Error, MessageMatches(ContainsSubstring(why)));
@@ -141,16 +142,16 @@ TEST_CASE("a schedule of 64 stages and 1,024 microbatches is simulated", "[graph
   const int microbatches = sg::testing::cases(1024);
   const auto timeline    = simulated(ScheduleKind::zb_h1, {.ranks = 64, .microbatches = microbatches}, {1, 1, 1, 0});
   CHECK(timeline.longest_span == microbatches * 3 + 63);
-  CHECK(timeline.makespan == timeline.longest_span);  // that of the first rank
+  CHECK(timeline.makespan == timeline.longest_span);  // the longest span is that of the first rank
 }
 
-TEST_CASE("a drawing shows every action where it runs", "[graphs][schedule][drawing]") {
+TEST_CASE("a drawing shows every action at its time", "[graphs][schedule][drawing]") {
   const auto schedule = sg::pipeline_schedule(ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = 3});
   const auto timeline = sg::simulate(schedule, {});
   CHECK(sg::gantt_text(schedule, timeline) ==
         "rank 0  F0 F1 ......B0--- F2 B1--- ...B2---\n"
         "rank 1  ...F0 B0--- F1 B1--- F2 B2--- ......\n");
-  CHECK(sg::gantt_text(schedule, timeline, {.columns = 12}) ==  // F has no room for its name
+  CHECK(sg::gantt_text(schedule, timeline, {.columns = 12}) ==  // too narrow for the number of an F
         "rank 0  FF..B0FB1.B2\n"
         "rank 1  .FB0FB1FB2..\n");
   const std::string colored = sg::gantt_text(schedule, timeline, {.color = true});
@@ -166,7 +167,7 @@ TEST_CASE("a drawing shows every action where it runs", "[graphs][schedule][draw
   CHECK(sg::gantt_text(chunks, sg::simulate(chunks, {})) == "rank 0  0F0 1F0 1B0---- 0B0----\n");
 }
 
-TEST_CASE("costs may differ by stage, also between the stages of one rank", "[graphs][schedule]") {
+TEST_CASE("costs may differ by stage, also for stages on the same rank", "[graphs][schedule]") {
   const auto two = sg::pipeline_schedule(sg::ScheduleKind::interleaved, {.ranks = 2, .microbatches = 4, .chunks = 2});
   const sg::Costs half{.F = 0.5, .I = 0.5, .W = 0.5};
   const auto even = sg::simulate(two, {.costs = {sg::Costs{}}}),
@@ -174,8 +175,7 @@ TEST_CASE("costs may differ by stage, also between the stages of one rank", "[gr
   CHECK(each.makespan == even.makespan);
   CHECK(each.bubble_rate == even.bubble_rate);
 
-  // A heavy last stage, the head of a language model: its rank is the busiest, and works without a gap once it has
-  // begun.
+  // The last stage is expensive, like the head of a language model. Its rank is the busiest.
   const sg::Costs heavy{.F = 5, .I = 5, .W = 5};
   const auto head = sg::simulate(two, {.costs = {half, half, half, heavy}});
   CHECK(head.makespan > 4 * 15 + 4 * 1.5);

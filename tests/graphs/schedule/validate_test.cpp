@@ -15,7 +15,7 @@ using Catch::Matchers::MessageMatches;
 
 namespace {
 
-// What validate says of rows written down.
+// The message of validate for a schedule given as text.
 std::string complaint(const std::string& text) {
   try {
     sg::validate(sg::parse_schedule(text));
@@ -28,11 +28,11 @@ std::string complaint(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a flaw is named and its cell marked", "[graphs][schedule][validate][refuses]") {
+TEST_CASE("validate names a flaw and marks its cell", "[graphs][schedule][validate][refuses]") {
   for (const auto& [text, why, mark] : {
            std::tuple{"0F0 0B0 0F0\n", "0F0 a second time", "[0F0]"},
-           std::tuple{"0F0 0B0 0I0\n", "0I0: stage 0 has B of microbatch 0 beside I or W", "[0I0]"},
-           std::tuple{"0F0 0W0 0B0\n", "0B0: stage 0 has B of microbatch 0 beside I or W", "[0B0]"},
+           std::tuple{"0F0 0B0 0I0\n", "0I0: stage 0 has both B and I or W of microbatch 0", "[0I0]"},
+           std::tuple{"0F0 0W0 0B0\n", "0B0: stage 0 has both B and I or W of microbatch 0", "[0B0]"},
            std::tuple{"0F0 0I0\n", "0W0 is missing on rank 0", "0I0 [missing]"},
            std::tuple{"0F0 0W0\n", "0I0 is missing on rank 0", "[missing]"},
            std::tuple{"0F0 0F1 0B1\n", "0B0 is missing on rank 0", "[missing]"},
@@ -45,21 +45,22 @@ TEST_CASE("a flaw is named and its cell marked", "[graphs][schedule][validate][r
            std::tuple{"0F0 0B0 2F0 2B0\n", "no rank has stage 1 of 3", "no rank"},
            std::tuple{"0F0 0F1 0B0 0B1\n1F0 1F1 1B1\n", "1B0 is missing on rank 1", "[missing]"},
            std::tuple{"0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0\n",
-                      "these wait for each other: rank 0 at 0B0 for 1B0; rank 1 at 1F1 for 0F1", "[1F1]"},
+                      "ranks wait for each other: rank 0 at 0B0 for 1B0; rank 1 at 1F1 for 0F1", "[1F1]"},
            std::tuple{"0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n", "0RECV_B0 is missing on rank 0", "[missing]"},
            std::tuple{"0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0\n",
                       "0B0 comes before 0RECV_B0, which it needs", "[0B0]"},
            std::tuple{"0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n",
                       "0SEND_F0 comes before 0F0, which it needs", "[0SEND_F0]"},
            std::tuple{"0RECV_B0 0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0\n",
-                      "these wait for each other: rank 0 at 0RECV_B0 for 1SEND_B0; rank 1 at 1RECV_F0 for 0SEND_F0",
+                      "ranks wait for each other: rank 0 at 0RECV_B0 for 1SEND_B0; rank 1 at 1RECV_F0 for 0SEND_F0",
                       "[1RECV_F0]"},
-           std::tuple{"0F0 0SEND_F0 0B0\n", "0SEND_F0: nothing crosses ranks there", "[0SEND_F0]"},
+           std::tuple{"0F0 0SEND_F0 0B0\n", "0SEND_F0: there is no neighbouring stage on another rank", "[0SEND_F0]"},
            std::tuple{"0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n"
                       "1RECV_F1 1RECV_F0 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1\n",
                       "1RECV_F1 is received when microbatch 0 is sent", "[1RECV_F1]"},
-           std::tuple{"0UNSHARD 0F0 0RESHARD 0B0\n", "0B0 without the weights of stage 0 (after 0UNSHARD)", "[0B0]"},
-           std::tuple{"0UNSHARD 0UNSHARD 0F0 0B0\n", "the weights are there already", "[0UNSHARD]"},
+           std::tuple{"0UNSHARD 0F0 0RESHARD 0B0\n", "0B0 needs the gathered weights of stage 0 (after 0UNSHARD)",
+                      "[0B0]"},
+           std::tuple{"0UNSHARD 0UNSHARD 0F0 0B0\n", "the weights are already gathered", "[0UNSHARD]"},
            std::tuple{"0F0 0F1 0B0 0REDUCE_GRAD 0B1\n", "0REDUCE_GRAD after 1 of 2 microbatches", "[0REDUCE_GRAD]"},
            std::tuple{"0F0 0B0 0REDUCE_GRAD 0REDUCE_GRAD\n", "0REDUCE_GRAD a second time", "[0REDUCE_GRAD]"},
        }) {
@@ -70,10 +71,10 @@ TEST_CASE("a flaw is named and its cell marked", "[graphs][schedule][validate][r
   CHECK_THROWS_MATCHES(sg::validate({}), sg::Error, MessageMatches(ContainsSubstring("no ranks")));
 }
 
-TEST_CASE("the grid is shown around the bad cell only", "[graphs][schedule][validate]") {
+TEST_CASE("only the part of the grid around the bad cell is shown", "[graphs][schedule][validate]") {
   sg::PipelineSchedule schedule =
       sg::pipeline_schedule(sg::ScheduleKind::one_f_one_b, {.ranks = 16, .microbatches = 64});
-  std::swap(schedule.rows[8][20], schedule.rows[8][40]);  // a backward ten microbatches too early
+  std::swap(schedule.rows[8][20], schedule.rows[8][40]);  // a backward that comes ten microbatches too early
   const auto flaw = sg::find_flaw(schedule);
   REQUIRE(flaw);
   CHECK(flaw->cells == std::vector<sg::Cell>{{8, 20}});
@@ -88,22 +89,22 @@ TEST_CASE("the grid is shown around the bad cell only", "[graphs][schedule][vali
       "    ...\n");
 }
 
-TEST_CASE("placements other than round the ranks are as good as any", "[graphs][schedule][validate]") {
-  // A V of two ranks and four stages: rank 0 has the first and the last.
+TEST_CASE("stages may be placed on ranks in any way", "[graphs][schedule][validate]") {
+  // Two ranks and four stages in a V: rank 0 has the first and the last stage.
   const auto v = sg::parse_schedule("0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1\n1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1\n");
   CHECK_NOTHROW(sg::validate(v));
   CHECK(sg::to_string(sg::with_send_recv(v)).find("SEND_F") != std::string::npos);
   CHECK(sg::to_string(sg::with_send_recv(v)).find("1SEND_F") == std::string::npos);  // stages 1 and 2 share a rank
 }
 
-TEST_CASE("whether weight gradients come in microbatch order is told, not refused", "[graphs][schedule][validate]") {
+TEST_CASE("weight gradients out of microbatch order are reported, not refused", "[graphs][schedule][validate]") {
   CHECK(sg::validate(sg::parse_schedule("0F0 0F1 0I1 0I0 0W0 0W1\n")).weights_in_order);
   CHECK_FALSE(sg::validate(sg::parse_schedule("0F0 0F1 0I0 0I1 0W1 0W0\n")).weights_in_order);
   CHECK_FALSE(sg::validate(sg::parse_schedule("0F0 0F1 0B1 0B0\n")).weights_in_order);
   CHECK_FALSE(sg::validate(sg::parse_schedule("0F0 0B0\n")).has_transfers);
 }
 
-TEST_CASE("a stage or a rank that is missing is shown in the grid", "[graphs][schedule][validate]") {
+TEST_CASE("a missing stage and an idle rank are refused", "[graphs][schedule][validate]") {
   CHECK_THROWS_WITH(
       sg::validate(sg::parse_schedule("0F0 0B0 2F0 2B0\n")),
       Catch::Matchers::ContainsSubstring("no rank has stage 1 of 3") && Catch::Matchers::ContainsSubstring("[2F0]"));

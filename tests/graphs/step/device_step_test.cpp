@@ -1,4 +1,4 @@
-// Training steps on a device that does at once what is enqueued: issued by one thread, on planned streams.
+// Training steps on a device that executes work as soon as it is enqueued. One thread issues them, on planned streams.
 #include <catch2/catch_test_macros.hpp>
 
 #include "graphs/train/broadcast_weights.hpp"
@@ -6,11 +6,11 @@
 #include "tests/support/short_training.hpp"
 #include "tests/support/worlds/eager_world.hpp"
 
-#if !defined(STEPGRAPH_WITH_CUDA)  // there ops would enqueue kernels of another device
+#if !defined(STEPGRAPH_WITH_CUDA)  // in a CUDA build, ops would enqueue CUDA kernels
 
 namespace sg = stepgraph;
 
-TEST_CASE("a step that is issued to a device trains to the bits of one that is not", "[graphs][device]") {
+TEST_CASE("a step issued to a device trains to the same bits as a step on the CPU", "[graphs][device]") {
   const sg::testing::Golden& golden = sg::testing::golden("gpt2-tiny");
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .shard = {.strategy = sg::Shard::full, .min_params = 100}};
   sg::testing::EagerWorld world(8);
@@ -20,7 +20,7 @@ TEST_CASE("a step that is issued to a device trains to the bits of one that is n
   CHECK(issued.gradients == direct.gradients);
 }
 
-TEST_CASE("weights are broadcast and compared on a device, whose host nodes do that", "[graphs][device]") {
+TEST_CASE("weights are broadcast and compared on a device by host nodes", "[graphs][device]") {
   sg::testing::EagerWorld world(4);
   sg::Trainer trainer(sg::testing::small_gpt2(), {.layout = {.dp = 4}}, {.global = 4, .micro = 1, .seq = 16}, world,
                       {.threads = 1});

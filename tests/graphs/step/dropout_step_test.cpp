@@ -59,12 +59,12 @@ TEST_CASE("dropout has the same mask in every layout", "[graphs][dropout]") {
       CHECK(sg::testing::norm_distance(history, reference) < 1e-10);
     }
   }
-  // Microbatches too: a sequence's mask is its own.
+  // The size of a microbatch does not change the mask of a sequence either.
   CHECK(sg::testing::loss_distance(train(model, one, {.global = 8, .micro = 4, .seq = 16}, 3), reference) < 1e-12);
 }
 
-TEST_CASE("dropout follows the seed and the step, and stays out of evaluation", "[graphs][dropout]") {
-  const sg::Plan plan{.optimizer = {.lr = 0}};  // weights stay: only masks can change a loss
+TEST_CASE("dropout depends on the seed and the step, and is off in evaluation", "[graphs][dropout]") {
+  const sg::Plan plan{.optimizer = {.lr = 0}};  // weights are constant, so only masks can change a loss
   const History one = train(small_gpt2(rate), plan, batch, 4), other = train(small_gpt2(rate), plan, batch, 4);
   CHECK(one == other);
   CHECK(one.loss[0] != one.loss[2]);  // the same tokens
@@ -73,7 +73,7 @@ TEST_CASE("dropout follows the seed and the step, and stays out of evaluation", 
   CHECK(none.loss[0] == none.loss[2]);
   CHECK(one.loss[0] != none.loss[0]);
 
-  // The same weights, set by hand, so that the seed is dropout's alone.
+  // The weights are set explicitly, so that the seed affects only dropout.
   const auto first_loss = [&](std::uint64_t seed) {
     sg::LoopbackWorld world(1);
     sg::Trainer trainer(small_gpt2(rate), plan, batch, world, {.threads = 2, .seed = seed});

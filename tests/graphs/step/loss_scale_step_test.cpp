@@ -19,7 +19,7 @@ namespace {
 
 constexpr sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
 
-// With a first scale at which steps overflow.
+// A plan with `scale` as the first loss scale.
 sg::Plan plan_of(sg::DType type, double scale, const sg::LayoutSpec& layout = {},
                  sg::Scaling scaling = sg::Scaling::dynamic) {
   return {.layout    = layout,
@@ -27,7 +27,7 @@ sg::Plan plan_of(sg::DType type, double scale, const sg::LayoutSpec& layout = {}
           .optimizer = {.lr = 3e-3}};
 }
 
-// All that a step may change of weights and the optimizer's state, on all ranks.
+// The bytes of weights and optimizer states that a step may change, on all ranks.
 std::vector<std::byte> state(const sg::StepRun& run) {
   std::vector<std::byte> found;
   for (const sg::StepRank& rank : run.step().ranks) {
@@ -51,7 +51,7 @@ Run run_of(const sg::Model& model, const sg::Plan& plan, int steps, int threads 
 
 }  // namespace
 
-TEST_CASE("a step whose gradients overflow leaves every bit of weights and optimizer state, and training recovers",
+TEST_CASE("a step whose gradients overflow changes no bit of weights and optimizer state, and training recovers",
           "[graphs][precision][loss_scale]") {
   const auto model = GENERATE(small_gpt2, small_llama)(0);
   const auto kind  = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
@@ -69,7 +69,7 @@ TEST_CASE("a step whose gradients overflow leaves every bit of weights and optim
     const sg::StepResult result = trainer.step(tokens);
     if (skipped == 0) first_loss = result.loss;
     CHECK(result.loss_scale == std::ldexp(1.0, 24 - skipped));
-    CHECK(result.loss == first_loss);  // of the same weights
+    CHECK(result.loss == first_loss);  // the weights have not changed
     const bool unchanged = state(trainer.run()) == before;
     CHECK(unchanged == result.skipped);
     CHECK(std::isfinite(result.grad_norm) == !result.skipped);
@@ -87,7 +87,7 @@ TEST_CASE("a step whose gradients overflow leaves every bit of weights and optim
   CHECK(last.loss < first_loss);
 }
 
-TEST_CASE("steps that are skipped leave no trace: what follows has the bits of a run that began at that scale",
+TEST_CASE("after skipped steps, training has the bits of a run that began at the reduced scale",
           "[graphs][precision][loss_scale]") {
   const auto model = small_gpt2();
   struct Good {
@@ -116,7 +116,7 @@ TEST_CASE("steps that are skipped leave no trace: what follows has the bits of a
   CHECK((early.history == late.history));
 }
 
-TEST_CASE("a scale that is a power of two changes no bit in f32 and f64, and none of what is reported",
+TEST_CASE("a loss scale that is a power of two changes no bit of losses and norms in f32 and f64",
           "[graphs][precision][loss_scale]") {
   const auto type       = GENERATE(sg::DType::f32, sg::DType::f64);
   const auto scaling    = GENERATE(sg::Scaling::fixed, sg::Scaling::dynamic);
@@ -143,20 +143,20 @@ TEST_CASE("scales, skipped steps and losses have the same bits in every pipeline
   }
 }
 
-TEST_CASE("the scale doubles after as many good steps as the plan says", "[graphs][precision][loss_scale]") {
+TEST_CASE("the scale doubles after `growth_steps` good steps of a training run", "[graphs][precision][loss_scale]") {
   sg::Plan plan                          = plan_of(sg::DType::f16, 1024);
   plan.precision.loss_scale.growth_steps = 3;
   const Run run                          = run_of(small_gpt2(), plan, 8);
   CHECK(run.scales == std::vector<double>{1024, 1024, 1024, 2048, 2048, 2048, 4096, 4096});
 }
 
-TEST_CASE("a fixed scale stays, and a step that overflows at it is skipped", "[graphs][precision][loss_scale]") {
+TEST_CASE("a fixed scale stays constant, and steps that overflow are skipped", "[graphs][precision][loss_scale]") {
   const Run run = run_of(small_gpt2(), plan_of(sg::DType::f16, 0x1p30, {}, sg::Scaling::fixed), 3);
   CHECK(run.scales == std::vector<double>(3, 0x1p30));
   CHECK(run.skipped == std::vector<bool>(3, true));
 }
 
-TEST_CASE("gradients are read without their scale", "[graphs][precision][loss_scale]") {
+TEST_CASE("gradients are read without the loss scale", "[graphs][precision][loss_scale]") {
   const auto model     = small_gpt2();
   const auto gradients = [&](sg::Scaling scaling) {
     const sg::Plan plan = plan_of(sg::DType::f32, 4096, {.dp = 2}, scaling);
@@ -170,7 +170,7 @@ TEST_CASE("gradients are read without their scale", "[graphs][precision][loss_sc
   CHECK((gradients(sg::Scaling::fixed) == gradients(sg::Scaling::none)));
 }
 
-TEST_CASE("a step without scaling has no node and no buffer of it", "[graphs][precision][loss_scale]") {
+TEST_CASE("a step without loss scaling has no node or buffer for it", "[graphs][precision][loss_scale]") {
   const sg::StepGraph step = sg::training_step(small_gpt2(), {}, batch);
   CHECK(step.ranks[0].loss_scale == sg::Buffer{});
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) CHECK(step.graph.op(sg::Node{i}) != "update_loss_scale");

@@ -33,7 +33,7 @@ sg::Plan norm_plan(sg::DType param, const sg::LayoutSpec& layout = {}) {
 
 }  // namespace
 
-TEST_CASE("gradients that stay as they travelled give the bits of those that are widened, if nothing is added to them",
+TEST_CASE("low-precision gradients give the same bits as widened ones if nothing is added to them",
           "[graphs][precision]") {
   const auto param  = GENERATE(sg::DType::f32, sg::DType::f16);
   const auto reduce = GENERATE(sg::DType::bf16, sg::DType::f16);
@@ -45,9 +45,8 @@ TEST_CASE("gradients that stay as they travelled give the bits of those that are
   CHECK((train(model, plan, batch, 4) == train(model, widened(plan), batch, 4)));
 }
 
-TEST_CASE("gradients that stay as they travelled have the same bits in every pipeline split and schedule",
-          "[graphs][precision]") {
-  const auto model        = GENERATE(small_gpt2, small_llama)(0);  // both tie a weight
+TEST_CASE("low-precision gradients have the same bits in every pipeline split and schedule", "[graphs][precision]") {
+  const auto model        = GENERATE(small_gpt2, small_llama)(0);  // both have a tied weight
   const auto type         = GENERATE(sg::DType::bf16, sg::DType::f16);
   const bool sequence     = type == sg::DType::f16;
   const History reference = train(model, kept_plan(type, type, {.dp = 2, .tp = 2, .sequence_parallel = sequence}),
@@ -61,7 +60,7 @@ TEST_CASE("gradients that stay as they travelled have the same bits in every pip
   }
 }
 
-TEST_CASE("gradients that stay as they travelled follow those in fp32, and can be read", "[graphs][precision]") {
+TEST_CASE("training with low-precision gradients follows fp32, and the gradients can be read", "[graphs][precision]") {
   const auto model    = small_gpt2();
   const auto type     = GENERATE(sg::DType::bf16, sg::DType::f16);
   const sg::Plan plan = kept_plan(sg::DType::f32, type, {.dp = 2, .pp = 2}),
@@ -86,9 +85,9 @@ TEST_CASE("gradients that stay as they travelled follow those in fp32, and can b
   CHECK(std::sqrt(difference / size) < (type == sg::DType::bf16 ? 0x1p-8 : 0x1p-11));
 }
 
-TEST_CASE("gradients that stay as they travelled take less memory, and nothing widens them", "[graphs][precision]") {
+TEST_CASE("low-precision gradients take less memory, and no node widens them", "[graphs][precision]") {
   const auto step_bytes = [](const sg::Plan& plan, int& widens) {
-    // Weights are most of it, and one microbatch's backward makes their gradients.
+    // Weight gradients are most of the step memory, and there is one microbatch per rank.
     const sg::StepGraph step = sg::training_step(small_gpt2(), plan, {.global = 2, .micro = 1, .seq = 1});
     widens                   = 0;
     for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i)
@@ -97,7 +96,7 @@ TEST_CASE("gradients that stay as they travelled take less memory, and nothing w
     return static_cast<double>(arena.lower_bound - arena.persistent_bytes);
   };
   sg::Plan plan        = kept_plan(sg::DType::bf16, sg::DType::bf16, {.dp = 2});
-  plan.shard.bucket_mb = 1e-9;  // a bucket is there twice while it is rounded
+  plan.shard.bucket_mb = 1e-9;  // small buckets, because each exists twice while it is rounded
   int widens           = 0;
   const double kept    = step_bytes(plan, widens);
   CHECK(widens == 0);
@@ -107,7 +106,7 @@ TEST_CASE("gradients that stay as they travelled take less memory, and nothing w
   CHECK(kept < 0.85 * full);
 }
 
-TEST_CASE("weights of norms are f32 where the plan says so, and need no master", "[graphs][precision]") {
+TEST_CASE("norm weights are f32 if the plan says so, and need no master", "[graphs][precision]") {
   const auto model = GENERATE(small_gpt2, small_llama)(0);
   const auto type  = GENERATE(sg::DType::bf16, sg::DType::f16);
   CAPTURE(model.kind, type);

@@ -22,7 +22,7 @@ constexpr const char* small = R"({"model": {"kind": "gpt2", "layers": 2, "width"
 sg::Config with(const std::vector<std::string>& settings) { return sg::parse_config(small, settings); }
 sg::Model model_of(const sg::Config& config) { return sg::gpt2(std::get<sg::Gpt2Spec>(config.model)); }
 
-// The largest arena of a config's training step, as it runs.
+// The largest arena of a config's training step.
 std::int64_t peak(std::vector<std::string> settings) {
   settings.push_back("memory.limit_bytes=0");
   const sg::Config config = with(settings);
@@ -33,7 +33,7 @@ std::int64_t peak(std::vector<std::string> settings) {
   return most;
 }
 
-// What training_step says to it; empty where it takes it.
+// The error message of training_step for these settings; empty if it accepts them.
 std::string refusal(const std::vector<std::string>& settings) {
   const sg::Config config = with(settings);
   try {
@@ -66,7 +66,8 @@ std::string limit(std::int64_t bytes) { return sg::str("memory.limit_bytes=", by
 
 }  // namespace
 
-TEST_CASE("a step is refused from one byte over the limit on, with the rank and its roles", "[graphs][memory]") {
+TEST_CASE("a step that needs one byte more than the limit is refused, with the rank and its roles",
+          "[graphs][memory]") {
   const std::vector<std::string> layout{"layout.pp=2"};
   const std::int64_t needed = peak(layout);
   CHECK(refusal(joined(layout, {limit(needed)})).empty());
@@ -81,9 +82,9 @@ TEST_CASE("a step is refused from one byte over the limit on, with the rank and 
   CHECK_THROWS_WITH(sg::Trainer(model_of(config), config.plan, config.batch, world), text);
 }
 
-TEST_CASE("what a refusal says would fit is the first change that does", "[graphs][memory]") {
+TEST_CASE("a refusal offers the first change that fits", "[graphs][memory]") {
   const std::vector<std::string> base{"model.layers=3"};
-  // By what each needs, largest first: every limit in between is met by the first that is below it.
+  // In the order in which training_step tries them.
   const std::vector<std::vector<std::string>> changes{{"recompute=selective"},
                                                       {"recompute=full"},
                                                       {"batch.micro=2"},
@@ -95,7 +96,7 @@ TEST_CASE("what a refusal says would fit is the first change that does", "[graph
   std::size_t offered = 0;
   for (std::size_t i = 0; i < changes.size(); ++i) {
     CAPTURE(changes[i], peaks[i]);
-    // The first change that needs no more than this one is offered; that is this one, unless an earlier one does.
+    // Expects the first change that needs no more than this one.
     std::size_t first = 0;
     while (peaks[first] > peaks[i]) ++first;
     const std::string text = refusal(joined(base, {limit(peaks[i])}));
@@ -108,21 +109,22 @@ TEST_CASE("what a refusal says would fit is the first change that does", "[graph
   CHECK(offered >= 4);
   const std::int64_t least = *std::min_element(peaks.begin(), peaks.end());
   CHECK_THAT(refusal(joined(base, {limit(least - 1)})),
-             ContainsSubstring(sg::str("(of what was tried the least is ", least, " (")) &&
-                 ContainsSubstring("; more of layout.tp or layout.pp, a shorter batch.seq, or a smaller model)"));
+             ContainsSubstring(sg::str(" needs the least, ", least, " (")) &&
+                 ContainsSubstring("; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model)"));
 }
 
-TEST_CASE("what a config has already is not offered", "[graphs][memory]") {
+TEST_CASE("a setting that the config already has is not offered", "[graphs][memory]") {
   const std::vector<std::string> free{"layout.dp=2", "layout.pp=2", "memory.reuse=free"};
   const std::int64_t loose = peak(free), tight = peak(joined(free, {"memory.reuse=tight"}));
   REQUIRE(tight < loose);
   CHECK(offer_of(refusal(joined(free, {limit(tight)}))).settings == std::vector<std::string>{"memory.reuse=tight"});
   CHECK(offer_of(refusal(joined(free, {limit(tight - 1)}))).settings.front() == "memory.reuse=tight");
   const std::vector<std::string> full{"recompute=full", "batch.micro=1"};
-  CHECK_THAT(refusal(joined(full, {limit(peak(full) - 1)})), ContainsSubstring(", as it is; more of layout.tp"));
+  CHECK_THAT(refusal(joined(full, {limit(peak(full) - 1)})),
+             ContainsSubstring("(no tried setting needs less; a larger layout.tp"));
 }
 
-TEST_CASE("where recomputation and small microbatches are not enough, sharding is offered, in the end with all of it",
+TEST_CASE("if recomputation and small microbatches are not enough, sharding is offered, least first",
           "[graphs][memory]") {
   const std::vector<std::string> base{"model.layers=8", "layout.dp=4", "batch.micro=1", "recompute=full"};
   const auto offered = [&](std::int64_t bytes) { return offer_of(refusal(joined(base, {limit(bytes)}))).settings; };
@@ -137,8 +139,8 @@ TEST_CASE("where recomputation and small microbatches are not enough, sharding i
   CHECK(offered(each) == std::vector<std::string>{"shard.strategy=full", "shard.reduce=each"});
 }
 
-TEST_CASE("a change that the schedule does not allow is passed over", "[graphs][memory]") {
-  // Interleaved wants a multiple of 2 microbatches: 12 sequences are 2 of 6 or 4 of 3, but not 3 of 4.
+TEST_CASE("a change that the schedule does not allow is not offered", "[graphs][memory]") {
+  // Interleaved needs a multiple of 2 microbatches: 2 of 6 sequences or 4 of 3, but not 3 of 4.
   const std::vector<std::string> base{"batch.global=12",
                                       "batch.micro=6",
                                       "layout.pp=2",
@@ -150,7 +152,7 @@ TEST_CASE("a change that the schedule does not allow is passed over", "[graphs][
   CHECK(offer.settings == std::vector<std::string>{"batch.micro=3"});
 }
 
-TEST_CASE("an evaluation is offered no recomputation", "[graphs][memory]") {
+TEST_CASE("recomputation is not offered for an evaluation", "[graphs][memory]") {
   const sg::Config config = with({});
   const sg::Model model   = model_of(config);
   const auto peak_of      = [&](int micro) {
@@ -161,12 +163,12 @@ TEST_CASE("an evaluation is offered no recomputation", "[graphs][memory]") {
   CHECK_NOTHROW(sg::forward_step(model, {.memory_limit_bytes = peak_of(4)}, config.batch));
   CHECK_THROWS_WITH(sg::forward_step(model, {.memory_limit_bytes = peak_of(4) - 1}, config.batch),
                     ContainsSubstring(sg::str("(batch.micro=2 needs ", peak_of(2), " (")));
-  CHECK_THROWS_WITH(
-      sg::forward_step(model, {.memory_limit_bytes = 1000}, config.batch),
-      ContainsSubstring(sg::str("the least is ", peak_of(1), " (")) && ContainsSubstring("), batch.micro=1; more of"));
+  CHECK_THROWS_WITH(sg::forward_step(model, {.memory_limit_bytes = 1000}, config.batch),
+                    ContainsSubstring(sg::str("batch.micro=1 needs the least, ", peak_of(1), " (")) &&
+                        ContainsSubstring("; a larger layout.tp"));
 }
 
-TEST_CASE("rows of memory requirements are held against the limit as slices", "[graphs][memory]") {
+TEST_CASE("memory requirements by rank are checked against the limit", "[graphs][memory]") {
   sg::Config config  = with({"layout.dp=2", "layout.pp=2", "model.layers=4"});
   const auto model   = model_of(config);
   const auto peak_of = [&](sg::Recompute kind) {
@@ -180,11 +182,11 @@ TEST_CASE("rows of memory requirements are held against the limit as slices", "[
   config.plan.memory_limit_bytes = peak_of(sg::Recompute::full);
   CHECK_THROWS_WITH(sg::check_memory_limit(rows, model, config.plan, config.batch),
                     ContainsSubstring(sg::str("(recompute=full needs ", config.plan.memory_limit_bytes, " (")));
-  // Looking is no refusal.
+  // Computing the requirements does not check the limit.
   CHECK(sg::memory_requirements(model, config.plan, config.batch).size() == rows.size());
 }
 
-TEST_CASE("a preset chooses what no key says", "[graphs][memory][config]") {
+TEST_CASE("a preset sets the keys that the config does not give", "[graphs][memory][config]") {
   const auto recompute = [](const std::vector<std::string>& settings) { return with(settings).plan.recompute; };
   CHECK(with({}).preset == sg::MemoryPreset::basic);
   CHECK(recompute({"memory.preset=basic"}) == sg::Recompute::none);
@@ -206,7 +208,7 @@ TEST_CASE("a preset chooses what no key says", "[graphs][memory][config]") {
     CHECK(config.plan.memory_limit_bytes == 123'456'789'012);
     CHECK(sg::parse_config(sg::to_json(config)) == config);
   }
-  // Each needs no more than the one before it.
+  // Each preset needs no more memory than the one before it.
   for (const char* layout : {"layout.dp=1", "layout.dp=2"}) {
     std::int64_t before = peak({"memory.preset=basic", layout});
     for (const char* preset : {"standard", "aggressive", "extreme"}) {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr sg::BatchSpec batch_of_4{.global = 4, .micro = 1, .seq = 8};
 
-// Neither vocabulary divides by 2.
+// Both vocabularies are odd.
 sg::Model small(bool llama, int layers) {
   if (llama) {
     return sg::llama({.layers   = layers,
@@ -62,7 +62,7 @@ std::int64_t sum(const sg::MemoryRequirement& of) {
   return std::accumulate(of.at_peak.begin(), of.at_peak.end(), of.unused_bytes);
 }
 
-// Bytes of the buffers that a rank's weights have, each once: a tied one shares its value.
+// The bytes of the buffers of a rank's weights. A buffer that tied weights share counts once.
 std::int64_t bytes_of(const sg::StepGraph& step, sg::Rank rank,
                       std::initializer_list<sg::StoredRange sg::StepWeight::*> of) {
   std::set<std::uint32_t> buffers;
@@ -78,7 +78,7 @@ std::int64_t bytes_of(const sg::StepGraph& step, sg::Rank rank,
 
 }  // namespace
 
-TEST_CASE("what a rank needs by role adds up to its arena, the roles of weights to their bytes, in rows for all ranks",
+TEST_CASE("the requirements of a rank add up to its arena, and those of weights to the weights' bytes",
           "[graphs][memory]") {
   const std::vector<sg::Plan> all = plans();
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -114,7 +114,7 @@ TEST_CASE("what a rank needs by role adds up to its arena, the roles of weights 
   }
 }
 
-TEST_CASE("a rank of a whole step needs what it needs alone", "[graphs][memory]") {
+TEST_CASE("a rank needs the same memory in the whole step and built alone", "[graphs][memory]") {
   const sg::Plan plan{.layout = {.tp = 2, .pp = 2}, .recompute = sg::Recompute::full};
   const auto step  = sg::training_step(small(true, 2), plan, batch_of_4);
   const auto alone = sg::training_step(small(true, 2), plan, batch_of_4, {.only = sg::Rank{3}});
@@ -124,7 +124,7 @@ TEST_CASE("a rank of a whole step needs what it needs alone", "[graphs][memory]"
   CHECK(a.node == b.node);
 }
 
-TEST_CASE("every buffer of a step has a role, what passes add as well", "[graphs][memory]") {
+TEST_CASE("every buffer of a step has a role, also those that passes add", "[graphs][memory]") {
   sg::Plan plan{.layout    = {.dp = 2, .tp = 2, .pp = 2},
                 .precision = {.param = sg::DType::bf16, .reduce = sg::DType::bf16},
                 .recompute = sg::Recompute::full,
@@ -156,7 +156,7 @@ TEST_CASE("every buffer of a step has a role, what passes add as well", "[graphs
     CAPTURE(name);
     CHECK(role_of(name) == Roles{MemoryRole::other});
   }
-  REQUIRE(step.graph.num_buffers() < ring.graph.num_buffers());  // the ring has buffers of its own
+  REQUIRE(step.graph.num_buffers() < ring.graph.num_buffers());  // the ring adds buffers
   for (std::uint32_t i = 0; i < ring.graph.num_buffers(); ++i) {
     const bool added = i >= step.graph.num_buffers();
     CHECK(ring.role(sg::Buffer{i}) == (added ? MemoryRole::other : step.role(sg::Buffer{i})));
@@ -167,7 +167,7 @@ TEST_CASE("every buffer of a step has a role, what passes add as well", "[graphs
   CHECK(logits.role(logits.ranks[0].logits[0]) == MemoryRole::activations);
 }
 
-TEST_CASE("what a sharded step gathers and reduces goes through slots, what it keeps has the roles of wholes",
+TEST_CASE("slots of a sharded step have the role slots, and shards have the roles of whole weights",
           "[graphs][memory]") {
   const auto step_of = [](sg::ReduceWhen reduce, sg::DType travel = sg::DType::f32) {
     return sg::training_step(small(false, 2),
@@ -223,7 +223,8 @@ TEST_CASE("full sharding keeps a share of parameters, gradients and optimizer st
   CHECK(full[MemoryRole::slots] > 0);
 }
 
-TEST_CASE("data-parallel ranks are alike, tensor-parallel ones where their pieces are", "[graphs][memory]") {
+TEST_CASE("data-parallel ranks share a row, and tensor-parallel ranks do if their pieces are equal",
+          "[graphs][memory]") {
   const auto ranks_of = [](const sg::Plan& plan, int vocab, const sg::MemoryRequirementOptions& options = {}) {
     const auto model = sg::gpt2({.layers = 3, .width = 16, .heads = 4, .context = 8, .vocab = vocab});
     std::vector<std::vector<int>> out;
@@ -237,17 +238,16 @@ TEST_CASE("data-parallel ranks are alike, tensor-parallel ones where their piece
   CHECK(ranks_of({.layout = {.dp = 4}}, 32) == Rows{{0, 1, 2, 3}});
   CHECK(ranks_of({.layout = {.dp = 2, .tp = 2}}, 32) == Rows{{0, 1, 2, 3}});
   CHECK(ranks_of({.layout = {.dp = 2, .tp = 2}}, 33) == Rows{{0, 2}, {1, 3}});
-  // Only the ends of the pipeline know the vocabulary.
+  // Only the first and the last stage have weights of the vocabulary.
   CHECK(ranks_of({.layout = {.tp = 2, .pp = 3}}, 33) == Rows{{0}, {1}, {2, 3}, {4}, {5}});
   CHECK(ranks_of({.layout = {.dp = 2, .tp = 2}}, 33, {.rank = sg::Rank{2}}) == Rows{{0, 2}});
   CHECK_THROWS_WITH(ranks_of({.layout = {.dp = 2}}, 32, {.rank = sg::Rank{2}}),
                     ContainsSubstring("rank 2: is not in the layout (0 to 1)"));
 }
 
-TEST_CASE("recomputation takes from activations what layers need not keep, and nothing from the rest",
-          "[graphs][memory]") {
-  // Rows of a microbatch, as in recompute_step_test: with gradients kept, the peak is at the head's product, or where a
-  // layer is computed again at the last product of its MLP.
+TEST_CASE("recomputation reduces activations by what layers need not keep, and no other role", "[graphs][memory]") {
+  // The same sizes as in recompute_step_test. With persistent gradients, the peak is at the product of the head or,
+  // with full recomputation, at the last product of a layer's MLP.
   constexpr std::int64_t rows = 128, width = 64, heads = 4, inner = 1024, vocab = 48, element = 4, layers = 4;
   constexpr std::int64_t all = element * rows * (8 * width + 2 * inner + heads + 4), input = element * rows * width,
                          attention = element * rows * (width + heads),
@@ -270,7 +270,8 @@ TEST_CASE("recomputation takes from activations what layers need not keep, and n
   }
 }
 
-TEST_CASE("an evaluation needs parameters and activations, but no gradient and no optimizer", "[graphs][memory]") {
+TEST_CASE("an evaluation needs parameters and activations, but no gradients and no optimizer state",
+          "[graphs][memory]") {
   const auto model    = small(false, 2);
   const auto trains   = sg::memory_requirements(model, {}, batch_of_4).at(0);
   const auto forwards = sg::memory_requirements(model, {}, batch_of_4, {.trains = false}).at(0);
@@ -281,7 +282,7 @@ TEST_CASE("an evaluation needs parameters and activations, but no gradient and n
   CHECK(forwards[MemoryRole::activations] < trains[MemoryRole::activations]);
 }
 
-TEST_CASE("seven billion parameters on 256 ranks are planned without their memory", "[graphs][memory]") {
+TEST_CASE("seven billion parameters on 256 ranks are planned without allocating them", "[graphs][memory]") {
   const auto model =
       sg::llama({.layers = 32, .width = 4096, .heads = 32, .context = 4096, .vocab = 32000, .inner = 11008});
   const sg::Plan plan{
@@ -290,7 +291,7 @@ TEST_CASE("seven billion parameters on 256 ranks are planned without their memor
       sg::memory_requirements(model, plan, {.global = 64, .micro = 1, .seq = 4096}, {.rank = sg::Rank{0}});
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].ranks.size() == 64);
-  // A share of 8 layers and of the embedding; norms are whole.
+  // An eighth of 8 layers and of the embedding. Norms are not cut.
   constexpr std::int64_t elements = 8 * (4 * 4096 * 4096 + 3 * 4096 * 11008) / 8 + 32000 * 4096 / 8 + 8 * 2 * 4096;
   CHECK(rows[0][MemoryRole::parameters] == 2 * elements);
   CHECK(rows[0][MemoryRole::optimizer] == 12 * elements);

@@ -1,4 +1,4 @@
-// Recomputation in training steps: bits, work and memory. What the pass does to a graph is in recompute_test.
+// Recomputation in training steps: bits, work and memory. recompute_test.cpp tests the pass on graphs.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -34,7 +34,7 @@ sg::Model small_llama(int layers) {
       {.layers = layers, .width = 16, .heads = 4, .kv_heads = 2, .context = 8, .vocab = 32, .inner = 40, .tied = true});
 }
 
-// Of every step: loss, norm, and the gradients of all weights on all ranks.
+// The loss, the norm and the gradients of all weights on all ranks, for every step.
 struct History {
   std::vector<double> loss, grad_norm;
   std::vector<float> gradients;
@@ -94,12 +94,12 @@ TEST_CASE("recomputation changes no bit of losses, norms and gradients", "[graph
     for (const auto kind : {sg::Recompute::selective, sg::Recompute::full}) {
       CAPTURE(kind);
       plan.recompute = kind;
-      CHECK(train(model, plan, 2) == reference);  // and the step was proved
+      CHECK(train(model, plan, 2) == reference);  // the trainer also verifies the step
     }
   }
 }
 
-TEST_CASE("full recomputation repeats a layer but for what only makes its output, selective its attention alone",
+TEST_CASE("full recomputation repeats a layer up to its last product, selective only its attention",
           "[graphs][recompute]") {
   const auto model     = GENERATE(small_gpt2, small_llama)(2);
   const auto kind      = GENERATE(sg::Recompute::selective, sg::Recompute::full);
@@ -111,7 +111,7 @@ TEST_CASE("full recomputation repeats a layer but for what only makes its output
   plan.recompute         = kind;
   const sg::Graph after  = sg::training_step(model, plan, batch_of_4).graph;
 
-  // What is to run again, by name: of each rank, microbatch and layer all forward nodes before the last product.
+  // The nodes to repeat, by name: all forward nodes of a rank, microbatch and layer before the last product.
   std::map<std::pair<sg::Rank, std::string>, double> expected;
   std::map<std::tuple<sg::Rank, int, int>, std::vector<sg::Node>> layers;
   double flops = 0, flops_after = 0;
@@ -147,11 +147,11 @@ TEST_CASE("full recomputation repeats a layer but for what only makes its output
   CHECK(found == expected);
   CHECK(num_found == num_expected);
   CHECK(after.num_nodes() == before.num_nodes() + static_cast<std::uint32_t>(num_expected));
-  CHECK(flops_after == flops);                                               // whole numbers: sums are exact
+  CHECK(flops_after == flops);                                               // integers, so sums are exact
   CHECK(parts == (kind == sg::Recompute::full && tp == 2 ? 2 * 4 * 2 : 0));  // ranks, microbatches, layers
 }
 
-TEST_CASE("buffers of a step keep their numbers, and without a backward nothing is repeated", "[graphs][recompute]") {
+TEST_CASE("recomputation keeps buffer ids, and does not change a step without a backward", "[graphs][recompute]") {
   const auto model = small_gpt2(2);
   const auto kind  = GENERATE(sg::Recompute::selective, sg::Recompute::full);
   sg::Plan plan{.layout = {.tp = 2, .pp = 2}};
@@ -161,7 +161,7 @@ TEST_CASE("buffers of a step keep their numbers, and without a backward nothing 
   const auto after   = sg::training_step(model, plan, batch_of_4);
   CHECK(sg::forward_step(model, plan, batch_of_4).graph == forward.graph);
   CHECK(sg::recompute(before.graph, sg::Recompute::none) == before.graph);
-  CHECK(sg::recompute(after.graph, kind) == after.graph);  // done is done
+  CHECK(sg::recompute(after.graph, kind) == after.graph);  // the pass is idempotent
   REQUIRE(after.graph.num_buffers() > before.graph.num_buffers());
   for (std::uint32_t i = 0; i < before.graph.num_buffers(); ++i) {
     CHECK(after.graph.spec(sg::Buffer{i}) == before.graph.spec(sg::Buffer{i}));
@@ -172,7 +172,7 @@ TEST_CASE("buffers of a step keep their numbers, and without a backward nothing 
   CHECK_THAT(drawing.str(), ContainsSubstring("recompute"));
 }
 
-TEST_CASE("a stage's last layer can run again before the gradient of its output has come", "[graphs][recompute]") {
+TEST_CASE("a stage's last layer can be recomputed before the gradient of its output arrives", "[graphs][recompute]") {
   const auto step =
       sg::training_step(small_gpt2(2), {.layout = {.pp = 2}, .recompute = sg::Recompute::full}, batch_of_4);
   std::vector<sg::Node> received, repeated;
@@ -189,7 +189,7 @@ TEST_CASE("a stage's last layer can run again before the gradient of its output 
 
 namespace {
 
-// Rows of a microbatch: 2 sequences of 64 tokens.
+// A microbatch has 128 rows: 2 sequences of 64 tokens.
 constexpr sg::BatchSpec batch_of_8{.global = 8, .micro = 2, .seq = 64};
 constexpr std::int64_t rows = 128, width = 64, heads = 4, kv_width = 32, inner = 1024, vocab = 48, element = 4;
 
@@ -201,11 +201,11 @@ sg::Model sized(bool llama, int layers) {
   return sg::gpt2({.layers = layers, .width = 64, .heads = 4, .context = 64, .vocab = 48, .inner = 1024});
 }
 
-// Bytes that are kept of one layer for one microbatch, from its forward to its backward.
+// The bytes of one layer that are kept for one microbatch from its forward to its backward.
 std::int64_t kept_bytes(bool llama, sg::Recompute kind) {
   const std::int64_t input = rows * width, attention = rows * width, log_sums = rows * heads;
   if (kind == sg::Recompute::full) return element * input;
-  const std::int64_t norms  = 2 * rows * width + rows * (llama ? 2 : 4);  // results; scales, and centers
+  const std::int64_t norms  = 2 * rows * width + rows * (llama ? 2 : 4);  // outputs, scales, and centers of layer norms
   const std::int64_t qkv    = rows * (llama ? width + 2 * kv_width : 3 * width);
   const std::int64_t middle = rows * width;                    // the first residual
   const std::int64_t mlp    = rows * inner * (llama ? 3 : 2);  // before and after the activation
@@ -213,8 +213,8 @@ std::int64_t kept_bytes(bool llama, sg::Recompute kind) {
   return element * (kind == sg::Recompute::selective ? all - attention - log_sums : all);
 }
 
-// The most bytes of step memory alive at once, without what is there for all of the step: losses and summands of the
-// norm. Gradients are kept, so they are persistent.
+// The largest number of bytes of step memory alive at once, by rank. Without losses and sums of squares, which are
+// alive during the whole step. Gradients are persistent here.
 std::vector<std::int64_t> peaks(const sg::StepGraph& step) {
   const sg::MemoryPlan plan = sg::plan_memory(step.graph);
   std::vector<std::int64_t> out;
@@ -233,7 +233,7 @@ std::vector<std::int64_t> peaks(const sg::StepGraph& step) {
 
 }  // namespace
 
-TEST_CASE("each layer adds to the planned peak what is kept of it, for every microbatch in flight",
+TEST_CASE("each layer adds the bytes it keeps to the planned peak, for every microbatch in flight",
           "[graphs][recompute]") {
   const bool llama = GENERATE(false, true);
   const auto kind  = GENERATE(sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full);
@@ -249,26 +249,26 @@ TEST_CASE("each layer adds to the planned peak what is kept of it, for every mic
   }
 }
 
-TEST_CASE("the planned peak is what is kept of all layers, and one layer's activations on top", "[graphs][recompute]") {
+TEST_CASE("the planned peak is the kept bytes of all layers plus the activations of one layer or of the head",
+          "[graphs][recompute]") {
   const auto kind  = GENERATE(sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full);
   const int layers = GENERATE(1, 4);
   CAPTURE(kind, layers);
   const auto step = sg::training_step(sized(false, layers), {.recompute = kind}, batch_of_8, {.keep_gradients = true});
-  // At the last product of a layer's MLP, whose backward comes first: of the layer all is there, but selective has not
-  // recomputed its attention yet, and the gradient of the product's output. What was activated is done with after the
-  // weight gradient; the gradient through the activation is as large.
+  // At the last product of a layer's MLP, which is the first in its backward. All activations of the layer exist (with
+  // selective, not yet the recomputed attention), and the gradient of the product's output. The activated tensor is
+  // not needed after the weight gradient; the gradient through the activation is as large.
   const std::int64_t of_layer =
       kept_bytes(false, kind == sg::Recompute::full ? sg::Recompute::none : kind) - kept_bytes(false, kind);
   const std::int64_t at_product = of_layer + element * rows * width;
-  // Or at the head's product: its input, what became of that in a norm, with scales and centers, the gradient of that,
-  // and logits.
+  // Or at the product of the head: its input before and after the norm, the scales and centers of the norm, the
+  // gradient of the normed tensor, and the logits.
   const std::int64_t at_head = element * rows * (3 * width + 2 + vocab);
   CHECK(peaks(step)[0] == layers * kept_bytes(false, kind) + std::max(at_product, at_head));
 }
 
-// W reads what I read: where all I of a stage come before its W, all of its layers have been recomputed by then.
-TEST_CASE("with weight gradients apart from input gradients, recomputed activations stay until both have read them",
-          "[graphs][recompute]") {
+// W reads the same activations as I. If all I of a stage come before its W, all of its layers are recomputed by then.
+TEST_CASE("if W is apart from I, recomputed activations stay until both have read them", "[graphs][recompute]") {
   const auto of = [](sg::Recompute kind, const char* schedule) {
     const sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = schedule}, .recompute = kind};
     return peaks(sg::training_step(sized(false, 4), plan, batch_of_8, {.keep_gradients = true}));

@@ -29,7 +29,7 @@ TEST_CASE("a forward step drops gathered weights after each use and has no seque
   CHECK(forward.shard.reshard_after_forward);
 }
 
-TEST_CASE("a resolved plan resolves to itself, and the given plan stays as it is", "[graphs][step]") {
+TEST_CASE("a resolved plan resolves to itself, and the given plan is unchanged", "[graphs][step]") {
   const bool trains = GENERATE(true, false);
   const int dp      = GENERATE(1, 2);
   sg::Plan plan{.layout = {.dp = dp, .tp = 2}, .shard = {.strategy = sg::Shard::full}};

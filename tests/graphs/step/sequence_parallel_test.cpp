@@ -10,7 +10,7 @@
 #include "graphs/models/llama.hpp"
 #include "graphs/step/training_step.hpp"
 
-// That it trains right is in golden_test.cpp; here: what it is made of.
+// The nodes and bytes of sequence parallelism. golden_test.cpp tests that it trains correctly.
 namespace sg = stepgraph;
 using Catch::Matchers::Message;
 
@@ -26,7 +26,7 @@ sg::StepGraph step_of(const sg::Model& model, sg::LayoutSpec layout, bool shares
   return sg::training_step(model, {.layout = layout}, {.global = 8, .micro = 2, .seq = 16});
 }
 
-// Nodes of rank 0 on its tensor-parallel lane, by op; of one microbatch and layer.
+// The number of nodes by op on rank 0's tensor-parallel lane, for one microbatch and layer.
 std::map<std::string, int> collectives(const sg::StepGraph& step, int layer) {
   std::map<std::string, int> found;
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
@@ -39,18 +39,18 @@ std::map<std::string, int> collectives(const sg::StepGraph& step, int layer) {
 
 }  // namespace
 
-TEST_CASE("with sequence parallelism gathers and scatters take the place of all-reduces", "[graphs][sequence]") {
+TEST_CASE("with sequence parallelism all-gathers and reduce-scatters replace all-reduces", "[graphs][sequence]") {
   const std::string kind = GENERATE("gpt2", "llama");
   CAPTURE(kind);
   const sg::StepGraph whole  = step_of(model_of(kind), {.tp = 2}, false),
                       shared = step_of(model_of(kind), {.tp = 2}, true);
   sg::verify(shared);
-  // Two halves of a layer, each summed up and copied, forward and backward.
+  // Attention and MLP each have a tp_copy and a tp_sum, forward and backward.
   CHECK(collectives(whole, 1) == std::map<std::string, int>{{"all_reduce", 4}});
   CHECK(collectives(shared, 1) == std::map<std::string, int>{{"all_gather", 4}, {"reduce_scatter", 4}});
 }
 
-TEST_CASE("sequence parallelism sends and keeps a rank's share of the rows", "[graphs][sequence]") {
+TEST_CASE("with sequence parallelism a rank sends and keeps its share of the rows", "[graphs][sequence]") {
   const sg::Model model     = model_of("gpt2");
   const sg::LayoutSpec both = {.tp = 2, .pp = 2};
   const sg::StepGraph whole = step_of(model, both, false), shared = step_of(model, both, true);
@@ -69,12 +69,12 @@ TEST_CASE("sequence parallelism sends and keeps a rank's share of the rows", "[g
   CHECK(peak(shared) < peak(whole));
 }
 
-TEST_CASE("sequence parallelism of one rank is nothing", "[graphs][sequence]") {
+TEST_CASE("sequence parallelism with one tensor-parallel rank changes nothing", "[graphs][sequence]") {
   const sg::StepGraph shared = step_of(model_of("gpt2"), {.dp = 2}, true);
   CHECK(shared.graph == step_of(model_of("gpt2"), {.dp = 2}, false).graph);
 }
 
-TEST_CASE("rows that do not divide over tensor-parallel ranks are refused", "[graphs][sequence][refuses]") {
+TEST_CASE("sequence parallelism is refused if tp does not divide the rows", "[graphs][sequence][refuses]") {
   CHECK_THROWS_MATCHES(
       sg::training_step(model_of("gpt2"), {.layout = {.tp = 2, .sequence_parallel = true}},
                         {.global = 2, .micro = 1, .seq = 15}),

@@ -1,5 +1,5 @@
-// Sharding in company: groups of replicas, reducing after each microbatch and keeping weights between microbatches,
-// with tensor and pipeline parallelism, schedules and bf16.
+// Combinations of sharding: groups of replicas, reducing after each microbatch, and keeping weights between
+// microbatches, with tensor and pipeline parallelism, schedules and bf16.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
@@ -18,12 +18,12 @@ namespace {
 
 constexpr int num_steps = 3;
 
-// Not every form of sharding with every model, to be quick.
+// One combination of model and sharding. Not all combinations are tested, to save time.
 struct Form {
   std::string kind;
   Shard strategy;
   bool flat;
-  sg::DType travel = sg::DType::f32;  // in which gradients do
+  sg::DType travel = sg::DType::f32;  // type of the gradients between ranks
 };
 
 sg::Model model_of(const std::string& kind) {
@@ -34,7 +34,8 @@ sg::BatchSpec batch_of(const sg::Plan& plan, int microbatches) {
   return {.global = plan.layout.dp * microbatches, .micro = 1, .seq = 8};
 }
 
-// The run without sharding; several are compared with each. And without a pipeline, which changes no bits.
+// The run without sharding and without a pipeline, which changes no bits. Cached, because several runs are compared
+// with it.
 const History& whole(const std::string& kind, sg::Plan plan, int microbatches) {
   static std::map<std::string, History> runs;
   plan.shard            = {};
@@ -63,7 +64,7 @@ sg::ShardPlan hybrid(int group, ReduceWhen reduce, bool flat) {
 
 }  // namespace
 
-TEST_CASE("groups of replicas go with tensor and with pipeline parallelism", "[graphs][shard]") {
+TEST_CASE("hybrid sharding works with tensor and with pipeline parallelism", "[graphs][shard]") {
   const bool flat             = GENERATE(true, false);
   const std::string kind      = flat ? "gpt2" : "llama";
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{.dp = 4, .tp = 2}, sg::LayoutSpec{.dp = 4, .pp = 2},
@@ -75,7 +76,7 @@ TEST_CASE("groups of replicas go with tensor and with pipeline parallelism", "[g
   check_near(sharded(kind, plan, 2), whole(kind, plan, 2));
 }
 
-TEST_CASE("one group of all ranks is full sharding: the bits of none", "[graphs][shard]") {
+TEST_CASE("hybrid sharding with one group of all ranks has the bits of no sharding", "[graphs][shard]") {
   const bool flat             = GENERATE(true, false);
   const std::string kind      = flat ? "llama" : "gpt2";
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{.dp = 2, .tp = 2}, sg::LayoutSpec{.dp = 2, .pp = 2});
@@ -84,7 +85,7 @@ TEST_CASE("one group of all ranks is full sharding: the bits of none", "[graphs]
   CHECK(sharded(kind, plan, 2) == whole(kind, plan, 2));
 }
 
-TEST_CASE("reducing after each microbatch goes with pipelines and chunks", "[graphs][shard]") {
+TEST_CASE("reducing after each microbatch works with pipelines and chunks", "[graphs][shard]") {
   const auto [kind, strategy, flat, travel] =
       GENERATE(Form{"gpt2", Shard::full, true}, Form{"llama", Shard::full, false}, Form{"llama", Shard::grad_op, true});
   const std::string schedule = GENERATE("1f1b", "zb-h1", "interleaved");
@@ -97,7 +98,7 @@ TEST_CASE("reducing after each microbatch goes with pipelines and chunks", "[gra
   check_near(sharded(kind, plan, 4), whole(kind, plan, 4));
 }
 
-TEST_CASE("in bf16, reducing after each of one microbatch has the bits of reducing once",
+TEST_CASE("in bf16, with one microbatch, reducing after each has the bits of reducing once",
           "[graphs][shard][precision]") {
   const auto [kind, strategy, flat, travel] =
       GENERATE(Form{"gpt2", Shard::grad_op, false}, Form{"llama", Shard::full, true, sg::DType::bf16});
@@ -109,9 +110,10 @@ TEST_CASE("in bf16, reducing after each of one microbatch has the bits of reduci
   CHECK(sharded(kind, plan, 1) == whole(kind, plan, 1));
 }
 
-// Sums of gradients differ in their last bits, and where they travel in bf16 each microbatch's is rounded: now and then
-// a weight becomes the bf16 number beside. The first step's weights are the same.
-TEST_CASE("in bf16, reducing after each of several microbatches is near", "[graphs][shard][precision]") {
+// Sums of gradients differ in their last bits. If gradients travel in bf16, the gradient of each microbatch is rounded.
+// A weight is then sometimes rounded to the adjacent bf16 number. The weights of the first step are the same.
+TEST_CASE("in bf16, reducing after each of several microbatches is close to reducing once",
+          "[graphs][shard][precision]") {
   const auto [kind, strategy, flat, travel] =
       GENERATE(Form{"gpt2", Shard::grad_op, false}, Form{"llama", Shard::full, true, sg::DType::bf16});
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{.dp = 2}, sg::LayoutSpec{.dp = 2, .pp = 2});
@@ -126,7 +128,7 @@ TEST_CASE("in bf16, reducing after each of several microbatches is near", "[grap
   CHECK(std::abs(got.grad_norm[0] / expected.grad_norm[0] - 1) < (travel == sg::DType::f32 ? 1e-6 : 0x1p-8));
 }
 
-TEST_CASE("weights kept between microbatches are the same whatever is gathered ahead", "[graphs][shard]") {
+TEST_CASE("keeping weights between microbatches works with every kind of prefetch", "[graphs][shard]") {
   const auto prefetch        = GENERATE(sg::Prefetch::backward_pre, sg::Prefetch::backward_post, sg::Prefetch::none);
   const bool forward         = GENERATE(true, false);
   const std::string schedule = GENERATE("1f1b", "interleaved");

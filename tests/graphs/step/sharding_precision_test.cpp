@@ -1,4 +1,5 @@
-// Sharding in other types than fp32: gathered as ops compute, reduced as the plan says, kept in fp32 shares.
+// Sharding with types other than fp32: weights are gathered in the type of the ops, gradients are reduced in the type
+// of the plan, and shards are kept in fp32.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -34,12 +35,12 @@ sg::Plan whole(sg::Plan plan) {
   return plan;
 }
 
-// With a first scale at which steps overflow.
+// The first steps overflow at this loss scale.
 constexpr sg::LossScale overflows{.scaling = sg::Scaling::dynamic, .value = 0x1p24};
 
 }  // namespace
 
-TEST_CASE("in bf16 and fp16 sharding changes no bits, no loss scale and no skipped step",
+TEST_CASE("in bf16 and fp16 sharding changes no bits, no loss scales and no skipped steps",
           "[graphs][shard][precision]") {
   const auto model            = GENERATE(small_gpt2, small_llama)(0);
   const DType type            = GENERATE(DType::bf16, DType::f16);
@@ -60,7 +61,8 @@ TEST_CASE("in bf16 and fp16 sharding changes no bits, no loss scale and no skipp
   CHECK((got == sg::testing::train_scaled(model, whole(plan), batch, 12)));
 }
 
-TEST_CASE("gradients reduced in two bytes have the bits that they have in buckets", "[graphs][shard][precision]") {
+TEST_CASE("gradients reduced in a 2-byte type have the same bits with and without sharding",
+          "[graphs][shard][precision]") {
   const DType param    = GENERATE(DType::f32, DType::bf16);
   const DType reduce   = GENERATE(DType::bf16, DType::f16);
   const Shard strategy = GENERATE(Shard::zero1, Shard::grad_op, Shard::full);
@@ -72,7 +74,7 @@ TEST_CASE("gradients reduced in two bytes have the bits that they have in bucket
   CHECK((train(small_llama(), plan, batch, 4) == train(small_llama(), whole(plan), batch, 4)));
 }
 
-TEST_CASE("a rank's share of gradients stays as it travelled, and can be read", "[graphs][shard][precision]") {
+TEST_CASE("a rank's shard of low-precision gradients keeps its type and can be read", "[graphs][shard][precision]") {
   const Shard strategy = GENERATE(Shard::zero1, Shard::grad_op, Shard::full, Shard::hybrid);
   const auto when      = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);
   CAPTURE(to_string(strategy), to_string(when));
@@ -105,8 +107,7 @@ TEST_CASE("a rank's share of gradients stays as it travelled, and can be read", 
     CHECK(std::abs(shared[i] - expected[i]) <= 0x1p-7 * std::abs(expected[i]) + 1e-5);
 }
 
-TEST_CASE("norms in fp32 stay whole beside sharded weights of two bytes, with the same bits",
-          "[graphs][shard][precision]") {
+TEST_CASE("fp32 norms stay whole beside sharded 2-byte weights, with the same bits", "[graphs][shard][precision]") {
   const auto model     = GENERATE(small_gpt2, small_llama)(0);
   const Shard strategy = GENERATE(Shard::zero1, Shard::full);
   CAPTURE(model.kind, to_string(strategy));
@@ -120,13 +121,13 @@ TEST_CASE("norms in fp32 stay whole beside sharded weights of two bytes, with th
   }
 }
 
-TEST_CASE("gradients of several microbatches that are reduced after each do not stay narrow",
+TEST_CASE("low-precision gradients are refused if several microbatches are reduced one by one",
           "[graphs][shard][precision][refuses]") {
   sg::Plan plan =
       plan_of({.dp = 2}, Shard::full, {.param = DType::bf16, .reduce = DType::bf16, .keep_low_precision_grads = true});
   plan.shard.reduce = sg::ReduceWhen::each;
   CHECK_THROWS_MATCHES(
       sg::training_step(small_gpt2(), plan, batch), sg::Error,
-      Message("precision.keep_low_precision_grads: with shard.reduce each and 2 microbatches, whose sum would be "
-              "rounded after each (false, or shard.reduce last)"));
+      Message("precision.keep_low_precision_grads: true with shard.reduce each and 2 microbatches would round the sum "
+              "after each microbatch (false, or shard.reduce last)"));
 }

@@ -1,4 +1,4 @@
-// Keys of a config's `shard` that others leave nothing to do.
+// Keys of the config section `shard` that have no effect with the other settings.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -20,7 +20,7 @@ using Overrides = std::vector<std::string>;
 
 sg::Config with(const Overrides& overrides) { return sg::parse_config(smallest, overrides); }
 
-// What a config is refused with; empty where it is not.
+// The error message for a config; empty if it is accepted.
 std::string refusal(const Overrides& overrides) {
   try {
     static_cast<void>(with(overrides));
@@ -36,7 +36,7 @@ Overrides joined(Overrides a, const Overrides& b) {
   return a;
 }
 
-// A strategy as a config says it.
+// The overrides that choose a strategy.
 Overrides strategy(const std::string& name) {
   if (name == "hybrid") return {"shard.strategy=hybrid", "shard.group=2"};
   return {"shard.strategy=" + name};
@@ -44,17 +44,17 @@ Overrides strategy(const std::string& name) {
 
 struct Idle {
   std::string key, given;
-  std::vector<std::string> strategies;  // with which it does nothing
+  std::vector<std::string> strategies;  // those with which the key has no effect
   std::string why;
 };
 
 }  // namespace
 
-TEST_CASE("a key that does nothing with a strategy is refused with those that have it",
+TEST_CASE("a key without effect in a strategy is refused, with the strategies that use it",
           "[graphs][config][shard][refuses]") {
-  const std::string cut = "cuts no weights (zero1, grad_op, full or hybrid)",
-                    use = "gathers no weights for their use (full or hybrid)",
-                    all = "reduces gradients unit by unit (strategy none, where all are in buckets)";
+  const std::string cut = "shards nothing (strategy zero1, grad_op, full or hybrid)",
+                    use = "gathers no weights in forward or backward (strategy full or hybrid)",
+                    all = "reduces gradients unit by unit (strategy none, which reduces buckets)";
   const std::vector<std::string> none{"none"}, whole{"none", "zero1", "grad_op"},
       units{"zero1", "grad_op", "full", "hybrid"};
   const std::vector<Idle> keys{
@@ -73,12 +73,14 @@ TEST_CASE("a key that does nothing with a strategy is refused with those that ha
       const bool refused = std::find(idle.strategies.begin(), idle.strategies.end(), each) != idle.strategies.end();
       const std::string shown = idle.key == "units" ? "'model'" : idle.given;
       CHECK(refusal(joined(strategy(each), {sg::str("shard.", idle.key, "=", idle.given)})) ==
-            (refused ? sg::str("shard.", idle.key, ": ", shown, " with strategy ", each, ", which ", idle.why) : ""));
+            (refused
+                 ? sg::str("shard.", idle.key, ": ", shown, " has no effect with strategy ", each, ", which ", idle.why)
+                 : ""));
     }
   }
 }
 
-TEST_CASE("a key that does nothing with another key is refused with what that one would have to be",
+TEST_CASE("a key without effect beside another key is refused, with the setting that would make it useful",
           "[graphs][config][shard][refuses]") {
   struct Refused {
     Overrides overrides;
@@ -86,30 +88,35 @@ TEST_CASE("a key that does nothing with another key is refused with what that on
   };
   const std::vector<Refused> cases{
       {{"shard.strategy=full", "shard.grad_slots=3"},
-       "shard.grad_slots: 3 with reduce last, where gradients of all units wait whole for the end (each)"},
+       "shard.grad_slots: 3 has no effect with reduce last, which keeps the whole gradients of all units until the "
+       "last microbatch (reduce each)"},
       {{"shard.grad_slots=1"},
-       "shard.grad_slots: 1 with reduce last, where gradients of all units wait whole for the end (each)"},
+       "shard.grad_slots: 1 has no effect with reduce last, which keeps the whole gradients of all units until the "
+       "last microbatch (reduce each)"},
       {{"shard.strategy=full", "shard.reshard_after_forward=false", "shard.slots=1"},
-       "shard.slots: 1 with reshard_after_forward false, where each unit has a place of its own (reshard_after_forward "
-       "true, keep_between_microbatches false)"},
+       "shard.slots: 1 has no effect with reshard_after_forward false, which keeps every unit gathered in its own "
+       "buffer (reshard_after_forward true, keep_between_microbatches false)"},
       {{"shard.strategy=full", "shard.keep_between_microbatches=true", "shard.slots=1"},
-       "shard.slots: 1 with keep_between_microbatches true, where each unit has a place of its own "
-       "(reshard_after_forward true, keep_between_microbatches false)"},
+       "shard.slots: 1 has no effect with keep_between_microbatches true, which keeps every unit gathered in its own "
+       "buffer (reshard_after_forward true, keep_between_microbatches false)"},
       {{"shard.strategy=full", "shard.reshard_after_forward=false", "shard.prefetch=none"},
-       "shard.prefetch: none with reshard_after_forward false, where backward gathers nothing (true)"},
+       "shard.prefetch: none has no effect with reshard_after_forward false, because backward gathers no weights "
+       "(reshard_after_forward true)"},
       {{"shard.delay_all_reduce=true", "shard.bucket_mb=3"},
-       "shard.bucket_mb: 3 with delay_all_reduce, which makes one bucket of a stage (delay_all_reduce false)"},
+       "shard.bucket_mb: 3 has no effect with delay_all_reduce true, which puts all gradients of a stage in one bucket "
+       "(delay_all_reduce false)"},
       {{"shard.delay_all_reduce=true", "shard.first_bucket_mb=1"},
-       "shard.first_bucket_mb: 1 with delay_all_reduce, which makes one bucket of a stage (delay_all_reduce false)"},
+       "shard.first_bucket_mb: 1 has no effect with delay_all_reduce true, which puts all gradients of a stage in one "
+       "bucket (delay_all_reduce false)"},
       {{"shard.strategy=zero1", "shard.min_params=0", "shard.bucket_mb=3"},
-       "shard.bucket_mb: 3 with strategy zero1, which with min_params 0 cuts all weights and has no buckets (strategy "
-       "none, or min_params of more than 0)"},
+       "shard.bucket_mb: 3 has no effect with strategy zero1 and min_params 0, which shard all weights and leave no "
+       "buckets (strategy none, or min_params above 0)"},
       {{"shard.strategy=full", "shard.min_params=0", "shard.first_bucket_mb=3"},
-       "shard.first_bucket_mb: 3 with strategy full, which with min_params 0 cuts all weights and has no buckets "
-       "(strategy none, or min_params of more than 0)"},
+       "shard.first_bucket_mb: 3 has no effect with strategy full and min_params 0, which shard all weights and leave "
+       "no buckets (strategy none, or min_params above 0)"},
       {{"shard.strategy=full", "shard.min_params=0", "shard.bucket_views=false"},
-       "shard.bucket_views: false with strategy full, which with min_params 0 cuts all weights and has no buckets "
-       "(strategy none, or min_params of more than 0)"},
+       "shard.bucket_views: false has no effect with strategy full and min_params 0, which shard all weights and leave "
+       "no buckets (strategy none, or min_params above 0)"},
   };
   for (const Refused& each : cases) {
     CAPTURE(each.overrides);
@@ -117,27 +124,25 @@ TEST_CASE("a key that does nothing with another key is refused with what that on
   }
 }
 
-TEST_CASE("hybrid sharding without a group is refused with the groups that would do",
-          "[graphs][config][shard][refuses]") {
+TEST_CASE("hybrid sharding without a group is refused, with the possible groups", "[graphs][config][shard][refuses]") {
   const auto refused = [](int dp, const Overrides& more = {}) {
     return refusal(
         joined({sg::str("layout.dp=", dp), sg::str("batch.global=", 2 * dp), "shard.strategy=hybrid"}, more));
   };
   const std::string missing =
-      "shard.group: missing with strategy hybrid: how many neighbours keep a whole between them ";
-  CHECK(refused(12) == missing + "(a divisor of 12: 2, 3, 4, 6 or 12)");
-  CHECK(refused(7) == missing + "(a divisor of 7: 7)");
-  CHECK(refused(1) == missing + "(1)");
+      "shard.group: missing with strategy hybrid (number of ranks that share one copy of the weights; ";
+  CHECK(refused(12) == missing + "a divisor of 12: 2, 3, 4, 6 or 12)");
+  CHECK(refused(7) == missing + "a divisor of 7: 7)");
+  CHECK(refused(1) == missing + "1)");
   CHECK(refused(12, {"shard.group=5"}) ==
         "shard.group: 5 ranks do not divide layout.dp, 12 (a divisor of 12: 2, 3, 4, 6 or 12)");
   CHECK(refused(4, {"shard.group=1"}) ==
-        "shard.group: 1 with strategy hybrid, where each rank keeps a whole (a divisor of 4: 2 or 4; or strategy "
-        "none)");
+        "shard.group: 1 with strategy hybrid shards nothing (a divisor of 4: 2 or 4; or strategy none)");
   for (const int group : {2, 3, 4, 6, 12}) CHECK(refused(12, {sg::str("shard.group=", group)}).empty());
   CHECK(refused(1, {"shard.group=1"}).empty());
 }
 
-TEST_CASE("a default is never refused, whoever writes it down", "[graphs][config][shard]") {
+TEST_CASE("a default value is never refused, also if the config gives it", "[graphs][config][shard]") {
   const std::string each = GENERATE("none", "zero1", "grad_op", "full", "hybrid");
   const Overrides defaults{"shard.reduce=last",
                            "shard.prefetch=backward_pre",
@@ -158,7 +163,7 @@ TEST_CASE("a default is never refused, whoever writes it down", "[graphs][config
   CHECK(with(joined(strategy(each), defaults)) == with(strategy(each)));
 }
 
-TEST_CASE("what a preset chose goes with the way that it was for", "[graphs][config][shard]") {
+TEST_CASE("settings of a preset are dropped if other keys make them useless", "[graphs][config][shard]") {
   for (const sg::MemoryPreset preset : sg::all_memory_presets) {
     CAPTURE(to_string(preset));
     const std::string chosen = sg::str("memory.preset=", preset);

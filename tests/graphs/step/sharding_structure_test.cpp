@@ -1,4 +1,4 @@
-// What sharding looks like in the graph: who may run beside whom, and who needs how much memory.
+// The graphs of sharded steps: which nodes may run concurrently, and how much memory they need.
 #include <algorithm>
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -65,7 +65,7 @@ bool ordered(const sg::Graph& graph, sg::Node a, sg::Node b) {
 
 }  // namespace
 
-TEST_CASE("a layer is gathered while the one before it computes, where it has a slot", "[graphs][shard]") {
+TEST_CASE("a layer can be gathered while an earlier layer computes if there is a free slot", "[graphs][shard]") {
   const int slots          = GENERATE(1, 2, 3);
   const sg::StepGraph step = step_of({.strategy = Shard::full, .slots = slots, .min_params = 0});
   const sg::Graph& graph   = step.graph;
@@ -88,13 +88,13 @@ TEST_CASE("a layer is gathered while the one before it computes, where it has a 
   }
 }
 
-TEST_CASE("prefetch says how early weights are gathered for the backward pass", "[graphs][shard]") {
+TEST_CASE("prefetch determines how early weights are gathered for the backward pass", "[graphs][shard]") {
   const auto prefetch      = GENERATE(sg::Prefetch::backward_pre, sg::Prefetch::backward_post, sg::Prefetch::none);
   const sg::StepGraph step = step_of(
       {.strategy = Shard::full, .reduce = sg::ReduceWhen::each, .prefetch = prefetch, .slots = 3, .min_params = 0});
   const auto nodes = nodes_of(step.graph, sg::Rank{0});
   CAPTURE(to_string(prefetch));
-  for (int layer = 1; layer < 3; ++layer) {  // the last one's weights are still there from its forward pass
+  for (int layer = 1; layer < 3; ++layer) {  // the last layer still has its weights from the forward pass
     const sg::Node next    = nodes.at(sg::str("all_gather B layer", layer - 1, " mb0"));
     const sg::Node reduced = nodes.at(sg::str("reduce_scatter layer", layer, " mb0"));
     bool waits             = false;
@@ -106,7 +106,7 @@ TEST_CASE("prefetch says how early weights are gathered for the backward pass", 
   }
 }
 
-TEST_CASE("without forward prefetch a layer is gathered when the one before it has computed", "[graphs][shard]") {
+TEST_CASE("without forward prefetch a layer is gathered after the layer before it has computed", "[graphs][shard]") {
   const sg::StepGraph step = step_of({.strategy = Shard::full, .forward_prefetch = false, .slots = 3, .min_params = 0});
   const auto nodes         = nodes_of(step.graph, sg::Rank{1});
   for (int layer = 0; layer + 1 < 4; ++layer) {
@@ -115,7 +115,7 @@ TEST_CASE("without forward prefetch a layer is gathered when the one before it h
   }
 }
 
-TEST_CASE("a smaller group keeps what it gathers again, and nothing else", "[graphs][shard]") {
+TEST_CASE("a smaller reshard group keeps only the weights that it gathers again", "[graphs][shard]") {
   const bool flat          = GENERATE(true, false);
   const int microbatches   = GENERATE(1, 2);
   const sg::StepGraph step = sg::training_step(
@@ -123,7 +123,7 @@ TEST_CASE("a smaller group keeps what it gathers again, and nothing else", "[gra
       {.layout = {.dp = 4}, .shard = {.strategy = Shard::full, .min_params = 0, .flat = flat, .reshard_group = 2}},
       {.global = 4 * microbatches, .micro = 1, .seq = 16});
   CAPTURE(flat, microbatches);
-  std::map<std::uint32_t, int> reads;  // of what is kept
+  std::map<std::uint32_t, int> reads;  // reads of each kept buffer
   std::set<int> layers;
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
     if (step.graph.spec(sg::Buffer{i}).name.starts_with("kept ")) reads[i] = 0;
@@ -139,7 +139,7 @@ TEST_CASE("a smaller group keeps what it gathers again, and nothing else", "[gra
     CAPTURE(step.graph.spec(sg::Buffer{buffer}).name);
     CHECK(count == microbatches);
   }
-  // The head's backward pass follows at once, the embedding's reads no weights.
+  // The backward pass of the head follows its forward pass at once. That of the embedding reads no weights.
   CHECK(layers == std::set<int>{0, 1, 2});
   sg::verify(step);
 }
@@ -158,10 +158,10 @@ TEST_CASE("slots, prefetch and gradient slots change edges, never the set of nod
   }
 }
 
-TEST_CASE("on links of their own, all gathers but the first are hidden", "[graphs][shard]") {
+TEST_CASE("with separate links, all gathers but the first are hidden behind computation", "[graphs][shard]") {
   const int layers         = 6;
   const sg::StepGraph step = step_of({.strategy = Shard::full, .min_params = 0}, layers);
-  // Compute is slow enough that a layer's gathering fits into the layer before it.
+  // Computation is slow enough that a layer can be gathered during the layer before it.
   const sg::Machine machine   = sg::two_level_machine({.ranks          = 2,
                                                        .ranks_per_node = 2,
                                                        .inside         = {.latency_s = 1e-6, .bytes_per_s = 1e9},
@@ -179,12 +179,12 @@ TEST_CASE("on links of their own, all gathers but the first are hidden", "[graph
   CHECK(overlaps == layers - 1);
 }
 
-TEST_CASE("weight gradients alone gather nothing", "[graphs][shard]") {
+TEST_CASE("weight gradients on their own gather no weights", "[graphs][shard]") {
   sg::Plan plan{.layout = {.dp = 2, .pp = 2}, .shard = {.strategy = Shard::full, .min_params = 0}};
   plan.pipeline.schedule   = "zb-h1";
   const sg::StepGraph step = sg::training_step(model_of(4), plan, {.global = 8, .micro = 1, .seq = 16});
-  // Each unit once for the forward and once for the backward of a microbatch, or once for both where they follow one
-  // another.
+  // A unit is gathered once for the forward and once for the backward of a microbatch, or once for both if the backward
+  // follows at once.
   std::map<std::string, int> gathers;
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
     if (step.graph.op({i}) != "all_gather" || step.graph.rank({i}) != sg::Rank{0}) continue;
@@ -195,7 +195,7 @@ TEST_CASE("weight gradients alone gather nothing", "[graphs][shard]") {
 
 namespace {
 
-// Bytes of a rank's buffers whose names begin so; of the persistent ones, or the others.
+// The total bytes of a rank's buffers that satisfy `which`.
 std::int64_t bytes_of(const sg::Graph& graph, sg::Rank rank, const std::function<bool(const sg::BufferSpec&)>& which) {
   std::int64_t sum = 0;
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -207,7 +207,7 @@ std::int64_t bytes_of(const sg::Graph& graph, sg::Rank rank, const std::function
 
 }  // namespace
 
-TEST_CASE("a rank holds its share, and the slots", "[graphs][shard]") {
+TEST_CASE("a rank holds its share of the weights, and the slots", "[graphs][shard]") {
   const int ranks = 8, layers = 24;
   const sg::Model model =
       sg::gpt2({.layers = layers, .width = 64, .heads = 4, .context = 8, .vocab = 64, .tied = false});
@@ -236,7 +236,7 @@ TEST_CASE("a rank holds its share, and the slots", "[graphs][shard]") {
     const auto gradients    = bytes_of(step.graph, rank, named("gradient of "));
     const auto weight_slots = bytes_of(step.graph, rank, named("weight slot"));
     const auto grads        = bytes_of(step.graph, rank, named("gradient slot"));
-    CHECK(static_cast<double>(kept) < 1.05 * 3 * parameters / ranks);  // values, and two numbers of AdamW
+    CHECK(static_cast<double>(kept) < 1.05 * 3 * parameters / ranks);  // values and the two moments of AdamW
     CHECK(static_cast<double>(kept) > 0.9 * 3 * parameters / ranks);
     const auto incoming = bytes_of(step.graph, rank, named("incoming gradients"));
     CHECK(static_cast<double>(gradients + incoming) < 1.05 * parameters / ranks + unit / ranks);
@@ -250,7 +250,7 @@ TEST_CASE("a rank holds its share, and the slots", "[graphs][shard]") {
 
 namespace {
 
-// The step once more, with a node before each new tenant of a slot that makes all of the slot no numbers.
+// A copy of the graph with a node before each reuse of a slot that fills the slot with NaN.
 sg::Graph with_poison(const sg::Graph& graph, int& num_poisoned) {
   sg::Graph out(graph.num_ranks());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -258,7 +258,7 @@ sg::Graph with_poison(const sg::Graph& graph, int& num_poisoned) {
     static_cast<void>(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));
   }
   for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(out.group(graph.spec(sg::Group{i})));
-  std::map<std::uint32_t, bool> filling;  // by slot: whether whoever touched it last fills it
+  std::map<std::uint32_t, bool> filling;  // by slot: whether the last node that accessed it fills it
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     for (std::size_t i = 0; i < graph.num_accesses({node}); ++i) {
       const auto access       = graph.access({node}, i);
@@ -282,7 +282,7 @@ sg::Graph with_poison(const sg::Graph& graph, int& num_poisoned) {
 
 }  // namespace
 
-TEST_CASE("nobody reads what the tenant before left in a slot", "[graphs][shard]") {
+TEST_CASE("no node reads data that the previous use left in a slot", "[graphs][shard]") {
   const auto reduce = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);
   const bool flat   = GENERATE(true, false);
   const int dp      = GENERATE(2, 3);
@@ -317,7 +317,7 @@ TEST_CASE("nobody reads what the tenant before left in a slot", "[graphs][shard]
   CHECK(losses(true) == losses(false));
 }
 
-TEST_CASE("units that are none are refused by name", "[graphs][shard][refuses]") {
+TEST_CASE("invalid units are refused by name", "[graphs][shard][refuses]") {
   const auto refuses = [](sg::ShardPlan plan, const std::string& why) {
     plan.strategy = Shard::full;
     CHECK_THROWS_MATCHES(step_of(plan), sg::Error, MessageMatches(ContainsSubstring(why)));
@@ -359,7 +359,7 @@ TEST_CASE("weights below min_params stay whole, and are reduced in a bucket", "[
   }
 }
 
-TEST_CASE("a weight that no op reads is refused, or takes part with zeros and is named", "[graphs][shard]") {
+TEST_CASE("a weight that no op reads is refused, or gets zero gradients and is listed as unused", "[graphs][shard]") {
   sg::Model model         = model_of(2);
   const std::size_t block = GENERATE(0, 1, 2, 3);
   model.blocks[block].weights.push_back({.name = "spare", .shape = {40, 40}});
@@ -372,7 +372,7 @@ TEST_CASE("a weight that no op reads is refused, or takes part with zeros and is
   if (sg::testing::scale() > 1 && (block != 2 || plan.shard.grad_slots != 2)) return;
   CHECK_THROWS_MATCHES(
       sg::training_step(model, plan, batch), sg::Error,
-      MessageMatches(ContainsSubstring("weight 'spare' of block '" + model.blocks[block].name + "': nothing adds")));
+      MessageMatches(ContainsSubstring("weight 'spare' of block '" + model.blocks[block].name + "': no op adds")));
   (GENERATE(true, false) ? plan.shard.find_unused_parameters : plan.shard.static_graph) = true;
   const sg::StepGraph step = sg::training_step(model, plan, batch);
   CHECK(step.unused == std::vector<std::string>{"spare"});
@@ -380,7 +380,7 @@ TEST_CASE("a weight that no op reads is refused, or takes part with zeros and is
   CHECK(with.loss == sg::testing::train(model_of(2), {.layout = {.dp = 2}}, batch, 3).loss);
 }
 
-TEST_CASE("every element of a sharded weight has one owner, which knows where it is", "[graphs][shard]") {
+TEST_CASE("every element of a sharded weight has one owner and one place", "[graphs][shard]") {
   const bool flat          = GENERATE(true, false);
   const sg::StepGraph step = step_of({.strategy = Shard::full, .min_params = 0, .flat = flat}, 2, 3);
   for (const sg::StepWeight& weight : step.ranks[0].weights) {
@@ -403,18 +403,18 @@ TEST_CASE("every element of a sharded weight has one owner, which knows where it
   CHECK_THROWS_AS(sg::weight_shards(step, step.spec(step.ranks[0].weights[0]).name, 1), sg::Error);
 }
 
-TEST_CASE("statistics of sharding count what the graph does", "[graphs][shard]") {
+TEST_CASE("sharding statistics equal the counts in the graph", "[graphs][shard]") {
   const sg::StepGraph full   = step_of({.strategy = Shard::full, .min_params = 0}, 4, 4);
   const sg::ShardStats stats = sg::shard_stats(full, sg::plan_memory(full.graph), sg::Rank{0});
-  // Embedding, four layers and the head for the forward pass, the head by two: what is tied to the embedding is cut as
-  // that is. For the backward pass the layers again: the head's follows at once, the embedding's reads no weight.
+  // Forward: the embedding, four layers and the head. The head needs two gathers, because its tied weight is cut like
+  // the embedding. Backward: only the four layers. The head still has its weights, and the embedding reads none.
   CHECK(stats.all_gathers == 5 + 2 + 4);
   CHECK(stats.reduce_scatters == 6 + 1);
   CHECK(stats.all_reduces == 0);
   CHECK(stats.local_ratio == Catch::Approx(0.25).epsilon(0.01));
   CHECK(static_cast<double>(stats.current_bytes) < 0.26 * 0.75 * static_cast<double>(stats.whole_bytes));
   CHECK(stats.peak_bytes < stats.whole_bytes / 2);
-  for (const int rank : {1, 2, 3}) {  // one whole each, whoever has which part of it
+  for (const int rank : {1, 2, 3}) {  // the same total on every rank
     CHECK(sg::shard_stats(full, sg::plan_memory(full.graph), sg::Rank{rank}).whole_bytes == stats.whole_bytes);
   }
   const sg::StepGraph plain = step_of({.min_params = 0}, 4, 4);
@@ -426,7 +426,8 @@ TEST_CASE("statistics of sharding count what the graph does", "[graphs][shard]")
   CHECK(none.all_reduces >= 1);
 }
 
-TEST_CASE("a unit is gathered, used and resharded in this order, never two in one slot", "[graphs][shard]") {
+TEST_CASE("units are gathered, used and resharded in this order, and a slot holds one unit at a time",
+          "[graphs][shard]") {
   const int slots             = GENERATE(1, 2);
   const sg::StepGraph step    = step_of({.strategy = Shard::full, .slots = slots, .min_params = 0});
   const sg::Machine machine   = sg::two_level_machine({.ranks          = 2,
@@ -437,15 +438,15 @@ TEST_CASE("a unit is gathered, used and resharded in this order, never two in on
   const sg::Timeline timeline = sg::simulate(step.graph, machine);
   const auto states           = sg::shard_states(step, timeline, sg::Rank{0});
   std::map<std::string, int> gathered;
-  std::vector<std::pair<double, int>> whole;  // +1 where a unit begins to take memory, -1 where it ends to be used
+  std::vector<std::pair<double, int>> whole;  // +1 when the gather of a unit begins, -1 when its last use ends
   for (const sg::ShardInterval& interval : states) {
     CHECK(interval.begin_s <= interval.end_s);
     gathered[interval.unit] += interval.state == sg::ShardState::gathered;
     if (interval.unit == "head")
-      continue;  // smaller: it may come when the first bytes of the slot are read for the last time
+      continue;  // smaller than a slot: its gather may begin before the last use of the slot ends
     if (interval.state == sg::ShardState::gathering) whole.emplace_back(interval.begin_s, 1);
     if (interval.state == sg::ShardState::gathered)
-      whole.emplace_back(interval.end_s - 1e-9, -1);  // the next begins at once
+      whole.emplace_back(interval.end_s - 1e-9, -1);  // the next gather may begin at the same time
   }
   std::sort(whole.begin(), whole.end());
   int now = 0, most = 0;

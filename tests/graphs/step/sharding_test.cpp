@@ -1,4 +1,4 @@
-// Sharding changes where things are, never what they are.
+// Sharding changes where data is stored, not the results.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <map>
@@ -20,7 +20,7 @@ sg::Plan plan_of(sg::LayoutSpec layout, sg::ShardPlan shard) {
   return {.layout = layout, .shard = shard};
 }
 
-// A run without sharding; several are compared with each.
+// The run without sharding. Cached, because several runs are compared with it.
 const sg::testing::Trained& whole(const std::string& model, sg::Plan plan, int micro, int steps) {
   static std::map<std::string, sg::testing::Trained> runs;
   plan.shard            = {};
@@ -31,7 +31,7 @@ const sg::testing::Trained& whole(const std::string& model, sg::Plan plan, int m
   return runs.emplace(key, sg::testing::train(golden(model), plan, micro, steps)).first->second;
 }
 
-// Losses, norms and first gradients.
+// Compares losses, norms and the gradients of the first step with the run without sharding.
 void check_same_bits(const std::string& model, const sg::Plan& plan, int micro, int steps) {
   const auto& expected = whole(model, plan, micro, steps);
   const auto got       = sg::testing::train(golden(model), plan, micro, steps);
@@ -43,7 +43,7 @@ void check_same_bits(const std::string& model, const sg::Plan& plan, int micro, 
 
 }  // namespace
 
-TEST_CASE("every strategy that reduces once a step trains to the same bits", "[graphs][shard]") {
+TEST_CASE("every strategy that reduces once per step trains to the same bits", "[graphs][shard]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   const Shard strategy    = GENERATE(Shard::zero1, Shard::grad_op, Shard::full);
   const bool flat         = GENERATE(true, false);
@@ -96,7 +96,7 @@ TEST_CASE("buckets of any size change no bits", "[graphs][shard]") {
                   2, sg::testing::cases(4));
 }
 
-TEST_CASE("sharding goes with tensor and pipeline parallelism, schedules and recomputation", "[graphs][shard]") {
+TEST_CASE("sharding works with tensor and pipeline parallelism, schedules and recomputation", "[graphs][shard]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   struct Case {
     Shard strategy;
@@ -131,7 +131,7 @@ TEST_CASE("units of any kind change no bits", "[graphs][shard]") {
                   4);
 }
 
-TEST_CASE("a smaller group may keep the weights for the backward pass", "[graphs][shard]") {
+TEST_CASE("keeping weights in a smaller reshard group changes no bits", "[graphs][shard]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   const bool flat         = GENERATE(true, false);
   const int micro         = GENERATE(1, 2);
@@ -153,7 +153,7 @@ TEST_CASE("three ranks share weights that do not divide by three", "[graphs][sha
         sg::testing::train(model, whole, batch, steps));
 }
 
-TEST_CASE("groups of replicas, and reducing after each microbatch, are the same within 1e-6", "[graphs][shard]") {
+TEST_CASE("hybrid sharding and reducing after each microbatch agree with no sharding within 1e-6", "[graphs][shard]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   const Shard strategy    = GENERATE(Shard::grad_op, Shard::full, Shard::hybrid);
   const auto reduce       = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);

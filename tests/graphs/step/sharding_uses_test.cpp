@@ -1,4 +1,4 @@
-// What else is done with a sharded step: evaluation, reading tensors, other types and algorithms, a rank by itself.
+// Other uses of sharded steps: evaluation, reading tensors, other algorithms, and building one rank alone.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
@@ -24,7 +24,7 @@ sg::Plan plan_of(sg::LayoutSpec layout, sg::ShardPlan shard) {
 
 }  // namespace
 
-TEST_CASE("a sharded model evaluates to the same loss, and drops what it has used", "[graphs][shard]") {
+TEST_CASE("a sharded model evaluates to the same loss, and drops gathered weights after use", "[graphs][shard]") {
   const sg::Model model       = GENERATE(small_gpt2(), small_llama());
   const bool flat             = GENERATE(true, false);
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{.dp = 4}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
@@ -37,7 +37,7 @@ TEST_CASE("a sharded model evaluates to the same loss, and drops what it has use
   };
   const sg::Plan plan = plan_of(layout, {.strategy = Shard::full, .flat = flat});
   CHECK(loss(plan) == loss({.layout = layout}));
-  // Each unit once for a microbatch, whatever training would keep.
+  // Settings that keep weights during training do not change a forward step.
   sg::Plan keeping = plan;
   const int kept   = GENERATE(0, 1, 2);
   if (kept == 0) keeping.shard.keep_between_microbatches = true;
@@ -47,7 +47,7 @@ TEST_CASE("a sharded model evaluates to the same loss, and drops what it has use
   CHECK(sg::forward_step(model, keeping, batch).graph == sg::forward_step(model, plan, batch).graph);
 }
 
-TEST_CASE("tensors of a sharded run are read whole, as they would be without", "[graphs][shard]") {
+TEST_CASE("tensors of a sharded run are read whole, with the same values as without sharding", "[graphs][shard]") {
   const sg::Model model = GENERATE(small_gpt2(), small_llama());
   const Shard strategy  = GENERATE(Shard::zero1, Shard::grad_op, Shard::full);
   const bool flat = GENERATE(true, false), half = GENERATE(false, true);
@@ -75,7 +75,7 @@ TEST_CASE("tensors of a sharded run are read whole, as they would be without", "
   CHECK(tensors(plan_of(layout, {.strategy = strategy, .flat = flat})) == tensors({.layout = layout}));
 }
 
-TEST_CASE("a sharded step built for one rank is the slice of the whole", "[graphs][shard]") {
+TEST_CASE("a sharded step built for one rank is the slice of the whole step", "[graphs][shard]") {
   const Shard strategy = GENERATE(Shard::zero1, Shard::grad_op, Shard::full, Shard::hybrid);
   const auto reduce    = GENERATE(sg::ReduceWhen::last, sg::ReduceWhen::each);
   const bool flat      = GENERATE(true, false);
@@ -105,7 +105,7 @@ TEST_CASE("sharded steps run on rings and trees", "[graphs][shard]") {
   CHECK(sg::testing::norm_distance(got, direct) < 1e-5);
 }
 
-TEST_CASE("a sum over ranks is as many times the average", "[graphs][shard]") {
+TEST_CASE("summed gradients are dp times the averaged ones", "[graphs][shard]") {
   const Shard strategy = GENERATE(Shard::none, Shard::full);
   sg::Plan plan        = plan_of({.dp = 2}, {.strategy = strategy});
   plan.optimizer.clip  = 0;

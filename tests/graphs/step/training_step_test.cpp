@@ -36,7 +36,7 @@ namespace {
 
 sg::Model small_gpt2() { return sg::testing::small_gpt2(); }
 sg::Model small_llama() { return sg::testing::small_llama(); }
-// A vocabulary, an MLP and positions that ranks cannot share evenly; the head has a weight of its own.
+// Ranks cannot share the vocabulary, the MLP and the positions evenly. The head is not tied to the embedding.
 sg::Model uneven_gpt2() {
   return sg::gpt2({.layers     = 4,
                    .width      = 32,
@@ -65,7 +65,7 @@ History train(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec&
   return sg::testing::train(model, plan, batch, steps, {.threads = threads, .seed = 7});
 }
 
-// All of them; of what is slow under sanitizers, every fourth.
+// All elements, or every fourth in sanitized builds.
 template <class List>
 auto some_of(const List& list) {
   std::vector<typename List::value_type> some;
@@ -75,7 +75,7 @@ auto some_of(const List& list) {
 }
 
 constexpr sg::BatchSpec batch_of_8{.global = 8, .micro = 1, .seq = 16};
-// Norms are above it: gradients are clipped in every step.
+// The clip is below all norms, so gradients are clipped in every step.
 constexpr sg::OptimizerPlan clipping{.lr = 1e-2, .clip = 0.05};
 
 double sum_of(const sg::Graph& graph, sg::Rank rank, const auto& counts, const auto& figure) {
@@ -114,14 +114,15 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
   }
 }
 
-TEST_CASE("a step run again gives the same bits", "[graphs][step]") {
+TEST_CASE("training twice gives the same bits", "[graphs][step]") {
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .optimizer = clipping};
   CHECK(train(small_gpt2(), plan, batch_of_8, 5) == train(small_gpt2(), plan, batch_of_8, 5));
 }
 
-TEST_CASE("layouts, orders of ranks, memory reuse and collective algorithms agree within rounding", "[graphs][step]") {
+TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms agree within rounding",
+          "[graphs][step]") {
   const auto model = GENERATE(small_gpt2, small_llama, small_mlp, uneven_gpt2, biased_llama)();
-  if (sg::testing::scale() > 1 && model.vocab == 64) return;  // sanitizers see the odd sizes
+  if (sg::testing::scale() > 1 && model.vocab == 64) return;  // sanitized builds test the odd sizes only
   const sg::Plan one      = {.precision = {.param = sg::DType::f64, .reduce = sg::DType::f64}, .optimizer = clipping};
   const History reference = train(model, one, batch_of_8, 3);
   std::vector<sg::Plan> plans;
@@ -188,7 +189,7 @@ TEST_CASE("tensor-parallel ranks have equal shares of the work and of the weight
     return static_cast<double>(bytes);
   };
   REQUIRE(flops(whole, sg::Rank{0}, product) > 0);
-  // What a product declares is what the sizes of its matrices make it: 2 m n k, of m k, k n and m n elements.
+  // A product declares 2 m n k flops; its matrices have m k, k n and m n elements.
   int products = 0;
   for (std::uint32_t i = 0; i < cut.graph.num_nodes(); ++i) {
     const std::string_view op = cut.graph.op(sg::Node{i});
@@ -197,23 +198,23 @@ TEST_CASE("tensor-parallel ranks have equal shares of the work and of the weight
     for (std::size_t a = 0; a < cut.graph.num_accesses(sg::Node{i}); ++a) {
       const auto access       = cut.graph.access(sg::Node{i}, a);
       const std::string& name = cut.graph.spec(access.buffer).name;
-      // A bias is no matrix, and the slope of an activation is there beside its result.
+      // Does not count the bias, and the slope that an activation stores beside its result.
       const bool beside = name.find("bias") != std::string::npos || name.find("slope") != std::string::npos;
       if (!beside) elements *= static_cast<double>(access.region.num_bytes()) / 4;
     }
-    const double gelu = op == "linear_gelu" ? 20 * 16 * 4 * 32.0 / tp : 0;  // 20 for each element, of 16 rows
+    const double gelu = op == "linear_gelu" ? 20 * 16 * 4 * 32.0 / tp : 0;  // 20 per element, 16 rows
     CHECK_THAT(cut.graph.cost(sg::Node{i}).flops, WithinRel(2 * std::sqrt(elements) + gelu, 1e-9));
     ++products;
   }
-  CHECK(products == tp * 8 * (4 * 4 + 1));  // ranks, microbatches; four of a layer, and the head
+  CHECK(products == tp * 8 * (4 * 4 + 1));  // ranks * microbatches * (four products per layer, and the head)
   for (int rank = 0; rank < tp; ++rank) {
     CHECK_THAT(flops(cut, sg::Rank{rank}, product) * tp, WithinRel(flops(whole, sg::Rank{0}, product), 0.02));
     CHECK_THAT(matrix_bytes(cut, static_cast<std::size_t>(rank)) * tp, WithinRel(matrix_bytes(whole, 0), 0.02));
   }
 }
 
-TEST_CASE("a microbatch has one buffer of logits: their gradient takes their place", "[graphs][step]") {
-  const auto model = uneven_gpt2();  // nothing else has as many elements
+TEST_CASE("a microbatch has one buffer of logits, which their gradient overwrites", "[graphs][step]") {
+  const auto model = uneven_gpt2();  // no other buffer has this size
   const auto step  = sg::training_step(model, {}, batch_of_8);
   int buffers      = 0;
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i)
@@ -221,7 +222,7 @@ TEST_CASE("a microbatch has one buffer of logits: their gradient takes their pla
   CHECK(buffers == 8);
 }
 
-TEST_CASE("a pipeline rank holds its own layers only", "[graphs][step]") {
+TEST_CASE("a pipeline rank holds only its own layers", "[graphs][step]") {
   const auto model = small_gpt2();
   const auto step =
       sg::training_step(model, {.layout = {.pp = 2}, .pipeline = {.schedule = "interleaved", .chunks = 2}}, batch_of_8);
@@ -239,7 +240,7 @@ TEST_CASE("a pipeline rank holds its own layers only", "[graphs][step]") {
   }
 }
 
-TEST_CASE("a layer of GPT-2 is eight nodes forward, and tensor-parallel collectives are nodes of their own",
+TEST_CASE("the forward of a GPT-2 layer is eight nodes, plus one node per tensor-parallel collective",
           "[graphs][step]") {
   const auto count = [](int tp, bool parts) {
     const auto step = sg::training_step(small_gpt2(), {.layout = {.tp = tp}}, batch_of_8);
@@ -258,11 +259,9 @@ TEST_CASE("a layer of GPT-2 is eight nodes forward, and tensor-parallel collecti
   CHECK(count(2, true) == 2);
 }
 
-// The longest chain: what a node reads was written, messages arrived, and a rank computes one thing at a time, in the
-// schedule's order. Queues of communication, shared links, buffers reused and written over are what a step could lose
-// beyond that.
-TEST_CASE("the critical path of a simulated step is hardly longer than its longest chain of dependencies",
-          "[graphs][step]") {
+// The longest chain counts data dependencies, messages, and the order of computation on each rank. Communication lanes
+// and memory reuse may add to it.
+TEST_CASE("a simulated step takes at most 1.1 times as long as its longest chain of dependencies", "[graphs][step]") {
   const std::string schedule = GENERATE("1f1b", "gpipe", "zb-h1", "zb-h2");
   CAPTURE(schedule);
   const auto model = sg::gpt2({.layers = 4, .width = 256, .heads = 8, .context = 128, .vocab = 4096});
@@ -277,7 +276,7 @@ TEST_CASE("the critical path of a simulated step is hardly longer than its longe
                              .rates   = {.compute = {.flops_per_s = 10e12, .bytes_per_s = 1e12, .overhead_s = 1e-6}}});
   const double makespan = sg::simulate({step.graph, plan}, machine).makespan_s;
 
-  // Without lanes but compute's, and without the plan: as the dependencies alone would have it.
+  // The same graph with compute lanes only, and without the memory plan.
   sg::Graph free(8);
   for (std::uint32_t b = 0; b < step.graph.num_buffers(); ++b) (void)free.buffer(step.graph.spec(sg::Buffer{b}));
   for (std::uint32_t g = 0; g < step.graph.num_groups(); ++g) (void)free.group(step.graph.spec(sg::Group{g}));
@@ -294,7 +293,7 @@ TEST_CASE("the critical path of a simulated step is hardly longer than its longe
   CHECK(makespan <= 1.1 * chain);
 }
 
-TEST_CASE("a step refuses what does not fit, by name", "[graphs][step]") {
+TEST_CASE("a step refuses a layout, batch or schedule that does not fit, by name", "[graphs][step]") {
   const auto refuses = [](const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec& batch, const char* why) {
     CHECK_THROWS_WITH(sg::training_step(model, plan, batch), ContainsSubstring(why));
   };
@@ -307,35 +306,42 @@ TEST_CASE("a step refuses what does not fit, by name", "[graphs][step]") {
   refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.chunks = 2}}, batch_of_8, "1f1b");
 }
 
-TEST_CASE("a model that does not hold together is refused, by name", "[graphs][step]") {
+TEST_CASE("an inconsistent model is refused by name", "[graphs][step]") {
   const auto refuses = [](const auto& change, const char* why) {
     sg::Model model = small_mlp();
     change(model);
     CHECK_THROWS_WITH(sg::training_step(model, {.layout = {.pp = 2}}, batch_of_8), ContainsSubstring(why));
   };
   refuses([](sg::Model& model) { model.blocks[1].weights.push_back({.name = "idle", .shape = {4}}); },
-          "weight 'idle' of block 'layer0': nothing adds to its gradient");
+          "weight 'idle' of block 'layer0': no op adds to its gradient");
   refuses([](sg::Model& model) { model.layers = 3; }, "model 'mlp': 3 layers, but 4 blocks are layers");
   refuses([](sg::Model& model) { model.blocks[2].forward = {}; }, "block 'layer1' has no forward pass");
-  refuses([](sg::Model& model) { std::swap(model.blocks[4], model.blocks[5]); }, "is a layer after the layers' end");
-  refuses([](sg::Model& model) { model.blocks[1].weights[0].shape = {}; }, "is scalar and cut along dim 0");
+  refuses([](sg::Model& model) { std::swap(model.blocks[4], model.blocks[5]); }, "is separated from the other layers");
+  refuses([](sg::Model& model) { model.blocks[1].weights[0].shape = {}; }, "has shape scalar and is cut along dim 0");
   refuses([](sg::Model& model) { model.blocks[2].weights[0].name = model.blocks[1].weights[0].name; },
           "is declared twice");
   refuses([](sg::Model& model) { model.blocks[5].weights[0].tied_to = "nobody"; }, "is tied to 'nobody'");
   refuses([](sg::Model& model) { model.blocks[1].weights[0].sections = {{.tensor = "t", .size = 3}}; },
-          "sections of 3 in all");
+          "its sections have a total size of 3");
   refuses([](sg::Model& model) { model.blocks[5].forward = [](sg::Tape&, const sg::Tensor& x) { return x; }; },
-          "(wanted are logits, 16x64)");
+          "(logits of shape 16x64)");
 }
 
-TEST_CASE("a plan that cannot be is refused, by name", "[graphs][step]") {
+TEST_CASE("an impossible plan is refused by name", "[graphs][step]") {
   const auto refuses = [](const sg::Plan& plan, const char* why) {
     CHECK_THROWS_WITH(sg::training_step(small_mlp(), plan, batch_of_8), ContainsSubstring(why));
   };
   refuses({.optimizer = {.lr = -1}}, "optimizer.lr: -1 (0 or more)");
   refuses({.optimizer = {.beta2 = 1}}, "optimizer.beta2: 1 (0 or more, below 1)");
   refuses({.optimizer = {.clip = std::nan("")}}, "optimizer.clip: nan");
-  refuses({.layout = {.tp = 65}}, "tp(65) is more than a vocabulary of 64");
+  refuses({.layout = {.tp = 65}}, "layout: tp(65) is more than a vocabulary of 64 can be split into (at most 64)");
+  sg::Model model = small_mlp();
+  model.inner     = 3;
+  CHECK_THROWS_WITH(sg::training_step(model, {.layout = {.tp = 4}}, batch_of_8),
+                    "layout: tp(4) is more than an MLP of width 3 can be split into (at most 3)");
+  model.inner = 0;  // no MLP
+  CHECK_THROWS_WITH(sg::training_step(model, {.layout = {.tp = 65}}, batch_of_8),
+                    "layout: tp(65) is more than a vocabulary of 64 can be split into (at most 64)");
   refuses({.precision = {.param = sg::DType::i32}}, "precision.param: i32 (fp32, fp64, bf16 or fp16)");
   refuses({.precision = {.reduce = sg::DType::f16, .loss_scale = {.scaling = sg::Scaling::none}}},
           "precision.reduce: fp16 reduce without scaling");

@@ -19,7 +19,7 @@ sg::Plan plan_of(Shard strategy, const sg::PrecisionPlan& precision = {}) {
   return plan;
 }
 
-// One line for each tensor that is stored.
+// One line per stored tensor.
 std::string table(const sg::Plan& plan, const sg::WeightTraits& weight, const sg::WeightStorageOptions& options = {}) {
   std::string lines;
   for (const WeightTensor tensor : sg::all_weight_tensors) {
@@ -33,7 +33,7 @@ constexpr sg::WeightTraits replicated{}, in_flat{.sharded = true, .flat = true},
 
 }  // namespace
 
-TEST_CASE("a sharded weight is stored as its strategy says", "[graphs][step][shard]") {
+TEST_CASE("the strategy determines how a sharded weight is stored", "[graphs][step][shard]") {
   struct Case {
     Shard strategy;
     std::string lines;
@@ -64,7 +64,7 @@ TEST_CASE("a sharded weight is stored as its strategy says", "[graphs][step][sha
   CHECK(table(plan_of(given.strategy), in_flat) == given.lines);
 }
 
-TEST_CASE("a weight of no unit is whole, whatever the strategy, and its gradient is in a bucket",
+TEST_CASE("a weight outside all units is whole in every strategy, and its gradient is in a bucket",
           "[graphs][step][shard]") {
   const Shard strategy = GENERATE(Shard::none, Shard::zero1, Shard::grad_op, Shard::full, Shard::hybrid);
   CAPTURE(to_string(strategy));
@@ -75,7 +75,7 @@ TEST_CASE("a weight of no unit is whole, whatever the strategy, and its gradient
         "second moment: whole f32 persistent device own\n");
 }
 
-TEST_CASE("gradients have buffers of their own with one data-parallel rank, and without bucket views",
+TEST_CASE("gradients have their own buffers with one data-parallel rank, and without bucket views",
           "[graphs][step][shard]") {
   sg::Plan plan = plan_of(Shard::none);
   SECTION("one rank") { plan.layout.dp = 1; }
@@ -83,7 +83,7 @@ TEST_CASE("gradients have buffers of their own with one data-parallel rank, and 
   CHECK(to_string(sg::weight_entry(plan, replicated, WeightTensor::gradient)) == "whole f32 step device own");
 }
 
-TEST_CASE("a weight beside the flat has buffers of its own", "[graphs][step][shard]") {
+TEST_CASE("a weight that is cut by rows has its own buffers", "[graphs][step][shard]") {
   CHECK(table(plan_of(Shard::full), by_rows) ==
         "value: shard f32 persistent device own\n"
         "gradient: shard f32 step device own\n"
@@ -93,7 +93,7 @@ TEST_CASE("a weight beside the flat has buffers of its own", "[graphs][step][sha
         "shard f32 step device unit");
 }
 
-TEST_CASE("a value of two bytes has a master, and its gradient may stay rounded", "[graphs][step][shard]") {
+TEST_CASE("a 2-byte value has a master, and its gradient may keep the 2-byte type", "[graphs][step][shard]") {
   const sg::PrecisionPlan bf16{.param = sg::DType::bf16, .reduce = sg::DType::bf16};
   CHECK(table(plan_of(Shard::full, bf16), in_flat) ==
         "value: shard bf16 persistent device flat\n"
@@ -109,7 +109,7 @@ TEST_CASE("a value of two bytes has a master, and its gradient may stay rounded"
         "shard bf16 step device flat");
 }
 
-TEST_CASE("a norm's weight is stored in its own type", "[graphs][step][shard]") {
+TEST_CASE("a norm's weight is stored in the type for norms", "[graphs][step][shard]") {
   const sg::PrecisionPlan precision{.param = sg::DType::bf16, .norm = sg::DType::f32};
   CHECK(table(plan_of(Shard::full, precision), {.norm = true}) ==
         "value: whole f32 persistent device own\n"
@@ -118,13 +118,14 @@ TEST_CASE("a norm's weight is stored in its own type", "[graphs][step][shard]") 
         "second moment: whole f32 persistent device own\n");
 }
 
-TEST_CASE("a weight tied to one of the same rank stores its gradient only", "[graphs][step][shard]") {
+TEST_CASE("a weight tied to another one on the same rank stores only its gradient", "[graphs][step][shard]") {
   CHECK(table(plan_of(Shard::full), {.sharded = true, .tied_here = true}) ==
         "value: shard f32 persistent device tied\n"
         "gradient: shard f32 step device own\n");
 }
 
-TEST_CASE("sgd has one moment, a forward step has values alone, and kept gradients persist", "[graphs][step][shard]") {
+TEST_CASE("sgd has one moment, a forward step has only values, and kept gradients are persistent",
+          "[graphs][step][shard]") {
   sg::Plan plan       = plan_of(Shard::grad_op);
   plan.optimizer.kind = sg::OptimizerKind::sgd;
   CHECK(table(plan, in_flat, {.keep_gradients = true}) ==

@@ -21,7 +21,7 @@ sg::Plan sharded(sg::Shard strategy, bool flat) {
   return {.layout = {.dp = 2, .tp = 2}, .shard = {.strategy = strategy, .flat = flat}};
 }
 
-// Every byte of what ranks keep of weights another one.
+// Fills the stored weights and optimizer states of all ranks with pseudo-random bytes.
 void fill_differently(const sg::StepRun& run) {
   std::uint32_t state = 1;
   for (const sg::StepRank& rank : run.step().ranks) {
@@ -45,7 +45,7 @@ std::size_t first_replica(const sg::Layout& layout, std::size_t rank) {
 
 }  // namespace
 
-TEST_CASE("what data-parallel ranks share between them is left as it is, and what each has whole is broadcast",
+TEST_CASE("a broadcast leaves shards unchanged and copies the tensors that every data-parallel rank has whole",
           "[graphs][weights]") {
   const auto strategy = GENERATE(sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full);
   const bool flat     = GENERATE(true, false);
@@ -82,7 +82,7 @@ TEST_CASE("what data-parallel ranks share between them is left as it is, and wha
       const std::size_t first = first_replica(layout, rank);
       for (std::size_t i = 0; i < after[rank].size(); ++i) {
         CAPTURE(rank, run.step().spec(run.step().ranks[rank].weights[i]).name);
-        std::int64_t held = 0;  // by both replicas together
+        std::int64_t held = 0;  // elements on both replicas together
         for (const sg::StepRank& other : run.step().ranks) {
           if (other.coord.tp == layout.coord(sg::Rank{static_cast<int>(rank)}).tp)
             held += (other.weights[i].*which).size();
@@ -104,7 +104,7 @@ sg::Plan hybrid(bool flat, int group = 2) {
   return {.layout = {.dp = 4, .tp = 2}, .shard = {.strategy = sg::Shard::hybrid, .flat = flat, .group = group}};
 }
 
-// All that a rank keeps: of each weight three.
+// The value and both moments of each weight of a rank.
 std::vector<std::vector<std::byte>> kept(const sg::StepRun& run, std::size_t rank) {
   std::vector<std::vector<std::byte>> all;
   for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
@@ -120,7 +120,7 @@ std::vector<std::vector<std::byte>> kept(const sg::StepRun& run, std::size_t ran
 
 }  // namespace
 
-TEST_CASE("a shard that groups of hybrid sharding each have is broadcast from the first of them",
+TEST_CASE("with hybrid sharding the first group broadcasts its shards to the other groups",
           "[graphs][weights][shard]") {
   const bool flat = GENERATE(true, false);
   CAPTURE(flat);
@@ -155,13 +155,13 @@ TEST_CASE("a shard that groups of hybrid sharding each have is broadcast from th
   CHECK(sg::check_weights(run) == hash);
 }
 
-TEST_CASE("a flipped bit of a shard is found where another group has the shard", "[graphs][weights][shard]") {
+TEST_CASE("a flipped bit of a shard is found if another group has the same shard", "[graphs][weights][shard]") {
   const bool flat = GENERATE(true, false);
   sg::LoopbackWorld world(8);
   sg::Trainer trainer(sg::testing::small_gpt2(), hybrid(flat), batch_of_4, world, {.threads = 2});
   for (int step = 0; step < 3; ++step) trainer.step(sg::testing::tokens_for(batch_of_4, step, 64));
   const sg::StepRun& run   = trainer.run();
-  const std::uint64_t hash = sg::check_weights(trainer.run());  // training leaves replicas the same
+  const std::uint64_t hash = sg::check_weights(trainer.run());  // replicas are equal after training
   for (std::size_t rank = 0; rank < 8; ++rank) {
     const sg::Coord coord = run.step().ranks[rank].coord;
     for (const sg::StepWeight& weight : run.step().ranks[rank].weights) {
@@ -174,7 +174,7 @@ TEST_CASE("a flipped bit of a shard is found where another group has the shard",
       other.dp             = coord.dp < 2 ? coord.dp + 2 : coord.dp - 2;
       const sg::Rank named = coord.dp < 2 ? run.step().layout.rank(other) : sg::Rank{static_cast<int>(rank)};
       CHECK_THROWS_WITH(sg::check_weights(trainer.run()),
-                        ContainsSubstring(sg::str("weights: '", name, "' of rank ", named, " has the hash ")));
+                        ContainsSubstring(sg::str("weights: '", name, "' on rank ", named, " has hash ")));
       byte ^= std::byte{0x04};
       break;
     }
@@ -182,7 +182,7 @@ TEST_CASE("a flipped bit of a shard is found where another group has the shard",
   CHECK(sg::check_weights(trainer.run()) == hash);
 }
 
-TEST_CASE("the hash of weights is of all shards of one group", "[graphs][weights][shard]") {
+TEST_CASE("the hash of weights covers all shards of one group", "[graphs][weights][shard]") {
   sg::LoopbackWorld world(8);
   sg::StepRun run(sg::training_step(sg::testing::small_gpt2(), hybrid(true), batch_of_4), world, {.threads = 2});
   sg::set_fresh_weights(run, 5);
@@ -206,7 +206,7 @@ TEST_CASE("the hash of weights is of all shards of one group", "[graphs][weights
   CHECK(sg::check_weights(run) == hash);
 }
 
-TEST_CASE("a rank that is built alone broadcasts what it does in the whole", "[graphs][weights]") {
+TEST_CASE("the broadcast graph of a rank built alone is the slice of the whole graph", "[graphs][weights]") {
   const auto strategy =
       GENERATE(sg::Shard::none, sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full, sg::Shard::hybrid);
   const bool flat = GENERATE(true, false);

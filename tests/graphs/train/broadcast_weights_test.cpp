@@ -21,7 +21,7 @@ namespace {
 
 constexpr sg::BatchSpec batch_of_4{.global = 4, .micro = 1, .seq = 16};
 
-// What a rank holds of weights between steps.
+// The buffers of weights and optimizer states of a rank.
 std::vector<sg::Buffer> held(const sg::StepRank& rank) {
   std::vector<sg::Buffer> all;
   for (const sg::StepWeight& weight : rank.weights) {
@@ -33,7 +33,7 @@ std::vector<sg::Buffer> held(const sg::StepRank& rank) {
   return all;
 }
 
-// Every byte of every rank another one.
+// Fills these buffers of all ranks with pseudo-random bytes.
 void fill_differently(const sg::StepRun& run) {
   std::uint32_t state = 1;
   for (const sg::StepRank& rank : run.step().ranks) {
@@ -67,7 +67,7 @@ std::size_t first_replica(const sg::Layout& layout, std::size_t rank) {
 
 }  // namespace
 
-TEST_CASE("after a broadcast all data-parallel ranks have the first one's weights, masters and optimizer states",
+TEST_CASE("after a broadcast all data-parallel ranks have the weights, masters and optimizer states of the first",
           "[graphs][weights]") {
   const auto [plan, num_states] = GENERATE(
       std::pair{sg::Plan{.layout = {.dp = 4}}, 3}, std::pair{sg::Plan{.layout = {.dp = 2, .tp = 2, .pp = 2}}, 3},
@@ -83,7 +83,7 @@ TEST_CASE("after a broadcast all data-parallel ranks have the first one's weight
   for (std::size_t rank = 0; rank < run.step().ranks.size(); ++rank) before.push_back(bytes_of(run, rank));
   const auto& weights = run.step().ranks[0].weights;
   const auto own = std::count_if(weights.begin(), weights.end(), [](const auto& each) { return !each.first.empty(); });
-  const auto shared = static_cast<std::ptrdiff_t>(weights.size()) - own;  // tied on the same rank: a value, not its own
+  const auto shared = static_cast<std::ptrdiff_t>(weights.size()) - own;  // tied on the same rank: only a shared value
   REQUIRE(static_cast<std::ptrdiff_t>(before[0].size()) == own * num_states + shared);
   const std::size_t other = static_cast<std::size_t>(sg::index(layout.rank({.dp = 1})));
   REQUIRE(before[0] != before[other]);
@@ -97,7 +97,7 @@ TEST_CASE("after a broadcast all data-parallel ranks have the first one's weight
   CHECK(sg::check_weights(run) == hash);
   CHECK(sg::broadcast_weights(run) == hash);
 
-  // The hash is of what one replica holds, in the order of its ranks.
+  // The hash covers the buffers of one replica, in the order of its ranks.
   std::uint64_t expected = 0;
   for (const sg::StepRank& rank : run.step().ranks) {
     if (rank.coord.dp != 0) continue;
@@ -127,23 +127,22 @@ TEST_CASE("a flipped bit is found, and its weight and rank are named", "[graphs]
       CAPTURE(rank, run.step().graph.spec(buffer).name);
       std::byte& byte = run.memory().bytes(buffer).back();
       byte ^= std::byte{0x10};
-      if (rank == first) {  // then all others differ from it
+      if (rank == first) {  // all other replicas differ from it
         CHECK_THROWS_WITH(sg::check_weights(run),
-                          ContainsSubstring("'" + run.step().graph.spec(buffer).name + "' of rank ") &&
-                              ContainsSubstring(sg::str("that of rank ", first, " has ")));
+                          ContainsSubstring("'" + run.step().graph.spec(buffer).name + "' on rank ") &&
+                              ContainsSubstring(sg::str("but on rank ", first, " it has ")));
       } else {
         CHECK_THROWS_WITH(sg::check_weights(run), ContainsSubstring(sg::str("compare hashes of weights': weights: '",
                                                                             run.step().graph.spec(buffer).name,
-                                                                            "' of rank ", rank, " has the hash ")));
+                                                                            "' on rank ", rank, " has hash ")));
       }
       byte ^= std::byte{0x10};
     }
   }
-  CHECK(sg::check_weights(run) == hash);  // a run that failed leaves nothing behind
+  CHECK(sg::check_weights(run) == hash);  // a failed check has no lasting effect
 }
 
-TEST_CASE("the graph of a broadcast is proved as any other, and a rank's slice can be built alone",
-          "[graphs][weights]") {
+TEST_CASE("the graph of a broadcast is verified, and a rank's slice can be built alone", "[graphs][weights]") {
   const bool broadcast = GENERATE(true, false);
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}};
   const auto model           = sg::testing::small_gpt2();
@@ -157,7 +156,7 @@ TEST_CASE("the graph of a broadcast is proved as any other, and a rank's slice c
     gathers += op == "all_gather";
     checks += op == "compare_hashes";
   }
-  for (const sg::StepRank& rank : step.ranks) wanted += held(rank).size();  // tied weights are on two stages
+  for (const sg::StepRank& rank : step.ranks) wanted += held(rank).size();  // both stages hold a tied weight
   CHECK(broadcasts == (broadcast ? wanted : 0));
   CHECK(all.same.size() == wanted);
   CHECK(gathers == 8);
@@ -168,8 +167,7 @@ TEST_CASE("the graph of a broadcast is proved as any other, and a rank's slice c
   }
 }
 
-TEST_CASE("a broadcast of equal weights changes no bit of a training, and one replica is only hashed",
-          "[graphs][weights]") {
+TEST_CASE("a broadcast of equal weights changes no bit of the training", "[graphs][weights]") {
   const auto train = [](int dp, bool broadcast) {
     sg::LoopbackWorld world(dp);
     sg::Trainer trainer(sg::testing::small_gpt2(), {.layout = {.dp = dp}}, batch_of_4, world, {.threads = 2});

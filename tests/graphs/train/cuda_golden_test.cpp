@@ -1,4 +1,4 @@
-// The golden models on a GPU: the same graphs, proved and planned as on the CPU, on streams.
+// The golden models on a GPU: the same verified and planned graphs as on the CPU, on streams.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -28,7 +28,7 @@ void check_layouts(const std::string& model) {
   const Case test = GENERATE(Case{1, 1, 1, none}, Case{2, 1, 1, none}, Case{1, 2, 1, none}, Case{1, 1, 2, none},
                              Case{2, 2, 2, none}, Case{2, 1, 1, full}, Case{2, 2, 2, full}, Case{2, 1, 1, zero1});
   const int ranks = test.dp * test.tp * test.pp;
-  // Under a sanitizer those that have all there is: one rank, all-reduces, and everything at once.
+  // Under compute-sanitizer, tests only one rank, two data-parallel ranks, and all kinds of parallelism together.
   if (sg::testing::sanitized() && (ranks == 8 ? test.strategy != full : test.strategy != none || test.dp < ranks))
     return;
   CAPTURE(model, test.dp, test.tp, test.pp, to_string(test.strategy));
@@ -68,9 +68,9 @@ TEST_CASE("weights are broadcast and compared on a GPU", "[graphs][cuda]") {
   CHECK(sg::check_weights(trainer.run()) == hash);
 }
 
-TEST_CASE("captured or issued step by step, a GPU trains GPT-2 to the same bits", "[graphs][cuda]") {
+TEST_CASE("a GPU trains GPT-2 to the same bits with and without capture", "[graphs][cuda]") {
   check_captured("gpt2-tiny");
 }
-TEST_CASE("captured or issued step by step, a GPU trains Llama to the same bits", "[graphs][cuda]") {
+TEST_CASE("a GPU trains Llama to the same bits with and without capture", "[graphs][cuda]") {
   check_captured("llama-tiny");
 }

@@ -1,4 +1,4 @@
-// Mixed precision on a GPU, at the size at which it is used. Hidden: it takes a minute of a large GPU.
+// Mixed precision on a GPU with a model of realistic size. Hidden, because it takes a minute on a large GPU.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace sg = stepgraph;
 
 namespace {
 
-// Something to learn: the sources of this project, byte by byte.
+// The training data: the sources of this project, byte by byte.
 std::vector<std::int32_t> source_bytes() {
   std::vector<std::filesystem::path> files;
   for (const char* folder : {"engine", "graphs", "ops", "tests"}) {
@@ -42,7 +42,7 @@ std::vector<double> losses(sg::DType type, const std::vector<std::int32_t>& data
   const std::size_t per_step = static_cast<std::size_t>(batch.global * batch.seq);
   std::vector<double> all;
   for (int step = 0; step < steps; ++step) {
-    trainer.set_rate(6e-4 * (step + 1) / 700);  // GPT-2's usual warm-up
+    trainer.set_rate(6e-4 * (step + 1) / 700);  // the usual warm-up of GPT-2
     const std::size_t begin = static_cast<std::size_t>(step) * per_step % (data.size() - per_step - 1);
     all.push_back(trainer.step(std::span(data).subspan(begin, per_step + 1)).loss);
   }
@@ -64,6 +64,6 @@ TEST_CASE("GPT-2 124M in bf16 follows fp32 within 1% over 200 steps", "[graphs][
       std::cout << i << ": " << wide[i] << ", " << narrow[i] << ", " << apart << '\n';
     most = std::max(most, apart);
   }
-  CHECK(wide.back() < wide.front() / 2);  // it has learned something
+  CHECK(wide.back() < wide.front() / 2);  // the model has learned
   CHECK(most < 0.01);
 }

@@ -42,7 +42,7 @@ sg::DataParallelResult on(int devices, const sg::Model& model, sg::DataParallelO
   return parallel.step(tokens_of(0));
 }
 
-// The largest difference, as a share of the largest element.
+// The largest difference, relative to the largest element.
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return INFINITY;
   double most = 0, largest = 0;
@@ -73,14 +73,14 @@ std::map<std::string, int> count_parts(const sg::Graph& graph) {
 
 }  // namespace
 
-TEST_CASE("several devices give the loss, the logits and the gradients of one with the whole batch",
+TEST_CASE("several devices give the same loss, logits and gradients as one device with the whole batch",
           "[graphs][data_parallel]") {
   const auto model  = GENERATE(sg::testing::small_gpt2(), sg::testing::small_llama(),
                                sg::mlp({.layers = 2, .width = 16, .context = 16, .vocab = 64}));
   const int devices = GENERATE(2, 4, 8);
   const int micro   = GENERATE(0, 1);
   CAPTURE(model.kind, devices, micro);
-  if (sg::testing::scale() > 1 && (devices != 4 || model.kind == "gpt2")) return;  // sanitizers see that below
+  if (sg::testing::scale() > 1 && (devices != 4 || model.kind == "gpt2")) return;  // the next test covers these
   const auto one     = on(1, model);
   const auto several = on(devices, model, {.micro = micro});
   CHECK_THAT(several.loss, WithinRel(one.loss, 1e-6));
@@ -94,7 +94,7 @@ TEST_CASE("several devices give the loss, the logits and the gradients of one wi
 }
 
 TEST_CASE("losses, gradients and logits have the bits of plain data parallelism", "[graphs][data_parallel]") {
-  const auto model = GENERATE(sg::testing::small_gpt2(), sg::testing::small_llama(0.1));  // one of them with dropout
+  const auto model = GENERATE(sg::testing::small_gpt2(), sg::testing::small_llama(0.1));  // Llama with dropout
   const auto [devices, micro] = GENERATE(std::pair{2, 1}, std::pair{4, 2});
   const auto precision =
       GENERATE(sg::PrecisionPlan{}, sg::PrecisionPlan{.param = sg::DType::bf16, .reduce = sg::DType::bf16});
@@ -130,7 +130,7 @@ TEST_CASE("losses, gradients and logits have the bits of plain data parallelism"
   };
   const int steps = sg::testing::scale() > 1 ? 2 : 3;
   if (sg::testing::scale() > 1 && devices == 2 && model.kind == "llama") return;
-  for (int step = 0; step < steps; ++step) {  // each updates the weights
+  for (int step = 0; step < steps; ++step) {  // each step updates the weights
     CAPTURE(step);
     if (step == 0) {
       sg::set_fresh_weights(forward, 7);
@@ -150,7 +150,7 @@ TEST_CASE("losses, gradients and logits have the bits of plain data parallelism"
   }
 }
 
-TEST_CASE("whoever changes the root's weights changes them everywhere", "[graphs][data_parallel]") {
+TEST_CASE("a change to the root's weights reaches all devices in the next step", "[graphs][data_parallel]") {
   const auto model = sg::testing::small_gpt2();
   sg::LoopbackWorld world(4);
   sg::DataParallel parallel(model, {.global = global, .seq = seq, .threads = 2}, world);
@@ -166,7 +166,7 @@ TEST_CASE("whoever changes the root's weights changes them everywhere", "[graphs
   CHECK(again.gradients == before.gradients);
   CHECK(parallel.forward(std::span(inputs).first(inputs.size() - 1)) == before.logits);
 
-  // A step of gradient descent, at the root alone.
+  // A step of gradient descent, on the root only.
   for (const sg::StepWeight& weight : parallel.run().step().ranks[0].weights) {
     if (weight.tied) continue;
     const auto values   = parallel.run().memory().span<float>(weight.value.buffer);
@@ -176,8 +176,7 @@ TEST_CASE("whoever changes the root's weights changes them everywhere", "[graphs
   CHECK(parallel.step(inputs).loss < before.loss);
 }
 
-TEST_CASE("a step is one graph that scatters, broadcasts, reduces and gathers, and is proved",
-          "[graphs][data_parallel]") {
+TEST_CASE("a step is one verified graph that scatters, broadcasts, reduces and gathers", "[graphs][data_parallel]") {
   const auto model = sg::testing::small_gpt2();
   const sg::DataParallelOptions options{.devices = 4, .global = global, .seq = seq, .micro = 1};
   const auto made        = sg::data_parallel_step(model, options);
@@ -188,14 +187,14 @@ TEST_CASE("a step is one graph that scatters, broadcasts, reduces and gathers, a
   const auto& weights   = made.step.ranks[0].weights;
   const int num_weights = static_cast<int>(weights.size());
   CHECK(parts == std::map<std::string, int>{{"scatter", 4 * 2},                    // tokens and targets
-                                            {"broadcast", 4 * (num_weights - 1)},  // the head has the embedding's value
-                                            {"reduce", 4 * (num_weights + 1)},     // gradients, and the loss
-                                            {"gather", 4 * 2}});                   // of both microbatches
+                                            {"broadcast", 4 * (num_weights - 1)},  // the head is tied to the embedding
+                                            {"reduce", 4 * (num_weights + 1)},     // gradients and the loss
+                                            {"gather", 4 * 2}});                   // logits of both microbatches
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     if (graph.has_part(sg::Node{i})) CHECK((graph.part(sg::Node{i}).root == sg::data_parallel_root));
     CHECK(graph.op(sg::Node{i}) != "adamw");
   }
-  // Other ranks keep weights and tokens from one step to the next, and nothing else but their loss.
+  // On other ranks only weights, tokens and the loss are persistent.
   std::map<int, std::int64_t> persistent;
   std::int64_t values = 0;
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
@@ -212,7 +211,7 @@ TEST_CASE("a step is one graph that scatters, broadcasts, reduces and gathers, a
   CHECK(count_parts(forward.step) ==
         std::map<std::string, int>{{"scatter", 4}, {"broadcast", 4 * (num_weights - 1)}, {"gather", 4 * 2}});
 
-  // With an optimizer the root alone has its state.
+  // Only the root has optimizer state.
   auto updating      = options;
   updating.optimizer = sg::OptimizerPlan{};
   const auto trains  = sg::data_parallel_step(model, updating);
@@ -224,7 +223,7 @@ TEST_CASE("a step is one graph that scatters, broadcasts, reduces and gathers, a
   CHECK(trains.step.ranks[1].weights[0].first.empty());
 }
 
-TEST_CASE("the example of the README does what it says", "[graphs][data_parallel]") {
+TEST_CASE("the data-parallel example of the README works", "[graphs][data_parallel]") {
   const sg::Model model = sg::mlp({.layers = 1, .width = 8, .context = 64, .vocab = 32});
   const std::vector<std::int32_t> tokens(8 * 64 + 1, 5);
   std::ostringstream out;
@@ -236,9 +235,9 @@ TEST_CASE("the example of the README does what it says", "[graphs][data_parallel
   CHECK_THAT(out.str(), ContainsSubstring(" 16384\n") && ContainsSubstring("head.weight 256\n"));
 }
 
-TEST_CASE("no device waits for another one's forward pass", "[graphs][data_parallel]") {
-  // Between scatter and reduction nothing of a rank meets another rank's: the gather of logits comes from a copy that
-  // no node of the backward pass writes.
+TEST_CASE("no device waits for the forward pass of another device", "[graphs][data_parallel]") {
+  // Between the scatter and the reduction, ranks do not wait for each other. The gather of logits reads a copy that no
+  // node of the backward pass writes.
   const auto made = sg::data_parallel_step(sg::testing::small_gpt2(), {.devices = 2, .global = global, .seq = seq});
   const sg::Graph& graph = made.step.graph;
   for (const sg::StepRank& rank : made.step.ranks) {
@@ -257,7 +256,7 @@ TEST_CASE("no device waits for another one's forward pass", "[graphs][data_paral
   }
 }
 
-TEST_CASE("data parallelism refuses what does not fit, by name", "[graphs][data_parallel][refuses]") {
+TEST_CASE("data parallelism refuses options and tokens that do not fit, by name", "[graphs][data_parallel][refuses]") {
   const auto model   = sg::testing::small_gpt2();
   const auto refuses = [&](const sg::DataParallelOptions& options, const std::string& why) {
     CHECK_THROWS_WITH(sg::data_parallel_step(model, options), why);
@@ -267,17 +266,17 @@ TEST_CASE("data parallelism refuses what does not fit, by name", "[graphs][data_
   refuses({.devices = 4, .global = 6, .seq = seq},
           "data_parallel: a batch of 6 sequences does not divide over 4 devices (a multiple of 4)");
   refuses({.devices = 2, .global = 8, .seq = seq, .micro = 3},
-          "data_parallel: micro 3 does not divide the 4 sequences of a device (0: all at once)");
+          "data_parallel: micro 3 does not divide the 4 sequences of a device (a divisor, or 0: all at once)");
   refuses({.devices = 2, .global = 8, .seq = seq, .precision = {.param = sg::DType::f64, .reduce = sg::DType::f64}},
           "data_parallel: precision.param f64 (f32 or bf16: results are floats)");
   sg::LoopbackWorld world(2);
   CHECK_THROWS_WITH(sg::DataParallel(model, {.devices = 4, .global = 8, .seq = seq}, world),
-                    ContainsSubstring("has 4 ranks in this process; the world has 2"));
+                    ContainsSubstring("needs 4 ranks in this process, but the world has 2"));
   sg::DataParallel parallel(model, {.global = 2, .seq = 4, .threads = 1}, world);
   CHECK_THROWS_WITH(parallel.step(std::vector<std::int32_t>(8)),
-                    "data_parallel: 8 tokens given (2 sequences of 4 and one more are 9)");
+                    "data_parallel: 8 tokens given (9: 2 sequences of 4 and one more token)");
   CHECK_THROWS_WITH(parallel.forward(std::vector<std::int32_t>(9)),
-                    "data_parallel: 9 tokens given (2 sequences of 4 are 8)");
+                    "data_parallel: 9 tokens given (8: 2 sequences of 4)");
   CHECK_THROWS_WITH(parallel.step(std::vector<std::int32_t>(9, 64)), ContainsSubstring("is 64 (0 to 63)"));
-  CHECK(parallel.step(std::vector<std::int32_t>(9, 63)).loss > 0);  // and goes on
+  CHECK(parallel.step(std::vector<std::int32_t>(9, 63)).loss > 0);  // the next step works
 }

@@ -1,5 +1,5 @@
-// Training against transformers: tests/data/golden holds the losses, gradient norms and first gradients of two small
-// models trained there in float64.
+// Compares training with transformers: tests/data/golden has the losses, gradient norms and first gradients of two
+// small models that transformers trained in float64.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
@@ -40,7 +40,7 @@ TEST_CASE("every layout trains as transformers does", "[graphs][golden]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   const auto& degrees     = GENERATE(from_range(all_layouts));
   CAPTURE(model, degrees.dp, degrees.tp, degrees.pp);
-  if (sg::testing::scale() > 1 && degrees.tp * degrees.pp < 4) return;  // sanitizers see the largest ones
+  if (sg::testing::scale() > 1 && degrees.tp * degrees.pp < 4) return;  // sanitized: only the largest layouts
   check_against_golden(model, plan_of(degrees), 2, sg::testing::cases(20));
 }
 
@@ -66,7 +66,7 @@ TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
   check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, sg::testing::cases(5));
 }
 
-// All that the layers and the batch allow; what they do not is refused by name. Says how near it all is.
+// All combinations that the layers and the batch allow; the others must be refused. Prints the largest errors.
 TEST_CASE("all layouts, schedules and microbatches train as transformers does", "[.slow][golden]") {
   const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
   using enum sg::ScheduleKind;
@@ -78,7 +78,7 @@ TEST_CASE("all layouts, schedules and microbatches train as transformers does", 
         for (const int chunks : {1, 2}) {
           CAPTURE(model, degrees.dp, degrees.tp, degrees.pp, kind, micro, chunks);
           const sg::Plan plan = plan_of(degrees, std::string(to_string(kind)), chunks);
-          const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // of a data-parallel rank
+          const int sequences = 8 / degrees.dp, microbatches = sequences / micro;  // per data-parallel rank
           const bool one_chunk = kind == one_f_one_b || kind == zb_h1 || kind == zb_h2;
           const bool fits      = sequences % micro == 0 && degrees.pp * chunks <= 4 && (chunks == 1 || !one_chunk) &&
                             (chunks == 1 || kind != interleaved || microbatches % degrees.pp == 0);

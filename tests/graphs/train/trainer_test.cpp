@@ -26,7 +26,7 @@ using Tokens = std::vector<std::int32_t>;
 
 namespace {
 
-// The tokens that a golden model adds to a prompt, and by how much the best logit led the second, at its closest.
+// The tokens that a golden model adds to a prompt, and the smallest lead of the best logit over the second best.
 struct Continued {
   Tokens tokens;
   double least_lead = 1e9;
@@ -38,7 +38,7 @@ Continued continued(const std::string& name, const sg::LayoutSpec& layout) {
   sg::set_weights(generator.run(), sg::Checkpoint(golden(name).folder));
   Continued result;
   Tokens seen(golden(name).tokens.begin(), golden(name).tokens.begin() + 8);
-  for (int i = 0; i < 20; ++i) {  // the last ones see the window's end
+  for (int i = 0; i < 20; ++i) {  // the last tokens exceed the context window
     const std::size_t size     = std::min<std::size_t>(seen.size(), 24);
     std::vector<double> logits = generator.logits(std::span(seen).last(size));
     result.tokens.push_back(generator.generate(seen, 1).front());
@@ -60,7 +60,7 @@ std::vector<double> values_of(const sg::StepRun& run, const std::string& name) {
 TEST_CASE("greedy generation gives the same tokens in every layout", "[graphs][trainer]") {
   const std::string name    = GENERATE("gpt2-tiny", "llama-tiny");
   const Continued reference = continued(name, {});
-  REQUIRE(reference.least_lead > 1e-4);  // else rounding could decide
+  REQUIRE(reference.least_lead > 1e-4);  // otherwise rounding could change a token
   for (const sg::LayoutSpec& layout :
        {sg::LayoutSpec{.dp = 2}, {.tp = 2}, {.pp = 2}, {.pp = 4}, {.dp = 2, .tp = 2, .pp = 2}, {.tp = 4, .pp = 2}}) {
     if (sg::testing::scale() > 1 && layout.num_ranks() < 8) continue;  // slow under sanitizers
@@ -69,7 +69,7 @@ TEST_CASE("greedy generation gives the same tokens in every layout", "[graphs][t
   }
 }
 
-TEST_CASE("a model that was trained and saved is loaded again, in any layout, to the bit", "[graphs][trainer]") {
+TEST_CASE("a trained and saved model is loaded bit for bit, in any layout", "[graphs][trainer]") {
   const auto model = GENERATE(
       sg::gpt2({.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 32}),
       sg::llama(
@@ -100,24 +100,24 @@ TEST_CASE("a model that was trained and saved is loaded again, in any layout, to
   }
   const double after = evaluator.loss(tokens);
   CHECK(after < before);
-  CHECK_THAT(after, WithinRel(trainer.step(tokens).loss, 1e-6));  // the loss is that before the update
+  CHECK_THAT(after, WithinRel(trainer.step(tokens).loss, 1e-6));  // a step returns the loss before its update
 }
 
-TEST_CASE("a step refuses tokens that are not its batch, and reads that do not fit", "[graphs][trainer]") {
+TEST_CASE("a step refuses tokens that do not fit its batch, and reads of the wrong size", "[graphs][trainer]") {
   const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
   sg::LoopbackWorld world(1), larger(2);
   sg::Trainer trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, world);
-  CHECK_THROWS_WITH(trainer.step(Tokens(8)), "step: 8 tokens given (2 sequences of 4 and one more are 9)");
+  CHECK_THROWS_WITH(trainer.step(Tokens(8)), "step: 8 tokens given (9: 2 sequences of 4 and one more token)");
   CHECK_THROWS_WITH(trainer.step(Tokens(9, 16)), ContainsSubstring("token") && ContainsSubstring("is 16 (0 to 15)"));
-  CHECK(trainer.step(Tokens(9, 3)).loss > 0);  // and goes on
+  CHECK(trainer.step(Tokens(9, 3)).loss > 0);  // the next step works
   std::vector<float> small(3);
   CHECK_THROWS_WITH(trainer.run().read_tensor(sg::StepRun::Which::value, "head.weight", std::span<float>(small)),
-                    "tensor 'head.weight': room for 3 elements (it has 128)");
+                    "tensor 'head.weight': a span of 3 elements (the tensor has 128)");
   CHECK_THROWS_WITH(sg::Trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, larger),
-                    "step: has 1 ranks in this process; the world has 2");
+                    "step: needs 1 ranks in this process, but the world has 2");
 }
 
-TEST_CASE("SGD with momentum trains too, in every layout alike", "[graphs][trainer]") {
+TEST_CASE("SGD with momentum trains to the same loss in every layout", "[graphs][trainer]") {
   const auto model = sg::mlp({.layers = 2, .width = 16, .context = 8, .vocab = 32});
   const auto loss  = [&](const sg::LayoutSpec& layout) {
     sg::LoopbackWorld world(layout);
@@ -133,11 +133,11 @@ TEST_CASE("SGD with momentum trains too, in every layout alike", "[graphs][train
     return last;
   };
   const double alone = loss({});
-  CHECK(alone < 3);  // from log 32
+  CHECK(alone < 3);  // initially log 32
   CHECK_THAT(loss({.dp = 2, .tp = 2, .pp = 2}), WithinRel(alone, 1e-9));
 }
 
-TEST_CASE("weights that nobody set are fresh, by the trainer's seed", "[graphs][trainer]") {
+TEST_CASE("weights that the caller does not set are drawn with the trainer's seed", "[graphs][trainer]") {
   const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
   const auto loss  = [&](std::uint64_t seed, bool set) {
     sg::LoopbackWorld world(1);
@@ -149,7 +149,7 @@ TEST_CASE("weights that nobody set are fresh, by the trainer's seed", "[graphs][
   CHECK(loss(3, false) != loss(4, false));
 }
 
-TEST_CASE("generation refuses logits that are no numbers", "[graphs][trainer]") {
+TEST_CASE("generation refuses logits that are NaN", "[graphs][trainer]") {
   const auto model = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
   sg::LoopbackWorld world(1);
   sg::Generator generator(model, {}, 4, world);

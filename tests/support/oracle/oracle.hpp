@@ -6,7 +6,7 @@
 
 namespace stepgraph::testing {
 
-// What can go wrong in some execution of a graph. Each flag means: there is an execution in which this happens.
+// The flaws of a graph. Each flag means that there is an execution in which this happens.
 struct Harm {
   bool race           = false;  // conflicting accesses of one run happen in another order than in the program
   bool broken_lane    = false;  // two nodes of a lane run in another order than the lane's
@@ -15,7 +15,7 @@ struct Harm {
   bool unwritten_read = false;  // step memory is read that no node wrote in this run
   bool mismatched     = false;  // parts that the network pairs do not match
   bool unmatched      = false;  // a part waits for one that no rank issues
-  bool bad_overlap    = false;  // a part overwrites its input not as an in-place operation may, or writes a byte twice
+  bool bad_overlap    = false;  // a part overwrites input that its operation may not overwrite, or writes a byte twice
   bool deadlock       = false;  // no node can start, but some are not done
 
   [[nodiscard]] bool any() const noexcept {

@@ -26,7 +26,7 @@ using Match = std::vector<Part>;  // all members in group order; or a send and i
 // Whether matched parts describe the same operation.
 [[nodiscard]] bool fit(const Graph& graph, const Match& match);
 
-// Whether a part overwrites its input not as an in-place operation may, or writes a byte twice.
+// Whether a part overwrites input that its operation may not overwrite, or writes a byte twice.
 [[nodiscard]] bool overlaps_badly(const Graph& graph, const Part& part);
 
 }  // namespace stepgraph::testing

@@ -108,7 +108,7 @@ TEST_CASE("the oracle lets readers overlap, and needs only a path between the re
   CHECK(harm_inside(graph, {{1, 0}, {0, 2}, {1, 4}, {2, 3}, {3, 4}}) == Harm{.race = true});
 }
 
-TEST_CASE("the oracle wants conflicts with the next run in order, also of step buffers and of a node with itself",
+TEST_CASE("the oracle requires an order of conflicts with the next run, also for step buffers and a node with itself",
           "[engine][oracle]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 4});
@@ -120,7 +120,7 @@ TEST_CASE("the oracle wants conflicts with the next run in order, also of step b
   CHECK(find_harm(graph, edges_of(graph, {{0, 1}}, {{1, 0}})) == Harm{});
 }
 
-TEST_CASE("the oracle wants a lane to be a chain, also into the next run", "[engine][oracle]") {
+TEST_CASE("the oracle requires a lane to be a chain, also into the next run", "[engine][oracle]") {
   sg::Graph graph(2);
   const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::tp);
   graph.add({.name = "first", .lane = lane});
@@ -137,7 +137,7 @@ TEST_CASE("the oracle wants a lane to be a chain, also into the next run", "[eng
         Harm{.broken_lane = true});
 }
 
-TEST_CASE("the oracle misses a byte of step memory that nothing wrote before", "[engine][oracle]") {
+TEST_CASE("the oracle reports a read of step memory that no node wrote before", "[engine][oracle]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8});
   SECTION("all written") {
@@ -200,7 +200,7 @@ constexpr Harm deadlock{.deadlock = true};
 
 }  // namespace
 
-TEST_CASE("the oracle fits the sizes of matched parts", "[engine][oracle]") {
+TEST_CASE("the oracle checks the sizes of matched parts", "[engine][oracle]") {
   using enum sg::PartOp;
   Ring ring(2);
   struct Sizes {
@@ -273,7 +273,7 @@ TEST_CASE("the oracle compares op, type, message, and the root and reduction whe
   CHECK(pair({.op = send, .peer = sg::Rank{1}}, {.op = barrier}) == unmatched);
 }
 
-TEST_CASE("the oracle pairs the k-th with the k-th, by issue position", "[engine][oracle]") {
+TEST_CASE("the oracle pairs the k-th operation of each member, by issue position", "[engine][oracle]") {
   using enum sg::PartOp;
   Ring ring(2);
   ring.part(0, {.op = barrier, .message = "a", .issue = 5});
@@ -297,7 +297,7 @@ TEST_CASE("the oracle pairs the k-th with the k-th, by issue position", "[engine
   }
 }
 
-TEST_CASE("the oracle hangs where ranks wait for each other", "[engine][oracle]") {
+TEST_CASE("the oracle reports a deadlock if ranks wait for each other", "[engine][oracle]") {
   using enum sg::PartOp;
   SECTION("two ranks that send before they receive, unless they do both together") {
     for (const std::int32_t second : {0, 1}) {
@@ -322,7 +322,7 @@ TEST_CASE("the oracle hangs where ranks wait for each other", "[engine][oracle]"
     CHECK(ring.harm({{0, 2}, {1, 3}}) == Harm{});
     CHECK(ring.harm({{2, 0}}) == deadlock);  // the edge against the issue order
   }
-  SECTION("through a node that is no part") {
+  SECTION("through a plain node") {
     Ring ring(2);
     ring.part(0, {.op = send, .peer = sg::Rank{1}}, 4, 0);
     ring.part(1, {.op = recv, .peer = sg::Rank{0}}, 0, 4);
@@ -375,5 +375,5 @@ TEST_CASE("an order that the oracle calls harmless never changes a value", "[eng
   CAPTURE(changing, racing, harmless);
   CHECK(changing >= at_least(50));
   CHECK(harmless >= at_least(20));
-  CHECK(changing * 2 >= racing);  // few races swap only values that no node reads
+  CHECK(changing * 2 >= racing);  // only few races swap values that no node reads
 }
