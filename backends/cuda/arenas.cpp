@@ -20,7 +20,7 @@ std::byte* pin(Rank rank, std::size_t size) {
                     sysconf(_SC_PHYS_PAGES) * page, " bytes, ", sysconf(_SC_AVPHYS_PAGES) * page,
                     " are free (fewer ranks in this process, or less offloading)"));
   }
-  check(status, str("pinning ", size, " bytes for rank ", rank));
+  check(status, [&] { return str("pinning ", size, " bytes for rank ", rank); });
   std::fill_n(static_cast<std::byte*>(bytes), size, std::byte{0});
   return static_cast<std::byte*>(bytes);
 }
@@ -47,13 +47,15 @@ void Arenas::release(Rank rank, Space space, std::byte* bytes) noexcept {
 
 void Arenas::read(const std::byte* from, std::span<std::byte> to) {
   queues_.synchronize();
-  check(cudaMemcpy(to.data(), from, to.size(), cudaMemcpyDefault), str("reading ", to.size(), " bytes"));
+  check(cudaMemcpy(to.data(), from, to.size(), cudaMemcpyDefault),
+        [&] { return str("reading ", to.size(), " bytes"); });
 }
 
 void Arenas::write(std::byte* to, std::span<const std::byte> from) {
   queues_.synchronize();
-  check(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyDefault), str("writing ", from.size(), " bytes"));
-  check(cudaDeviceSynchronize(), str("writing ", from.size(), " bytes"));
+  check(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyDefault),
+        [&] { return str("writing ", from.size(), " bytes"); });
+  check(cudaDeviceSynchronize(), [&] { return str("writing ", from.size(), " bytes"); });
 }
 
 }  // namespace stepgraph::cuda

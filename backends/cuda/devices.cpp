@@ -33,7 +33,7 @@ std::vector<CudaDevice> cuda_devices() {
   std::vector<CudaDevice> devices;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
-    check(cudaGetDeviceProperties(&properties, i), str("looking at device ", i));
+    check(cudaGetDeviceProperties(&properties, i), [&] { return str("looking at device ", i); });
     devices.push_back({properties.name, properties.major, properties.minor, properties.multiProcessorCount,
                        properties.totalGlobalMem});
   }

@@ -23,7 +23,7 @@ void check_dnn(cudnnStatus_t status, std::string_view doing) {
 
 OnDevice::OnDevice(int device) {
   check(cudaGetDevice(&before_), "asking for the current device");
-  if (device != before_) check(cudaSetDevice(device), str("using device ", device));
+  if (device != before_) check(cudaSetDevice(device), [&] { return str("using device ", device); });
 }
 OnDevice::~OnDevice() { static_cast<void>(cudaSetDevice(before_)); }
 
@@ -39,7 +39,7 @@ std::byte* allocate_on(int device, std::size_t size, const std::string& what) {
                 str("cuda: ", what, " needs ", size, " bytes on device ", device, "; of its ", total, " bytes, ", free,
                     " are free (fewer ranks on it, or recompute, shard or a smaller batch.micro)"));
   }
-  check(status, str("allocating ", size, " bytes for ", what));
+  check(status, [&] { return str("allocating ", size, " bytes for ", what); });
   return static_cast<std::byte*>(bytes);
 }
 
@@ -58,7 +58,7 @@ void Queue::make(LaneKind kind, bool tf32) {
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kind == LaneKind::compute ? least : greatest),
-        str("making the stream of ", to_string(kind)));
+        [&] { return str("making the stream of ", to_string(kind)); });
   handles_.owner  = this;
   handles_.stream = stream;
   handles_.tf32   = tf32;
@@ -107,7 +107,7 @@ Queue& Queues::of(Rank rank, LaneKind kind) {
 void Queues::synchronize() const {
   for (const int device : devices_) {
     const OnDevice here(device);
-    check(cudaDeviceSynchronize(), str("waiting for device ", device));
+    check(cudaDeviceSynchronize(), [&] { return str("waiting for device ", device); });
   }
 }
 

@@ -18,6 +18,13 @@ void drop(cudaEvent_t event) noexcept {
   if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
 }
 
+// Begins a range that profilers show. Its name is copied into memory that is kept: names have no end mark.
+void begin_range(std::string_view name) {
+  thread_local std::string text;
+  text.assign(name);
+  nvtxRangePushA(text.c_str());
+}
+
 }  // namespace
 
 Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan)
@@ -121,6 +128,7 @@ void Streams::begin_timing() {
       timing_[node].end   = make_event(cudaEventDefault);
     }
   }
+  for (Timing& timing : timing_) timing.issued = false;
   check(cudaEventRecord(base_, origin_), "starting the clock");
   check(cudaEventSynchronize(base_), "starting the clock");
   base_time_ = Clock::now();
@@ -135,26 +143,28 @@ void Streams::join_capture(std::uint32_t stream) {
 }
 
 const DeviceQueue* Streams::before(Node node) {
-  nvtxRangePushA(std::string(graph_.name(node)).c_str());
+  begin_range(graph_.name(node));
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
     for (const std::uint32_t other : plan_.waits_of(node))
-      check(cudaEventSynchronize(event(other)), doing("waiting for predecessors of", node));
+      check(cudaEventSynchronize(event(other)), [&] { return doing("waiting for predecessors of", node); });
     for (const std::uint32_t other : plan_.loop_waits_of(node))
-      check(cudaEventSynchronize(event(other)), doing("waiting for predecessors of", node));
+      check(cudaEventSynchronize(event(other)), [&] { return doing("waiting for predecessors of", node); });
     if (recorded_) timing_[node.id].host_begin_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
     return nullptr;
   }
   Queue& queue = queue_of(stream);
-  check(cudaSetDevice(queue.device()), doing("choosing the device of", node));
+  check(cudaSetDevice(queue.device()), [&] { return doing("choosing the device of", node); });
   if (capturing_) join_capture(stream);
   for (const std::uint32_t other : plan_.waits_of(node))
-    check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting for predecessors of", node));
+    check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
+          [&] { return doing("waiting for predecessors of", node); });
   if (!capturing_) {
     for (const std::uint32_t other : plan_.loop_waits_of(node))
-      check(cudaStreamWaitEvent(queue.stream(), event(other), 0), doing("waiting for predecessors of", node));
+      check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
+            [&] { return doing("waiting for predecessors of", node); });
   }
-  if (recorded_) check(cudaEventRecord(timing_[node.id].begin, queue.stream()), doing("timing", node));
+  if (recorded_) check(cudaEventRecord(timing_[node.id].begin, queue.stream()), [&] { return doing("timing", node); });
   return &queue.handles();
 }
 
@@ -162,14 +172,20 @@ void Streams::after(Node node) {
   nvtxRangePop();
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
-    if (recorded_) timing_[node.id].host_end_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
+    if (recorded_) {
+      timing_[node.id].host_end_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
+      timing_[node.id].issued     = true;
+    }
     return;
   }
   const cudaStream_t on = queue_of(stream).stream();
-  if (recorded_) check(cudaEventRecord(timing_[node.id].end, on), doing("timing", node));
+  if (recorded_) {
+    check(cudaEventRecord(timing_[node.id].end, on), [&] { return doing("timing", node); });
+    timing_[node.id].issued = true;
+  }
   if (const cudaEvent_t waited_for = event(node.id); waited_for != nullptr)
-    check(cudaEventRecord(waited_for, on), doing("recording an event after", node));
-  if (shared_.check_nodes && !capturing_) check(cudaStreamSynchronize(on), doing("running", node));
+    check(cudaEventRecord(waited_for, on), [&] { return doing("recording an event after", node); });
+  if (shared_.check_nodes && !capturing_) check(cudaStreamSynchronize(on), [&] { return doing("running", node); });
 }
 
 std::vector<NodeTime> Streams::times() {
@@ -178,6 +194,7 @@ std::vector<NodeTime> Streams::times() {
   std::vector<NodeTime> times(graph_.num_nodes());
   for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
     const Timing& timing = timing_[node];
+    if (!timing.issued) continue;  // its times are those of an earlier run, if any
     if (timing.begin == nullptr) {
       times[node] = {.begin_s = timing.host_begin_s, .end_s = timing.host_end_s};
       continue;

@@ -45,6 +45,7 @@ class Streams final : public DeviceStreams {
   struct Timing {
     cudaEvent_t begin = nullptr, end = nullptr;
     double host_begin_s = -1, host_end_s = -1;  // for host nodes
+    bool issued = false;                        // in this run; else a failure came before the node
   };
 
   void take_turn(bool captured);
