@@ -33,11 +33,23 @@ class OutsideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// The plans of this process; null where cuDNN has none. Never destroyed: the driver may be unloaded first at process
-// exit.
+// The handle with which the plans for a device are made. A plan refers to its handle, and plans are kept beyond the
+// world whose queue asks for them first; so this is not the handle of a queue. With the lock of the plans.
+cudnnHandle_t planning_handle(int device) {
+  static auto& handles       = *new std::map<int, cudnnHandle_t>;
+  const auto [found, is_new] = handles.try_emplace(device, nullptr);
+  if (is_new) {
+    const cudnnStatus_t status = cudnnCreate(&found->second);
+    if (status != CUDNN_STATUS_SUCCESS) handles.erase(found);
+    check_dnn(status, "starting cuDNN to make plans");
+  }
+  return found->second;
+}
+
+// The plans of this process; null where cuDNN has none. Neither they nor their handles are ever destroyed: the driver
+// may be unloaded first at process exit.
 using MakePlan = std::unique_ptr<DnnPlan> (*)(const DnnDevice&, const AttentionShape&, std::int64_t, cudnnDataType_t);
-const DnnPlan* kept_plan(MakePlan make, const DeviceQueue& queue, const AttentionShape& shape, std::int64_t sequences,
-                         cudnnDataType_t type) {
+const DnnPlan* kept_plan(MakePlan make, const AttentionShape& shape, std::int64_t sequences, cudnnDataType_t type) {
   using Key =
       std::tuple<MakePlan, int, cudnnDataType_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
   static auto& mutex = *new std::mutex;
@@ -49,7 +61,7 @@ const DnnPlan* kept_plan(MakePlan make, const DeviceQueue& queue, const Attentio
   auto found = plans.find(key);
   if (found == plans.end()) {
     const OutsideCapture outside;
-    found = plans.emplace(key, make(DnnDevice(handle_of(queue)), shape, sequences, type)).first;
+    found = plans.emplace(key, make(DnnDevice(planning_handle(device)), shape, sequences, type)).first;
   }
   return found->second.get();
 }
@@ -77,13 +89,13 @@ bool dnn_attends(const DeviceQueue& queue, const AttentionShape& shape, std::int
   const auto aligned = [](const T* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   if (queue.dnn == nullptr || dropout.step != nullptr || sequences == 0 || shape.seq % 128 != 0) return false;
   if ((shape.head_size != 64 && shape.head_size != 128) || !aligned(qkv) || !aligned(out)) return false;
-  return kept_plan(plan_attention_forward, queue, shape, sequences, dnn_type<T>) != nullptr;
+  return kept_plan(plan_attention_forward, shape, sequences, dnn_type<T>) != nullptr;
 }
 
 template <class T>
 void dnn_attention_forward(const DeviceQueue& queue, const AttentionForward<T>& attention) {
   const AttentionShape& shape = attention.shape;
-  const DnnPlan* plan         = kept_plan(plan_attention_forward, queue, shape, attention.sequences, dnn_type<T>);
+  const DnnPlan* plan         = kept_plan(plan_attention_forward, shape, attention.sequences, dnn_type<T>);
   if (plan->workspace_bytes() > static_cast<std::int64_t>(queue.workspace.size())) {
     throw Error(ErrorKind::backend, str("cudnn: attention needs a workspace of ", plan->workspace_bytes(),
                                         " bytes (this lane has ", queue.workspace.size(), ")"));
@@ -105,7 +117,7 @@ template <class T>
 bool dnn_attention_backward(const DeviceQueue& queue, const AttentionBackward<T>& attention, const Into<T>& d_qkv) {
   const AttentionShape& shape = attention.shape;
   const auto plan_for         = [&](std::int64_t sequences) {
-    return kept_plan(plan_attention_backward, queue, shape, sequences, dnn_type<T>);
+    return kept_plan(plan_attention_backward, shape, sequences, dnn_type<T>);
   };
   const auto aligned = [](const T* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   if (d_qkv.base != nullptr || !aligned(d_qkv.out) || !aligned(attention.d_out)) return false;
