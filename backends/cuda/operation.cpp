@@ -1,11 +1,12 @@
 #include "backends/cuda/operation.hpp"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "backends/cuda/check.hpp"
+#include "backends/cuda/kernels.hpp"
 #include "backends/cuda/queues.hpp"
-#include "backends/cuda/reduce.hpp"
 #include "backends/cursor.hpp"
 #include "engine/base/error.hpp"
 
@@ -74,28 +75,40 @@ class Operation {
   void copy_range(const std::byte* from, std::byte* to, std::int64_t size) const {
     if (from == to || size == 0) return;
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(size), cudaMemcpyDefault, stream_),
-          str("copying ", size, " bytes"));
+          [&] { return str("copying ", size, " bytes"); });
   }
   void copy(const Stretch& from, const Stretch& to) const {
-    std::int64_t left = from.size;
-    if (left == 0) return;
-    Cursor source(from, 0), target(to, 0);
-    while (left > 0) {
-      const std::int64_t count = std::min({left, source.length(), target.length()});
-      copy_range(source.data(), target.data(), count);
-      left -= count;
-      source.advance(count, left > 0);
-      target.advance(count, left > 0);
-    }
+    walk<2>(from.size, {&from, &to},
+            [&](std::int64_t count, const std::array<std::byte*, 2>& at) { copy_range(at[0], at[1], count); });
   }
   void copy(std::span<const Piece> from, std::span<const Piece> to) const {
     copy(PartSide(from, 1).all(), PartSide(to, 1).all());
   }
 
-  // In pieces that are contiguous in every member.
+  // Calls visit(number of bytes, addresses) for pieces that are contiguous in every stretch.
+  template <std::size_t n, class Visit>
+  static void walk(std::int64_t size, const std::array<const Stretch*, n>& stretches, const Visit& visit) {
+    if (size == 0) return;  // a cursor needs a byte to point at
+    std::vector<Cursor> cursors;
+    for (const Stretch* stretch : stretches) cursors.emplace_back(*stretch, 0);
+    for (std::int64_t left = size; left > 0;) {
+      std::int64_t count = left;
+      std::array<std::byte*, n> at;
+      for (std::size_t k = 0; k < n; ++k) {
+        count = std::min(count, cursors[k].length());
+        at[k] = cursors[k].data();
+      }
+      visit(count, at);
+      left -= count;
+      for (Cursor& cursor : cursors) cursor.advance(count, left > 0);
+    }
+  }
+
+  // In pieces that are contiguous in every member, and element by element where a member's row ends inside one.
   template <class In, class Out>
   void reduce(std::int64_t size, std::size_t num_out, const In& in_of, const Out& out_of) const {
     if (size == 0) return;
+    const auto element = static_cast<std::int64_t>(size_bytes(what_.type));
     std::vector<Cursor> from, to;
     for (std::size_t k = 0; k < num_members(); ++k) from.emplace_back(in_of(k), 0);
     for (std::size_t k = 0; k < num_out; ++k) to.emplace_back(out_of(k), 0);
@@ -105,6 +118,12 @@ class Operation {
       std::int64_t count = left;
       for (const auto* list : {&from, &to}) {
         for (const Cursor& cursor : *list) count = std::min(count, cursor.length());
+      }
+      count -= count % element;
+      if (count == 0) {
+        cuda::reduce(stream_, split(from, left), split(to, left), what_.type, what_.reduction);
+        left -= element;
+        continue;
       }
       for (std::size_t k = 0; k < from.size(); ++k) inputs[k] = from[k].data();
       for (std::size_t k = 0; k < to.size(); ++k) outputs[k] = to[k].data();
@@ -116,16 +135,39 @@ class Operation {
     }
   }
 
-  // A slice that overwrites a slice still to be sent would need a temporary copy; that is not supported.
+  // The addresses of each member's next element, byte by byte, of `left` bytes in all.
+  [[nodiscard]] std::vector<SplitElement> split(std::vector<Cursor>& cursors, std::int64_t left) const {
+    const std::size_t element = size_bytes(what_.type);
+    std::vector<SplitElement> split(cursors.size());
+    for (std::size_t k = 0; k < cursors.size(); ++k) {
+      for (std::size_t byte = 0; byte < element; ++byte) {
+        split[k][byte] = cursors[k].data();
+        cursors[k].advance(1, static_cast<std::int64_t>(byte) + 1 < left);
+      }
+    }
+    return split;
+  }
+
+  // By pairs of members. In place, each slice lies where the other one of the pair goes, and both have one size.
   void all_to_all() const {
-    for (std::size_t from = 0; from < num_members(); ++from) {
-      for (std::size_t to = 0; to < num_members(); ++to) {
-        const Stretch source = in(from).shard(to), target = out(to).shard(from);
-        if (source.size > 0 && Cursor(in(to).shard(from), 0).data() == Cursor(target, 0).data() && from != to) {
-          throw Error(ErrorKind::backend,
-                      str("cuda: all_to_all '", what_.message, "' in place (use another output buffer on a device)"));
+    for (std::size_t a = 0; a < num_members(); ++a) {
+      copy(in(a).shard(a), out(a).shard(a));
+      for (std::size_t b = a + 1; b < num_members(); ++b) {
+        const Stretch to_b = in(a).shard(b), from_b = out(a).shard(b), to_a = in(b).shard(a), from_a = out(b).shard(a);
+        if (to_b.size != to_a.size) {
+          copy(to_b, from_a);
+          copy(to_a, from_b);
+          continue;
         }
-        copy(source, target);
+        walk<4>(to_b.size, {&to_b, &from_b, &to_a, &from_a},
+                [&](std::int64_t count, const std::array<std::byte*, 4>& at) {
+                  if (at[0] == at[1] || at[2] == at[3]) {
+                    cuda::exchange(stream_, at[0], at[1], at[2], at[3], count);
+                  } else {
+                    copy_range(at[0], at[3], count);
+                    copy_range(at[2], at[1], count);
+                  }
+                });
       }
     }
   }

@@ -2,65 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstring>
 #include <type_traits>
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
+#include "engine/base/reduce_element.hpp"
 
 namespace stepgraph {
 namespace {
 
-// The type of an element in memory, and the type in which it is reduced.
-template <class T, class W = T>
-struct Plain {
-  using Stored = T;
-  using Wide   = W;
-  static Wide load(Stored value) { return static_cast<Wide>(value); }
-  static Stored store(Wide value) { return static_cast<Stored>(value); }
-};
-template <class Half>
-struct InFloat {
-  using Stored = std::uint16_t;
-  using Wide   = float;
-  static float load(std::uint16_t bits) { return static_cast<float>(Half::from_bits(bits)); }
-  static std::uint16_t store(float value) { return Half(value).bits(); }
-};
-
-struct Add {
-  template <class T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a + b);
-  }
-};
-struct Multiply {
-  template <class T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a * b);
-  }
-};
-struct Min {
-  template <class T>
-  static T apply(T a, T b) {
-    return (a < b) | (a != a) ? a : b;
-  }
-};
-struct Max {
-  template <class T>
-  static T apply(T a, T b) {
-    return (a > b) | (a != a) ? a : b;
-  }
-};
-
-template <class Wide>
-Wide quotient(Wide sum, std::int64_t count) {
-  if constexpr (std::is_integral_v<Wide>) {
-    return static_cast<Wide>(static_cast<std::int64_t>(sum) / count);  // sums are unsigned, so that they wrap
-  } else {
-    return sum / static_cast<Wide>(count);
-  }
-}
+using namespace reduce_element;
 
 constexpr std::size_t block = 1024;  // elements: intermediate values stay in the L1 cache
 
@@ -77,7 +29,7 @@ struct Kernel {
   static Loose* at(std::byte* bytes, std::size_t i) { return reinterpret_cast<Loose*>(bytes) + i; }
   static Wide load(const Loose& from) { return Element::load(from.value); }
   static Stored finish(Wide value, std::int64_t count) {
-    return Element::store(divides ? quotient(value, count) : value);
+    return Element::store(Op::finish(divides ? quotient(value, count) : value));
   }
 
   // All inputs in one pass, for the most common numbers of inputs: intermediate values stay in registers.
@@ -147,50 +99,6 @@ struct Kernel {
   }
 };
 
-using Reduce = void (*)(std::span<const std::byte* const>, std::span<std::byte* const>, std::size_t);
-
-// How elements of T are reduced. `Value` is for min and max. `Bits`, unsigned for integers, is for sums and products,
-// which wrap around. `Exact`, with 64 bits for integers, is for the sum of an average.
-template <class T>
-struct Elements {
-  using Value = Plain<T>;
-  using Bits  = Value;
-  using Exact = Value;
-};
-template <std::integral T>
-struct Elements<T> {
-  using Value = Plain<T>;
-  using Bits  = Plain<std::make_unsigned_t<T>>;
-  using Exact = Plain<T, std::uint64_t>;
-};
-template <class Half>
-struct HalfElements {
-  using Value = InFloat<Half>;
-  using Bits  = Value;
-  using Exact = Value;
-};
-template <>
-struct Elements<f16> : HalfElements<f16> {};
-template <>
-struct Elements<bf16> : HalfElements<bf16> {};
-
-template <class T>
-Reduce choose(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::sum:
-      return Kernel<typename Elements<T>::Bits, Add>::reduce;
-    case Reduction::average:
-      return Kernel<typename Elements<T>::Exact, Add, true>::reduce;
-    case Reduction::min:
-      return Kernel<typename Elements<T>::Value, Min>::reduce;
-    case Reduction::max:
-      return Kernel<typename Elements<T>::Value, Max>::reduce;
-    case Reduction::product:
-      return Kernel<typename Elements<T>::Bits, Multiply>::reduce;
-  }
-  return nullptr;
-}
-
 void check_whole(std::size_t num_bytes, DType type) {
   if (num_bytes % size_bytes(type) == 0) return;
   throw Error(ErrorKind::config, str("arithmetic: ", num_bytes, " bytes are not whole elements of ", type, " (",
@@ -203,7 +111,11 @@ void reduce(std::span<const std::byte* const> in, std::span<std::byte* const> ou
             Reduction reduction) {
   check_whole(num_bytes, type);
   if (in.empty() || out.empty() || num_bytes == 0) return;
-  dispatch(type, [&]<class T>(T) { choose<T>(reduction)(in, out, num_bytes); });
+  dispatch(type, [&]<class T>(T) {
+    choose<T>(reduction, [&]<class Element, class Op, bool divides>(Element, Op, std::bool_constant<divides>) {
+      Kernel<Element, Op, divides>::reduce(in, out, num_bytes);
+    });
+  });
 }
 
 void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DType type, Reduction reduction) {

@@ -9,7 +9,13 @@
 // and always in the order of the inputs, so that bits depend neither on threads nor on how bytes are cut.
 //
 // f16 and bf16 are reduced in float and rounded once, f32 and f64 as they are. Integers wrap around; u8 and i32 are
-// averaged from their true sum, i64 from its wrapped sum, both rounded towards 0. min and max of a NaN are NaN.
+// averaged from their true sum, i64 from its wrapped sum, both rounded towards 0.
+//
+// min and max are minimum and maximum of IEEE 754-2019: -0 is less than +0, and the result is NaN if any value is. That
+// NaN is std::numeric_limits::quiet_NaN (for f16 0x7e00, for bf16 0x7fc0), whatever the bits of the others. So min and
+// max have the same bits in any order, in every world and algorithm. Sums, averages and products that are NaN have a
+// NaN of any bits.
+//
 // Bytes need not be aligned. Sizes are whole elements: throws Error(config) otherwise.
 namespace stepgraph {
 

@@ -1,10 +1,10 @@
 #include "ops/cuda/streams.hpp"
 
-#include <concepts>
 #include <limits>
 #include <type_traits>
 
 #include "engine/base/dispatch.hpp"
+#include "engine/base/reduce_element.hpp"
 #include "ops/cuda/common/map.cuh"
 #include "ops/cuda/common/view.cuh"
 
@@ -64,93 +64,78 @@ std::int64_t row_of_both(const View<std::byte>& to, const View<const std::byte>&
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
 
-// Integers are used as they are.
-template <class N>
-__device__ auto computed(N x) {
-  if constexpr (std::is_integral_v<N>) {
-    return x;
-  } else {
-    return widen(x);
+// Elements in memory, several at a time.
+template <class Stored>
+struct InVectors {
+  View<Stored> view;
+  template <int n>
+  using Values = Pack<Stored, n>;
+  template <int n>
+  __device__ Values<n> load(std::int64_t i) const {
+    return load_pack<n>(view.at(i));
   }
-}
-template <class N, class W>
-__device__ N stored(W x) {
-  if constexpr (std::is_integral_v<N>) {
-    return static_cast<N>(x);
-  } else {
-    return narrow_to<N>(x);
-  }
-}
-
-struct Add {
-  template <class W>
-  __device__ static W apply(W a, W b) {
-    return static_cast<W>(a + b);
+  template <int n>
+  __device__ void store(std::int64_t i, const Values<n>& values) const {
+    store_pack<n>(view.at(i), values);
   }
 };
-struct Multiply {
-  template <class W>
-  __device__ static W apply(W a, W b) {
-    return static_cast<W>(a * b);
+// Elements at any addresses, byte by byte. No row ends inside an element.
+template <class Stored>
+struct InBytes {
+  View<std::byte> view;
+  template <int n>
+  struct Values {
+    Stored at[n];
+  };
+  template <int n>
+  __device__ Values<n> load(std::int64_t i) const {
+    Values<n> values;
+    for (int k = 0; k < n; ++k) __builtin_memcpy(&values.at[k], view.at((i + k) * sizeof(Stored)), sizeof(Stored));
+    return values;
   }
-};
-struct Min {
-  template <class W>
-  __device__ static W apply(W a, W b) {
-    return (a < b) | (a != a) ? a : b;
-  }
-};
-struct Max {
-  template <class W>
-  __device__ static W apply(W a, W b) {
-    return (a > b) | (a != a) ? a : b;
+  template <int n>
+  __device__ void store(std::int64_t i, const Values<n>& values) const {
+    for (int k = 0; k < n; ++k) __builtin_memcpy(view.at((i + k) * sizeof(Stored)), &values.at[k], sizeof(Stored));
   }
 };
 
-template <class N, class Op>
+template <class Element, class Op, class Memory>
 struct Reduce {
-  View<N> into;
-  View<const N> from;
+  Memory into, from;
   template <int n>
   struct Loaded {
-    Pack<N, n> a, b;
+    typename Memory::template Values<n> a, b;
   };
   template <int n>
   __device__ Loaded<n> load(std::int64_t i) const {
-    return {load_pack<n>(into.at(i)), load_pack<n>(from.at(i))};
+    return {into.template load<n>(i), from.template load<n>(i)};
   }
   template <int n>
   __device__ void finish(std::int64_t i, const Loaded<n>& in) const {
-    Pack<N, n> to;
+    typename Memory::template Values<n> to;
 #pragma unroll
-    for (int k = 0; k < n; ++k) to.at[k] = stored<N>(Op::apply(computed(in.a.at[k]), computed(in.b.at[k])));
-    store_pack<n>(into.at(i), to);
+    for (int k = 0; k < n; ++k)
+      to.at[k] = Element::store(Op::finish(Op::apply(Element::load(in.a.at[k]), Element::load(in.b.at[k]))));
+    into.template store<n>(i, to);
   }
 };
 
-template <class N>
+template <class Element, class Memory>
 struct Divide {
-  View<N> values;
+  Memory values;
   std::int64_t count;
   template <int n>
-  using Loaded = Pack<N, n>;
+  using Loaded = typename Memory::template Values<n>;
   template <int n>
   __device__ Loaded<n> load(std::int64_t i) const {
-    return load_pack<n>(values.at(i));
+    return values.template load<n>(i);
   }
   template <int n>
   __device__ void finish(std::int64_t i, const Loaded<n>& in) const {
-    Pack<N, n> to;
+    Loaded<n> to;
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-      if constexpr (std::is_integral_v<N>) {
-        to.at[k] = static_cast<N>(static_cast<std::int64_t>(in.at[k]) / count);
-      } else {
-        const auto sum = widen(in.at[k]);
-        to.at[k]       = narrow_to<N>(sum / static_cast<decltype(sum + sum)>(count));
-      }
-    }
-    store_pack<n>(values.at(i), to);
+    for (int k = 0; k < n; ++k) to.at[k] = Element::store(reduce_element::quotient(Element::load(in.at[k]), count));
+    values.template store<n>(i, to);
   }
 };
 
@@ -173,62 +158,43 @@ struct ConvertElements {
   }
 };
 
-// A stretch as elements of N.
-template <class N>
-View<N> elements(const Stretch& stretch, std::int64_t size_bytes) {
-  constexpr auto size         = static_cast<std::int64_t>(sizeof(N));
-  const View<std::byte> bytes = view(stretch.rows, stretch.begin, size_bytes);
-  if (bits_of(bytes) % sizeof(N) != 0) {
-    throw Error(ErrorKind::backend, str("cuda: elements of ", size, " bytes are not at multiples of ", size, " bytes"));
-  }
-  return {reinterpret_cast<N*>(bytes.data), bytes.length / size, bytes.stride / size, bytes.begin / size};
-}
 template <class N>
 View<const N> read_only(const View<N>& of) {
   return {of.data, of.length, of.stride, of.begin};
 }
 
-template <class N, class Op>
-void reduce_elements(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes) {
-  constexpr int n  = elements_per_vector<N>;
-  const View<N> to = elements<N>(into, size_bytes);
-  const auto of    = read_only(elements<N>(from, size_bytes));
-  map<n>(queue, "reduce_into", Reduce<N, Op>{to, of}, size_bytes / static_cast<std::int64_t>(sizeof(N)),
-         to.fits(n) && of.fits(n));
+template <class N>
+View<N> elements(const View<std::byte>& bytes) {
+  constexpr auto size = static_cast<std::int64_t>(sizeof(N));
+  return {reinterpret_cast<N*>(bytes.data), bytes.length / size, bytes.stride / size, bytes.begin / size};
 }
 
-// Sums and products of integers are unsigned: they wrap around.
-template <class N>
-struct BitsOf {
-  using type = N;
-};
-template <std::integral N>
-struct BitsOf<N> {
-  using type = std::make_unsigned_t<N>;
-};
-
-template <class N>
-void reduce_type(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
-                 Reduction reduction) {
-  using Bits = typename BitsOf<N>::type;
-  switch (reduction) {
-    case Reduction::sum:
-    case Reduction::average:  // divided afterwards
-      return reduce_elements<Bits, Add>(queue, into, from, size_bytes);
-    case Reduction::product:
-      return reduce_elements<Bits, Multiply>(queue, into, from, size_bytes);
-    case Reduction::min:
-      return reduce_elements<N, Min>(queue, into, from, size_bytes);
-    case Reduction::max:
-      return reduce_elements<N, Max>(queue, into, from, size_bytes);
+template <class Element, class Op>
+void reduce_elements(const DeviceQueue& queue, const View<std::byte>& into, const View<std::byte>& from,
+                     std::int64_t size_bytes) {
+  using Stored             = typename Element::Stored;
+  constexpr int n          = elements_per_vector<Stored>;
+  const std::int64_t count = size_bytes / static_cast<std::int64_t>(sizeof(Stored));
+  if ((bits_of(into) | bits_of(from)) % sizeof(Stored) != 0) {
+    using Memory = InBytes<Stored>;
+    return map<1>(queue, "reduce_into", Reduce<Element, Op, Memory>{{into}, {from}}, count, false);
   }
+  using Memory          = InVectors<Stored>;
+  const View<Stored> to = elements<Stored>(into), of = elements<Stored>(from);
+  map<n>(queue, "reduce_into", Reduce<Element, Op, Memory>{{to}, {of}}, count, to.fits(n) && of.fits(n));
 }
 
-template <class N>
-void divide_type(const DeviceQueue& queue, const Stretch& values, std::int64_t size_bytes, std::int64_t count) {
-  constexpr int n    = elements_per_vector<N>;
-  const View<N> list = elements<N>(values, size_bytes);
-  map<n>(queue, "divide", Divide<N>{list, count}, size_bytes / static_cast<std::int64_t>(sizeof(N)), list.fits(n));
+template <class Element>
+void divide_elements(const DeviceQueue& queue, const View<std::byte>& values, std::int64_t size_bytes,
+                     std::int64_t by) {
+  using Stored             = typename Element::Stored;
+  constexpr int n          = elements_per_vector<Stored>;
+  const std::int64_t count = size_bytes / static_cast<std::int64_t>(sizeof(Stored));
+  if (bits_of(values) % sizeof(Stored) != 0) {
+    return map<1>(queue, "divide", Divide<Element, InBytes<Stored>>{{values}, by}, count, false);
+  }
+  const View<Stored> list = elements<Stored>(values);
+  map<n>(queue, "divide", Divide<Element, InVectors<Stored>>{{list}, by}, count, list.fits(n));
 }
 
 __global__ void scaled_sum_kernel(const double* values, std::int64_t count, double factor, double* to) {
@@ -275,12 +241,21 @@ void copy(const DeviceQueue& queue, const Stretch& to, const Stretch& from, std:
 void reduce_into(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  DType type, Reduction reduction) {
   if (size_bytes == 0) return;
-  dispatch(type, [&]<class T>(T) { reduce_type<Native<T>>(queue, into, from, size_bytes, reduction); });
+  const View<std::byte> to = view(into.rows, into.begin, size_bytes), of = view(from.rows, from.begin, size_bytes);
+  const Reduction step = reduction == Reduction::average ? Reduction::sum : reduction;  // divided afterwards
+  dispatch(type, [&]<class T>(T) {
+    reduce_element::choose<T>(step, [&]<class Element, class Op>(Element, Op, auto) {
+      reduce_elements<Element, Op>(queue, to, of, size_bytes);
+    });
+  });
 }
 
 void divide(const DeviceQueue& queue, const Stretch& values, std::int64_t size_bytes, DType type, std::int64_t count) {
   if (size_bytes == 0) return;
-  dispatch(type, [&]<class T>(T) { divide_type<Native<T>>(queue, values, size_bytes, count); });
+  const View<std::byte> bytes = view(values.rows, values.begin, size_bytes);
+  dispatch(type, [&]<class T>(T) {
+    divide_elements<typename reduce_element::Elements<T>::Exact>(queue, bytes, size_bytes, count);
+  });
 }
 
 template <class To, class From>

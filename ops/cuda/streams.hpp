@@ -23,7 +23,7 @@ struct Stretch {
 // to = from, `size_bytes` bytes; either side may be pinned host memory.
 void copy(const DeviceQueue& queue, const Stretch& to, const Stretch& from, std::int64_t size_bytes);
 
-// As in engine/base/arithmetic.hpp, with the same bits. Elements must be aligned to their size.
+// As in engine/base/arithmetic.hpp, with the same bits. Rows are whole elements, at any address.
 void reduce_into(const DeviceQueue& queue, const Stretch& into, const Stretch& from, std::int64_t size_bytes,
                  DType type, Reduction reduction);
 void divide(const DeviceQueue& queue, const Stretch& values, std::int64_t size_bytes, DType type, std::int64_t count);

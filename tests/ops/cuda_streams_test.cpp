@@ -1,6 +1,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include "backends/loopback/world.hpp"
+#include "engine/run/executor.hpp"
 #include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
@@ -127,6 +129,56 @@ TEST_CASE("reductions on a device have the CPU's bits in every type", "[ops][cud
                                 .reduction = reduction});
   sg::divide(bench.graph, {.name = "of rows", .values = c.strided(0, 16 * size, 32 * size, 10), .count = 7});
   bench.check();
+}
+
+TEST_CASE("reductions on a device have the CPU's bits at any address", "[ops][cuda][reduce]") {
+  sg::testing::need_device();
+  const auto type =
+      GENERATE(sg::DType::i32, sg::DType::i64, sg::DType::f16, sg::DType::bf16, sg::DType::f32, sg::DType::f64);
+  CAPTURE(type);
+  const auto size = static_cast<std::int64_t>(sg::size_bytes(type));
+  Bench bench;  // of bytes: any bits, so sums of floats would have NaNs that differ
+  const sg::Buffer a = bench.buffer(4000, sg::DType::u8), b = bench.buffer(4000, sg::DType::u8);
+  const bool whole = type == sg::DType::i32 || type == sg::DType::i64;
+  sg::reduce_into(bench.graph, {.name      = "ranges",
+                                .into      = a.range(1, 100 * size),
+                                .from      = b.range(3, 100 * size),
+                                .reduction = whole ? sg::Reduction::sum : sg::Reduction::min,
+                                .type      = type});
+  sg::reduce_into(bench.graph, {.name      = "rows",
+                                .into      = a.strided(1001, 3 * size, 3 * size + 1, 40),
+                                .from      = {b.range(1000, 60 * size), b.strided(2007, 5 * size, 7 * size + 3, 12)},
+                                .reduction = sg::Reduction::max,
+                                .type      = type});
+  if (whole) sg::divide(bench.graph, {.name = "mean", .values = a.range(2503, 50 * size), .count = 3, .type = type});
+  bench.check();
+}
+
+TEST_CASE("min and max on a device order zeros by sign and have the CPU's NaN", "[ops][cuda][reduce]") {
+  sg::testing::need_device();
+  const auto type      = GENERATE(sg::DType::f16, sg::DType::bf16, sg::DType::f32, sg::DType::f64);
+  const auto reduction = GENERATE(sg::Reduction::min, sg::Reduction::max);
+  CAPTURE(type, reduction);
+  sg::Graph graph;
+  const std::int64_t bytes = 600 * static_cast<std::int64_t>(sg::size_bytes(type));
+  const auto buffer        = [&](const char* name) {
+    return graph.buffer({.name = name, .size_bytes = bytes, .type = type, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer into = buffer("into"), from = buffer("from");
+  sg::reduce_into(graph, {.name = "extreme", .into = into, .from = from, .reduction = reduction});
+  const auto run = [&](sg::World& world) {
+    const sg::Program program(graph, world);
+    std::vector<std::byte> image(static_cast<std::size_t>(bytes));
+    for (const sg::Buffer each : {into, from}) {
+      sg::testing::fill(image, type, sg::testing::Fill::special, sg::Rank{0}, 1, each.id);
+      program.memory().write(each, std::span<const std::byte>(image));
+    }
+    sg::Executor({.threads = 1}).run(program);
+    program.memory().read(into, std::span(image));
+    return image;
+  };
+  sg::LoopbackWorld loopback(1);
+  CHECK((run(*sg::testing::device_world()) == run(loopback)));
 }
 
 TEST_CASE("a device clears bytes, and adds a few numbers in order", "[ops][cuda][clear]") {

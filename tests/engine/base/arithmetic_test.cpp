@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "engine/base/error.hpp"
@@ -146,6 +148,55 @@ TEST_CASE("every type and reduction equals a plain loop, in place or not, at any
   check_type<sg::bf16>(DType::bf16);
   check_type<float>(DType::f32);
   check_type<double>(DType::f64);
+}
+
+namespace {
+
+// The bits of min or max of some values, in every order of three of them.
+template <class T, class Bits>
+void check_extreme(DType type, Reduction reduction, std::vector<T> values, Bits expected) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  do {
+    CAPTURE(to_string(type), to_string(reduction), order);
+    std::vector<const std::byte*> in;
+    for (const std::size_t i : order) in.push_back(reinterpret_cast<const std::byte*>(&values[i]));
+    Bits at_once = 0;
+    std::array<std::byte*, 1> out{reinterpret_cast<std::byte*>(&at_once)};
+    sg::reduce(in, out, sizeof(T), type, reduction);
+    CHECK(at_once == expected);
+    std::vector<T> total{values[order[0]]};
+    for (const std::size_t i : order) {
+      std::vector<T> next{values[i]};
+      sg::reduce_into(bytes(total), bytes(next), type, reduction);
+    }
+    CHECK(std::memcmp(total.data(), &expected, sizeof(T)) == 0);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+template <class T, class Bits>
+void check_extremes(DType type, Bits sign, Bits nan) {
+  const T plus = T(0.0f), minus = T(-0.0f), one = T(1.0f);
+  const T infinity = T(std::numeric_limits<float>::infinity());
+  const T odd_nan  = std::bit_cast<T>(static_cast<Bits>(sign | nan | 5));  // with a sign and other bits
+  check_extreme<T>(type, Reduction::min, {plus, minus, one}, sign);
+  check_extreme<T>(type, Reduction::min, {plus, one, plus}, Bits{0});
+  check_extreme<T>(type, Reduction::max, {minus, plus, minus}, Bits{0});
+  check_extreme<T>(type, Reduction::max, {minus, minus}, sign);
+  for (const Reduction reduction : {Reduction::min, Reduction::max}) {
+    check_extreme<T>(type, reduction, {one, odd_nan, infinity}, nan);
+    check_extreme<T>(type, reduction, {minus, odd_nan, odd_nan}, nan);
+    check_extreme<T>(type, reduction, {odd_nan}, nan);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("min and max tell zeros apart by their sign and have one NaN, in any order", "[engine][arithmetic]") {
+  check_extremes<sg::f16>(DType::f16, std::uint16_t{0x8000}, std::uint16_t{0x7e00});
+  check_extremes<sg::bf16>(DType::bf16, std::uint16_t{0x8000}, std::uint16_t{0x7fc0});
+  check_extremes<float>(DType::f32, std::uint32_t{1} << 31, std::uint32_t{0x7fc00000});
+  check_extremes<double>(DType::f64, std::uint64_t{1} << 63, std::uint64_t{0x7ff8} << 48);
 }
 
 TEST_CASE("halves are rounded once, at the end", "[engine][arithmetic]") {
