@@ -78,6 +78,12 @@ double rounded(DType type, double value) {
   return value;
 }
 
+double extreme(double a, double b, bool largest) {
+  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<double>::quiet_NaN();
+  if (a == b) return std::signbit(a) == largest ? b : a;  // differ in nothing, or in the sign of a zero
+  return (a > b) == largest ? a : b;
+}
+
 double fold(DType type, Reduction reduction, double total, double next) {
   switch (reduction) {
     case Reduction::sum:
@@ -86,9 +92,8 @@ double fold(DType type, Reduction reduction, double total, double next) {
     case Reduction::product:
       return rounded(type, total * next);
     case Reduction::min:
-      return std::min(total, next);
     case Reduction::max:
-      return std::max(total, next);
+      return extreme(total, next, reduction == Reduction::max);
   }
   return total;
 }
@@ -105,11 +110,19 @@ double value_for(Fill fill, DType type, std::uint64_t random, Rank rank, int num
       const double magnitude = index(rank) < 6 ? 1 + among(2) : 1;  // at most 64: fits f16 and u8
       return sign && (random >> 32) % 2 ? -magnitude : magnitude;
     }
+    case Fill::ones:
+      return 1;
     case Fill::extremes:
       return sign ? among(201) - 100 : among(256);
     case Fill::rounding: {
       const double fraction = 1 + static_cast<double>(random % (1u << 23)) / (1u << 23);
       return std::ldexp((random >> 32) % 2 ? -fraction : fraction, static_cast<int>((random >> 40) % 9) - 4);
+    }
+    case Fill::special: {
+      constexpr double infinity = std::numeric_limits<double>::infinity(),
+                       nan      = std::numeric_limits<double>::quiet_NaN();
+      const double values[]     = {0.0, -0.0, 0.0, -0.0, 1, -1, infinity, -infinity, nan, -nan};
+      return values[random % std::size(values)];
     }
     case Fill::bits:
       break;
@@ -166,6 +179,7 @@ std::vector<std::byte> reduce_in_order(DType type, Reduction reduction,
     for (const std::vector<std::byte>& next : members.subspan(1))
       total = fold(type, reduction, total, decode(type, next.data() + at));
     if (reduction == Reduction::average) total = rounded(type, total / static_cast<double>(members.size()));
+    if (std::isnan(total)) total = std::numeric_limits<double>::quiet_NaN();  // of one member: with its own bits
     encode(type, total, out.data() + at);
   }
   return out;

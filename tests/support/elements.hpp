@@ -15,7 +15,8 @@ namespace stepgraph::testing {
 void encode(DType type, double value, std::byte* element);  // round to nearest, ties to even; integers wrap around
 
 // Reduces the members' values in order, element by element. 16-bit floats are summed as f32 and rounded once, other
-// types are summed as they are; an average is the sum divided once.
+// types are summed as they are; an average is the sum divided once. min and max order zeros by their sign, and give the
+// quiet NaN without a sign if any value is NaN.
 [[nodiscard]] std::vector<std::byte> reduce_in_order(DType type, Reduction reduction,
                                                      std::span<const std::vector<std::byte>> members);
 
@@ -23,10 +24,12 @@ void encode(DType type, double value, std::byte* element);  // round to nearest,
 // to 8 ranks is exact in every type and order.
 enum class Fill : std::uint8_t {
   bits,      // any bytes, for data that is only moved
+  ones,      // the number 1
   sum,       // -8 to 8
   average,   // multiples of the number of ranks that share it
   product,   // +-1, +-2
   extremes,  // for min and max
+  special,   // zeros of both signs, infinities, NaNs of several bits; for min and max of floats
   rounding,  // fractions of many magnitudes: their sum depends on the order
 };
 [[nodiscard]] Fill fill_for(Reduction reduction) noexcept;

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/base/error.hpp"
-#include "engine/run/context.hpp"
+#include "ops/reduce.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -218,21 +218,17 @@ void Trial::meet(const Meeting& meeting) {
 
 void Trial::touch(const AccessList& list) {
   if (list.empty()) return;
-  const Rank rank = graph_.spec(list.view()[0].buffer).rank;
-  graph_.add({.name = "touch", .lane = graph_.lane(rank, LaneKind::compute), .accumulates = list},
-             [count = list.view().size()](const Context& context) {
-               for (std::size_t i = 0; i < count; ++i) {
-                 const Rows<std::byte> rows = context.accumulate_rows<std::byte>(i);
-                 for (std::int64_t row = 0; row < rows.count; ++row) {
-                   for (std::byte& value : rows[row]) value = static_cast<std::byte>(static_cast<int>(value) + 1);
-                 }
-               }
-             });
+  const Rank rank   = graph_.spec(list.view()[0].buffer).rank;
+  std::int64_t size = 0;
+  for (const Access& access : list.view()) size += access.region.num_bytes();
+  if (size == 0) return;
+  const AccessList ones = place({rank, "ones", DType::u8, Fill::ones}, {static_cast<int>(size)});
+  reduce_into(graph_, {.name = "touch", .lane = LaneKind::compute, .into = list, .from = ones, .type = DType::u8});
   acts_.emplace_back(Touch{list});
 }
 
 void Trial::fail_on(Lane lane, std::shared_ptr<const std::atomic<bool>> armed) {
-  graph_.add({.name = "fails when told to", .lane = lane}, [armed] {
+  graph_.add({.name = "fails when told to", .lane = lane, .device = true}, [armed] {
     if (armed->load()) throw Error(ErrorKind::run, "planned failure");
   });
 }

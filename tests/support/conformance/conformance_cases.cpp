@@ -263,21 +263,6 @@ void distinct_memory(Trial& trial, const ConformanceOptions& options) {
   }
 }
 
-void rank_order(Trial& trial, const ConformanceOptions& options) {
-  if (!options.rank_order) return;
-  for (const PartOp op : {PartOp::all_reduce, PartOp::reduce, PartOp::reduce_scatter}) {
-    for (const DType type : options.types) {
-      if (type == DType::u8 || type == DType::i32 || type == DType::i64) continue;
-      for (const Reduction reduction : {Reduction::sum, Reduction::average, Reduction::product}) {
-        for (const std::vector<int>& ranks : subsets(trial)) {
-          add(trial,
-              {.op = op, .type = type, .reduction = reduction, .ranks = ranks, .elements = 37, .rounding = true});
-        }
-      }
-    }
-  }
-}
-
 constexpr ConformanceCase cases[] = {
     {"every type", every_type_apart},
     {"every type in place", every_type_in_place},
@@ -292,7 +277,9 @@ constexpr ConformanceCase cases[] = {
     {"messages", messages},
     {"rings issued together", rings},
     {"distinct memory", distinct_memory},
-    {"rank order", rank_order},
+    {"rank order", add_rank_order},
+    {"special numbers", add_special_numbers},
+    {"elements at any address, cut by rows", add_cut_elements},
 };
 
 }  // namespace

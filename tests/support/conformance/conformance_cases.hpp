@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -14,6 +15,14 @@ struct ConformanceCase {
   void (*build)(Trial& trial, const ConformanceOptions& options);
 };
 [[nodiscard]] std::span<const ConformanceCase> conformance_cases() noexcept;
+
+// Reductions of numbers that round, whose bits tell the order of the members.
+void add_rank_order(Trial& trial, const ConformanceOptions& options);
+// min and max of zeros of both signs, infinities and NaNs.
+void add_special_numbers(Trial& trial, const ConformanceOptions& options);
+// Reductions of elements in buffers of bytes: at odd addresses, and cut by the ends of rows and accesses. Of any bytes
+// that the reference reduces exactly.
+void add_cut_elements(Trial& trial, const ConformanceOptions& options);
 
 // Random communications on groups of all kinds, between the same few buffers.
 void add_random(Trial& trial, std::uint64_t seed, int num_communications);
@@ -33,8 +42,8 @@ struct Exercise {
   enum class Shards : std::uint8_t { even, uneven, sparse } shards = Shards::even;  // sparse: every other one is empty
   Placement placement                                              = Placement::tight;
   bool in_place                                                    = false;  // where the operation allows it
-  bool touch_after = false;  // every member changes its input and output afterwards
-  bool rounding    = false;  // numbers whose sums round
+  bool touch_after         = false;  // every member changes its input and output afterwards
+  std::optional<Fill> fill = {};     // of the input; none: numbers whose reduction is exact
 };
 void add(Trial& trial, const Exercise& exercise);
 

@@ -76,8 +76,8 @@ class Builder {
   }
 
   AccessList in(int member, const std::vector<int>& sizes) {
-    const Fill fill = !reduces(what_.op) ? Fill::bits : what_.rounding ? Fill::rounding : fill_for(what_.reduction);
-    return place(member, " in", fill, sizes);
+    const Fill fill = !reduces(what_.op) ? Fill::bits : fill_for(what_.reduction);
+    return place(member, " in", what_.fill.value_or(fill), sizes);
   }
   AccessList out(int member, const std::vector<int>& sizes) { return place(member, " out", Fill::bits, sizes); }
   AccessList place(int member, const char* side, Fill fill, const std::vector<int>& sizes) {

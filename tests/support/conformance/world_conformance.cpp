@@ -116,7 +116,7 @@ class Suite {
   static void set(const Prepared& prepared, const Trial::Image& image) {
     for (std::size_t i = 0; i < image.size(); ++i) {
       if (prepared.buffers[i])
-        std::ranges::copy(image[i], prepared.program.memory().bytes(*prepared.buffers[i]).begin());
+        prepared.program.memory().write(*prepared.buffers[i], std::span<const std::byte>(image[i]));
     }
   }
 
@@ -124,7 +124,8 @@ class Suite {
     std::size_t num_wrong = 0;
     for (std::uint32_t i = 0; i < expected.size(); ++i) {
       if (!prepared.buffers[i]) continue;
-      const std::span<const std::byte> found = prepared.program.memory().bytes(*prepared.buffers[i]);
+      std::vector<std::byte> found(expected[i].size());
+      prepared.program.memory().read(*prepared.buffers[i], std::span(found));
       if (std::ranges::equal(found, expected[i])) continue;
       if (++num_wrong > max_failures_of_a_step) continue;
       fail(trial, str("step ", step, ": ", difference(trial.graph().spec(Buffer{i}), found, expected[i])));

@@ -24,7 +24,8 @@ struct ConformanceOptions {
 };
 
 // Runs graphs of every kind of communication in `world` and compares the resulting memory, including gaps between
-// accesses, with a sequential reference. Returns one line per error; empty: the world conforms.
+// accesses, with a sequential reference. Returns one line per error; empty: the world conforms. Memory can be on the
+// host or on a device.
 //
 // With one local rank it runs that rank's slice: every process of the world calls it at the same time, with its own
 // World and the same options. With more local ranks it runs the whole graph. Wrong numbers do not stop it. A failed

@@ -1,12 +1,13 @@
 #include "tests/support/worlds/hub_world.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <thread>
 #include <utility>
 
+#include "engine/base/arithmetic.hpp"
 #include "engine/base/error.hpp"
-#include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
 
 namespace stepgraph::testing {
@@ -45,62 +46,13 @@ void unpack(const Bytes& bytes, std::span<const Piece> pieces) {
   });
 }
 
-// Sums of 16-bit floats are kept in float.
-template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, f16> || std::is_same_v<T, bf16>, float, T>;
-
-template <class T>
-Wide<T> combine(Reduction reduction, Wide<T> a, Wide<T> b) {
-  switch (reduction) {
-    case Reduction::sum:
-    case Reduction::average:
-      return static_cast<Wide<T>>(a + b);
-    case Reduction::min:
-      return std::min(a, b);
-    case Reduction::max:
-      return std::max(a, b);
-    case Reduction::product:
-      return static_cast<Wide<T>>(a * b);
-  }
-  return a;
-}
-
-template <class T>
-Bytes reduce(const Letters& letters, Reduction reduction) {
-  Bytes out(letters[0].bytes.size());
-  for (std::size_t at = 0; at < out.size(); at += sizeof(T)) {
-    const auto value = [&](const Hub::Letter& letter) {
-      T element;
-      std::memcpy(&element, letter.bytes.data() + at, sizeof(T));
-      return static_cast<Wide<T>>(element);
-    };
-    Wide<T> total = value(letters[0]);
-    for (std::size_t i = 1; i < letters.size(); ++i) total = combine<T>(reduction, total, value(letters[i]));
-    if (reduction == Reduction::average) total = static_cast<Wide<T>>(total / static_cast<Wide<T>>(letters.size()));
-    const T result = static_cast<T>(total);
-    std::memcpy(out.data() + at, &result, sizeof(T));
-  }
-  return out;
-}
-
+// The library's reduction is in the order of its inputs: that of the group.
 Bytes reduce(const Letters& letters, const Graph::PartView& what) {
-  switch (what.type) {
-    case DType::u8:
-      return reduce<std::uint8_t>(letters, what.reduction);
-    case DType::i32:
-      return reduce<std::int32_t>(letters, what.reduction);
-    case DType::i64:
-      return reduce<std::int64_t>(letters, what.reduction);
-    case DType::f16:
-      return reduce<f16>(letters, what.reduction);
-    case DType::bf16:
-      return reduce<bf16>(letters, what.reduction);
-    case DType::f32:
-      return reduce<float>(letters, what.reduction);
-    case DType::f64:
-      return reduce<double>(letters, what.reduction);
-  }
-  return {};
+  Bytes out(letters[0].bytes.size());
+  std::vector<const std::byte*> in;
+  for (const Hub::Letter& letter : letters) in.push_back(letter.bytes.data());
+  stepgraph::reduce(in, std::array{out.data()}, out.size(), what.type, what.reduction);
+  return out;
 }
 
 // The next `size` bytes of a letter.
