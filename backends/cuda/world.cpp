@@ -41,7 +41,7 @@ CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
 CudaWorld::~CudaWorld() = default;
 
 int CudaWorld::num_ranks() const { return impl_->num_ranks; }
-Device* CudaWorld::device() { return impl_.get(); }
+Device* CudaWorld::device() const { return impl_.get(); }
 void CudaWorld::set_capture(bool capture) { impl_->shared.capture = capture; }
 void CudaWorld::synchronize() { impl_->queues.synchronize(); }
 

@@ -32,7 +32,7 @@ class CudaWorld final : public World {
   [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
-  [[nodiscard]] Device* device() override;
+  [[nodiscard]] Device* device() const override;
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view) noexcept override {}
 

@@ -84,7 +84,7 @@ void Crew::offer() noexcept {
     asked_.fetch_sub(1);
     return;
   }
-  threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this);
+  if (!threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this)) asked_.fetch_sub(1);
 }
 
 // On a helper thread. After it has given its permit back, a helper looks for open kernels once more: one that began in

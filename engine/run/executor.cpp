@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <taskflow/taskflow.hpp>
 #include <thread>
 
 #include "engine/base/error.hpp"
+#include "engine/run/device_bodies.hpp"
 #include "engine/run/lowering.hpp"
 #include "engine/run/recording.hpp"
 #include "engine/run/running_program.hpp"
 #include "engine/run/streams.hpp"
+#include "engine/run/thread_limit.hpp"
 #include "engine/run/tsan.hpp"
 #include "engine/run/waiting_lanes.hpp"
 
@@ -37,18 +40,6 @@ std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world) {
   DeviceMemory* const device = world.device() != nullptr ? &world.device()->memory() : nullptr;
   return graph.memory() ? std::make_shared<Memory>(graph, *graph.memory(), device)
                         : std::make_shared<Memory>(graph, device);
-}
-
-// The host cannot use device memory, so every body must be able to enqueue its work on the device.
-void check_device_bodies(const Graph& graph, const World& world) {
-  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    const Node node{i};
-    if (!world.is_local(graph.rank(node)) || !graph.body(node) || graph.kind(node) == NodeKind::host) continue;
-    if (graph.device(node)) continue;
-    throw Error(ErrorKind::config, str("program: ", graph.describe(node), ", op '", graph.op(node),
-                                       "', has no kernel for a device (set NodeSpec::device and use Context::device in "
-                                       "the body; or make it a host node on a host lane)"));
-  }
 }
 
 }  // namespace
@@ -139,14 +130,14 @@ double Program::issue_s() const noexcept { return impl_->running.issue_s(); }
 struct Run::Impl {
   Impl(std::shared_ptr<Program::Impl> what, std::shared_ptr<Pool> on, std::shared_ptr<Recording> writes_to,
        const ExecutorOptions& chosen)
-      : program(std::move(what)), pool(std::move(on)), recording(std::move(writes_to)), options(chosen) {
+      : pool(std::move(on)), recording(std::move(writes_to)), options(chosen), program_(std::move(what)) {
     if (options.step_timeout.count() > 0) deadline = Clock::now() + options.step_timeout;
   }
 
   // Null when the run is over: an idle executor keeps no program, memory or world alive.
   [[nodiscard]] std::shared_ptr<Program::Impl> held() {
     const std::lock_guard lock(state.mutex);
-    return program;
+    return program_;
   }
 
   void stop(const std::string& why) {
@@ -157,6 +148,12 @@ struct Run::Impl {
   void notice_timeout() {
     if (deadline && Clock::now() >= *deadline)
       stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
+  }
+
+  // The nodes that run now; none when the run is over.
+  [[nodiscard]] std::string running_nodes() {
+    const auto what = held();
+    return what ? what->running.running_nodes() : std::string();
   }
 
   // Whether it is over; if so, nothing holds the program any more.
@@ -198,7 +195,11 @@ struct Run::Impl {
         if (drain_until && Clock::now() >= *drain_until) return false;
         std::this_thread::sleep_for(glance);
       }
-      if (recording) recording->set_times(device.times());
+      if (recording) {
+        std::vector<NodeTime> times = device.times();
+        const std::lock_guard lock(state.mutex);
+        if (state.phase() != RunPhase::over) recording->set_times(std::move(times));  // another thread may wait too
+      }
     } catch (const Error& error) {
       const std::lock_guard lock(state.mutex);
       if (state.phase() != RunPhase::over) state.fail(error);
@@ -212,11 +213,10 @@ struct Run::Impl {
     if (state.phase() == RunPhase::over) return;
     state.release();
     if (recording) recording->end();
-    program->busy.store(false);
-    program.reset();
+    program_->busy.store(false);
+    program_.reset();
   }
 
-  std::shared_ptr<Program::Impl> program;
   std::shared_ptr<Pool> pool;            // its workers know the nodes that they run
   std::shared_ptr<Recording> recording;  // null: not recorded
   ExecutorOptions options;
@@ -224,6 +224,9 @@ struct Run::Impl {
   tf::Future<void> future;
   RunState state;
   std::atomic<bool> gotten{false};  // get() was called: it throws what stopped the run once
+
+ private:
+  std::shared_ptr<Program::Impl> program_;  // guarded by the mutex of `state`
 };
 
 struct Executor::Impl {
@@ -268,7 +271,7 @@ void Run::get() {
   }
   if (!drained) {
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
-                                   " ms later these nodes still run: ", impl_->program->running.running_nodes()));
+                                   " ms later these nodes still run: ", impl_->running_nodes()));
   }
   if (error) throw *error;
 }
@@ -295,7 +298,9 @@ Executor::Executor(ExecutorOptions options) {
                                        options.drain_timeout.count(), " ms (not negative)"));
   }
   if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  impl_ = std::make_shared<Impl>(options, options.threads + options.waiting_lanes);
+  const int num_workers = options.threads + options.waiting_lanes;
+  check_threads(num_workers + HelperThreads::most(options.threads));
+  impl_ = std::make_shared<Impl>(options, num_workers);
 }
 
 Executor::~Executor() {
@@ -303,12 +308,17 @@ Executor::~Executor() {
   if (!last) return;
   last->stop("step: its executor was destroyed");  // does nothing if it has ended
   if (last->wait()) return;
-  // A body does not return; get() has named it. Joining its thread would block the caller, so another thread waits.
-  std::thread([pool = std::move(impl_), last]() mutable {
+  // A body does not return; get() has named it. Joining its thread would block the caller, so another thread waits. If
+  // that one cannot be started, the caller waits after all.
+  try {
+    std::thread([pool = impl_, last]() mutable {
+      last->future.wait();
+      last.reset();
+      pool.reset();
+    }).detach();
+  } catch (const std::system_error&) {
     last->future.wait();
-    last.reset();
-    pool.reset();
-  }).detach();
+  }
 }
 
 int Executor::threads() const noexcept { return impl_->options.threads; }
@@ -325,9 +335,8 @@ Run Executor::start(const Program& program, Recorder* recorder) {
   }
   const std::lock_guard lock(impl_->mutex);
   if (impl_->current && !impl_->current->ended()) {
-    throw Error(ErrorKind::config,
-                str("executor: a step is still under way (", impl_->current->program->running.running_nodes(),
-                    "); one executor runs one step at a time"));
+    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->running_nodes(),
+                                       "); one executor runs one step at a time"));
   }
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");

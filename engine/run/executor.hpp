@@ -74,6 +74,7 @@ class Run {
 // time.
 class Executor {
  public:
+  // Throws Error(config) for options out of range, Error(backend) if the process may not start so many threads.
   explicit Executor(ExecutorOptions options = {});
   ~Executor();
   Executor(const Executor&)            = delete;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 
 #include "engine/run/tsan.hpp"
 
@@ -15,34 +16,52 @@ namespace {
 // machine has cores, and warns on stderr when asked for more.
 int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
 
+// Shared with the enqueued work, which can start after the end of its HelperThreads: if TBB starts a thread late, or fails
+// to start one and starts another one for something else.
+struct Ongoing {
+  std::atomic<int> running{0};
+  std::atomic<bool> closed{false};  // what starts from here on does nothing
+};
+
 }  // namespace
 
 struct HelperThreads::Impl {
   explicit Impl(int threads) : arena(arena_size(threads), /*reserved_for_masters=*/1) {}
   tbb::task_arena arena;
-  std::atomic<int> under_way{0};  // enqueued and not yet done
+  std::shared_ptr<Ongoing> ongoing = std::make_shared<Ongoing>();
 };
 
 HelperThreads::HelperThreads(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 
-// A helper that starts late still reads memory of its executor, so all of them are waited for.
+int HelperThreads::most(int threads) { return threads > 1 ? arena_size(threads) - 1 : 0; }
+
 HelperThreads::~HelperThreads() {
-  for (int left; (left = impl_->under_way.load()) > 0;) impl_->under_way.wait(left);
-  tsan::acquire(impl_.get());
+  Ongoing& ongoing = *impl_->ongoing;
+  ongoing.closed.store(true);
+  for (int left; (left = ongoing.running.load()) > 0;) ongoing.running.wait(left);
+  tsan::acquire(&ongoing);
 }
 
-void HelperThreads::enqueue(void (*work)(void*), void* argument) {
-  Impl& impl = *impl_;
-  impl.under_way.fetch_add(1);
+bool HelperThreads::enqueue(void (*work)(void*), void* argument) noexcept {
   tsan::release(argument);
   tsan::enter_scheduler();
-  impl.arena.enqueue([work, argument, &impl] {
-    tsan::acquire(argument);
-    work(argument);
-    tsan::release(&impl);  // the memory it read may be freed once nothing is under way
-    if (impl.under_way.fetch_sub(1) == 1) impl.under_way.notify_all();
-  });
+  bool enqueued = true;
+  try {
+    impl_->arena.enqueue([work, argument, ongoing = impl_->ongoing] {
+      // Either the destructor sees that this runs, or this sees that it must not.
+      ongoing->running.fetch_add(1);
+      if (!ongoing->closed.load()) {
+        tsan::acquire(argument);
+        work(argument);
+        tsan::release(ongoing.get());  // the memory it read may be freed once nothing runs
+      }
+      if (ongoing->running.fetch_sub(1) == 1) ongoing->running.notify_all();
+    });
+  } catch (const std::exception&) {  // TBB starts a thread when there is work for it, if it can
+    enqueued = false;
+  }
   tsan::leave_scheduler();
+  return enqueued;
 }
 
 }  // namespace stepgraph

@@ -7,11 +7,13 @@ namespace stepgraph {
 class HelperThreads {
  public:
   explicit HelperThreads(int threads);
-  ~HelperThreads();  // waits until everything enqueued is done
+  [[nodiscard]] static int most(int threads);  // the most threads that it starts
+  ~HelperThreads();                            // waits until everything enqueued is done
   HelperThreads(const HelperThreads&)            = delete;
   HelperThreads& operator=(const HelperThreads&) = delete;
 
-  void enqueue(void (*work)(void*), void* argument);  // calls it on a TBB thread, at some later time
+  // Calls it on a TBB thread, at some later time. False: no thread can be started.
+  [[nodiscard]] bool enqueue(void (*work)(void*), void* argument) noexcept;
 
  private:
   struct Impl;

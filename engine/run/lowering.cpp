@@ -37,7 +37,7 @@ class Lowerer {
  private:
   void find_waiting_lanes() {
     out_.waiting_lanes = waiting_lanes(graph_, world_);
-    if (out_.waiting_lanes.empty()) return;
+    if (out_.waiting_lanes.empty() || world_.device() != nullptr) return;  // on a device, host nodes wait by themselves
     out_.waits.resize(data_.nodes.size());
     for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
       const NodeRecord& record = data_.nodes[node];

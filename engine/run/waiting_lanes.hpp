@@ -9,7 +9,8 @@
 // Lanes that need a thread of their own, because their nodes block it: internal to engine/.
 namespace stepgraph {
 
-// The lanes with nodes, of ranks of this process, on which the world waits.
+// The lanes, of ranks of this process, whose nodes block their thread: those on which the world waits; on a device,
+// those with host nodes.
 [[nodiscard]] std::vector<Lane> waiting_lanes(const Graph& graph, const World& world);
 
 // "rank 0 host, rank 0 disk"; of more than eight lanes the first eight and "...".

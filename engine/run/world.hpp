@@ -84,7 +84,7 @@ class World {
   [[nodiscard]] virtual IssueOrder issue_order() const = 0;
 
   // The device that has the memory of its ranks and runs their work; null: memory and bodies are on the host.
-  [[nodiscard]] virtual Device* device() { return nullptr; }
+  [[nodiscard]] virtual Device* device() const { return nullptr; }
 
   // Called before a run. Leftovers of an earlier run (an abort, a message that was not received) must not affect it.
   virtual void begin_step() {}

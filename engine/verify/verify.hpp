@@ -20,7 +20,7 @@ enum class Flaw {
   deadlock,     // a cycle of waits: edges, communicator orders, issue positions; matched parts count as one
   unwritten_read,   // a read of step memory that no node wrote
   loop_race,        // two conflicting accesses without order, in the graph followed by itself
-  too_few_workers,  // more lanes that wait than workers for them
+  too_few_workers,  // more lanes that wait than workers for them; on a device, lanes with host nodes
   bad_place,        // a memory plan puts a buffer outside its arena, or on bytes of a persistent buffer
 };
 [[nodiscard]] std::string_view to_string(Flaw flaw) noexcept;

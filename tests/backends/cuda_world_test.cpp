@@ -8,11 +8,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/device.hpp"
 #include "engine/run/executor.hpp"
+#include "tests/support/allocations.hpp"
 #include "tests/support/device_case.hpp"
 
 namespace sg = stepgraph;
@@ -99,6 +101,72 @@ TEST_CASE("steps on a GPU do not leak device memory, captured or not", "[backend
     }
     CHECK(same);
   }
+}
+
+TEST_CASE("a host node with memory of the GPU is refused when its program is made", "[backends][cuda][refuses]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  const sg::Buffer x = buffer(graph, "x", sg::Space::device);
+  graph.add(
+      {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .reads = x, .kind = sg::NodeKind::host},
+      [](const sg::Context& c) { static_cast<void>(c.read<std::uint8_t>()[0]); });
+  CHECK_THROWS_MATCHES(sg::Program(graph, *world), sg::Error,
+                       MessageMatches(ContainsSubstring("rank 0 host 'look' is a host node, but its buffer 'x' is in "
+                                                        "device memory")));
+}
+
+TEST_CASE("the times of a failed run on a GPU are its own, and none of an earlier run", "[backends][cuda]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  const sg::Buffer a = buffer(graph, "a", sg::Space::device), b = buffer(graph, "b", sg::Space::pinned);
+  bool fails = false;
+  graph.add({.name = "first", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .writes = a, .device = true},
+            [&](const sg::Context& c) {
+              if (fails) throw std::runtime_error("not this time");
+              if (cudaMemsetAsync(c.write().data(), 1, size, stream_of(c)) != cudaSuccess)
+                throw std::runtime_error("cudaMemsetAsync failed");
+            });
+  add_copy(graph, "out", sg::LaneKind::d2h, a, b);
+  graph.add(
+      {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .reads = b, .kind = sg::NodeKind::host},
+      [] {});
+  const sg::Program program(graph, *world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+  sg::Recorder recorder;
+  executor.run(program, &recorder);
+  for (const sg::NodeTime& time : recorder.timeline().nodes) CHECK(time.ran());
+  fails = true;
+  CHECK_THROWS_AS(executor.run(program, &recorder), sg::Error);
+  for (const sg::NodeTime& time : recorder.timeline().nodes) CHECK(time == sg::NodeTime{});
+}
+
+TEST_CASE("issuing a node to a GPU allocates nothing on the host", "[backends][cuda][allocations]") {
+  sg::testing::need_device();
+  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  // Nodes on two streams that wait for each other, with names too long to be kept without an allocation.
+  const auto allocations_of_run = [](int num_nodes) {
+    const auto world = sg::testing::device_world(1, false);
+    sg::Graph graph;
+    const sg::Buffer x = buffer(graph, "x", sg::Space::device);
+    for (int i = 0; i < num_nodes; ++i) {
+      graph.add({.name        = "a node whose name is longer than what a string keeps by itself",
+                 .lane        = graph.lane(sg::Rank{0}, i % 2 == 0 ? sg::LaneKind::compute : sg::LaneKind::h2d),
+                 .accumulates = x,
+                 .device      = true},
+                [](const sg::Context&) {});
+    }
+    const sg::Program program(graph, *world);
+    sg::Executor executor({.threads = 1});
+    for (int run = 0; run < 10; ++run) executor.run(program);
+    std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
+    for (int run = 0; run < 8; ++run) {
+      const std::int64_t before = sg::testing::allocations();
+      executor.run(program);
+      fewest = std::min(fewest, sg::testing::allocations() - before);
+    }
+    return fewest;
+  };
+  CHECK(allocations_of_run(500) == allocations_of_run(2));
 }
 
 TEST_CASE("an error on a GPU names the node, its stream and the planned memory", "[backends][cuda][refuses]") {

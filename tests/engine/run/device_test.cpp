@@ -19,6 +19,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/run/streams.hpp"
+#include "engine/verify/verify.hpp"
 #include "ops/collectives.hpp"
 #include "tests/support/worlds/eager_world.hpp"
 
@@ -117,6 +118,19 @@ TEST_CASE("a node that a device cannot run is refused or named", "[engine][devic
     CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
                          MessageMatches(ContainsSubstring("op 'my_op', has no kernel for a device")));
   }
+  SECTION("a host node with memory that the host cannot use") {
+    const auto lane       = graph.lane(sg::Rank{0}, sg::LaneKind::host);
+    const sg::Buffer seen = graph.buffer({.name = "seen", .size_bytes = 8, .space = sg::Space::pinned});
+    graph.add({.name = "look", .lane = lane, .reads = x.range(0, 0), .writes = seen, .kind = sg::NodeKind::host},
+              [] {});
+    CHECK_NOTHROW(sg::Program(graph, world));  // uses no byte of x
+    graph.add({.name = "read it", .lane = lane, .reads = {seen, x}, .kind = sg::NodeKind::host}, [] {});
+    CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
+                         MessageMatches(ContainsSubstring("rank 0 host 'read it' is a host node, but its buffer 'x' is "
+                                                          "in device memory, which the host cannot use")));
+    sg::LoopbackWorld loopback(1);  // its device memory is the host's
+    CHECK_NOTHROW(sg::Executor({.threads = 1}).run(graph, loopback));
+  }
   SECTION("a body that fails") {
     graph.add({.name = "mine", .writes = x, .device = true}, [] { throw std::runtime_error("out of ideas"); });
     sg::Executor executor({.threads = 1});
@@ -175,6 +189,11 @@ TEST_CASE("a host node waits on a separate thread while a device program is issu
   graph.add({.name = "use y", .lane = compute, .reads = y, .device = true}, [&] { at_the_end = ++on_device; });
   const sg::Program program(graph, world);
   CHECK(program.num_waiting_lanes() == 1);
+  CHECK_THROWS_MATCHES(sg::verify(graph, {.world = &world}), sg::Error,
+                       MessageMatches(ContainsSubstring("too few workers: 1 lanes wait (rank 0 host)")));
+  CHECK_NOTHROW(sg::verify(graph, {.world = &world, .waiting_lanes = 1}));
+  sg::LoopbackWorld loopback(1);
+  CHECK_NOTHROW(sg::verify(graph, {.world = &loopback}));  // there any thread runs a host node
   sg::Executor few({.threads = 1});
   CHECK_THROWS_MATCHES(few.run(program), sg::Error,
                        MessageMatches(ContainsSubstring("1 lanes that wait (rank 0 host)")));

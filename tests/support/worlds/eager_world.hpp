@@ -75,14 +75,14 @@ class EagerWorld final : public World {
   [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
-  [[nodiscard]] Device* device() override { return &eager; }
+  [[nodiscard]] Device* device() const override { return &eager; }
   void communicate(const Context& context, const Exchange& exchange) override {
     for (const LocalPart& part : exchange.parts) parts_with_queue += part.queue != nullptr;
     loopback_.communicate(context, exchange);
   }
   void abort(std::string_view) noexcept override {}
 
-  EagerDevice eager;
+  mutable EagerDevice eager;
   int parts_with_queue = 0;
 
  private:
