@@ -15,6 +15,20 @@ Access Buffer::strided(std::int64_t offset_bytes, std::int64_t length_bytes, std
   return {*this, {.offset = offset_bytes, .length = length_bytes, .stride = stride_bytes, .count = count}};
 }
 
+Access Access::range(std::int64_t offset_bytes, std::int64_t length_bytes) const {
+  if (region.length == whole) return buffer.range(offset_bytes, length_bytes);
+  if (!region.contiguous()) {
+    throw Error(ErrorKind::config, str("access: ", length_bytes, " bytes from ", offset_bytes, " of ",
+                                       to_string(region), ", which is strided (Buffer::strided names rows of it)"));
+  }
+  if (offset_bytes < 0 || length_bytes < 0 || offset_bytes > region.length ||
+      length_bytes > region.length - offset_bytes) {
+    throw Error(ErrorKind::config, str("access: ", length_bytes, " bytes from ", offset_bytes, " of ",
+                                       to_string(region), ", which has ", region.length));
+  }
+  return buffer.range(region.offset + offset_bytes, length_bytes);
+}
+
 std::string to_string(const Region& region) {
   std::int64_t end = 0;  // may overflow for a region that is invalid
   if (__builtin_add_overflow(region.offset, region.length, &end)) end = std::numeric_limits<std::int64_t>::max();

@@ -63,10 +63,9 @@ struct Access {
   Access(Buffer whole_buffer) : buffer(whole_buffer) {}  // NOLINT: implicit on purpose
   Access(Buffer of, Region bytes) : buffer(of), region(bytes) {}
 
-  // Bytes [offset, offset + length) of an access that is a single range.
-  [[nodiscard]] Access range(std::int64_t offset_bytes, std::int64_t length_bytes) const {
-    return buffer.range((region.length == whole ? 0 : region.offset) + offset_bytes, length_bytes);
-  }
+  // Bytes [offset, offset + length) of an access that is a single range. Throws Error(config) for a strided one, and
+  // for bytes outside the range.
+  [[nodiscard]] Access range(std::int64_t offset_bytes, std::int64_t length_bytes) const;
 };
 
 // The accesses of one declaration; up to four of them need no heap memory.

@@ -71,6 +71,7 @@ GraphData::GraphData(const GraphData& other)
       parts(other.parts),
       lane_sizes(other.lane_sizes),
       parts_on_rank(other.parts_on_rank),
+      bytes_on_rank(other.bytes_on_rank),
       names(other.names),
       strings(other.strings) {}
 
@@ -89,6 +90,7 @@ Graph::Graph(int num_ranks) : data_(std::make_shared<GraphData>()) {
   data_->num_ranks = num_ranks;
   data_->lane_sizes.resize(static_cast<std::size_t>(num_ranks) * num_lane_kinds);
   data_->parts_on_rank.resize(static_cast<std::size_t>(num_ranks));
+  data_->bytes_on_rank.resize(static_cast<std::size_t>(num_ranks));
 }
 
 Graph::Graph(int num_ranks, Rank only) : Graph(num_ranks) {
@@ -114,8 +116,14 @@ Buffer Graph::buffer(BufferSpec spec) {
     refuse(str("graph: buffer '", spec.name, "': ", spec.size_bytes, " bytes are not a whole number of ", spec.type,
                " elements of ", element, " bytes"));
   }
+  const auto rank = static_cast<std::size_t>(index(spec.rank));
+  if (spec.size_bytes > Graph::most_bytes - data_->bytes_on_rank[rank]) {
+    refuse(str("graph: buffer '", spec.name, "' of ", spec.size_bytes, " bytes: rank ", spec.rank, " has buffers of ",
+               data_->bytes_on_rank[rank], " (at most ", Graph::most_bytes, " in all)"));
+  }
   GraphData& data = mutate();
   if (data.buffers.size() >= (1u << 30)) refuse("graph: more than 2^30 buffers");
+  data.bytes_on_rank[rank] += spec.size_bytes;
   data.buffers.push_back(std::move(spec));
   data.uses.emplace_back();
   return {static_cast<std::uint32_t>(data.buffers.size() - 1)};

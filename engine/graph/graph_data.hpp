@@ -91,6 +91,7 @@ struct GraphData {
   std::vector<PartRecord> parts;
   std::vector<std::uint32_t> lane_sizes;    // [rank * num_lane_kinds + kind]
   std::vector<std::int32_t> parts_on_rank;  // next default issue position
+  std::vector<std::int64_t> bytes_on_rank;  // of its buffers
   std::string names;
   Interner strings;
 

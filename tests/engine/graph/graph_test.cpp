@@ -4,9 +4,11 @@
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
 
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
+#include "engine/plan/memory_plan.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -153,6 +155,33 @@ TEST_CASE("a copy is independent of later changes", "[engine][graph]") {
   CHECK(before.edges().preds.empty());
 }
 
+TEST_CASE("a range of a range counts from its beginning", "[engine][graph]") {
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 16});
+  CHECK((x.range(4, 8).range(2, 6).region == sg::Region{.offset = 6, .length = 6}));
+  CHECK((sg::Access(x).range(2, 6).region == sg::Region{.offset = 2, .length = 6}));
+  CHECK((x.strided(4, 8, 0, 1).range(8, 0).region == sg::Region{.offset = 12, .length = 0}));
+}
+
+TEST_CASE("buffers that no memory can hold are refused, one by one and together", "[engine][graph][refuses]") {
+  sg::Graph graph(2);
+  const auto add = [&](std::int64_t size, int rank = 0) {
+    return graph.buffer({.name = "huge", .rank = sg::Rank{rank}, .size_bytes = size});
+  };
+  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t size : {largest, largest - 1, largest - 62, largest - 63, sg::Graph::most_bytes + 1}) {
+    CAPTURE(size);
+    CHECK_THROWS_MATCHES(add(size), sg::Error, MessageMatches(ContainsSubstring("rank 0 has buffers of 0 (at most ")));
+  }
+  const sg::Buffer most = add(sg::Graph::most_bytes - 1);
+  (void)add(1);
+  CHECK_THROWS_MATCHES(add(1), sg::Error,
+                       MessageMatches(ContainsSubstring("'huge' of 1 bytes: rank 0 has buffers of")));
+  CHECK_NOTHROW(add(sg::Graph::most_bytes, 1));
+  graph.add({.name = "touch", .writes = {most}});
+  CHECK(sg::plan_memory(graph).arena(sg::Rank{0}).size_bytes == sg::Graph::most_bytes);
+}
+
 TEST_CASE("invalid declarations are refused with what would be valid", "[engine][graph][refuses]") {
   sg::Graph graph(2);
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 16});
@@ -176,6 +205,9 @@ TEST_CASE("invalid declarations are refused with what would be valid", "[engine]
   refuses([&] { graph.add({.name = "n", .rank = sg::Rank{7}}); }, "rank 7 is not in the world (0 to 1)");
   refuses([&] { (void)graph.buffer({.name = "odd", .size_bytes = 6, .type = sg::DType::f32}); }, "whole number of f32");
   refuses([&] { (void)graph.buffer({.name = "minus", .size_bytes = -4}); }, "negative");
+  refuses([&] { (void)x.range(0, 8).range(4, 8); }, "8 bytes from 4 of [0, 8), which has 8");
+  refuses([&] { (void)sg::Access(x.range(4, 8)).range(-4, 4); }, "4 bytes from -4 of [4, 12)");
+  refuses([&] { (void)x.strided(0, 2, 4, 3).range(2, 2); }, "of 3 x [0, 2) every 4, which is strided");
   refuses([&] { (void)graph.group({.name = "none"}); }, "has no ranks");
   refuses([&] { (void)graph.group({.name = "twice", .ranks = {sg::Rank{0}, sg::Rank{0}}}); }, "member twice");
   refuses([&] { graph.add({.name = "p", .reads = {x}, .part = sg::PartSpec{}}); }, "this group was never made");
