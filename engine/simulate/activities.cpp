@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -173,7 +174,18 @@ class Builder {
       if (pool >= 0) others += machine_.pools()[static_cast<std::size_t>(pool)].workers;
     }
     if (others < 1) return {overhead_s, point.alone_s};
-    return {overhead_s, point.busy_s, (point.busy_s / point.alone_s - 1) / others};
+    constexpr double least_s = std::numeric_limits<double>::min();  // a table between tiny times may give 0
+    return {overhead_s, std::max(point.busy_s, least_s), std::max(point.alone_s, least_s), others};
+  }
+
+  // Rates and costs are finite, but the quotient of two of them need not be.
+  void add_time(std::uint32_t node, const Time& time) {
+    if (!std::isfinite(time.fixed_s + time.own_s + time.alone_s)) {
+      throw Error(ErrorKind::config,
+                  str("simulate: ", graph_.describe(Node{node}), " takes ", time.fixed_s + time.own_s, " s, or ",
+                      time.alone_s, " s alone, on this machine (finite times: larger rates, or smaller costs)"));
+    }
+    out_.times.push_back(time);
   }
 
   void add_node(std::uint32_t node) {
@@ -182,10 +194,10 @@ class Builder {
     const bool pooled = pools_.back() >= 0;
     if (const RateTable* table = table_of(node)) {
       const Cost& cost = data_.nodes[node].cost;
-      out_.times.push_back(measured(*table, cost.flops, cost.bytes_moved, rate_of(node).overhead_s));
+      add_time(node, measured(*table, cost.flops, cost.bytes_moved, rate_of(node).overhead_s));
       out_.helped.push_back(pooled);
     } else {
-      out_.times.push_back(time_of(node));
+      add_time(node, time_of(node));
       out_.helped.push_back(data_.nodes[node].parallel && pooled);
     }
   }
@@ -217,7 +229,7 @@ class Builder {
           traffic.rounds * network_.largest_latency(traffic) + traffic.messages * machine_.message_overhead_s();
       network_.add_demands(traffic, demands_);
     }
-    out_.times.push_back(time);
+    add_time(parts.front(), time);
     const bool pooled = std::any_of(pools_.begin(), pools_.end(), [](std::int32_t pool) { return pool >= 0; });
     out_.helped.push_back(pooled && copies);
   }

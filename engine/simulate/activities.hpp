@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,7 +26,15 @@ struct Activities {
   struct Time {
     double fixed_s = 0;  // overhead and latency; the same at any speed
     double own_s   = 0;  // then its own work, on one worker that shares nothing
-    double help    = 1;  // speed that one idle worker adds, relative to its own worker
+    double alone_s = 0;  // the same while all other workers of its pools are idle, where that was measured ...
+    int others     = 0;  // ... and how many these are; 0: not measured, and an idle worker is as fast as its own
+
+    // The share of its own work that is done in a second while `helpers` other workers are idle.
+    [[nodiscard]] double speed(double helpers) const {
+      if (others == 0) return (1 + helpers) / own_s;
+      const double idle = std::min(1.0, helpers / others);
+      return (1 - idle) / own_s + idle / alone_s;
+    }
   };
   std::vector<Time> times;
   std::vector<std::uint32_t> demand_begin{0};

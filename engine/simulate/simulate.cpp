@@ -1,6 +1,7 @@
 #include "engine/simulate/simulate.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <queue>
 
 #include "engine/base/error.hpp"
@@ -55,7 +56,11 @@ class Simulation {
       } while (drop_void_events() && events_.top().time_s == now_s_);
       settle();
     }
-    if (num_ended_ < activities_.size()) throw Error(ErrorKind::graph, describe_cycle());
+    if (num_ended_ < activities_.size()) refuse_stuck();
+    if (!std::isfinite(now_s_)) {
+      throw Error(ErrorKind::config, str("simulate: the step takes ", now_s_,
+                                         " s on this machine (a finite time: larger rates, or smaller costs)"));
+    }
     timeline_.makespan_s = now_s_;
     return std::move(timeline_);
   }
@@ -82,8 +87,7 @@ class Simulation {
     speeds_.clear();
     pools_.share_helpers(speeds_);
     for (const Pools::Speed& speed : speeds_) {
-      const Activities::Time& time = activities_.times[speed.activity];
-      sharing_.set_cap(speed.activity, (1 + speed.helpers * time.help) / time.own_s);
+      sharing_.set_cap(speed.activity, activities_.times[speed.activity].speed(speed.helpers));
     }
     forecasts_.clear();
     sharing_.settle(now_s_, forecasts_);
@@ -159,8 +163,20 @@ class Simulation {
     return {none, none};
   }
 
-  // Walks back from a waiting activity until it visits one a second time. Only a cycle can keep an activity from
-  // starting.
+  // Either an activity that has begun never ends, because its share of a bus or link is 0 when rounded; or activities
+  // wait for each other.
+  [[noreturn]] void refuse_stuck() const {
+    for (std::uint32_t i = 0; i < activities_.size(); ++i) {
+      if (phase_[i] != Phase::fixed && phase_[i] != Phase::work) continue;
+      throw Error(ErrorKind::config,
+                  str("simulate: ", graph_.describe(Node{activities_.nodes_of(i).front()}),
+                      " never ends on this machine: its share of a bus or link is too small for its bytes"));
+    }
+    throw Error(ErrorKind::graph, describe_cycle());
+  }
+
+  // Walks back from a waiting activity until it visits one a second time. Nothing runs any more, so only a cycle can
+  // keep an activity from starting.
   [[nodiscard]] std::string describe_cycle() const {
     const auto blocked = std::find(phase_.begin(), phase_.end(), Phase::waiting);
     auto at            = static_cast<std::uint32_t>(blocked - phase_.begin());

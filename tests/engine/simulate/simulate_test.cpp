@@ -334,6 +334,44 @@ TEST_CASE("a measured op takes its busy time or its time alone", "[engine][simul
   CHECK_THAT(simulate(two, shared).makespan_s, WithinRel(7.0, 1e-12));
 }
 
+TEST_CASE("a measured op that is very slow alone takes that time, and its successors follow", "[engine][simulate]") {
+  const auto order    = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
+  const double alone  = GENERATE(1e3, 1e16, 1e17, 1e300);  // from 2^53 on, 1 / alone vanishes beside 1 / busy
+  sg::Machine machine = one_pool(3, order);
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 1e-6, .alone_s = alone}}));
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 4});
+  graph.add({.name = "slow", .writes = {x}, .op = "mul", .cost = {.flops = 100}});
+  graph.add({.name = "next", .reads = {x}, .op = "mul", .cost = {.flops = 100}});
+  const sg::Timeline found = simulate(graph, machine);
+  CHECK_THAT(found.nodes[0].end_s, WithinRel(alone, 1e-12));
+  CHECK_THAT(found.makespan_s, WithinRel(2 * alone, 1e-12));
+}
+
+TEST_CASE("work that never ends on a machine is refused by name", "[engine][simulate][refuses]") {
+  const auto refusal = [](const sg::Graph& graph, const sg::Machine& machine) -> std::string {
+    try {
+      (void)simulate(graph, machine);
+    } catch (const sg::Error& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 4});
+  graph.add({.name = "slow", .writes = {x}, .parallel = true, .cost = {.flops = 1e200, .bytes_moved = 1e200}});
+  graph.add({.name = "next", .reads = {x}});
+  sg::Machine slow = one_pool(2, sg::PoolOrder::first_ready);
+  slow.rate(sg::NodeKind::compute, {.flops_per_s = 1e-200});
+  CHECK_THAT(refusal(graph, slow), ContainsSubstring("'slow' takes inf s"));
+  sg::Machine narrow(1);
+  narrow.bind({}, narrow.bus({.name = "memory", .bytes_per_s = 1e-200}));
+  CHECK_THAT(refusal(graph, narrow), ContainsSubstring("'slow' never ends on this machine"));
+  sg::Machine long_steps(1);
+  long_steps.rate(sg::NodeKind::compute, {.overhead_s = 1e308});
+  CHECK_THAT(refusal(graph, long_steps), ContainsSubstring("the step takes inf s"));
+}
+
 TEST_CASE("parts bound to several pools take one worker of each, all at once", "[engine][simulate]") {
   const auto order = GENERATE(sg::PoolOrder::first_ready, sg::PoolOrder::work_stealing);
   CAPTURE(to_string(order));
