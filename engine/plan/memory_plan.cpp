@@ -102,7 +102,7 @@ class Planner {
     const auto [at, is_new]           = packed_.try_emplace(items);
     Packed& packed                    = at->second;
     // The fewer distinct arenas there are, the more effort each one gets.
-    const std::int64_t effort = std::max<std::int64_t>(1'000'000, 100'000'000 / (std::ssize(packed_) + 4));
+    const std::int64_t effort = std::max<std::int64_t>(4'000'000, 400'000'000 / (std::ssize(packed_) + 4));
     if (is_new) packed.tight = pack(items, effort);
     // Equal items may be ordered differently on another rank, so a packing found there is checked again.
     if (is_new || !is_free(tenants, items, packed.free))
@@ -133,7 +133,7 @@ class Planner {
       turn            = next == first_at.end() ? std::numeric_limits<std::uint32_t>::max() : std::max(next->second, 1u);
     }
     return pack(
-        items, std::max<std::int64_t>(effort, 12'000'000),
+        items, std::max<std::int64_t>(effort, 48'000'000),
         [&](std::uint32_t a, std::uint32_t b) { return order_->before(tenants[a], tenants[b]); }, free_from);
   }
 

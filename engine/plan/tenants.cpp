@@ -89,6 +89,8 @@ TenantOrder::TenantOrder(const OrderedGraph& graph, const std::vector<Tenant>& t
     for (const std::uint32_t node : tenant.move_out) {
       if (data_.nodes[node].lane >= 0)
         row.needs[static_cast<std::size_t>(data_.nodes[node].lane)] = data_.nodes[node].lane_position + 1;
+      else
+        row.has_laneless = true;
     }
     row.seen.fill(std::numeric_limits<std::uint32_t>::max());
     for (const std::uint32_t node : tenant.move_in) {
@@ -105,10 +107,13 @@ bool TenantOrder::ancestor(std::uint32_t a, std::uint32_t b) const {
   return (ancestors_[b * words_ + bit / 64] >> bit % 64 & 1) != 0;
 }
 
+// Asked for many pairs: the lanes are compared without a branch for each.
 bool TenantOrder::before(std::uint32_t a, std::uint32_t b) const {
-  for (std::size_t lane = 0; lane < num_lane_kinds; ++lane) {
-    if (rows_[a].needs[lane] > rows_[b].seen[lane]) return false;
-  }
+  const Row &of = rows_[a], &by = rows_[b];
+  std::uint32_t late = 0;
+  for (std::size_t lane = 0; lane < num_lane_kinds; ++lane) late |= of.needs[lane] > by.seen[lane] ? 1u : 0u;
+  if (late != 0) return false;
+  if (!of.has_laneless) return true;
   for (const std::uint32_t out : tenants_[a].move_out) {
     if (data_.nodes[out].lane >= 0) continue;
     for (const std::uint32_t in : tenants_[b].move_in) {

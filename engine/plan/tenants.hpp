@@ -38,8 +38,9 @@ class TenantOrder {
 
  private:
   struct Row {
-    LaneClock needs;  // how far each lane must have progressed before the tenant is gone
-    LaneClock seen;   // how far each lane has progressed when the tenant moves in
+    LaneClock needs;            // how far each lane must have progressed before the tenant is gone
+    LaneClock seen;             // how far each lane has progressed when the tenant moves in
+    bool has_laneless = false;  // a node without a lane is among the last to access it
   };
   [[nodiscard]] bool ancestor(std::uint32_t a, std::uint32_t b) const;
 

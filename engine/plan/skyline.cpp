@@ -1,0 +1,222 @@
+#include "engine/plan/skyline.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+
+namespace stepgraph {
+namespace {
+
+constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+struct Weight {
+  double main, then;
+  friend auto operator<=>(const Weight&, const Weight&) = default;
+};
+Weight weigh(const PackItem& item, SkylinePreference preference) {
+  const double length = item.last - item.first + 1.0, size = static_cast<double>(item.size);
+  if (preference == SkylinePreference::long_lived) return {length, size};
+  if (preference == SkylinePreference::large) return {size, length};
+  return {size * length, size};
+}
+
+// The items, most preferred first; equal ones by their first turn.
+std::vector<std::uint32_t> by_preference(const std::vector<PackItem>& items, SkylinePreference preference) {
+  std::vector<std::uint32_t> order(items.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+    const Weight x = weigh(items[a], preference), y = weigh(items[b], preference);
+    return x != y ? x > y : items[a].first < items[b].first;
+  });
+  return order;
+}
+
+// The items that are not placed yet, as points (first, last) in a k-d tree. Finds the most preferred one that lives
+// within given turns.
+class Unplaced {
+ public:
+  Unplaced(const std::vector<PackItem>& items, std::vector<std::uint32_t> by_preference)
+      : items_(items), item_(std::move(by_preference)), points_(items.size()), trees_(items.size()) {
+    std::iota(points_.begin(), points_.end(), 0u);
+    place_.resize(items.size());
+    if (!points_.empty()) build(0, points_.size(), true);
+  }
+  [[nodiscard]] bool empty() const { return num_removed_ == items_.size(); }
+
+  // Removes and returns the most preferred item with first >= begin and last < end; none: there is none.
+  std::uint32_t take_within(std::uint32_t begin, std::uint32_t end) {
+    std::uint32_t best = none;
+    find(0, points_.size(), begin, end, best);
+    if (best == none) return none;
+    remove(0, points_.size(), place_[best]);
+    ++num_removed_;
+    return item_[best];
+  }
+
+ private:
+  // The tree of points [low, high) has its root in the middle, and the two halves beside it are its subtrees.
+  struct Tree {
+    std::uint32_t min_first, max_first, min_last, max_last;
+    std::uint32_t best;  // the lowest number of a point that is still there
+    bool root_removed = false;
+  };
+  // Points are numbered by preference: 0 is the most preferred.
+  [[nodiscard]] const PackItem& of(std::uint32_t point) const { return items_[item_[point]]; }
+  [[nodiscard]] std::uint32_t best(std::size_t low, std::size_t high) const {
+    return low < high ? trees_[(low + high) / 2].best : none;
+  }
+  void choose_best(std::size_t low, std::size_t high) {
+    const std::size_t middle = (low + high) / 2;
+    Tree& tree               = trees_[middle];
+    tree.best = std::min({tree.root_removed ? none : points_[middle], best(low, middle), best(middle + 1, high)});
+  }
+
+  void build(std::size_t low, std::size_t high, bool by_first) {
+    const std::size_t middle = (low + high) / 2;
+    const auto at            = [&](std::size_t i) { return points_.begin() + static_cast<std::ptrdiff_t>(i); };
+    std::nth_element(at(low), at(middle), at(high), [&](std::uint32_t a, std::uint32_t b) {
+      const std::uint32_t x = by_first ? of(a).first : of(a).last, y = by_first ? of(b).first : of(b).last;
+      return x != y ? x < y : a < b;
+    });
+    const PackItem& root    = of(points_[middle]);
+    place_[points_[middle]] = middle;
+    Tree tree{root.first, root.first, root.last, root.last, none};
+    for (const auto& [begin, end] : {std::pair(low, middle), std::pair(middle + 1, high)}) {
+      if (begin == end) continue;
+      build(begin, end, !by_first);
+      const Tree& part = trees_[(begin + end) / 2];
+      tree.min_first   = std::min(tree.min_first, part.min_first);
+      tree.max_first   = std::max(tree.max_first, part.max_first);
+      tree.min_last    = std::min(tree.min_last, part.min_last);
+      tree.max_last    = std::max(tree.max_last, part.max_last);
+    }
+    trees_[middle] = tree;
+    choose_best(low, high);
+  }
+
+  void find(std::size_t low, std::size_t high, std::uint32_t begin, std::uint32_t end, std::uint32_t& found) const {
+    if (low == high) return;
+    const std::size_t middle = (low + high) / 2;
+    const Tree& tree         = trees_[middle];
+    if (tree.best >= found || tree.max_first < begin || tree.min_last >= end) return;
+    if (tree.min_first >= begin && tree.max_last < end) {
+      found = tree.best;
+      return;
+    }
+    const PackItem& root = of(points_[middle]);
+    if (!tree.root_removed && root.first >= begin && root.last < end) found = std::min(found, points_[middle]);
+    const bool right_first = best(middle + 1, high) < best(low, middle);
+    if (right_first) find(middle + 1, high, begin, end, found);
+    find(low, middle, begin, end, found);
+    if (!right_first) find(middle + 1, high, begin, end, found);
+  }
+
+  void remove(std::size_t low, std::size_t high, std::size_t place) {
+    const std::size_t middle = (low + high) / 2;
+    if (place == middle) {
+      trees_[middle].root_removed = true;
+    } else if (place < middle) {
+      remove(low, middle, place);
+    } else {
+      remove(middle + 1, high, place);
+    }
+    choose_best(low, high);
+  }
+
+  const std::vector<PackItem>& items_;
+  std::vector<std::uint32_t> item_;    // by point
+  std::vector<std::uint32_t> points_;  // by place in the tree
+  std::vector<std::size_t> place_;     // by point
+  std::vector<Tree> trees_;            // by place of the root
+  std::size_t num_removed_ = 0;
+};
+
+// The heights above stretches of turns.
+class Skyline {
+ public:
+  struct Step {
+    std::uint32_t begin, end;
+    std::int64_t height;
+  };
+
+  explicit Skyline(std::uint32_t end) { add({0, end, 0}); }
+  [[nodiscard]] const Step& lowest() const { return steps_.at(by_height_.begin()->second); }  // the first of equal ones
+
+  // Raises the lowest step to its lower neighbour.
+  void lift() {
+    const auto at        = steps_.find(lowest().begin);
+    const bool has_left  = at != steps_.begin();
+    const bool has_right = std::next(at) != steps_.end();
+    const auto left      = has_left ? std::prev(at)->second.height : std::numeric_limits<std::int64_t>::max();
+    const auto right     = has_right ? std::next(at)->second.height : std::numeric_limits<std::int64_t>::max();
+    Step step            = at->second;
+    erase(at);
+    step.height = std::min(left, right);
+    merge(step);
+  }
+
+  // Puts an item on the lowest step.
+  void cover(const PackItem& item) {
+    const Step step = lowest();
+    if (item.size == 0) return;
+    erase(steps_.find(step.begin));
+    if (step.begin < item.first) add({step.begin, item.first, step.height});
+    if (item.last + 1 < step.end) add({item.last + 1, step.end, step.height});
+    merge({item.first, item.last + 1, step.height + item.size});
+  }
+
+ private:
+  using Steps = std::map<std::uint32_t, Step>;  // by begin
+
+  void add(const Step& step) {
+    steps_.emplace(step.begin, step);
+    by_height_.emplace(step.height, step.begin);
+  }
+  void erase(Steps::iterator at) {
+    by_height_.erase({at->second.height, at->second.begin});
+    steps_.erase(at);
+  }
+  // Adds a step, as one with neighbours of the same height.
+  void merge(Step step) {
+    const auto right = steps_.find(step.end);
+    if (right != steps_.end() && right->second.height == step.height) {
+      step.end = right->second.end;
+      erase(right);
+    }
+    const auto next = steps_.lower_bound(step.begin);
+    if (next != steps_.begin() && std::prev(next)->second.height == step.height) {
+      step.begin = std::prev(next)->second.begin;
+      erase(std::prev(next));
+    }
+    add(step);
+  }
+
+  Steps steps_;
+  std::set<std::pair<std::int64_t, std::uint32_t>> by_height_;
+};
+
+}  // namespace
+
+Packing pack_by_skyline(const std::vector<PackItem>& items, SkylinePreference preference) {
+  Packing out{std::vector<std::int64_t>(items.size(), 0), 0};
+  std::uint32_t end = 0;
+  for (const PackItem& item : items) end = std::max(end, item.last + 1);
+  Unplaced unplaced(items, by_preference(items, preference));
+  Skyline skyline(end);
+  while (!unplaced.empty()) {
+    const Skyline::Step& lowest = skyline.lowest();
+    const std::uint32_t item    = unplaced.take_within(lowest.begin, lowest.end);
+    if (item == none) {
+      skyline.lift();
+      continue;
+    }
+    out.offsets[item] = lowest.height;
+    out.size          = std::max(out.size, out.offsets[item] + items[item].size);
+    skyline.cover(items[item]);
+  }
+  return out;
+}
+
+}  // namespace stepgraph
