@@ -194,10 +194,13 @@ void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan) {
       if (second) {
         for (const std::uint32_t before : plan.loop_waits_of(Node{node})) walk.join(clock, past.at[before]);
       }
-      // A host node is done before the nodes that follow it are issued.
+      // A host node is done before the nodes that follow it are issued, and so is all that it has waited for.
       for (const std::uint32_t before : edges.before(Node{node})) {
-        if (!issued[before] || (plan.stream[before] != none && !walk.knows(clock, before))) refuse(before, node, false);
+        if (!issued[before]) refuse(before, node, false);
         if (plan.stream[before] == none) walk.join(clock, walk.at(before));
+      }
+      for (const std::uint32_t before : edges.before(Node{node})) {
+        if (plan.stream[before] != none && !walk.knows(clock, before)) refuse(before, node, false);
       }
       for (const std::uint32_t before : edges.before_loop(Node{node})) {
         if (second && plan.stream[before] != none && !past_known(clock, past, plan.stream, before))

@@ -103,6 +103,22 @@ TEST_CASE("a host node is on no stream, and a node that several wait for has one
   CHECK(plan.num_events() == 3);
 }
 
+TEST_CASE("what a host node has waited for needs no wait of the nodes that follow it", "[engine][streams]") {
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8}), y = graph.buffer({.name = "y", .size_bytes = 8});
+  graph.add({.name = "make", .writes = x});
+  graph.add({.name   = "look",
+             .lane   = graph.lane(sg::Rank{0}, sg::LaneKind::host),
+             .reads  = x,
+             .writes = y,
+             .kind   = sg::NodeKind::host});
+  graph.add({.name = "use", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::gather), .reads = {x, y}});
+  const sg::MemoryPlan memory = sg::plan_memory(graph);
+  const sg::StreamPlan plan   = streams_of(graph, memory);
+  CHECK(plan.waits == std::vector<std::uint32_t>{0});  // of the host
+  CHECK_NOTHROW(sg::verify_streams({graph, memory}, plan));
+}
+
 TEST_CASE("a node without a lane uses the stream of its latest predecessor", "[engine][streams]") {
   sg::Graph graph;
   const auto kept = [&](const char* name) {
