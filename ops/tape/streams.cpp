@@ -1,7 +1,9 @@
 #include "ops/tape/streams.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <iterator>
 
 #include "engine/base/arithmetic.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -12,35 +14,42 @@ namespace {
 
 constexpr std::int64_t tile_bytes = 256 * 1024;  // a multiple of every element size
 
-// Byte ranges, concatenated.
+// The rows of several accesses, concatenated. Nodes run without allocations, so a few accesses are kept inline.
 class Stream {
  public:
   void add(const Rows<std::byte>& rows) {
-    for (std::int64_t row = 0; row < rows.count; ++row) append({rows.data + row * rows.stride, rows.length});
+    if (rows.length * rows.count == 0) return;
+    const Part part{rows, size_};
+    size_ += rows.length * rows.count;
+    if (count_ < few_.size()) {
+      few_[count_] = part;
+    } else {
+      if (many_.empty()) many_.assign(few_.begin(), few_.end());
+      many_.push_back(part);
+    }
+    ++count_;
   }
-  [[nodiscard]] std::int64_t size() const noexcept {
-    return begins_.empty() ? 0 : begins_.back() + ranges_.back().length;
-  }
+  [[nodiscard]] std::int64_t size() const noexcept { return size_; }
 
-  // The rest of the range that contains byte `at`, starting there.
+  // The rest of the row that contains byte `at`, starting there.
   [[nodiscard]] std::span<std::byte> from(std::int64_t at) const {
-    const auto i = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), at) - begins_.begin()) - 1;
-    const std::int64_t skip = at - begins_[i];
-    return {ranges_[i].data + skip, static_cast<std::size_t>(ranges_[i].length - skip)};
+    const std::span<const Part> parts = many_.empty() ? std::span(few_).first(count_) : std::span(many_);
+    const auto next                   = std::upper_bound(parts.begin(), parts.end(), at,
+                                                         [](std::int64_t of, const Part& part) { return of < part.begin; });
+    const auto& [rows, begin]         = *std::prev(next);
+    const std::int64_t row = (at - begin) / rows.length, skip = (at - begin) % rows.length;
+    return rows[row].subspan(static_cast<std::size_t>(skip));
   }
 
  private:
-  struct Range {
-    std::byte* data;
-    std::int64_t length;
+  struct Part {
+    Rows<std::byte> rows;
+    std::int64_t begin;  // in the stream
   };
-  void append(Range range) {
-    if (range.length == 0) return;
-    begins_.push_back(size());
-    ranges_.push_back(range);
-  }
-  std::vector<Range> ranges_;
-  std::vector<std::int64_t> begins_;
+  std::array<Part, 4> few_;
+  std::vector<Part> many_;  // all of them, once there are more than fit inline
+  std::size_t count_ = 0;
+  std::int64_t size_ = 0;
 };
 
 // The i-th access of the given mode.
