@@ -17,9 +17,9 @@ enum class Detail {
 [[nodiscard]] std::string_view to_string(Detail detail) noexcept;
 
 struct DotOptions {
-  Detail detail            = Detail::op;
-  std::optional<Rank> rank = {};    // draw this rank only
-  bool loop_edges          = true;  // draw the edges into the next run of the graph
+  Detail detail            = Detail::stage;  // of the command too: fits a page, whatever the graph
+  std::optional<Rank> rank = {};             // draw this rank only
+  bool loop_edges          = true;           // draw the edges into the next run of the graph
   std::string title        = {};
 };
 

@@ -72,9 +72,11 @@ struct Pictures {
 const std::string title = "One training step, weights sharded over all ranks";
 
 void draw(const sg::Graph& graph, const Pictures& pictures) {
-  if (!pictures.svg.empty()) sg::write_svg(graph, pictures.svg, {.rank = sg::Rank{0}, .title = title + ": rank 0"});
-  if (!pictures.all_ranks_svg.empty()) sg::write_svg(graph, pictures.all_ranks_svg, {.title = title});
-  if (!pictures.dot.empty()) sg::write_dot(graph, pictures.dot, {.title = title});
+  const sg::DotOptions all{.detail = sg::Detail::op, .title = title};
+  if (!pictures.svg.empty())
+    sg::write_svg(graph, pictures.svg, {.detail = all.detail, .rank = sg::Rank{0}, .title = title + ": rank 0"});
+  if (!pictures.all_ranks_svg.empty()) sg::write_svg(graph, pictures.all_ranks_svg, all);
+  if (!pictures.dot.empty()) sg::write_dot(graph, pictures.dot, all);
 }
 
 void train(const sg::ShardedStepSpec& spec, int steps, int threads, const Pictures& pictures) {

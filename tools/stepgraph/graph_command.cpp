@@ -39,11 +39,11 @@ void run_graph(const GraphOptions& options) {
                                           : training_step(model, config.plan, config.batch);
   const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
   const OrderedGraph ordered(step.graph, plan);
-  DotOptions drawing{
-      .detail = options.detail == "op"      ? Detail::op
-                : options.detail == "layer" ? Detail::layer
-                                            : Detail::stage,
-      .title  = str(model.kind, ", ", to_string(config.plan.layout), ", ", config.plan.pipeline.schedule)};
+  DotOptions drawing{.title =
+                         str(model.kind, ", ", to_string(config.plan.layout), ", ", config.plan.pipeline.schedule)};
+  for (const Detail detail : {Detail::stage, Detail::layer, Detail::op}) {
+    if (options.detail == to_string(detail)) drawing.detail = detail;
+  }
   if (options.rank) drawing.rank = Rank{*options.rank};
   if (options.dot == "-") return write_dot(ordered, std::cout, drawing);
   if (options.dot) write_dot(ordered, *options.dot, drawing);
@@ -61,7 +61,9 @@ void add_graph(Command program) {
                  "Write the graph in Graphviz format to a file; -: to stdout, without other output");
   command.option("--svg", options->svg, "Draw the graph to an SVG file (needs Graphviz's dot)");
   command.option("--rank", options->rank, "Draw only this rank");
-  command.option("--detail", options->detail, "What one box shows: a stage (default), a layer or an op")
+  command
+      .option("--detail", options->detail,
+              str("What one box shows: a stage, a layer or an op (default: ", to_string(DotOptions{}.detail), ")"))
       .one_of({"stage", "layer", "op"});
   command.flag("--forward", options->forward, "The forward step of eval instead of the training step");
   command.footer("Example: stepgraph graph run.json --rank 0 --detail layer --svg step.svg");

@@ -28,7 +28,7 @@ using sg::str;
 
 namespace {
 
-std::string dot_of(const sg::Graph& graph, const sg::DotOptions& options = {}) {
+std::string dot_of(const sg::Graph& graph, const sg::DotOptions& options = {.detail = sg::Detail::op}) {
   std::ostringstream out;
   sg::write_dot(graph, out, options);
   return out.str();
@@ -193,13 +193,13 @@ TEST_CASE("edges into the next run are dashed and can be left out; an edge from 
   }
   REQUIRE(expected > 0);
   CHECK(count(dot, "\n  b[0-9]+ -> b[0-9]+ \\[style=dashed") == expected);
-  CHECK(count(dot_of(graph, {.loop_edges = false}), "dashed") == 0);
+  CHECK(count(dot_of(graph, {.detail = sg::Detail::op, .loop_edges = false}), "dashed") == 0);
   CHECK(count(dot, "\n  (b[0-9]+) -> \\1 ") == 0);
 }
 
 TEST_CASE("at op detail every derived edge is drawn once", "[engine][dot]") {
   const sg::Graph graph = training(2, 1, 2, 2, 3);
-  const std::string dot = dot_of(graph, {.loop_edges = false});
+  const std::string dot = dot_of(graph, {.detail = sg::Detail::op, .loop_edges = false});
   CHECK(num_boxes(dot) == graph.num_nodes());
   CHECK(count(dot, "\n  b[0-9]+ -> b[0-9]+ ") == graph.edges().preds.size());
 }
@@ -211,7 +211,7 @@ TEST_CASE("an edge that is only a lane's order is lighter than one between confl
   graph.add({.name = "first", .lane = lane, .writes = {a}}, [] {});
   graph.add({.name = "second", .lane = lane, .writes = {b}}, [] {});
   graph.add({.name = "third", .lane = lane, .reads = {b}}, [] {});
-  const std::string dot = dot_of(graph, {.loop_edges = false});
+  const std::string dot = dot_of(graph, {.detail = sg::Detail::op, .loop_edges = false});
   CHECK(count(dot, "b0 -> b1 \\[color=\"#A6A6A6\"") == 1);
   CHECK(count(dot, "b1 -> b2 \\[penwidth") == 1);
 }
@@ -219,7 +219,7 @@ TEST_CASE("an edge that is only a lane's order is lighter than one between confl
 TEST_CASE("the parts of one communication are joined by a dotted line without a head", "[engine][dot]") {
   const std::string dot = dot_of(gathering());
   CHECK(count(dot, "\n  b[0-9]+ -> b[0-9]+ \\[style=dotted[^\n]*dir=none") == 2);
-  CHECK(count(dot_of(gathering(), {.rank = Rank{1}}), "dotted") == 0);
+  CHECK(count(dot_of(gathering(), {.detail = sg::Detail::op, .rank = Rank{1}}), "dotted") == 0);
 }
 
 TEST_CASE("a message is drawn from its sender to its receiver, in the order of issue", "[engine][dot]") {
@@ -238,7 +238,7 @@ TEST_CASE("a message is drawn from its sender to its receiver, in the order of i
                .reads = {graph.buffer({.rank = Rank{0}, .size_bytes = 8})},
                .part  = sg::PartSpec{.group = pair, .op = sg::PartOp::send, .peer = Rank{1}, .issue = turn}});
   }
-  const std::string dot = dot_of(graph, {.loop_edges = false});  // a cycle: still drawn
+  const std::string dot = dot_of(graph, {.detail = sg::Detail::op, .loop_edges = false});  // a cycle: still drawn
   const auto id         = [&](const char* name) {
     std::smatch found;
     REQUIRE(std::regex_search(dot, found, std::regex(str("(b[0-9]+) \\[label=<", name, "<"))));
@@ -259,6 +259,11 @@ TEST_CASE("coarser details have fewer boxes, with counts", "[engine][dot]") {
   CHECK_THAT(layer, ContainsSubstring("layer 2<BR/>3 nodes"));
   CHECK_THAT(stage, ContainsSubstring("F mb1<") && ContainsSubstring("layers 0-2<BR/>9 nodes"));
   CHECK_THAT(caption_of(stage), ContainsSubstring("by stage") && !ContainsSubstring("drawn as one"));
+}
+
+TEST_CASE("a drawing shows stages unless it is told otherwise", "[engine][dot]") {
+  const sg::Graph graph = training(2, 1, 2, 3, 4);
+  CHECK(dot_of(graph, {}) == dot_of(graph, {.detail = sg::Detail::stage}));
 }
 
 TEST_CASE("nodes without labels share a box by lane, op and kind", "[engine][dot]") {
@@ -328,7 +333,7 @@ TEST_CASE("names with any characters are escaped", "[engine][dot]") {
   graph.add({.name = "\xc3\xa9\xff\xed\xa0\x80"}, [] {});  // a letter, a stray byte, half a surrogate
   graph.add({.name = std::string(200, 'x')}, [] {});
   graph.add({.name = ""}, [] {});
-  const std::string dot = dot_of(graph, {.title = "a \"title\" \\N"});
+  const std::string dot = dot_of(graph, {.detail = sg::Detail::op, .title = "a \"title\" \\N"});
   CHECK_THAT(dot, ContainsSubstring("&quot;quo&#92;ted&quot;") && ContainsSubstring("&lt;b&gt;&amp;{x|y}"));
   CHECK_THAT(dot, ContainsSubstring("two lines ?"));
   CHECK_THAT(dot, ContainsSubstring("\xc3\xa9????"));
@@ -337,17 +342,17 @@ TEST_CASE("names with any characters are escaped", "[engine][dot]") {
   CHECK(dot.find('\\') == std::string::npos);
   if (!has_graphviz()) SKIP("needs Graphviz's dot");
   const Folder folder;
-  sg::write_svg(graph, folder.file("names.svg"));
+  sg::write_svg(graph, folder.file("names.svg"), {.detail = sg::Detail::op});
   CHECK_THAT(contents(folder.file("names.svg")), ContainsSubstring("&lt;b&gt;&amp;{x|y}"));
 }
 
 TEST_CASE("one rank can be drawn alone, and an absent rank is refused", "[engine][dot]") {
   const sg::Graph graph = gathering();
-  const std::string dot = dot_of(graph, {.rank = Rank{1}});
+  const std::string dot = dot_of(graph, {.detail = sg::Detail::op, .rank = Rank{1}});
   CHECK(num_boxes(dot) == graph.num_nodes() / 2);
   CHECK(count(dot, "cluster_rank0") == 0);
   CHECK(num_boxes(dot_of(sg::slice(graph, Rank{1}))) == graph.num_nodes() / 2);
-  CHECK_THROWS_MATCHES(dot_of(graph, {.rank = Rank{2}}), sg::Error,
+  CHECK_THROWS_MATCHES(dot_of(graph, {.detail = sg::Detail::op, .rank = Rank{2}}), sg::Error,
                        MessageMatches(ContainsSubstring("rank 2") && ContainsSubstring("0 to 1")));
   CHECK_THROWS_MATCHES(dot_of(graph, {.rank = Rank{-1}}), sg::Error, MessageMatches(ContainsSubstring("0 to 1")));
   CHECK_THROWS_MATCHES(dot_of(sg::slice(graph, Rank{1}), {.rank = Rank{0}}), sg::Error,
@@ -409,7 +414,7 @@ SCENARIO("a picture that cannot be made leaves no partial file", "[engine][dot]"
   }
   GIVEN("options that do not fit") {
     THEN("nothing is written") {
-      CHECK_THROWS_AS(sg::write_dot(gathering(), svg, {.rank = Rank{7}}), sg::Error);
+      CHECK_THROWS_AS(sg::write_dot(gathering(), svg, {.detail = sg::Detail::op, .rank = Rank{7}}), sg::Error);
       CHECK(contents(svg) == "the picture of yesterday");
       CHECK(folder.num_files() == 1);
     }
@@ -428,8 +433,8 @@ TEST_CASE("a memory plan's edges are drawn dashed, and explained", "[engine][dot
   const auto plan = sg::plan_memory(graph);
   REQUIRE(plan.num_reuse_edges() == 1);
   std::ostringstream with, without;
-  sg::write_dot({graph, plan}, with);
-  sg::write_dot(graph, without);
+  sg::write_dot({graph, plan}, with, {.detail = sg::Detail::op});
+  sg::write_dot(graph, without, {.detail = sg::Detail::op});
   CHECK_THAT(with.str(), ContainsSubstring("style=dashed, color=\"#C0504D\"") && ContainsSubstring("reuses memory"));
   CHECK_THAT(without.str(), !ContainsSubstring("reuses memory"));
   const auto other = sg::plan_memory(sg::Graph());
