@@ -30,7 +30,8 @@ StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpe
       .step = training_step(model, plan, batch), .plan = {}, .timeline = {}, .tokens_per_s = 0, .unmeasured = {}};
   out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse});
   out.timeline = simulate({out.step.graph, out.plan}, calibrated_machine(calibration, out.step.layout.num_ranks()));
-  if (out.step_s() > 0) out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.step_s();
+  if (out.makespan_s() > 0)
+    out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();
   std::set<std::string> unmeasured;
   for (std::uint32_t i = 0; i < out.step.graph.num_nodes(); ++i) {
     const std::string op(out.step.graph.op(Node{i}));

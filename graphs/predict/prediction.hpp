@@ -19,7 +19,7 @@ struct StepPrediction {
   Timeline timeline;
   double tokens_per_s                 = 0;
   std::vector<std::string> unmeasured = {};  // ops without a calibration
-  [[nodiscard]] double step_s() const noexcept { return timeline.makespan_s; }
+  [[nodiscard]] double makespan_s() const noexcept { return timeline.makespan_s; }
   [[nodiscard]] std::int64_t peak_bytes() const;  // of the rank that needs most
 };
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,

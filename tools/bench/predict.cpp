@@ -37,7 +37,7 @@ void predict(const PredictOptions& options) {
   }
   if (!options.json) cli::print_line("model  layout   predicted ms   measured ms   predicted / measured");
   for (const TrainingCase& what : cases) {
-    const double predicted_s = predict_step(gpt2(what.spec), what.plan, what.batch, calibration).step_s();
+    const double predicted_s = predict_step(gpt2(what.spec), what.plan, what.batch, calibration).makespan_s();
     Training training(what, options.threads);
     training.step();
     std::vector<double> seconds;

@@ -119,7 +119,7 @@ void print_json(const StepPrediction& prediction, const Calibration& calibration
   const Figures figures = figures_of(prediction, calibration.threads);
   const auto layout     = prediction.step.layout.spec();
   print_line(json_line({{"type", "simulate"},
-                        {"step_s", prediction.step_s()},
+                        {"step_s", prediction.makespan_s()},
                         {"tokens_per_s", prediction.tokens_per_s},
                         {"layout", to_string(layout)},
                         {"ranks", layout.num_ranks()},
@@ -144,7 +144,7 @@ void print_json(const StepPrediction& prediction, const Calibration& calibration
 void print_text(const StepPrediction& prediction, const Calibration& calibration) {
   const Figures figures = figures_of(prediction, calibration.threads);
   const auto percent    = [](double share) { return str(short_number(100 * share, 3), "%"); };
-  print_line(str("simulated step: ", short_number(1e3 * prediction.step_s(), 4), " ms, ",
+  print_line(str("simulated step: ", short_number(1e3 * prediction.makespan_s(), 4), " ms, ",
                  short_number(prediction.tokens_per_s), " tokens/s on ", calibration.threads, " of ", calibration.cores,
                  " cores of ", calibration.host, "\nworkers busy ", percent(figures.busy), ", communication hidden ",
                  percent(figures.overlap), "; pipeline bubble ", percent(figures.bubble), " with one device per rank"));

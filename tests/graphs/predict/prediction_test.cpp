@@ -29,8 +29,8 @@ TEST_CASE("a prediction uses the graph, the memory plan and the edges that a tra
   CHECK(found.plan.edges == trainer.run().plan().edges);
   CHECK(found.plan.offsets == trainer.run().plan().offsets);
   CHECK(found.peak_bytes() == trainer.run().plan().arena(sg::Rank{0}).size_bytes);
-  CHECK(found.step_s() == found.timeline.makespan_s);
-  CHECK_THAT(found.tokens_per_s * found.step_s(), WithinRel(32.0, 1e-12));
+  CHECK(found.makespan_s() == found.timeline.makespan_s);
+  CHECK_THAT(found.tokens_per_s * found.makespan_s(), WithinRel(32.0, 1e-12));
   CHECK(std::count(found.unmeasured.begin(), found.unmeasured.end(), "adamw") == 1);
   CHECK(std::count(found.unmeasured.begin(), found.unmeasured.end(), "linear") == 0);
 }
@@ -38,12 +38,12 @@ TEST_CASE("a prediction uses the graph, the memory plan and the edges that a tra
 TEST_CASE("if all ops take twice as long, so does the step", "[graphs][prediction]") {
   sg::Calibration calibration{.threads = 2, .ops = {{"linear", {{1e6, 1e4, 2e-3, 1e-3}}}}};
   const sg::Model model = sg::gpt2(small);
-  const double once     = sg::predict_step(model, {}, batch, calibration).step_s();
+  const double once     = sg::predict_step(model, {}, batch, calibration).makespan_s();
   for (sg::RatePoint& point : calibration.ops.at("linear")) {
     point.busy_s *= 2;
     point.alone_s *= 2;
   }
-  CHECK_THAT(sg::predict_step(model, {}, batch, calibration).step_s(), WithinRel(2 * once, 1e-9));
+  CHECK_THAT(sg::predict_step(model, {}, batch, calibration).makespan_s(), WithinRel(2 * once, 1e-9));
 }
 
 TEST_CASE("recomputation counts as part of the input gradients", "[graphs][prediction]") {
