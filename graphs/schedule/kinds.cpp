@@ -11,8 +11,8 @@ namespace {
 constexpr std::array<std::string_view, all_schedule_kinds.size()> kind_names{
     "round-robin", "sequential", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"};
 
-// The largest grid: its graph has seven nodes for each stage and microbatch, and engines count nodes in 32 bits.
-constexpr std::int64_t max_stage_microbatches = std::int64_t{1} << 27;
+// The largest grid. Its graph has seven nodes for each stage and microbatch, which take about 0.8 KiB: 1.6 GiB in all.
+constexpr std::int64_t max_stage_microbatches = std::int64_t{1} << 21;
 
 // One rank's actions, as they are written down.
 class Row {
@@ -115,7 +115,7 @@ void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec) {
   const std::int64_t stages = std::int64_t{spec.ranks} * spec.chunks;
   if (stages > max_stage_microbatches || stages * spec.microbatches > max_stage_microbatches) {
     refuse(str(spec.ranks, " ranks x ", spec.chunks, " chunks x ", spec.microbatches,
-               " microbatches are too many (at most 2^27 in all)"));
+               " microbatches are too many (at most 2^21 in all, for which a graph takes 1.6 GiB)"));
   }
   const bool one_chunk =
       kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2;

@@ -90,6 +90,7 @@ TEST_CASE("an undefined schedule is refused, with the allowed values", "[graphs]
     refused(kind, {1, 0, 1}, "0 microbatches (at least 1)");
     refused(kind, {1, 1, -2}, "-2 chunks (at least 1)");
     refused(kind, {1 << 20, 1 << 20, 1}, "too many");
+    refused(kind, {2, 8, 1 << 20}, "too many (at most 2^21 in all");
     refused(kind, {2147483647, 2147483647, 2147483647}, "too many");
   }
   for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1, ScheduleKind::zb_h2})
