@@ -142,7 +142,7 @@ TEST_CASE("the times of a failed run on a GPU are its own, and none of an earlie
 
 TEST_CASE("issuing a node to a GPU allocates nothing on the host", "[backends][cuda][allocations]") {
   sg::testing::need_device();
-  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
   // Nodes on two streams that wait for each other, with names too long to be kept without an allocation.
   const auto allocations_of_run = [](int num_nodes) {
     const auto world = sg::testing::device_world(1, false);

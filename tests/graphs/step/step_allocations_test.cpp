@@ -38,7 +38,7 @@ std::int64_t allocations_of_empty_run() {
 }  // namespace
 
 TEST_CASE("a run of a training step allocates what a run of one empty node does", "[graphs][step][allocations]") {
-  if (!sg::testing::counts_allocations) SKIP("sanitizers have allocators of their own");
+  if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
   const auto layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true});
   const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   CAPTURE(to_string(layout), type);
