@@ -60,7 +60,7 @@ TEST_CASE("an all-reduce on a CUDA device reduces every byte of rows that cut el
     executor.run(program);
     for (const sg::Buffer each : bytes) {
       std::array<std::byte, 16> found{};
-      program.memory().read(each, std::span(found));
+      program.memory().read(each, std::span<std::byte>(found));
       CHECK(found == image(11, 22, 33));
     }
   }
