@@ -1,31 +1,16 @@
 #include "graphs/config/reader.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/nearest.hpp"
 #include "engine/base/words.hpp"
 
 namespace stepgraph {
 namespace {
 
 using Kind = JsonValue::Kind;
-
-// Edit distance: letters changed, added, removed or swapped with their neighbour (Damerau 1964).
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
-  std::iota(last.begin(), last.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-    before = std::exchange(last, row);
-  }
-  return last.back();
-}
 
 template <class Integer>
 std::string range_words(Integer min, Integer max) {
@@ -40,17 +25,7 @@ std::string list_names(const ConfigReader::Names& names) {
 }
 
 std::string known_text(std::string_view given, const ConfigReader::Names& known) {
-  std::string_view nearest;
-  std::size_t best = std::max<std::size_t>(1, given.size() / 3) + 1;
-  for (const std::string_view name : known) {
-    // Long words are not compared: they are not typing errors.
-    const std::size_t steps = given.size() > 64 ? best : distance(given, name);
-    if (steps < best && steps < name.size()) {
-      best    = steps;
-      nearest = name;
-    }
-  }
-  return str(nearest.empty() ? "" : str("did you mean ", nearest, "? "), "known: ", list_names(known));
+  return str(did_you_mean(given, known), "known: ", list_names(known));
 }
 
 ConfigReader::ConfigReader(const JsonValue* object, std::string path, Names known, std::string of)
