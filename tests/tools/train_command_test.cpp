@@ -107,6 +107,30 @@ TEST_CASE("train prints loss and norm with enough digits to read back the same d
   CHECK(text.err.empty());
 }
 
+TEST_CASE("the seed of a config is that of dropout, in every layout", "[tools][train]") {
+  const SmallRun small;
+  const std::string folder = small.path("model");
+  REQUIRE(small.run("train", "--steps 1 --save " + folder).exit_code == 0);
+  // Weights are loaded, so the seed is dropout's alone.
+  const auto losses = [&](const std::string& more) {
+    const auto outcome =
+        small.run("train", "--json --steps 3 --set 'model={\"load\": \"" + folder + "\", \"dropout\": 0.5}' " + more);
+    CAPTURE(more, outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    std::vector<double> found;
+    for (const auto& step : steps_of(outcome.out)) found.push_back(step.at("loss").as_real());
+    return found;
+  };
+  const auto zero = losses(""), one = losses("--set seed=1");
+  CHECK(losses("--set seed=0") == zero);
+  CHECK(one[0] != zero[0]);
+  CHECK(losses("--set seed=1 --set layout.pp=2") == one);
+  for (const char* layout : {"--set layout.dp=2", "--set layout.tp=2", "--set layout.dp=2 --set layout.tp=2"}) {
+    const auto other = losses(std::string("--set seed=1 ") + layout);
+    for (std::size_t i = 0; i < one.size(); ++i) CHECK(std::abs(other[i] - one[i]) < 1e-5 * one[i]);
+  }
+}
+
 TEST_CASE("with loss scaling, train prints the scale of each step and whether it was skipped", "[tools][train]") {
   const SmallRun small;
   const auto plain = small.run("train", "--json --steps 2");

@@ -128,7 +128,7 @@ void run_train(const TrainOptions& options) {
   Batches batches(config, start.model.vocab, options.steps);
   const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   Trainer trainer(start.model, config.plan, config.batch, *world,
-                  {.threads = config.threads, .keep_gradients = options.dump_grads.has_value()});
+                  {.threads = config.threads, .keep_gradients = options.dump_grads.has_value(), .seed = config.seed});
   set_weights(trainer.run(), start, config.seed);
   std::optional<std::uint64_t> weights_hash;
   if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
