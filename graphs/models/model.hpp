@@ -22,6 +22,7 @@ struct TensorSection {
   std::int64_t begin     = 0;  // first index of that dim
   std::int64_t size      = 0;
   std::int64_t num_heads = 0;  // more than 0: the section is so many attention heads, and is cut between heads only
+  friend bool operator==(const TensorSection&, const TensorSection&) = default;
 };
 
 // A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
@@ -29,17 +30,22 @@ struct TensorSection {
 // the ranks; with fewer heads than ranks, several neighbouring ranks hold the same head. Sections without heads are cut
 // between any two indices; the first ranks have one index more.
 struct WeightSpec {
-  std::string name                    = {};  // by which the forward pass asks for it
+  std::string name                    = {};  // by which the forward pass of its block asks for it
   TensorShape shape                   = {};  // of the whole
   int dim                             = 0;
   bool cut                            = false;
   std::vector<TensorSection> sections = {};  // empty: one, the tensor of that name
   Init init                           = {};
-  std::string tied_to                 = {};  // the weight of another block that this one shares values and update with
-  bool norm = false;                         // weight of a norm: ops accept it in f32 beside activations of two bytes
+  // The weight that this one shares values and update with: the same shape, cut and sections (or none given). Several
+  // weights may be tied to one, in any stage. Each has a gradient of its own; the update uses their sum, the owner's
+  // first, then those of the weights that are tied to it in their order in the model.
+  std::string tied_to = {};
+  bool norm           = false;  // weight of a norm: ops accept it in f32 beside activations of two bytes
 };
 
-// A part of the model that is never divided over pipeline stages.
+// A part of the model that is never divided over pipeline stages. Its forward pass reads its own weights and no others.
+// Blocks may use the same name for a weight of theirs, as in "w" of each layer: outside of the block, in files and for
+// ties, such a weight is called BLOCK.NAME, "layer1.w". A name that only one block has is used as it is.
 struct Block {
   std::string name                = {};
   int layer                       = -1;  // its number where it is a layer; stages are cut between layers

@@ -1,17 +1,13 @@
 #include "graphs/models/weights.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "engine/base/error.hpp"
 #include "engine/base/half.hpp"
 
 namespace stepgraph {
 namespace {
-
-std::vector<TensorSection> sections_of(const WeightSpec& weight) {
-  if (!weight.sections.empty()) return weight.sections;
-  return {{.tensor = weight.name, .size = weight.shape[static_cast<std::size_t>(weight.dim)]}};
-}
 
 // The dims before and after the one that is cut, each as one.
 struct Around {
@@ -27,6 +23,25 @@ Around around(const WeightSpec& weight) {
 }
 
 }  // namespace
+
+std::vector<TensorSection> sections_of(const WeightSpec& weight) {
+  if (!weight.sections.empty()) return weight.sections;
+  return {{.tensor = weight.name, .size = weight.shape[static_cast<std::size_t>(weight.dim)]}};
+}
+
+WeightNames::WeightNames(const Model& model) {
+  std::map<std::string, const Block*> first;
+  for (const Block& block : model.blocks) {
+    for (const WeightSpec& weight : block.weights) {
+      const auto [place, fresh] = first.emplace(weight.name, &block);
+      if (!fresh && place->second != &block) repeated_.insert(weight.name);
+    }
+  }
+}
+
+std::string WeightNames::full(const Block& block, const WeightSpec& weight) const {
+  return repeated_.contains(weight.name) ? str(block.name, ".", weight.name) : weight.name;
+}
 
 IndexRange tp_range(std::int64_t size, int tp_size, int tp_index) {
   const std::int64_t each = size / tp_size, more = size % tp_size;

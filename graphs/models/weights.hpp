@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,19 @@ struct TpPiece {
   std::int64_t local       = 0;
   int num_holders          = 1;     // neighbouring ranks that hold the same piece
   bool first_holder        = true;  // this is the first of them
+};
+
+// The sections of a weight; one with the name of the weight where the spec has none.
+[[nodiscard]] std::vector<TensorSection> sections_of(const WeightSpec& weight);
+
+// The names of weights in the whole model: see Block.
+class WeightNames {
+ public:
+  explicit WeightNames(const Model& model);
+  [[nodiscard]] std::string full(const Block& block, const WeightSpec& weight) const;
+
+ private:
+  std::set<std::string> repeated_;
 };
 
 // The indices of a dim of `size` on one tensor-parallel rank. The first size % tp_size ranks have one more than the

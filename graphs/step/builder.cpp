@@ -91,6 +91,7 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   Tensor x = work.input;
   for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
     tape.set_layer(setup_.step.model.blocks[block].layer);
+    tape.set_block(setup_.step.model.blocks[block].name);
     x = setup_.step.model.blocks[block].forward(tape, x);
   }
   work.output = x;

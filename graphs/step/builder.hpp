@@ -68,6 +68,8 @@ class StepBuilder {
   void declare_inputs(bool trains, ForwardResult result);
   void declare_weights(bool trains);
   void declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains);
+  void share_tied_values();
+  [[nodiscard]] const StepWeight* find_weight(const std::string& name);  // by its name in the model; null: not here
   void fill_buckets();
   void add_to_table();
   void add_slots();
@@ -102,6 +104,7 @@ class StepBuilder {
   void sum_losses();
 
   void join_tied_weights();
+  void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();
   void add_updates();
   void gather_updated();

@@ -117,7 +117,7 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
   for (int rank = 0; rank < num_ranks; ++rank) {
     const int tp               = setup.step.layout.coord(Rank{rank}).tp;
     const auto [found, is_new] = units.try_emplace(tp);
-    if (is_new) found->second = shard_units(model, setup.plan, setup.blocks_of_stage, tp);
+    if (is_new) found->second = shard_units(setup.step.model, setup.plan, setup.blocks_of_stage, tp);
     kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
   }
   std::vector<MemoryRequirement> requirements;

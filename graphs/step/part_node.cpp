@@ -18,6 +18,8 @@ Cost part_cost(PartOp op, std::int64_t size_bytes, int members, bool is_root) {
       return {.bytes_moved = 2 * bytes, .bytes_sent = bytes * (members - 1) / members};
     case PartOp::reduce:
       return {.bytes_moved = is_root ? 2 * bytes : bytes, .bytes_sent = is_root ? 0 : bytes};
+    case PartOp::broadcast:
+      return {.bytes_moved = bytes, .bytes_sent = is_root ? bytes * (members - 1) : 0};
     default:
       throw Error(ErrorKind::graph, str("step: the cost of ", to_string(op), " is not known"));
   }
@@ -33,10 +35,11 @@ Node add_part(Graph& graph, const PartNode& node) {
                                             .op      = node.op,
                                             .type    = node.type,
                                             .peer    = node.peer,
+                                            .root    = node.root,
                                             .message = node.message.empty() ? node.name : node.message},
                     .kind        = NodeKind::communicate,
                     .op          = std::string(to_string(node.op)),
-                    .cost        = part_cost(node.op, node.bytes, node.members),
+                    .cost        = part_cost(node.op, node.bytes, node.members, node.rank == node.root),
                     .labels      = node.labels});
 }
 

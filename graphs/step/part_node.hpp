@@ -14,6 +14,7 @@ struct PartNode {
   PartOp op              = PartOp::all_reduce;
   DType type             = DType::f32;
   Rank peer              = Rank{-1};  // of a message
+  Rank root              = Rank{-1};  // of a reduce or broadcast
   std::string message    = {};        // its id; empty: the name
   AccessList reads       = {};
   AccessList writes      = {};

@@ -2,67 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "engine/base/error.hpp"
 #include "graphs/layout/divisibility.hpp"
 #include "graphs/layout/layout.hpp"
-#include "graphs/models/weights.hpp"
+#include "graphs/models/check_model.hpp"
 #include "graphs/step/shard_units.hpp"
 
 namespace stepgraph {
 namespace {
-
-// Users can write models of their own. The builder relies on these properties.
-void check_model(const Model& model) {
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorKind::config, str("model '", model.kind, "': ", why));
-  };
-  int layers = 0;
-  bool after = false;
-  std::map<std::string, const WeightSpec*> seen;
-  for (const Block& block : model.blocks) {
-    if (!block.forward) refuse(str("block '", block.name, "' has no forward pass"));
-    if (block.layer >= 0 && after)
-      refuse(str("block '", block.name, "' is separated from the other layers (layers must be consecutive blocks)"));
-    after = after || (layers > 0 && block.layer < 0);
-    layers += block.layer >= 0;
-    for (const WeightSpec& weight : block.weights) {
-      if (!seen.emplace(weight.name, &weight).second) refuse(str("weight '", weight.name, "' is declared twice"));
-      check_shape(weight.shape, weight.name);
-      if (weight.dim < 0 || static_cast<std::size_t>(weight.dim) >= weight.shape.size()) {
-        refuse(str("weight '", weight.name, "' has shape ", to_string(weight.shape), " and is cut along dim ",
-                   weight.dim, " (a dim of that shape)"));
-      }
-      std::int64_t size = 0;
-      for (const TensorSection& section : weight.sections) {
-        if (section.size < 1 || section.begin < 0 ||
-            (section.num_heads != 0 && section.size % section.num_heads != 0)) {
-          refuse(str("weight '", weight.name, "': a section has begin ", section.begin, ", size ", section.size,
-                     " and ", section.num_heads,
-                     " heads (begin 0 or more, size a positive multiple of the number of heads)"));
-        }
-        size += section.size;
-      }
-      if (!weight.sections.empty() && size != weight.shape[static_cast<std::size_t>(weight.dim)]) {
-        refuse(str("weight '", weight.name, "': its sections have a total size of ", size, " (",
-                   weight.shape[static_cast<std::size_t>(weight.dim)], ", the size of dim ", weight.dim, ")"));
-      }
-    }
-  }
-  if (layers != model.layers || layers == 0) {
-    refuse(str(model.layers, " layers, but ", layers, " blocks are layers (the same number, at least 1)"));
-  }
-  for (const auto& [name, weight] : seen) {
-    if (weight->tied_to.empty()) continue;
-    const auto owner = seen.find(weight->tied_to);
-    if (owner == seen.end() || !owner->second->tied_to.empty() || owner->second->shape != weight->shape ||
-        owner->second->cut != weight->cut || owner->second->dim != weight->dim) {
-      refuse(str("weight '", name, "' is tied to '", weight->tied_to,
-                 "' (a weight that is not tied itself, with the same shape and cut)"));
-    }
-  }
-}
 
 void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
@@ -127,7 +75,7 @@ Plan resolve(const Plan& given, const Model& model, const BatchSpec& batch, bool
   }
   plan.shard.find_unused_parameters = plan.shard.find_unused_parameters || plan.shard.static_graph;
   if (plan.layout.dp == 1) plan.shard = {.find_unused_parameters = plan.shard.find_unused_parameters};
-  check_model(model);
+  static_cast<void>(checked_model(model));
   check_units(model, plan.shard);
   check_plan(model, plan, batch);
   check_rounded_sums(plan, batch);

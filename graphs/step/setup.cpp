@@ -1,5 +1,6 @@
 #include "graphs/step/setup.hpp"
 
+#include "graphs/models/check_model.hpp"
 #include "graphs/schedule/lowering.hpp"
 #include "graphs/schedule/validate.hpp"
 #include "graphs/step/pipeline.hpp"
@@ -11,7 +12,7 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
                      const StepOptions& asked)
     : step{.graph            = Graph(1),
            .layout           = Layout(resolved.layout),
-           .model            = model,
+           .model            = checked_model(model),
            .batch            = batch,
            .type             = resolved.precision.param,
            .precision        = resolved.precision,

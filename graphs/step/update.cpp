@@ -1,5 +1,6 @@
 // The end of a training step: tied gradients, the global norm, the update.
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "engine/base/error.hpp"
@@ -45,32 +46,63 @@ void StepBuilder::all_reduce(const std::string& name, Group group, int members, 
                      .labels      = labels});
 }
 
-// Adds the two gradients of a tied weight, the owner's first. Each is already summed over microbatches and
-// data-parallel ranks.
+// Adds the gradients of weights that are tied to one owner: the owner's first, then those of the tied weights in their
+// order. Each is already summed over microbatches and data-parallel ranks.
 void StepBuilder::join_tied_weights() {
-  const auto find = [&](const std::string& name) {
-    const auto& weights = here().weights;
-    return std::find_if(weights.begin(), weights.end(),
-                        [&](const StepWeight& weight) { return setup_.step.spec(weight).name == name; });
-  };
+  std::map<std::string, std::vector<const WeightSpec*>> tied;  // by owner
   for (const Block& block : setup_.step.model.blocks) {
     for (const WeightSpec& spec : block.weights) {
-      if (spec.tied_to.empty()) continue;
-      const auto tied = find(spec.name), owner = find(spec.tied_to), none = std::as_const(here()).weights.end();
-      const auto mine = owner != none ? owner : tied;
-      if (mine == none || mine->gradient.empty()) continue;
-      if (tied != none && owner != none) {
-        reduce_into(graph(), {.name   = "add gradient of " + spec.name,
-                              .lane   = std::nullopt,
-                              .into   = access(owner->gradient),
-                              .from   = access(tied->gradient),
-                              .labels = {.phase = "reduce"}});
-      } else {
-        all_reduce("all_reduce tied gradient of " + spec.tied_to, setup_.tied_group(spec, coord_), 2,
-                   access(mine->gradient), {.phase = "reduce"});
-      }
+      if (!spec.tied_to.empty()) tied[spec.tied_to].push_back(&spec);
     }
   }
+  for (const Block& block : setup_.step.model.blocks) {
+    for (const WeightSpec& spec : block.weights) {
+      if (const auto found = tied.find(spec.name); found != tied.end()) join_tied_ranks(spec, found->second);
+    }
+  }
+}
+
+// The owner's rank adds the gradients one after another, so that the bits of the sum do not depend on the pipeline
+// split, and sends the sum back. Two gradients are one all-reduce.
+void StepBuilder::join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied) {
+  const StepWeight* const own = find_weight(owner.name);
+  const Rank root             = setup_.rank_of(setup_.stage_of_weight.at(owner.name), coord_);
+  const Labels labels{.phase = "reduce"};
+  std::vector<std::pair<const WeightSpec*, const StepWeight*>> elsewhere;  // tied weights that the owner's rank has not
+  const auto add_part_of = [&](const WeightSpec& spec, const StepWeight& mine, PartOp op) {
+    const Access values = access(mine.gradient);
+    const bool writes   = op != PartOp::reduce || rank_ == root;
+    const bool reads    = op != PartOp::broadcast || rank_ == root;
+    PartNode node{.name   = str(to_string(op), " tied gradient of ", tied.size() == 1 ? owner.name : spec.name),
+                  .rank   = rank_,
+                  .group  = setup_.tied_group(spec, coord_),
+                  .op     = op,
+                  .type   = type_of(values.buffer),
+                  .root   = op == PartOp::all_reduce ? Rank{-1} : root,
+                  .bytes  = num_bytes(graph(), values),
+                  .labels = labels};
+    (reads && writes ? node.accumulates : reads ? node.reads : node.writes) = values;
+    add_part(graph(), node);
+  };
+  for (const WeightSpec* spec : tied) {
+    const StepWeight* const there = find_weight(spec->name);
+    const bool with_owner         = setup_.rank_of(setup_.stage_of_weight.at(spec->name), coord_) == root;
+    const StepWeight* const mine  = own != nullptr ? own : there;
+    if (mine == nullptr || mine->gradient.empty()) continue;
+    if (with_owner) {
+      if (own == nullptr) continue;
+      reduce_into(graph(), {.name   = "add gradient of " + spec->name,
+                            .lane   = std::nullopt,
+                            .into   = access(own->gradient),
+                            .from   = access(there->gradient),
+                            .labels = labels});
+    } else {
+      add_part_of(*spec, *mine, tied.size() == 1 ? PartOp::all_reduce : PartOp::reduce);
+      elsewhere.emplace_back(spec, mine);
+    }
+  }
+  if (tied.size() == 1) return;
+  for (const auto& [spec, mine] : elsewhere) add_part_of(*spec, *mine, PartOp::broadcast);
 }
 
 // Sums the squares of every element once over all ranks. The squares of a weight that is not sharded are summed by the

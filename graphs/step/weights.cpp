@@ -62,16 +62,11 @@ Buffer StepBuilder::unit_buffer(Unit& unit, WeightTensor tensor, const WeightEnt
   return buffer;
 }
 
-// Declares the buffer for one entry of the table. An empty shard has no buffer, and fill_buckets makes buckets.
+// Declares the buffer for one entry of the table. An empty shard has no buffer, fill_buckets makes buckets, and
+// share_tied_values sets the values of weights that are tied to one of the same rank.
 StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor tensor, const WeightEntry& entry) {
-  if (entry.extent == Extent::none || entry.placement == Placement::bucket) return {};
-  if (entry.placement == Placement::tied) {
-    const auto& weights = here().weights;
-    const auto owner    = std::find_if(weights.begin(), weights.end(), [&](const StepWeight& weight) {
-      return setup_.step.spec(weight).name == spec.tied_to;
-    });
-    return stored(*owner, tensor);
-  }
+  if (entry.extent == Extent::none || entry.placement == Placement::bucket || entry.placement == Placement::tied)
+    return {};
   const bool is_whole             = entry.extent == Extent::whole;
   const UnitWeight* const sharded = unit_weight(spec);
   const std::int64_t elements     = num_elements(local_shape(spec, tp_.size, tp_.index));
@@ -125,6 +120,22 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
   here().weights.push_back(weight);
 }
 
+// A weight that is tied to one of the same rank has its value. The owner may be declared later.
+void StepBuilder::share_tied_values() {
+  for (StepWeight& weight : here().weights) {
+    if (!weight.tied) continue;
+    const StepWeight* const owner = find_weight(setup_.step.spec(weight).tied_to);
+    if (owner != nullptr) weight.value = owner->value;
+  }
+}
+
+const StepWeight* StepBuilder::find_weight(const std::string& name) {
+  const auto& weights = here().weights;
+  const auto found    = std::find_if(weights.begin(), weights.end(),
+                                     [&](const StepWeight& weight) { return setup_.step.spec(weight).name == name; });
+  return found == weights.end() ? nullptr : &*found;
+}
+
 // Fills buckets with the weights of each stage that are not sharded, in the order of the backward pass.
 void StepBuilder::fill_buckets() {
   const ShardPlan& plan = setup_.plan.shard;
@@ -161,7 +172,9 @@ void StepBuilder::fill_buckets() {
 void StepBuilder::add_to_table() {
   for (const StepWeight& weight : here().weights) {
     const WeightSpec& spec = setup_.step.spec(weight);
-    WeightTable::Entry entry{.name = spec.name, .shape = local_shape(spec, tp_.size, tp_.index)};
+    WeightTable::Entry entry{.name  = spec.name,
+                             .block = setup_.step.model.blocks[weight.block].name,
+                             .shape = local_shape(spec, tp_.size, tp_.index)};
     const UnitWeight* const sharded = unit_weight(spec);
     const auto whole_part           = [&](Buffer whole, DType type) {
       const auto size = static_cast<std::int64_t>(size_bytes(type));
@@ -195,6 +208,7 @@ void StepBuilder::declare_weights(bool trains) {
       for (std::size_t number = 0; number < count; ++number) declare_weight(Stage{s}, block, number, trains);
     }
   }
+  share_tied_values();
   for (Unit& unit : units_) {
     const std::int64_t elements = unit.spec->elements;
     if (shards_values()) unit.whole = make("whole " + unit.spec->name, elements, setup_.step.type, Lifetime::step);

@@ -60,12 +60,7 @@ void StepRun::find_holders() {
     const int tp_index = step_.ranks[r].coord.tp;
     for (const StepWeight& weight : step_.ranks[r].weights) {
       const auto [found, fresh] = pieces.try_emplace({weight.block, weight.number, tp_index});
-      if (fresh) {
-        // A tied weight has the pieces of the weight it is tied to.
-        WeightSpec spec = step_.spec(weight);
-        if (weight.tied) spec.name = spec.tied_to;
-        found->second = tp_pieces(spec, tp, tp_index);
-      }
+      if (fresh) found->second = tp_pieces(step_.spec(weight), tp, tp_index);  // of a tied weight: its owner's
       for (const TpPiece& piece : found->second)
         holders_[piece.tensor].push_back({Rank{static_cast<int>(r)}, &weight, piece});
     }

@@ -1,5 +1,8 @@
 #include "ops/tape/tape.hpp"
 
+#include <algorithm>
+
+#include "engine/base/nearest.hpp"
 #include "engine/base/words.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -14,14 +17,50 @@ void WeightTable::add(Entry entry) {
   entries_.push_back(std::move(entry));
 }
 
-Weight WeightTable::find(std::string_view name) const {
-  const auto found = by_name_.find(std::string(name));
-  if (found == by_name_.end()) {
-    throw Error(ErrorKind::config, str("weight '", name, "': not declared (declared: ",
-                                       join_text(entries_, ", ", [](const Entry& entry) { return entry.name; }), ")"));
+Weight WeightTable::at(int id) const {
+  const Entry& entry = entries_[static_cast<std::size_t>(id)];
+  return {.value = entry.value, .shape = entry.shape, .id = id};
+}
+
+Weight WeightTable::find(std::string_view name) const { return find(name, {}); }
+
+Weight WeightTable::find(std::string_view name, std::string_view block) const {
+  const auto of_block = [&](const std::string& full) -> std::optional<int> {
+    const auto found = by_name_.find(full);
+    if (found == by_name_.end()) return std::nullopt;
+    const std::string& owner = entries_[static_cast<std::size_t>(found->second)].block;
+    return block.empty() || owner.empty() || owner == block ? std::optional(found->second) : std::nullopt;
+  };
+  if (const auto id = of_block(std::string(name))) return at(*id);
+  if (!block.empty()) {
+    if (const auto id = of_block(str(block, ".", name))) return at(*id);
   }
-  const Entry& entry = entries_[static_cast<std::size_t>(found->second)];
-  return {.value = entry.value, .shape = entry.shape, .id = found->second};
+  refuse(name, block);
+  return {};
+}
+
+void WeightTable::refuse(std::string_view name, std::string_view block) const {
+  const auto throw_why = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("weight '", name, "': ", why));
+  };
+  if (const auto found = by_name_.find(std::string(name)); found != by_name_.end())
+    throw_why(str("belongs to block '", entries_[static_cast<std::size_t>(found->second)].block, "', not to '", block,
+                  "' (a weight of its own, which may be tied to it)"));
+  const std::string prefix = str(block, ".");
+  std::vector<std::string_view> own;  // as the block calls them
+  for (const Entry& entry : entries_) {
+    if (!block.empty() && !entry.block.empty() && entry.block != block) continue;
+    const bool is_long = !block.empty() && entry.name.starts_with(prefix);
+    own.push_back(std::string_view(entry.name).substr(is_long ? prefix.size() : 0));
+  }
+  constexpr std::size_t most          = 3;  // names in the message
+  std::vector<std::string_view> shown = nearest_names(name, own, most);
+  const bool near                     = !shown.empty();
+  if (!near) shown.assign(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(std::min(most, own.size())));
+  const std::string list = join_text(shown, ", ", [](std::string_view one) { return std::string(one); });
+  throw_why(str("not declared", block.empty() ? "" : str(" by block '", block, "'"), " (",
+                near ? "near: " : "declared: ", list.empty() ? "none" : list,
+                near || own.size() <= most ? "" : str(" and ", own.size() - most, " more"), ")"));
 }
 
 Tape::Tape(TapeSpec spec) : spec_(std::move(spec)) {

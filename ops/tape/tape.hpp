@@ -107,11 +107,13 @@ class Tape {
   Tape(Tape&&)                 = default;
 
   // --- for models --------------------------------------------------------------------------------------------------
-  [[nodiscard]] Weight weight(std::string_view name) const { return spec_.weights->find(name); }
+  // A weight of the block that is being recorded.
+  [[nodiscard]] Weight weight(std::string_view name) const { return spec_.weights->find(name, block_); }
   [[nodiscard]] const TensorParallel& tp() const noexcept { return spec_.tp; }
   [[nodiscard]] std::int64_t sequences() const noexcept { return spec_.sequences; }
   [[nodiscard]] std::int64_t seq() const noexcept { return spec_.seq; }
-  void set_layer(int layer) { layer_ = layer; }  // label of the following nodes; -1: no layer
+  void set_layer(int layer) { layer_ = layer; }               // label of the following nodes; -1: no layer
+  void set_block(std::string_view block) { block_ = block; }  // whose weights are read from now on; empty: any block's
 
   // --- for ops: forward ----------------------------------------------------------------------------------------------
   [[nodiscard]] Graph& graph() const noexcept { return *spec_.graph; }
@@ -327,6 +329,7 @@ class Tape {
 
   TapeSpec spec_;
   int layer_         = -1;
+  std::string block_ = {};
   const char* phase_ = "forward";
   bool emitting_     = false;
   std::vector<State> states_;  // by tensor
