@@ -21,31 +21,31 @@ void at(std::string_view path, std::string_view subject, const Check& check) {
   }
 }
 
-// Sizes that must fit the layout. The vocabulary may have any size: its parts may be unequal.
+// Sizes that must fit the layout. Vocabulary and MLP may have any size that has an index for each rank: their parts may
+// be unequal.
 struct Sizes {
   int layers                = 0;
   std::int64_t context      = 0;
-  std::int64_t inner        = 0;
+  std::int64_t vocab        = 0;
+  std::int64_t inner        = 0;  // 0: large enough
   TensorParallelSplit split = {};
 };
 
 Sizes sizes_of(const Gpt2Spec& spec) {
-  return {spec.layers,
-          spec.context,
-          spec.inner == 0 ? 4 * spec.width : spec.inner,
-          {.heads = spec.heads, .kv_heads = spec.heads}};
+  return {spec.layers, spec.context, spec.vocab, spec.inner, {.heads = spec.heads, .kv_heads = spec.heads}};
 }
 Sizes sizes_of(const LlamaSpec& spec) {
   return {spec.layers,
           spec.context,
+          spec.vocab,
           spec.inner,
           {.heads = spec.heads, .kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads}};
 }
 Sizes sizes_of(const MlpSpec& spec) {
-  return {spec.layers, spec.context, spec.inner == 0 ? 4 * spec.width : spec.inner, {}};
+  return {spec.layers, spec.context, spec.vocab, spec.inner == 0 ? 4 * spec.width : spec.inner, {}};
 }
 Sizes sizes_of(const Model& model) {
-  return {model.layers, model.context, model.inner, {.heads = model.heads, .kv_heads = model.kv_heads}};
+  return {model.layers, model.context, model.vocab, model.inner, {.heads = model.heads, .kv_heads = model.kv_heads}};
 }
 Sizes sizes_of(const LoadFrom&) { return {}; }
 
@@ -72,9 +72,11 @@ void check_model_fits(const Config& config, Sizes sizes) {
                                        sizes.context, " (at most ", sizes.context, ")"));
   sizes.split.tp = layout.tp;
   at("layout.tp", "tensor parallel: ", [&] { check_tensor_parallel(sizes.split); });
-  if (sizes.inner % layout.tp != 0)
-    throw Error(ErrorKind::config, str("layout.tp: the model's inner ", sizes.inner, " is not divisible by tp ",
-                                       layout.tp, " (tp ", divisors_around(sizes.inner, layout.tp), ")"));
+  for (const auto& [name, size] : {std::pair("vocab", sizes.vocab), std::pair("inner", sizes.inner)}) {
+    if (size != 0 && size < layout.tp)
+      throw Error(ErrorKind::config, str("layout.tp: ", layout.tp, " ranks cannot share the model's ", name, " of ",
+                                         size, " (at most ", size, ")"));
+  }
   check_stages(config.plan, sizes.layers);
 }
 

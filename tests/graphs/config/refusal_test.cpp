@@ -402,7 +402,8 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.dp=4096", "layout.tp=4096", "layout.pp=4096"},
        "layout: dp(4096) * tp(4096) * pp(4096) is more than 2147483647 ranks"},
       {{"layout.tp=3"}, "layout.tp: heads 8 is not divisible by tp 3 (heads 6 or 9, or tp 2 or 4)"},
-      {{"layout.tp=2", "model.inner=3"}, "layout.tp: the model's inner 3 is not divisible by tp 2 (tp 1 or 3)"},
+      {{"layout.tp=4", "model.inner=3"}, "layout.tp: 4 ranks cannot share the model's inner of 3 (at most 3)"},
+      {{"layout.tp=8", "model.vocab=7"}, "layout.tp: 8 ranks cannot share the model's vocab of 7 (at most 7)"},
       {{"layout.pp=8", "batch.global=16"},
        "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
@@ -416,8 +417,12 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
        "pipeline: interleaved: 3 microbatches with 2 chunks on 2 ranks (microbatches a multiple of 2)"},
   });
-  // A vocabulary may be cut unevenly.
+  // A vocabulary is cut unevenly, and so is an MLP.
   CHECK(refusal(smallest, {"layout.tp=2", "model.vocab=257"}).empty());
+  for (const char* kind : {"gpt2", "llama", "mlp"})
+    CHECK(refusal(R"({"model": {}, "data": {"synthetic": 1}, "batch": {}})",
+                  {sg::str("model.kind=", kind), "layout.tp=2", "model.inner=3"})
+              .empty());
   // At this point the loaded model and the stages of the schedule file are not known yet.
   CHECK(refusal(smallest, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
   CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
