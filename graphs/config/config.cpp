@@ -149,8 +149,8 @@ void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionP
     const auto place = std::find(types, std::end(types), otherwise) - types;
     return types[section.choice(key, static_cast<std::size_t>(place), names)];
   };
-  precision.param  = choice("param", DType::f32);
-  precision.reduce = choice("reduce", wide_type(precision.param));
+  precision.param = choice("param", DType::f32);
+  if (section.has("reduce")) precision.reduce = choice("reduce", DType::f32);
   if (const DType norm = choice("norm", precision.param); norm != precision.param) precision.norm = norm;
   section.boolean("keep_low_precision_grads", precision.keep_low_precision_grads);
   LossScale& scale       = precision.loss_scale;

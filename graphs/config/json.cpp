@@ -94,7 +94,7 @@ JsonValue shard_json(const ShardPlan& plan) {
 }
 
 JsonValue precision_json(const PrecisionPlan& plan) {
-  JsonValue out    = {{"param", config_name(plan.param)}, {"reduce", config_name(plan.reduce)}};
+  JsonValue out    = {{"param", config_name(plan.param)}, {"reduce", config_name(plan.reduce_type())}};
   const auto scale = plan.scaling();
   if (scale == Scaling::fixed) {
     out.set("loss_scale", plan.loss_scale.value);

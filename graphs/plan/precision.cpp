@@ -15,6 +15,15 @@ namespace {
 
 }  // namespace
 
+DType PrecisionPlan::reduce_type() const noexcept {
+  return reduce.value_or(param == DType::f64 ? DType::f64 : DType::f32);
+}
+
+bool operator==(const PrecisionPlan& a, const PrecisionPlan& b) {
+  return a.param == b.param && a.reduce_type() == b.reduce_type() && a.loss_scale == b.loss_scale &&
+         a.keep_low_precision_grads == b.keep_low_precision_grads && a.norm_type() == b.norm_type();
+}
+
 std::string_view config_name(DType type) noexcept {
   if (type == DType::f64) return "fp64";
   if (type == DType::bf16) return "bf16";
@@ -22,7 +31,7 @@ std::string_view config_name(DType type) noexcept {
 }
 
 void check_precision(const PrecisionPlan& precision) {
-  const DType param = precision.param, reduce = precision.reduce;
+  const DType param = precision.param, reduce = precision.reduce_type();
   if (!is_float(param)) refuse("param", str(param, " (fp32, fp64, bf16 or fp16)"));
   if (!is_float(reduce)) refuse("reduce", str(reduce, " (fp32, fp64, bf16 or fp16)"));
   const std::string beside = str(" with param ", config_name(param));

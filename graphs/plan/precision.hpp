@@ -28,15 +28,16 @@ struct PrecisionPlan {
   // Of weights, activations and their gradients: f32, f64, bf16 or f16. With bf16 and f16 the optimizer updates f32
   // masters, and gradients of weights are accumulated in f32.
   DType param = DType::f32;
-  // Of gradients of weights while data-parallel ranks reduce them: the type in which they are accumulated, bf16, or f16
-  // with loss scaling.
-  DType reduce         = DType::f32;
-  LossScale loss_scale = {};
+  // Of gradients of weights while data-parallel ranks reduce them: bf16, or f16 with loss scaling; none: the type in
+  // which they are accumulated, f64 with f64 and else f32.
+  std::optional<DType> reduce = {};
+  LossScale loss_scale        = {};
   // Reduced gradients stay in the type `reduce` until the optimizer reads them.
   bool keep_low_precision_grads = false;
   // Of the weights of norms: f32 beside bf16 or f16; none: the same as param.
-  std::optional<DType> norm                                          = {};
-  friend bool operator==(const PrecisionPlan&, const PrecisionPlan&) = default;
+  std::optional<DType> norm = {};
+  // A type that is not set equals the type that it follows.
+  friend bool operator==(const PrecisionPlan& a, const PrecisionPlan& b);
 
   [[nodiscard]] bool has_f16() const noexcept { return param == DType::f16 || reduce == DType::f16; }
   [[nodiscard]] Scaling usual_scaling() const noexcept { return has_f16() ? Scaling::dynamic : Scaling::none; }
@@ -44,6 +45,7 @@ struct PrecisionPlan {
     return loss_scale.scaling == Scaling::automatic ? usual_scaling() : loss_scale.scaling;
   }
   [[nodiscard]] bool scales() const noexcept { return scaling() != Scaling::none; }
+  [[nodiscard]] DType reduce_type() const noexcept;
   [[nodiscard]] DType norm_type() const noexcept { return norm.value_or(param); }
 };
 

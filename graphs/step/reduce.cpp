@@ -125,7 +125,7 @@ void StepBuilder::begin_gradients(const Action& action) {
     const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
                                   .unit     = unit.spec,
                                   .sums     = sum_type(),
-                                  .travel   = setup_.plan.precision.reduce,
+                                  .travel   = setup_.plan.precision.reduce_type(),
                                   .keeps    = keeps_rounded_gradients(),
                                   .to       = shards_of(unit, WeightTensor::gradient),
                                   .incoming = first ? UnitShards{} : incoming_shards(unit),
@@ -225,7 +225,7 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
 // reduce-scatter. Returns where the sum is: another buffer, where gradients stay rounded.
 Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
                                          const Labels& labels) {
-  const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce};
+  const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce_type()};
   const std::string name = "all_reduce " + what;
   if (rounding.type == type_of(values.buffer)) {
     all_reduce(name, group, members, values, labels);
@@ -286,7 +286,7 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
   const UnitReduction reduction{.by       = member("reduce", LaneKind::reduce),
                                 .unit     = unit.spec,
                                 .sums     = sum_type(),
-                                .travel   = setup_.plan.precision.reduce,
+                                .travel   = setup_.plan.precision.reduce_type(),
                                 .keeps    = keeps_rounded_gradients(),
                                 .to       = in_place
                                                 ? shards_in_whole(*unit.spec, sum_type(), unit.gradients, shard_group_.member)

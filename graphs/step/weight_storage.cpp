@@ -28,7 +28,7 @@ WeightEntry gradient_entry(const Plan& plan, const WeightTraits& weight, DType s
     return {Extent::whole, in_bucket ? Placement::bucket : Placement::own, sums, lifetime};
   }
   if (keeps_rounded_gradients(plan)) {
-    return {Extent::shard, weight.flat ? Placement::flat : Placement::own, plan.precision.reduce, lifetime};
+    return {Extent::shard, weight.flat ? Placement::flat : Placement::own, plan.precision.reduce_type(), lifetime};
   }
   if (plan.shard.strategy == Shard::zero1) return {Extent::shard, Placement::unit, sums, lifetime};
   return {Extent::shard, weight.flat ? Placement::flat : Placement::own, sums, lifetime};

@@ -112,6 +112,7 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"precision.reduce=bf16"}).plan.precision ==
         sg::PrecisionPlan{.param = sg::DType::f32, .reduce = sg::DType::bf16});
   CHECK(with({"precision.param=fp16"}).plan.precision == sg::PrecisionPlan{.param = sg::DType::f16});
+  CHECK(with({"precision.param=fp64"}).plan.precision == sg::PrecisionPlan{.param = sg::DType::f64});
   CHECK(with({"precision.param=fp16"}).plan.precision.scaling() == sg::Scaling::dynamic);
   CHECK(with({"precision.reduce=fp16"}).plan.precision.scaling() == sg::Scaling::dynamic);
   CHECK(with({"precision.param=bf16"}).plan.precision.scaling() == sg::Scaling::none);

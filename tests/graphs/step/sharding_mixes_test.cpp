@@ -42,7 +42,7 @@ const History& whole(const std::string& kind, sg::Plan plan, int microbatches) {
   plan.pipeline         = {};
   plan.layout.pp        = 1;
   const std::string key = sg::str(kind, " ", to_string(plan.layout), plan.layout.sequence_parallel, " ",
-                                  plan.precision.param, plan.precision.reduce, microbatches);
+                                  plan.precision.param, plan.precision.reduce_type(), microbatches);
   const auto found      = runs.find(key);
   if (found != runs.end()) return found->second;
   return runs.emplace(key, sg::testing::train(model_of(kind), plan, batch_of(plan, microbatches), num_steps))

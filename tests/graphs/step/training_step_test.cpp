@@ -123,7 +123,7 @@ TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms 
           "[graphs][step]") {
   const auto model = GENERATE(small_gpt2, small_llama, small_mlp, uneven_gpt2, biased_llama)();
   if (sg::testing::scale() > 1 && model.vocab == 64) return;  // sanitized builds test the odd sizes only
-  const sg::Plan one      = {.precision = {.param = sg::DType::f64, .reduce = sg::DType::f64}, .optimizer = clipping};
+  const sg::Plan one      = {.precision = {.param = sg::DType::f64}, .optimizer = clipping};
   const History reference = train(model, one, batch_of_8, 3);
   std::vector<sg::Plan> plans;
   for (const auto& layout : {sg::LayoutSpec{.dp = 2},

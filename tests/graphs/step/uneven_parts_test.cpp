@@ -12,7 +12,7 @@ using sg::testing::train;
 
 namespace {
 
-constexpr sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 16};
+constexpr sg::BatchSpec batch{.global = 4, .micro = 1, .seq = 16};
 
 // No size is a multiple of 4, and none of the parts are equal.
 sg::Model uneven_gpt2() {
@@ -34,14 +34,14 @@ TEST_CASE("an MLP width that tp does not divide trains as on one rank, in every 
   const auto model = GENERATE(uneven_gpt2, uneven_llama, narrow_llama)();
   const bool rows  = GENERATE(false, true);  // sequence parallelism
   CAPTURE(model.kind, model.inner, rows);
-  const sg::Plan one{.precision = {.param = sg::DType::f64, .reduce = sg::DType::f64},
-                     .optimizer = {.lr = 1e-2, .clip = 0.05}};
-  const History reference = train(model, one, batch, 3);
+  const sg::Plan one{.precision = {.param = sg::DType::f64}, .optimizer = {.lr = 1e-2, .clip = 0.05}};
+  const History reference = train(model, one, batch, 2);
   for (const auto& [dp, tp, pp] :
-       {std::tuple(1, 2, 1), std::tuple(1, 4, 1), std::tuple(2, 2, 2), std::tuple(4, 2, 1), std::tuple(2, 4, 2)}) {
+       {std::tuple(1, 4, 1), std::tuple(2, 2, 2), std::tuple(4, 2, 1), std::tuple(2, 4, 2)}) {
     for (const auto strategy :
          {sg::Shard::none, sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full, sg::Shard::hybrid}) {
-      if ((strategy != sg::Shard::none && dp == 1) || (strategy == sg::Shard::hybrid && dp < 4)) continue;
+      if ((strategy != sg::Shard::none && dp == 1) || (strategy == sg::Shard::hybrid) != (dp == 4)) continue;
+      if ((strategy == sg::Shard::zero1 || strategy == sg::Shard::grad_op) && tp != 2) continue;
       if (sg::testing::scale() > 1 && (strategy != sg::Shard::full || tp != 4)) continue;
       sg::Plan plan       = one;
       plan.layout         = {.dp = dp, .tp = tp, .pp = pp, .sequence_parallel = rows};
@@ -49,7 +49,7 @@ TEST_CASE("an MLP width that tp does not divide trains as on one rank, in every 
       if (strategy == sg::Shard::hybrid) plan.shard.group = 2;
       if (strategy != sg::Shard::none) plan.shard.min_params = 50;
       CAPTURE(sg::to_string(plan.layout), sg::to_string(strategy));
-      const History history = train(model, plan, batch, 3);
+      const History history = train(model, plan, batch, 2);
       CHECK(sg::testing::loss_distance(history, reference) < 1e-12);
       CHECK(sg::testing::norm_distance(history, reference) < 1e-10);
     }

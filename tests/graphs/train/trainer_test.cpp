@@ -122,7 +122,7 @@ TEST_CASE("SGD with momentum trains to the same loss in every layout", "[graphs]
   const auto loss  = [&](const sg::LayoutSpec& layout) {
     sg::LoopbackWorld world(layout);
     const sg::Plan plan{.layout    = layout,
-                         .precision = {.param = sg::DType::f64, .reduce = sg::DType::f64},
+                         .precision = {.param = sg::DType::f64},
                          .optimizer = {.kind = sg::OptimizerKind::sgd, .lr = 0.5}};
     sg::Trainer trainer(model, plan, {.global = 4, .micro = 1, .seq = 8}, world);
     sg::set_fresh_weights(trainer.run(), 1);
