@@ -65,6 +65,13 @@ PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_micr
 }
 
 std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("pipeline: ", model.layers, " layers ", why));
+  };
+  if (model.layers < num_stages) refuse(str("over ", num_stages, " stages (at most one stage for each layer)"));
+  if (model.layers % num_stages != 0)
+    refuse(str("do not divide over ", num_stages, " stages (", multiples_around(model.layers, num_stages),
+               " layers, or a schedule with ", divisors_around(model.layers, num_stages), " stages)"));
   const std::vector<int> layers = split_layers(model.layers, num_stages);
   std::vector<std::vector<std::size_t>> stages(static_cast<std::size_t>(num_stages));
   int seen          = 0;

@@ -39,6 +39,10 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+inline void write_file(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
 [[nodiscard]] inline std::string file_bytes(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

@@ -65,6 +65,18 @@ TEST_CASE("generate continues ids with ids and text with text, the same in every
     return json_lines(done.out).at(0).at("tokens");
   };
   CHECK(deep("--set layout.pp=2 --set 'pipeline={\"schedule\": \"interleaved\", \"chunks\": 2}'") == deep(""));
+  // Nor is a file, with any placement of stages.
+  sg::testing::write_file(small.path("loop.csv"),
+                          "0F0,0F1,0F2,0F3,2F0,2F1,2F2,2F3,2B0,2B1,2B2,2B3,0B0,0B1,0B2,0B3\n"
+                          "1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n");
+  const std::string from_file = "--set layout.pp=2 --set pipeline.schedule=" + small.path("loop.csv");
+  for (const char* command : {"train", "eval"})
+    CHECK(small.run(command, "--steps 1 --set model.layers=3 " + from_file).exit_code == 0);
+  CHECK(deep("--set model.layers=3 " + from_file) == deep("--set model.layers=3"));
+  const auto odd = small.run("generate", "--prompt 7 --set model.layers=4 " + from_file);
+  CHECK(odd.exit_code == 2);
+  CHECK_THAT(odd.err, ContainsSubstring("pipeline: 4 layers do not divide over 3 stages (3 or 6 layers, or a schedule "
+                                        "with 2 or 4 stages)"));
   std::string ids;
   for (const auto& token : tokens.items) ids += sg::str(ids.empty() ? "" : ",", token);
   CHECK(small.run("generate", "--prompt 7,8,9 --tokens 12").out == ids + "\n");

@@ -39,13 +39,10 @@ void print_next(const Prompt& prompt, std::int32_t token, bool first) {
 }
 
 void run_generate(const GenerateOptions& options) {
-  Config config       = read(options.config);
+  const Config config = read(options.config);
   const Start start   = make_start(config);
   const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
-  // There is one microbatch, which some training schedules do not allow. Without a backward pass all schedules are
-  // equal.
-  config.plan.pipeline.schedule = "gpipe";
-  const auto wanted             = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
+  const auto wanted   = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
   const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), *world,
                       {.threads = config.threads, .reuse = config.plan.reuse});
