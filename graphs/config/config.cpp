@@ -10,7 +10,6 @@
 #include "graphs/config/reader.hpp"
 #include "graphs/config/sections.hpp"
 #include "graphs/schedule/kinds.hpp"
-#include "graphs/step/shard_units.hpp"
 
 namespace stepgraph {
 namespace {
@@ -75,61 +74,13 @@ void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
   static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
 }
 
-template <class Enum>
-Enum read_enum(const ConfigReader& section, std::string_view key, Enum otherwise, Enum last) {
-  Names names;
-  for (int i = 0; i <= static_cast<int>(last); ++i) names.push_back(to_string(static_cast<Enum>(i)));
-  return static_cast<Enum>(section.choice(key, static_cast<std::size_t>(otherwise), names));
-}
-
-void read_shard(const ConfigReader& root, ShardPlan& shard) {
-  const ConfigReader section = root.section("shard", {"strategy",
-                                                      "reduce",
-                                                      "prefetch",
-                                                      "forward_prefetch",
-                                                      "slots",
-                                                      "grad_slots",
-                                                      "bucket_mb",
-                                                      "first_bucket_mb",
-                                                      "bucket_views",
-                                                      "delay_all_reduce",
-                                                      "find_unused_parameters",
-                                                      "static_graph",
-                                                      "reduction",
-                                                      "units",
-                                                      "min_params",
-                                                      "flat",
-                                                      "group",
-                                                      "reshard_after_forward",
-                                                      "reshard_group",
-                                                      "keep_between_microbatches"});
-  const Shard preset         = shard.strategy;
-  shard.strategy             = read_enum(section, "strategy", preset, Shard::hybrid);
-  if (shard.strategy != preset)
-    shard = {.strategy = shard.strategy};  // the other choices of a preset are for its own strategy
-  shard.reduce   = read_enum(section, "reduce", shard.reduce, ReduceWhen::each);
-  shard.prefetch = read_enum(section, "prefetch", shard.prefetch, Prefetch::none);
-  section.boolean("forward_prefetch", shard.forward_prefetch);
-  section.integer("slots", shard.slots, 1, max_int);
-  section.integer("grad_slots", shard.grad_slots, 1, max_int);
-  section.text("units", shard.units);
-  section.integer("min_params", shard.min_params, 0, std::numeric_limits<std::int64_t>::max());
-  section.boolean("flat", shard.flat);
-  section.integer("group", shard.group, 0, max_int);
-  section.boolean("reshard_after_forward", shard.reshard_after_forward);
-  section.integer("reshard_group", shard.reshard_group, 0, max_int);
-  section.boolean("keep_between_microbatches", shard.keep_between_microbatches);
-  section.real("bucket_mb", shard.bucket_mb, positive);
-  section.real("first_bucket_mb", shard.first_bucket_mb, not_negative);
-  section.boolean("bucket_views", shard.bucket_views);
-  section.boolean("delay_all_reduce", shard.delay_all_reduce);
-  section.boolean("find_unused_parameters", shard.find_unused_parameters);
-  section.boolean("static_graph", shard.static_graph);
-  // A key may have changed the mode; then the slots that the preset chose for its own mode do not apply.
-  if (shard.reduce == ReduceWhen::last && !section.has("grad_slots")) shard.grad_slots = ShardPlan{}.grad_slots;
-  if (keeps_gathered(shard) && !section.has("slots")) shard.slots = ShardPlan{}.slots;
-  shard.reduction = section.choice("reduction", 0, {"average", "sum"}) == 0 ? Reduction::average : Reduction::sum;
-}
+// What other libraries call them.
+constexpr ConfigReader::OtherName types_elsewhere[] = {
+    {"float", "\"fp32\""},   {"float32", "\"fp32\""}, {"f32", "\"fp32\""},      {"float64", "\"fp64\""},
+    {"f64", "\"fp64\""},     {"double", "\"fp64\""},  {"bfloat16", "\"bf16\""}, {"half", "\"fp16\""},
+    {"float16", "\"fp16\""}, {"f16", "\"fp16\""},
+};
+constexpr ConfigReader::OtherName optimizers_elsewhere[] = {{"adam", "\"adamw\" with optimizer.weight_decay 0"}};
 
 void check_offload(const ConfigReader& root) {
   const Names keys{"params", "grads", "optimizer"};
@@ -147,7 +98,7 @@ void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionP
   for (const DType type : types) names.push_back(config_name(type));
   const auto choice = [&](std::string_view key, DType otherwise) {
     const auto place = std::find(types, std::end(types), otherwise) - types;
-    return types[section.choice(key, static_cast<std::size_t>(place), names)];
+    return types[section.choice(key, static_cast<std::size_t>(place), names, {}, types_elsewhere)];
   };
   precision.param = choice("param", DType::f32);
   if (section.has("reduce")) precision.reduce = choice("reduce", DType::f32);
@@ -174,7 +125,7 @@ void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerP
   known.insert(known.end(), adamw.begin(), adamw.end());
   known.insert(known.end(), sgd.begin(), sgd.end());
   const ConfigReader section = root.section("optimizer", known);
-  const bool is_sgd          = section.choice("kind", 0, {"adamw", "sgd"}) == 1;
+  const bool is_sgd          = section.choice("kind", 0, {"adamw", "sgd"}, {}, optimizers_elsewhere) == 1;
   optimizer.kind             = is_sgd ? OptimizerKind::sgd : OptimizerKind::adamw;
   Names own                  = common;
   own.insert(own.end(), is_sgd ? sgd.begin() : adamw.begin(), is_sgd ? sgd.end() : adamw.end());
@@ -191,12 +142,6 @@ void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerP
   section.real("clip", optimizer.clip, not_negative);
 }
 
-Recompute read_recompute(const ConfigReader& root, Recompute otherwise) {
-  Names names;
-  for (int i = 0; i <= static_cast<int>(Recompute::full); ++i) names.push_back(to_string(static_cast<Recompute>(i)));
-  return static_cast<Recompute>(root.choice("recompute", static_cast<std::size_t>(otherwise), names));
-}
-
 // Must run first: other keys override the choices of the preset.
 void read_memory(const ConfigReader& root, Config& config) {
   const ConfigReader section = root.section("memory", {"limit_bytes", "reuse", "preset"});
@@ -204,16 +149,13 @@ void read_memory(const ConfigReader& root, Config& config) {
   for (const MemoryPreset preset : all_memory_presets) presets.push_back(to_string(preset));
   config.preset = all_memory_presets[section.choice("preset", 0, presets)];
   config.plan   = with_preset(config.plan, config.preset);
-  section.integer("limit_bytes", config.plan.memory_limit_bytes, 0, std::numeric_limits<std::int64_t>::max());
+  section.size("limit_bytes", config.plan.memory_limit_bytes);
   config.plan.reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
 }
 
 void read_comm(const ConfigReader& root, Config& config) {
   const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms"});
-  Names names;
-  for (int i = 0; i <= static_cast<int>(Algorithm::adaptive); ++i)
-    names.push_back(to_string(static_cast<Algorithm>(i)));
-  config.plan.algorithm = static_cast<Algorithm>(section.choice("algorithm", 0, names));
+  config.plan.algorithm      = read_enum(section, "algorithm", Algorithm::direct, Algorithm::adaptive);
   section.integer("timeout_ms", config.timeout_ms, 1, max_int);
 }
 
@@ -232,7 +174,7 @@ Config read(const JsonValue& value) {
   check_offload(root);
   read_precision(root, value.find("precision"), config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
-  config.plan.recompute = read_recompute(root, config.plan.recompute);
+  config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::full);
   read_comm(root, config);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);

@@ -5,12 +5,23 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/nearest.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/words.hpp"
 
 namespace stepgraph {
 namespace {
 
 using Kind = JsonValue::Kind;
+
+// "ZeRO-3" and "FULL_SHARD" as "zero3" and "fullshard".
+std::string plain_text(std::string_view text) {
+  std::string plain;
+  for (const char letter : text) {
+    if (letter == '_' || letter == '-' || letter == ' ') continue;
+    plain += letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  }
+  return plain;
+}
 
 template <class Integer>
 std::string range_words(Integer min, Integer max) {
@@ -81,6 +92,21 @@ std::uint64_t ConfigReader::read_unsigned(std::string_view key, std::uint64_t mi
   return *number;
 }
 
+void ConfigReader::size(std::string_view key, std::int64_t& field) const {
+  const JsonValue* found = value(key);
+  if (!found) return;
+  if (found->kind != Kind::string) {
+    if (found->kind != Kind::integer)
+      refuse(key, str(excerpt(*found), " is not a size (bytes, or a string: \"24GiB\")"));
+    return integer(key, field, 0, std::numeric_limits<std::int64_t>::max());
+  }
+  try {
+    field = static_cast<std::int64_t>(parse_size(found->text));
+  } catch (const Error& error) {
+    refuse(key, error.what());
+  }
+}
+
 void ConfigReader::real(std::string_view key, double& field, const RealRange& range) const {
   const JsonValue* found = value(key);
   if (!found) return;
@@ -103,14 +129,18 @@ void ConfigReader::text(std::string_view key, std::string& field) const {
   field = found.text;
 }
 
-std::size_t ConfigReader::choice(std::string_view key, std::size_t fallback, const Names& names,
-                                 const Names& later) const {
+std::size_t ConfigReader::choice(std::string_view key, std::size_t fallback, const Names& names, const Names& later,
+                                 std::span<const OtherName> others) const {
   if (!value(key)) return fallback;
   const std::string list = list_names(names);
   const JsonValue& given = expect(key, Kind::string, "a string", "one of: " + list);
   const auto found       = std::find(names.begin(), names.end(), given.text);
   if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
   if (std::find(later.begin(), later.end(), given.text) != later.end()) refuse_unsupported(key, given.text, list);
+  const std::string plain = plain_text(given.text);
+  for (const OtherName& other : others) {
+    if (plain == other.there) refuse(key, str(excerpt(given), " is called ", other.here, " here (known: ", list, ")"));
+  }
   refuse(key, str(excerpt(given), " is unknown (", known_text(given.text, names), ")"));
 }
 

@@ -2,6 +2,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -50,13 +51,19 @@ class ConfigReader {
       field = static_cast<Integer>(read_integer(key, min, max));
     }
   }
+  // Bytes: an integer, or a string such as "24GiB".
+  void size(std::string_view key, std::int64_t& field) const;
   void real(std::string_view key, double& field, const RealRange& range) const;
   void boolean(std::string_view key, bool& field) const;
   void text(std::string_view key, std::string& field) const;  // not empty
   // The index of the given value in `names`, or `fallback` if the key is missing. Values in `later` are refused as not
   // supported yet.
+  // Names in `others` are those of other libraries: the message says what they are called here.
+  struct OtherName {
+    std::string_view there, here;
+  };
   [[nodiscard]] std::size_t choice(std::string_view key, std::size_t fallback, const Names& names,
-                                   const Names& later = {}) const;
+                                   const Names& later = {}, std::span<const OtherName> others = {}) const;
   // A key that supports only one value in this version.
   void only(std::string_view key, std::string_view supported) const;
   void only_false(std::string_view key) const;
@@ -73,6 +80,15 @@ class ConfigReader {
   std::string path_;
   Names known_;
 };
+
+// An enumeration whose values are 0 to `last`, by the names that to_string gives them.
+template <class Enum>
+[[nodiscard]] Enum read_enum(const ConfigReader& section, std::string_view key, Enum otherwise, Enum last,
+                             std::span<const ConfigReader::OtherName> others = {}) {
+  ConfigReader::Names names;
+  for (int i = 0; i <= static_cast<int>(last); ++i) names.push_back(to_string(static_cast<Enum>(i)));
+  return static_cast<Enum>(section.choice(key, static_cast<std::size_t>(otherwise), names, {}, others));
+}
 
 [[nodiscard]] std::string list_names(const ConfigReader::Names& names);  // "dp, tp, pp"
 

@@ -2,6 +2,7 @@
 #include <string_view>
 
 #include "graphs/config/config.hpp"
+#include "graphs/config/reader.hpp"
 #include "graphs/files/json_value.hpp"
 
 // Parts of reading a config: internal to graphs/.
@@ -9,6 +10,9 @@ namespace stepgraph {
 
 // Reads and checks `model`: {"kind": "gpt2", ...} or {"load": "DIR"}.
 [[nodiscard]] ModelSource read_model_source(const JsonValue& model);
+
+// Reads `shard` of the root object. The fields of `shard` have the values of the preset.
+void read_shard(const ConfigReader& root, ShardPlan& shard);
 
 // Checks that model, batch, layout and schedule fit each other, as far as possible without opening a file.
 void check_fit(const Config& config);

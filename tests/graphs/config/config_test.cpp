@@ -124,6 +124,9 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"precision.reduce=bf16", "precision.keep_low_precision_grads=true"})
             .plan.precision.keep_low_precision_grads);
   CHECK(with({"precision.param=bf16", "precision.norm=fp32"}).plan.precision.norm_type() == sg::DType::f32);
+  CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
+  CHECK(with({"memory.limit_bytes=24GiB"}).plan.memory_limit_bytes == std::int64_t{24} << 30);
+  CHECK(with({"memory.limit_bytes=\"1.5 MB\""}).plan.memory_limit_bytes == 1'500'000);
   CHECK(std::get<sg::TextFile>(with({R"(data={"text": "t.txt"})"}).data).path == "t.txt");
   CHECK(with({}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);

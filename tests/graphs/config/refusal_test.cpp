@@ -202,7 +202,11 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"optimizer.lr=fast"}, "optimizer.lr: \"fast\" is not a number (a number 0 or more)"},
       {{"recompute=false"}, "recompute: false is not a string (one of: none, selective, full)"},
       {{"memory.limit_bytes=none"},
-       "memory.limit_bytes: \"none\" is not an integer (an integer from 0 to 9223372036854775807)"},
+       "memory.limit_bytes: 'none' is not a size (bytes, or a number with B, KiB, MiB, GiB, TiB, PiB, kB, MB, GB, TB "
+       "or "
+       "PB: 24GiB)"},
+      {{"memory.limit_bytes=true"}, "memory.limit_bytes: true is not a size (bytes, or a string: \"24GiB\")"},
+      {{"memory.limit_bytes=1.5"}, "memory.limit_bytes: 1.5 is not a size (bytes, or a string: \"24GiB\")"},
       {{"memory.reuse=true"}, "memory.reuse: true is not a string (one of: free, tight)"},
       {{"comm.algorithm=0"}, "comm.algorithm: 0 is not a string (one of: direct, ring, tree, hierarchical, adaptive)"},
       {{"seed=x"}, "seed: \"x\" is not an integer (an integer from 0 to 18446744073709551615)"},
@@ -275,7 +279,7 @@ TEST_CASE("unknown names are refused, with the known names", "[graphs][config][r
        "layout.order: 'pp-dp-tp-dp' has dp twice (dp, tp, pp once each, slowest to fastest)"},
       {{"layout.order=pp,dp,tp"},
        "layout.order: 'pp,dp,tp' has 'pp,dp,tp', which is not an axis (dp, tp, pp once each, slowest to fastest)"},
-      {{"precision.param=float"}, "precision.param: \"float\" is unknown (known: fp32, fp64, bf16, fp16)"},
+      {{"precision.param=float"}, "precision.param: \"float\" is called \"fp32\" here (known: fp32, fp64, bf16, fp16)"},
       {{"precision.param=fp3"},
        "precision.param: \"fp3\" is unknown (did you mean fp32? known: fp32, fp64, bf16, fp16)"},
       {{"precision.loss_scale=dinamic"},
@@ -283,7 +287,8 @@ TEST_CASE("unknown names are refused, with the known names", "[graphs][config][r
        "0)"},
       {{"precision.loss_scale=0"}, "precision.loss_scale: 0 is out of range (a number above 0)"},
       {{"precision.loss_scale=-2"}, "precision.loss_scale: -2 is out of range (a number above 0)"},
-      {{"optimizer.kind=adam"}, "optimizer.kind: \"adam\" is unknown (did you mean adamw? known: adamw, sgd)"},
+      {{"optimizer.kind=adam"},
+       "optimizer.kind: \"adam\" is called \"adamw\" with optimizer.weight_decay 0 here (known: adamw, sgd)"},
       {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
       {{"shard.units=layers"}, "shard.units: 'layers' is unknown (layer, model, params:N or type:NAME)"},
       {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full)"},
@@ -346,6 +351,40 @@ TEST_CASE("settings that this version does not support are refused", "[graphs][c
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
       {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda)"},
       {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda)"},
+  });
+}
+
+TEST_CASE("names of other libraries are answered with the names here", "[graphs][config][refuses]") {
+  const auto strategy = [](const std::string& name) {
+    return refusal(smallest, {"layout.dp=2", "shard.strategy=" + name});
+  };
+  const auto called = [](const std::string& there, const std::string& here) {
+    return sg::str("shard.strategy: \"", there, "\" is called ", here,
+                   " here (known: none, zero1, grad_op, full, hybrid)");
+  };
+  for (const char* name : {"zero3", "ZeRO-3", "fsdp", "FSDP", "FULL_SHARD"})
+    CHECK(strategy(name) == called(name, "\"full\""));
+  for (const char* name : {"zero2", "zero_2"}) CHECK(strategy(name) == called(name, "\"grad_op\""));
+  for (const char* name : {"zero-1", "ZERO1"}) CHECK(strategy(name) == called(name, "\"zero1\""));
+  for (const char* name : {"ddp", "NO_SHARD"}) CHECK(strategy(name) == called(name, "\"none\""));
+  for (const char* name : {"hsdp", "HYBRID_SHARD"}) CHECK(strategy(name) == called(name, "\"hybrid\""));
+  CHECK(strategy("SHARD_GRAD_OP") == called("SHARD_GRAD_OP", "\"full\" with shard.reshard_after_forward false"));
+  CHECK(strategy("zero1").empty());
+  check_all({
+      {{"precision.param=float32"},
+       "precision.param: \"float32\" is called \"fp32\" here (known: fp32, fp64, bf16, fp16)"},
+      {{"precision.param=bfloat16"},
+       "precision.param: \"bfloat16\" is called \"bf16\" here (known: fp32, fp64, bf16, fp16)"},
+      {{"optimizer.kind=Adam"},
+       "optimizer.kind: \"Adam\" is called \"adamw\" with optimizer.weight_decay 0 here (known: adamw, sgd)"},
+      // Capitals are no reason not to find a name.
+      {{"recompute=FULL"}, "recompute: \"FULL\" is unknown (did you mean full? known: none, selective, full)"},
+      {{"optimizer.kind=AdamW"}, "optimizer.kind: \"AdamW\" is unknown (did you mean adamw? known: adamw, sgd)"},
+      {{"shard.strategy=Hybrid"},
+       "shard.strategy: \"Hybrid\" is unknown (did you mean hybrid? known: none, zero1, grad_op, full, hybrid)"},
+      {{"pipeline.schedule=1F1B"},
+       "pipeline.schedule: \"1F1B\" is unknown (did you mean 1f1b? known: round-robin, sequential, gpipe, 1f1b, "
+       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
   });
 }
 
