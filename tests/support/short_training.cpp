@@ -1,6 +1,7 @@
 #include "tests/support/short_training.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -49,6 +50,18 @@ std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int6
   return tokens;
 }
 
+// FNV-1a (Fowler, Noll, Vo).
+std::uint64_t hash_weights(const StepRun& run) {
+  std::uint64_t hash                 = 0xcbf29ce484222325;
+  const ParameterInventory inventory = run.step().model.parameters();
+  for (const Parameter& parameter : inventory.parameters()) {
+    std::vector<double> values(static_cast<std::size_t>(parameter.num_elements()));  // holds every type exactly
+    run.read_tensor(StepRun::Which::value, parameter.name, std::span<double>(values));
+    for (const double value : values) hash = (hash ^ std::bit_cast<std::uint64_t>(value)) * 0x100000001b3;
+  }
+  return hash;
+}
+
 History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, const TrainerOptions& options,
               Tokens kind) {
   LoopbackWorld world(Layout(plan.layout).num_ranks());
@@ -59,6 +72,7 @@ History train(const Model& model, const Plan& plan, const BatchSpec& batch, int 
     history.loss.push_back(result.loss);
     history.grad_norm.push_back(result.grad_norm);
   }
+  history.weights = hash_weights(trainer.run());
   return history;
 }
 
@@ -74,6 +88,7 @@ ScaledHistory train_scaled(const Model& model, const Plan& plan, const BatchSpec
     run.good.loss.push_back(result.loss);
     run.good.grad_norm.push_back(result.grad_norm);
   }
+  run.good.weights = hash_weights(trainer.run());
   return run;
 }
 

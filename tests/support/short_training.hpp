@@ -21,10 +21,14 @@ enum class Tokens : std::uint8_t { noise, chain };
 
 struct History {
   std::vector<double> loss, grad_norm;
+  std::uint64_t weights                                  = 0;  // a hash of the bits of all weights after the last step
   friend bool operator==(const History&, const History&) = default;
 };
 [[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
                             const TrainerOptions& options = {.threads = 2, .seed = 7}, Tokens kind = Tokens::noise);
+
+// A hash of the bits of all weights, by tensor: the same in every layout.
+[[nodiscard]] std::uint64_t hash_weights(const StepRun& run);
 
 // A run with an optional loss scale.
 struct ScaledHistory {

@@ -16,6 +16,7 @@
 #include "graphs/models/mlp.hpp"
 #include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
@@ -118,23 +119,40 @@ TEST_CASE("a step refuses tokens that do not fit its batch, and reads of the wro
 }
 
 TEST_CASE("SGD with momentum trains to the same loss in every layout", "[graphs][trainer]") {
-  const auto model = sg::mlp({.layers = 2, .width = 16, .context = 8, .vocab = 32});
-  const auto loss  = [&](const sg::LayoutSpec& layout) {
-    sg::LoopbackWorld world(layout);
+  const auto model        = sg::mlp({.layers = 4, .width = 16, .context = 8, .vocab = 32});
+  constexpr int num_steps = 30;
+  const sg::BatchSpec batch{.global = 4, .micro = 1, .seq = 8};
+  const auto train = [&](const sg::LayoutSpec& layout, sg::Shard strategy = sg::Shard::none) {
     const sg::Plan plan{.layout    = layout,
-                         .precision = {.param = sg::DType::f64},
-                         .optimizer = {.kind = sg::OptimizerKind::sgd, .lr = 0.5}};
-    sg::Trainer trainer(model, plan, {.global = 4, .micro = 1, .seq = 8}, world);
-    sg::set_fresh_weights(trainer.run(), 1);
-    Tokens tokens(33);
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i % 4);
-    double last = 0;
-    for (int step = 0; step < 30; ++step) last = trainer.step(tokens).loss;
-    return last;
+                        .shard     = {.strategy = strategy, .group = strategy == sg::Shard::hybrid ? 2 : 0},
+                        .precision = {.param = sg::DType::f64},
+                        .optimizer = {.kind = sg::OptimizerKind::sgd, .lr = 0.5}};
+    return sg::testing::train(model, plan, batch, num_steps);
   };
-  const double alone = loss({});
-  CHECK(alone < 3);  // initially log 32
-  CHECK_THAT(loss({.dp = 2, .tp = 2, .pp = 2}), WithinRel(alone, 1e-9));
+  const sg::testing::History alone = train({});
+  CHECK(alone.loss.back() < alone.loss[num_steps - 4]);  // two batches in turn
+  CHECK(alone.loss.back() < alone.loss.front());
+  const auto check_like = [](const sg::testing::History& history, const sg::testing::History& reference) {
+    CHECK(sg::testing::loss_distance(history, reference) < 1e-9);
+    CHECK(sg::testing::norm_distance(history, reference) < 1e-7);
+  };
+  for (const int dp : {1, 2, 4}) {
+    for (const int tp : {1, 2, 4}) {
+      const sg::testing::History split = train({.dp = dp, .tp = tp});
+      CAPTURE(dp, tp);
+      check_like(split, alone);
+      for (const int pp : {2, 4}) {
+        CAPTURE(pp);
+        CHECK(train({.dp = dp, .tp = tp, .pp = pp}) == split);
+      }
+      if (dp == 1) continue;
+      for (const auto strategy : {sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full}) {
+        CAPTURE(sg::to_string(strategy));
+        CHECK(train({.dp = dp, .tp = tp, .pp = 2}, strategy) == split);
+      }
+      if (dp == 4) check_like(train({.dp = dp, .tp = tp}, sg::Shard::hybrid), alone);
+    }
+  }
 }
 
 TEST_CASE("weights that the caller does not set are drawn with the trainer's seed", "[graphs][trainer]") {
