@@ -1,11 +1,10 @@
 #include "graphs/schedule/csv.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <ostream>
-#include <sstream>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/files.hpp"
 
 namespace stepgraph {
 namespace {
@@ -79,12 +78,10 @@ PipelineSchedule parse_csv(std::string_view text) {
 }
 
 PipelineSchedule read_csv(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file) throw Error(ErrorKind::config, str(path, ": cannot be read"));
-  text << file.rdbuf();
+  constexpr std::int64_t most_bytes = 64 << 20;  // some million actions
+  const std::string text            = read_text(path, most_bytes);
   try {
-    return parse_csv(text.str());
+    return parse_csv(text);
   } catch (const Error& error) {
     throw Error(ErrorKind::config, str(path, ": ", error.what()));
   }

@@ -18,6 +18,7 @@ void write_csv(const PipelineSchedule& schedule, std::ostream& out);
 // with Error(config) that names row and column, both from 1, and the reason. Which rank has a stage, and how many
 // microbatches there are, is what the cells say (schedule_of).
 [[nodiscard]] PipelineSchedule parse_csv(std::string_view text);
-[[nodiscard]] PipelineSchedule read_csv(const std::string& path);  // its errors name the file
+// Of a regular file of at most 64 MiB. Errors name the file.
+[[nodiscard]] PipelineSchedule read_csv(const std::string& path);
 
 }  // namespace stepgraph

@@ -76,6 +76,46 @@ TEST_CASE("schedule writes CSV and SVG", "[tools][schedule]") {
   CHECK(run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --csv /nowhere/at/all.csv").exit_code == 3);
 }
 
+TEST_CASE("schedule reads a CSV that it wrote, or somebody else", "[tools][schedule]") {
+  const sg::testing::TempFolder folder;
+  const std::string csv = (folder / "s.csv").string(), again = (folder / "again.csv").string();
+  const std::string kind = "--kind interleaved --stages 2 --microbatches 4 --chunks 2 --costs 1,2,3,0.5 --json";
+  const auto made        = run_schedule(kind + " --csv " + csv);
+  REQUIRE(made.exit_code == 0);
+  const auto read = run_schedule("--from " + csv + " --costs 1,2,3,0.5 --json --csv " + again);
+  CAPTURE(read.err);
+  REQUIRE(read.exit_code == 0);
+  const auto before = sg::parse_json(made.out), after = sg::parse_json(read.out);
+  CHECK(after.at("kind") == "csv");
+  CHECK(after.at("file") == csv);
+  for (const char* field : {"stages", "microbatches", "chunks", "total_stages", "costs", "bubble_rate", "makespan",
+                            "longest_span", "peak_activation", "valid", "weights_in_order"})
+    CHECK(after.at(field) == before.at(field));
+  CHECK(sg::testing::file_bytes(again) == sg::testing::file_bytes(csv));
+  CHECK_THAT(run_schedule("--from " + csv).out, StartsWith(csv + ": 2 ranks, 4 stages, 4 microbatches;"));
+
+  folder.put("deadlock.csv", "0F0,0B0\n1B0,1F0\n");
+  folder.put("junk.csv", "0F0,0B0\nhello\n");
+  std::filesystem::create_directory(folder / "folder.csv");
+  const auto refused = [&](const std::string& arguments, const std::string& why) {
+    const auto outcome = run_schedule(arguments);
+    CAPTURE(arguments);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring(why));
+  };
+  refused("--from " + (folder / "deadlock.csv").string(), "1B0");
+  refused("--from " + (folder / "junk.csv").string(), "row 2, column 1");
+  refused("--from " + (folder / "folder.csv").string(), "is a folder");
+  refused("--from " + (folder / "none.csv").string(), "there is no such file");
+  refused("--from " + csv + " --kind 1f1b", "--kind: cannot be combined with --from (the file has the order)");
+  refused("--from " + csv + " --stages 2", "--stages: cannot be combined with --from");
+  refused("--from " + csv + " --microbatches 4", "--microbatches: cannot be combined with --from");
+  refused("--from " + csv + " --chunks 2", "--chunks: cannot be combined with --from");
+  refused("--kind 1f1b --stages 4", "--microbatches: missing");
+  refused("--kind 1f1b --microbatches 4", "--stages: missing");
+}
+
 TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason", "[tools][schedule][refuses]") {
   for (const auto& [arguments, why] : {
            std::pair{"--kind 1f1p --stages 4 --microbatches 8",
@@ -98,6 +138,7 @@ TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason"
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 0,0,0,1", "all 0"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both write to stdout"},
            std::pair{"--kind gpipe --stages 100000 --microbatches 100000", "too many"},
+           std::pair{"--kind gpipe --stages 1 --microbatches 2 --chunks 1048576", "too many (at most 2^20 in all)"},
        }) {
     CAPTURE(arguments);
     const auto outcome = run_schedule(arguments);

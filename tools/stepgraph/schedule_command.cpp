@@ -1,6 +1,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -23,8 +24,8 @@ namespace stepgraph::cli {
 namespace {
 
 struct ScheduleOptions {
-  std::string kind;
-  int stages = 0, microbatches = 0, chunks = 1;
+  std::optional<std::string> kind, from;
+  std::optional<int> stages, microbatches, chunks;
   std::string costs = "1,1,1,0";
   std::optional<double> limit;
   double retain = 1;
@@ -54,6 +55,27 @@ Costs parse_costs(const std::string& text) {
   return costs;
 }
 
+// The schedule of a kind, or of a file.
+PipelineSchedule make_schedule(const ScheduleOptions& options) {
+  const auto check = [](std::string_view name, bool given, bool wanted, std::string_view why) {
+    if (given != wanted) refuse(str(name, given ? ": cannot be combined with --from" : ": missing", " (", why, ")"));
+  };
+  const bool has_kind = !options.from;
+  check("--kind", options.kind.has_value(), has_kind,
+        has_kind ? "the name of an order, or --from FILE.csv" : "the file has the order");
+  check("--stages", options.stages.has_value(), has_kind,
+        has_kind ? "the number of pipeline ranks" : "the file has a row for each rank");
+  check("--microbatches", options.microbatches.has_value(), has_kind,
+        has_kind ? "their number" : "the file has the microbatches");
+  if (options.from) {
+    check("--chunks", options.chunks.has_value(), false, "the file says which rank has which stages");
+    return read_csv(*options.from);
+  }
+  return pipeline_schedule(
+      parse_schedule_kind(*options.kind),
+      {.ranks = *options.stages, .microbatches = *options.microbatches, .chunks = options.chunks.value_or(1)});
+}
+
 // Colours only on a terminal, and not if NO_COLOR is set (no-color.org).
 bool wants_color() {
   const char* terminal = std::getenv("TERM");
@@ -70,9 +92,9 @@ int terminal_columns() {
 void print_text(const ScheduleOptions& options, const PipelineSchedule& schedule, const ScheduleFacts& facts,
                 const ScheduleTimeline& timeline) {
   const auto count = [](int number, const char* what) { return str(number, " ", what, number == 1 ? "" : "s"); };
-  std::cout << options.kind << ": " << count(schedule.num_ranks(), "rank") << ", "
+  std::cout << (options.from ? *options.from : *options.kind) << ": " << count(schedule.num_ranks(), "rank") << ", "
             << count(schedule.num_stages(), "stage") << ", "
-            << count(options.microbatches, options.microbatches == 1 ? "microbatch" : "microbatche")
+            << count(schedule.num_microbatches, schedule.num_microbatches == 1 ? "microbatch" : "microbatche")
             << "; costs F,I,W,COMM " << options.costs;
   if (options.retain != 1) std::cout << ", retain " << options.retain;
   std::cout << "\n"
@@ -84,15 +106,16 @@ void print_text(const ScheduleOptions& options, const PipelineSchedule& schedule
   std::cout << "\nvalid; weight gradients are " << (facts.weights_in_order ? "" : "not ") << "in microbatch order\n";
 }
 
-void print_json(const ScheduleOptions& options, const Costs& costs, const ScheduleFacts& facts,
-                const ScheduleTimeline& timeline) {
-  const JsonValue line = {
-      {"type", "schedule"},
-      {"kind", options.kind},
-      {"stages", options.stages},
-      {"microbatches", options.microbatches},
-      {"chunks", options.chunks},
-      {"total_stages", options.stages * options.chunks},
+void print_json(const ScheduleOptions& options, const PipelineSchedule& schedule, const Costs& costs,
+                const ScheduleFacts& facts, const ScheduleTimeline& timeline) {
+  const std::vector<int> chunks = schedule.stages_per_rank();
+  JsonValue line                = {{"type", "schedule"}, {"kind", options.from ? "csv" : *options.kind}};
+  if (options.from) line.set("file", *options.from);
+  line.add({
+      {"stages", schedule.num_ranks()},
+      {"microbatches", schedule.num_microbatches},
+      {"chunks", *std::max_element(chunks.begin(), chunks.end())},
+      {"total_stages", schedule.num_stages()},
       {"costs", {{"F", costs.F}, {"I", costs.I}, {"W", costs.W}, {"COMM", costs.COMM}}},
       {"retain", options.retain},
       {"bubble_rate", timeline.bubble_rate},
@@ -101,14 +124,15 @@ void print_json(const ScheduleOptions& options, const Costs& costs, const Schedu
       {"peak_activation", timeline.peak_activation},
       {"valid", true},
       {"weights_in_order", facts.weights_in_order},
-  };
+  });
   std::cout << json_line(line) << "\n";
 }
 
 void run_schedule(const ScheduleOptions& options) {
-  const ScheduleKind kind = parse_schedule_kind(options.kind);
+  if (options.kind) static_cast<void>(parse_schedule_kind(*options.kind));  // throws for an unknown name
   if (options.limit)
-    refuse(str("--limit ", *options.limit, ": ", kind, " has a fixed order (a limit is only for searched orders)"));
+    refuse(str("--limit ", *options.limit, ": ", options.from ? *options.from : *options.kind,
+               " has a fixed order (a limit is only for searched orders)"));
   for (const auto* path : {&options.svg, &options.csv}) {
     if (*path && (*path)->empty()) refuse("--svg and --csv: the file name is empty (a file name)");
   }
@@ -117,18 +141,17 @@ void run_schedule(const ScheduleOptions& options) {
     refuse(str("--svg and --csv: both write ", *options.svg, " (two files)"));
   if (options.json && options.csv == "-") refuse("--json and --csv -: both write to stdout (--csv FILE)");
   const Costs costs               = parse_costs(options.costs);
-  const PipelineSchedule schedule = pipeline_schedule(
-      kind, {.ranks = options.stages, .microbatches = options.microbatches, .chunks = options.chunks});
+  const PipelineSchedule schedule = make_schedule(options);
   const ScheduleFacts facts       = validate(schedule);
   const ScheduleTimeline timeline = simulate(schedule, {.costs = {costs}, .retain = options.retain});
   if (options.svg) {
-    const std::string title = str(kind, ", ", options.stages, " stages, ", options.microbatches,
-                                  " microbatches: bubble rate ", timeline.bubble_rate);
+    const std::string title = str(options.from ? *options.from : *options.kind, ", ", schedule.num_ranks(), " stages, ",
+                                  schedule.num_microbatches, " microbatches: bubble rate ", timeline.bubble_rate);
     write_stream(*options.svg, [&](std::ostream& out) { out << gantt_svg(schedule, timeline, title); });
   }
   if (options.csv == "-") return write_csv(schedule, std::cout);
   if (options.csv) write_stream(*options.csv, [&](std::ostream& out) { write_csv(schedule, out); });
-  options.json ? print_json(options, costs, facts, timeline) : print_text(options, schedule, facts, timeline);
+  options.json ? print_json(options, schedule, costs, facts, timeline) : print_text(options, schedule, facts, timeline);
 }
 
 }  // namespace
@@ -137,13 +160,15 @@ void add_schedule(Command program) {
   Command command = program.subcommand(
       "schedule", "Build, check and simulate a pipeline schedule: timeline, bubble rate, activation memory");
   auto options = std::make_shared<ScheduleOptions>();
-  command
-      .option("--kind", options->kind,
-              "Order of the actions: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2")
-      .required();
-  command.option("--stages", options->stages, "Pipeline ranks (P)").required().between(1, 1 << 20);
-  command.option("--microbatches", options->microbatches, "Microbatches (M)").required().between(1, 1 << 24);
-  command.option("--chunks", options->chunks, "Stages of each rank (V); there are P*V stages").between(1, 1 << 20);
+  command.option("--kind", options->kind,
+                 "Order of the actions: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2");
+  command.option("--stages", options->stages, "Pipeline ranks (P)").between(1, 1 << 20);
+  command.option("--microbatches", options->microbatches, "Microbatches (M)").between(1, 1 << 24);
+  command.option("--chunks", options->chunks, "Stages of each rank (V), 1 unless given; there are P*V stages")
+      .between(1, 1 << 20);
+  command.option(
+      "--from", options->from,
+      "Instead of --kind, --stages and --microbatches: read the schedule from a CSV file, as --csv writes it");
   command.option(
       "--costs", options->costs,
       "F,I,W,COMM: the times of forward, input gradient and weight gradient for one microbatch on one rank, and "

@@ -1,5 +1,7 @@
 #include "graphs/schedule/schedule.hpp"
 
+#include <sys/stat.h>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
@@ -8,6 +10,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/schedule/csv.hpp"
 #include "graphs/schedule/kinds.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -81,6 +84,19 @@ TEST_CASE("junk in a CSV is refused with row, column and reason", "[graphs][sche
   CHECK_THROWS_MATCHES(sg::parse_csv(""), sg::Error, MessageMatches(ContainsSubstring("no rows")));
   CHECK_THROWS_MATCHES(sg::read_csv("/nowhere/at/all.csv"), sg::Error,
                        MessageMatches(ContainsSubstring("/nowhere/at/all.csv")));
+}
+
+TEST_CASE("only a regular file of some size is read as a CSV", "[graphs][schedule][csv][refuses]") {
+  const sg::testing::TempFolder folder;
+  const auto refused = [&](const char* name, const std::string& why) {
+    CHECK_THROWS_WITH(sg::read_csv((folder / name).string()), Catch::Matchers::ContainsSubstring(why));
+  };
+  REQUIRE(::mkfifo((folder / "pipe.csv").c_str(), 0600) == 0);
+  refused("pipe.csv", "is not a regular file");  // and does not wait for a writer
+  folder.put("large.csv", "");
+  std::filesystem::resize_file(folder / "large.csv", (64 << 20) + 1);  // a hole: takes no space
+  refused("large.csv", "has 67108865 bytes (at most 67108864)");
+  CHECK_THROWS_WITH(sg::read_csv("/dev/zero"), Catch::Matchers::ContainsSubstring("is not a regular file"));
 }
 
 TEST_CASE("a CSV may have a byte order mark, quotes and blank lines at its end, but no empty row",
