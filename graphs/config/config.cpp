@@ -154,9 +154,14 @@ void read_memory(const ConfigReader& root, Config& config) {
 }
 
 void read_comm(const ConfigReader& root, Config& config) {
-  const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms"});
+  const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms", "machine"});
   config.plan.algorithm      = read_enum(section, "algorithm", Algorithm::direct, Algorithm::adaptive);
   section.integer("timeout_ms", config.timeout_ms, 1, max_int);
+  if (section.is_empty_text("machine")) return;  // the default
+  section.text("machine", config.machine);
+  if (!config.machine.empty() && config.plan.algorithm != Algorithm::adaptive)
+    section.refuse("machine", str("'", config.machine, "' with algorithm ", config.plan.algorithm,
+                                  ", which does not look at a machine (adaptive)"));
 }
 
 Config read(const JsonValue& value) {

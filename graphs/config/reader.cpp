@@ -1,6 +1,7 @@
 #include "graphs/config/reader.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "engine/base/error.hpp"
@@ -117,6 +118,26 @@ void ConfigReader::real(std::string_view key, double& field, const RealRange& ra
   field = number + 0.0;  // no -0
 }
 
+void ConfigReader::quantity(std::string_view key, double& field, const RealRange& range,
+                            std::span<const Unit> units) const {
+  const JsonValue* found = value(key);
+  if (!found || found->kind != Kind::string) return real(key, field, range);
+  const std::string_view text = found->text;
+  double number               = 0;
+  const auto [end, failed]    = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit       = text.substr(static_cast<std::size_t>(end - text.data()));
+  if (unit.starts_with(' ')) unit.remove_prefix(1);
+  const auto named = std::find_if(units.begin(), units.end(), [&](const Unit& each) { return each.name == unit; });
+  if (failed != std::errc{} || named == units.end())
+    refuse(key, str(excerpt(*found), " is not a number with a unit (",
+                    join_text(units, ", ", [](const Unit& each) { return std::string(each.name); }), ": \"300",
+                    units.front().name, "\")"));
+  number          = number * named->times / named->per;
+  const bool fits = (range.min_allowed ? number >= range.min : number > range.min) && number < range.below;
+  if (!fits) refuse(key, str(excerpt(*found), " is out of range (", range.words, ")"));
+  field = number + 0.0;
+}
+
 void ConfigReader::boolean(std::string_view key, bool& field) const {
   if (value(key)) field = expect(key, Kind::boolean, "true or false", "true or false, without quotes").truth;
 }
@@ -127,6 +148,11 @@ void ConfigReader::text(std::string_view key, std::string& field) const {
   if (found.text.empty()) refuse(key, "\"\" is empty (a name)");
   if (found.text.find('\0') != found.text.npos) refuse(key, str(excerpt(found), " has a zero byte (a name)"));
   field = found.text;
+}
+
+bool ConfigReader::is_empty_text(std::string_view key) const {
+  const JsonValue* found = value(key);
+  return found && found->kind == Kind::string && found->text.empty();
 }
 
 std::size_t ConfigReader::choice(std::string_view key, std::size_t fallback, const Names& names, const Names& later,

@@ -24,6 +24,13 @@ inline constexpr RealRange not_negative{};
 inline constexpr RealRange positive{.min_allowed = false, .words = "above 0"};
 inline constexpr RealRange share{.below = 1, .words = "from 0 to less than 1"};
 
+// A unit of a quantity, and the number that it stands for, as a fraction: "us" is 1 / 1e6, so that 5us is 5e-6 to the
+// bit.
+struct Unit {
+  std::string_view name;
+  double times = 1, per = 1;
+};
+
 // One object of a config. The constructor throws Error(config) for unknown keys. Each function reads one key into a
 // field: it leaves the field unchanged if the key is missing, and throws Error(config) with the key's path if the value
 // is wrong.
@@ -54,8 +61,12 @@ class ConfigReader {
   // Bytes: an integer, or a string such as "24GiB".
   void size(std::string_view key, std::int64_t& field) const;
   void real(std::string_view key, double& field, const RealRange& range) const;
+  // A number in the basic unit, or a string with a number and a unit: "300GB/s". The first unit is the example of
+  // messages.
+  void quantity(std::string_view key, double& field, const RealRange& range, std::span<const Unit> units) const;
   void boolean(std::string_view key, bool& field) const;
-  void text(std::string_view key, std::string& field) const;  // not empty
+  void text(std::string_view key, std::string& field) const;     // not empty
+  [[nodiscard]] bool is_empty_text(std::string_view key) const;  // ""
   // The index of the given value in `names`, or `fallback` if the key is missing. Values in `later` are refused as not
   // supported yet.
   // Names in `others` are those of other libraries: the message says what they are called here.

@@ -16,22 +16,37 @@ PipelineSchedule without_transfers(PipelineSchedule schedule) {
   return schedule;
 }
 
+StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& batch, const Machine& machine,
+                       StepOptions options) {
+  if (options.machine == nullptr) options.machine = &machine;
+  StepPrediction out{.step         = training_step(model, plan, batch, options),
+                     .plan         = {},
+                     .timeline     = {},
+                     .tokens_per_s = 0,
+                     .unmeasured   = {}};
+  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse});
+  out.timeline = simulate({out.step.graph, out.plan}, machine);
+  if (out.makespan_s() > 0)
+    out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();
+  return out;
+}
+
 }  // namespace
 
-std::int64_t StepPrediction::peak_bytes() const {
-  std::int64_t most = 0;
-  for (int rank = 0; rank < step.layout.num_ranks(); ++rank) most = std::max(most, plan.arena(Rank{rank}).size_bytes);
+Rank StepPrediction::peak_rank() const {
+  Rank most{0};
+  for (int rank = 0; rank < step.layout.num_ranks(); ++rank) {
+    if (plan.arena(Rank{rank}).size_bytes > plan.arena(most).size_bytes) most = Rank{rank};
+  }
   return most;
 }
 
+std::int64_t StepPrediction::peak_bytes() const { return plan.arena(peak_rank()).size_bytes; }
+
 StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
-                            const Calibration& calibration) {
-  StepPrediction out{
-      .step = training_step(model, plan, batch), .plan = {}, .timeline = {}, .tokens_per_s = 0, .unmeasured = {}};
-  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse});
-  out.timeline = simulate({out.step.graph, out.plan}, calibrated_machine(calibration, out.step.layout.num_ranks()));
-  if (out.makespan_s() > 0)
-    out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();
+                            const Calibration& calibration, const StepOptions& options) {
+  StepPrediction out =
+      predict(model, plan, batch, calibrated_machine(calibration, Layout(plan.layout).num_ranks()), options);
   std::set<std::string> unmeasured;
   for (std::uint32_t i = 0; i < out.step.graph.num_nodes(); ++i) {
     const std::string op(out.step.graph.op(Node{i}));
@@ -41,6 +56,14 @@ StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpe
   if (calibration.ops.contains("send")) unmeasured.erase("recv");
   out.unmeasured.assign(unmeasured.begin(), unmeasured.end());
   return out;
+}
+
+StepPrediction predict_step(const Model& model, const Plan& given, const BatchSpec& batch, const Cluster& cluster,
+                            const StepOptions& options) {
+  Plan plan                    = given;
+  plan.layout.devices_per_node = cluster.devices_per_node;
+  return predict(model, plan, batch, cluster_machine(cluster, Layout(plan.layout).num_ranks(), plan.precision.param),
+                 options);
 }
 
 std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) {
@@ -59,7 +82,8 @@ std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) 
 }
 
 double pipeline_bubble(const StepGraph& step, const Timeline& timeline) {
-  return simulate(without_transfers(step.schedule), {.costs = stage_costs(step, timeline)}).bubble_rate;
+  const double rate = simulate(without_transfers(step.schedule), {.costs = stage_costs(step, timeline)}).bubble_rate;
+  return rate < 1e-9 ? 0 : rate;  // less is rounding
 }
 
 }  // namespace stepgraph

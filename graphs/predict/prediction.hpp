@@ -6,6 +6,7 @@
 #include "engine/graph/timeline.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "graphs/predict/calibration.hpp"
+#include "graphs/predict/cluster.hpp"
 #include "graphs/schedule/graph.hpp"
 #include "graphs/step/training_step.hpp"
 
@@ -21,9 +22,14 @@ struct StepPrediction {
   std::vector<std::string> unmeasured = {};  // ops without a calibration
   [[nodiscard]] double makespan_s() const noexcept { return timeline.makespan_s; }
   [[nodiscard]] std::int64_t peak_bytes() const;  // of the rank that needs most
+  [[nodiscard]] Rank peak_rank() const;           // that rank; of equals, the first
 };
+// On a measured machine, and on the first devices of a described cluster, where layout.devices_per_node is that of the
+// cluster. Algorithm::adaptive chooses for options.machine, or for the machine of the prediction where it is null.
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
-                                          const Calibration& calibration);
+                                          const Calibration& calibration, const StepOptions& options = {});
+[[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                          const Cluster& cluster, const StepOptions& options = {});
 
 // The time of a microbatch on each stage of a measured or simulated step, on one rank of the stage. Recomputation
 // counts as input gradient, which waits for it.

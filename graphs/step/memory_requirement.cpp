@@ -106,7 +106,7 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
 
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  StepOptions building{.keep_gradients = options.keep_gradients};
+  StepOptions building{.keep_gradients = options.keep_gradients, .machine = options.machine};
   const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
   const int num_ranks = setup.step.layout.num_ranks();
   if (options.rank && (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)) {

@@ -36,7 +36,8 @@ struct MemoryRequirement {
 struct MemoryRequirementOptions {
   bool trains              = true;  // false: a forward step
   bool keep_gradients      = false;
-  std::optional<Rank> rank = {};  // only this rank
+  std::optional<Rank> rank = {};       // only this rank
+  const Machine* machine   = nullptr;  // StepOptions::machine
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same

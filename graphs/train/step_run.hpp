@@ -22,7 +22,8 @@ namespace stepgraph {
 struct RunOptions {
   int threads = 0;                            // 0: as many as the machine has cores
   std::chrono::milliseconds step_timeout{0};  // 0: no limit
-  Reuse reuse = Reuse::tight;
+  Reuse reuse            = Reuse::tight;
+  const Machine* machine = nullptr;  // of an Evaluator or Generator: StepOptions::machine
 };
 
 // A buffer of a second graph that uses the bytes of a buffer of the step.

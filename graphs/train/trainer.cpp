@@ -11,8 +11,9 @@ namespace stepgraph {
 
 Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                  const TrainerOptions& options)
-    : run_(training_step(model, plan, batch, {.keep_gradients = options.keep_gradients, .seed = options.seed}), world,
-           {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
+    : run_(training_step(model, plan, batch,
+                         {.keep_gradients = options.keep_gradients, .seed = options.seed, .machine = options.machine}),
+           world, {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
       rate_(plan.optimizer.lr),
       seed_(options.seed) {}
 
@@ -35,7 +36,7 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                      const RunOptions& options)
-    : run_(forward_step(model, plan, batch), world, options) {}
+    : run_(forward_step(model, plan, batch, ForwardResult::loss, {.machine = options.machine}), world, options) {}
 
 double Evaluator::loss(std::span<const std::int32_t> tokens) {
   run_.set_tokens(tokens);
@@ -45,7 +46,8 @@ double Evaluator::loss(std::span<const std::int32_t> tokens) {
 
 // Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
-    : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits),
+    : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
+                        {.machine = options.machine}),
            world, options) {}
 
 std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {

@@ -32,8 +32,9 @@ struct StepResult {
 struct TrainerOptions {
   int threads = 0;
   std::chrono::milliseconds step_timeout{0};
-  bool keep_gradients = false;  // for save_gradients
-  std::uint64_t seed  = 0;      // of dropout, and of fresh weights where none are set before the first step
+  bool keep_gradients    = false;    // for save_gradients
+  std::uint64_t seed     = 0;        // of dropout, and of fresh weights where none are set before the first step
+  const Machine* machine = nullptr;  // StepOptions::machine
 };
 
 // Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch.

@@ -34,9 +34,11 @@ void run_graph(const GraphOptions& options) {
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  const Model model     = model_of(config);
-  const StepGraph step  = options.forward ? forward_step(model, config.plan, config.batch)
-                                          : training_step(model, config.plan, config.batch);
+  const Model model                    = model_of(config);
+  const std::optional<Machine> machine = machine_of(config);
+  const StepOptions building{.machine = pointer_to(machine)};
+  const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
+                                         : training_step(model, config.plan, config.batch, building);
   const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse});
   const OrderedGraph ordered(step.graph, plan);
   DotOptions drawing{.title =

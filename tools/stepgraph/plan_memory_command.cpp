@@ -33,7 +33,8 @@ void run_plan_memory(const PlanMemoryOptions& options) {
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  MemoryRequirementOptions asked{.trains = !options.forward};
+  const std::optional<Machine> machine = machine_of(config);
+  MemoryRequirementOptions asked{.trains = !options.forward, .machine = pointer_to(machine)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);

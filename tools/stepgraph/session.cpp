@@ -12,6 +12,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/models/huggingface.hpp"
+#include "graphs/predict/machine_file.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -96,6 +97,16 @@ Start make_start(const Config& config) {
     check_tensors(*start.checkpoint, start.model.parameters().parameters());
   }
   return start;
+}
+
+std::optional<Machine> machine_of(const Config& config) {
+  if (config.machine.empty()) return std::nullopt;
+  try {
+    return stepgraph::machine_of(load_machine_file(config.machine), Layout(config.plan.layout).num_ranks(),
+                                 config.plan.precision.param);
+  } catch (const Error& error) {
+    throw Error(error.kind(), str("comm.machine: ", error.what()));
+  }
 }
 
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {

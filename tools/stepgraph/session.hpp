@@ -35,6 +35,11 @@ struct Start {
 // config.
 [[nodiscard]] Model model_of(const Config& config);
 [[nodiscard]] Start make_start(const Config& config);
+// The machine for which `adaptive` chooses: that of comm.machine; none: the usual one.
+[[nodiscard]] std::optional<Machine> machine_of(const Config& config);
+[[nodiscard]] inline const Machine* pointer_to(const std::optional<Machine>& machine) {
+  return machine ? &*machine : nullptr;
+}
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
 // The batches of a run, in file order.

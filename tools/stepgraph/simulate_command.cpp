@@ -1,28 +1,23 @@
-#include <algorithm>
 #include <filesystem>
-#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
-#include "engine/look/analysis.hpp"
-#include "engine/look/op_times.hpp"
 #include "engine/look/trace.hpp"
-#include "graphs/files/json_value.hpp"
 #include "graphs/predict/prediction.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/simulate_report.hpp"
 
 namespace stepgraph::cli {
 namespace {
 
 struct SimulateOptions {
   ConfigOptions config;
-  std::optional<std::string> machine, trace;
+  std::optional<std::string> machine, cluster, trace;
   bool calibrate = false;
 };
 
@@ -98,82 +93,51 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
   return found;
 }
 
-struct Figures {
-  double busy    = 0;  // share of the step, over all workers
-  double overlap = 0;  // of communication, with the same rank's compute
-  double bubble  = 0;
-};
-Figures figures_of(const StepPrediction& prediction, int threads) {
-  Figures out{.bubble = pipeline_bubble(prediction.step, prediction.timeline)};
-  for (const WorkerBusy& worker : busy_workers(prediction.timeline)) out.busy += worker.share / threads;
-  HiddenCommunication all;
-  for (const HiddenCommunication& rank : hidden_communication(prediction.step.graph, prediction.timeline)) {
-    all.communicate_s += rank.communicate_s;
-    all.hidden_s += rank.hidden_s;
-  }
-  out.overlap = all.share();
-  return out;
+void print(const SimulateOptions& options, const Config& config, const StepPrediction& prediction,
+           const auto& machine) {
+  if (options.trace)
+    write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
+                {.title = "simulated step"});
+  print_line(plan_text(config, prediction.step, prediction.plan, {.json = options.config.json}));
+  print_prediction(prediction, machine, options.config.json);
 }
 
-void print_json(const StepPrediction& prediction, const Calibration& calibration) {
-  const Figures figures = figures_of(prediction, calibration.threads);
-  const auto layout     = prediction.step.layout.spec();
-  print_line(json_line({{"type", "simulate"},
-                        {"step_s", prediction.makespan_s()},
-                        {"tokens_per_s", prediction.tokens_per_s},
-                        {"layout", to_string(layout)},
-                        {"ranks", layout.num_ranks()},
-                        {"threads", calibration.threads},
-                        {"host", calibration.host},
-                        {"workers_busy", figures.busy},
-                        {"overlap", figures.overlap},
-                        {"bubble", figures.bubble},
-                        {"peak_bytes", prediction.peak_bytes()},
-                        {"nodes", prediction.step.graph.num_nodes()},
-                        {"unmeasured", prediction.unmeasured}}));
-  for (const OpTime& op : op_times(prediction.step.graph, prediction.timeline)) {
-    print_line(json_line({{"type", "op"},
-                          {"op", op.op},
-                          {"nodes", op.num_tasks},
-                          {"seconds", op.seconds},
-                          {"flops", op.flops},
-                          {"bytes_moved", op.bytes_moved}}));
+// On a cluster that a file describes.
+void simulate_cluster(const SimulateOptions& options, const Config& config) {
+  for (const auto& [name, given] :
+       {std::pair("--machine", options.machine.has_value()), std::pair("--calibrate", options.calibrate),
+        std::pair("--threads", options.config.threads.has_value())}) {
+    if (given)
+      throw Error(ErrorKind::config,
+                  str("--cluster and ", name, ": a cluster is described, not measured (one of them)"));
   }
+  const Cluster cluster                = load_cluster(*options.cluster);
+  const std::optional<Machine> chooser = machine_of(config);
+  const Model model                    = model_of(config);
+  const StepPrediction prediction      = [&] {
+    try {
+      return predict_step(model, config.plan, config.batch, cluster, {.machine = pointer_to(chooser)});
+    } catch (const Error& error) {
+      const std::string_view what = error.what();
+      if (!what.starts_with("cluster: ") && !what.starts_with("rates.")) throw;
+      throw Error(error.kind(), str("--cluster '", *options.cluster, "': ", what));
+    }
+  }();
+  print(options, config, prediction, cluster);
 }
 
-void print_text(const StepPrediction& prediction, const Calibration& calibration) {
-  const Figures figures = figures_of(prediction, calibration.threads);
-  const auto percent    = [](double share) { return str(short_number(100 * share, 3), "%"); };
-  print_line(str("simulated step: ", short_number(1e3 * prediction.makespan_s(), 4), " ms, ",
-                 short_number(prediction.tokens_per_s), " tokens/s on ", calibration.threads, " of ", calibration.cores,
-                 " cores of ", calibration.host, "\nworkers busy ", percent(figures.busy), ", communication hidden ",
-                 percent(figures.overlap), "; pipeline bubble ", percent(figures.bubble), " with one device per rank"));
-  constexpr std::size_t most = 10;
-  const auto ops             = op_times(prediction.step.graph, prediction.timeline);
-  double all_s               = 0;
-  for (const OpTime& op : ops) all_s += op.seconds;
-  for (std::size_t i = 0; i < std::min(most, ops.size()); ++i) {
-    std::ostringstream line;
-    line << std::right << std::setw(7) << percent(all_s > 0 ? ops[i].seconds / all_s : 0) << "  " << std::left
-         << std::setw(38) << ops[i].op << short_number(1e3 * ops[i].seconds, 4) << " ms in " << ops[i].num_tasks
-         << (ops[i].num_tasks == 1 ? " node" : " nodes");
-    print_line(line.str());
-  }
-}
-
-void run_simulate(const SimulateOptions& options) {
-  const Config config = read(options.config);
-  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
-  check_can_write("--trace", options.trace);
+void simulate_measured(const SimulateOptions& options, const Config& config) {
   if (config.backend != "loopback")
-    std::cerr << "simulate: backend " << config.backend << ": GPUs are not simulated; times are those of this "
-              << "machine's processor\n";
-  const Model model             = model_of(config);
-  const Calibration calibration = calibration_for(options, config);
+    std::cerr << "simulate: backend " << config.backend << ": GPUs are not measured; times are those of this "
+              << "machine's processor (--cluster describes GPUs)\n";
+  const std::optional<Machine> chooser = machine_of(config);
+  const Model model                    = model_of(config);
+  const Calibration calibration        = calibration_for(options, config);
   if (calibration.threads > calibration.cores)
     std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
               << " cores: sharing a core is not simulated\n";
-  const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration);
+  const StepPrediction prediction =
+      predict_step(model, config.plan, config.batch, calibration, {.machine = pointer_to(chooser)});
   if (config.plan.precision.param != DType::f32)
     std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';
@@ -182,11 +146,14 @@ void run_simulate(const SimulateOptions& options) {
     for (const std::string& op : prediction.unmeasured) names += (names.empty() ? "" : ", ") + op;
     std::cerr << "simulate: not measured, simulated at average rates: " << names << '\n';
   }
-  if (options.trace)
-    write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
-                {.title = "simulated step"});
-  print_line(plan_text(config, prediction.step, prediction.plan, {.json = options.config.json}));
-  options.config.json ? print_json(prediction, calibration) : print_text(prediction, calibration);
+  print(options, config, prediction, calibration);
+}
+
+void run_simulate(const SimulateOptions& options) {
+  const Config config = read(options.config);
+  if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
+  check_can_write("--trace", options.trace);
+  options.cluster ? simulate_cluster(options, config) : simulate_measured(options, config);
 }
 
 }  // namespace
@@ -195,17 +162,22 @@ void add_simulate(Command program) {
   Command command = program.subcommand(
       "simulate",
       "Predict the time of a training step without running it: simulates the graph and memory plan that `train` "
-      "would run, with measured times of each op");
+      "would run, with measured times of each op or on a cluster that is described");
   auto options = std::make_shared<SimulateOptions>();
   add_config_options(command, options->config, true);
   command.option(
       "--machine", options->machine,
       "Calibration file of this or another machine (default: this machine's, in $XDG_CACHE_HOME/stepgraph or "
       "~/.cache/stepgraph, measured if it is missing or older than the program)");
+  command.option("--cluster", options->cluster,
+                 "Instead of a measured machine: a file that describes a cluster of devices, such as {\"preset\": "
+                 "\"a100\", \"nodes\": 4}");
   command.flag("--calibrate", options->calibrate,
                "Measure this machine again first. Takes some seconds; the machine should be idle");
   command.option("--trace", options->trace, "Write the simulated times to this file, for ui.perfetto.dev");
-  command.footer("Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json");
+  command.footer(
+      "Examples: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
+      "          stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
   command.run([options] { run_simulate(*options); });
 }
 

@@ -126,9 +126,13 @@ void run_train(const TrainOptions& options) {
   check_targets(options);
   const Start start = make_start(config);
   Batches batches(config, start.model.vocab, options.steps);
-  const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  const std::optional<Machine> machine = machine_of(config);
   Trainer trainer(start.model, config.plan, config.batch, *world,
-                  {.threads = config.threads, .keep_gradients = options.dump_grads.has_value(), .seed = config.seed});
+                  {.threads        = config.threads,
+                   .keep_gradients = options.dump_grads.has_value(),
+                   .seed           = config.seed,
+                   .machine        = pointer_to(machine)});
   set_weights(trainer.run(), start, config.seed);
   std::optional<std::uint64_t> weights_hash;
   if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());

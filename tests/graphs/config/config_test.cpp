@@ -124,6 +124,8 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"precision.reduce=bf16", "precision.keep_low_precision_grads=true"})
             .plan.precision.keep_low_precision_grads);
   CHECK(with({"precision.param=bf16", "precision.norm=fp32"}).plan.precision.norm_type() == sg::DType::f32);
+  CHECK(with({"comm.algorithm=adaptive", "comm.machine=m.json"}).machine == "m.json");
+  CHECK(with({"comm.machine="}).machine.empty());
   CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
   CHECK(with({"memory.limit_bytes=24GiB"}).plan.memory_limit_bytes == std::int64_t{24} << 30);
   CHECK(with({"memory.limit_bytes=\"1.5 MB\""}).plan.memory_limit_bytes == 1'500'000);
@@ -150,6 +152,7 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
            {"precision.param=bf16", "precision.loss_scale=dynamic", "precision.reduce=fp16",
             "precision.keep_low_precision_grads=true"},
            {"precision.loss_scale=0.1"},
+           {"comm.algorithm=adaptive", "comm.machine=m.json"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {

@@ -142,7 +142,7 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
        "optimizer.beta: unknown key (did you mean beta1? known: kind, lr, weight_decay, clip, beta1, beta2, eps, "
        "momentum)"},
       {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse, preset)"},
-      {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms)"},
+      {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms, machine)"},
   });
   std::string long_key(100'000, 'x');
   CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
@@ -443,6 +443,8 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.tp=3"}, "layout.tp: heads 8 is not divisible by tp 3 (heads 6 or 9, or tp 2 or 4)"},
       {{"layout.tp=4", "model.inner=3"}, "layout.tp: 4 ranks cannot share the model's inner of 3 (at most 3)"},
       {{"layout.tp=8", "model.vocab=7"}, "layout.tp: 8 ranks cannot share the model's vocab of 7 (at most 7)"},
+      {{"comm.machine=m.json"},
+       "comm.machine: 'm.json' with algorithm direct, which does not look at a machine (adaptive)"},
       {{"layout.pp=8", "batch.global=16"},
        "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},

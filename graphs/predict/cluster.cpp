@@ -1,0 +1,157 @@
+#include "graphs/predict/cluster.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "engine/base/error.hpp"
+#include "graphs/config/reader.hpp"
+#include "graphs/files/files.hpp"
+#include "graphs/files/json_value.hpp"
+#include "graphs/plan/precision.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr std::int64_t most_bytes = 1 << 20;  // of a file
+constexpr int most_devices        = 1 << 20;
+
+constexpr std::array types{DType::f64, DType::f32, DType::bf16, DType::f16};
+
+constexpr Unit bandwidths[] = {{"GB/s", 1e9},     {"TB/s", 1e12},     {"MB/s", 1e6},    {"GiB/s", 0x1p30},
+                               {"TiB/s", 0x1p40}, {"Gbit/s", 1e9, 8}, {"Gb/s", 1e9, 8}, {"Tbit/s", 1e12, 8}};
+constexpr Unit flop_rates[] = {{"TFLOPS", 1e12},  {"GFLOPS", 1e9},  {"PFLOPS", 1e15},
+                               {"TFLOP/s", 1e12}, {"GFLOP/s", 1e9}, {"PFLOP/s", 1e15}};
+constexpr Unit times[]      = {{"us", 1, 1e6}, {"ms", 1, 1e3}, {"ns", 1, 1e9}, {"s"}};
+constexpr RealRange efficiencies{.min_allowed = false, .below = 1 + 1e-9, .words = "above 0, at most 1"};
+
+// NVIDIA's data sheets of the SXM boards, without sparsity, and of the DGX systems; latencies are those of NCCL's cost
+// model (ring, Simple protocol).
+constexpr std::array preset_names{std::string_view("a100"), std::string_view("h100"), std::string_view("h200")};
+Cluster hopper(std::string name, std::int64_t memory_bytes, double memory_bytes_per_s) {
+  return {
+      .name             = std::move(name),
+      .devices_per_node = 8,
+      .inside           = {.latency_s = 3.4e-6, .bytes_per_s = 450e9},
+      .between          = {.latency_s = 9.6e-6, .bytes_per_s = 400e9},
+      .flops_per_s = {{DType::f64, 66.9e12}, {DType::f32, 66.9e12}, {DType::bf16, 989.4e12}, {DType::f16, 989.4e12}},
+      .memory_bytes_per_s = memory_bytes_per_s,
+      .memory_bytes       = memory_bytes};
+}
+
+void read_link(const ConfigReader& links, std::string_view key, Link& link) {
+  const ConfigReader section = links.section(key, {"bandwidth", "latency"});
+  section.quantity("bandwidth", link.bytes_per_s, positive, bandwidths);
+  section.quantity("latency", link.latency_s, not_negative, times);
+}
+
+void check_complete(const Cluster& cluster) {
+  const auto missing = [](std::string_view key, std::string_view what) {
+    throw Error(ErrorKind::config, str(key, ": missing (", what, "; or a preset: a100, h100 or h200)"));
+  };
+  if (cluster.devices_per_node > 1 && !std::isfinite(cluster.inside.bytes_per_s))
+    missing("links.inside.bandwidth", "of a device, each way: \"300GB/s\"");
+  if (cluster.nodes > 1 && !std::isfinite(cluster.between.bytes_per_s))
+    missing("links.between.bandwidth", "of a node, each way: \"200GB/s\"");
+  if (cluster.flops_per_s.empty()) missing("rates", "of the types that are used: {\"bf16\": \"312TFLOPS\"}");
+  if (!std::isfinite(cluster.memory_bytes_per_s)) missing("rates.memory", "of a device: \"2039GB/s\"");
+  if (cluster.memory_bytes == 0) missing("memory_bytes", "of a device: \"80GB\"");
+  if (cluster.nodes > 1 && cluster.between.latency_s < cluster.inside.latency_s)
+    throw Error(ErrorKind::config,
+                str("links.between.latency: ", cluster.between.latency_s, " s is less than that inside of a node, ",
+                    cluster.inside.latency_s, " s (at least that)"));
+}
+
+}  // namespace
+
+Cluster cluster_preset(std::string_view name) {
+  if (name == "a100")
+    return {.name             = "a100",
+            .devices_per_node = 8,
+            .inside           = {.latency_s = 3.4e-6, .bytes_per_s = 300e9},
+            .between          = {.latency_s = 9.6e-6, .bytes_per_s = 200e9},
+            .flops_per_s = {{DType::f64, 19.5e12}, {DType::f32, 19.5e12}, {DType::bf16, 312e12}, {DType::f16, 312e12}},
+            .memory_bytes_per_s = 2039e9,
+            .memory_bytes       = 80'000'000'000};
+  if (name == "h100") return hopper("h100", 80'000'000'000, 3350e9);
+  if (name == "h200") return hopper("h200", 141'000'000'000, 4800e9);
+  const ConfigReader::Names known(preset_names.begin(), preset_names.end());
+  throw Error(ErrorKind::config, str("preset: \"", name, "\" is unknown (", known_text(name, known), ")"));
+}
+
+Cluster parse_cluster(std::string_view text) {
+  const JsonValue value = parse_json(text);
+  if (!value.is_object())
+    throw Error(ErrorKind::config,
+                str("cluster: ", excerpt(value), " is not an object (such as {\"preset\": \"a100\", \"nodes\": 2})"));
+  const ConfigReader root(
+      &value, "", {"preset", "nodes", "devices_per_node", "links", "rates", "efficiency", "overhead", "memory_bytes"});
+  Cluster cluster;
+  if (root.has("preset")) {
+    const ConfigReader::Names names(preset_names.begin(), preset_names.end());
+    cluster = cluster_preset(names[root.choice("preset", 0, names)]);
+  } else {
+    root.required("devices_per_node", "of one node; or a preset: a100, h100 or h200");
+  }
+  root.integer("nodes", cluster.nodes, 1, most_devices);
+  root.integer("devices_per_node", cluster.devices_per_node, 1, most_devices);
+  if (std::int64_t{cluster.nodes} * cluster.devices_per_node > most_devices)
+    root.refuse("nodes", str(cluster.nodes, " of ", cluster.devices_per_node, " devices (at most ", most_devices,
+                             " devices in all)"));
+  const ConfigReader links = root.section("links", {"inside", "between"});
+  read_link(links, "inside", cluster.inside);
+  read_link(links, "between", cluster.between);
+  ConfigReader::Names rate_names;
+  for (const DType type : types) rate_names.push_back(config_name(type));
+  rate_names.push_back("memory");
+  const ConfigReader rates = root.section("rates", rate_names);
+  for (const DType type : types) {
+    if (rates.has(config_name(type)))
+      rates.quantity(config_name(type), cluster.flops_per_s[type], positive, flop_rates);
+  }
+  rates.quantity("memory", cluster.memory_bytes_per_s, positive, bandwidths);
+  root.real("efficiency", cluster.efficiency, efficiencies);
+  root.quantity("overhead", cluster.overhead_s, not_negative, times);
+  root.size("memory_bytes", cluster.memory_bytes);
+  check_complete(cluster);
+  return cluster;
+}
+
+Cluster load_cluster(const std::filesystem::path& path) {
+  const std::string text = read_text(path, most_bytes);
+  try {
+    return parse_cluster(text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), str(path.string(), ": ", error.what()));
+  }
+}
+
+Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type) {
+  if (num_ranks > cluster.num_devices())
+    throw Error(ErrorKind::config, str("cluster: the layout has ", num_ranks, " ranks, but there are ",
+                                       cluster.num_devices(), " devices (", cluster.nodes, " x ",
+                                       cluster.devices_per_node, "; more nodes, or a smaller layout)"));
+  const auto flops = cluster.flops_per_s.find(type);
+  if (flops == cluster.flops_per_s.end())
+    throw Error(ErrorKind::config,
+                str("rates.", config_name(type), ": missing (the step computes in ", config_name(type), ")"));
+  const Rate compute{.flops_per_s = flops->second * cluster.efficiency, .overhead_s = cluster.overhead_s};
+  const Rate other{.overhead_s = cluster.overhead_s};
+  Link between      = cluster.between;
+  between.latency_s = std::max(between.latency_s, cluster.inside.latency_s);  // of one node: not used
+  Machine machine =
+      two_level_machine({.ranks          = num_ranks,
+                         .ranks_per_node = cluster.devices_per_node,
+                         .inside         = cluster.inside,
+                         .between        = between,
+                         .rates          = {.compute = compute, .communicate = other, .copy = other, .host = other}});
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const BusId memory = machine.bus({.name = str("memory of rank ", rank), .bytes_per_s = cluster.memory_bytes_per_s});
+    machine.bind({.rank = Rank{rank}}, memory);
+    // Nodes without a lane run one after another, beside the lanes.
+    machine.bind({.rank = Rank{rank}, .laneless = true}, machine.pool({.name = str("rank ", rank)}));
+  }
+  return machine;
+}
+
+}  // namespace stepgraph
