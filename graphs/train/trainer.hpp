@@ -49,6 +49,7 @@ class Trainer {
   [[nodiscard]] StepRun& run() noexcept { return run_; }
   [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }  // done so far
   void set_rate(double rate) noexcept { rate_ = rate; }
+  void set_num_steps(std::int64_t done) noexcept { num_steps_ = done; }  // the next step is number `done`, from 0
 
  private:
   StepRun run_;
