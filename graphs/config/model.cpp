@@ -87,7 +87,7 @@ LlamaSpec read_llama(const ConfigReader& model) {
   read_sizes(model, spec);
   model.integer("heads", spec.heads, 1, max_width);
   model.integer("kv_heads", spec.kv_heads, 0, max_width);
-  model.integer("head_size", spec.head_size, 0, max_width);
+  model.integer("head_size", spec.head_size, 0, max_head_size);
   model.real("eps", spec.eps, positive);
   model.real("rope_theta", spec.rope_theta, positive);
   model.boolean("tied", spec.tied);
@@ -99,6 +99,9 @@ LlamaSpec read_llama(const ConfigReader& model) {
   if (head_size % 2 != 0)
     model.refuse("head_size", str(head_size, spec.head_size == 0 ? " (width / heads)" : "",
                                   " is odd, but rotary embeddings rotate pairs (an even size)"));
+  if (head_size > max_head_size)
+    model.refuse("heads", str(spec.heads, " heads of width / heads = ", head_size, " (a head size of at most ",
+                              max_head_size, ")"));
   if (spec.kv_heads != 0 && spec.heads % spec.kv_heads != 0)
     model.refuse("kv_heads", str(spec.heads, " heads are not divisible by ", spec.kv_heads,
                                  " key and value heads (a divisor of ", spec.heads, ")"));

@@ -168,6 +168,9 @@ Model llama(const LlamaSpec& given) {
     throw Error(ErrorKind::config,
                 str("llama: head_size ", spec.head_size, " is odd, but rotary embeddings rotate pairs (an even size)"));
   }
+  if (spec.head_size > max_head_size) {
+    throw Error(ErrorKind::config, str("llama: head_size ", spec.head_size, " (at most ", max_head_size, ")"));
+  }
   Model model{.kind     = "llama",
               .layers   = spec.layers,
               .width    = spec.width,

@@ -24,6 +24,7 @@ struct LlamaSpec {
   double dropout         = 0;  // while training: of attention weights
   friend bool operator==(const LlamaSpec&, const LlamaSpec&) = default;
 };
+inline constexpr std::int64_t max_head_size = 1 << 16;  // each node of a rotary embedding has a table of that size
 [[nodiscard]] Model llama(const LlamaSpec& spec);
 
 }  // namespace stepgraph

@@ -100,6 +100,18 @@ std::string settings_text(const Change& change) {
 // The peak of the rank that needs most. Throws where the step cannot be built.
 using PeakOf = std::function<std::int64_t(const Plan& plan, const BatchSpec& batch)>;
 
+// Plans steps with less memory, one after another. Building a step takes time, so the search ends when it has built
+// some hundred thousand nodes. Large steps of several ranks are tried by the slices of unlike ranks, which are fewer
+// nodes; a step that fits is then planned as a whole, as a run would plan it.
+struct Search {
+  std::int64_t num_nodes = 0;   // of the step that does not fit
+  double slice_share     = 1;   // of the nodes of a step that are built for the slices of unlike ranks
+  PeakOf whole           = {};  // of the whole step
+  PeakOf slices          = {};  // empty: steps are small
+
+  static constexpr double most_nodes = 150'000;  // to build: some seconds
+};
+
 // None: the step cannot be built. For example, a schedule can require another number of microbatches.
 std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_of) {
   try {
@@ -110,10 +122,27 @@ std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_
 }
 
 std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains, std::int64_t needed,
-                           const PeakOf& peak_of) {
-  std::string least;
-  for (const Change& change : changes(plan, batch, trains)) {
-    const std::optional<std::int64_t> peak = try_change(change, peak_of);
+                           const Search& search) {
+  std::string least, left_out;
+  double built                  = 0;
+  const std::vector<Change> all = changes(plan, batch, trains);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Change& change = all[i];
+    if (built > Search::most_nodes) {
+      left_out = str("; ", all.size() - i, " settings from ", settings_text(change), " on were not tried");
+      break;
+    }
+    // Each microbatch has the same nodes; recomputation adds some.
+    const double nodes = 1.3 * static_cast<double>(search.num_nodes) * batch.micro / change.batch.micro;
+    std::optional<std::int64_t> peak;
+    if (search.slices) {
+      built += nodes * search.slice_share;
+      peak = try_change(change, search.slices);
+    }
+    if (!search.slices || (peak && *peak <= plan.memory_limit_bytes)) {
+      built += nodes;
+      peak = try_change(change, search.whole);
+    }
     if (!peak) continue;
     if (*peak <= plan.memory_limit_bytes) return str(settings_text(change), " needs ", bytes_and_text(*peak));
     if (*peak < needed) {
@@ -123,7 +152,7 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
   }
   return str(least.empty() ? std::string("no tried setting needs less")
                            : str("of the tried settings ", least, " needs the least, ", bytes_and_text(needed)),
-             "; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
+             left_out, "; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
 }
 
 [[noreturn]] void refuse(const MemoryRequirement& needed, const Plan& plan, const std::string& right) {
@@ -134,19 +163,26 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
 
 }  // namespace
 
-void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build) {
+void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
+                        const MemoryRequirementOptions& options) {
   if (plan.memory_limit_bytes == 0) return;
   const MemoryPlan memory = plan_memory(step.graph, {.reuse = plan.reuse});
   const ArenaPlan arena   = largest_arena(memory);
   if (arena.size_bytes <= plan.memory_limit_bytes) return;
-  const bool trains  = std::any_of(step.ranks.begin(), step.ranks.end(),
-                                   [](const StepRank& rank) { return rank.grad_norm != Buffer{}; });
-  const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
+  constexpr std::uint32_t large = 20'000;  // nodes
+  Search search{.num_nodes = step.graph.num_nodes()};
+  search.whole = [&](const Plan& by, const BatchSpec& of) {
     const StepGraph other = build(by, of);
     return largest_arena(plan_memory(other.graph, {.reuse = by.reuse})).size_bytes;
   };
+  if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 && !step.graph.only_rank()) {
+    search.slices = [&](const Plan& by, const BatchSpec& of) {
+      return largest(memory_requirements(step.model, by, of, options)).peak_bytes;
+    };
+    search.slice_share = 1.0 / step.layout.degree({Axis::dp, Axis::tp});
+  }
   refuse(memory_requirement(step, memory, arena.rank), plan,
-         what_would_fit(plan, step.batch, trains, arena.size_bytes, peak_of));
+         what_would_fit(plan, step.batch, options.trains, arena.size_bytes, search));
 }
 
 void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
@@ -154,10 +190,12 @@ void check_memory_limit(std::span<const MemoryRequirement> requirements, const M
   if (plan.memory_limit_bytes == 0) return;
   const MemoryRequirement& most = largest(requirements);
   if (most.peak_bytes <= plan.memory_limit_bytes) return;
-  const auto peak_of = [&](const Plan& by, const BatchSpec& of) {
+  Search search;
+  for (const MemoryRequirement& row : requirements) search.num_nodes += row.num_nodes;
+  search.whole = [&](const Plan& by, const BatchSpec& of) {
     return largest(memory_requirements(model, by, of, options)).peak_bytes;
   };
-  refuse(most, plan, what_would_fit(plan, batch, options.trains, most.peak_bytes, peak_of));
+  refuse(most, plan, what_would_fit(plan, batch, options.trains, most.peak_bytes, search));
 }
 
 }  // namespace stepgraph

@@ -6,14 +6,16 @@
 
 // Plan::memory_limit_bytes. A step that needs more throws Error(config). The message names the rank, its requirement by
 // role, and the first of several changes to the config with which all ranks fit. Each change is really planned. It is
-// written as an argument of `--set`.
+// written as an argument of `--set`. The search ends when it has built some hundred thousand nodes; the message then
+// says what was not tried.
 namespace stepgraph {
 
 // Builds the same step with another plan or batch.
 using BuildStep = std::function<StepGraph(const Plan& plan, const BatchSpec& batch)>;
 
-// Checks a step that is built.
-void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build);
+// Checks a step that is built, with the options that it was built with.
+void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
+                        const MemoryRequirementOptions& options = {});
 
 // Checks requirements that memory_requirements returned for the same arguments.
 void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,

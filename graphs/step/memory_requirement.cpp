@@ -33,6 +33,7 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
     out.unused_bytes -= bytes;
   }
   if (peak.node) out.node = graph.name(*peak.node);
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) out.num_nodes += graph.rank(Node{i}) == rank;
   return out;
 }
 

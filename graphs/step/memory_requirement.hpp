@@ -22,6 +22,7 @@ struct MemoryRequirement {
   std::int64_t peak_bytes        = 0;   // size of the arena that a run allocates
   std::int64_t lower_bound_bytes = 0;   // no arena for the plan's order is smaller
   std::string node               = {};  // the node that runs at the peak
+  std::int64_t num_nodes         = 0;   // of the rank in a step
 
   [[nodiscard]] std::int64_t operator[](MemoryRole role) const noexcept {
     return at_peak[static_cast<std::size_t>(role)];

@@ -6,24 +6,29 @@
 namespace stepgraph {
 namespace {
 
-StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build) {
+StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build, bool trains,
+                       const StepOptions& options) {
   StepGraph step = build(plan, batch);
-  check_memory_limit(step, plan, build);
+  check_memory_limit(
+      step, plan, build,
+      {.trains = trains, .keep_gradients = options.keep_gradients, .rank = {}, .machine = options.machine});
   return step;
 }
 
 }  // namespace
 
 StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options) {
-  return within_limit(plan, batch,
-                      [&](const Plan& by, const BatchSpec& of) { return build_training_step(model, by, of, options); });
+  return within_limit(
+      plan, batch, [&](const Plan& by, const BatchSpec& of) { return build_training_step(model, by, of, options); },
+      true, options);
 }
 
 StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                        const StepOptions& options) {
-  return within_limit(plan, batch, [&](const Plan& by, const BatchSpec& of) {
-    return build_forward_step(model, by, of, result, options);
-  });
+  return within_limit(
+      plan, batch,
+      [&](const Plan& by, const BatchSpec& of) { return build_forward_step(model, by, of, result, options); }, false,
+      options);
 }
 
 }  // namespace stepgraph

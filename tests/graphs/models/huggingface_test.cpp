@@ -55,6 +55,13 @@ const sg::LlamaSpec golden_llama{.layers         = 4,
 
 }  // namespace
 
+TEST_CASE("a head size that no model has is refused before tables of that size are made",
+          "[graphs][models][refuses]") {
+  const auto config = sg::parse_model_config(
+      R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 50331648})", "config.json");
+  CHECK_THROWS_WITH(sg::make_model(config.spec), "llama: head_size 50331648 (at most 65536)");
+}
+
 TEST_CASE("configs written by transformers are read", "[graphs][huggingface]") {
   const auto gpt2_config = sg::parse_model_config(golden("gpt2-tiny"), "config.json");
   CHECK(std::get<sg::Gpt2Spec>(gpt2_config.spec) == golden_gpt2);
