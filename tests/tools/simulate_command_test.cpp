@@ -69,6 +69,101 @@ TEST_CASE("simulate predicts the time of a step on a measured machine", "[tools]
              ContainsSubstring("uses measurements of another machine, 'elsewhere'"));
 }
 
+TEST_CASE("simulate predicts the time of a step on a cluster that is described", "[tools][simulate]") {
+  const SmallRun small;
+  sg::testing::write_file(small.path("cluster.json"), R"({"preset": "a100", "nodes": 2, "memory_bytes": "1MB"})");
+  const std::string cluster = "--cluster " + small.path("cluster.json");
+  const auto outcome = small.run("simulate", cluster + " --json --set layout.dp=2 --trace " + small.path("trace.json"));
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err.empty());
+  const auto lines = json_lines(outcome.out);
+  REQUIRE(lines.size() > 5);
+  CHECK(lines[0].at("type") == "plan");
+  const auto& step = lines[1];
+  CHECK(step.at("type") == "simulate");
+  CHECK(step.at("cluster") == "a100");
+  CHECK(step.at("cluster_nodes") == 2);
+  CHECK(step.at("devices_per_node") == 8);
+  CHECK(step.at("ranks") == 2);
+  CHECK(step.at("memory_bytes") == 1'000'000);
+  CHECK(step.at("fits") == (step.at("peak_bytes").as_integer() <= 1'000'000));
+  double flops = 0;
+  for (std::size_t i = 2; i < lines.size(); ++i) {
+    CHECK(lines[i].at("type") == "op");
+    flops += lines[i].at("flops").as_real();
+  }
+  const double rate = step.at("flops_per_device_s").as_real();
+  CHECK(std::abs(rate * 2 * step.at("step_s").as_real() - flops) < 1e-6 * flops);
+  CHECK(std::abs(step.at("share_of_peak").as_real() * 19.5e12 - rate) < 1e-6 * rate);  // in fp32
+  for (const char* share : {"compute_busy", "overlap", "bubble", "share_of_peak"}) {
+    CHECK(step.at(share).as_real() >= 0);
+    CHECK(step.at(share).as_real() <= 1);
+  }
+  CHECK(sg::parse_json(sg::testing::file_bytes(small.path("trace.json"))).at("traceEvents").size() > 100);
+
+  CHECK_THAT(small.run("simulate", cluster).out,
+             ContainsSubstring(" tokens/s on 1 of 16 devices (a100, 2 x 8)\ncompute lanes busy "));
+  sg::testing::write_file(small.path("cluster.json"), R"({"preset": "h100", "memory_bytes": "10kB"})");
+  CHECK_THAT(small.run("simulate", cluster).out, ContainsSubstring("\nmemory: does not fit: rank 0 needs ") &&
+                                                     ContainsSubstring(", a device has 9.8 KiB\n"));
+  sg::testing::write_file(small.path("cluster.json"), R"({"preset": "h100"})");
+  CHECK_THAT(small.run("simulate", cluster).out, ContainsSubstring(" of the 75 GiB of a device\n"));
+}
+
+TEST_CASE("simulate refuses a cluster that does not fit the layout or is not one", "[tools][simulate][refuses]") {
+  const SmallRun small;
+  sg::testing::write_file(small.path("cluster.json"), R"({"preset": "a100", "devices_per_node": 2})");
+  sg::testing::write_file(small.path("wrong.json"), R"({"preset": "a100", "nods": 2})");
+  const std::string cluster = "--cluster " + small.path("cluster.json");
+  for (const auto& [more, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
+           {cluster + " --set layout.dp=4",
+            "cluster.json': cluster: the layout has 4 ranks, but there are 2 devices (1 x 2"},
+           {cluster + " --machine " + put_machine(small),
+            "--cluster and --machine: a cluster is described, not measured"},
+           {cluster + " --calibrate", "--cluster and --calibrate: a cluster is described, not measured"},
+           {cluster + " --threads 2", "--cluster and --threads: a cluster is described, not measured"},
+           {"--cluster " + small.path("wrong.json"), "wrong.json: nods: unknown key (did you mean nodes?"},
+           {"--cluster " + small.path("none.json"), "none.json: there is no such file"},
+       })) {
+    CAPTURE(more);
+    const auto outcome = small.run("simulate", more);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph simulate: ") && ContainsSubstring(why));
+  }
+}
+
+TEST_CASE("commands take the machine for adaptive collectives from the config", "[tools][simulate]") {
+  const SmallRun small;
+  // Rounds cost all of the time, or bytes do.
+  const auto put = [&](const char* latency, const char* bandwidth) {
+    sg::testing::write_file(small.path("m.json"),
+                            sg::str(R"({"preset": "a100", "links": {"inside": {"latency": ")", latency,
+                                    R"(", "bandwidth": ")", bandwidth, R"("}, "between": {"latency": "9s"}}})"));
+  };
+  const auto nodes = [&](const std::string& command, const std::string& more) {
+    const auto outcome = small.run(command, "--json --set layout.dp=4 --set comm.algorithm=adaptive " + more);
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    for (const auto& line : json_lines(outcome.out)) {
+      if (line.at("type") == "plan") return line.at("nodes").as_integer();
+    }
+    return std::int64_t{0};
+  };
+  const std::string machine = "--set comm.machine=" + small.path("m.json");
+  put("1s", "900GB/s");
+  const auto direct = nodes("graph", machine);
+  put("0s", "1MB/s");
+  CHECK(nodes("graph", machine) >= direct);
+  CHECK(nodes("verify", machine) == nodes("graph", machine));
+  CHECK(nodes("train", "--steps 1 " + machine) == nodes("graph", machine));
+  CHECK(nodes("simulate", "--cluster " + small.path("m.json")) == nodes("graph", machine));
+  const auto refused = small.run("eval", "--set comm.algorithm=adaptive --set comm.machine=" + small.path("no.json"));
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("comm.machine: ") && ContainsSubstring("no.json: there is no such file"));
+}
+
 TEST_CASE("the calibration of another machine is not overwritten", "[tools][simulate][refuses]") {
   const SmallRun small;
   const std::string theirs = put_machine(small, 1, "elsewhere"), before = sg::testing::file_bytes(theirs);

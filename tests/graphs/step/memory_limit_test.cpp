@@ -152,6 +152,26 @@ TEST_CASE("a change that the schedule does not allow is not offered", "[graphs][
   CHECK(offer.settings == std::vector<std::string>{"batch.micro=3"});
 }
 
+TEST_CASE("the search for a change that fits is bounded, and says what it left out", "[graphs][memory]") {
+  // 5040 has 60 divisors: as many sizes of a microbatch, of which the small ones make large steps.
+  const sg::Config config      = with({"batch.global=5040", "batch.micro=2520", "batch.seq=1", limit(1000)});
+  const sg::Model model        = model_of(config);
+  sg::Plan unlimited           = config.plan;
+  unlimited.memory_limit_bytes = 0;
+  std::int64_t built           = 0;
+  const auto build             = [&](const sg::Plan& plan, const sg::BatchSpec& batch) {
+    sg::StepGraph step = sg::training_step(model, plan, batch);
+    built += step.graph.num_nodes();
+    return step;
+  };
+  const sg::StepGraph step = sg::training_step(model, unlimited, config.batch);
+  CHECK_THROWS_WITH(
+      sg::check_memory_limit(step, config.plan, build),
+      ContainsSubstring(" settings from ") && ContainsSubstring(" on were not tried; a larger layout.tp"));
+  CHECK(built > 50'000);
+  CHECK(built <= 300'000);
+}
+
 TEST_CASE("recomputation is not offered for an evaluation", "[graphs][memory]") {
   const sg::Config config = with({});
   const sg::Model model   = model_of(config);
