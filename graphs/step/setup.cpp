@@ -1,5 +1,6 @@
 #include "graphs/step/setup.hpp"
 
+#include "engine/base/error.hpp"
 #include "graphs/models/check_model.hpp"
 #include "graphs/schedule/lowering.hpp"
 #include "graphs/schedule/validate.hpp"
@@ -7,6 +8,27 @@
 #include "graphs/step/resolve.hpp"
 
 namespace stepgraph {
+namespace {
+
+// An estimate, so that a step which would take all memory is refused before it is built. A node with its accesses,
+// edges and place in the memory plan is about 2 KiB.
+void check_num_nodes(const Model& model, const Plan& plan, int microbatches, bool trains, bool one_rank) {
+  constexpr int most_nodes = 1 << 22, most_ranks = 1 << 20;
+  const LayoutSpec& layout = plan.layout;
+  const double ranks       = static_cast<double>(layout.dp) * layout.tp * layout.pp;
+  const auto blocks        = static_cast<double>(model.blocks.size());
+  const double of_block = trains ? 18 : 6, of_rank = 20;  // nodes of a block for a microbatch; others of a rank
+  double nodes = of_block * blocks * microbatches * layout.dp * layout.tp + of_rank * ranks;
+  if (one_rank) nodes /= ranks;
+  if (nodes <= most_nodes && ranks <= most_ranks) return;
+  throw Error(ErrorKind::config,
+              str("step: about ", static_cast<std::int64_t>(nodes), " nodes: ", model.blocks.size(), " blocks x ",
+                  microbatches, " microbatches x ", layout.dp, " data-parallel x ", layout.tp,
+                  " tensor-parallel ranks, ", static_cast<std::int64_t>(ranks), " ranks in all (at most ", most_nodes,
+                  " nodes; a larger batch.micro, a smaller batch.global or fewer ranks)"));
+}
+
+}  // namespace
 
 StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& batch, bool trains,
                      const StepOptions& asked)
@@ -20,6 +42,7 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
            .shard_size       = stepgraph::shard_group(resolved, 0).size},
       plan(resolved),
       options(asked) {
+  check_num_nodes(model, plan, step.num_microbatches, trains, options.only.has_value());
   const int num_ranks = step.layout.num_ranks();
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);

@@ -22,6 +22,7 @@
 #include "graphs/models/weights.hpp"
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/validate.hpp"
+#include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/pipeline.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tests/support/scale.hpp"
@@ -304,6 +305,20 @@ TEST_CASE("a step refuses a layout, batch or schedule that does not fit, by name
   refuses(small_gpt2(), {}, {.global = 8, .micro = 1, .seq = 17}, "context of 16");
   refuses(small_gpt2(), {.pipeline = {.schedule = "1f1p"}}, batch_of_8, "1f1p");
   refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.chunks = 2}}, batch_of_8, "1f1b");
+}
+
+TEST_CASE("a step that would take all memory is refused before it is built", "[graphs][step]") {
+  const auto refuses = [](const sg::Plan& plan, const sg::BatchSpec& batch, const char* why) {
+    CHECK_THROWS_WITH(sg::training_step(small_gpt2(), plan, batch), ContainsSubstring(why));
+    CHECK_THROWS_WITH(sg::forward_step(small_gpt2(), plan, batch), ContainsSubstring("step: about "));
+  };
+  refuses({}, {.global = 1 << 20, .micro = 1, .seq = 16},
+          "step: about 113246228 nodes: 6 blocks x 1048576 microbatches x 1 data-parallel x 1 tensor-parallel ranks, 1 "
+          "ranks in all (at most 4194304 nodes; a larger batch.micro");
+  refuses({.layout = {.dp = 1 << 20, .pp = 4}}, {.global = 1 << 20, .micro = 1, .seq = 16}, "4194304 ranks in all");
+  CHECK_THROWS_WITH(sg::memory_requirements(small_gpt2(), {.layout = {.dp = 1 << 20, .tp = 4, .pp = 4}},
+                                            {.global = 1 << 20, .micro = 1, .seq = 16}),
+                    ContainsSubstring("step: about "));
 }
 
 TEST_CASE("an inconsistent model is refused by name", "[graphs][step]") {
