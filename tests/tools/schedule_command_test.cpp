@@ -76,7 +76,7 @@ TEST_CASE("schedule writes CSV and SVG", "[tools][schedule]") {
   CHECK(run_schedule("--kind zb-h1 --stages 3 --microbatches 4 --csv /nowhere/at/all.csv").exit_code == 3);
 }
 
-TEST_CASE("schedule reads a CSV that it wrote, or somebody else", "[tools][schedule]") {
+TEST_CASE("schedule reads the CSV files that it writes", "[tools][schedule]") {
   const sg::testing::TempFolder folder;
   const std::string csv = (folder / "s.csv").string(), again = (folder / "again.csv").string();
   const std::string kind = "--kind interleaved --stages 2 --microbatches 4 --chunks 2 --costs 1,2,3,0.5 --json";

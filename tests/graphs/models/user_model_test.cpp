@@ -69,7 +69,7 @@ TEST_CASE("a weight that only one block has keeps its name", "[graphs][models]")
   CHECK(model.parameters().names() == std::vector<std::string>{"embedding.weight", "w", "head.weight"});
 }
 
-TEST_CASE("a block is refused a weight that is not its own, in every layout alike", "[graphs][models][refuses]") {
+TEST_CASE("a block cannot read the weight of another block, in any layout", "[graphs][models][refuses]") {
   for (const int pp : {1, 2}) {
     CAPTURE(pp);
     const auto refuses = [&](const sg::Model& model, const std::string& why) {

@@ -152,7 +152,7 @@ TEST_CASE("a change that the schedule does not allow is not offered", "[graphs][
   CHECK(offer.settings == std::vector<std::string>{"batch.micro=3"});
 }
 
-TEST_CASE("the search for a change that fits is bounded, and says what it left out", "[graphs][memory]") {
+TEST_CASE("the search for a change that fits is bounded, and the message names the rest", "[graphs][memory]") {
   // 5040 has 60 divisors: as many sizes of a microbatch, of which the small ones make large steps.
   const sg::Config config      = with({"batch.global=5040", "batch.micro=2520", "batch.seq=1", limit(1000)});
   const sg::Model model        = model_of(config);

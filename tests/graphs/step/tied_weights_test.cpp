@@ -89,7 +89,7 @@ TEST_CASE("copies of a tied weight on other ranks stay equal to it", "[graphs][s
   for (const auto& copy : copies) CHECK(copy == copies.front());
 }
 
-TEST_CASE("a tie that cannot be is refused, by name", "[graphs][step][tied][refuses]") {
+TEST_CASE("an impossible tie is refused by name", "[graphs][step][tied][refuses]") {
   const auto refuses = [](const auto& change, const char* why) {
     sg::Model model = plain();
     change(model);
