@@ -103,7 +103,7 @@ void check_grid(const std::string& model, int stride, int steps) {
   }
   CHECK(allowed + refused == 8 * 7 * 3 * 2);
   CHECK(runs == (allowed + stride - 1) / stride);
-  CHECK(runs >= 10);
+  CHECK(runs >= 3);
   if (stride == 1)
     WARN(model << ", " << runs << " runs: loss within " << worst.loss << ", norm " << worst.norm << ", first gradients "
                << worst.gradient);
@@ -113,7 +113,7 @@ void check_grid(const std::string& model, int stride, int steps) {
 
 TEST_CASE("a share of all layouts, schedules and microbatches trains as transformers does", "[graphs][golden]") {
   // A prime that divides no number of choices, so that every layout, schedule and microbatch has its turns.
-  check_grid(GENERATE("gpt2-tiny", "llama-tiny"), 11, sg::testing::cases(5));
+  check_grid(GENERATE("gpt2-tiny", "llama-tiny"), sg::testing::scale() > 1 ? 37 : 11, sg::testing::cases(5));
 }
 
 TEST_CASE("all layouts, schedules and microbatches train as transformers does", "[.slow][golden]") {
