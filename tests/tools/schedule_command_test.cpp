@@ -138,7 +138,7 @@ TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason"
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 0,0,0,1", "all 0"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both write to stdout"},
            std::pair{"--kind gpipe --stages 100000 --microbatches 100000", "too many"},
-           std::pair{"--kind gpipe --stages 1 --microbatches 2 --chunks 1048576", "too many (at most 2^20 in all)"},
+           std::pair{"--kind gpipe --stages 1 --microbatches 2 --chunks 2097152", "too many (at most 2^21 in all"},
        }) {
     CAPTURE(arguments);
     const auto outcome = run_schedule(arguments);
