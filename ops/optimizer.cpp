@@ -137,11 +137,13 @@ UpdateTypes types_of(const Graph& graph, const Elements& elements, const Access&
   return types;
 }
 
-// Whether this step skips the update. If so, `value` is still written, with its old bits: the rounded weight.
+// Whether this step skips the update: it is told to, or its factor is NaN. If so, `value` is still written, with its
+// old bits: the rounded weight.
 template <class T, class Value>
 bool skips(const Context& context, bool may_skip, std::size_t read, std::int64_t count, const Rows<T>& weight,
            const Rows<Value>& value) {
-  if (!may_skip || context.read<std::int64_t>(read).front() == 0) return false;
+  const bool told = may_skip && context.read<std::int64_t>(read).front() != 0;
+  if (!told && !std::isnan(context.read<double>(1).front())) return false;
   if constexpr (std::is_same_v<T, float>) {
     if (value.data == nullptr) return true;
     const Rows<const T> master{weight.data, weight.length, weight.stride, weight.count};
@@ -231,8 +233,8 @@ Node clip_factor(Graph& graph, const ClipFactor& spec) {
         const double scale = scaled ? context.read<double>(1).front() : 1;
         const double norm = std::sqrt(sum) / scale, ratio = clip / (norm + 1e-6);
         context.write<double>(0).front() = norm;
-        // If the norm is NaN, the factor is NaN too: a failed step must not look like a good one.
-        context.write<double>(1).front() = (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
+        context.write<double>(1).front() =
+            std::isfinite(norm) ? (clip == 0 || ratio > 1 ? 1.0 : ratio) / scale : std::nan("");
         if (scaled) context.write<std::int64_t>(2).front() = !std::isfinite(norm);
       });
 }

@@ -25,8 +25,8 @@ struct SquareSum {
 Node square_sum(Graph& graph, const SquareSum& spec);
 
 // norm = sqrt(squares), factor = min(1, clip / (norm + 1e-6)), or 1 if clip is 0. If gradients are scaled by a loss
-// scale, `scale` divides both, so that norm and factor refer to unscaled gradients. `overflow` is set if the norm is
-// NaN or infinite; the step must then be skipped.
+// scale, `scale` divides both, so that norm and factor refer to unscaled gradients. If the norm is NaN or infinite, the
+// factor is NaN and `overflow` is set: the step must then be skipped.
 struct ClipFactor {
   std::string name = "clip";
   Access squares   = {};          // an exact sum of squares
@@ -47,7 +47,7 @@ Node clip_factor(Graph& graph, const ClipFactor& spec);
 // Mixed precision: the model computes with `value` (bf16 or f16). The update applies to the master copy `weight` (f32)
 // and writes it rounded to `value` in the same pass. The gradient of an f32 weight may also be bf16 or f16.
 //
-// If `skip` (i64) is not 0, weight, running means and value are left unchanged.
+// If `factor` is NaN or `skip` (i64) is not 0, weight, running means and value are left unchanged.
 struct AdamW {
   std::string name            = {};
   Access weight               = {};

@@ -317,7 +317,7 @@ __global__ void clip_factor_kernel(ClipFactorCall call) {
   const double scale = call.scale == nullptr ? 1 : *call.scale;
   const double norm = sqrt(rounded<T>(limbs)) / scale, ratio = call.clip / (norm + 1e-6);
   *call.norm   = norm;
-  *call.factor = (call.clip == 0 || ratio > 1 ? 1.0 : ratio) / scale;
+  *call.factor = isfinite(norm) ? (call.clip == 0 || ratio > 1 ? 1.0 : ratio) / scale : nan("");
   if (call.overflow != nullptr) *call.overflow = !isfinite(norm);
 }
 

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
   if (threadIdx.x == 0) {
     const std::int64_t skip = of.numbers.skip == nullptr ? 0 : *of.numbers.skip;
     scalars                 = of.scalars();  // also for a skipped step, to avoid waiting for `skip`
-    skipped                 = skip != 0;
+    skipped                 = skip != 0 || isnan(scalars.factor);
   }
   __syncthreads();
   if (skipped) {

@@ -152,7 +152,8 @@ TEST_CASE("the clip factor scales a large norm to the clip, and is 1 for smaller
       GENERATE_COPY(Case{{3, 4}, 1, 5, 1 / (5 + 1e-6)}, Case{{3, 4}, 0, 5, 1},   // clips; never clips
                     Case{{3, 4}, 10, 5, 1}, Case{{3, 4}, 5, 5, 5 / (5 + 1e-6)},  // a norm below the clip, and at it
                     Case{{0, 0, 0}, 1, 0, 1}, Case{{0}, 0, 0, 1}, Case{{}, 1, 0, 1},  // nothing to clip
-                    Case{{nan, 1}, 1, nan, nan}, Case{{INFINITY, 1}, 1, INFINITY, 0});
+                    Case{{nan, 1}, 1, nan, nan}, Case{{INFINITY, 1}, 1, INFINITY, nan},
+                    Case{{INFINITY, 1}, 0, INFINITY, nan});  // no factor
   CAPTURE(test.values, test.clip);
   sg::Graph graph;
   const sg::Buffer squares = kept(graph, "squares", sg::exact_sum_size(sg::DType::f32), sg::DType::i64),

@@ -111,6 +111,7 @@ TEST_CASE("norm and clip factor refer to unscaled gradients", "[ops][loss_scale]
   const bool finite = std::isfinite(value);
   CHECK(bench.number<std::int64_t>(overflow) == !finite);
   CHECK(std::isfinite(bench.number<double>(norm)) == finite);
+  CHECK(std::isnan(bench.number<double>(factor)) == !finite);
   if (!finite) return;
   const double expected = std::sqrt(squares) / 64;
   CHECK(std::abs(bench.number<double>(norm) - expected) < 1e-12 * expected);
@@ -167,22 +168,25 @@ TEST_CASE("an update with 2-byte gradients equals one with widened gradients", "
   CHECK((updated(false) == updated(true)));
 }
 
-TEST_CASE("a skipped update leaves every bit unchanged", "[ops][loss_scale][optimizer]") {
-  const bool is_adamw = GENERATE(false, true);
+TEST_CASE("an update that is skipped, or whose factor is NaN, leaves every bit unchanged",
+          "[ops][loss_scale][optimizer]") {
+  const bool is_adamw = GENERATE(false, true), by_factor = GENERATE(false, true);
+  CAPTURE(is_adamw, by_factor);
   Bench bench;
   constexpr std::int64_t count = 20'007;
   const sg::Buffer weight = bench.kept("weight", count, sg::DType::f32), first = bench.kept("f", count, sg::DType::f32),
                    second   = bench.kept("second", count, sg::DType::f32),
                    gradient = bench.kept("gradient", count, sg::DType::f32),
                    value = bench.kept("value", count, sg::DType::f16), one = bench.kept("one", 1, sg::DType::f64),
-                   step = bench.kept("step", 1, sg::DType::i64), skip = bench.kept("skip", 1, sg::DType::i64);
+                   factor = bench.kept("factor", 1, sg::DType::f64), step = bench.kept("step", 1, sg::DType::i64),
+                   skip = bench.kept("skip", 1, sg::DType::i64);
   if (is_adamw) {
     sg::adamw(bench.graph, {.name     = "w",
                             .weight   = weight,
                             .gradient = gradient,
                             .first    = first,
                             .second   = second,
-                            .factor   = one,
+                            .factor   = factor,
                             .rate     = one,
                             .step     = step,
                             .value    = value,
@@ -192,7 +196,7 @@ TEST_CASE("a skipped update leaves every bit unchanged", "[ops][loss_scale][opti
                           .weight   = weight,
                           .gradient = gradient,
                           .velocity = first,
-                          .factor   = one,
+                          .factor   = factor,
                           .rate     = one,
                           .value    = value,
                           .skip     = skip});
@@ -216,9 +220,11 @@ TEST_CASE("a skipped update leaves every bit unchanged", "[ops][loss_scale][opti
     return found;
   };
   const std::vector<float> before  = state();
-  bench.number<std::int64_t>(skip) = 1;  // step 0 would be an error without skip
+  bench.number<std::int64_t>(skip) = by_factor ? 0 : 1;  // step 0 would be an error without skip
+  bench.number<double>(factor)     = by_factor ? std::nan("") : 0.25;
   bench.run();
   CHECK((state() == before));
+  bench.number<double>(factor)     = 0.25;
   bench.number<std::int64_t>(skip) = 0;
   bench.number<std::int64_t>(step) = 1;
   floats(gradient)[5]              = 0;
