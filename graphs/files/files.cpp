@@ -31,15 +31,15 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
     throw Error(ErrorKind::config, str(name(), ": cannot be opened: ", system_text(error)));
   }
   struct stat status {};
-  const char* wrong = nullptr;
+  std::string wrong;
   if (::fstat(descriptor_, &status) != 0) {
-    wrong = "the size cannot be read";
+    wrong = str("the size cannot be read: ", system_text(errno));
   } else if (S_ISDIR(status.st_mode)) {
     wrong = "is a folder (a file is needed)";
   } else if (!S_ISREG(status.st_mode)) {
     wrong = "is not a regular file";
   }
-  if (wrong != nullptr) {
+  if (!wrong.empty()) {
     ::close(descriptor_);
     throw Error(ErrorKind::config, str(name(), ": ", wrong));
   }

@@ -22,6 +22,9 @@ namespace {
 
 constexpr std::int64_t length_bytes      = 8;            // of the header's length
 constexpr std::int64_t most_header_bytes = 100'000'000;  // the limit of the format
+// A longer header describes so many tensors that their data is longer still. Otherwise parsing it would take seconds
+// and a gigabyte for nothing.
+constexpr std::int64_t usual_header_bytes = 16 << 20;
 
 // The types of the format.
 struct ElementType {
@@ -113,6 +116,9 @@ Safetensors::Safetensors(const std::filesystem::path& path) : file_(std::make_un
                " bytes follow (a complete safetensors file)"));
   if (length > static_cast<std::uint64_t>(most_header_bytes))
     refuse(str(subject, ": the header length is ", length, " bytes (at most ", most_header_bytes, ")"));
+  if (length > static_cast<std::uint64_t>(usual_header_bytes) && length > static_cast<std::uint64_t>(rest) - length)
+    refuse(str(subject, ": the header length is ", length, " bytes for ", static_cast<std::uint64_t>(rest) - length,
+               " bytes of data (at most ", usual_header_bytes, ", or as long as the data)"));
   std::string text(static_cast<std::size_t>(length), '\0');
   file_->read(length_bytes, std::as_writable_bytes(std::span(text)));
   if (!text.starts_with('{')) refuse(str(subject, ": the header does not begin with '{' (a safetensors file)"));

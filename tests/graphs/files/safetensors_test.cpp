@@ -265,6 +265,12 @@ TEST_CASE("each kind of invalid file is refused with its own message", "[graphs]
   std::filesystem::resize_file(large, 200'000'000);
   CHECK_THROWS_MATCHES(sg::Safetensors(large), sg::Error,
                        MessageMatches(ContainsSubstring("the header length is 100000001 bytes (at most 100000000)")));
+  // So is one that the format allows but that has no data to describe.
+  const auto idle = folder.put("idle", with_length("{", "", 99'999'000));
+  std::filesystem::resize_file(idle, 8 + 99'999'000 + 1'000);
+  CHECK_THROWS_MATCHES(sg::Safetensors(idle), sg::Error,
+                       MessageMatches(ContainsSubstring("the header length is 99999000 bytes for 1000 bytes of data (at "
+                                                        "most 16777216, or as long as the data)")));
 }
 
 TEST_CASE("a randomly damaged file is read or refused, and never crashes the reader", "[graphs][safetensors][fuzz]") {
