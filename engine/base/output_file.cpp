@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <ostream>
 #include <streambuf>
 #include <system_error>
@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
+#include "engine/base/words.hpp"
 
 namespace stepgraph {
 namespace {
@@ -28,6 +30,15 @@ std::string without_links(const std::string& path) {
   std::error_code error;
   const fs::path target = fs::weakly_canonical(path, error);
   return error ? path : target.string();
+}
+
+// The number of an open file that the name stands for.
+std::optional<int> open_descriptor(std::string_view path) {
+  if (path == "/dev/stdout") return STDOUT_FILENO;
+  if (path == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"})
+    if (path.starts_with(folder)) return to_number<int>(path.substr(folder.size()));
+  return std::nullopt;
 }
 
 // Passes text on to a file in blocks. An error of the file reaches the caller through the stream's exceptions.
@@ -55,31 +66,43 @@ class FileBuffer final : public std::streambuf {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path) : name_(path), path_(without_links(path)) {
-  // A rename would replace a pipe or device by a file.
+bool is_written_in_place(const std::string& path) {
   struct stat status {};
-  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  return open_descriptor(path) ||
+         (::stat(path.c_str(), &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)));
+}
+
+OutputFile::OutputFile(const std::string& path) : name_(path) {
+  if (is_written_in_place(path)) {
+    // An open file continues where it is.
+    const std::optional<int> open = open_descriptor(path);
+    descriptor_ = open ? ::fcntl(*open, F_DUPFD_CLOEXEC, 0) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (descriptor_ < 0) fail("cannot be opened");
+    return;
+  }
+  path_ = without_links(path);
+  struct stat status {};
+  const bool there = ::stat(path_.c_str(), &status) == 0;
+  if (there && !S_ISREG(status.st_mode)) {
     throw Error(ErrorKind::config, str(name_, S_ISDIR(status.st_mode) ? ": is a folder" : ": is not a regular file",
                                        " (a file, or a new name)"));
   }
-  // O_EXCL: two writers of the same file must not share a temporary file, and a link planted there is not followed.
-  for (int number = 0; number < 1000; ++number) {
-    temporary_  = str(path_, ".", ::getpid(), "-", number, ".partial");
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ >= 0) return;
-    if (errno != EEXIST) break;
-  }
-  fail("cannot be created");
+  remove_leftovers(path_);
+  Partial partial = make_partial(path_, false);
+  if (!partial.descriptor.is_open()) fail("cannot be created");
+  if (there) copy_owner_and_mode(status, partial.descriptor.get());
+  temporary_  = partial.name;
+  descriptor_ = partial.descriptor.release();
 }
 
 OutputFile::~OutputFile() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::fail(std::string_view doing) const {
-  const std::string reason = std::generic_category().message(errno);
+  const std::string reason = system_reason(errno);
   throw Error(ErrorKind::backend,
               str(name_, ": ", doing, ": ", reason, so_far_ == 0 ? "" : str(" (after ", so_far_, " bytes)")));
 }
@@ -95,9 +118,13 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 }
 
 void OutputFile::keep() {
-  // Some file systems report a full disk only now.
-  if (::fsync(descriptor_) != 0) fail("cannot be written");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed");
+  if (!temporary_.empty()) {
+    // Some file systems report a full disk only now.
+    if (::fsync(descriptor_) != 0) fail("cannot be written");
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed");
+    const Descriptor folder(::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder.is_open()) ::fsync(folder.get());  // the file is there; a few file systems cannot sync a folder
+  }
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be closed");
 }
 
@@ -107,27 +134,13 @@ void write_text(const std::string& path, std::string_view text) {
   file.keep();
 }
 
-void write_stream(OutputFile& file, const std::function<void(std::ostream&)>& write) {
+void write_stream(const std::string& path, const std::function<void(std::ostream&)>& write) {
+  OutputFile file(path);
   FileBuffer buffer(file);
   std::ostream out(&buffer);
   out.exceptions(std::ios::badbit);  // rethrows what the buffer throws
   write(out);
   out.flush();
-}
-
-void write_stream(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  std::error_code ignored;
-  if (const fs::file_status status = fs::status(path, ignored); fs::exists(status) && !fs::is_regular_file(status)) {
-    std::ofstream out(path, std::ios::binary);
-    if (out) write(out);
-    out.flush();
-    const int reason = errno;
-    if (!out)
-      throw Error(ErrorKind::backend, str(path, ": cannot be written: ", std::generic_category().message(reason)));
-    return;
-  }
-  OutputFile file(path);
-  write_stream(file, write);
   file.keep();
 }
 

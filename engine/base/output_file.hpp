@@ -10,8 +10,11 @@
 namespace stepgraph {
 
 // A file that appears under its name when it is complete, or not at all. The bytes go to a temporary file in the same
-// folder, which keep() renames. If `path` is a link, the target of the link is replaced. Throws Error(config) where
-// `path` is a folder, a pipe or a device, and Error(backend) with the system's reason, such as a full disk.
+// folder, PATH.partial-RANDOM, which keep() renames. Nobody else can open or predict it; what a killed process left
+// there is removed by the next OutputFile of the same name. If `path` is a link, the target of the link is replaced.
+// The file keeps the owner and mode of the one that it replaces. A pipe or a device is written in place.
+//
+// Throws Error(config) where `path` is a folder, and Error(backend) with the system's reason, such as a full disk.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -22,25 +25,25 @@ class OutputFile {
   void write(std::span<const std::byte> bytes);
   void keep();
 
-  // The name of the temporary file, for another program that writes it.
-  [[nodiscard]] const std::string& temporary() const noexcept { return temporary_; }
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }  // for another program that writes the file
 
  private:
   [[noreturn]] void fail(std::string_view doing) const;
 
-  std::string name_;  // as given, for messages
-  std::string path_;  // without links
-  std::string temporary_;
+  std::string name_;       // as given, for messages
+  std::string path_;       // without links; empty: written in place
+  std::string temporary_;  // empty: written in place
   int descriptor_      = -1;
   std::int64_t so_far_ = 0;  // bytes
 };
 
+// Whether OutputFile would write it in place: a pipe, a character device, or an open file's name such as /dev/stdout.
+[[nodiscard]] bool is_written_in_place(const std::string& path);
+
 // Writes a file completely or not at all.
 void write_text(const std::string& path, std::string_view text);
 
-// The same for a stream of text: `write` fills it. A pipe or a device, such as /dev/stdout, is written directly.
+// The same for a stream of text: `write` fills it.
 void write_stream(const std::string& path, const std::function<void(std::ostream&)>& write);
-// Fills an open file, without keep().
-void write_stream(OutputFile& file, const std::function<void(std::ostream&)>& write);
 
 }  // namespace stepgraph

@@ -1,6 +1,5 @@
 #include "engine/draw/dot.hpp"
 
-#include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <memory>
 #include <ostream>
 #include <sstream>
 #include <string_view>
@@ -353,17 +352,26 @@ class Writer {
 
 namespace {
 
-// Runs `dot`. Its stderr goes to the file `says`.
-int run_dot(const std::string& from, const std::string& to, const std::string& says) {
-  std::string arguments[] = {"dot", "-Tsvg", "-o", to, from};
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
+using Scratch = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+// A file without a name.
+Scratch scratch_file() {
+  Scratch file(std::tmpfile(), std::fclose);
+  if (!file) throw Error(ErrorKind::backend, str("svg: cannot make a temporary file: ", std::strerror(errno)));
+  return file;
+}
+
+// Runs `dot` on open files: names would reach it as options if they began with '-'.
+int run_dot(int from, int to, int says) {
+  char program[] = "dot", format[] = "-Tsvg";
+  char* const argv[] = {program, format, nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, says.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_adddup2(&actions, from, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, to, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, says, STDERR_FILENO);
   pid_t child     = 0;
-  const int error = ::posix_spawnp(&child, "dot", &actions, nullptr, argv.data(), environ);
+  const int error = ::posix_spawnp(&child, program, &actions, nullptr, argv, environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     throw Error(ErrorKind::backend, str("svg: cannot run Graphviz's 'dot': ", std::strerror(error),
@@ -400,14 +408,19 @@ void write_dot(const OrderedGraph& graph, const std::string& path, const DotOpti
 }
 
 void write_svg(const OrderedGraph& graph, const std::string& path, const DotOptions& options) {
+  std::ostringstream text;
+  write_dot(graph, text, options);
+  const std::string dot = std::move(text).str();
   OutputFile svg(path);
-  OutputFile dot(path + ".dot");  // this one and the next are removed at the end
-  const OutputFile log(path + ".log");
-  write_stream(dot, [&](std::ostream& out) { write_dot(graph, out, options); });
-  if (const int status = run_dot(dot.temporary(), svg.temporary(), log.temporary()); status != 0) {
-    std::ostringstream said;
-    said << std::ifstream(log.temporary()).rdbuf();
-    throw Error(ErrorKind::backend, str("svg: Graphviz's 'dot' failed with status ", status, ": ", said.str()));
+  const Scratch from = scratch_file(), says = scratch_file();
+  if (std::fwrite(dot.data(), 1, dot.size(), from.get()) != dot.size() || std::fflush(from.get()) != 0)
+    throw Error(ErrorKind::backend, str("svg: a temporary file cannot be written: ", std::strerror(errno)));
+  std::rewind(from.get());
+  if (const int status = run_dot(fileno(from.get()), svg.descriptor(), fileno(says.get())); status != 0) {
+    std::string said(4096, '\0');
+    std::rewind(says.get());
+    said.resize(std::fread(said.data(), 1, said.size(), says.get()));
+    throw Error(ErrorKind::backend, str("svg: Graphviz's 'dot' failed with status ", status, ": ", said));
   }
   svg.keep();
 }

@@ -135,7 +135,8 @@ std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& 
   std::ostringstream out;
   out.precision(8);
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
-      << "\" font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+      << "\" font-family=\"sans-serif\" font-size=\"11\">\n<!-- stepgraph -->\n<rect width=\"100%\" height=\"100%\" "
+         "fill=\"white\"/>\n"
       << "<text x=\"" << left << "\" y=\"20\" font-size=\"13\">" << title << "</text>\n";
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const double y = top + row_height * static_cast<double>(rank);

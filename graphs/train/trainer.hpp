@@ -15,16 +15,18 @@ class Checkpoint;  // graphs/models/checkpoint.hpp
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
 void set_weights(StepRun& run, const Checkpoint& checkpoint);
 
-// Writes config.json and model.safetensors, which Hugging Face transformers can load.
+// Writes config.json and model.safetensors, which Hugging Face transformers can load. The folder changes as a whole, and
+// its other files stay: engine/base/output_folder.hpp. Throws Error(run) for weights that are not finite; the folder is
+// then as it was.
 void save_model(const StepRun& run, const std::string& folder);
 // The gradients of the last run, before clipping, under the names of the tensors.
 void save_gradients(const StepRun& run, const std::string& path);
 
+// A step whose gradient norm is infinite or not a number leaves weights and optimizer state unchanged.
 struct StepResult {
   double loss      = 0;  // the mean over all tokens of the step, before the update
   double grad_norm = 0;  // before clipping, without the scale
-  // With loss scaling: the scale of this step, and whether its gradients overflowed. After an overflow weights and
-  // optimizer state are unchanged, and the norm is infinite or not a number.
+  // With loss scaling: the scale of this step, and whether its gradients overflowed.
   std::optional<double> loss_scale = {};
   bool skipped                     = false;
 };

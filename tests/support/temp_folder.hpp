@@ -14,8 +14,8 @@ namespace stepgraph::testing {
 // A temporary folder, removed by the destructor.
 class TempFolder {
  public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "stepgraph-test-XXXXXX").string();
+  explicit TempFolder(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {
+    std::string name = (where / "stepgraph-test-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
     path_ = name;
   }

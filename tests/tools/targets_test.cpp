@@ -104,16 +104,3 @@ TEST_CASE("files that cannot be written are refused before any work", "[tools][t
   for (const auto& entry : std::filesystem::directory_iterator(small.path("")))
     CHECK(entry.path().extension() != ".partial");
 }
-
-TEST_CASE("an atomically written file replaces only regular files", "[tools][refuses]") {
-  const sg::testing::TempFolder folder;
-  const std::string pipe = (folder / "pipe").string();
-  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK_THROWS_WITH(sg::write_text(pipe, "x"), ContainsSubstring("pipe: is not a regular file (a file, or a new name"));
-  CHECK(std::filesystem::is_fifo(pipe));
-  CHECK_THROWS_WITH(sg::write_text("/dev/null", "x"), ContainsSubstring("/dev/null: is not a regular file"));
-  CHECK_THROWS_WITH(sg::write_text(folder.path(), "x"), ContainsSubstring(": is a folder (a file, or a new name"));
-  sg::write_text(folder / "new", "x");
-  sg::write_text(folder / "new", "y");
-  CHECK(sg::testing::file_bytes(folder / "new") == "y");
-}

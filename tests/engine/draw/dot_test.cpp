@@ -394,7 +394,7 @@ SCENARIO("a picture that cannot be made leaves no partial file", "[engine][dot]"
   }
   GIVEN("a Graphviz that fails half way") {
     fs::create_directory(folder.path / "bin");
-    std::ofstream(folder.file("bin/dot")) << "#!/bin/sh\necho half > \"$3\"\necho 'out of ink' >&2\nexit 3\n";
+    std::ofstream(folder.file("bin/dot")) << "#!/bin/sh\necho half\necho 'out of ink' >&2\nexit 3\n";
     fs::permissions(folder.file("bin/dot"), fs::perms::owner_all);
     const OtherPath path(str(folder.file("bin"), ":", std::getenv("PATH")));
     THEN("the error quotes Graphviz, and the old picture stays") {

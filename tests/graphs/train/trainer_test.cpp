@@ -58,6 +58,48 @@ std::vector<double> values_of(const sg::StepRun& run, const std::string& name) {
 
 }  // namespace
 
+TEST_CASE("a step whose gradients are not finite changes nothing", "[graphs][trainer]") {
+  const auto kind   = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
+  const auto shard  = GENERATE(sg::Shard::none, sg::Shard::full);
+  const double clip = GENERATE(0.0, 1.0);
+  CAPTURE(static_cast<int>(kind), static_cast<int>(shard), clip);
+  const sg::Model model = sg::mlp({.layers = 2, .width = 16, .context = 8, .vocab = 32});
+  const sg::Plan plan{.layout = {.dp = 2}, .shard = {.strategy = shard}, .optimizer = {.kind = kind, .clip = clip}};
+  sg::LoopbackWorld world(plan.layout);
+  sg::Trainer trainer(model, plan, {.global = 4, .micro = 1, .seq = 8}, world, {.threads = 1});
+  const Tokens tokens(4 * 8 + 1, 3);
+  CHECK(std::isfinite(trainer.step(tokens).loss));
+  trainer.set_rate(1e30);
+  CHECK(std::isfinite(trainer.step(tokens).grad_norm));
+  std::vector<std::vector<double>> before;
+  const auto inventory = model.parameters();
+  for (const sg::Parameter& each : inventory.parameters()) before.push_back(values_of(trainer.run(), each.name));
+  CHECK_FALSE(std::isfinite(trainer.step(tokens).grad_norm));
+  std::size_t i = 0;
+  for (const sg::Parameter& each : inventory.parameters()) {
+    CAPTURE(each.name);
+    CHECK((values_of(trainer.run(), each.name) == before[i++]));
+  }
+}
+
+TEST_CASE("weights that are not finite are not saved, and the folder stays as it was", "[graphs][trainer][refuses]") {
+  const sg::testing::TempFolder folder;
+  const std::string path = (folder / "model").string();
+  const sg::Model model  = sg::mlp({.layers = 1, .width = 8, .context = 8, .vocab = 16});
+  sg::LoopbackWorld world(1);
+  sg::Trainer trainer(model, {}, {.global = 1, .micro = 1, .seq = 8}, world, {.threads = 1});
+  sg::set_fresh_weights(trainer.run(), 1);
+  sg::save_model(trainer.run(), path);
+  const std::string good = sg::testing::file_bytes(path + "/model.safetensors");
+  const double bad       = GENERATE(std::nan(""), HUGE_VAL);
+  trainer.run().set_weights([bad](const std::string&, const sg::TensorShape&, const sg::Init&,
+                                  std::span<double> values) { values.back() = bad; });
+  CHECK_THROWS_WITH(sg::save_model(trainer.run(), path),
+                    ContainsSubstring("not saved: element ") && ContainsSubstring("(finite weights)"));
+  CHECK(sg::testing::file_bytes(path + "/model.safetensors") == good);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+}
+
 TEST_CASE("greedy generation gives the same tokens in every layout", "[graphs][trainer]") {
   const std::string name    = GENERATE("gpt2-tiny", "llama-tiny");
   const Continued reference = continued(name, {});

@@ -1,0 +1,47 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stepgraph {
+
+// A folder that changes as a whole: before keep() its name has the old files, afterwards the new ones, and at no moment
+// some of each, even if the process is killed or another one writes the same folder. Files are written to temporary(),
+// a folder beside it. keep() exchanges the two and removes the old one.
+//
+// - Other files that the folder has, such as a tokenizer, are carried over, as hard links or copies. Owner and mode of
+//   the folder are kept. If `path` is a link, the folder that it leads to is replaced.
+// - What a killed process left, PATH.partial-RANDOM, is removed by the next OutputFolder of the same name.
+// - A file system that cannot exchange two folders (NFS, for example) renames twice: the old one to PATH.old-RANDOM,
+//   then the new one from PATH.new-RANDOM. A process that is killed in between leaves both: interrupted_folders().
+// - If keep() fails, the new folder is kept as PATH.new-RANDOM, which the message names.
+//
+// Throws Error(config) where `path` is no folder, is a mount point, or is or holds the current folder: those cannot be
+// exchanged. Throws Error(backend) with the system's reason.
+class OutputFolder {
+ public:
+  explicit OutputFolder(const std::string& path);
+  OutputFolder(const OutputFolder&)            = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+  ~OutputFolder();  // removes the temporary folder unless keep() was called
+
+  [[nodiscard]] const std::string& temporary() const noexcept { return temporary_; }
+  void keep();
+
+ private:
+  [[noreturn]] void fail(std::string_view doing) const;
+  void put_in_place();
+  [[nodiscard]] std::string exchange();
+  void remove_replaced(const std::string& replaced) const;
+
+  std::string name_;       // as given, for messages
+  std::string path_;       // absolute, without links
+  std::string temporary_;  // empty: kept
+  int descriptor_ = -1;    // of the temporary folder, locked
+};
+
+// What an OutputFolder of the same name left when it was killed or failed: PATH.old-RANDOM, the folder before, and
+// PATH.new-RANDOM, the one that should have replaced it. They are never removed automatically.
+[[nodiscard]] std::vector<std::string> interrupted_folders(const std::string& path);
+
+}  // namespace stepgraph

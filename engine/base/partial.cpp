@@ -1,0 +1,103 @@
+#include "engine/base/partial.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <string_view>
+#include <system_error>
+
+#include "engine/base/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view digits  = "0123456789abcdef";
+constexpr std::size_t num_digits   = 16;
+constexpr std::string_view between = ".partial-";
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  if (number_ >= 0) ::close(number_);
+}
+
+std::string random_suffix() {
+  std::random_device random;
+  std::string suffix;
+  while (suffix.size() < num_digits) suffix += digits[random() % digits.size()];
+  return suffix;
+}
+
+bool is_random_suffix(std::string_view text) {
+  return text.size() == num_digits && text.find_first_not_of(digits) == text.npos;
+}
+
+std::string folder_of(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+std::string system_reason(int number) { return std::generic_category().message(number); }
+
+bool is_named(const std::string& name, const Descriptor& descriptor) {
+  struct stat named {};
+  struct stat open {};
+  return ::lstat(name.c_str(), &named) == 0 && ::fstat(descriptor.get(), &open) == 0 && named.st_dev == open.st_dev &&
+         named.st_ino == open.st_ino;
+}
+
+Partial make_partial(const std::string& path, bool folder) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = str(path, between, random_suffix());
+    if (folder && ::mkdir(name.c_str(), 0777) != 0) {
+      if (errno == EEXIST) continue;
+      return {};
+    }
+    // O_EXCL and O_NOFOLLOW: a file or link that somebody has put there is not written through.
+    const int flags = folder ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL;
+    Descriptor descriptor(::open(name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (!descriptor.is_open()) {
+      if (errno == EEXIST || (folder && errno == ENOENT)) continue;
+      return {};
+    }
+    while (::flock(descriptor.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    // Another process may have removed it as a leftover just before the lock.
+    if (is_named(name, descriptor)) return {name, std::move(descriptor)};
+  }
+  errno = EEXIST;
+  return {};
+}
+
+void remove_leftovers(const std::string& path) {
+  const std::string begin = str(fs::path(path).filename().string(), between);
+  std::error_code error, ignored;
+  for (fs::directory_iterator entry(folder_of(path), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(begin) || !is_random_suffix(std::string_view(name).substr(begin.size()))) continue;
+    const Descriptor leftover(::open(entry->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    // Where the file system has no locks, nothing is removed.
+    if (leftover.is_open() && ::flock(leftover.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry->path(), ignored);
+  }
+}
+
+void copy_owner_and_mode(const struct stat& from, int to) {
+  struct stat own {};
+  if (::fstat(to, &own) != 0) return;
+  const bool same_owner = from.st_uid == own.st_uid && from.st_gid == own.st_gid;
+  // Only root can give a file away, but everybody can give it to a group of their own.
+  const bool given = same_owner || ::fchown(to, from.st_uid, from.st_gid) == 0 ||
+                     ::fchown(to, static_cast<uid_t>(-1), from.st_gid) == 0;
+  static_cast<void>(::fchmod(to, from.st_mode & (given ? 07777 : 0777)));
+}
+
+}  // namespace stepgraph

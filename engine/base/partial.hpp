@@ -1,0 +1,53 @@
+#pragma once
+#include <sys/stat.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+// Temporary files and folders, beside the name that they will have: for OutputFile and OutputFolder.
+namespace stepgraph {
+
+// An open file or folder. The destructor closes it.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor();
+
+  [[nodiscard]] int get() const noexcept { return number_; }
+  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+  [[nodiscard]] int release() noexcept { return std::exchange(number_, -1); }
+
+ private:
+  int number_ = -1;
+};
+
+// PATH.partial-SUFFIX, open and locked: a file for writing, or a folder. The lock (flock) tells other processes that
+// this one is still at work.
+struct Partial {
+  std::string name      = {};
+  Descriptor descriptor = {};  // not open: failed, and errno says why
+};
+[[nodiscard]] Partial make_partial(const std::string& path, bool folder);
+
+// Removes the partial files and folders of `path` that nobody holds: their processes have ended.
+void remove_leftovers(const std::string& path);
+
+[[nodiscard]] std::string random_suffix();                     // 16 hexadecimal digits
+[[nodiscard]] bool is_random_suffix(std::string_view text);    // text of that form
+[[nodiscard]] std::string folder_of(const std::string& path);  // the folder in which `path` is
+[[nodiscard]] std::string system_reason(int number);           // the system's text for an errno
+
+// Whether `name` is still the file or folder that is open.
+[[nodiscard]] bool is_named(const std::string& name, const Descriptor& descriptor);
+
+// Gives an open file or folder the owner and mode of another, as far as the system allows.
+void copy_owner_and_mode(const struct stat& from, int to);
+
+}  // namespace stepgraph

@@ -1,0 +1,20 @@
+#pragma once
+#include <functional>
+
+namespace stepgraph::testing {
+
+enum class Ended { killed, done, failed };  // failed: it threw
+
+// Runs `work` in a child process that is killed at its system call number `call`, from 0, before the call does
+// anything. Done: the work has fewer calls. Throws std::runtime_error where processes cannot be traced.
+[[nodiscard]] Ended run_killed_at(int call, const std::function<void()>& work);
+
+// Runs `work` in a child process. Returns its process id; wait_for() waits for its end.
+[[nodiscard]] int start_child(const std::function<void()>& work);
+[[nodiscard]] Ended wait_for(int child);
+
+// From now on, this process cannot exchange two files: renameat2 says EINVAL, as on file systems without that. For
+// child processes, because it cannot be undone.
+void forbid_exchange();
+
+}  // namespace stepgraph::testing
