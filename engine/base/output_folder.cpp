@@ -101,7 +101,7 @@ void carry_over(const fs::path& from, const fs::path& to) {
 }  // namespace
 
 OutputFolder::OutputFolder(const std::string& path) : name_(path) {
-  if (path.empty()) refuse("folder: the name is empty (a folder's name)");
+  if (path.empty()) refuse("folder: the name is empty (a folder name)");
   std::error_code error;
   path_ = resolved(path, error);
   if (error) refuse(str(path, ": ", error.message(), " (a folder, or a new name)"));

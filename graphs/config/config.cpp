@@ -211,6 +211,8 @@ Config parse(std::string_view text, std::span<const std::string> overrides, cons
   } catch (const Error& error) {
     throw Error(error.kind(), file.empty() ? error.what() : str(file, ": ", error.what()));
   }
+  // The line of type "config" that `train --json` prints is a config.
+  if (const JsonValue* type = value.find("type"); type && *type == "config") value.erase("type");
   for (const std::string& assignment : overrides) apply_override(value, assignment);
   return read(value);
 }

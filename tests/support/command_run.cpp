@@ -10,6 +10,10 @@ Outcome run_stepgraph(const std::string& arguments) {
   return run_command(str("ASAN_OPTIONS=detect_leaks=0 ", command_path(), " ", arguments));
 }
 
+Outcome run_bash(const std::string& script) {
+  return run_command("ASAN_OPTIONS=detect_leaks=0 bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
+}
+
 std::vector<JsonValue> json_lines(const std::string& text) {
   std::vector<JsonValue> lines;
   std::istringstream in(text);

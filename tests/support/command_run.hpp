@@ -14,6 +14,9 @@ namespace stepgraph::testing {
 // build (tests/tools/leaks_test.cpp has its own).
 [[nodiscard]] Outcome run_stepgraph(const std::string& arguments);
 
+// Runs a script of bash.
+[[nodiscard]] Outcome run_bash(const std::string& script);
+
 // The JSON values of a text that has one in each line.
 [[nodiscard]] std::vector<JsonValue> json_lines(const std::string& text);
 

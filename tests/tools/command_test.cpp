@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "engine/run/tsan.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
@@ -18,6 +19,8 @@ TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
     CHECK(help.exit_code == 0);
     CHECK_THAT(help.out, ContainsSubstring("Example: stepgraph"));
   }
+  CHECK_THAT(run_stepgraph("--help").out, ContainsSubstring("130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP"));
+  CHECK_THAT(run_stepgraph("train --help").out, ContainsSubstring("130, 143 or 129") && ContainsSubstring("--force"));
   const auto version = run_stepgraph("--version");
   CHECK(version.exit_code == 0);
   CHECK_THAT(version.out, ContainsSubstring("stepgraph 0.") && ContainsSubstring("CUDA"));
@@ -25,21 +28,57 @@ TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
 
 TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][refuses]") {
   for (const auto& [arguments, why] :
-       {std::pair{"", "subcommand is required"}, std::pair{"brench", "brench"}, std::pair{"bench overheat", "overheat"},
-        std::pair{"bench overhead --threads 0", "--threads"}, std::pair{"bench overhead --nodes many", "--nodes"},
-        std::pair{"bench overhead --fast", "--fast"}, std::pair{"bench collectives --ranks 1", "--ranks"},
+       {std::pair{"", "subcommand is required"},
+        std::pair{"brench", "brench"},
+        std::pair{"bench overheat", "overheat"},
+        std::pair{"bench overhead --threads 0", "--threads"},
+        std::pair{"bench overhead --nodes many", "--nodes"},
+        std::pair{"bench overhead --fast", "--fast"},
+        std::pair{"bench collectives --ranks 1", "--ranks"},
         std::pair{"bench collectives --ops all_reduse", "all_reduse"},
-        std::pair{"bench collectives --algorithms magic", "magic"}, std::pair{"bench collectives --sizes 0", "--sizes"},
+        std::pair{"bench collectives --algorithms magic", "magic"},
+        std::pair{"bench collectives --sizes 0", "--sizes"},
         std::pair{"bench adam --elements 0", "--elements"},
         std::pair{"train run.json --backend cuda",
                   "unknown option '--backend' (a key of the config is changed with --set"},
-        std::pair{"brench --fast", "unknown subcommand 'brench'"},
+        std::pair{"brench --fast", "unknown subcommand 'brench' (did you mean bench? known: "},
+        std::pair{"trian run.json", "unknown subcommand 'trian' (did you mean train? known: "},
+        std::pair{"bench colectives", "unknown subcommand 'colectives' (did you mean collectives? known: "},
+        std::pair{"train run.json --stesp 5", "unknown option '--stesp' (did you mean --steps?)"},
+        std::pair{"train run.json --stesp=5", "unknown option '--stesp' (did you mean --steps?)"},
+        std::pair{"train --sav model", "unknown option '--sav' (did you mean --save?)"},
+        std::pair{"schedule --stagse 4", "unknown option '--stagse' (did you mean --stages?)"},
+        std::pair{"bench copy --bytes 24G", "'24G' is not a size"},
+        std::pair{"bench copy --bytes 1TiB", "--bytes"},
+        std::pair{"bench collectives --sizes 4KiB,x", "'x' is not a size"},
         std::pair{"bench adam now", "unexpected argument 'now'"}}) {
     CAPTURE(arguments);
     const auto outcome = run_stepgraph(arguments);
     CHECK(outcome.exit_code == 2);
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, ContainsSubstring("stepgraph") && ContainsSubstring(why) && ContainsSubstring("--help"));
+  }
+}
+
+TEST_CASE("sizes can be given with units", "[tools][command]") {
+  const auto outcome =
+      run_stepgraph("bench collectives --json --ranks 2 --ops all_reduce --runs 1 --sizes 4KiB,1kB,64");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  std::vector<std::int64_t> sizes;
+  for (const auto& line : sg::testing::json_lines(outcome.out)) sizes.push_back(line.at("bytes").as_integer());
+  CHECK(sizes == std::vector<std::int64_t>{4096, 1000, 64});
+}
+
+TEST_CASE("more threads than cores are warned about", "[tools][command]") {
+  const sg::testing::SmallRun small;
+  const std::string cores = std::to_string(sg::num_cores());
+  CHECK(small.run("train", "--steps 1 --json --threads " + cores).err.empty());
+  for (const char* command : {"train", "eval"}) {
+    const auto outcome = small.run(command, "--steps 1 --json --threads 1000");
+    CHECK(outcome.exit_code == 0);
+    CHECK_THAT(outcome.err, ContainsSubstring("stepgraph: 1000 threads are more than the " + cores + " core") &&
+                                ContainsSubstring("(0 uses all of them)"));
   }
 }
 

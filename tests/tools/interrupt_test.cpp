@@ -18,6 +18,7 @@ int ending_signal(const Work& work) {
   if (child == 0) {
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
     work();
     _exit(0);
   }
@@ -29,12 +30,15 @@ int ending_signal(const Work& work) {
 }  // namespace
 
 TEST_CASE("the first signal is noted", "[tools][interrupt]") {
-  const int first = GENERATE(SIGINT, SIGTERM);
+  const int first = GENERATE(SIGINT, SIGTERM, SIGHUP);
+  signal(SIGHUP, SIG_DFL);
   {
     const cli::Interrupt interrupt;
     CHECK_FALSE(interrupt.requested());
     raise(first);
     CHECK(interrupt.requested());
+    CHECK(interrupt.signal() == first);
+    CHECK(cli::Interrupted(interrupt, "why").signal == first);
   }
   const cli::Interrupt next;
   CHECK_FALSE(next.requested());
@@ -71,5 +75,15 @@ TEST_CASE("a job in the background can be interrupted, and ignores the signal ag
             if (!interrupt.requested()) raise(SIGKILL);
           }
           raise(SIGINT);
+        }) == 0);
+}
+
+TEST_CASE("a hangup that is ignored, as under nohup, stays ignored", "[tools][interrupt]") {
+  CHECK(ending_signal([] {
+          signal(SIGHUP, SIG_IGN);
+          const cli::Interrupt interrupt;
+          raise(SIGHUP);
+          raise(SIGHUP);
+          if (interrupt.requested()) raise(SIGKILL);
         }) == 0);
 }

@@ -21,7 +21,8 @@ using stepgraph::testing::TerminalForStderr;
 
 namespace {
 
-constexpr cli::ProgressState half{.done = 50, .total = 100, .loss = 5.4321, .tokens_per_s = 12'345, .seconds = 83};
+constexpr cli::ProgressState half{
+    .done = 50, .total = 100, .loss = 5.4321, .grad_norm = 1.2468, .tokens_per_s = 12'345, .seconds_per_step = 1.66};
 
 // Redirects stderr into a pipe and returns what was written.
 class StderrInPipe {
@@ -49,10 +50,10 @@ class StderrInPipe {
 
 }  // namespace
 
-TEST_CASE("progress shows the step, the loss, the speed and the time left", "[tools][progress]") {
+TEST_CASE("progress shows the step, the loss, the norm, the speed and the time left", "[tools][progress]") {
   CHECK(cli::progress_text("train", half, 80) ==
-        "train 50/100 [===========>           ]  loss 5.4321  12.3k tokens/s  1m 23s left");
-  CHECK(cli::progress_text("train", {.done = 100, .total = 100, .loss = 1, .seconds = 3}, 80) ==
+        "train 50/100 [======>     ]  loss 5.4321  norm 1.25  12.3k tokens/s  1m 23s left");
+  CHECK(cli::progress_text("train", {.done = 100, .total = 100, .loss = 1, .seconds_per_step = 3}, 80) ==
         "train 100/100 [========================================]  loss 1");
   CHECK(cli::progress_text("eval", {.done = 0, .total = 7}, 30) == "eval 0/7 [>                  ]");
 }
@@ -62,12 +63,31 @@ TEST_CASE("progress fits the columns and leaves out the least important parts fi
     CAPTURE(columns);
     CHECK(cli::progress_text("train", half, columns).size() <= static_cast<std::size_t>(columns));
   }
-  CHECK(cli::progress_text("train", half, 60) == "train 50/100  loss 5.4321  12.3k tokens/s  1m 23s left");
-  CHECK(cli::progress_text("train", half, 52) == "train 50/100 [=====>     ]  loss 5.4321  1m 23s left");
+  CHECK(cli::progress_text("train", half, 70) == "train 50/100  loss 5.4321  norm 1.25  12.3k tokens/s  1m 23s left");
+  CHECK(cli::progress_text("train", half, 50) == "train 50/100  loss 5.4321  norm 1.25  1m 23s left");
   CHECK(cli::progress_text("train", half, 39) == "train 50/100  loss 5.4321  1m 23s left");
   CHECK(cli::progress_text("train", half, 27) == "train 50/100  1m 23s left");
   CHECK(cli::progress_text("train", half, 12) == "train 50/100");
   CHECK(cli::progress_text("train", half, 7) == "train 5");
+}
+
+TEST_CASE("the time left goes down during a step, and follows the speed of the run", "[tools][progress]") {
+  const auto left = [](double seconds_per_step, double waited_s) {
+    return cli::progress_text("train", {.done = 8, .total = 10, .seconds_per_step = seconds_per_step}, 30, false,
+                              waited_s);
+  };
+  CHECK(left(60, 0) == "train 8/10  2m 00s left");
+  CHECK(left(60, 25) == "train 8/10  1m 35s left");
+  CHECK(left(60, 500) == "train 8/10  1m 00s left");  // a slow step; the one after it is still to come
+  cli::Pace pace;
+  pace.add(9);
+  CHECK(pace.seconds_per_step() == 9);
+  pace.add(1);
+  CHECK(pace.seconds_per_step() == 5);
+  for (int step = 0; step < 100; ++step) pace.add(2);
+  CHECK(pace.seconds_per_step() < 2.01);
+  for (int step = 0; step < 30; ++step) pace.add(4);
+  CHECK(pace.seconds_per_step() > 3.8);
 }
 
 TEST_CASE("durations are short", "[tools][progress]") {
@@ -86,10 +106,11 @@ TEST_CASE("on a terminal progress redraws one line and removes it at the end", "
   {
     TerminalForStderr terminal(50);
     {
-      cli::Progress progress({.redraw_every = std::chrono::milliseconds(0)});
+      cli::Progress progress({.redraw_every = std::chrono::milliseconds(0), .tick = std::chrono::hours(1)});
       for (const int columns : {50, 50, 40, 20, 70}) {
         terminal.resize(columns);
-        progress.show({.done = static_cast<std::int64_t>(lines.size()) + 1, .total = 9, .loss = 2.5, .seconds = 4});
+        progress.show(
+            {.done = static_cast<std::int64_t>(lines.size()) + 1, .total = 9, .loss = 2.5, .seconds_per_step = 4});
         all += terminal.written();
         lines.push_back(last_line(all));
         if (lines.back().size() >= static_cast<std::size_t>(columns)) lines.back() += " (too long)";
@@ -103,10 +124,10 @@ TEST_CASE("on a terminal progress redraws one line and removes it at the end", "
   }
   CHECK(lines == std::vector<std::string>{
                      "train 1/9 [=>               ]  loss 2.5  32s left",
-                     "train 2/9 [===>             ]  loss 2.5  14s left",
-                     "train 3/9 [==>     ]  loss 2.5  8s left",
-                     "train 4/9  5s left",
-                     "train 5/9 [=====================>                ]  loss 2.5  4s left",
+                     "train 2/9 [===>             ]  loss 2.5  28s left",
+                     "train 3/9  loss 2.5  24s left",
+                     "train 4/9  20s left",
+                     "train 5/9 [====================>                ]  loss 2.5  16s left",
                      "",
                  });
   CHECK(std::count(all.begin(), all.end(), '\n') == 1);
@@ -118,11 +139,27 @@ TEST_CASE("on a terminal progress is not drawn more often than it can be read", 
   std::string all;
   {
     TerminalForStderr terminal(80);
-    cli::Progress progress({.redraw_every = std::chrono::hours(1)});
+    cli::Progress progress({.redraw_every = std::chrono::hours(1), .tick = std::chrono::hours(1)});
     for (int step = 1; step <= 1000; ++step) progress.show({.done = step, .total = 1000});
     all = terminal.written();
   }
   CHECK(std::count(all.begin(), all.end(), '\r') == 2);  // the first and the last
+}
+
+TEST_CASE("on a terminal the time left is drawn again while a step runs", "[tools][progress]") {
+  std::string all;
+  {
+    TerminalForStderr terminal(80);
+    cli::Progress progress({.tick = std::chrono::milliseconds(200)});
+    progress.show({.done = 1, .total = 9, .seconds_per_step = 3000});
+    while (std::count(all.begin(), all.end(), '\r') < 4) all += terminal.written();
+    progress.clear();
+    const std::string rest = terminal.written();
+    all += rest;
+    CHECK(terminal.written().empty());  // nothing is drawn before the next step
+  }
+  CHECK(last_line(all).empty());
+  CHECK_THAT(all, ContainsSubstring("train 1/9 [") && ContainsSubstring("6h "));
 }
 
 TEST_CASE("without a terminal progress is a few plain lines at most", "[tools][progress]") {

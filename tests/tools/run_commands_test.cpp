@@ -24,6 +24,7 @@ TEST_CASE("eval gives the mean loss over the data, in any layout", "[tools][eval
   CHECK(lines[0].at("type") == "eval");
   CHECK(lines[0].at("steps") == 12);
   CHECK(lines[0].at("tokens") == 12 * 32);
+  CHECK(lines[0].at("tokens_left_out") == 393 - 1 - 12 * 32);
   const double loss = lines[0].at("loss").as_real();
   CHECK(std::abs(loss - std::log(256)) < 0.1);  // fresh weights predict all tokens equally
   CHECK(std::abs(lines[0].at("perplexity").as_real() - std::exp(loss)) < 1e-9);
@@ -35,7 +36,11 @@ TEST_CASE("eval gives the mean loss over the data, in any layout", "[tools][eval
   // Before the first update, the loss of a batch is that of training.
   const double first = json_lines(small.run("eval", "--json --steps 1").out)[0].at("loss").as_real();
   CHECK(json_lines(small.run("train", "--json --steps 1").out)[2].at("loss") == first);
-  CHECK_THAT(small.run("eval", "--steps 2").out, StartsWith("loss 5.") && ContainsSubstring("(64 tokens, "));
+  CHECK_THAT(small.run("eval", "--steps 2").out, StartsWith("loss 5.") && ContainsSubstring("(64 tokens, ") &&
+                                                     ContainsSubstring(" tokens/s; the last 328 tokens are left out)"));
+  CHECK_THAT(small.run("eval").out,
+             ContainsSubstring(" tokens/s; the last 8 tokens, too few for a batch, are left out)"));
+  CHECK_THAT(small.run("eval", "--steps 2 --set 'data={\"synthetic\": 1}'").out, !ContainsSubstring("left out"));
 }
 
 TEST_CASE("generate continues ids with ids and text with text, the same in every layout", "[tools][generate]") {

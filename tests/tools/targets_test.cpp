@@ -1,12 +1,9 @@
 // Output files of commands: checked before the work, written after it.
-#include <sys/stat.h>
-
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <filesystem>
+#include <fstream>
 
-#include "engine/base/error.hpp"
-#include "engine/base/output_file.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
 
@@ -17,16 +14,12 @@ using sg::testing::SmallRun;
 
 namespace {
 
-sg::testing::Outcome bash(const std::string& script) {
-  return sg::testing::run_command("bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
-}
-
 // Trains without end, runs `meanwhile` after some steps, and interrupts.
 sg::testing::Outcome interrupted_run(const SmallRun& small, const std::string& more, const std::string& meanwhile) {
-  return bash(sg::testing::command_path() + " train " + small.config() +
-              " --json --set 'data={\"synthetic\": 1}' --steps 1000000 " + more + " > " + small.path("out") +
-              " &\nwhile kill -0 $! && ! grep -q '\"step\":2,' " + small.path("out") + "; do sleep 0.05; done\n" +
-              meanwhile + "\nkill -INT $!\nwait $!");
+  return sg::testing::run_bash(sg::testing::command_path() + " train " + small.config() +
+                               " --json --set 'data={\"synthetic\": 1}' --steps 1000000 " + more + " > " +
+                               small.path("out") + " &\nwhile kill -0 $! && ! grep -q '\"step\":2,' " +
+                               small.path("out") + "; do sleep 0.05; done\n" + meanwhile + "\nkill -INT $!\nwait $!");
 }
 
 }  // namespace
@@ -35,8 +28,8 @@ TEST_CASE("a model is saved even if the reader of stdout has gone", "[tools][tra
   const SmallRun small;
   for (const std::string json : {"", "--json"}) {
     const std::string kept = small.path("kept" + json);
-    const auto outcome = bash("exec 3> >(true); wait $!\n" + sg::testing::command_path() + " train " + small.config() +
-                              " " + json + " --steps 1 --save " + kept + " >&3");
+    const auto outcome = sg::testing::run_bash("exec 3> >(true); wait $!\n" + sg::testing::command_path() + " train " +
+                                               small.config() + " " + json + " --steps 1 --save " + kept + " >&3");
     CHECK(outcome.exit_code == 0);
     CHECK(outcome.err.empty());
     CHECK(std::filesystem::exists(kept + "/model.safetensors"));
@@ -61,7 +54,7 @@ TEST_CASE("a schedule file is not read again at the end of a run", "[tools][trai
           0);
   const std::string layout = " --set layout.pp=2 --trace " + small.path("t.json");
   const auto outcome       = interrupted_run(small, "--set pipeline.schedule=" + schedule + layout, "rm " + schedule);
-  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.exit_code == 130);
   CHECK_THAT(outcome.err, ContainsSubstring("interrupted after "));
   const auto lines = json_lines(sg::testing::file_bytes(small.path("out")));
   REQUIRE(lines.size() > 3);
@@ -74,25 +67,26 @@ TEST_CASE("a schedule file is not read again at the end of a run", "[tools][trai
 
 TEST_CASE("files that cannot be written are refused before any work", "[tools][train][refuses]") {
   const SmallRun small;
-  REQUIRE(mkfifo(small.path("pipe").c_str(), 0600) == 0);
   std::filesystem::create_directories(small.path("model/model.safetensors"));
+  std::filesystem::create_directory(small.path("folder"));
   const std::string long_name(250, 'x'), longer_name(300, 'x');
   for (const auto& [command, more, why] :
        sg::testing::some_of(std::vector<std::tuple<std::string, std::string, std::string>>{
-           {"train", "--trace " + small.path("pipe"), "pipe': is not a regular file (a file, or a new name)"},
-           {"train", "--trace /proc/t.json", "--trace '/proc/t.json': cannot be written: "},
-           {"train", "--trace " + small.path(long_name), "xxx': cannot be written: File name too long"},
+           {"train", "--trace " + small.path("folder"), "folder: is a folder (a file, or a new name)"},
+           {"train", "--trace /proc/t.json", "--trace /proc/t.json: cannot be created: "},
+           {"train", "--trace " + small.path(long_name), "xxx: cannot be created: File name too long"},
            {"train", "--trace -", "--trace -: stdout is for the results (a file name)"},
-           {"train", "--dump-grads /dev/null", "--dump-grads '/dev/null': is not a regular file"},
-           {"train", "--dump-grads /proc/g.safetensors", "--dump-grads '/proc/g.safetensors': cannot be written: "},
+           {"train", "--dump-grads /proc/g.safetensors", "--dump-grads /proc/g.safetensors: cannot be created: "},
            {"train", "--dump-grads " + small.path(longer_name + "/x"), "': there is no folder "},
            {"train", "--dump-grads -", "--dump-grads -: stdout is for the results (a file name)"},
-           {"train", "--save " + small.path("model"), "model/model.safetensors': is a folder (a file name)"},
-           {"train", "--save /proc", "--save '/proc/config.json': cannot be written: "},
-           {"train", "--save " + small.path(longer_name), "': the folder cannot be created: File name too long"},
+           {"train", "--save " + small.path("model"), "model': model.safetensors in it is a folder (a file)"},
+           {"train", "--save /proc", "--save /proc: is a mount point, which cannot be replaced at once"},
+           {"train", "--save /proc/model", "--save /proc/model: cannot be created"},
+           {"train", "--save " + small.path(longer_name), "File name too long"},
            {"train", "--save -", "--save -: stdout is for the results (a folder name)"},
-           {"graph", "--svg " + small.path("pipe"), "pipe': is not a regular file"},
-           {"graph", "--dot " + small.path(longer_name), "': cannot be written: File name too long"},
+           {"train", "--save ''", "--save '': is empty (a folder name)"},
+           {"graph", "--svg " + small.path("folder"), "folder: is a folder"},
+           {"graph", "--dot " + small.path(longer_name), ": cannot be created: File name too long"},
        })) {
     CAPTURE(command, more);
     const auto outcome = small.run(command, more);
@@ -100,7 +94,86 @@ TEST_CASE("files that cannot be written are refused before any work", "[tools][t
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, ContainsSubstring("stepgraph " + command) && ContainsSubstring(why));
   }
-  CHECK(std::filesystem::is_fifo(small.path("pipe")));
   for (const auto& entry : std::filesystem::directory_iterator(small.path("")))
-    CHECK(entry.path().extension() != ".partial");
+    CHECK(entry.path().string().find(".partial") == std::string::npos);
+}
+
+namespace {
+
+// An option that writes a file, with the rest of its command.
+struct FileOption {
+  std::string command, option;
+};
+const std::vector<FileOption> file_options = {{"train CONFIG --steps 1", "--trace"},
+                                              {"train CONFIG --steps 1", "--dump-grads"},
+                                              {"graph CONFIG", "--dot"},
+                                              {"graph CONFIG", "--svg"},
+                                              {"schedule --kind 1f1b --stages 2 --microbatches 4", "--csv"},
+                                              {"schedule --kind 1f1b --stages 2 --microbatches 4", "--svg"},
+                                              {"bench copy --backend loopback --dry-run", "--trace"}};
+
+sg::testing::Outcome run(const SmallRun& small, const FileOption& what, const std::string& path,
+                         const std::string& more = "") {
+  std::string command = what.command;
+  if (const auto at = command.find("CONFIG"); at != command.npos) command.replace(at, 6, small.config());
+  return sg::testing::run_stepgraph(command + " " + what.option + "=" + path + " " + more);
+}
+
+}  // namespace
+
+TEST_CASE("only files that stepgraph wrote are replaced, unless --force is given", "[tools][refuses]") {
+  const SmallRun small;
+  for (const FileOption& what : sg::testing::some_of(file_options)) {
+    CAPTURE(what.command, what.option);
+    const std::string path = small.path("out");
+    std::ofstream(path) << "my notes\n";
+    const auto refused = run(small, what, path);
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.out.empty());
+    CHECK_THAT(refused.err, ContainsSubstring(what.option + " '" + path +
+                                              "': was not written by stepgraph (a new name, "
+                                              "or --force to replace it)"));
+    CHECK(sg::testing::file_bytes(path) == "my notes\n");
+    CHECK(run(small, what, path, "--force").exit_code == 0);
+    const std::string written = sg::testing::file_bytes(path);
+    CHECK(written.size() > 20);
+    // The same command again, and onto an empty file.
+    CHECK(run(small, what, path).exit_code == 0);
+    std::ofstream(path, std::ios::trunc).close();
+    CHECK(run(small, what, path).exit_code == 0);
+    CHECK(sg::testing::file_bytes(path).size() > 20);
+    CHECK(run(small, what, "/dev/null").exit_code == 0);
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_CASE("files go to a pipe as they do to a file", "[tools][train]") {
+  const SmallRun small;
+  const std::string pipe = small.path("pipe");
+  const auto piped       = sg::testing::run_bash("mkfifo " + pipe + "\n" + sg::testing::command_path() + " graph " +
+                                                 small.config() + " --dot " + pipe + " &\ncat " + pipe + "\nwait $!");
+  CHECK(piped.exit_code == 0);
+  CHECK_THAT(piped.out, ContainsSubstring("digraph stepgraph {"));
+  CHECK(std::filesystem::is_fifo(pipe));
+}
+
+TEST_CASE("a file name that begins with a dash is a file name", "[tools][graph]") {
+  const SmallRun small;
+  const auto outcome =
+      sg::testing::run_bash("cd " + small.path("") + " && " + sg::testing::command_path() + " graph " + small.config() +
+                            " --svg=-Tpng.svg --dot=-o.dot && " + sg::testing::command_path() + " train " +
+                            small.config() + " --steps 1 --save=--model");
+  CAPTURE(outcome.err);
+  CHECK(outcome.exit_code == 0);
+  CHECK_THAT(sg::testing::file_bytes(small.path("-Tpng.svg")), ContainsSubstring("<svg"));
+  CHECK_THAT(sg::testing::file_bytes(small.path("-o.dot")), ContainsSubstring("digraph"));
+  CHECK(std::filesystem::exists(small.path("--model/model.safetensors")));
+}
+
+TEST_CASE("simulate --calibrate replaces only calibrations", "[tools][refuses]") {
+  const SmallRun small;
+  const auto outcome = small.run("simulate", "--calibrate --machine " + small.path("text.txt"));
+  CHECK(outcome.exit_code == 2);
+  CHECK_THAT(outcome.err, ContainsSubstring("--calibrate: would replace a file that is no calibration") &&
+                              ContainsSubstring("--force"));
 }

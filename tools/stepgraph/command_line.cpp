@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/nearest.hpp"
+#include "engine/base/size.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -34,6 +36,32 @@ std::string path_of(const CLI::App& app) {
 
 bool is_option(const std::string& text) { return text.size() > 1 && text[0] == '-' && text != "--"; }
 
+std::string unknown_option(const CLI::App& app, const std::string& argument) {
+  const std::string given = argument.substr(0, argument.find('='));
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  std::string hint = did_you_mean(given, std::vector<std::string_view>(names.begin(), names.end()));
+  if (!hint.empty()) {
+    hint.pop_back();
+  } else if (app.get_option_no_throw("--set") != nullptr) {
+    hint = "a key of the config is changed with --set, as in --set layout.dp=2";
+  }
+  return str("unknown option '", given, "'", hint.empty() ? "" : str(" (", hint, ")"));
+}
+
+std::string unknown_subcommand(const CLI::App& app, const std::string& given) {
+  std::vector<std::string_view> names;
+  std::string known;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(sub->get_name());
+    known += (known.empty() ? "" : ", ") + sub->get_name();
+  }
+  return str("unknown subcommand '", given, "' (", did_you_mean(given, names), "known: ", known, ")");
+}
+
 // Describes an error in the arguments. CLI11's own message does not name an unknown subcommand.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* last = &app;
@@ -43,16 +71,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   if (unknown.empty() || (error.get_name() != "RequiredError" && !extra)) return error.what();
   if (extra) {
     const auto option = std::find_if(unknown.begin(), unknown.end(), is_option);
-    if (option == unknown.end()) return str("unexpected argument '", unknown.front(), "'");
-    const bool has_config = last->get_option_no_throw("--set") != nullptr;
-    return str("unknown option '", *option, "'",
-               has_config ? " (a key of the config is changed with --set, as in --set layout.dp=2)" : "");
+    return option == unknown.end() ? str("unexpected argument '", unknown.front(), "'")
+                                   : unknown_option(*last, *option);
   }
-  if (is_option(unknown.front())) return str("unknown option '", unknown.front(), "'");
-  std::string known;
-  for (const CLI::App* sub : last->get_subcommands([](const CLI::App*) { return true; }))
-    known += (known.empty() ? "" : ", ") + sub->get_name();
-  return str("unknown subcommand '", unknown.front(), "' (known: ", known, ")");
+  return is_option(unknown.front()) ? unknown_option(*last, unknown.front())
+                                    : unknown_subcommand(*last, unknown.front());
 }
 
 }  // namespace
@@ -67,6 +90,18 @@ Option& Option::hidden() {
 }
 Option& Option::one_of(std::vector<std::string> all) {
   option_->check(CLI::IsMember(std::move(all)));
+  return *this;
+}
+Option& Option::size() {
+  const auto to_bytes = [](std::string& text) {
+    try {
+      text = std::to_string(parse_size(text));
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  option_->transform(CLI::Validator(to_bytes, ""))->type_name("SIZE");
   return *this;
 }
 Option& Option::between(int least, int most) { return between(std::int64_t{least}, std::int64_t{most}); }

@@ -24,6 +24,7 @@ class Option {
   Option& required();
   Option& hidden();                              // not in --help
   Option& one_of(std::vector<std::string> all);  // refuses every other value
+  Option& size();                                // bytes, or a size such as 24GiB
   Option& between(int least, int most);          // refuses every other number; both ends are allowed
   Option& between(std::int64_t least, std::int64_t most);
   Option& between(double least, double most);

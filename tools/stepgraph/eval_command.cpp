@@ -19,9 +19,18 @@ struct EvalOptions {
   std::optional<std::int64_t> steps;
 };
 
+// "; the last 8 tokens, too few for a batch, are left out"
+std::string left_out_text(const Batches& batches) {
+  const std::int64_t tokens = batches.num_left_out();
+  if (tokens == 0) return "";
+  return str("; the last ", tokens, tokens == 1 ? " token" : " tokens",
+             batches.ends_with_data() ? ", too few for a batch," : "", tokens == 1 ? " is" : " are", " left out");
+}
+
 void run_eval(const EvalOptions& options) {
   const Config config = read(options.config);
-  const Start start   = make_start(config);
+  warn_about_threads(config.threads);
+  const Start start = make_start(config);
   Batches batches(config, start.model.vocab, options.steps);
   const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   const std::optional<Machine> machine = machine_of(config);
@@ -32,38 +41,41 @@ void run_eval(const EvalOptions& options) {
   using Clock = std::chrono::steady_clock;
   const Interrupt interrupt;
   Progress progress({.what = "eval", .log_lines = options.config.json ? 0 : 10});
-  double sum       = 0;
-  const auto begin = Clock::now();
-  double seconds   = 0;
+  Pace pace;
+  double sum = 0, seconds = 0;
   for (std::int64_t step = 0; step < batches.num_steps(); ++step) {
     if (interrupt.requested())
-      throw Error(ErrorKind::run, str("interrupted after ", step, " of ", batches.num_steps(), " steps"));
+      throw Interrupted(interrupt, str("interrupted after ", step, " of ", batches.num_steps(), " steps"));
+    const auto begin = Clock::now();
     sum += evaluator.loss(batches.read(step));
-    seconds                  = std::chrono::duration<double>(Clock::now() - begin).count();
-    const auto tokens_so_far = static_cast<double>((step + 1) * batches.tokens_per_step());
-    progress.show({.done         = step + 1,
-                   .total        = batches.num_steps(),
-                   .loss         = sum / static_cast<double>(step + 1),
-                   .tokens_per_s = tokens_so_far / seconds,
-                   .seconds      = seconds});
+    const double step_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    seconds += step_s;
+    pace.add(step_s);
+    progress.show({.done             = step + 1,
+                   .total            = batches.num_steps(),
+                   .loss             = sum / static_cast<double>(step + 1),
+                   .tokens_per_s     = static_cast<double>(batches.tokens_per_step()) / pace.seconds_per_step(),
+                   .seconds_per_step = pace.seconds_per_step()});
   }
   progress.clear();
   const double loss         = sum / static_cast<double>(batches.num_steps());
   const std::int64_t tokens = batches.num_steps() * batches.tokens_per_step();
   const double tokens_per_s = static_cast<double>(tokens) / seconds;
-  print_line(options.config.json ? str("{\"type\":\"eval\",\"loss\":", digits(loss),
-                                       ",\"perplexity\":", digits(std::exp(loss)), ",\"steps\":", batches.num_steps(),
-                                       ",\"tokens\":", tokens, ",\"tokens_per_s\":", digits(tokens_per_s), "}")
-                                 : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (",
-                                       tokens, " tokens, ", short_number(tokens_per_s), " tokens/s)"));
+  print_line(options.config.json
+                 ? str("{\"type\":\"eval\",\"loss\":", digits(loss), ",\"perplexity\":", digits(std::exp(loss)),
+                       ",\"steps\":", batches.num_steps(), ",\"tokens\":", tokens,
+                       ",\"tokens_left_out\":", batches.num_left_out(), ",\"tokens_per_s\":", digits(tokens_per_s), "}")
+                 : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (", tokens, " tokens, ",
+                       short_number(tokens_per_s), " tokens/s", left_out_text(batches), ")"));
   if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("loss is ", loss, " (finite weights)"));
 }
 
 }  // namespace
 
 void add_eval(Command program) {
-  Command command = program.subcommand("eval", "Mean loss over the data, in whole batches, without a backward pass");
-  auto options    = std::make_shared<EvalOptions>();
+  Command command =
+      program.subcommand("eval", "Mean loss over the data. Tokens at the end that do not fill a batch are left out");
+  auto options = std::make_shared<EvalOptions>();
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of batches (default: all of the data)")
       .between(std::int64_t{1}, std::int64_t{1} << 40);

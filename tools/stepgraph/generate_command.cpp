@@ -40,6 +40,7 @@ void print_next(const Prompt& prompt, std::int32_t token, bool first) {
 
 void run_generate(const GenerateOptions& options) {
   const Config config = read(options.config);
+  warn_about_threads(config.threads);
   const Start start   = make_start(config);
   const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
   const auto wanted   = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
@@ -63,7 +64,7 @@ void run_generate(const GenerateOptions& options) {
   }
   options.config.json ? print_json(prompt, generated) : print_line("");
   if (static_cast<int>(generated.size()) < options.tokens)
-    throw Error(ErrorKind::run, str("interrupted after ", generated.size(), " of ", options.tokens, " tokens"));
+    throw Interrupted(interrupt, str("interrupted after ", generated.size(), " of ", options.tokens, " tokens"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/targets.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -16,7 +17,7 @@ struct GraphOptions {
   std::optional<std::string> dot, svg;
   std::optional<int> rank;
   std::optional<std::string> detail;
-  bool forward = false;
+  bool forward = false, force = false;
 };
 
 void run_graph(const GraphOptions& options) {
@@ -28,8 +29,8 @@ void run_graph(const GraphOptions& options) {
     throw Error(ErrorKind::config, "--json and --dot -: both write to stdout (--dot FILE)");
   if (options.dot && options.dot == options.svg)
     throw Error(ErrorKind::config, str("--dot and --svg: both write ", *options.svg, " (two files)"));
-  if (options.dot != "-") check_can_write("--dot", options.dot);
-  check_can_write("--svg", options.svg);
+  if (options.dot != "-") check_target("--dot", options.dot, FileKind::dot, options.force);
+  check_target("--svg", options.svg, FileKind::svg, options.force);
   const Config config = read(options.config);
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
@@ -68,6 +69,7 @@ void add_graph(Command program) {
               str("What one box shows: a stage, a layer or an op (default: ", to_string(DotOptions{}.detail), ")"))
       .one_of({"stage", "layer", "op"});
   command.flag("--forward", options->forward, "The forward step of eval instead of the training step");
+  add_force(command, options->force);
   command.footer("Example: stepgraph graph run.json --rank 0 --detail layer --svg step.svg");
   command.run([options] { run_graph(*options); });
 }

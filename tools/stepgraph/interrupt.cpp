@@ -10,15 +10,16 @@ namespace stepgraph::cli {
 namespace {
 
 // A signal handler can only use globals.
-std::atomic<bool> noted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // required in signal handlers
+std::atomic<int> noted{0};
+static_assert(std::atomic<int>::is_always_lock_free);  // required in signal handlers
 
-constexpr std::array signals{SIGINT, SIGTERM};
+constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
 std::array<struct sigaction, signals.size()> before;
 std::atomic<bool> one_lives{false};
 
 void note(int signal) {
-  if (!noted.exchange(true)) return;
+  int none = 0;
+  if (noted.compare_exchange_strong(none, signal)) return;
   ::signal(signal, SIG_DFL);
   ::raise(signal);  // delivered after this handler returns
 }
@@ -28,12 +29,14 @@ void note(int signal) {
 Interrupt::Interrupt() {
   [[maybe_unused]] const bool other = one_lives.exchange(true);
   assert(!other);
-  noted = false;
+  noted = 0;
   for (std::size_t i = 0; i < signals.size(); ++i) {
+    sigaction(signals[i], nullptr, &before[i]);
+    if (signals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) continue;
     struct sigaction action {};
     action.sa_handler = note;
     action.sa_flags   = SA_RESTART;
-    sigaction(signals[i], &action, &before[i]);
+    sigaction(signals[i], &action, nullptr);
   }
 }
 
@@ -42,6 +45,6 @@ Interrupt::~Interrupt() {
   one_lives = false;
 }
 
-bool Interrupt::requested() const noexcept { return noted; }
+int Interrupt::signal() const noexcept { return noted; }
 
 }  // namespace stepgraph::cli

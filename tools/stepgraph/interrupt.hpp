@@ -1,10 +1,13 @@
 #pragma once
+#include <stdexcept>
+#include <string>
 
 namespace stepgraph::cli {
 
-// While an Interrupt exists, the first SIGINT (Ctrl-C) or SIGTERM only sets a flag, so the program can finish its step
-// and save. The second signal ends the program as usual. This holds for background jobs too, for which the shell
-// ignores SIGINT. At most one Interrupt may exist at a time.
+// While an Interrupt exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is only noted, so
+// the program can finish its step and save. The second signal ends the program as usual. This holds for background jobs
+// too, for which the shell ignores SIGINT. SIGHUP stays ignored where it was, as under nohup. At most one Interrupt may
+// exist at a time.
 class Interrupt {
  public:
   Interrupt();
@@ -12,7 +15,15 @@ class Interrupt {
   Interrupt(const Interrupt&)            = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  [[nodiscard]] bool requested() const noexcept;
+  [[nodiscard]] bool requested() const noexcept { return signal() != 0; }
+  [[nodiscard]] int signal() const noexcept;  // the first one; 0: none yet
+};
+
+// A command that ended early because of a signal. The exit code of the program is 128 + signal, as in shells: 129 after
+// SIGHUP, 130 after SIGINT, 143 after SIGTERM.
+struct Interrupted : std::runtime_error {
+  Interrupted(const Interrupt& by, const std::string& what) : std::runtime_error(what), signal(by.signal()) {}
+  int signal;
 };
 
 }  // namespace stepgraph::cli

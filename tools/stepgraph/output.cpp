@@ -3,10 +3,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <system_error>
 
 #include "engine/base/error.hpp"
 
@@ -19,6 +21,12 @@ bool reader_has_gone() {
   return poll(&descriptor, 1, 0) > 0 && (descriptor.revents & (POLLERR | POLLHUP)) != 0;
 }
 
+[[noreturn]] void fail(int reason) {
+  if (reader_has_gone()) throw OutputClosed{};
+  throw Error(ErrorKind::backend,
+              str("stdout cannot be written", reason == 0 ? "" : ": " + std::generic_category().message(reason)));
+}
+
 std::string print_number(const char* format, int num_digits, double number) {
   char text[64];
   return {text, static_cast<std::size_t>(std::snprintf(text, sizeof text, format, num_digits, number))};
@@ -27,14 +35,14 @@ std::string print_number(const char* format, int num_digits, double number) {
 }  // namespace
 
 void print_line(std::string_view line) {
+  errno = 0;
   std::cout << line << '\n';
-  flush_output();
+  if (!std::cout.flush()) fail(errno);
 }
 
 void flush_output() {
-  if (std::cout.flush()) return;
-  if (reader_has_gone()) throw OutputClosed{};
-  throw Error(ErrorKind::backend, "stdout cannot be written");
+  errno = 0;
+  if (!std::cout.flush()) fail(errno);
 }
 
 std::string digits(double number) { return std::isfinite(number) ? print_number("%.*g", 17, number) : "null"; }

@@ -50,10 +50,10 @@ void run_plan_memory(const PlanMemoryOptions& options) {
 
 void add_plan_memory(Command program) {
   Command command = program.subcommand("plan-memory",
-                                       "Memory that each rank of a training step needs, by role (weights, "
-                                       "gradients, activations, ...). It comes from the memory plan and nothing "
-                                       "runs, so the model may be larger than this machine. Ranks with the same "
-                                       "plan are one row. Exits with 2 if a rank needs more than memory.limit_bytes");
+                                       "The memory that each rank needs for a training step, by role (weights, "
+                                       "gradients, activations, ...). Nothing runs, so the model may be larger than "
+                                       "this machine. Ranks that need the same are one row. Exits with 2 if a rank "
+                                       "needs more than memory.limit_bytes");
   auto options    = std::make_shared<PlanMemoryOptions>();
   add_config_options(command, options->config, false);
   command.option("--rank", options->rank, "Only this rank and the ranks with the same plan");

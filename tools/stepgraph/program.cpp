@@ -6,6 +6,7 @@
 
 #include "engine/base/error.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/interrupt.hpp"
 #include "tools/stepgraph/output.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)
@@ -26,7 +27,6 @@ std::string version() {
   return text;
 }
 
-// Exit codes: 0 done, 1 failed run or wrong result, 2 bad usage or config, 3 backend failure.
 int exit_code(sg::ErrorKind kind) {
   switch (kind) {
     case sg::ErrorKind::config:
@@ -45,7 +45,10 @@ int exit_code(sg::ErrorKind kind) {
 int stepgraph::cli::run_program(int argc, char** argv) {
   sg::cli::CommandLine line("stepgraph", "Stepgraph: training steps as task graphs, proved before they run.");
   sg::cli::Command program = line.command();
-  program.footer("Example: stepgraph train run.json --steps 100");
+  program.footer(
+      "Exit codes: 0 done, 1 the run failed or a result is wrong, 2 wrong usage or config, 3 the backend or the system "
+      "failed. After a signal that ended a run early: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.\n"
+      "Example: stepgraph train run.json --steps 100");
   program.require_subcommand();
   program.print_flag("--version", "Print the version and the built-in backends", version);
   sg::cli::add_train(program);
@@ -68,6 +71,9 @@ int stepgraph::cli::run_program(int argc, char** argv) {
   } catch (const sg::cli::UsageError& error) {
     std::cerr << error.what() << "\n";
     return 2;
+  } catch (const sg::cli::Interrupted& end) {
+    std::cerr << line.path() << ": " << end.what() << "\n";
+    return 128 + end.signal;
   } catch (const sg::Error& error) {
     std::cerr << line.path() << ": " << error.what() << "\n";
     return exit_code(error.kind());

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <system_error>
 #include <vector>
 
 #include "engine/base/error.hpp"
@@ -55,7 +56,14 @@ std::string duration_text(double seconds) {
   return str(s / 86400, "d ", two(s % 86400 / 3600), "h");
 }
 
-std::string progress_text(std::string_view what, const ProgressState& state, int columns, bool with_bar) {
+void Pace::add(double seconds) {
+  constexpr int most = 10;
+  count_             = std::min(count_ + 1, most);
+  mean_ += (seconds - mean_) / count_;
+}
+
+std::string progress_text(std::string_view what, const ProgressState& state, int columns, bool with_bar,
+                          double waited_s) {
   const double share = static_cast<double>(state.done) / static_cast<double>(std::max<std::int64_t>(state.total, 1));
   const std::string head = str(what, " ", state.done, "/", state.total);
   // In the order of printing. The part with the highest number is left out first.
@@ -65,9 +73,14 @@ std::string progress_text(std::string_view what, const ProgressState& state, int
   };
   std::vector<Part> parts;
   if (state.loss) parts.push_back({2, "loss " + short_number(*state.loss, 5)});
-  if (state.tokens_per_s > 0) parts.push_back({3, speed_text(state.tokens_per_s)});
-  if (state.done > 0 && state.done < state.total)
-    parts.push_back({1, duration_text(state.seconds / share - state.seconds) + " left"});
+  if (state.grad_norm) parts.push_back({3, "norm " + short_number(*state.grad_norm, 3)});
+  if (state.tokens_per_s > 0) parts.push_back({4, speed_text(state.tokens_per_s)});
+  if (state.seconds_per_step > 0 && state.done < state.total) {
+    // A step that takes longer than the others does not make the time left negative, or that of fewer steps.
+    const double left_s = static_cast<double>(state.total - state.done) * state.seconds_per_step -
+                          std::min(waited_s, state.seconds_per_step);
+    parts.push_back({1, duration_text(left_s) + " left"});
+  }
   const auto tail = [&] {
     std::string text;
     for (const Part& part : parts) text += "  " + part.text;
@@ -84,7 +97,18 @@ std::string progress_text(std::string_view what, const ProgressState& state, int
   return line.substr(0, static_cast<std::size_t>(std::max(columns, 0)));
 }
 
-Progress::Progress(ProgressOptions options) : options_(std::move(options)), terminal_(stderr_can_redraw()) {}
+Progress::Progress(ProgressOptions options) : options_(std::move(options)), terminal_(stderr_can_redraw()) {
+  if (!terminal_) return;
+  try {
+    ticker_ = std::jthread([this](const std::stop_token& ends) { run_ticks(ends); });
+  } catch (const std::system_error&) {  // no more threads: the line is drawn after each step only
+  }
+}
+
+Progress::~Progress() {
+  ticker_ = {};  // ends the thread
+  clear();
+}
 
 void Progress::show(const ProgressState& state) {
   const auto now = Clock::now();
@@ -97,14 +121,31 @@ void Progress::show(const ProgressState& state) {
     std::cerr << progress_text(options_.what, state, 79, false) << std::endl;
     return;
   }
+  const std::lock_guard lock(mutex_);
+  state_     = state;
+  last_step_ = now;
   if (drawn_ && now - last_draw_ < options_.redraw_every && state.done < state.total) return;
-  last_draw_ = now;
-  drawn_     = true;
+  draw(now);
+}
+
+void Progress::draw(Clock::time_point now) {
+  last_draw_          = now;
+  drawn_              = true;
+  const double waited = std::chrono::duration<double>(now - last_step_).count();
   // The last column stays empty: some terminals wrap when it is written.
-  std::cerr << str("\r", progress_text(options_.what, state, stderr_columns() - 1), "\x1b[K") << std::flush;
+  std::cerr << str("\r", progress_text(options_.what, state_, stderr_columns() - 1, true, waited), "\x1b[K")
+            << std::flush;
+}
+
+void Progress::run_ticks(const std::stop_token& ends) {
+  std::unique_lock lock(mutex_);
+  while (!next_tick_.wait_for(lock, ends, options_.tick, [&] { return ends.stop_requested(); })) {
+    if (drawn_) draw(Clock::now());
+  }
 }
 
 void Progress::clear() {
+  const std::lock_guard lock(mutex_);
   if (!drawn_) return;
   std::cerr << clear_line << std::flush;
   drawn_ = false;

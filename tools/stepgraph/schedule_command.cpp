@@ -19,6 +19,7 @@
 #include "graphs/schedule/simulation.hpp"
 #include "graphs/schedule/validate.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/targets.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -30,7 +31,7 @@ struct ScheduleOptions {
   std::optional<double> limit;
   double retain = 1;
   std::optional<std::string> svg, csv;
-  bool json = false;
+  bool json = false, force = false;
 };
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
@@ -133,13 +134,12 @@ void run_schedule(const ScheduleOptions& options) {
   if (options.limit)
     refuse(str("--limit ", *options.limit, ": ", options.from ? *options.from : *options.kind,
                " has a fixed order (a limit is only for searched orders)"));
-  for (const auto* path : {&options.svg, &options.csv}) {
-    if (*path && (*path)->empty()) refuse("--svg and --csv: the file name is empty (a file name)");
-  }
   if (options.svg == "-") refuse("--svg -: stdout is not supported (a file name)");
   if (options.svg && options.svg == options.csv)
     refuse(str("--svg and --csv: both write ", *options.svg, " (two files)"));
   if (options.json && options.csv == "-") refuse("--json and --csv -: both write to stdout (--csv FILE)");
+  check_target("--svg", options.svg, FileKind::svg, options.force);
+  if (options.csv != "-") check_target("--csv", options.csv, FileKind::csv, options.force);
   const Costs costs               = parse_costs(options.costs);
   const PipelineSchedule schedule = make_schedule(options);
   const ScheduleFacts facts       = validate(schedule);
@@ -184,6 +184,7 @@ void add_schedule(Command program) {
       "--csv", options->csv,
       "Write the schedule to a file in the format of torch.distributed.pipelining; -: to stdout, without other output");
   command.flag("--json", options->json, "Print JSON lines and nothing else");
+  add_force(command, options->force);
   command.footer("Example: stepgraph schedule --kind zb-h1 --stages 4 --microbatches 8 --costs 1,1,1,0.1 --json");
   command.run([options] {
     try {

@@ -1,17 +1,16 @@
 #include "tools/stepgraph/session.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
 #include <iostream>
-#include <system_error>
 
 #include "engine/base/error.hpp"
+#include "engine/base/output_folder.hpp"
+#include "engine/base/words.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/models/huggingface.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "graphs/predict/machine_file.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
@@ -35,12 +34,24 @@ std::int64_t choose_steps(const TokenData& data, std::int64_t tokens_per_step, s
   return asked.value_or(there);
 }
 
+std::string name_list(const std::vector<std::string>& names) {
+  return join_text(names, ", ", [](const std::string& name) { return name; });
+}
+
 Model load_named(const LoadFrom& from) {
   try {
     return load_model(from.folder, from.dropout);
   } catch (const Error& error) {
-    throw Error(error.kind(), str("model.load: ", error.what()));
+    const std::vector<std::string> left = interrupted_folders(from.folder);
+    throw Error(error.kind(), str("model.load: ", error.what(),
+                                  left.empty() ? "" : str("; a save that did not end left ", name_list(left))));
   }
+}
+
+// A folder that another process replaces gets a new number.
+std::pair<dev_t, ino_t> number_of(const std::string& folder) {
+  struct stat status {};
+  return ::stat(folder.c_str(), &status) == 0 ? std::pair(status.st_dev, status.st_ino) : std::pair<dev_t, ino_t>();
 }
 
 template <class Number>
@@ -64,7 +75,7 @@ void add_config_options(Command command, ConfigOptions& options, bool runs) {
       "path=value: change a key of the config, as in layout.dp=2 or 'data={\"text\": \"FILE\"}'. A value that is "
       "not JSON is a string. May be repeated");
   if (runs)
-    command.option("--threads", options.threads, "Compute threads, instead of the config's; 0: all cores")
+    command.option("--threads", options.threads, "Compute threads, instead of the config's; 0 uses all cores")
         .between(0, 1024);
   command.flag("--json", options.json, "Print JSON lines and nothing else");
 }
@@ -73,6 +84,12 @@ Config read(const ConfigOptions& options) {
   Config config = read_config(options.path, options.overrides);
   if (options.threads) config.threads = *options.threads;
   return config;
+}
+
+void warn_about_threads(int threads) {
+  if (threads > num_cores())
+    std::cerr << str("stepgraph: ", threads, " threads are more than the ", num_cores(),
+                     num_cores() == 1 ? " core" : " cores", " of this machine (0 uses all of them)\n");
 }
 
 Model model_of(const Config& config) {
@@ -91,12 +108,16 @@ Model model_of(const Config& config) {
 }
 
 Start make_start(const Config& config) {
-  Start start{.model = model_of(config), .checkpoint = {}};
-  if (const auto* from = std::get_if<LoadFrom>(&config.model)) {
-    start.checkpoint = std::make_shared<const Checkpoint>(from->folder);
+  const auto* from = std::get_if<LoadFrom>(&config.model);
+  if (from == nullptr) return {.model = model_of(config), .checkpoint = {}};
+  for (;;) {
+    const auto before = number_of(from->folder);
+    Start start{.model = model_of(config), .checkpoint = std::make_shared<const Checkpoint>(from->folder)};
+    // Model and weights must be those of one save.
+    if (number_of(from->folder) != before) continue;
     check_tensors(*start.checkpoint, start.model.parameters().parameters());
+    return start;
   }
-  return start;
 }
 
 std::optional<Machine> machine_of(const Config& config) {
@@ -122,6 +143,10 @@ Batches::Batches(const Config& config, std::int64_t vocab, std::optional<std::in
 std::span<const std::int32_t> Batches::read(std::int64_t step) {
   data_.read(step * tokens_per_step_, tokens_);
   return tokens_;
+}
+
+std::int64_t Batches::num_left_out() const {
+  return data_.num_tokens() ? *data_.num_tokens() - 1 - num_steps_ * tokens_per_step_ : 0;
 }
 
 std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan, const PlanText& options) {
@@ -162,27 +187,6 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
              options.weights_hash ? str("\nweights: ", hash_text(*options.weights_hash),
                                         ", equal on all data-parallel ranks that hold them")
                                   : "");
-}
-
-void check_can_write(std::string_view what, const std::optional<std::string>& path) {
-  if (!path) return;
-  const auto refuse = [&](std::string_view why) { throw Error(ErrorKind::config, str(what, " '", *path, "': ", why)); };
-  if (path->empty()) refuse("is empty (a file name)");
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(*path, error);
-  if (std::filesystem::is_directory(status)) refuse("is a folder (a file name)");
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    refuse("is not a regular file (a file, or a new name)");
-  const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder, error))
-    refuse(str("there is no folder ", folder.string(), " (an existing folder)"));
-  // The name is as long as that of the temporary file that is written first.
-  const std::string probe = str(*path, ".", ::getpid(), "-probe.partial");
-  const int descriptor    = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0)
-    refuse(str("cannot be written: ", std::generic_category().message(errno), " (a file that can be created)"));
-  ::close(descriptor);
-  ::unlink(probe.c_str());
 }
 
 }  // namespace stepgraph::cli

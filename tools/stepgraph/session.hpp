@@ -25,6 +25,8 @@ struct ConfigOptions {
 // Adds CONFIG, --set and --json, and --threads for commands that run steps.
 void add_config_options(Command command, ConfigOptions& options, bool runs);
 [[nodiscard]] Config read(const ConfigOptions& options);
+// Says on stderr if there are more threads than cores.
+void warn_about_threads(int threads);
 
 // A model and its first weights.
 struct Start {
@@ -50,6 +52,10 @@ class Batches {
 
   [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }
   [[nodiscard]] std::int64_t tokens_per_step() const noexcept { return tokens_per_step_; }
+  // Tokens at the end of the data that no step predicts, and whether they are too few for one more step. 0 for data
+  // without end.
+  [[nodiscard]] std::int64_t num_left_out() const;
+  [[nodiscard]] bool ends_with_data() const { return num_left_out() < tokens_per_step_; }
   [[nodiscard]] std::span<const std::int32_t> read(std::int64_t step);  // valid until the next call
 
  private:
@@ -68,9 +74,5 @@ struct PlanText {
 // A step and its memory plan: one JSON line of type "plan", or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,
                                     const PlanText& options);
-
-// Throws Error(config) if no file can be written under that name, before hours of work are lost. `what` is the option.
-// The check creates a file next to it and removes it again, which also finds folders that are full or read-only.
-void check_can_write(std::string_view what, const std::optional<std::string>& path);
 
 }  // namespace stepgraph::cli

@@ -11,6 +11,7 @@
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/simulate_report.hpp"
+#include "tools/stepgraph/targets.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 struct SimulateOptions {
   ConfigOptions config;
   std::optional<std::string> machine, cluster, trace;
-  bool calibrate = false;
+  bool calibrate = false, force = false;
 };
 
 Calibration measure(int threads, const std::filesystem::path& path, std::string_view why) {
@@ -57,14 +58,16 @@ Calibration own_calibration(int threads) {
   return made;
 }
 
-// --calibrate must not overwrite the file of another machine.
-void check_is_own(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return;
+// --calibrate must not replace the file of another machine, or a file that is no calibration.
+void check_is_own(const std::filesystem::path& path, bool force) {
+  std::error_code error;
+  if (force || !std::filesystem::exists(path, error) || std::filesystem::file_size(path, error) == 0) return;
   std::string host;
   try {
     host = load_calibration(path).host;
-  } catch (const Error&) {
-    return;  // an unreadable file may be overwritten
+  } catch (const Error& unreadable) {
+    throw Error(ErrorKind::config, str("--calibrate: would replace a file that is no calibration: ", unreadable.what(),
+                                       " (another file for --machine, or --force)"));
   }
   if (host == host_name()) return;
   throw Error(ErrorKind::config, str("--calibrate: '", path.string(), "' was measured on '", host, "', but this is '",
@@ -76,8 +79,10 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
   if (options.calibrate) {
     const std::filesystem::path path =
         options.machine ? std::filesystem::path(*options.machine) : calibration_path(threads);
-    if (options.machine) check_can_write("--machine", options.machine);
-    check_is_own(path);
+    if (options.machine) {
+      check_is_own(path, options.force);
+      check_can_write("--machine", *options.machine);
+    }
     Calibration made = measure(threads, path, "--calibrate");
     save_calibration(made, path);
     return made;
@@ -152,7 +157,7 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
 void run_simulate(const SimulateOptions& options) {
   const Config config = read(options.config);
   if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
-  check_can_write("--trace", options.trace);
+  check_target("--trace", options.trace, FileKind::trace, options.force);
   options.cluster ? simulate_cluster(options, config) : simulate_measured(options, config);
 }
 
@@ -161,8 +166,8 @@ void run_simulate(const SimulateOptions& options) {
 void add_simulate(Command program) {
   Command command = program.subcommand(
       "simulate",
-      "Predict the time of a training step without running it: simulates the graph and memory plan that `train` "
-      "would run, with measured times of each op or on a cluster that is described");
+      "Predict the time of a training step. The graph that `train` would run is simulated, with measured times of its "
+      "ops or on a cluster that is described");
   auto options = std::make_shared<SimulateOptions>();
   add_config_options(command, options->config, true);
   command.option(
@@ -175,6 +180,7 @@ void add_simulate(Command program) {
   command.flag("--calibrate", options->calibrate,
                "Measure this machine again first. Takes some seconds; the machine should be idle");
   command.option("--trace", options->trace, "Write the simulated times to this file, for ui.perfetto.dev");
+  add_force(command, options->force);
   command.footer(
       "Examples: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
       "          stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");

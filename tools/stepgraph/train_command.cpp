@@ -2,20 +2,22 @@
 
 #include <chrono>
 #include <cmath>
-#include <filesystem>
+#include <iostream>
 #include <memory>
+#include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/output_folder.hpp"
 #include "engine/look/trace.hpp"
 #include "graphs/step/shard_report.hpp"
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
-#include "tools/stepgraph/output.hpp"
-#include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/step_summary.hpp"
+#include "tools/stepgraph/targets.hpp"
+#include "tools/stepgraph/train_lines.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
@@ -23,8 +25,9 @@ namespace {
 
 struct TrainOptions {
   ConfigOptions config;
-  std::optional<std::int64_t> steps;
+  std::optional<std::int64_t> steps, log_every;
   std::optional<std::string> save, dump_grads, trace;
+  bool force = false;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -38,157 +41,182 @@ void check_targets(const TrainOptions& options) {
       throw Error(ErrorKind::config, str(what, " -: stdout is for the results (a ",
                                          target == &options.save ? "folder" : "file", " name)"));
   }
-  check_can_write("--dump-grads", options.dump_grads);
-  check_can_write("--trace", options.trace);
   if ((options.dump_grads || options.trace) && options.steps == 0)
     throw Error(ErrorKind::config, "--steps 0: --dump-grads and --trace need a step (1 or more)");
   if (options.dump_grads && options.dump_grads == options.trace)
     throw Error(ErrorKind::config, str("--dump-grads and --trace: both write ", *options.trace, " (two files)"));
+  check_target("--dump-grads", options.dump_grads, FileKind::safetensors, options.force);
+  check_target("--trace", options.trace, FileKind::trace, options.force);
+  check_model_target("--save", options.save, options.force);
   if (!options.save) return;
-  std::error_code error;
-  std::filesystem::create_directories(*options.save, error);
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(*options.save, ignored))
-    throw Error(ErrorKind::config,
-                str("--save '", *options.save, "': the folder cannot be created", error ? ": " + error.message() : ""));
-  for (const char* name : {"config.json", "model.safetensors"})
-    check_can_write("--save", (std::filesystem::path(*options.save) / name).string());
+  for (const std::string& left : interrupted_folders(*options.save))
+    std::cerr << "stepgraph train: " << left << ": left by a save that did not end (remove it if it is not needed)\n";
 }
 
-// Prints the lines of a run. If the run also writes files, it continues after the reader of stdout has gone.
-class Lines {
- public:
-  Lines(Progress& progress, bool has_files) : progress_(progress), has_files_(has_files) {}
+// Why a run cannot go on after a step.
+std::optional<Error> flaw_of(std::int64_t step, const StepResult& result) {
+  constexpr double least_scale = 0x1p-24;  // at this scale gradients cannot overflow because of the scale
+  if (result.skipped && std::isfinite(result.loss) && *result.loss_scale <= least_scale)
+    return Error(ErrorKind::run, str("step ", step, ": gradients overflow at every precision.loss_scale down to ",
+                                     *result.loss_scale, " (precision.param bf16 or fp32)"));
+  if (!std::isfinite(result.loss) || (!std::isfinite(result.grad_norm) && !result.skipped))
+    return Error(ErrorKind::run, str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
+                                     step == 0 ? ": the weights are not finite or too large (a smaller "
+                                                 "model.init_deviation, or other weights to load)"
+                                               : " (a smaller optimizer.lr, or optimizer.clip)"));
+  return std::nullopt;
+}
 
-  void print(const std::string& line) {
-    if (closed_) return;
-    if (shares_terminal_) progress_.clear();
-    try {
-      print_line(line);
-    } catch (const OutputClosed&) {
-      if (!has_files_) throw;
-      closed_ = true;
-    }
+// One run of the command.
+class TrainRun {
+ public:
+  TrainRun(const TrainOptions& options, const Config& config, const Start& start)
+      : options_(options),
+        config_(config),
+        batches_(config, start.model.vocab, options.steps),
+        world_(make_world(config.backend, Layout(config.plan.layout).num_ranks())),
+        machine_(machine_of(config)),
+        trainer_(start.model, config.plan, config.batch, *world_,
+                 {.threads        = config.threads,
+                  .keep_gradients = options.dump_grads.has_value(),
+                  .seed           = config.seed,
+                  .machine        = pointer_to(machine_)}) {
+    set_weights(trainer_.run(), start, config.seed);
+  }
+
+  void run() {
+    print_plan();
+    train();
+    progress_.clear();
+    // First the model, which took the longest to make.
+    const std::string saved = save();
+    if (options_.trace && steps_run_ > 0) write_last_step();
+    print_summary();
+    if (failure_) throw Error(failure_->kind(), failure_->what() + saved);
+    if (interrupted())
+      throw Interrupted(interrupt_,
+                        str("interrupted after ", state_.steps, " of ", batches_.num_steps(), " steps", saved));
+    if (output_.failure()) throw Error(output_.failure()->kind(), output_.failure()->what() + saved);
   }
 
  private:
-  Progress& progress_;
-  bool has_files_;
-  bool shares_terminal_ = isatty(STDOUT_FILENO) == 1;
-  bool closed_          = false;
+  [[nodiscard]] bool interrupted() const { return state_.steps < batches_.num_steps() && interrupt_.requested(); }
+
+  void print_plan() {
+    std::optional<std::uint64_t> weights_hash;
+    if (config_.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer_.run());
+    if (weights_hash == 0) weights_hash.reset();           // each rank has a different part: nothing to compare
+    if (options_.trace) trainer_.run().memory().poison();  // so that used_bytes() can tell which bytes were written
+    if (json_) output_.print(str("{\"type\":\"config\",", to_json(config_).substr(1)));
+    output_.print(plan_text(config_, trainer_.run().step(), trainer_.run().plan(),
+                            {.json = json_, .weights_hash = weights_hash}));
+  }
+
+  // Runs steps until the end, a signal or a failure. The weights are then those after state_.steps steps.
+  void train() {
+    // A terminal has the status line instead of lines for all steps.
+    const bool status          = !json_ && progress_.has_terminal() && isatty(STDOUT_FILENO) == 1;
+    const std::int64_t every   = options_.log_every.value_or(status ? 0 : 1);
+    const std::int64_t in_all  = batches_.num_steps();
+    const auto tokens_per_step = static_cast<double>(batches_.tokens_per_step());
+    const auto begin           = Clock::now();
+    std::string last_line;  // that was not printed
+    while (state_.steps < in_all && !interrupt_.requested() && !failure_) {
+      const std::int64_t step = state_.steps;
+      const auto step_begin   = Clock::now();
+      if (!run_step(step)) break;
+      const double step_s = seconds_since(step_begin);
+      pace_.add(step_s);
+      state_.seconds = seconds_since(begin);
+      failure_       = flaw_of(step, result_);
+      // A step whose norm is not finite changes no weight.
+      if (!failure_ || std::isfinite(result_.grad_norm)) ++state_.steps;
+      state_.tokens = state_.steps * batches_.tokens_per_step();
+      last_line     = step_line(step, result_, tokens_per_step / step_s, state_, json_);
+      if (every > 0 && step % every == 0) output_.print(std::exchange(last_line, {}));
+      if (step == 0 && options_.dump_grads) save_gradients(trainer_.run(), *options_.dump_grads);
+      progress_.show({.done             = step + 1,
+                      .total            = in_all,
+                      .loss             = result_.loss,
+                      .grad_norm        = result_.grad_norm,
+                      .tokens_per_s     = tokens_per_step / pace_.seconds_per_step(),
+                      .seconds_per_step = pace_.seconds_per_step()});
+    }
+    if (!last_line.empty()) output_.print(last_line);
+  }
+
+  // False if there are no more tokens: a file that became shorter.
+  bool run_step(std::int64_t step) {
+    std::span<const std::int32_t> tokens;
+    try {
+      tokens = batches_.read(step);
+    } catch (const Error& error) {
+      failure_.emplace(error.kind() == ErrorKind::config ? ErrorKind::run : error.kind(), error.what());
+      return false;
+    }
+    try {
+      result_ = trainer_.step(tokens, options_.trace ? &recorder_ : nullptr);
+    } catch (const Error& error) {
+      // Some weights may be updated and others not.
+      throw Error(error.kind(), str(error.what(), options_.save ? "; not saved: the step did not end" : ""));
+    }
+    ++steps_run_;
+    return true;
+  }
+
+  // Saves the model if it was trained. Returns what was saved, for messages.
+  std::string save() {
+    if (!options_.save) return "";
+    if (state_.steps == 0 && batches_.num_steps() > 0) return "; not saved: no step was completed";
+    try {
+      save_model(trainer_.run(), *options_.save);
+    } catch (const Error& error) {
+      if (!failure_) throw;
+      return str("; ", error.what());
+    }
+    return str("; model saved in ", *options_.save,
+               failure_ ? str(": the weights after ", state_.steps, state_.steps == 1 ? " step" : " steps") : "");
+  }
+
+  void write_last_step() {
+    const StepRun& run      = trainer_.run();
+    const Timeline timeline = recorder_.timeline();
+    write_trace(run.runnable(), timeline, *options_.trace, {.title = str("step ", steps_run_ - 1)});
+    const StepSummary summary = summarize_step(run, timeline);
+    output_.print(json_ ? to_json(summary) : to_text(summary));
+  }
+
+  void print_summary() {
+    const StepRun& run = trainer_.run();
+    if (config_.plan.shard.strategy != Shard::none && config_.plan.layout.dp > 1)
+      output_.print(shard_line(shard_stats(run.step(), run.plan(), Rank{0}), config_.plan.shard.strategy, json_));
+    output_.print(summary_line(state_, result_.loss, interrupted(), json_));
+  }
+
+  const TrainOptions& options_;
+  const Config& config_;
+  const bool json_ = options_.config.json;
+  Batches batches_;
+  std::unique_ptr<World> world_;
+  std::optional<Machine> machine_;  // comm.machine
+  Trainer trainer_;
+  Recorder recorder_;
+  Interrupt interrupt_;
+  Progress progress_{{.what = "train", .log_lines = 0}};
+  TrainOutput output_{progress_, options_.save || options_.dump_grads || options_.trace};
+  Pace pace_;
+  TrainState state_;
+  std::int64_t steps_run_ = 0;  // with the one that failed
+  StepResult result_{.loss = std::nan(""), .grad_norm = std::nan("")};
+  std::optional<Error> failure_;
 };
-
-std::string step_line(std::int64_t step, const StepResult& result, double tokens_per_s, bool json) {
-  if (json)
-    return str("{\"type\":\"step\",\"step\":", step, ",\"loss\":", digits(result.loss),
-               ",\"grad_norm\":", digits(result.grad_norm), ",\"tokens_per_s\":", digits(tokens_per_s),
-               result.loss_scale ? str(",\"loss_scale\":", digits(*result.loss_scale),
-                                       ",\"skipped\":", result.skipped ? "true" : "false")
-                                 : "",
-               "}");
-  return str(
-      "step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ", short_number(result.grad_norm, 17), "  ",
-      short_number(tokens_per_s), " tokens/s",
-      result.skipped ? str("  skipped: gradients overflow at loss scale ", short_number(*result.loss_scale)) : "");
-}
-
-std::string summary_line(std::int64_t steps, std::int64_t tokens, double seconds, double loss, bool interrupted,
-                         bool json) {
-  const double tokens_per_s = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
-  if (json)
-    return str("{\"type\":\"summary\",\"steps\":", steps, ",\"tokens\":", tokens, ",\"seconds\":", digits(seconds),
-               ",\"tokens_per_s\":", digits(tokens_per_s), ",\"loss\":", digits(loss),
-               ",\"interrupted\":", interrupted ? "true" : "false", "}");
-  return str(steps, steps == 1 ? " step, " : " steps, ", tokens, " tokens in ", short_number(seconds, 4),
-             " s: ", short_number(tokens_per_s), " tokens/s");
-}
-
-// The effect of sharding on rank 0.
-std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
-  if (json)
-    return str("{\"type\":\"shard\",\"strategy\":\"", to_string(strategy),
-               "\",\"rank\":0,\"whole_bytes\":", stats.whole_bytes, ",\"current_bytes\":", stats.current_bytes,
-               ",\"peak_bytes\":", stats.peak_bytes, ",\"saved_bytes\":", stats.saved_bytes,
-               ",\"local_ratio\":", digits(stats.local_ratio), ",\"all_gathers\":", stats.all_gathers,
-               ",\"reduce_scatters\":", stats.reduce_scatters, ",\"all_reduces\":", stats.all_reduces, "}");
-  const auto mib = [](std::int64_t bytes) { return short_number(static_cast<double>(bytes) / (1 << 20), 3); };
-  return str("sharding (", to_string(strategy), "): rank 0 keeps ", short_number(100 * stats.local_ratio, 3),
-             "% of the elements of its weights; weights, gradients and optimizer states take ",
-             mib(stats.current_bytes), " MiB between steps and at most ", mib(stats.peak_bytes),
-             " MiB in a step, instead of ", mib(stats.whole_bytes), " MiB; a step has ", stats.all_gathers,
-             " all-gathers, ", stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces,
-             " gradient all-reduces");
-}
 
 void run_train(const TrainOptions& options) {
   const Config config = read(options.config);
-  const bool json     = options.config.json;
+  warn_about_threads(config.threads);
   check_targets(options);
   const Start start = make_start(config);
-  Batches batches(config, start.model.vocab, options.steps);
-  const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
-  const std::optional<Machine> machine = machine_of(config);
-  Trainer trainer(start.model, config.plan, config.batch, *world,
-                  {.threads        = config.threads,
-                   .keep_gradients = options.dump_grads.has_value(),
-                   .seed           = config.seed,
-                   .machine        = pointer_to(machine)});
-  set_weights(trainer.run(), start, config.seed);
-  std::optional<std::uint64_t> weights_hash;
-  if (config.plan.layout.dp > 1) weights_hash = broadcast_weights(trainer.run());
-  if (weights_hash == 0) weights_hash.reset();  // each rank has a different part: nothing to compare
-
-  if (options.trace) trainer.run().memory().poison();  // so that used_bytes() can tell which bytes were written
-  const Interrupt interrupt;
-  Progress progress({.what = "train", .log_lines = 0});
-  Lines lines(progress, options.save || options.dump_grads || options.trace);
-  if (json) lines.print(str("{\"type\":\"config\",", to_json(config).substr(1)));
-  lines.print(
-      plan_text(config, trainer.run().step(), trainer.run().plan(), {.json = json, .weights_hash = weights_hash}));
-  Recorder recorder;
-  StepResult result{.loss = std::nan(""), .grad_norm = std::nan("")};
-  std::int64_t step         = 0;
-  const std::int64_t in_all = batches.num_steps();
-  const auto begin          = Clock::now();
-  for (; step < in_all && !interrupt.requested(); ++step) {
-    const auto step_begin     = Clock::now();
-    result                    = trainer.step(batches.read(step), options.trace ? &recorder : nullptr);
-    const double tokens_per_s = static_cast<double>(batches.tokens_per_step()) / seconds_since(step_begin);
-    lines.print(step_line(step, result, tokens_per_s, json));
-    if (step == 0 && options.dump_grads) save_gradients(trainer.run(), *options.dump_grads);
-    constexpr double least_scale = 0x1p-24;  // at this scale gradients cannot overflow because of the scale
-    if (result.skipped && std::isfinite(result.loss) && *result.loss_scale <= least_scale)
-      throw Error(ErrorKind::run, str("step ", step, ": gradients overflow at every precision.loss_scale down to ",
-                                      *result.loss_scale, " (precision.param bf16 or fp32)"));
-    if (!std::isfinite(result.loss) || (!std::isfinite(result.grad_norm) && !result.skipped))
-      throw Error(ErrorKind::run, str("step ", step, ": loss ", result.loss, ", grad_norm ", result.grad_norm,
-                                      step == 0 ? ": the weights are not finite or too large (a smaller "
-                                                  "model.init_deviation, or other weights to load)"
-                                                : " (a smaller optimizer.lr, or optimizer.clip)"));
-    progress.show({.done         = step + 1,
-                   .total        = in_all,
-                   .loss         = result.loss,
-                   .tokens_per_s = tokens_per_s,
-                   .seconds      = seconds_since(begin)});
-  }
-  const double seconds   = seconds_since(begin);
-  const bool interrupted = step < in_all;
-  progress.clear();
-  if (options.save) save_model(trainer.run(), *options.save);  // first: the model took the longest to make
-  if (options.trace && step > 0) {
-    const StepRun& run      = trainer.run();
-    const Timeline timeline = recorder.timeline();
-    write_trace(run.runnable(), timeline, *options.trace, {.title = str("step ", step - 1)});
-    const StepSummary summary = summarize_step(run, timeline);
-    lines.print(json ? to_json(summary) : to_text(summary));
-  }
-  if (config.plan.shard.strategy != Shard::none && config.plan.layout.dp > 1)
-    lines.print(
-        shard_line(shard_stats(trainer.run().step(), trainer.run().plan(), Rank{0}), config.plan.shard.strategy, json));
-  lines.print(summary_line(step, step * batches.tokens_per_step(), seconds, result.loss, interrupted, json));
-  if (interrupted)
-    throw Error(ErrorKind::run, str("interrupted after ", step, " of ", in_all, " steps",
-                                    options.save ? str("; model saved in ", *options.save) : ""));
+  TrainRun(options, config, start).run();
 }
 
 }  // namespace
@@ -196,19 +224,27 @@ void run_train(const TrainOptions& options) {
 void add_train(Command program) {
   Command command = program.subcommand("train",
                                        "Train a model. Prints a line for each step with loss, gradient norm and "
-                                       "speed. Ctrl-C stops after the current step; a second Ctrl-C stops at once");
+                                       "speed; on a terminal, one line that is updated");
   auto options    = std::make_shared<TrainOptions>();
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of steps (default: all of the data)")
       .between(std::int64_t{0}, std::int64_t{1} << 40);
+  command
+      .option("--log-every", options->log_every,
+              "Print a line for every Nth step and for the last one (default: 1; on a terminal, only the last)")
+      .between(std::int64_t{1}, std::int64_t{1} << 40);
   command.option("--save", options->save,
-                 "Save the trained model to this folder, as config.json and model.safetensors for transformers");
+                 "Save the trained model to this folder, as config.json and model.safetensors for transformers. The "
+                 "folder is replaced at once; its other files stay");
   command.option("--dump-grads", options->dump_grads,
                  "Write the gradients of the first step, before clipping, to this .safetensors file");
   command.option("--trace", options->trace,
                  "Write the times of the last step to this file, for ui.perfetto.dev, and print a summary of them");
+  add_force(command, options->force);
   command.footer(
-      "On the loopback backend no rank waits, so comm.timeout_ms never expires.\n"
+      "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step: the model is saved, and the exit code "
+      "is 130, 143 or 129. A second signal stops it at once. If the loss is not finite, or the data ends early, the "
+      "weights after the last good step are saved.\n"
       "Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
   command.run([options] { run_train(*options); });
 }

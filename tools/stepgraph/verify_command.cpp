@@ -68,9 +68,9 @@ void run_verify(const ConfigOptions& options) {
 
 void add_verify(Command program) {
   Command command = program.subcommand("verify",
-                                       "Check the steps of a config without running them: races, deadlocks, "
-                                       "mismatched communication, memory, streams and event waits of devices. Exits "
-                                       "with 1 if there is a flaw");
+                                       "Prove the training step and the forward step of a config, without running "
+                                       "them: no races, no deadlocks, communication that matches, memory, and the "
+                                       "streams of devices. Exits with 1 if there is a flaw");
   auto options    = std::make_shared<ConfigOptions>();
   add_config_options(command, *options, false);
   command.footer("Example: stepgraph verify run.json --set layout.pp=4 --set pipeline.schedule=zb-h1");

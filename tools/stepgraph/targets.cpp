@@ -1,0 +1,133 @@
+#include "tools/stepgraph/targets.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/base/error.hpp"
+#include "engine/base/output_file.hpp"
+#include "engine/base/output_folder.hpp"
+#include "engine/base/words.hpp"
+#include "graphs/files/safetensors.hpp"
+#include "graphs/schedule/schedule.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(std::string_view option, const std::string& path, std::string_view why) {
+  throw Error(ErrorKind::config, str(option, " '", path, "': ", why));
+}
+
+[[noreturn]] void refuse_foreign(std::string_view option, const std::string& path, const std::string& file) {
+  refuse(option, path,
+         str(file.empty() ? "" : file + " ", "was not written by stepgraph (a new name, or --force to replace it)"));
+}
+
+// The constructor of the writer refuses what cannot be written.
+template <class Output>
+void try_to_make(std::string_view option, const std::string& path) {
+  try {
+    const Output probe(path);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::config, str(option, " ", error.what()));
+  }
+}
+
+std::string beginning_of(const std::string& path) {
+  std::string text(std::size_t{1} << 16, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
+  return text;
+}
+
+// Whether the first row consists of actions. If the text ends within the row, its last action may be cut.
+bool is_schedule(std::string_view text) {
+  const std::size_t end                 = text.find_first_of("\r\n");
+  std::vector<std::string_view> actions = split_text(text.substr(0, end), ',');
+  if (end == text.npos && actions.size() > 1) actions.pop_back();
+  try {
+    for (const std::string_view action : actions) static_cast<void>(parse_action(action));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_own_safetensors(const std::string& path) {
+  try {
+    const Safetensors file(path);
+    const auto mark = file.metadata().find("written_by");
+    return mark != file.metadata().end() && mark->second == "stepgraph";
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_own(const std::string& path, FileKind kind) {
+  if (kind == FileKind::safetensors) return is_own_safetensors(path);
+  const std::string text = beginning_of(path);
+  const auto has         = [&](std::string_view mark) { return text.find(mark) != text.npos; };
+  switch (kind) {
+    case FileKind::trace:
+      return has("\"written_by\":\"stepgraph\"");
+    case FileKind::dot:
+      return text.starts_with("digraph stepgraph {");
+    case FileKind::svg:  // the second: what Graphviz makes of the graph's name
+      return has("<!-- stepgraph -->") || has("<!-- Title: stepgraph ");
+    case FileKind::csv:
+      return is_schedule(text);
+    case FileKind::safetensors:
+      break;
+  }
+  return false;
+}
+
+// A file with contents.
+bool holds_something(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && (!fs::is_regular_file(path, error) || fs::file_size(path, error) > 0);
+}
+
+}  // namespace
+
+void check_can_write(std::string_view option, const std::string& path) {
+  if (path.empty()) refuse(option, path, "is empty (a file name)");
+  if (is_written_in_place(path)) return;
+  std::error_code error;
+  const fs::path folder = fs::path(path).parent_path();
+  if (!folder.empty() && !fs::is_directory(folder, error))
+    refuse(option, path, str("there is no folder ", folder.string(), " (an existing folder)"));
+  try_to_make<OutputFile>(option, path);
+}
+
+void check_target(std::string_view option, const std::optional<std::string>& path, FileKind kind, bool force) {
+  if (!path) return;
+  check_can_write(option, *path);
+  if (!force && !is_written_in_place(*path) && holds_something(*path) && !is_own(*path, kind))
+    refuse_foreign(option, *path, "");
+}
+
+void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force) {
+  if (!path) return;
+  if (path->empty()) refuse(option, *path, "is empty (a folder name)");
+  try_to_make<OutputFolder>(option, *path);
+  const fs::path folder = *path;
+  std::error_code error;
+  for (const char* name : {"config.json", "model.safetensors"})
+    if (fs::is_directory(folder / name, error)) refuse(option, *path, str(name, " in it is a folder (a file)"));
+  const std::string weights = (folder / "model.safetensors").string();
+  if (force || is_own_safetensors(weights)) return;
+  for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"})
+    if (holds_something(folder / name)) refuse_foreign(option, *path, str(name, " in it"));
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (entry->is_directory(error)) refuse_foreign(option, *path, str(entry->path().filename().string(), " in it"));
+}
+
+void add_force(Command command, bool& force) {
+  command.flag("--force", force, "Replace files that stepgraph did not write");
+}
+
+}  // namespace stepgraph::cli

@@ -1,0 +1,27 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tools/stepgraph/command_line.hpp"
+
+// The files and folders that a command will write. They are checked before hours of work, not after them.
+namespace stepgraph::cli {
+
+// Throws Error(config) if no file can be written under that name: the temporary file that would be written first is
+// made and removed again. `option` is the option's name, as in --trace.
+void check_can_write(std::string_view option, const std::string& path);
+
+enum class FileKind { trace, dot, svg, csv, safetensors };
+
+// The same, and refuses to replace a file that stepgraph did not write, unless `force` is set. A name that is free, an
+// empty file, a pipe and a device are fine.
+void check_target(std::string_view option, const std::optional<std::string>& path, FileKind kind, bool force);
+
+// The same for the folder of a model. Files of other names stay in the folder, so they do no harm. A folder with other
+// folders in it is no folder of a model.
+void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force);
+
+void add_force(Command command, bool& force);
+
+}  // namespace stepgraph::cli
