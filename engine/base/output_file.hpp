@@ -10,9 +10,10 @@
 namespace stepgraph {
 
 // A file that appears under its name when it is complete, or not at all. The bytes go to a temporary file in the same
-// folder, PATH.partial-RANDOM, which keep() renames. Nobody else can open or predict it; what a killed process left
-// there is removed by the next OutputFile of the same name. If `path` is a link, the target of the link is replaced.
-// The file keeps the owner and mode of the one that it replaces. A pipe or a device is written in place.
+// folder, PATH.partial-RANDOM, which keep() renames. Its name cannot be predicted, and it is opened exclusively: a link
+// that another user put there is not followed. The next OutputFile of the same name removes the temporary file of a
+// killed process. If `path` is a link, the target of the link is replaced. The new file gets the owner and mode of the
+// file that it replaces. A pipe or a device is written in place.
 //
 // Throws Error(config) where `path` is a folder, and Error(backend) with the system's reason, such as a full disk.
 class OutputFile {

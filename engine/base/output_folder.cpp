@@ -60,8 +60,8 @@ bool rename_to_free(const std::string& from, const std::string& to) {
   return has_no_exchange(errno) && ::rename(from.c_str(), to.c_str()) == 0;
 }
 
-// Two processes that replace the same folder do so one after another. A lock that is held for long is somebody else's:
-// the exchange is safe without it.
+// Two processes that replace the same folder do so one after another. A lock that is held for seconds belongs to
+// another program; the exchange is safe without it.
 void lock_for_a_while(const Descriptor& folder) {
   constexpr int attempts    = 500;
   constexpr timespec moment = {.tv_sec = 0, .tv_nsec = 10'000'000};

@@ -11,7 +11,7 @@ namespace stepgraph {
 //
 // - Other files that the folder has, such as a tokenizer, are carried over, as hard links or copies. Owner and mode of
 //   the folder are kept. If `path` is a link, the folder that it leads to is replaced.
-// - What a killed process left, PATH.partial-RANDOM, is removed by the next OutputFolder of the same name.
+// - The next OutputFolder of the same name removes the temporary folder of a killed process, PATH.partial-RANDOM.
 // - A file system that cannot exchange two folders (NFS, for example) renames twice: the old one to PATH.old-RANDOM,
 //   then the new one from PATH.new-RANDOM. A process that is killed in between leaves both: interrupted_folders().
 // - If keep() fails, the new folder is kept as PATH.new-RANDOM, which the message names.
@@ -40,8 +40,8 @@ class OutputFolder {
   int descriptor_ = -1;    // of the temporary folder, locked
 };
 
-// What an OutputFolder of the same name left when it was killed or failed: PATH.old-RANDOM, the folder before, and
-// PATH.new-RANDOM, the one that should have replaced it. They are never removed automatically.
+// The folders of a keep() that was killed or failed: PATH.old-RANDOM, the folder before, and PATH.new-RANDOM, the folder
+// that should have replaced it. They are never removed automatically.
 [[nodiscard]] std::vector<std::string> interrupted_folders(const std::string& path);
 
 }  // namespace stepgraph

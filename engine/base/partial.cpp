@@ -62,7 +62,7 @@ Partial make_partial(const std::string& path, bool folder) {
       if (errno == EEXIST) continue;
       return {};
     }
-    // O_EXCL and O_NOFOLLOW: a file or link that somebody has put there is not written through.
+    // O_EXCL and O_NOFOLLOW: a file or link that another user put there is not written.
     const int flags = folder ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL;
     Descriptor descriptor(::open(name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (!descriptor.is_open()) {

@@ -36,7 +36,7 @@ struct Partial {
 };
 [[nodiscard]] Partial make_partial(const std::string& path, bool folder);
 
-// Removes the partial files and folders of `path` that nobody holds: their processes have ended.
+// Removes the partial files and folders of `path` that no process has locked: their processes have ended.
 void remove_leftovers(const std::string& path);
 
 [[nodiscard]] std::string random_suffix();                     // 16 hexadecimal digits

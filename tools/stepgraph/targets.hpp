@@ -18,8 +18,8 @@ enum class FileKind { trace, dot, svg, csv, safetensors };
 // empty file, a pipe and a device are fine.
 void check_target(std::string_view option, const std::optional<std::string>& path, FileKind kind, bool force);
 
-// The same for the folder of a model. Files of other names stay in the folder, so they do no harm. A folder with other
-// folders in it is no folder of a model.
+// The same for the folder of a model. Other files stay in the folder, so they are not a reason to refuse it. Folders
+// inside it are: it is then not the folder of a model.
 void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force);
 
 void add_force(Command command, bool& force);

@@ -59,7 +59,7 @@ TEST_CASE("a file appears complete, or not at all", "[engine][output_file]") {
   CHECK(names_in(folder.path()) == std::set<std::string>{"a"});
 }
 
-TEST_CASE("the temporary file has a name that nobody can predict", "[engine][output_file]") {
+TEST_CASE("the temporary file has a name that cannot be predicted", "[engine][output_file]") {
   const TempFolder folder;
   std::set<std::string> names;
   for (int i = 0; i < 20; ++i) {

@@ -137,7 +137,7 @@ TEST_CASE("without an exchange of folders, a killed process loses neither the ol
       REQUIRE(saved(left[0]) == "new");
       REQUIRE(saved(left[1]) == "old");
     }
-    // The next one leaves them alone: only a person knows which is needed.
+    // The next save leaves them alone: the user decides which one is needed.
     save(folder, "next");
     REQUIRE(saved(folder) == "next");
     REQUIRE(sg::interrupted_folders(folder) == left);
@@ -204,7 +204,7 @@ TEST_CASE("the temporary folder of a living process is not removed", "[engine][o
   sg::write_text(living.temporary() + "/config", "living");
   living.keep();
   CHECK(saved(folder) == "living");
-  // Names that only look similar are somebody else's.
+  // Similar names are not those of temporary folders.
   fs::create_directory(temp / "model.partial-backup");
   fs::create_directory(temp / "model.partial-0123456789abcdef");
   fs::create_directory(temp / "other.partial-0123456789abcdef");
