@@ -8,6 +8,7 @@
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/reduce_element.hpp"
+#include "engine/base/watched.hpp"
 
 namespace stepgraph {
 namespace {
@@ -111,6 +112,8 @@ void reduce(std::span<const std::byte* const> in, std::span<std::byte* const> ou
             Reduction reduction) {
   check_whole(num_bytes, type);
   if (in.empty() || out.empty() || num_bytes == 0) return;
+  for (const std::byte* from : in) watch_read(from, num_bytes);
+  for (std::byte* to : out) watch_write(to, num_bytes);
   dispatch(type, [&]<class T>(T) {
     choose<T>(reduction, [&]<class Element, class Op, bool divides>(Element, Op, std::bool_constant<divides>) {
       Kernel<Element, Op, divides>::reduce(in, out, num_bytes);
@@ -129,6 +132,7 @@ void reduce_into(std::span<std::byte> into, std::span<const std::byte> from, DTy
 void divide(std::span<std::byte> values, DType type, std::int64_t count) {
   check_whole(values.size(), type);
   if (count < 1) throw Error(ErrorKind::config, str("arithmetic: a sum divided by ", count, " (at least 1)"));
+  watch_write(values.data(), values.size());
   dispatch(type,
            [&]<class T>(T) { Kernel<typename Elements<T>::Exact, Add>::divide(values.data(), values.size(), count); });
 }

@@ -55,10 +55,9 @@ void pack(const T* from, std::int64_t across, std::int64_t along, std::int64_t u
     pack_block<width>(from + i * across, across, along, std::min(width, used - i), depth, to + i * depth);
 }
 
-// sum (+)= a b for one register block over one block of k. All operands are a thread's own scratch, so ThreadSanitizer
-// need not watch the innermost loop.
+// sum (+)= a b for one register block over one block of k.
 template <class T>
-[[gnu::no_sanitize("thread")]] void multiply_block(const T* a, const T* b, std::int64_t depth, bool first, T* sum) {
+void multiply_block(const T* a, const T* b, std::int64_t depth, bool first, T* sum) {
   using Vector                      = typename GemmBlock<T>::Vector;
   constexpr std::int64_t block_rows = GemmBlock<T>::block_rows, block_vectors = GemmBlock<T>::block_vectors;
   Vector acc[block_rows][block_vectors];
