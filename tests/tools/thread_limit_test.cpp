@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
+#include "engine/run/tsan.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
@@ -39,8 +40,8 @@ TEST_CASE("a process that may not start its threads says so and names the limit"
   CHECK_THAT(refused.err, ContainsSubstring("cannot start ") && ContainsSubstring(" threads, only ") &&
                               ContainsSubstring(sg::str("RLIMIT_NPROC is ", most)));
   if (geteuid() != 0) return;
-  // The main thread, 2 that run nodes, and 1 that helps with kernels.
-  const auto enough = run_limited(4, "train " + small.config() + " --steps 1 --threads 2");
+  // The main thread, 2 that run nodes, and 1 that helps with kernels. ThreadSanitizer has a thread of its own.
+  const auto enough = run_limited(sg::tsan::enabled ? 5 : 4, "train " + small.config() + " --steps 1 --threads 2");
   CAPTURE(enough.err);
   CHECK(enough.exit_code == 0);
 }

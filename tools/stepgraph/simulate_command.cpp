@@ -182,8 +182,8 @@ void add_simulate(Command program) {
   command.option("--trace", options->trace, "Write the simulated times to this file, for ui.perfetto.dev");
   add_force(command, options->force);
   command.footer(
-      "Examples: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
-      "          stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
+      "Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
+      "Example: stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
   command.run([options] { run_simulate(*options); });
 }
 

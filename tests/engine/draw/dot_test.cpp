@@ -450,6 +450,6 @@ TEST_CASE("an edge that the caller adds is drawn as added, not as the issue orde
   edges.preds      = {0};
   edges.pred_begin = {0, 0, 1};
   std::ostringstream drawing;
-  sg::write_dot({graph, edges}, drawing);
+  sg::write_dot({graph, edges}, drawing, {.detail = sg::Detail::op});
   CHECK_THAT(drawing.str(), ContainsSubstring("added") && !ContainsSubstring("issued before"));
 }
