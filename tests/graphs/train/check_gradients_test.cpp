@@ -56,7 +56,8 @@ TEST_CASE("the gradients of every model are those of its loss, in several layout
   const auto model   = GENERATE(sg::testing::small_gpt2(0), sg::testing::small_gpt2(0.3), sg::testing::small_llama(0.3),
                                 sg::mlp({.layers = 4, .width = 16, .context = 16, .vocab = 64}));
   const auto layout  = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
-  const int elements = sg::testing::scale() > 1 ? 1 : 3;
+  if (sg::testing::sanitized() && layout.num_ranks() == 1) return;
+  const int elements = sg::testing::sanitized() ? 1 : 3;
   sg::LoopbackWorld world(layout);
   const auto check = sg::check_gradients(
       model, world,
