@@ -51,7 +51,39 @@ void sync(const std::string& path) {
   if (open.is_open()) ::fsync(open.get());  // a few file systems cannot sync a folder
 }
 
-bool has_no_exchange(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
+// EXDEV: a folder of the lower layer of an overlay, such as that of a container's image, cannot be renamed.
+bool has_no_exchange(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EXDEV; }
+
+// Whether a file is a temporary one that an earlier version left: NAME.PID-NUMBER.partial, where NAME is in `to`.
+bool is_old_leftover(std::string name, const fs::path& to) {
+  constexpr std::string_view end = ".partial", digits = "0123456789";
+  if (!name.ends_with(end)) return false;
+  name.resize(name.size() - end.size());
+  const auto take_number = [&] {
+    const std::size_t last = name.find_last_not_of(digits);
+    const bool found       = last != name.npos && last + 1 < name.size();
+    if (found) name.resize(last + 1);
+    return found;
+  };
+  if (!take_number() || !name.ends_with('-')) return false;
+  name.pop_back();
+  if (!take_number() || !name.ends_with('.')) return false;
+  name.pop_back();
+  std::error_code error;
+  return !name.empty() && fs::exists(to / name, error);
+}
+
+// The first mount point inside a folder; empty: none.
+std::string mount_point_in(const fs::path& folder) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
+       !error && entry != end; entry.increment(error)) {
+    std::error_code gone;
+    const fs::file_status status = entry->symlink_status(gone);
+    if (!gone && fs::is_directory(status) && is_mount_point(entry->path())) return entry->path().string();
+  }
+  return {};
+}
 
 // Renames to a name that must be free. Returns whether it was.
 bool rename_to_free(const std::string& from, const std::string& to) {
@@ -71,8 +103,9 @@ void lock_for_a_while(const Descriptor& folder) {
   }
 }
 
-// Gives `to` all files of `from` whose names it does not have.
-void carry_over(const fs::path& from, const fs::path& to) {
+// Gives `to` all files of `from` whose names it does not have. Temporary files of earlier versions are left out; they
+// were never in a folder inside.
+void carry_over(const fs::path& from, const fs::path& to, bool inside = false) {
   const auto fail = [](const fs::path& file, const std::string& reason) {
     throw Error(ErrorKind::backend, str(file.string(), ": cannot be carried over: ", reason));
   };
@@ -81,10 +114,11 @@ void carry_over(const fs::path& from, const fs::path& to) {
     const fs::path there = to / entry->path().filename();
     struct stat status {};
     if (::lstat(entry->path().c_str(), &status) != 0) continue;  // removed meanwhile
+    if (!inside && S_ISREG(status.st_mode) && is_old_leftover(entry->path().filename().string(), to)) continue;
     if (S_ISDIR(status.st_mode)) {
       if (is_mount_point(entry->path())) fail(entry->path(), "is a mount point");
       if (::mkdir(there.c_str(), 0700) != 0 && errno != EEXIST) fail(entry->path(), system_reason(errno));
-      carry_over(entry->path(), there);
+      carry_over(entry->path(), there, true);
       const Descriptor made(::open(there.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
       if (made.is_open()) copy_owner_and_mode(status, made.get()), ::fsync(made.get());
     } else if (::linkat(AT_FDCWD, entry->path().c_str(), AT_FDCWD, there.c_str(), 0) != 0 && errno != EEXIST &&
@@ -96,6 +130,19 @@ void carry_over(const fs::path& from, const fs::path& to) {
     }
   }
   if (error) fail(from, error.message());
+}
+
+// Makes `to`, a folder with all files of `from`. It appears when it is complete.
+void copy_folder(const std::string& from, const std::string& to) {
+  const auto fail    = [&] { throw Error(ErrorKind::backend, str(to, ": cannot be created: ", system_reason(errno))); };
+  const Partial copy = make_partial(from, true);
+  struct stat status {};
+  if (!copy.descriptor.is_open() || ::stat(from.c_str(), &status) != 0) fail();
+  carry_over(from, copy.name);
+  copy_owner_and_mode(status, copy.descriptor.get());
+  ::fsync(copy.descriptor.get());
+  if (!rename_to_free(copy.name, to)) fail();
+  sync(folder_of(to));
 }
 
 }  // namespace
@@ -112,6 +159,8 @@ OutputFolder::OutputFolder(const std::string& path) : name_(path) {
   const char* const inside = "a folder inside it, such as model";
   if (fs::exists(status) && is_mount_point(path_))
     refuse(str(path, ": is a mount point, which cannot be replaced at once (", inside, ")"));
+  if (const std::string mounted = mount_point_in(path_); !mounted.empty())
+    refuse(str(path, ": ", mounted, " in it is a mount point, so it cannot be replaced (", inside, ")"));
   if (const fs::path here = fs::current_path(error); !error && is_or_holds(path_, here))
     refuse(str(path, ": is the current folder or holds it, so it cannot be replaced (", inside, ")"));
   fs::create_directories(folder_of(path_), error);
@@ -122,6 +171,11 @@ OutputFolder::OutputFolder(const std::string& path) : name_(path) {
     fail(str("cannot be created or replaced: a new folder in ", folder_of(path_), " is needed"));
   temporary_  = partial.name;
   descriptor_ = partial.descriptor.release();
+  // Before the first file is written: the files of a private folder stay private.
+  if (struct stat old{}; ::stat(path_.c_str(), &old) == 0) {
+    old.st_mode |= S_IRWXU;
+    copy_owner_and_mode(old, descriptor_);
+  }
 }
 
 OutputFolder::~OutputFolder() {
@@ -139,7 +193,7 @@ void OutputFolder::keep() {
   try {
     put_in_place();
   } catch (const Error& error) {
-    // Complete, and perhaps the result of days.
+    // The new files are complete, and computing them may have taken days: they are not removed.
     std::string kept = std::exchange(temporary_, {});
     if (const std::string ready = str(path_, after, random_suffix()); ::rename(kept.c_str(), ready.c_str()) == 0)
       kept = ready;
@@ -186,9 +240,18 @@ std::string OutputFolder::exchange() {
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) return temporary_;
   if (!has_no_exchange(errno)) fail("cannot be replaced");
   const std::string suffix = random_suffix(), ready = str(path_, after, suffix), replaced = str(path_, before, suffix);
-  if (::rename(temporary_.c_str(), ready.c_str()) != 0) fail("cannot be replaced");
+  if (!rename_to_free(temporary_, ready)) fail("cannot be replaced");
   temporary_ = ready;
-  if (::rename(path_.c_str(), replaced.c_str()) != 0) fail("cannot be replaced");
+  if (::rename(path_.c_str(), replaced.c_str()) != 0) {
+    if (errno != EXDEV) fail("cannot be replaced");
+    copy_folder(path_, replaced);
+    std::error_code error;
+    fs::remove_all(path_, error);
+    if (error) {
+      errno = error.value();
+      fail("cannot be removed");
+    }
+  }
   if (rename_to_free(ready, path_)) return replaced;
   const int reason = errno;
   static_cast<void>(rename_to_free(replaced, path_));

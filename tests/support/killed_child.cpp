@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <span>
 #include <stdexcept>
 
 namespace stepgraph::testing {
@@ -33,6 +34,14 @@ int wait_status(pid_t child) {
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return status;
+}
+
+constexpr auto flags = offsetof(seccomp_data, args) + 4 * sizeof(std::uint64_t);  // the fifth argument, its low half
+
+void set_filter(std::span<sock_filter> filter) {
+  const sock_fprog program{.len = static_cast<unsigned short>(filter.size()), .filter = filter.data()};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    throw std::runtime_error("system calls cannot be filtered");
 }
 
 Ended ended(int status) {
@@ -71,16 +80,30 @@ int start_child(const std::function<void()>& work) {
 Ended wait_for(int child) { return ended(wait_status(child)); }
 
 void forbid_exchange() {
-  constexpr auto flags = offsetof(seccomp_data, args) + 4 * sizeof(std::uint64_t);  // the fifth argument, its low half
   sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 3),
                           BPF_STMT(BPF_LD | BPF_W | BPF_ABS, flags),
                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RENAME_EXCHANGE, 0, 1),
                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog program{.len = std::size(filter), .filter = filter};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-    throw std::runtime_error("system calls cannot be filtered");
+  set_filter(filter);
+}
+
+void forbid_renames() {
+#ifdef SYS_rename
+  constexpr std::uint32_t other_call = SYS_rename;
+#else
+  constexpr std::uint32_t other_call = SYS_renameat;
+#endif
+  sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, other_call, 4, 0),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat, 3, 0),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 3),
+                          BPF_STMT(BPF_LD | BPF_W | BPF_ABS, flags),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RENAME_NOREPLACE, 1, 0),
+                          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EXDEV),
+                          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  set_filter(filter);
 }
 
 }  // namespace stepgraph::testing

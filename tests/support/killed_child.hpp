@@ -17,4 +17,8 @@ enum class Ended { killed, done, failed };  // failed: it threw
 // child processes, because it cannot be undone.
 void forbid_exchange();
 
+// The same for all renames that may replace something: they say EXDEV, as for a folder of an overlay's lower layer. A
+// rename to a name that must be free works (RENAME_NOREPLACE).
+void forbid_renames();
+
 }  // namespace stepgraph::testing

@@ -149,6 +149,85 @@ TEST_CASE("without an exchange of folders, a killed process loses neither the ol
   if (sg::testing::scale() == 1) CHECK(in_between > 0);
 }
 
+TEST_CASE("if the old folder cannot be renamed, a killed process loses neither the old files nor the new ones",
+          "[engine][output_folder]") {
+  const TempFolder temp(fast_folder());
+  const fs::path folder = temp / "model";
+  // write_text would need a rename.
+  const auto save_new = [&] {
+    sg::testing::forbid_renames();
+    sg::OutputFolder out(folder.string());
+    for (const char* name : {"/weights", "/config"}) sg::testing::write_file(out.temporary() + name, "new");
+    out.keep();
+  };
+  int in_between = 0;
+  for (int call = 0;; call += sg::testing::scale()) {
+    CAPTURE(call);
+    for (const std::string& name : names_in(temp.path())) fs::remove_all(temp / name);
+    make_old(folder);
+    chmod(folder.c_str(), 0750);
+    const Ended ended = sg::testing::run_killed_at(call, save_new);
+    REQUIRE(ended != Ended::failed);
+    const auto left  = sg::interrupted_folders(folder);
+    const bool whole = fs::exists(folder) && has_others(folder) && (saved(folder) == "old" || saved(folder) == "new");
+    if (!whole) {
+      ++in_between;
+      REQUIRE(left.size() == 2);
+    }
+    // Those are complete, but for the old one once the new one is in place.
+    for (const std::string& other : left) {
+      const bool is_new = other.find(".new-") != other.npos;
+      if (!is_new && fs::exists(folder) && saved(folder) == "new") continue;
+      REQUIRE(saved(other) == (is_new ? "new" : "old"));
+      REQUIRE(has_others(other));
+    }
+    if (ended == Ended::done) {
+      CHECK(saved(folder) == "new");
+      CHECK(names_in(temp.path()) == std::set<std::string>{"model"});
+      struct stat status {};
+      REQUIRE(stat(folder.c_str(), &status) == 0);
+      CHECK((status.st_mode & 07777) == 0750);
+      break;
+    }
+  }
+  if (sg::testing::scale() == 1) CHECK(in_between > 0);
+}
+
+TEST_CASE("the files of a private folder are private while they are written", "[engine][output_folder]") {
+  const TempFolder temp;
+  const fs::path folder = temp / "model";
+  make_old(folder);
+  const auto mode_of = [](const fs::path& path) {
+    struct stat status {};
+    REQUIRE(stat(path.c_str(), &status) == 0);
+    return status.st_mode & 07777;
+  };
+  chmod(folder.c_str(), 0500);
+  {
+    sg::OutputFolder out(folder.string());
+    CHECK(mode_of(out.temporary()) == 0700);  // it must be written
+    sg::write_text(out.temporary() + "/config", "new");
+    out.keep();
+  }
+  CHECK(mode_of(folder) == 0500);
+  chmod(folder.c_str(), 0700);
+  CHECK(file_bytes(folder / "config") == "new");
+}
+
+TEST_CASE("temporary files that an earlier version left are not carried over", "[engine][output_folder]") {
+  const TempFolder temp;
+  const fs::path folder = temp / "model";
+  make_old(folder);
+  sg::write_text(folder / "weights.123-4.partial", "left");
+  for (const char* name : {"other.123-4.partial", "weights.partial", "weights.12.partial", "weights.x1-4.partial",
+                           "more/notes.1-2.partial"})
+    sg::write_text(folder / name, "mine");
+  save(folder, "new");
+  CHECK(names_in(folder) == std::set<std::string>{"config", "more", "other.123-4.partial", "tokenizer.json", "weights",
+                                                  "weights.12.partial", "weights.partial", "weights.x1-4.partial"});
+  CHECK(names_in(folder / "more") == std::set<std::string>{"notes", "notes.1-2.partial"});
+}
+
 TEST_CASE("processes that replace the same folder take turns, and a reader sees one of them",
           "[engine][output_folder]") {
   const TempFolder temp(fast_folder());
