@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
 
 namespace stepgraph {
 namespace {
@@ -84,6 +85,28 @@ std::string number(double value) {
   return out.str();
 }
 
+// Text of an XML document. Bytes that XML does not allow become '?'.
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0, length = 0; i < text.size(); i += std::max<std::size_t>(length, 1)) {
+    length = letter_length(text, i);
+    switch (text[i]) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      default:
+        out += length == 0 ? "?" : text.substr(i, length);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline& timeline,
@@ -137,7 +160,7 @@ std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& 
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
       << "\" font-family=\"sans-serif\" font-size=\"11\">\n<!-- stepgraph -->\n<rect width=\"100%\" height=\"100%\" "
          "fill=\"white\"/>\n"
-      << "<text x=\"" << left << "\" y=\"20\" font-size=\"13\">" << title << "</text>\n";
+      << "<text x=\"" << left << "\" y=\"20\" font-size=\"13\">" << escaped(title) << "</text>\n";
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const double y = top + row_height * static_cast<double>(rank);
     out << "<text x=\"8\" y=\"" << y + 15 << "\">rank " << rank << "</text>\n<rect x=\"" << left << "\" y=\"" << y

@@ -12,7 +12,6 @@ constexpr std::array<std::string_view, all_schedule_kinds.size()> kind_names{
     "round-robin", "sequential", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"};
 
 // The largest grid. Its graph has seven nodes for each stage and microbatch, which take about 0.8 KiB: 1.6 GiB in all.
-constexpr std::int64_t max_stage_microbatches = std::int64_t{1} << 21;
 
 // One rank's actions, as they are written down.
 class Row {

@@ -68,6 +68,9 @@ struct PipelineSchedule {
   friend bool operator==(const PipelineSchedule&, const PipelineSchedule&) = default;
 };
 
+// The most pairs of a stage and a microbatch that a schedule can have. Its graph then takes 1.6 GiB.
+inline constexpr std::int64_t max_stage_microbatches = std::int64_t{1} << 21;
+
 // A schedule from its rows alone: a stage belongs to the first rank that has an action of it; the largest numbers give
 // the number of stages and of microbatches. Throws Error(config), naming row and column, when such a number is larger
 // than the number of actions: a typing error must not allocate memory. `columns`: where each action stands in its row,

@@ -62,6 +62,8 @@ class Checker {
       return flaw({}, num_stages_, " stages and ", num_microbatches_, " microbatches, but only ", actions,
                   " actions (at least F and B of each)");
     }
+    if (std::int64_t{num_stages_} * num_microbatches_ > max_stage_microbatches)
+      return flaw({}, num_stages_, " stages x ", num_microbatches_, " microbatches are too many (at most 2^21 in all)");
     return true;
   }
 

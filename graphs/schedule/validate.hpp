@@ -27,6 +27,7 @@ struct ScheduleFacts {
 };
 
 // Finds the first flaw. A schedule without one has these properties:
+// - it has at most max_stage_microbatches pairs of a stage and a microbatch
 // - every action is of a stage of its rank; every stage does every microbatch once: F, and either B or I and W
 // - I or B follow F, W follows I; an input exists when an action needs it
 // - nothing hangs when each rank does its row in order, receives block and sends do not. With transfers in it, every

@@ -163,6 +163,8 @@ TEST_CASE("a drawing shows every action at its time", "[graphs][schedule][drawin
   std::size_t bars = 0;
   for (std::size_t at = svg.find("<g>"); at != std::string::npos; at = svg.find("<g>", at + 1)) ++bars;
   CHECK(bars == schedule.num_actions());
+  CHECK_THAT(sg::gantt_svg(schedule, timeline, "a&b<c>\x01\xff \xc3\xa9.csv"),
+             ContainsSubstring(">a&amp;b&lt;c&gt;?? \xc3\xa9.csv</text>"));
   const auto chunks = sg::pipeline_schedule(ScheduleKind::gpipe, {.ranks = 1, .microbatches = 1, .chunks = 2});
   CHECK(sg::gantt_text(chunks, sg::simulate(chunks, {})) == "rank 0  0F0 1F0 1B0---- 0B0----\n");
 }

@@ -112,3 +112,13 @@ TEST_CASE("a missing stage and an idle rank are refused", "[graphs][schedule][va
   idle.rows.emplace_back();
   CHECK_THROWS_WITH(sg::validate(idle), Catch::Matchers::ContainsSubstring("rank 1 does nothing"));
 }
+
+TEST_CASE("a schedule with too many stages and microbatches is refused", "[graphs][schedule][validate]") {
+  sg::PipelineSchedule large{.rows             = std::vector<std::vector<sg::Action>>(1),
+                             .rank_of_stage    = {sg::Rank{0}},
+                             .num_microbatches = static_cast<int>(sg::max_stage_microbatches) + 1};
+  for (int mb = 0; mb < large.num_microbatches; ++mb)
+    large.rows[0].push_back({sg::Stage{0}, sg::ActionKind::forward, sg::Microbatch{mb}});
+  CHECK_THROWS_WITH(sg::validate(large), Catch::Matchers::ContainsSubstring(
+                                             "1 stages x 2097153 microbatches are too many (at most 2^21 in all)"));
+}
