@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -172,10 +173,41 @@ std::optional<Expansion> expansion_of(const Graph& graph, std::span<const std::u
   return Expansion{ring_rounds(*shape), Algorithm::ring};
 }
 
+// About how many nodes a part becomes. A ring has a node for each round, and another one if it reduces. An all-reduce
+// of few elements has empty segments, which are not sent.
+double expanded_nodes(const Graph& graph, Node node, const ExpandOptions& options) {
+  const Graph::PartView part = graph.part(node);
+  if (options.algorithm == Algorithm::direct || !is_collective(graph, part) || overflows(part)) return 1;
+  const auto n              = static_cast<double>(graph.spec(part.group).ranks.size());
+  constexpr double own_work = 2;  // a copy and a division
+  // A tree has n - 1 edges, each with a send, a receive and perhaps a reduction, upwards, downwards or both.
+  const double of_tree   = own_work + (part.op == PartOp::all_to_all ? 3 * std::log2(n) : 5);
+  const auto bytes       = static_cast<double>(std::max(part.bytes_read, part.bytes_written));
+  const auto ring_rounds = [&](double members) {
+    switch (part.op) {
+      case PartOp::all_reduce:
+        return 3 * (members - 1) * std::min(1.0, bytes / static_cast<double>(size_bytes(part.type)) / n);
+      case PartOp::reduce_scatter:
+        return 2 * (members - 1);
+      case PartOp::broadcast:
+      case PartOp::reduce:
+        return 3 * std::clamp(bytes / (64 * 1024), 1.0, 2 * members);
+      default:
+        return members - 1;
+    }
+  };
+  if (options.algorithm == Algorithm::tree) return of_tree;
+  const double per_node = options.ranks_per_node;
+  if (options.algorithm == Algorithm::hierarchical && per_node > 1 && per_node < n)
+    return std::max(of_tree, own_work + ring_rounds(per_node) + ring_rounds(n / per_node));
+  return own_work + ring_rounds(n);
+}
+
 // Simulates the candidates for each size once.
 class Chooser {
  public:
-  Chooser(const Machine& machine, int ranks_per_node) : machine_(machine), ranks_per_node_(ranks_per_node) {}
+  explicit Chooser(const ExpandOptions& options)
+      : machine_(*options.machine), ranks_per_node_(options.ranks_per_node), most_nodes_(options.most_nodes) {}
 
   Algorithm choose(const Graph& graph, std::span<const std::uint32_t> parts) {
     const Graph::PartView part     = graph.part({parts.front()});
@@ -191,6 +223,7 @@ class Chooser {
     double best       = simulate(alone, machine_).makespan_s;
     for (const Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical}) {
       const ExpandOptions options{.algorithm = algorithm, .ranks_per_node = ranks_per_node_};
+      if (expanded_nodes(alone, {0}, options) * static_cast<double>(ranks.size()) > most_nodes_) continue;
       if (form_of(alone, {0}, options) != algorithm) continue;
       const double time = simulate(expand_collectives(alone, options), machine_).makespan_s;
       if (time >= best) continue;
@@ -258,6 +291,7 @@ class Chooser {
 
   const Machine& machine_;
   int ranks_per_node_;
+  double most_nodes_;
   std::map<std::tuple<PartOp, DType, Reduction, Rank, std::int64_t, std::vector<Rank>>, Algorithm> chosen_;
 };
 
@@ -291,8 +325,7 @@ Algorithm form_of(const Graph& graph, Node part, const ExpandOptions& options) {
   const Matching matching = match_parts(graph);
   const auto parts        = matching.meeting(matching.of_node.at(part.id));
   ExpandOptions chosen    = options;
-  if (options.algorithm == Algorithm::adaptive)
-    chosen.algorithm = Chooser(*options.machine, options.ranks_per_node).choose(graph, parts);
+  if (options.algorithm == Algorithm::adaptive) chosen.algorithm = Chooser(options).choose(graph, parts);
   if (chosen.algorithm == Algorithm::direct) return Algorithm::direct;
   const auto expansion = expansion_of(graph, parts, chosen);
   return expansion ? expansion->algorithm : Algorithm::direct;
@@ -303,13 +336,23 @@ Graph expand_collectives(const Graph& graph, const ExpandOptions& options) {
   if (options.algorithm == Algorithm::direct) return graph;
   const Matching matching = match_parts(graph);
   std::optional<Chooser> chooser;
-  if (options.algorithm == Algorithm::adaptive) chooser.emplace(*options.machine, options.ranks_per_node);
+  if (options.algorithm == Algorithm::adaptive) chooser.emplace(options);
+  std::vector<ExpandOptions> chosen(matching.size(), options);
+  double nodes = static_cast<double>(graph.num_nodes()) - static_cast<double>(matching.nodes.size());
+  for (std::size_t i = 0; i < matching.size(); ++i) {
+    const auto parts = matching.meeting(i);
+    if (chooser) chosen[i].algorithm = chooser->choose(graph, parts);
+    nodes += static_cast<double>(parts.size()) * expanded_nodes(graph, {parts.front()}, chosen[i]);
+  }
+  if (nodes > options.most_nodes) {
+    throw Error(ErrorKind::config,
+                str("expand: the algorithm ", options.algorithm, " makes about ", static_cast<std::int64_t>(nodes),
+                    " nodes (at most ", static_cast<std::int64_t>(options.most_nodes),
+                    "; the algorithm direct or tree, or smaller groups)"));
+  }
   std::vector<std::optional<Expansion>> expansions(matching.size());
   for (std::size_t i = 0; i < matching.size(); ++i) {
-    ExpandOptions chosen = options;
-    if (chooser) chosen.algorithm = chooser->choose(graph, matching.meeting(i));
-    if (chosen.algorithm == Algorithm::direct) continue;
-    expansions[i] = expansion_of(graph, matching.meeting(i), chosen);
+    if (chosen[i].algorithm != Algorithm::direct) expansions[i] = expansion_of(graph, matching.meeting(i), chosen[i]);
   }
   return emit(graph, matching, expansions);
 }

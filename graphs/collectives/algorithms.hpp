@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <string_view>
 
@@ -26,6 +27,7 @@ struct ExpandOptions {
   Algorithm algorithm    = Algorithm::ring;
   int ranks_per_node     = 8;        // hierarchical: ranks r with equal r / ranks_per_node are one node
   const Machine* machine = nullptr;  // adaptive: where the candidates are simulated
+  double most_nodes      = std::numeric_limits<double>::infinity();  // of the result; a candidate is at most that large
 };
 
 // The form that `expand_collectives` gives to a part's collective. Direct, that is none, for a group of one member, a
@@ -37,7 +39,8 @@ struct ExpandOptions {
 // A pass: replaces each collective that is not direct by messages, copies and reductions of segments, on the
 // collective's own lane, and leaves everything else as it is. Buffers keep their numbers. What was issued before a
 // collective is issued before all of it. Reductions are no longer in rank order: equal to direct where every partial
-// result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together.
+// result is exactly representable, else within rounding. Throws Error(graph) when parts that meet do not fit together,
+// and Error(config) if the result would have more than about `most_nodes` nodes, before it is made.
 //
 // A graph of one rank expands to the slice of the expanded whole. Which form a gather, scatter or all_to_all has
 // depends on what other members declare, so there those are refused (Error(config)): expand first, then slice. So is a

@@ -58,7 +58,8 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   setup.step.graph    = expand_collectives(setup.step.graph,
                                            {.algorithm      = plan.algorithm,
                                             .ranks_per_node = plan.layout.devices_per_node,
-                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual});
+                                            .machine = setup.options.machine != nullptr ? setup.options.machine : &usual,
+                                            .most_nodes = max_step_nodes});
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::other);
   return std::move(setup.step);
 }

@@ -100,8 +100,8 @@ std::string settings_text(const Change& change) {
 // The peak of the rank that needs most. Throws where the step cannot be built.
 using PeakOf = std::function<std::int64_t(const Plan& plan, const BatchSpec& batch)>;
 
-// Plans steps with less memory, one after another. Building a step takes time, so the search ends when it has built
-// some hundred thousand nodes. Large steps of several ranks are tried by the slices of unlike ranks, which are fewer
+// Plans steps with less memory, one after another. Building a step takes time, so the search ends before it would have
+// built more than `most_nodes`. Large steps of several ranks are tried by the slices of unlike ranks, which are fewer
 // nodes; a step that fits is then planned as a whole, as a run would plan it.
 struct Search {
   std::int64_t num_nodes = 0;   // of the step that does not fit
@@ -128,12 +128,12 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
   const std::vector<Change> all = changes(plan, batch, trains);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Change& change = all[i];
-    if (built > Search::most_nodes) {
+    // Each microbatch has the same nodes; recomputation adds some.
+    const double nodes = 1.3 * static_cast<double>(search.num_nodes) * batch.micro / change.batch.micro;
+    if (i > 0 && built + nodes * (search.slices ? search.slice_share : 1) > Search::most_nodes) {
       left_out = str("; ", all.size() - i, " settings from ", settings_text(change), " on were not tried");
       break;
     }
-    // Each microbatch has the same nodes; recomputation adds some.
-    const double nodes = 1.3 * static_cast<double>(search.num_nodes) * batch.micro / change.batch.micro;
     std::optional<std::int64_t> peak;
     if (search.slices) {
       built += nodes * search.slice_share;

@@ -6,8 +6,8 @@
 
 // Plan::memory_limit_bytes. A step that needs more throws Error(config). The message names the rank, its requirement by
 // role, and the first of several changes to the config with which all ranks fit. Each change is really planned. It is
-// written as an argument of `--set`. The search ends when it has built some hundred thousand nodes; the message then
-// says what was not tried.
+// written as an argument of `--set`. The search ends before it would have built more than 150,000 nodes; the message
+// then says what was not tried. The first change is always tried.
 namespace stepgraph {
 
 // Builds the same step with another plan or batch.

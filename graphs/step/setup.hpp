@@ -11,6 +11,10 @@
 // The state that all ranks of a step share while it is built: internal to graphs/.
 namespace stepgraph {
 
+// The most nodes of a step, so that a step which would take all memory is refused before it is built. With its
+// accesses, edges and place in the memory plan a node takes 1.5 to 3 KiB.
+inline constexpr int max_step_nodes = 1 << 21;
+
 struct StepSetup {
   // `resolved`: see graphs/step/resolve.hpp.
   StepSetup(const Model& model, const Plan& resolved, const BatchSpec& batch, bool trains, const StepOptions& options);

@@ -68,7 +68,7 @@ void StepBuilder::join_tied_ranks(const WeightSpec& owner, const std::vector<con
   const StepWeight* const own = find_weight(owner.name);
   const Rank root             = setup_.rank_of(setup_.stage_of_weight.at(owner.name), coord_);
   const Labels labels{.phase = "reduce"};
-  std::vector<std::pair<const WeightSpec*, const StepWeight*>> elsewhere;  // tied weights that the owner's rank has not
+  std::vector<std::pair<const WeightSpec*, const StepWeight*>> elsewhere;  // tied weights on other ranks
   const auto add_part_of = [&](const WeightSpec& spec, const StepWeight& mine, PartOp op) {
     const Access values = access(mine.gradient);
     const bool writes   = op != PartOp::reduce || rank_ == root;

@@ -358,3 +358,22 @@ TEST_CASE("every expansion of every collective of 64 ranks is verified, planned,
     }
   }
 }
+
+TEST_CASE("an expansion that would be too large is refused before it is made", "[graphs][collectives]") {
+  for (const PartOp op : {PartOp::all_reduce, PartOp::all_gather, PartOp::reduce_scatter, PartOp::all_to_all}) {
+    CAPTURE(sg::to_string(op));
+    const auto made     = one_collective({.op = op, .ranks = 32, .elements = 4096});
+    const auto expanded = [&](Algorithm algorithm, double most_nodes, const sg::Machine* machine = nullptr) {
+      return sg::expand_collectives(made.graph, {.algorithm = algorithm, .machine = machine, .most_nodes = most_nodes})
+          .num_nodes();
+    };
+    const double nodes = expanded(Algorithm::ring, 1e9);
+    CHECK(expanded(Algorithm::ring, 1.2 * nodes) == nodes);
+    CHECK_THROWS_WITH(expanded(Algorithm::ring, 0.8 * nodes),
+                      ContainsSubstring("expand: the algorithm ring makes about ") &&
+                          ContainsSubstring("; the algorithm direct or tree, or smaller groups)"));
+    // A candidate that is too large is not chosen.
+    const sg::Machine machine = sg::two_level_machine({.ranks = 32});
+    CHECK(expanded(Algorithm::adaptive, 0.8 * nodes, &machine) < 0.8 * nodes);
+  }
+}

@@ -172,6 +172,24 @@ TEST_CASE("the search for a change that fits is bounded, and the message names t
   CHECK(built <= 300'000);
 }
 
+TEST_CASE("one change that would take too long is not tried", "[graphs][memory]") {
+  // 10007 is prime: after microbatches of 10007 sequences come those of 2.
+  const sg::Config config      = with({"batch.global=20014", "batch.micro=10007", "batch.seq=1", limit(1000)});
+  const sg::Model model        = model_of(config);
+  sg::Plan unlimited           = config.plan;
+  unlimited.memory_limit_bytes = 0;
+  std::int64_t built           = 0;
+  const auto build             = [&](const sg::Plan& plan, const sg::BatchSpec& batch) {
+    sg::StepGraph step = sg::training_step(model, plan, batch);
+    built += step.graph.num_nodes();
+    return step;
+  };
+  const sg::StepGraph step = sg::training_step(model, unlimited, config.batch);
+  CHECK_THROWS_WITH(sg::check_memory_limit(step, config.plan, build),
+                    ContainsSubstring(" settings from batch.micro=2 on were not tried"));
+  CHECK(built < 10'000);
+}
+
 TEST_CASE("recomputation is not offered for an evaluation", "[graphs][memory]") {
   const sg::Config config = with({});
   const sg::Model model   = model_of(config);

@@ -314,11 +314,19 @@ TEST_CASE("a step that would take all memory is refused before it is built", "[g
   };
   refuses({}, {.global = 1 << 20, .micro = 1, .seq = 16},
           "step: about 113246228 nodes: 6 blocks x 1048576 microbatches x 1 data-parallel x 1 tensor-parallel ranks, 1 "
-          "ranks in all (at most 4194304 nodes; a larger batch.micro");
+          "ranks in all (at most 2097152 nodes; a larger batch.micro");
   refuses({.layout = {.dp = 1 << 20, .pp = 4}}, {.global = 1 << 20, .micro = 1, .seq = 16}, "4194304 ranks in all");
   CHECK_THROWS_WITH(sg::memory_requirements(small_gpt2(), {.layout = {.dp = 1 << 20, .tp = 4, .pp = 4}},
                                             {.global = 1 << 20, .micro = 1, .seq = 16}),
                     ContainsSubstring("step: about "));
+  // Recomputation and expanded collectives count too.
+  CHECK_THROWS_WITH(
+      sg::training_step(small_gpt2(), {.recompute = sg::Recompute::full}, {.global = 18'000, .micro = 1, .seq = 16}),
+      ContainsSubstring("step: about 2484020 nodes"));
+  CHECK_THROWS_WITH(sg::training_step(small_gpt2(), {.layout = {.dp = 1024}, .algorithm = sg::Algorithm::ring},
+                                      {.global = 1024, .micro = 1, .seq = 16}),
+                    ContainsSubstring("expand: the algorithm ring makes about ") &&
+                        ContainsSubstring(" nodes (at most 2097152; the algorithm direct or tree, or smaller groups)"));
 }
 
 TEST_CASE("an inconsistent model is refused by name", "[graphs][step]") {
