@@ -27,8 +27,12 @@ namespace fs = std::filesystem;
 constexpr std::size_t most_at_once = std::size_t{1} << 30;
 
 std::string without_links(const std::string& path) {
+  constexpr int most_links = 40;  // as in Linux
   std::error_code error;
-  const fs::path target = fs::weakly_canonical(path, error);
+  fs::path end = path;  // of a chain of links, the last of which may lead to a file that does not exist yet
+  for (int i = 0; i < most_links && fs::is_symlink(fs::symlink_status(end, error)); ++i)
+    end = end.parent_path() / fs::read_symlink(end, error);
+  const fs::path target = fs::weakly_canonical(end, error);
   return error ? path : target.string();
 }
 
