@@ -2,11 +2,11 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <memory>
 
 #include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
 #include "graphs/config/reader.hpp"
 #include "graphs/config/sections.hpp"
 #include "graphs/schedule/kinds.hpp"
@@ -193,14 +193,14 @@ std::string read_text(const std::string& path) {
   constexpr std::size_t max_bytes = std::size_t{1} << 20;
   const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(path, ": ", why)); };
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  if (!file) refuse(str("cannot be read: ", system_reason(errno), " (a config in JSON)"));
   std::string text;
   char block[1 << 14];
   while (const std::size_t read = std::fread(block, 1, sizeof block, file.get())) {
     text.append(block, read);
     if (text.size() > max_bytes) refuse("is larger than 1 MiB (a config in JSON)");
   }
-  if (std::ferror(file.get())) refuse(str("cannot be read: ", std::strerror(errno), " (a config in JSON)"));
+  if (std::ferror(file.get())) refuse(str("cannot be read: ", system_reason(errno), " (a config in JSON)"));
   return text;
 }
 

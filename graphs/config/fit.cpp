@@ -21,8 +21,8 @@ void at(std::string_view path, std::string_view subject, const Check& check) {
   }
 }
 
-// Sizes that must fit the layout. Vocabulary and MLP may have any size that has an index for each rank: their parts may
-// be unequal.
+// Sizes that must fit the layout. Vocabulary and MLP width can be any size of at least tp; ranks then get unequal
+// parts.
 struct Sizes {
   int layers                = 0;
   std::int64_t context      = 0;

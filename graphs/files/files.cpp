@@ -6,15 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
 
 namespace stepgraph {
 namespace {
-
-std::string system_text(int number) { return std::generic_category().message(number); }
 
 // The most bytes of one system call, which may transfer fewer.
 constexpr std::size_t most_at_once = std::size_t{1} << 30;
@@ -28,12 +26,12 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   if (descriptor_ < 0) {
     const int error = errno;
     if (error == ENOENT) throw Error(ErrorKind::config, str(name(), ": there is no such file"));
-    throw Error(ErrorKind::config, str(name(), ": cannot be opened: ", system_text(error)));
+    throw Error(ErrorKind::config, str(name(), ": cannot be opened: ", system_reason(error)));
   }
   struct stat status {};
   std::string wrong;
   if (::fstat(descriptor_, &status) != 0) {
-    wrong = str("the size cannot be read: ", system_text(errno));
+    wrong = str("the size cannot be read: ", system_reason(errno));
   } else if (S_ISDIR(status.st_mode)) {
     wrong = "is a folder (a file is needed)";
   } else if (!S_ISREG(status.st_mode)) {
@@ -66,7 +64,7 @@ void InputFile::read(std::int64_t first_byte, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t got = ::pread(descriptor_, out.data(), std::min(out.size(), most_at_once), first_byte);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(ErrorKind::backend, str(name(), ": cannot be read: ", system_text(errno)));
+    if (got < 0) throw Error(ErrorKind::backend, str(name(), ": cannot be read: ", system_reason(errno)));
     if (got == 0)
       throw Error(ErrorKind::config, str(name(), ": ends at byte ", first_byte, ", but ", out.size(),
                                          " more are needed (it had ", num_bytes_, " bytes when it was opened)"));
