@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <map>
+#include <stdexcept>
+#include <string>
 
 #include "backends/loopback/world.hpp"
+#include "engine/base/dispatch.hpp"
+#include "engine/base/error.hpp"
+#include "graphs/models/weights.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -50,15 +57,49 @@ std::vector<std::int32_t> tokens_for(const BatchSpec& batch, int step, std::int6
   return tokens;
 }
 
+namespace {
+
+// Throws if a rank's copy of a tensor, or of a part of it, has other bits than the whole tensor.
+void check_copies(const StepRun& run, const std::map<std::string, std::vector<double>>& tensors) {
+  const StepGraph& step = run.step();
+  const int tp          = step.layout.degree(Axis::tp);
+  for (std::size_t rank = 0; rank < step.ranks.size(); ++rank) {
+    const int tp_index = step.ranks[rank].coord.tp;
+    for (const StepWeight& weight : step.ranks[rank].weights) {
+      const WeightSpec& spec = step.spec(weight);
+      const auto elements    = num_elements(local_shape(spec, tp, tp_index));
+      for (const StoredRange& part : {weight.value, weight.master}) {
+        if (part.empty()) continue;
+        dispatch_float(step.graph.spec(part.buffer).type, [&]<class T>(T) {
+          std::vector<T> found(static_cast<std::size_t>(part.size()));
+          run.memory().read(part.buffer, std::span(found), part.offset);
+          for (const TpPiece& piece : tp_pieces(spec, tp, tp_index)) {
+            std::vector<T> whole, expected = found;
+            for (const double value : tensors.at(piece.tensor)) whole.push_back(narrow<T>(static_cast<Wide<T>>(value)));
+            take_piece<T>(spec, piece, whole, elements, part.begin, expected);
+            if (std::memcmp(expected.data(), found.data(), found.size() * sizeof(T)) != 0)
+              throw std::runtime_error(str("rank ", rank, " has other bits of ", piece.tensor));
+          }
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+
 // FNV-1a (Fowler, Noll, Vo).
 std::uint64_t hash_weights(const StepRun& run) {
   std::uint64_t hash                 = 0xcbf29ce484222325;
   const ParameterInventory inventory = run.step().model.parameters();
+  std::map<std::string, std::vector<double>> tensors;
   for (const Parameter& parameter : inventory.parameters()) {
     std::vector<double> values(static_cast<std::size_t>(parameter.num_elements()));  // holds every type exactly
     run.read_tensor(StepRun::Which::value, parameter.name, std::span<double>(values));
     for (const double value : values) hash = (hash ^ std::bit_cast<std::uint64_t>(value)) * 0x100000001b3;
+    tensors.emplace(parameter.name, std::move(values));
   }
+  check_copies(run, tensors);
   return hash;
 }
 

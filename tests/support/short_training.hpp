@@ -27,7 +27,8 @@ struct History {
 [[nodiscard]] History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps,
                             const TrainerOptions& options = {.threads = 2, .seed = 7}, Tokens kind = Tokens::noise);
 
-// A hash of the bits of all weights, by tensor: the same in every layout.
+// A hash of the bits of all weights, by tensor: the same in every layout. Throws if copies of a weight differ: those of
+// data-parallel ranks, of ranks that hold a tied weight, and of a master and its rounded value.
 [[nodiscard]] std::uint64_t hash_weights(const StepRun& run);
 
 // A run with an optional loss scale.

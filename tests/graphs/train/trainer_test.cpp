@@ -218,3 +218,25 @@ TEST_CASE("generation refuses logits that are NaN", "[graphs][trainer]") {
                                  std::span<double> values) { std::fill(values.begin(), values.end(), std::nan("")); });
   CHECK_THROWS_WITH(generator.generate({1, 2}, 1), ContainsSubstring("generate: a logit is nan"));
 }
+
+TEST_CASE("copies of a weight that differ are found when weights are hashed", "[graphs][train]") {
+  const sg::Plan plan{.layout = {.dp = 2, .pp = 2}};
+  const sg::BatchSpec batch{.global = 4, .micro = 2, .seq = 16};
+  const sg::Model model = sg::testing::small_gpt2();
+  sg::LoopbackWorld world(4);
+  sg::Trainer trainer(model, plan, batch, world, {.threads = 1});
+  trainer.step(sg::testing::tokens_for(batch, 0, model.vocab));
+  const std::uint64_t hash = sg::testing::hash_weights(trainer.run());
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    const sg::StoredRange& held = trainer.run().step().ranks[rank].weights.back().value;
+    std::vector<float> values(static_cast<std::size_t>(held.size()));
+    trainer.run().memory().read(held.buffer, std::span(values), held.offset);
+    std::vector<float> changed = values;
+    changed.back() += 1;
+    trainer.run().memory().write(held.buffer, std::span<const float>(changed), held.offset);
+    CHECK_THROWS(sg::testing::hash_weights(trainer.run()));
+    trainer.run().memory().write(held.buffer, std::span<const float>(values), held.offset);
+  }
+  CHECK(sg::testing::hash_weights(trainer.run()) == hash);
+}
