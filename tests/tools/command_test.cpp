@@ -78,8 +78,11 @@ TEST_CASE("more threads than cores are warned about", "[tools][command]") {
     const auto outcome = small.run(command, "--steps 1 --json --threads 1000");
     CHECK(outcome.exit_code == 0);
     CHECK_THAT(outcome.err, ContainsSubstring("stepgraph: 1000 threads are more than the " + cores + " core") &&
-                                ContainsSubstring("(0 uses all of them)"));
+                                ContainsSubstring("(" + cores + " uses all of them)"));
   }
+  const auto copy = run_stepgraph("bench copy --backend loopback --dry-run --json --threads 1000");
+  CHECK(copy.exit_code == 0);
+  CHECK_THAT(copy.err, ContainsSubstring("stepgraph: 1000 threads are more than the "));
 }
 
 TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing else", "[tools][bench]") {

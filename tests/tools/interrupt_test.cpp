@@ -44,6 +44,30 @@ TEST_CASE("the first signal is noted", "[tools][interrupt]") {
   CHECK_FALSE(next.requested());
 }
 
+TEST_CASE("signals that are sent together are one request", "[tools][interrupt]") {
+  const auto [first, second] =
+      GENERATE(table<int, int>({{SIGHUP, SIGHUP}, {SIGINT, SIGINT}, {SIGTERM, SIGTERM}, {SIGTERM, SIGHUP}}));
+  CAPTURE(first, second);
+  CHECK(ending_signal([first = first, second = second] {
+          const cli::Interrupt interrupt;
+          raise(first);
+          usleep(5'000);
+          raise(second);
+          if (interrupt.signal() != first) raise(SIGKILL);
+        }) == 0);
+}
+
+TEST_CASE("a hangup never ends the program at once", "[tools][interrupt]") {
+  const int first = GENERATE(SIGHUP, SIGINT);
+  CHECK(ending_signal([first] {
+          const cli::Interrupt interrupt;
+          raise(first);
+          usleep(1'100'000);
+          raise(SIGHUP);
+          if (interrupt.signal() != first) raise(SIGKILL);
+        }) == 0);
+}
+
 TEST_CASE("the second signal ends the program, and so does any signal after the Interrupt is gone",
           "[tools][interrupt]") {
   CHECK(ending_signal([] {
@@ -53,11 +77,13 @@ TEST_CASE("the second signal ends the program, and so does any signal after the 
   CHECK(ending_signal([] {
           const cli::Interrupt interrupt;
           raise(SIGINT);
+          usleep(1'100'000);
           raise(SIGINT);
         }) == SIGINT);
   CHECK(ending_signal([] {
           const cli::Interrupt interrupt;
-          raise(SIGINT);
+          raise(SIGHUP);
+          usleep(1'100'000);
           raise(SIGTERM);
         }) == SIGTERM);
   CHECK(ending_signal([] {

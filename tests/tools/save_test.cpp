@@ -99,6 +99,37 @@ TEST_CASE("a signal ends a run after its step, with the model saved and an exit 
   const auto eval = run_bash(sg::testing::command_path() + " eval " + small.config() +
                              " --set 'data={\"synthetic\": 1}' --steps 1000000 & sleep 1\nkill -TERM $!\nwait $!");
   CHECK(eval.exit_code == 143);
+  const auto generate =
+      run_bash(sg::testing::command_path() + " generate " + small.config() + " --prompt 1,2 --tokens 10000000 > " +
+               small.path("ids") + " & while kill -0 $! && ! grep -q ',' " + small.path("ids") +
+               "; do sleep 0.05; done\nkill -INT $!\nwait $!");
+  CHECK(generate.exit_code == 130);
+  CHECK_THAT(generate.err, ContainsSubstring("interrupted after ") && ContainsSubstring(" of 10000000 tokens"));
+}
+
+TEST_CASE("signals that are sent together end a run once, with the model saved", "[tools][save]") {
+  for (const auto& [name, code] : {std::pair("HUP", 129), std::pair("INT", 130)}) {
+    CAPTURE(name);
+    const SmallRun small;
+    const std::string send = sg::str("kill -", name, " $run\n");
+    const auto outcome =
+        run_bash(endless(small, "--save " + small.path("kept")) + send + "sleep 0.005\n" + send + "wait $run");
+    CHECK(outcome.exit_code == code);
+    CHECK(fs::exists(small.path("kept/model.safetensors")));
+  }
+}
+
+TEST_CASE("a folder that holds a mount point is refused before any work", "[tools][save][refuses]") {
+  const SmallRun small;
+  const std::string folder = small.path("model");
+  fs::create_directories(folder + "/data/disk");
+  const std::string mount = "mount -t tmpfs none " + folder + "/data/disk";
+  if (run_bash("unshare -rm bash -c '" + mount + "'").exit_code != 0) SKIP("needs mount namespaces");
+  const auto outcome = run_bash("unshare -rm bash -c '" + mount + " && " + sg::testing::command_path() + " train " +
+                                small.config() + " --steps 1 --save " + folder + "'");
+  CHECK(outcome.exit_code == 2);
+  CHECK(outcome.out.empty());
+  CHECK_THAT(outcome.err, ContainsSubstring("/data/disk in it is a mount point, so it cannot be replaced"));
 }
 
 TEST_CASE("a model is saved even if the log cannot be written", "[tools][save]") {
@@ -138,8 +169,9 @@ TEST_CASE("after a step whose loss is not finite, the weights before it are save
   const Files first  = files_in(small.path("model"));
   const auto outcome = small.run("train", wild);
   CHECK(outcome.exit_code == 1);
-  CHECK_THAT(outcome.err, ContainsSubstring("step 1: loss ") &&
-                              ContainsSubstring("; model saved in " + small.path("model") + ": the weights after 1 step"));
+  CHECK_THAT(outcome.err,
+             ContainsSubstring("step 1: loss ") &&
+                 ContainsSubstring("; model saved in " + small.path("model") + ": the weights after 1 step"));
   CHECK(files_in(small.path("model")) == first);
 }
 
@@ -170,7 +202,7 @@ TEST_CASE("only a model that stepgraph wrote is replaced, unless --force is give
     CHECK(outcome.exit_code == 2);
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, ContainsSubstring("--save '" + folder + "': " + why +
-                                              " was not written by stepgraph (a new name, or --force to replace it)"));
+                                              " has no mark of stepgraph (a new name, or --force to replace it)"));
     CHECK(files_in(folder) == before);
   };
   for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
@@ -182,18 +214,19 @@ TEST_CASE("only a model that stepgraph wrote is replaced, unless --force is give
     CHECK(save().exit_code == 0);  // now it did
   }
   fs::remove_all(folder);
-  fs::create_directories(folder + "/photos");
-  refused("photos in it");
-  fs::remove(folder + "/photos");
+  fs::create_directory(folder);
   CHECK(save().exit_code == 0);  // an empty folder
   // Other files stay.
   fs::remove_all(folder);
   fs::create_directory(folder);
   std::ofstream(folder + "/tokenizer.json") << "mine";
+  fs::create_directory(folder + "/runs");
+  std::ofstream(folder + "/runs/log") << "my log";
   for (int i = 0; i < 2; ++i) {
     CHECK(save().exit_code == 0);
     CHECK(file_bytes(folder + "/tokenizer.json") == "mine");
-    CHECK(files_in(folder).size() == 3);
+    CHECK(file_bytes(folder + "/runs/log") == "my log");
+    CHECK(files_in(folder).size() == 4);
   }
   // The current folder would be replaced under the feet of the shell.
   const auto here = run_bash("cd " + folder + " && " + sg::testing::command_path() + " train " + small.config() +
@@ -208,9 +241,9 @@ TEST_CASE("what an interrupted save left is named by the next save and load", "[
   fs::create_directory(left);
   const auto load = small.run("eval", "--set 'model={\"load\": \"" + small.path("model") + "\"}'");
   CHECK(load.exit_code == 2);
-  CHECK_THAT(load.err, ContainsSubstring("there is no such file; a save that did not end left " + left));
+  CHECK_THAT(load.err, ContainsSubstring("there is no such file; an interrupted save left " + left));
   const auto save = small.run("train", "--steps 1 --save " + small.path("model"));
   CHECK(save.exit_code == 0);
-  CHECK_THAT(save.err, ContainsSubstring(left + ": left by a save that did not end"));
+  CHECK_THAT(save.err, ContainsSubstring(left + ": left by an interrupted save"));
   CHECK(fs::exists(left));
 }

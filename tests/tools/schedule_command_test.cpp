@@ -121,7 +121,9 @@ TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason"
            std::pair{"--kind 1f1p --stages 4 --microbatches 8",
                      "stepgraph schedule: unknown kind '1f1p' (known: round-robin, sequential, gpipe, 1f1b, "
                      "interleaved, zb-h1, zb-h2)"},
-           std::pair{"--stages 4 --microbatches 8", "--kind"},
+           std::pair{"--stages 4 --microbatches 8", "--kind: missing"},
+           std::pair{"--limit 4", "--kind: missing"},
+           std::pair{"--limit 4 --stages 4 --microbatches 8", "--kind: missing"},
            std::pair{"--kind 1f1b --stages 0 --microbatches 8", "--stages"},
            std::pair{"--kind 1f1b --stages four --microbatches 8", "--stages"},
            std::pair{"--kind 1f1b --stages 4 --microbatches -1", "--microbatches"},
@@ -138,7 +140,7 @@ TEST_CASE("schedule refuses impossible requests with exit code 2 and the reason"
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --costs 0,0,0,1", "all 0"},
            std::pair{"--kind 1f1b --stages 4 --microbatches 8 --json --csv -", "both write to stdout"},
            std::pair{"--kind gpipe --stages 100000 --microbatches 100000", "too many"},
-           std::pair{"--kind gpipe --stages 1 --microbatches 2 --chunks 2097152", "too many (at most 2^21 in all"},
+           std::pair{"--kind gpipe --stages 2 --microbatches 2 --chunks 1048576", "too many (at most 2^21 in all"},
        }) {
     CAPTURE(arguments);
     const auto outcome = run_schedule(arguments);

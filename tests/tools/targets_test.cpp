@@ -42,9 +42,23 @@ TEST_CASE("a model is saved even if the trace cannot be written", "[tools][train
   const auto outcome =
       interrupted_run(small, "--save " + small.path("kept") + " --trace " + small.path("traces/t.json"),
                       "rmdir " + small.path("traces"));
-  CHECK(outcome.exit_code != 0);
-  CHECK_THAT(outcome.err, ContainsSubstring("traces/t.json"));
+  CHECK(outcome.exit_code == 130);
+  CHECK_THAT(outcome.err, ContainsSubstring("interrupted after ") && ContainsSubstring("; model saved in ") &&
+                              ContainsSubstring("traces/t.json: cannot be created"));
   CHECK(std::filesystem::exists(small.path("kept/model.safetensors")));
+  CHECK(json_lines(sg::testing::file_bytes(small.path("out"))).back().at("type") == "summary");
+}
+
+TEST_CASE("a run whose only failure is its trace exits with the code of that failure", "[tools][train]") {
+  const SmallRun small;
+  const auto outcome = small.run("train", "--steps 1 --save " + small.path("kept") + " --trace /dev/full");
+  CHECK(outcome.exit_code == 3);
+  CHECK_THAT(outcome.err, ContainsSubstring("/dev/full: cannot be written: No space left on device") &&
+                              ContainsSubstring("; model saved in " + small.path("kept")));
+  // The loss is the more important failure.
+  const auto both = small.run("train", "--set optimizer.lr=1e30 --set optimizer.kind=sgd --trace /dev/full");
+  CHECK(both.exit_code == 1);
+  CHECK_THAT(both.err, ContainsSubstring("step 1: loss ") && ContainsSubstring("; /dev/full: cannot be written"));
 }
 
 TEST_CASE("a schedule file is not read again at the end of a run", "[tools][train]") {
@@ -108,6 +122,7 @@ const std::vector<FileOption> file_options = {{"train CONFIG --steps 1", "--trac
                                               {"train CONFIG --steps 1", "--dump-grads"},
                                               {"graph CONFIG", "--dot"},
                                               {"graph CONFIG", "--svg"},
+                                              {"simulate CONFIG --cluster CLUSTER", "--trace"},
                                               {"schedule --kind 1f1b --stages 2 --microbatches 4", "--csv"},
                                               {"schedule --kind 1f1b --stages 2 --microbatches 4", "--svg"},
                                               {"bench copy --backend loopback --dry-run", "--trace"}};
@@ -116,6 +131,10 @@ sg::testing::Outcome run(const SmallRun& small, const FileOption& what, const st
                          const std::string& more = "") {
   std::string command = what.command;
   if (const auto at = command.find("CONFIG"); at != command.npos) command.replace(at, 6, small.config());
+  if (const auto at = command.find("CLUSTER"); at != command.npos) {
+    sg::testing::write_file(small.path("cluster.json"), R"({"preset": "a100", "nodes": 1})");
+    command.replace(at, 7, small.path("cluster.json"));
+  }
   return sg::testing::run_stepgraph(command + " " + what.option + "=" + path + " " + more);
 }
 
@@ -131,7 +150,7 @@ TEST_CASE("only files that stepgraph wrote are replaced, unless --force is given
     CHECK(refused.exit_code == 2);
     CHECK(refused.out.empty());
     CHECK_THAT(refused.err, ContainsSubstring(what.option + " '" + path +
-                                              "': was not written by stepgraph (a new name, "
+                                              "': has no mark of stepgraph (a new name, "
                                               "or --force to replace it)"));
     CHECK(sg::testing::file_bytes(path) == "my notes\n");
     CHECK(run(small, what, path, "--force").exit_code == 0);
@@ -157,6 +176,25 @@ TEST_CASE("files go to a pipe as they do to a file", "[tools][train]") {
   CHECK(std::filesystem::is_fifo(pipe));
 }
 
+TEST_CASE("a link is written through, and /dev/stdout is stdout", "[tools][graph]") {
+  const SmallRun small;
+  std::filesystem::create_symlink("real.dot", small.path("link.dot"));
+  for (int i = 0; i < 2; ++i) {
+    CHECK(small.run("graph", "--dot " + small.path("link.dot")).exit_code == 0);
+    CHECK(std::filesystem::is_symlink(small.path("link.dot")));
+    CHECK_THAT(sg::testing::file_bytes(small.path("real.dot")), ContainsSubstring("digraph stepgraph {"));
+  }
+  const auto printed = small.run("graph", "--dot /dev/stdout");
+  CHECK(printed.exit_code == 0);
+  CHECK_THAT(printed.out, ContainsSubstring("digraph stepgraph {") && ContainsSubstring(" nodes, "));
+  // A file that stdout goes to is not replaced.
+  const auto redirected = sg::testing::run_bash("(echo before; " + sg::testing::command_path() + " graph " +
+                                                small.config() + " --dot /dev/stdout) > " + small.path("all"));
+  CHECK(redirected.exit_code == 0);
+  CHECK_THAT(sg::testing::file_bytes(small.path("all")),
+             ContainsSubstring("before\n") && ContainsSubstring("digraph stepgraph {"));
+}
+
 TEST_CASE("a file name that begins with a dash is a file name", "[tools][graph]") {
   const SmallRun small;
   const auto outcome =
@@ -176,4 +214,22 @@ TEST_CASE("simulate --calibrate replaces only calibrations", "[tools][refuses]")
   CHECK(outcome.exit_code == 2);
   CHECK_THAT(outcome.err, ContainsSubstring("--calibrate: would replace a file that is no calibration") &&
                               ContainsSubstring("--force"));
+}
+
+TEST_CASE("simulate --calibrate replaces its own file, even if it is damaged or of another version", "[tools]") {
+  if (sg::testing::scale() > 1) SKIP("measures a machine, which takes long in sanitized builds");
+  const SmallRun small;
+  const std::string machine = small.path("machine.json");
+  const auto calibrate      = [&] {
+    const auto outcome = small.run("simulate", "--calibrate --threads 1 --machine " + machine);
+    CAPTURE(outcome.err);
+    CHECK(outcome.exit_code == 0);
+  };
+  calibrate();
+  const std::string whole = sg::testing::file_bytes(machine);
+  calibrate();
+  sg::testing::write_file(machine, whole.substr(0, whole.size() / 2));
+  calibrate();
+  sg::testing::write_file(machine, R"({"type": "machine", "version": 0})");
+  calibrate();
 }

@@ -144,6 +144,7 @@ void add_copy(Command bench) {
       "three_at_once_share: the share of the time in which both copies and a product run\n"
       "Example: stepgraph bench copy --trace copies.json --json");
   command.run([options, force] {
+    if (options->backend == "loopback") warn_about_threads(options->threads);
     check_target("--trace", options->trace, FileKind::trace, *force);
     bench::copy(*options);
   });

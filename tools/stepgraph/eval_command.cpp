@@ -33,7 +33,7 @@ void run_eval(const EvalOptions& options) {
   const Start start = make_start(config);
   Batches batches(config, start.model.vocab, options.steps);
   const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
-  const std::optional<Machine> machine = machine_of(config);
+  const std::optional<Machine> machine = chooser_machine(config);
   Evaluator evaluator(start.model, config.plan, config.batch, *world,
                       {.threads = config.threads, .reuse = config.plan.reuse, .machine = pointer_to(machine)});
   set_weights(evaluator.run(), start, config.seed);

@@ -45,7 +45,7 @@ void run_generate(const GenerateOptions& options) {
   const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
   const auto wanted   = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
   const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
-  const std::optional<Machine> machine = machine_of(config);
+  const std::optional<Machine> machine = chooser_machine(config);
   Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), *world,
                       {.threads = config.threads, .reuse = config.plan.reuse, .machine = pointer_to(machine)});
   set_weights(generator.run(), start, config.seed);

@@ -36,7 +36,7 @@ void run_graph(const GraphOptions& options) {
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
   const Model model                    = model_of(config);
-  const std::optional<Machine> machine = machine_of(config);
+  const std::optional<Machine> machine = chooser_machine(config);
   const StepOptions building{.machine = pointer_to(machine)};
   const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
                                          : training_step(model, config.plan, config.batch, building);

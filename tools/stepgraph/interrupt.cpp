@@ -1,25 +1,41 @@
 #include "tools/stepgraph/interrupt.hpp"
 
 #include <signal.h>
+#include <time.h>
 
 #include <array>
 #include <atomic>
 #include <cassert>
+#include <cstdint>
 
 namespace stepgraph::cli {
 namespace {
 
 // A signal handler can only use globals.
 std::atomic<int> noted{0};
+std::atomic<std::int64_t> noted_at_ns{0};              // 0: no signal yet
 static_assert(std::atomic<int>::is_always_lock_free);  // required in signal handlers
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
 constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
 std::array<struct sigaction, signals.size()> before;
 std::atomic<bool> one_lives{false};
 
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);  // allowed in signal handlers
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec + 1;
+}
+
 void note(int signal) {
-  int none = 0;
-  if (noted.compare_exchange_strong(none, signal)) return;
+  constexpr std::int64_t one_request_ns = 1'000'000'000;
+  const std::int64_t now                = now_ns();
+  std::int64_t first                    = 0;
+  if (noted_at_ns.compare_exchange_strong(first, now)) {
+    noted = signal;
+    return;
+  }
+  if (signal == SIGHUP || now - first < one_request_ns) return;
   ::signal(signal, SIG_DFL);
   ::raise(signal);  // delivered after this handler returns
 }
@@ -29,7 +45,8 @@ void note(int signal) {
 Interrupt::Interrupt() {
   [[maybe_unused]] const bool other = one_lives.exchange(true);
   assert(!other);
-  noted = 0;
+  noted       = 0;
+  noted_at_ns = 0;
   for (std::size_t i = 0; i < signals.size(); ++i) {
     sigaction(signals[i], nullptr, &before[i]);
     if (signals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) continue;

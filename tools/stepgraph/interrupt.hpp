@@ -5,9 +5,10 @@
 namespace stepgraph::cli {
 
 // While an Interrupt exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is only noted, so
-// the program can finish its step and save. The second signal ends the program as usual. This holds for background jobs
-// too, for which the shell ignores SIGINT. SIGHUP stays ignored where it was, as under nohup. At most one Interrupt may
-// exist at a time.
+// the program can finish its step and save. A second SIGINT or SIGTERM ends the program as usual. Signals within a
+// second of the first one are ignored: a closing terminal, GNU timeout and service managers send several at once. For
+// the same reason SIGHUP is never the second signal. All this holds for background jobs too, for which the shell
+// ignores SIGINT. SIGHUP stays ignored where it was, as under nohup. At most one Interrupt may exist at a time.
 class Interrupt {
  public:
   Interrupt();

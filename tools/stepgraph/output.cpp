@@ -8,9 +8,9 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <system_error>
 
 #include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -23,8 +23,7 @@ bool reader_has_gone() {
 
 [[noreturn]] void fail(int reason) {
   if (reader_has_gone()) throw OutputClosed{};
-  throw Error(ErrorKind::backend,
-              str("stdout cannot be written", reason == 0 ? "" : ": " + std::generic_category().message(reason)));
+  throw Error(ErrorKind::backend, str("stdout cannot be written", reason == 0 ? "" : ": " + system_reason(reason)));
 }
 
 std::string print_number(const char* format, int num_digits, double number) {

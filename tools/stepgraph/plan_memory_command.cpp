@@ -33,7 +33,7 @@ void run_plan_memory(const PlanMemoryOptions& options) {
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  const std::optional<Machine> machine = machine_of(config);
+  const std::optional<Machine> machine = chooser_machine(config);
   MemoryRequirementOptions asked{.trains = !options.forward, .machine = pointer_to(machine)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);

@@ -76,7 +76,7 @@ std::string progress_text(std::string_view what, const ProgressState& state, int
   if (state.grad_norm) parts.push_back({3, "norm " + short_number(*state.grad_norm, 3)});
   if (state.tokens_per_s > 0) parts.push_back({4, speed_text(state.tokens_per_s)});
   if (state.seconds_per_step > 0 && state.done < state.total) {
-    // A step that takes longer than the others does not make the time left negative, or that of fewer steps.
+    // The running step is subtracted as it goes on, but never by more than the time of a usual step.
     const double left_s = static_cast<double>(state.total - state.done) * state.seconds_per_step -
                           std::min(waited_s, state.seconds_per_step);
     parts.push_back({1, duration_text(left_s) + " left"});

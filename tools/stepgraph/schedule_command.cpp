@@ -56,8 +56,8 @@ Costs parse_costs(const std::string& text) {
   return costs;
 }
 
-// The schedule of a kind, or of a file.
-PipelineSchedule make_schedule(const ScheduleOptions& options) {
+// A schedule has a kind and its numbers, or a file.
+void check_source(const ScheduleOptions& options) {
   const auto check = [](std::string_view name, bool given, bool wanted, std::string_view why) {
     if (given != wanted) refuse(str(name, given ? ": cannot be combined with --from" : ": missing", " (", why, ")"));
   };
@@ -67,11 +67,12 @@ PipelineSchedule make_schedule(const ScheduleOptions& options) {
   check("--stages", options.stages.has_value(), has_kind,
         has_kind ? "the number of pipeline ranks" : "the file has a row for each rank");
   check("--microbatches", options.microbatches.has_value(), has_kind,
-        has_kind ? "their number" : "the file has the microbatches");
-  if (options.from) {
-    check("--chunks", options.chunks.has_value(), false, "the file says which rank has which stages");
-    return read_csv(*options.from);
-  }
+        has_kind ? "the number of microbatches" : "the file has the microbatches");
+  if (options.from) check("--chunks", options.chunks.has_value(), false, "the file says which rank has which stages");
+}
+
+PipelineSchedule make_schedule(const ScheduleOptions& options) {
+  if (options.from) return read_csv(*options.from);
   return pipeline_schedule(
       parse_schedule_kind(*options.kind),
       {.ranks = *options.stages, .microbatches = *options.microbatches, .chunks = options.chunks.value_or(1)});
@@ -131,6 +132,7 @@ void print_json(const ScheduleOptions& options, const PipelineSchedule& schedule
 
 void run_schedule(const ScheduleOptions& options) {
   if (options.kind) static_cast<void>(parse_schedule_kind(*options.kind));  // throws for an unknown name
+  check_source(options);
   if (options.limit)
     refuse(str("--limit ", *options.limit, ": ", options.from ? *options.from : *options.kind,
                " has a fixed order (a limit is only for searched orders)"));
@@ -161,9 +163,11 @@ void add_schedule(Command program) {
       "schedule", "Build, check and simulate a pipeline schedule: timeline, bubble rate, activation memory");
   auto options = std::make_shared<ScheduleOptions>();
   command.option("--kind", options->kind,
-                 "Order of the actions: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2");
-  command.option("--stages", options->stages, "Pipeline ranks (P)").between(1, 1 << 20);
-  command.option("--microbatches", options->microbatches, "Microbatches (M)").between(1, 1 << 24);
+                 "Order of the actions: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1 or zb-h2. Needed "
+                 "without --from");
+  command.option("--stages", options->stages, "Pipeline ranks (P). Needed without --from").between(1, 1 << 20);
+  command.option("--microbatches", options->microbatches, "Microbatches (M). Needed without --from")
+      .between(1, 1 << 24);
   command.option("--chunks", options->chunks, "Stages of each rank (V), 1 unless given; there are P*V stages")
       .between(1, 1 << 20);
   command.option(

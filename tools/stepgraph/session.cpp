@@ -44,7 +44,7 @@ Model load_named(const LoadFrom& from) {
   } catch (const Error& error) {
     const std::vector<std::string> left = interrupted_folders(from.folder);
     throw Error(error.kind(), str("model.load: ", error.what(),
-                                  left.empty() ? "" : str("; a save that did not end left ", name_list(left))));
+                                  left.empty() ? "" : str("; an interrupted save left ", name_list(left))));
   }
 }
 
@@ -89,7 +89,7 @@ Config read(const ConfigOptions& options) {
 void warn_about_threads(int threads) {
   if (threads > num_cores())
     std::cerr << str("stepgraph: ", threads, " threads are more than the ", num_cores(),
-                     num_cores() == 1 ? " core" : " cores", " of this machine (0 uses all of them)\n");
+                     num_cores() == 1 ? " core" : " cores", " of this machine (", num_cores(), " uses all of them)\n");
 }
 
 Model model_of(const Config& config) {
@@ -120,11 +120,11 @@ Start make_start(const Config& config) {
   }
 }
 
-std::optional<Machine> machine_of(const Config& config) {
+std::optional<Machine> chooser_machine(const Config& config) {
   if (config.machine.empty()) return std::nullopt;
   try {
-    return stepgraph::machine_of(load_machine_file(config.machine), Layout(config.plan.layout).num_ranks(),
-                                 config.plan.precision.param);
+    return machine_of(load_machine_file(config.machine), Layout(config.plan.layout).num_ranks(),
+                      config.plan.precision.param);
   } catch (const Error& error) {
     throw Error(error.kind(), str("comm.machine: ", error.what()));
   }

@@ -25,7 +25,7 @@ struct ConfigOptions {
 // Adds CONFIG, --set and --json, and --threads for commands that run steps.
 void add_config_options(Command command, ConfigOptions& options, bool runs);
 [[nodiscard]] Config read(const ConfigOptions& options);
-// Says on stderr if there are more threads than cores.
+// Warns on stderr if there are more threads than cores.
 void warn_about_threads(int threads);
 
 // A model and its first weights.
@@ -37,8 +37,9 @@ struct Start {
 // config.
 [[nodiscard]] Model model_of(const Config& config);
 [[nodiscard]] Start make_start(const Config& config);
-// The machine for which `adaptive` chooses: that of comm.machine; none: the usual one.
-[[nodiscard]] std::optional<Machine> machine_of(const Config& config);
+// The machine for which `adaptive` chooses algorithms: that of comm.machine. None if the key is not set: the step then
+// uses a default machine.
+[[nodiscard]] std::optional<Machine> chooser_machine(const Config& config);
 [[nodiscard]] inline const Machine* pointer_to(const std::optional<Machine>& machine) {
   return machine ? &*machine : nullptr;
 }

@@ -66,6 +66,7 @@ void check_is_own(const std::filesystem::path& path, bool force) {
   try {
     host = load_calibration(path).host;
   } catch (const Error& unreadable) {
+    if (has_mark(path, FileKind::calibration)) return;  // damaged, or of another version
     throw Error(ErrorKind::config, str("--calibrate: would replace a file that is no calibration: ", unreadable.what(),
                                        " (another file for --machine, or --force)"));
   }
@@ -117,7 +118,7 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
                   str("--cluster and ", name, ": a cluster is described, not measured (one of them)"));
   }
   const Cluster cluster                = load_cluster(*options.cluster);
-  const std::optional<Machine> chooser = machine_of(config);
+  const std::optional<Machine> chooser = chooser_machine(config);
   const Model model                    = model_of(config);
   const StepPrediction prediction      = [&] {
     try {
@@ -135,7 +136,7 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
   if (config.backend != "loopback")
     std::cerr << "simulate: backend " << config.backend << ": GPUs are not measured; times are those of this "
               << "machine's processor (--cluster describes GPUs)\n";
-  const std::optional<Machine> chooser = machine_of(config);
+  const std::optional<Machine> chooser = chooser_machine(config);
   const Model model                    = model_of(config);
   const Calibration calibration        = calibration_for(options, config);
   if (calibration.threads > calibration.cores)

@@ -20,9 +20,9 @@ namespace fs = std::filesystem;
   throw Error(ErrorKind::config, str(option, " '", path, "': ", why));
 }
 
-[[noreturn]] void refuse_foreign(std::string_view option, const std::string& path, const std::string& file) {
+[[noreturn]] void refuse_unmarked(std::string_view option, const std::string& path, const std::string& file) {
   refuse(option, path,
-         str(file.empty() ? "" : file + " ", "was not written by stepgraph (a new name, or --force to replace it)"));
+         str(file.empty() ? "" : file + " ", "has no mark of stepgraph (a new name, or --force to replace it)"));
 }
 
 // The constructor of the writer refuses what cannot be written.
@@ -66,10 +66,18 @@ bool is_own_safetensors(const std::string& path) {
   }
 }
 
-bool is_own(const std::string& path, FileKind kind) {
+// A file with contents.
+bool holds_something(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && (!fs::is_regular_file(path, error) || fs::file_size(path, error) > 0);
+}
+
+}  // namespace
+
+bool has_mark(const std::string& path, FileKind kind) {
   if (kind == FileKind::safetensors) return is_own_safetensors(path);
-  const std::string text = beginning_of(path);
-  const auto has         = [&](std::string_view mark) { return text.find(mark) != text.npos; };
+  std::string text = beginning_of(path);
+  const auto has   = [&](std::string_view mark) { return text.find(mark) != text.npos; };
   switch (kind) {
     case FileKind::trace:
       return has("\"written_by\":\"stepgraph\"");
@@ -79,19 +87,14 @@ bool is_own(const std::string& path, FileKind kind) {
       return has("<!-- stepgraph -->") || has("<!-- Title: stepgraph ");
     case FileKind::csv:
       return is_schedule(text);
+    case FileKind::calibration:
+      std::erase_if(text, [](char letter) { return letter == ' ' || letter == '\n' || letter == '\r'; });
+      return has("\"type\":\"machine\"");
     case FileKind::safetensors:
       break;
   }
   return false;
 }
-
-// A file with contents.
-bool holds_something(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error) && (!fs::is_regular_file(path, error) || fs::file_size(path, error) > 0);
-}
-
-}  // namespace
 
 void check_can_write(std::string_view option, const std::string& path) {
   if (path.empty()) refuse(option, path, "is empty (a file name)");
@@ -106,8 +109,8 @@ void check_can_write(std::string_view option, const std::string& path) {
 void check_target(std::string_view option, const std::optional<std::string>& path, FileKind kind, bool force) {
   if (!path) return;
   check_can_write(option, *path);
-  if (!force && !is_written_in_place(*path) && holds_something(*path) && !is_own(*path, kind))
-    refuse_foreign(option, *path, "");
+  if (!force && !is_written_in_place(*path) && holds_something(*path) && !has_mark(*path, kind))
+    refuse_unmarked(option, *path, "");
 }
 
 void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force) {
@@ -121,13 +124,11 @@ void check_model_target(std::string_view option, const std::optional<std::string
   const std::string weights = (folder / "model.safetensors").string();
   if (force || is_own_safetensors(weights)) return;
   for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"})
-    if (holds_something(folder / name)) refuse_foreign(option, *path, str(name, " in it"));
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (entry->is_directory(error)) refuse_foreign(option, *path, str(entry->path().filename().string(), " in it"));
+    if (holds_something(folder / name)) refuse_unmarked(option, *path, str(name, " in it"));
 }
 
 void add_force(Command command, bool& force) {
-  command.flag("--force", force, "Replace files that stepgraph did not write");
+  command.flag("--force", force, "Replace files that have no mark of stepgraph");
 }
 
 }  // namespace stepgraph::cli

@@ -12,14 +12,17 @@ namespace stepgraph::cli {
 // made and removed again. `option` is the option's name, as in --trace.
 void check_can_write(std::string_view option, const std::string& path);
 
-enum class FileKind { trace, dot, svg, csv, safetensors };
+enum class FileKind { trace, dot, svg, csv, safetensors, calibration };
 
-// The same, and refuses to replace a file that stepgraph did not write, unless `force` is set. A name that is free, an
+// Whether a file has the mark that stepgraph puts into files of this kind, even if the rest of it is damaged. Every
+// schedule counts as marked.
+[[nodiscard]] bool has_mark(const std::string& path, FileKind kind);
+
+// The same, and refuses to replace a file without the mark of stepgraph, unless `force` is set. A name that is free, an
 // empty file, a pipe and a device are fine.
 void check_target(std::string_view option, const std::optional<std::string>& path, FileKind kind, bool force);
 
-// The same for the folder of a model. Other files stay in the folder, so they are not a reason to refuse it. Folders
-// inside it are: it is then not the folder of a model.
+// The same for the folder of a model. Other files and folders in it stay, so they are not a reason to refuse it.
 void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force);
 
 void add_force(Command command, bool& force);

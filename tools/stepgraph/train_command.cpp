@@ -50,7 +50,7 @@ void check_targets(const TrainOptions& options) {
   check_model_target("--save", options.save, options.force);
   if (!options.save) return;
   for (const std::string& left : interrupted_folders(*options.save))
-    std::cerr << "stepgraph train: " << left << ": left by a save that did not end (remove it if it is not needed)\n";
+    std::cerr << "stepgraph train: " << left << ": left by an interrupted save (remove it if it is not needed)\n";
 }
 
 // Why a run cannot go on after a step.
@@ -75,7 +75,7 @@ class TrainRun {
         config_(config),
         batches_(config, start.model.vocab, options.steps),
         world_(make_world(config.backend, Layout(config.plan.layout).num_ranks())),
-        machine_(machine_of(config)),
+        machine_(chooser_machine(config)),
         trainer_(start.model, config.plan, config.batch, *world_,
                  {.threads        = config.threads,
                   .keep_gradients = options.dump_grads.has_value(),
@@ -90,13 +90,20 @@ class TrainRun {
     progress_.clear();
     // First the model, which took the longest to make.
     const std::string saved = save();
-    if (options_.trace && steps_run_ > 0) write_last_step();
+    std::optional<Error> no_trace;
+    try {
+      if (options_.trace && steps_run_ > 0) write_last_step();
+    } catch (const Error& error) {
+      no_trace = error;
+    }
     print_summary();
-    if (failure_) throw Error(failure_->kind(), failure_->what() + saved);
+    const std::string more = saved + (no_trace ? str("; ", no_trace->what()) : "");
+    if (failure_) throw Error(failure_->kind(), failure_->what() + more);
     if (interrupted())
       throw Interrupted(interrupt_,
-                        str("interrupted after ", state_.steps, " of ", batches_.num_steps(), " steps", saved));
-    if (output_.failure()) throw Error(output_.failure()->kind(), output_.failure()->what() + saved);
+                        str("interrupted after ", state_.steps, " of ", batches_.num_steps(), " steps", more));
+    if (output_.failure()) throw Error(output_.failure()->kind(), output_.failure()->what() + more);
+    if (no_trace) throw Error(no_trace->kind(), no_trace->what() + saved);
   }
 
  private:
@@ -206,7 +213,7 @@ class TrainRun {
   TrainOutput output_{progress_, options_.save || options_.dump_grads || options_.trace};
   Pace pace_;
   TrainState state_;
-  std::int64_t steps_run_ = 0;  // with the one that failed
+  std::int64_t steps_run_ = 0;  // including a step whose result was not finite
   StepResult result_{.loss = std::nan(""), .grad_norm = std::nan("")};
   std::optional<Error> failure_;
 };
@@ -243,8 +250,9 @@ void add_train(Command program) {
   add_force(command, options->force);
   command.footer(
       "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step: the model is saved, and the exit code "
-      "is 130, 143 or 129. A second signal stops it at once. If the loss is not finite, or the data ends early, the "
-      "weights after the last good step are saved.\n"
+      "is 130, 143 or 129. A second SIGINT or SIGTERM, a second or more later, stops it at once. If the loss or the "
+      "gradient norm is not finite, or the data ends early, the run ends and saves its weights. A step whose gradient "
+      "norm is not finite has not changed them.\n"
       "Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json");
   command.run([options] { run_train(*options); });
 }

@@ -43,7 +43,7 @@ void run_verify(const ConfigOptions& options) {
     print_line(plan_text(config, step, *runnable.memory(),
                          {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
-  const std::optional<Machine> machine = machine_of(config);
+  const std::optional<Machine> machine = chooser_machine(config);
   const StepOptions building{.machine = pointer_to(machine)};
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
