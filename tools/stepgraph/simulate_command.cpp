@@ -184,7 +184,7 @@ void add_simulate(Command program) {
   add_force(command, options->force);
   command.footer(
       "Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
-      "Example: stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
+      "         stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
   command.run([options] { run_simulate(*options); });
 }
 
