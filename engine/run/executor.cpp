@@ -156,13 +156,13 @@ struct Run::Impl {
     return what ? what->running.running_nodes() : std::string();
   }
 
-  // Whether it is over; if so, nothing holds the program any more.
-  bool ended() { return state.tasks_ended() && wait(); }
+  // Whether it is over; if so, nothing holds the program any more. Does not wait for a device.
+  bool ended() { return state.tasks_ended() && wait(/*for_device=*/false); }
 
   // Waits for the end, or for the drain time-out after a stop. True: nothing of the run goes on any more.
   // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
   // and the next run would start on another, colder core. A stop is rare, so this thread polls for it.
-  bool wait() {
+  bool wait(bool for_device = true) {
     constexpr std::chrono::milliseconds glance{20};
     std::optional<Clock::time_point> drain_until;
     const std::shared_ptr<Program::Impl> what = held();
@@ -177,39 +177,51 @@ struct Run::Impl {
       if (Clock::now() >= *drain_until) return false;
     }
     tsan::acquire(what->running.finished());
-    if (DeviceStreams* const device = what->running.device(); device != nullptr && state.phase() != RunPhase::over) {
-      if (!drain(*device)) return false;
-    }
+    if (DeviceStreams* const device = what->running.device()) return drain(*device, for_device);
+    const std::lock_guard lock(state.mutex);
     release();
     return true;
   }
 
-  // All is issued: waits for the device. False: it was not done before the drain time-out after a stop.
-  bool drain(DeviceStreams& device) {
+  // All is issued: waits for the device (`waits`), and releases the program. False: the device was not done before the
+  // drain time-out after a stop, or not at once.
+  // Several threads can wait for one run. The first one that sees the device done releases the program, which may run
+  // again at once. The device is then asked about the new run, so the other threads must not ask: each of them looks at
+  // the phase first, with the mutex locked.
+  bool drain(DeviceStreams& device, bool waits) {
     constexpr std::chrono::microseconds glance{20};
     std::optional<Clock::time_point> drain_until;
-    try {
-      while (!device.done()) {
-        notice_timeout();
-        if (state.draining() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
-        if (drain_until && Clock::now() >= *drain_until) return false;
-        std::this_thread::sleep_for(glance);
-      }
-      if (recording) {
-        std::vector<NodeTime> times = device.times();
+    for (;;) {
+      {
         const std::lock_guard lock(state.mutex);
-        if (state.phase() != RunPhase::over) recording->set_times(std::move(times));  // another thread may wait too
+        if (state.phase() == RunPhase::over) return true;
+        if (is_done(device)) {
+          release();
+          return true;
+        }
       }
+      if (!waits) return false;
+      notice_timeout();
+      if (state.draining() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
+      if (drain_until && Clock::now() >= *drain_until) return false;
+      std::this_thread::sleep_for(glance);
+    }
+  }
+
+  // With the mutex locked. A device that has failed is done.
+  bool is_done(DeviceStreams& device) {
+    try {
+      if (!device.done()) return false;
+      if (recording) recording->set_times(device.times());
     } catch (const Error& error) {
-      const std::lock_guard lock(state.mutex);
-      if (state.phase() != RunPhase::over) state.fail(error);
+      state.fail(error);
     }
     return true;
   }
 
-  // Lets go of the program, which may run again. Of several threads that wait, the first one does it.
+  // Lets go of the program, which may run again. With the mutex locked. Of several threads that wait, the first one
+  // does it.
   void release() {
-    const std::lock_guard lock(state.mutex);
     if (state.phase() == RunPhase::over) return;
     state.release();
     if (recording) recording->end();
@@ -270,8 +282,9 @@ void Run::get() {
     error = impl_->state.error();
   }
   if (!drained) {
-    throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(),
-                                   " ms later these nodes still run: ", impl_->running_nodes()));
+    const std::string names = impl_->running_nodes();
+    throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(), " ms later ",
+                                   names.empty() ? "its work was still not done" : "these nodes still run: " + names));
   }
   if (error) throw *error;
 }

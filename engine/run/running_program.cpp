@@ -277,12 +277,28 @@ void RunningProgram::run_host_lane(std::size_t lane) noexcept {
 void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
   // The world is told under the lock. A run needs the lock to end, so this abort cannot affect the next run.
   const std::lock_guard lock(run.mutex);
-  if (run.phase() != RunPhase::running) return;
-  const std::string names  = name_running ? running_nodes() : std::string();
-  const std::string reason = names.empty() ? why.what() : str(why.what(), "; running at that time: ", names);
-  run.stop(Error(why.kind(), reason));
+  const bool drains = run.phase() == RunPhase::issued && device_ && !device_is_done();
+  if (run.phase() != RunPhase::running && !drains) return;
+  const std::string names = name_running ? running_nodes() : std::string();
+  std::string reason      = why.what();
+  if (!names.empty()) reason += "; running at that time: " + names;
+  if (drains) reason += "; all nodes were issued, but the device was not done";
+  if (drains) {
+    run.fail(Error(why.kind(), reason));
+  } else {
+    run.stop(Error(why.kind(), reason));
+  }
   if (host_lanes_) host_lanes_->stop();
   world_.abort(reason);
+}
+
+// A device that has failed is done: the thread that waits for it reports the failure.
+bool RunningProgram::device_is_done() const noexcept {
+  try {
+    return device_->done();
+  } catch (const Error&) {
+    return true;
+  }
 }
 
 std::string RunningProgram::running_nodes() const {

@@ -73,7 +73,7 @@ enum class RunPhase : std::uint8_t {
 //      |                  |
 //   end_tasks          end_tasks
 //      v                  v
-//   issued --fail----> stopped
+//   issued --fail----> stopped    (the device failed, or the run was stopped while the device worked)
 //      |                  |
 //    release           release
 //      `------> over <----'
@@ -129,7 +129,8 @@ class RunningProgram {
   static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
   [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
 
-  // Stops a run; the first reason is kept. With `name_running` the nodes that run at this moment are added to it.
+  // Stops a run, also while a device works on what was issued; the first reason is kept. With `name_running` the nodes
+  // that run at this moment are added to it.
   void stop(RunState& run, const Error& why, bool name_running);
   [[nodiscard]] bool stopping() const noexcept { return run_->stopping(); }
   [[nodiscard]] std::string running_nodes()
@@ -151,6 +152,7 @@ class RunningProgram {
   void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void issue_nodes();
   void wait_for_host(std::uint32_t node) const noexcept;
+  [[nodiscard]] bool device_is_done() const noexcept;  // with the mutex of the run locked
   void bind(Match& match);
   void communicate(const Context& context);
 

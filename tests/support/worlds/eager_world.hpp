@@ -1,6 +1,8 @@
 #pragma once
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -36,7 +38,10 @@ struct EagerDevice final : Device {
       owner.last_plan = plan;
     }
     [[nodiscard]] bool replay() override { return false; }
-    void begin(bool) override { owner.order.clear(); }
+    void begin(bool) override {
+      owner.order.clear();
+      ++owner.num_runs;
+    }
     [[nodiscard]] const DeviceQueue* before(Node node) override {
       const std::lock_guard lock(owner.mutex);
       owner.order.push_back(node.id);
@@ -47,7 +52,7 @@ struct EagerDevice final : Device {
       ++owner.num_after;
     }
     void end(bool good) override { owner.good = good; }
-    [[nodiscard]] bool done() override { return true; }
+    [[nodiscard]] bool done() override { return !owner.is_done || owner.is_done(); }
     [[nodiscard]] std::vector<NodeTime> times() override {
       return std::vector<NodeTime>(graph.num_nodes(), NodeTime{.begin_s = 1, .end_s = 2});
     }
@@ -61,6 +66,8 @@ struct EagerDevice final : Device {
     return std::make_unique<Streams>(*this, graph, std::move(plan));
   }
   EagerMemory bytes;
+  std::function<bool()> is_done;  // whether the device is done; empty: it is, as soon as all nodes were issued
+  std::atomic<int> num_runs{0};
   std::mutex mutex;  // guards the next two
   StreamPlan last_plan;
   std::vector<std::uint32_t> order;  // of the last run, all parts of a communication
@@ -80,10 +87,11 @@ class EagerWorld final : public World {
     for (const LocalPart& part : exchange.parts) parts_with_queue += part.queue != nullptr;
     loopback_.communicate(context, exchange);
   }
-  void abort(std::string_view) noexcept override {}
+  void abort(std::string_view) noexcept override { ++num_aborts; }
 
   mutable EagerDevice eager;
   int parts_with_queue = 0;
+  std::atomic<int> num_aborts{0};
 
  private:
   LoopbackWorld loopback_;
