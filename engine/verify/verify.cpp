@@ -4,6 +4,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/plan/memory_plan.hpp"
+#include "engine/run/device_bodies.hpp"
 #include "engine/run/waiting_lanes.hpp"
 #include "engine/verify/findings.hpp"
 
@@ -36,12 +37,21 @@ void check_workers(const Graph& graph, const VerifyOptions& options, verifier::F
                    options.waiting_lanes, " (at least ", waiting.size(), ")"));
 }
 
+void check_bodies(const Graph& graph, const World* world, verifier::Findings& findings) {
+  if (!world || !world->device()) return;
+  for (std::uint32_t node = 0; node < graph.num_nodes() && !findings.full(); ++node) {
+    const std::string flaw = device_flaw(graph, Node{node}, *world);
+    if (!flaw.empty()) findings.add(Flaw::not_on_device, flaw);
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(Flaw flaw) noexcept {
-  constexpr std::array<std::string_view, 10> names{
-      "race",     "broken lane",    "mismatched parts",     "unmatched part",  "input overlaps output",
-      "deadlock", "unwritten read", "race around the loop", "too few workers", "bad place"};
+  constexpr std::array<std::string_view, 11> names{"race",           "broken lane",           "mismatched parts",
+                                                   "unmatched part", "input overlaps output", "deadlock",
+                                                   "unwritten read", "race around the loop",  "too few workers",
+                                                   "bad place",      "not on the device"};
   return names[static_cast<std::size_t>(flaw)];
 }
 
@@ -57,6 +67,7 @@ std::vector<Finding> find_flaws(const OrderedGraph& ordered, const VerifyOptions
   check_edges_fit(graph, edges);
   verifier::Findings findings(options.max_findings);
   check_workers(graph, options, findings);
+  check_bodies(graph, options.world, findings);
   const bool acyclic = verifier::check_ranks(graph, edges, ordered.memory, findings);
   const bool matched = verifier::check_parts(graph, findings);
   verifier::check_overlaps(graph, findings);

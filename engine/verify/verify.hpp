@@ -22,6 +22,7 @@ enum class Flaw {
   loop_race,        // two conflicting accesses without order, in the graph followed by itself
   too_few_workers,  // more lanes that wait than workers for them; on a device, lanes with host nodes
   bad_place,        // a memory plan puts a buffer outside its arena, or on bytes of a persistent buffer
+  not_on_device,    // a body that the world's device cannot run, or a host node with memory that the host cannot use
 };
 [[nodiscard]] std::string_view to_string(Flaw flaw) noexcept;
 
@@ -31,7 +32,7 @@ struct Finding {
 };
 
 struct VerifyOptions {
-  const World* world       = nullptr;  // if set, its waiting lanes are compared with `waiting_lanes`
+  const World* world       = nullptr;  // if set: it can run every body, and `waiting_lanes` is enough for its lanes
   int waiting_lanes        = 0;        // as in ExecutorOptions
   std::size_t max_findings = 16;
 };

@@ -117,6 +117,9 @@ TEST_CASE("a node that a device cannot run is refused or named", "[engine][devic
     graph.add({.name = "mine", .writes = x, .op = "my_op"}, [] {});
     CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
                          MessageMatches(ContainsSubstring("op 'my_op', has no kernel for a device")));
+    CHECK_THROWS_MATCHES(
+        sg::verify(graph, {.world = &world}), sg::Error,
+        MessageMatches(ContainsSubstring("not on the device: rank 0 (no lane) 'mine', op 'my_op', has no ")));
   }
   SECTION("a host node with memory that the host cannot use") {
     const auto lane       = graph.lane(sg::Rank{0}, sg::LaneKind::host);
@@ -127,7 +130,12 @@ TEST_CASE("a node that a device cannot run is refused or named", "[engine][devic
     graph.add({.name = "read it", .lane = lane, .reads = {seen, x}, .kind = sg::NodeKind::host}, [] {});
     CHECK_THROWS_MATCHES(sg::Program(graph, world), sg::Error,
                          MessageMatches(ContainsSubstring("rank 0 host 'read it' is a host node, but its buffer 'x' is "
-                                                          "in device memory, which the host cannot use")));
+                                                          "in device memory, which the host cannot use in this world "
+                                                          "(copy it to a buffer in pinned memory first)")));
+    const auto found = sg::find_flaws(graph, {.world = &world, .waiting_lanes = 1});  // the verifier refuses it, too
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].flaw == sg::Flaw::not_on_device);
+    CHECK_THAT(found[0].message, ContainsSubstring("'read it' is a host node, but its buffer 'x'"));
     sg::LoopbackWorld loopback(1);  // its device memory is the host's
     CHECK_NOTHROW(sg::Executor({.threads = 1}).run(graph, loopback));
   }
@@ -269,4 +277,81 @@ TEST_CASE("a device program whose host node does not end stops at its time-out a
   sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::milliseconds(30)});
   CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("rank 0 host 'look'")));
   CHECK_FALSE(used);
+}
+
+namespace {
+
+sg::Graph one_node() {
+  sg::Graph graph;
+  graph.add({.name = "work", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .device = true}, [] {});
+  return graph;
+}
+
+}  // namespace
+
+TEST_CASE("a thread that waits for a run on a device never looks at the next run", "[engine][device][threads]") {
+  EagerWorld world(1);
+  const sg::Program program(one_node(), world);
+  sg::Executor executor({.threads = 1});
+  // Only this thread sees the end of the first run. The second run ends with `over`.
+  const std::thread::id here = std::this_thread::get_id();
+  std::atomic<int> num_polls{0}, num_of_next{0};
+  std::atomic<bool> over{false};
+  world.eager.is_done = [&] {
+    const bool mine = std::this_thread::get_id() == here;
+    num_polls += !mine;
+    num_of_next += !mine && world.eager.num_runs == 2;
+    return world.eager.num_runs == 2 ? over || !mine : mine;
+  };
+  sg::Run first = executor.start(program);
+  std::thread other([&] { first.get(); });
+  while (num_polls == 0) std::this_thread::yield();
+  sg::Run second = executor.start(program);
+  other.join();  // although the second run goes on
+  CHECK_FALSE(second.done());
+  over = true;
+  second.get();
+  CHECK(num_of_next == 0);
+}
+
+TEST_CASE("a run on a device can be cancelled and run out of time after all nodes were issued",
+          "[engine][device][cancel][timeout]") {
+  EagerWorld world(1);
+  const sg::Program program(one_node(), world);
+  std::atomic<bool> done{false};
+  std::atomic<int> num_polls{0};
+  world.eager.is_done = [&] {
+    ++num_polls;
+    return done.load();
+  };
+  SECTION("cancelled") {
+    sg::Executor executor({.threads = 1});
+    sg::Run run = executor.start(program);
+    while (num_polls == 0) CHECK_FALSE(run.done());  // does not wait for the device
+    run.cancel("not needed");
+    CHECK(world.num_aborts == 1);
+    CHECK_THROWS_MATCHES(executor.start(program), sg::Error, MessageMatches(ContainsSubstring("still under way")));
+    done = true;
+    CHECK_THROWS_MATCHES(run.get(), sg::Error,
+                         MessageMatches(ContainsSubstring("step: not needed; all nodes were issued, but the device was "
+                                                          "not done")));
+    CHECK_NOTHROW(executor.run(program));
+  }
+  SECTION("out of time, and the device never ends") {
+    sg::Executor executor(
+        {.threads = 1, .step_timeout = std::chrono::milliseconds(20), .drain_timeout = std::chrono::milliseconds(20)});
+    CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                         MessageMatches(ContainsSubstring("step: ran out of time after 20 ms; all nodes were issued") &&
+                                        ContainsSubstring("20 ms later its work was still not done")));
+    done = true;
+  }
+  SECTION("cancelled when the device is done") {
+    sg::Executor executor({.threads = 1});
+    sg::Run run = executor.start(program);
+    while (num_polls == 0) CHECK_FALSE(run.done());
+    done = true;
+    run.cancel();
+    CHECK_NOTHROW(run.get());
+    CHECK(world.num_aborts == 0);
+  }
 }
