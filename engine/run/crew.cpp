@@ -79,18 +79,12 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
 }
 
 void Crew::offer() noexcept {
-  if (!tiles_left()) return;
-  if (asked_.fetch_add(1) >= num_threads_) {
-    asked_.fetch_sub(1);
-    return;
-  }
-  if (!threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this)) asked_.fetch_sub(1);
+  if (tiles_left()) threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this, num_threads_);
 }
 
 // On a helper thread. After it has given its permit back, a helper looks for open kernels once more: one that began in
 // between found no permit free.
 void Crew::help() noexcept {
-  asked_.fetch_sub(1);
   while (tiles_left() && !permits_.contended()) {
     const int permit = permits_.try_acquire(num_threads_ - 1);
     if (permit < 0) return;

@@ -58,7 +58,6 @@ class Crew {
   HelperThreads& threads_;
   std::vector<Job> jobs_;
   std::atomic<int> open_jobs_{0};
-  std::atomic<int> asked_{0};      // helpers that were asked and have not started yet
   std::atomic<int> lingering_{0};  // helpers that spin for the next kernel
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <utility>
 
 #include "engine/run/tsan.hpp"
 
@@ -16,11 +17,28 @@ namespace {
 // machine has cores, and warns on stderr when asked for more.
 int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
 
-// Shared with the enqueued work, which can start after the end of its HelperThreads: if TBB starts a thread late, or fails
-// to start one and starts another one for something else.
+// Shared with the enqueued work. Work can start after the end of its HelperThreads: TBB may start its thread late. Or
+// TBB could not start a thread, kept the work, and later starts a thread for other work.
 struct Ongoing {
-  std::atomic<int> running{0};
-  std::atomic<bool> closed{false};  // what starts from here on does nothing
+  std::atomic<int> queued{0}, running{0};
+  std::atomic<bool> closed{false};  // work that starts from here on does nothing
+};
+
+// Counts one call as queued until it starts, or until it is destroyed and so never starts. TBB may have queued a call
+// although `enqueue` threw. So the call itself owns its count, and the caller does not correct it.
+class Queued {
+ public:
+  explicit Queued(std::shared_ptr<Ongoing> ongoing) : ongoing_(std::move(ongoing)) { ongoing_->queued.fetch_add(1); }
+  Queued(Queued&& other) noexcept = default;
+  ~Queued() { start(); }
+  // The call starts: it is no longer queued. TBB calls a const function object.
+  std::shared_ptr<Ongoing> start() const noexcept {
+    if (ongoing_) ongoing_->queued.fetch_sub(1);
+    return std::exchange(ongoing_, nullptr);
+  }
+
+ private:
+  mutable std::shared_ptr<Ongoing> ongoing_;
 };
 
 }  // namespace
@@ -42,12 +60,15 @@ HelperThreads::~HelperThreads() {
   tsan::acquire(&ongoing);
 }
 
-bool HelperThreads::enqueue(void (*work)(void*), void* argument) noexcept {
+int HelperThreads::num_queued() const noexcept { return impl_->ongoing->queued.load(); }
+
+void HelperThreads::enqueue(void (*work)(void*), void* argument, int most) noexcept {
+  if (num_queued() >= most) return;
   tsan::release(argument);
   tsan::enter_scheduler();
-  bool enqueued = true;
   try {
-    impl_->arena.enqueue([work, argument, ongoing = impl_->ongoing] {
+    impl_->arena.enqueue([work, argument, queued = Queued(impl_->ongoing)] {
+      const std::shared_ptr<Ongoing> ongoing = queued.start();
       // Either the destructor sees that this runs, or this sees that it must not.
       ongoing->running.fetch_add(1);
       if (!ongoing->closed.load()) {
@@ -57,11 +78,10 @@ bool HelperThreads::enqueue(void (*work)(void*), void* argument) noexcept {
       }
       if (ongoing->running.fetch_sub(1) == 1) ongoing->running.notify_all();
     });
-  } catch (const std::exception&) {  // TBB starts a thread when there is work for it, if it can
-    enqueued = false;
+  } catch (const std::exception&) {
+    // TBB could not start a thread for it. The calling threads then compute alone.
   }
   tsan::leave_scheduler();
-  return enqueued;
 }
 
 }  // namespace stepgraph
