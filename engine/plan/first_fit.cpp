@@ -57,14 +57,16 @@ void FirstFit::insert(const Placed& item) {
   blocks_.insert(std::next(at), std::move(upper));
 }
 
-Packing FirstFit::place(const std::vector<std::uint32_t>& order, std::int64_t at_most) {
+Packing FirstFit::place(const std::vector<std::uint32_t>& order, std::int64_t at_most, std::int64_t max_pairs) {
   Packing out{std::vector<std::int64_t>(items_.size(), not_placed), 0};
+  const std::int64_t began = num_pairs_;
   blocks_.clear();
   for (const std::uint32_t item : order) {
     const PackItem& wanted    = items_[item];
     const std::int64_t offset = wanted.size == 0 ? 0 : lowest_gap(item);
-    out.offsets[item]         = offset;
-    out.size                  = std::max(out.size, offset + wanted.size);
+    if (num_pairs_ - began > max_pairs) return {};
+    out.offsets[item] = offset;
+    out.size          = std::max(out.size, offset + wanted.size);
     if (out.size > at_most) break;
     if (wanted.size > 0) insert({offset, offset + wanted.size, wanted.first, wanted.last, item});
   }
@@ -93,8 +95,9 @@ Packing search(const std::vector<PackItem>& items, FirstFit& fit, std::int64_t l
   Packing best;
   for (std::vector<std::uint32_t>& order : orders) {
     const std::int64_t began = fit.num_pairs();
-    Packing now              = fit.place(order);
-    const std::int64_t cost  = fit.num_pairs() - began;
+    Packing now              = fit.place(order, std::numeric_limits<std::int64_t>::max(), effort_of_orders);
+    if (now.offsets.empty()) break;
+    const std::int64_t cost = fit.num_pairs() - began;
     effort -= cost;
     effort_of_orders -= cost;
     if (best.offsets.empty() || now.size < best.size) best = now;
@@ -103,7 +106,8 @@ Packing search(const std::vector<PackItem>& items, FirstFit& fit, std::int64_t l
     for (int idle = 0; fit.num_pairs() < until && idle < patience && best.size > lower_bound;) {
       const auto on_top = [&](std::uint32_t i) { return now.offsets[i] + items[i].size == now.size; };
       if (std::stable_partition(order.begin(), order.end(), on_top) == order.end()) break;
-      now  = fit.place(order);
+      now = fit.place(order, std::numeric_limits<std::int64_t>::max(), until - fit.num_pairs());
+      if (now.offsets.empty()) break;
       idle = now.size < best.size ? 0 : idle + 1;
       if (now.size < best.size) best = now;
     }
@@ -129,7 +133,8 @@ Packing improve(const std::vector<PackItem>& items, FirstFit& fit, Packing best,
       const auto at = trial.begin() + static_cast<std::ptrdiff_t>(i);
       std::rotate(trial.begin() + static_cast<std::ptrdiff_t>(draw % i), at, at + 1);
     }
-    Packing next = fit.place(trial, now.size);
+    Packing next = fit.place(trial, now.size, until - fit.num_pairs());
+    if (next.offsets.empty()) break;
     if (next.size > now.size) continue;
     order.swap(trial);
     now = std::move(next);

@@ -33,9 +33,11 @@ class FirstFit {
   explicit FirstFit(const std::vector<PackItem>& items, const ItemPairs* apart = nullptr)
       : items_(items), apart_(apart) {}
 
-  // Stops once the size exceeds `at_most`; the remaining items are then not placed.
+  // Stops once the size exceeds `at_most`; the remaining items are then not placed. Returns a packing without offsets
+  // if it would examine more than `max_pairs` pairs.
   Packing place(const std::vector<std::uint32_t>& order,
-                std::int64_t at_most = std::numeric_limits<std::int64_t>::max());
+                std::int64_t at_most   = std::numeric_limits<std::int64_t>::max(),
+                std::int64_t max_pairs = std::numeric_limits<std::int64_t>::max());
 
   [[nodiscard]] std::int64_t num_pairs() const noexcept { return num_pairs_; }  // examined so far
 
@@ -61,8 +63,8 @@ class FirstFit {
 };
 
 // Places the items in several orders. While effort is left, items that reach the top move to the front and all are
-// placed again. `effort` and `effort_of_orders` bound the pairs examined, the second those of the first placements: at
-// least one order is not tried if it is too small.
+// placed again. `effort_of_orders` bounds the pairs that the first placements of all orders examine, and `effort` all
+// pairs. Returns a packing without offsets if they are too small for one order.
 [[nodiscard]] Packing search(const std::vector<PackItem>& items, FirstFit& fit, std::int64_t lower_bound,
                              std::int64_t effort, std::int64_t effort_of_orders);
 

@@ -12,13 +12,6 @@ namespace {
 
 using MayShare = std::function<bool(std::uint32_t, std::uint32_t)>;
 
-// The skylines take some microseconds for every item, and more of the step than they save where there are very many.
-constexpr std::int64_t max_skyline_items = 100'000;
-
-// For every item, this many pairs may be examined for the first orders of a search: so the time of a packing grows with
-// the number of items, and not with its square. Up to about 10,000 items, all orders are tried.
-constexpr std::int64_t pairs_per_item = 16'000;
-
 void keep_better(Packing& best, Packing&& other) {
   if (!other.offsets.empty() && other.size < best.size) best = std::move(other);
 }
@@ -99,7 +92,7 @@ class Sweep {
 }  // namespace
 
 std::int64_t most_at_once(const std::vector<PackItem>& items) {
-  // Turns are those of a few items each, so a table of them is small.
+  // Turns are numbered without large gaps (PackItem), so this table is about as long as the list of items.
   std::size_t end = 0;
   for (const PackItem& item : items) end = std::max(end, std::size_t{item.last} + 1);
   std::vector<std::int64_t> changes(end + 1, 0);
@@ -112,20 +105,27 @@ std::int64_t most_at_once(const std::vector<PackItem>& items) {
   return most;
 }
 
-Packing pack(const std::vector<PackItem>& items, std::int64_t effort) {
-  Packing best                   = Sweep(items).place();
-  const std::int64_t lower_bound = most_at_once(items);
+Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const PackLimits& limits, PackWork* work) {
+  PackWork done;
+  const std::int64_t count = std::ssize(items), lower_bound = most_at_once(items);
+  Packing best = Sweep(items).place();
   for (const auto preference : {SkylinePreference::long_lived, SkylinePreference::large, SkylinePreference::both}) {
-    if (best.size > lower_bound && std::ssize(items) <= max_skyline_items)
-      keep_better(best, pack_by_skyline(items, preference));
+    const bool some = done.num_skyline_items > 0;
+    if (best.size <= lower_bound || (some && done.num_skyline_items + count > limits.skyline_items)) break;
+    keep_better(best, pack_by_skyline(items, preference));
+    done.num_skyline_items += count;
   }
-  const std::int64_t of_orders = std::max(effort / 2, pairs_per_item * std::ssize(items));
-  const std::int64_t most      = std::ssize(items) * (std::ssize(items) - 1) / 2;  // pairs of one order
-  if (best.size <= lower_bound || most / 2 > of_orders) return best;
-  FirstFit fit(items);
-  keep_better(best, search(items, fit, lower_bound, effort / 2, of_orders));
-  if (best.size <= lower_bound || most > effort / 2) return best;
-  return improve(items, fit, std::move(best), lower_bound, effort / 2);
+  if (best.size > lower_bound) {
+    FirstFit fit(items);
+    const std::int64_t of_orders = std::max(effort / 2, limits.pairs_per_item * count);
+    keep_better(best, search(items, fit, lower_bound, effort / 2, of_orders));
+    // Only if the effort is enough to place all items at least once.
+    if (best.size > lower_bound && count * (count - 1) / 2 <= effort / 2)
+      best = improve(items, fit, std::move(best), lower_bound, effort / 2);
+    done.num_pairs = fit.num_pairs();
+  }
+  if (work != nullptr) *work = done;
+  return best;
 }
 
 Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const MayShare& may_share,

@@ -20,10 +20,27 @@ struct Packing {
 // The most bytes needed at one turn: no packing is smaller.
 [[nodiscard]] std::int64_t most_at_once(const std::vector<PackItem>& items);
 
+// Bounds of the work for very many items. The time of a packing then grows with the number of items, not with its
+// square, and no heuristic ends at a certain number of items.
+struct PackLimits {
+  // Pairs of items that first fit may examine for each item, in all orders that it tries. Up to about 10,000 items, all
+  // orders are tried. A pair takes about a nanosecond.
+  std::int64_t pairs_per_item = 16'000;
+  // Items that skylines place, in all three together; but always one skyline. An item takes some microseconds.
+  std::int64_t skyline_items = 300'000;
+};
+
+// The work that a packing took.
+struct PackWork {
+  std::int64_t num_pairs         = 0;  // of items, examined by first fit
+  std::int64_t num_skyline_items = 0;  // placed by skylines
+};
+
 // Finds offsets such that items with overlapping lifetimes share no byte. Tries several heuristics, then moves the
-// items on top to the front while that helps. `effort` bounds the number of item pairs that these moves examine, which
-// take about a nanosecond each. Beyond that, time grows almost linearly with the number of items. Deterministic.
-[[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort);
+// items on top to the front while that helps. `effort` bounds the number of item pairs that these moves examine.
+// Deterministic.
+[[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const PackLimits& limits = {},
+                           PackWork* work = nullptr);
 
 // The same, but items with disjoint lifetimes may share bytes only if `may_share(earlier, later)` is true. Every item
 // that begins at turn free_from[i] (at least 1) or later may share with item i; with too many pairs, only this rule

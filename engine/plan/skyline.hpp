@@ -5,7 +5,7 @@
 
 namespace stepgraph {
 
-// What an item is chosen for.
+// Which item is preferred: the one that lives longest, the largest one, or the one with the largest product of both.
 enum class SkylinePreference { long_lived, large, both };
 
 // Fills an arena from the bottom: finds the lowest stretch of turns and puts there the preferred item among those

@@ -1,4 +1,5 @@
 #include "engine/plan/packing.hpp"
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 
 #include "tests/support/random_graph.hpp"
@@ -86,4 +87,42 @@ TEST_CASE("items that may not share stay apart, in either order", "[engine][pack
   CHECK(packing.size == 128);
   CHECK(packing.offsets[0] == packing.offsets[2]);
   CHECK(packing.offsets[0] != packing.offsets[1]);
+}
+
+TEST_CASE("the work of a packing grows with the number of items, and its size does not jump where a bound is reached",
+          "[engine][packing]") {
+  // Bounds that are reached between 500 and 4,000 items.
+  constexpr sg::PackLimits limits{.pairs_per_item = 400, .skyline_items = 3'000};
+  constexpr std::int64_t little = 10'000;
+  std::int64_t before           = 0;  // skyline items for half as many items
+  for (const int count : {500, 1'000, 2'000, 4'000, 8'000}) {
+    CAPTURE(count);
+    const auto items = random_items(11, count, count / 2);  // many lives at once: every bound counts
+    sg::PackWork work;
+    const auto packing = sg::pack(items, little, limits, &work);
+    CHECK(work.num_pairs <= limits.pairs_per_item * count + little + 8 * count);  // and the rest of an item's scan
+    CHECK(work.num_skyline_items >= count);
+    CHECK(work.num_skyline_items <= std::max<std::int64_t>(count, limits.skyline_items));
+    CHECK((before == 0 || work.num_skyline_items <= 2 * before));
+    CHECK(static_cast<double>(packing.size) <= 1.1 * static_cast<double>(sg::most_at_once(items)));
+    before = work.num_skyline_items;
+  }
+}
+
+TEST_CASE("first fit is tried for any number of items, if few of them live at once", "[engine][packing]") {
+  // One order examines all pairs in the worst case, and far fewer here.
+  constexpr sg::PackLimits limits{.pairs_per_item = 400};
+  int num_hard = 0;  // not solved by the skylines alone
+  for (const int count : {2'000, 4'000, 8'000, 16'000, 32'000}) {
+    CAPTURE(count);
+    const auto items = random_items(5, count, 60);
+    sg::PackWork work;
+    const auto packing = sg::pack(items, 0, limits, &work);
+    const bool hard    = packing.size > sg::most_at_once(items);
+    num_hard += hard;
+    if (hard) CHECK(work.num_pairs > 0);
+    CHECK(work.num_pairs <= limits.pairs_per_item * count + 8 * count);
+    CHECK(static_cast<double>(packing.size) <= 1.1 * static_cast<double>(sg::most_at_once(items)));
+  }
+  CHECK(num_hard >= 2);
 }
