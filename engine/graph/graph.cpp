@@ -253,9 +253,12 @@ Node Graph::add(const NodeSpec& spec, Body body) {
           }
         }
         data.accesses.push_back({(access.buffer.id << 2) | static_cast<std::uint32_t>(mode), region_id});
-        if (!buffer.token) {
-          if (reads(mode)) bytes_read += region.num_bytes();
-          if (writes(mode)) bytes_written += region.num_bytes();
+        if (spec.part && !buffer.token) {  // the accesses of a part may name one buffer several times
+          const std::int64_t bytes = region.num_bytes();
+          if (reads(mode)) bytes_read += bytes;
+          if (writes(mode)) bytes_written += bytes;
+          if (std::max(bytes_read, bytes_written) > most_bytes)
+            refuse(str("graph: part '", spec.name, "' sends or receives more than ", most_bytes, " bytes"));
         }
       }
     }

@@ -81,7 +81,7 @@ class Graph {
   // A graph that holds the nodes of one rank only, as `slice` returns it. Building it costs one rank's nodes.
   Graph(int num_ranks, Rank only);
 
-  // All buffers of a rank have at most this many bytes together, so that sums of sizes fit a std::int64_t.
+  // The most bytes of a rank's buffers together, and of a part's accesses. Sums over all ranks may exceed std::int64_t.
   static constexpr std::int64_t most_bytes = std::int64_t{1} << 56;
   [[nodiscard]] Buffer buffer(BufferSpec spec);
   [[nodiscard]] Buffer token(Rank rank, std::string_view name = {});

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -71,13 +72,19 @@ std::string difference(const Graph::PartView& a, const Graph::PartView& b) {
   return {};
 }
 
+// The sum, or the largest number if it is larger than that: all members together can have more bytes.
+std::int64_t capped_sum(std::int64_t a, std::int64_t b) {
+  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+  return b > largest - a ? largest : a + b;
+}
+
 bool check_meeting(const Graph& graph, const std::string& where, const std::vector<std::uint32_t>& nodes,
                    Findings& findings) {
   const Graph::PartView first = graph.part({nodes.front()});
   std::int64_t all_read = 0, all_written = 0;
   for (const std::uint32_t node : nodes) {
-    all_read += graph.part({node}).bytes_read;
-    all_written += graph.part({node}).bytes_written;
+    all_read               = capped_sum(all_read, graph.part({node}).bytes_read);
+    all_written            = capped_sum(all_written, graph.part({node}).bytes_written);
     const std::string what = difference(first, graph.part({node}));
     if (what.empty()) continue;
     findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), " does not match ",

@@ -1,5 +1,6 @@
 // The verifier on parts: sizes of shards, peers of permutations, and in-place operations.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "engine/base/error.hpp"
@@ -99,13 +100,19 @@ TEST_CASE("a part with invalid sizes is also found in a slice", "[engine][verify
     CHECK_THAT(text, ContainsSubstring("mismatched parts") && ContainsSubstring(why));
   };
   mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 6), range(8, 6)), "not whole f32");
-  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)), "it sends 8 bytes, but receives 4 (equal sizes)");
+  mismatch(flaws_alone({.op = all_reduce}, 0, range(0, 8), range(8, 4)),
+           "it sends 8 bytes, but receives 4 (equal sizes)");
   mismatch(flaws_alone({.op = all_gather}, 0, range(0, 4), range(16, 16)), "not 3 shards of whole f32");
-  mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)), "its shard of the bytes that it receives has 8");
-  mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)), "its shard of the bytes that it sends has 8");
-  mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank that is not the root");
-  mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)), "a rank that is not the root");
-  mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)), "a rank that is not the root");
+  mismatch(flaws_alone({.op = all_gather}, 1, range(0, 4), range(16, 24)),
+           "its shard of the bytes that it receives has 8");
+  mismatch(flaws_alone({.op = reduce_scatter}, 1, range(0, 24), range(40, 4)),
+           "its shard of the bytes that it sends has 8");
+  mismatch(flaws_alone({.op = reduce, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 4)),
+           "a rank that is not the root");
+  mismatch(flaws_alone({.op = gather, .root = sg::Rank{1}}, 0, range(0, 4), range(8, 12)),
+           "a rank that is not the root");
+  mismatch(flaws_alone({.op = scatter, .root = sg::Rank{1}}, 0, range(0, 12), range(40, 4)),
+           "a rank that is not the root");
   mismatch(flaws_alone({.op = permute, .source = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank without a peer");
   mismatch(flaws_alone({.op = permute, .peer = sg::Rank{1}}, 0, range(0, 4), range(8, 4)), "a rank without a source");
   mismatch(flaws_alone({.op = all_to_all}, 0, ranges({{0, 4}, {4, 4}, {8, 4}}), ranges({{20, 8}, {28, 0}, {28, 4}})),
@@ -253,4 +260,39 @@ TEST_CASE("shards are cut by access, or evenly", "[engine][shards]") {
   CHECK(*sg::cut_shards(uneven, 1, sg::DType::f32) == sg::ShardSizes(1, 12));
   CHECK_FALSE(sg::cut_shards(one, 4, sg::DType::f64));
   CHECK(*sg::cut_shards({}, 3, sg::DType::f32) == sg::ShardSizes(3, 0));
+}
+
+TEST_CASE("the bytes of many huge parts are added up without overflow", "[engine][verify][parts]") {
+  constexpr int ranks = 200;
+  sg::Graph graph(ranks);
+  std::vector<sg::Rank> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(sg::Rank{rank});
+  const sg::Group group = graph.group({.name = "all", .ranks = all});
+  for (const sg::Rank rank : all) {
+    const sg::Buffer x = graph.buffer({.name       = "x",
+                                       .rank       = rank,
+                                       .size_bytes = sg::Graph::most_bytes,
+                                       .type       = sg::DType::u8,
+                                       .lifetime   = sg::Lifetime::persistent});
+    // The last rank sends one byte less.
+    const std::int64_t size = sg::Graph::most_bytes - (rank == all.back() ? 1 : 0);
+    graph.add({.name        = "sum",
+               .accumulates = x.range(0, size),
+               .part        = sg::PartSpec{.group = group, .op = all_reduce, .type = sg::DType::u8}});
+  }
+  CHECK_THAT(Three::flaws_of(graph),
+             ContainsSubstring("all 200 members together send 9223372036854775807 and receive 9223372036854775807"));
+}
+
+TEST_CASE("a part whose accesses add up to more bytes than a rank can have is refused", "[engine][parts][refuses]") {
+  sg::Graph graph;
+  const sg::Group group = graph.group({.name = "one", .ranks = {sg::Rank{0}}});
+  const sg::Buffer x    = graph.buffer({.name = "x", .size_bytes = sg::Graph::most_bytes, .type = sg::DType::u8});
+  const auto add        = [&](const sg::AccessList& reads) {
+    graph.add({.name = "sum", .reads = reads, .part = sg::PartSpec{.group = group, .type = sg::DType::u8}});
+  };
+  CHECK_NOTHROW(add({x}));
+  CHECK_THROWS_WITH(add({x, x}), ContainsSubstring("part 'sum' sends or receives more than "));
+  CHECK_THROWS_WITH(add({x, x.range(5, 1)}), ContainsSubstring("part 'sum' sends or receives more than "));
+  CHECK(graph.num_nodes() == 1);
 }
