@@ -1,36 +1,44 @@
 #include "engine/run/context.hpp"
 
+#include <algorithm>
+
 #include "engine/base/error.hpp"
 #include "engine/run/running_program.hpp"
 
 namespace stepgraph {
 
 Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element) const {
+  // The accesses of a node lie together by mode: reads, writes, accumulates (Graph::add).
   const GraphData& data = program_->graph().data();
-  std::size_t seen      = 0;
-  for (std::uint32_t k = data.nodes[node().id].access_begin; k < data.access_end(node().id); ++k) {
-    const AccessRecord& access = data.accesses[k];
-    if (access.mode() != mode || seen++ != i) continue;
-    const BufferSpec& buffer = data.buffers[access.buffer()];
-    const Region region      = data.region(access);
-    const auto size          = static_cast<std::int64_t>(element.size_bytes);
-    if (buffer.token) throw Error(ErrorKind::config, str(to_string(mode), "(", i, ") is a token, which has no memory"));
-    // Bytes read as anything, and anything as bytes.
-    const bool fits = size == 1 || buffer.type == DType::u8 ||
-                      (element.type ? *element.type == buffer.type : element.size_bytes == size_bytes(buffer.type));
-    if (!fits) {
-      throw Error(ErrorKind::config,
-                  str("buffer '", buffer.name, "' holds ", buffer.type, ", but ", to_string(mode), "(", i,
-                      ") asks for ", element.type ? str(*element.type) : str("elements of ", size, " bytes")));
-    }
-    if (region.offset % size != 0 || region.length % size != 0 || region.stride % size != 0) {
-      throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
-                                         buffer.name, "' are not whole elements of ", size, " bytes"));
-    }
-    return {program_->memory().data({access.buffer()}) + region.offset, region.length, region.stride, region.count};
+  const auto begin      = data.accesses.begin();
+  const auto first =
+      std::partition_point(begin + data.nodes[node().id].access_begin, begin + data.access_end(node().id),
+                           [&](const AccessRecord& of) { return of.mode() < mode; });
+  const auto last  = std::partition_point(first, begin + data.access_end(node().id),
+                                          [&](const AccessRecord& of) { return of.mode() == mode; });
+  const auto count = static_cast<std::size_t>(last - first);
+  if (i >= count) {
+    throw Error(ErrorKind::config,
+                str(to_string(mode), "(", i, "): the node declares ", count, " such access", count == 1 ? "" : "es"));
   }
-  throw Error(ErrorKind::config,
-              str(to_string(mode), "(", i, "): the node declares ", seen, " such access", seen == 1 ? "" : "es"));
+  const AccessRecord& access = first[static_cast<std::ptrdiff_t>(i)];
+  const BufferSpec& buffer   = data.buffers[access.buffer()];
+  const Region region        = data.region(access);
+  const auto size            = static_cast<std::int64_t>(element.size_bytes);
+  if (buffer.token) throw Error(ErrorKind::config, str(to_string(mode), "(", i, ") is a token, which has no memory"));
+  // Bytes read as anything, and anything as bytes.
+  const bool fits = size == 1 || buffer.type == DType::u8 ||
+                    (element.type ? *element.type == buffer.type : element.size_bytes == size_bytes(buffer.type));
+  if (!fits) {
+    throw Error(ErrorKind::config,
+                str("buffer '", buffer.name, "' holds ", buffer.type, ", but ", to_string(mode), "(", i, ") asks for ",
+                    element.type ? str(*element.type) : str("elements of ", size, " bytes")));
+  }
+  if (region.offset % size != 0 || region.length % size != 0 || region.stride % size != 0) {
+    throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): bytes ", to_string(region), " of buffer '",
+                                       buffer.name, "' are not whole elements of ", size, " bytes"));
+  }
+  return {program_->memory().data({access.buffer()}) + region.offset, region.length, region.stride, region.count};
 }
 
 Rows<std::byte> Context::range(AccessMode mode, std::size_t i, Element element) const {

@@ -1,9 +1,7 @@
 #include "ops/tape/streams.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <iterator>
 
 #include "engine/base/arithmetic.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -14,44 +12,6 @@ namespace {
 
 constexpr std::int64_t tile_bytes = 256 * 1024;  // a multiple of every element size
 
-// The rows of several accesses, concatenated. Nodes run without allocations, so a few accesses are kept inline.
-class Stream {
- public:
-  void add(const Rows<std::byte>& rows) {
-    if (rows.length * rows.count == 0) return;
-    const Part part{rows, size_};
-    size_ += rows.length * rows.count;
-    if (count_ < few_.size()) {
-      few_[count_] = part;
-    } else {
-      if (many_.empty()) many_.assign(few_.begin(), few_.end());
-      many_.push_back(part);
-    }
-    ++count_;
-  }
-  [[nodiscard]] std::int64_t size() const noexcept { return size_; }
-
-  // The rest of the row that contains byte `at`, starting there.
-  [[nodiscard]] std::span<std::byte> from(std::int64_t at) const {
-    const std::span<const Part> parts = many_.empty() ? std::span(few_).first(count_) : std::span(many_);
-    const auto next                   = std::upper_bound(parts.begin(), parts.end(), at,
-                                                         [](std::int64_t of, const Part& part) { return of < part.begin; });
-    const auto& [rows, begin]         = *std::prev(next);
-    const std::int64_t row = (at - begin) / rows.length, skip = (at - begin) % rows.length;
-    return rows[row].subspan(static_cast<std::size_t>(skip));
-  }
-
- private:
-  struct Part {
-    Rows<std::byte> rows;
-    std::int64_t begin;  // in the stream
-  };
-  std::array<Part, 4> few_;
-  std::vector<Part> many_;  // all of them, once there are more than fit inline
-  std::size_t count_ = 0;
-  std::int64_t size_ = 0;
-};
-
 // The i-th access of the given mode.
 Rows<std::byte> rows_of(const Context& context, AccessMode mode, std::size_t i) {
   if (mode == AccessMode::write) return context.write_rows<std::byte>(i);
@@ -60,25 +20,34 @@ Rows<std::byte> rows_of(const Context& context, AccessMode mode, std::size_t i) 
   return {const_cast<std::byte*>(rows.data), rows.length, rows.stride, rows.count};  // the result is only read from
 }
 
-Stream stream(const Context& context, AccessMode mode, std::size_t count) {
-  Stream out;
-  for (std::size_t i = 0; i < count; ++i) out.add(rows_of(context, mode, i));
-  return out;
-}
-
-// The rows of several accesses, one access after another, for device kernels.
-class DeviceStream {
+// A position in the rows of several accesses, which are concatenated. Nodes run without allocations, so it keeps no
+// list of the accesses: it asks for one after another.
+class Stream {
  public:
-  DeviceStream(const Context& context, AccessMode mode, std::size_t count)
-      : context_(context), mode_(mode), count_(count) {
+  Stream(const Context& context, AccessMode mode, std::size_t count) : context_(context), mode_(mode), count_(count) {
     enter(0);
   }
   [[nodiscard]] bool done() const { return i_ == count_; }
   [[nodiscard]] std::int64_t left() const { return now_.rows.length * now_.rows.count - now_.begin; }  // of this access
   [[nodiscard]] const cuda::Stretch& now() const { return now_; }
+  // The rest of the row.
+  [[nodiscard]] std::span<std::byte> row() const {
+    const Rows<std::byte>& rows = now_.rows;
+    return rows[now_.begin / rows.length].subspan(static_cast<std::size_t>(now_.begin % rows.length));
+  }
+  // The bytes from here to the end.
+  [[nodiscard]] std::int64_t size() const {
+    std::int64_t bytes = 0;
+    for (Stream at = *this; !at.done(); at.enter(at.i_ + 1)) bytes += at.left();
+    return bytes;
+  }
   void advance(std::int64_t bytes) {
-    now_.begin += bytes;
-    if (left() == 0) enter(i_ + 1);
+    while (bytes > 0) {
+      const std::int64_t step = std::min(bytes, left());
+      now_.begin += step;
+      bytes -= step;
+      if (left() == 0) enter(i_ + 1);
+    }
   }
 
  private:
@@ -94,9 +63,9 @@ class DeviceStream {
   cuda::Stretch now_ = {};
 };
 
-// Calls work(into, from, bytes) for stretches that lie in one access on both sides.
+// On a device: calls work(into, from, bytes) for stretches that lie in one access on both sides.
 template <class Work>
-void for_stretches(DeviceStream into, DeviceStream from, const Work& work) {
+void for_stretches(Stream into, Stream from, const Work& work) {
   while (!into.done()) {
     const std::int64_t bytes = std::min(into.left(), from.left());
     work(into.now(), from.now(), bytes);
@@ -105,17 +74,21 @@ void for_stretches(DeviceStream into, DeviceStream from, const Work& work) {
   }
 }
 
-// Calls work(into, from) for stretches that are contiguous on both sides, in parallel tiles.
+// On the CPU: calls work(into, from) for stretches that are contiguous on both sides, in parallel tiles.
 template <class Work>
 void for_pairs(const Context& context, const Stream& into, const Stream& from, const Work& work) {
   const std::int64_t size = into.size();
   context.parallel_for((size + tile_bytes - 1) / tile_bytes, [&](std::int64_t tile) {
-    const std::int64_t end = std::min(size, (tile + 1) * tile_bytes);
-    for (std::int64_t at = tile * tile_bytes; at < end;) {
-      const std::span<std::byte> to = into.from(at), of = from.from(at);
-      const auto length = std::min({to.size(), of.size(), static_cast<std::size_t>(end - at)});
-      work(to.first(length), of.first(length));
-      at += static_cast<std::int64_t>(length);
+    const std::int64_t begin = tile * tile_bytes;
+    Stream to = into, of = from;
+    to.advance(begin);
+    of.advance(begin);
+    for (std::int64_t left = std::min(size - begin, tile_bytes); left > 0;) {
+      const auto length = std::min({to.row().size(), of.row().size(), static_cast<std::size_t>(left)});
+      work(to.row().first(length), of.row().first(length));
+      to.advance(static_cast<std::int64_t>(length));
+      of.advance(static_cast<std::int64_t>(length));
+      left -= static_cast<std::int64_t>(length);
     }
   });
 }
@@ -132,8 +105,7 @@ Body copy_body(StreamCounts counts) {
                              });
       }
     }
-    const Stream to   = stream(context, AccessMode::write, counts.writes),
-                 from = stream(context, AccessMode::read, counts.reads);
+    const Stream to(context, AccessMode::write, counts.writes), from(context, AccessMode::read, counts.reads);
     for_pairs(context, to, from, [](std::span<std::byte> into, std::span<const std::byte> of) {
       std::memmove(into.data(), of.data(), into.size());
     });
@@ -151,8 +123,8 @@ Body reduce_body(StreamCounts counts, DType type, Reduction reduction) {
                              });
       }
     }
-    const Stream into = stream(context, AccessMode::accumulate, counts.accumulates),
-                 from = stream(context, AccessMode::read, counts.reads);
+    const Stream into(context, AccessMode::accumulate, counts.accumulates),
+        from(context, AccessMode::read, counts.reads);
     for_pairs(context, into, from,
               [&](std::span<std::byte> to, std::span<const std::byte> of) { reduce_into(to, of, type, reduction); });
   });
@@ -162,13 +134,13 @@ Body divide_body(StreamCounts counts, DType type, std::int64_t count) {
   return Body([=](const Context& context) {
     if constexpr (cuda::built) {
       if (const DeviceQueue* queue = context.device()) {
-        const DeviceStream all(context, AccessMode::accumulate, counts.accumulates);
+        const Stream all(context, AccessMode::accumulate, counts.accumulates);
         return for_stretches(all, all, [&](const cuda::Stretch& to, const cuda::Stretch&, std::int64_t bytes) {
           cuda::divide(*queue, to, bytes, type, count);
         });
       }
     }
-    const Stream values = stream(context, AccessMode::accumulate, counts.accumulates);
+    const Stream values(context, AccessMode::accumulate, counts.accumulates);
     for_pairs(context, values, values,
               [&](std::span<std::byte> to, std::span<const std::byte>) { divide(to, type, count); });
   });

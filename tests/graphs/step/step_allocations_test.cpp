@@ -39,10 +39,16 @@ std::int64_t allocations_of_empty_run() {
 
 TEST_CASE("a run of a training step allocates what a run of one empty node does", "[graphs][step][allocations]") {
   if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
-  const auto layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true});
-  const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
-  CAPTURE(to_string(layout), type);
-  const sg::Plan plan{.layout = layout, .precision = {.param = type}, .recompute = sg::Recompute::full};
+  // One rank; all axes; sharded weights; buckets that gradients are copied to and from, with many accesses each; SGD.
+  sg::Plan plan   = GENERATE(sg::Plan{}, sg::Plan{.layout = {.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true}},
+                             sg::Plan{.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full}},
+                             sg::Plan{.layout = {.dp = 2}, .shard = {.bucket_views = false}},
+                             sg::Plan{.layout = {.dp = 2}, .optimizer = {.kind = sg::OptimizerKind::sgd}});
+  const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
+  CAPTURE(to_string(plan.layout), plan.shard.strategy == sg::Shard::full, plan.shard.bucket_views,
+          to_string(plan.optimizer.kind), type);
+  plan.precision.param = type;
+  plan.recompute       = sg::Recompute::full;
   const sg::BatchSpec batch{.global = 8, .micro = 2, .seq = 16};
   const sg::Model model =
       sg::gpt2({.layers = 2, .width = 128, .heads = 4, .context = 16, .vocab = 512, .dropout = 0.1});
