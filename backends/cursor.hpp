@@ -8,6 +8,7 @@ namespace stepgraph {
 // A position in a stretch, with the contiguous memory from there on.
 class Cursor {
  public:
+  Cursor() = default;  // in no stretch
   Cursor(const Stretch& stretch, std::int64_t begin) noexcept
       : piece_(stretch.pieces.data()), at_(stretch.begin + begin) {
     settle();
@@ -31,8 +32,8 @@ class Cursor {
     for (; at_ >= piece_->region.num_bytes(); ++piece_) at_ -= piece_->region.num_bytes();
   }
 
-  const Piece* piece_;
-  std::int64_t at_;  // in the piece
+  const Piece* piece_ = nullptr;
+  std::int64_t at_    = 0;  // in the piece
 };
 
 }  // namespace stepgraph

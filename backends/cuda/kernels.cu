@@ -31,16 +31,14 @@ struct Aligned {
   }
 };
 
-// Element i of each member at any address: byte by byte.
+// Element i of each member at any address.
 template <class Stored>
 struct Unaligned : Aligned<Stored> {
   __device__ Stored load(int member, std::int64_t i) const {
-    Stored value;
-    __builtin_memcpy(&value, static_cast<const std::byte*>(this->in[member]) + i * sizeof(Stored), sizeof(Stored));
-    return value;
+    return reduce_element::load_bytes<Stored>(static_cast<const std::byte*>(this->in[member]) + i * sizeof(Stored));
   }
   __device__ void store(int member, std::int64_t i, Stored value) const {
-    __builtin_memcpy(static_cast<std::byte*>(this->out[member]) + i * sizeof(Stored), &value, sizeof(Stored));
+    reduce_element::store_bytes(static_cast<std::byte*>(this->out[member]) + i * sizeof(Stored), value);
   }
 };
 
@@ -52,13 +50,11 @@ struct Split {
   __device__ Stored load(int member, std::int64_t) const {
     std::byte bytes[sizeof(Stored)];
     for (std::size_t k = 0; k < sizeof(Stored); ++k) bytes[k] = *in[member][k];
-    Stored value;
-    __builtin_memcpy(&value, bytes, sizeof(Stored));
-    return value;
+    return reduce_element::load_bytes<Stored>(bytes);
   }
   __device__ void store(int member, std::int64_t, Stored value) const {
     std::byte bytes[sizeof(Stored)];
-    __builtin_memcpy(bytes, &value, sizeof(Stored));
+    reduce_element::store_bytes(bytes, value);
     for (std::size_t k = 0; k < sizeof(Stored); ++k) *out[member][k] = bytes[k];
   }
 };
@@ -90,11 +86,6 @@ void launch(void* stream, const In& in, const Out& out, std::int64_t count, DTyp
   check(cudaGetLastError(), "launching a reduction");
 }
 
-void check_members(std::size_t count) {
-  if (count <= max_members) return;
-  throw Error(ErrorKind::backend, str("cuda: a reduction of ", count, " members (at most ", max_members, ")"));
-}
-
 template <class Unit>
 __global__ void exchange_kernel(const Unit* from_a, Unit* to_a, const Unit* from_b, Unit* to_b, std::int64_t count) {
   for (std::int64_t i = first_index(); i < count; i += index_stride()) {
@@ -106,10 +97,9 @@ __global__ void exchange_kernel(const Unit* from_a, Unit* to_a, const Unit* from
 
 }  // namespace
 
-void reduce(void* stream, std::span<const std::byte* const> in, std::span<std::byte* const> out, std::int64_t num_bytes,
-            DType type, Reduction reduction) {
+void reduce(void* stream, const PerMember<const std::byte*>& in, const PerMember<std::byte*>& out,
+            std::int64_t num_bytes, DType type, Reduction reduction) {
   if (num_bytes == 0) return;
-  check_members(std::max(in.size(), out.size()));
   const std::size_t size   = size_bytes(type);
   const auto aligned       = [size](const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at) % size == 0; };
   const std::int64_t count = num_bytes / static_cast<std::int64_t>(size);
@@ -120,9 +110,8 @@ void reduce(void* stream, std::span<const std::byte* const> in, std::span<std::b
   }
 }
 
-void reduce(void* stream, std::span<const SplitElement> in, std::span<const SplitElement> out, DType type,
+void reduce(void* stream, const PerMember<SplitElement>& in, const PerMember<SplitElement>& out, DType type,
             Reduction reduction) {
-  check_members(std::max(in.size(), out.size()));
   launch<Split>(stream, in, out, 1, type, reduction);
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include "backends/cuda/check.hpp"
 #include "backends/cuda/kernels.hpp"
@@ -89,8 +88,8 @@ class Operation {
   template <std::size_t n, class Visit>
   static void walk(std::int64_t size, const std::array<const Stretch*, n>& stretches, const Visit& visit) {
     if (size == 0) return;  // a cursor needs a byte to point at
-    std::vector<Cursor> cursors;
-    for (const Stretch* stretch : stretches) cursors.emplace_back(*stretch, 0);
+    std::array<Cursor, n> cursors;
+    for (std::size_t k = 0; k < n; ++k) cursors[k] = Cursor(*stretches[k], 0);
     for (std::int64_t left = size; left > 0;) {
       std::int64_t count = left;
       std::array<std::byte*, n> at;
@@ -109,11 +108,11 @@ class Operation {
   void reduce(std::int64_t size, std::size_t num_out, const In& in_of, const Out& out_of) const {
     if (size == 0) return;
     const auto element = static_cast<std::int64_t>(size_bytes(what_.type));
-    std::vector<Cursor> from, to;
-    for (std::size_t k = 0; k < num_members(); ++k) from.emplace_back(in_of(k), 0);
-    for (std::size_t k = 0; k < num_out; ++k) to.emplace_back(out_of(k), 0);
-    std::vector<const std::byte*> inputs(from.size());
-    std::vector<std::byte*> outputs(to.size());
+    PerMember<Cursor> from(num_members()), to(num_out);
+    for (std::size_t k = 0; k < from.size(); ++k) from[k] = Cursor(in_of(k), 0);
+    for (std::size_t k = 0; k < to.size(); ++k) to[k] = Cursor(out_of(k), 0);
+    PerMember<const std::byte*> inputs(from.size());
+    PerMember<std::byte*> outputs(to.size());
     for (std::int64_t left = size; left > 0;) {
       std::int64_t count = left;
       for (const auto* list : {&from, &to}) {
@@ -136,9 +135,9 @@ class Operation {
   }
 
   // The addresses of each member's next element, byte by byte, of `left` bytes in all.
-  [[nodiscard]] std::vector<SplitElement> split(std::vector<Cursor>& cursors, std::int64_t left) const {
+  [[nodiscard]] PerMember<SplitElement> split(PerMember<Cursor>& cursors, std::int64_t left) const {
     const std::size_t element = size_bytes(what_.type);
-    std::vector<SplitElement> split(cursors.size());
+    PerMember<SplitElement> split(cursors.size());
     for (std::size_t k = 0; k < cursors.size(); ++k) {
       for (std::size_t byte = 0; byte < element; ++byte) {
         split[k][byte] = cursors[k].data();
@@ -186,18 +185,22 @@ class Operation {
 
 }  // namespace
 
-void communicate(const Exchange& exchange, std::span<Queue* const> queues) {
-  Queue& leader = *queues.front();
-  for (Queue* const queue : queues.subspan(1)) {
-    if (queue == &leader) continue;
-    check(cudaEventRecord(queue->reached(), queue->stream()), "meeting in a communication");
-    check(cudaStreamWaitEvent(leader.stream(), queue->reached(), 0), "meeting in a communication");
+void communicate(const Exchange& exchange) {
+  const auto queue_of = [](const LocalPart& part) -> Queue& { return *static_cast<Queue*>(part.queue->owner); };
+  Queue& leader       = queue_of(exchange.parts.front());
+  const auto others   = exchange.parts.subspan(1);
+  for (const LocalPart& part : others) {
+    Queue& queue = queue_of(part);
+    if (&queue == &leader) continue;
+    check(cudaEventRecord(queue.reached(), queue.stream()), "meeting in a communication");
+    check(cudaStreamWaitEvent(leader.stream(), queue.reached(), 0), "meeting in a communication");
   }
   Operation(exchange, leader.stream()).run();
-  if (queues.size() == 1) return;
+  if (others.empty()) return;
   check(cudaEventRecord(leader.reached(), leader.stream()), "leaving a communication");
-  for (Queue* const queue : queues.subspan(1)) {
-    if (queue != &leader) check(cudaStreamWaitEvent(queue->stream(), leader.reached(), 0), "leaving a communication");
+  for (const LocalPart& part : others) {
+    Queue& queue = queue_of(part);
+    if (&queue != &leader) check(cudaStreamWaitEvent(queue.stream(), leader.reached(), 0), "leaving a communication");
   }
 }
 

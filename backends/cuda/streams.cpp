@@ -18,7 +18,7 @@ void drop(cudaEvent_t event) noexcept {
   if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
 }
 
-// Begins a range that profilers show. Its name is copied into memory that is kept: names have no end mark.
+// Begins a range that profilers show. Names are not null-terminated, so the name is copied, into memory that is kept.
 void begin_range(std::string_view name) {
   thread_local std::string text;
   text.assign(name);

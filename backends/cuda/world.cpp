@@ -45,10 +45,6 @@ Device* CudaWorld::device() const { return impl_.get(); }
 void CudaWorld::set_capture(bool capture) { impl_->shared.capture = capture; }
 void CudaWorld::synchronize() { impl_->queues.synchronize(); }
 
-void CudaWorld::communicate(const Context&, const Exchange& exchange) {
-  std::vector<cuda::Queue*> queues;
-  for (const LocalPart& part : exchange.parts) queues.push_back(static_cast<cuda::Queue*>(part.queue->owner));
-  cuda::communicate(exchange, queues);
-}
+void CudaWorld::communicate(const Context&, const Exchange& exchange) { cuda::communicate(exchange); }
 
 }  // namespace stepgraph

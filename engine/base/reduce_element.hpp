@@ -1,10 +1,12 @@
 #pragma once
 #include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
+#include "engine/base/error.hpp"
 #include "engine/base/half.hpp"
 #include "engine/base/types.hpp"
 
@@ -28,6 +30,39 @@ struct InFloat {
   static constexpr float load(std::uint16_t bits) { return static_cast<float>(Half::from_bits(bits)); }
   static constexpr std::uint16_t store(float value) { return Half(value).bits(); }
 };
+#if defined(__CUDA_ARCH__)
+// A GPU has instructions for f16. They give the same bits as half.hpp, except for NaN.
+template <>
+struct InFloat<f16> {
+  using Stored = std::uint16_t;
+  using Wide   = float;
+  __device__ static float load(std::uint16_t bits) {
+    const std::uint32_t nan = (bits & 0x8000u) << 16 | 0x7f800000u | (bits & 0x3ffu) << 13;
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return (bits & 0x7fffu) > 0x7c00u ? std::bit_cast<float>(nan) : value;
+  }
+  __device__ static std::uint16_t store(float value) {
+    const auto f   = std::bit_cast<std::uint32_t>(value);
+    const auto nan = static_cast<std::uint16_t>((f >> 16 & 0x8000u) | 0x7e00u | (f >> 13 & 0x3ffu));
+    std::uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return value != value ? nan : bits;
+  }
+};
+#endif
+
+// One element at an address that need not be aligned for it: for kernels, byte by byte.
+template <class Stored>
+constexpr Stored load_bytes(const std::byte* from) {
+  Stored value{};
+  __builtin_memcpy(&value, from, sizeof(Stored));
+  return value;
+}
+template <class Stored>
+constexpr void store_bytes(std::byte* to, Stored value) {
+  __builtin_memcpy(to, &value, sizeof(Stored));
+}
 
 // How elements of T are reduced. `Value` is for min and max. `Bits`, unsigned for integers, is for sums and products,
 // which wrap around. `Exact`, with 64 bits for integers, is for the sum of an average.
@@ -139,9 +174,9 @@ auto choose(Reduction reduction, const F& f) {
     case Reduction::max:
       return f(typename Of::Value(), Max(), std::false_type());
     case Reduction::product:
-      break;
+      return f(typename Of::Bits(), Multiply(), std::false_type());
   }
-  return f(typename Of::Bits(), Multiply(), std::false_type());
+  throw Error(ErrorKind::config, str("arithmetic: no reduction has the number ", static_cast<int>(reduction)));
 }
 
 }  // namespace stepgraph::reduce_element

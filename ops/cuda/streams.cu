@@ -79,7 +79,7 @@ struct InVectors {
     store_pack<n>(view.at(i), values);
   }
 };
-// Elements at any addresses, byte by byte. No row ends inside an element.
+// Elements at any addresses. No row ends inside an element.
 template <class Stored>
 struct InBytes {
   View<std::byte> view;
@@ -90,12 +90,12 @@ struct InBytes {
   template <int n>
   __device__ Values<n> load(std::int64_t i) const {
     Values<n> values;
-    for (int k = 0; k < n; ++k) __builtin_memcpy(&values.at[k], view.at((i + k) * sizeof(Stored)), sizeof(Stored));
+    for (int k = 0; k < n; ++k) values.at[k] = reduce_element::load_bytes<Stored>(view.at((i + k) * sizeof(Stored)));
     return values;
   }
   template <int n>
   __device__ void store(std::int64_t i, const Values<n>& values) const {
-    for (int k = 0; k < n; ++k) __builtin_memcpy(view.at((i + k) * sizeof(Stored)), &values.at[k], sizeof(Stored));
+    for (int k = 0; k < n; ++k) reduce_element::store_bytes(view.at((i + k) * sizeof(Stored)), values.at[k]);
   }
 };
 

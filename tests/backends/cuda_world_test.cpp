@@ -143,12 +143,36 @@ TEST_CASE("the times of a failed run on a GPU are its own, and none of an earlie
 TEST_CASE("issuing a node to a GPU allocates nothing on the host", "[backends][cuda][allocations]") {
   sg::testing::need_device();
   if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
-  // Nodes on two streams that wait for each other, with names too long to be kept without an allocation.
+  // Nodes on two streams that wait for each other, with names too long to be kept without an allocation; and, after
+  // each of them, a reduction and a copy of two ranks.
   const auto allocations_of_run = [](int num_nodes) {
-    const auto world = sg::testing::device_world(1, false);
-    sg::Graph graph;
-    const sg::Buffer x = buffer(graph, "x", sg::Space::device);
+    const auto world = sg::testing::device_world(2, false);
+    sg::Graph graph(2);
+    const sg::Buffer x      = buffer(graph, "x", sg::Space::device);
+    const sg::Buffer other  = graph.buffer({.name       = "x",
+                                            .rank       = sg::Rank{1},
+                                            .size_bytes = size,
+                                            .type       = sg::DType::u8,
+                                            .lifetime   = sg::Lifetime::persistent});
+    const sg::Group both    = graph.group({.name = "both", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+    const auto add_together = [&](sg::PartOp op, auto reads, auto writes) {
+      for (const sg::Buffer mine : {x, other}) {
+        const sg::Rank rank = graph.spec(mine).rank;
+        graph.add({.name   = "a collective whose name is longer than what a string keeps by itself",
+                   .lane   = graph.lane(rank, sg::LaneKind::reduce),
+                   .reads  = reads(mine, rank),
+                   .writes = writes(mine),
+                   .part   = sg::PartSpec{.group = both, .op = op, .type = sg::DType::u8},
+                   .kind   = sg::NodeKind::communicate});
+      }
+    };
     for (int i = 0; i < num_nodes; ++i) {
+      add_together(
+          sg::PartOp::all_reduce, [](sg::Buffer of, sg::Rank) { return of; }, [](sg::Buffer of) { return of; });
+      add_together(
+          sg::PartOp::all_gather,
+          [](sg::Buffer of, sg::Rank rank) { return of.range(index(rank) * size / 2, size / 2); },
+          [](sg::Buffer of) { return of; });
       graph.add({.name        = "a node whose name is longer than what a string keeps by itself",
                  .lane        = graph.lane(sg::Rank{0}, i % 2 == 0 ? sg::LaneKind::compute : sg::LaneKind::h2d),
                  .accumulates = x,

@@ -9,8 +9,10 @@
 #include "ops/attention.hpp"
 #include "ops/cuda/attention/dnn_attention.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/reduce.hpp"
 #include "ops/residual.hpp"
 #include "tests/support/device_case.hpp"
+#include "tests/support/elements.hpp"
 #include "tests/support/op_case.hpp"
 #include "tests/support/scale.hpp"
 
@@ -131,4 +133,35 @@ TEST_CASE("gradients of attention on a CUDA device add to those of another user 
     return sg::residual(tape, {.x = first, .branch = second});
   };
   sg::testing::check_on_device(test);
+}
+
+TEST_CASE("cuDNN's plans for attention are used again after the world of their first use was destroyed",
+          "[ops][cuda][attention]") {
+  sg::testing::need_device();
+  constexpr std::int64_t sequences = 2, seq = 128, heads = 4, head_size = 64, rows = sequences * seq,
+                         width = heads * head_size;
+  sg::Graph graph;
+  const auto kept = [&](const char* name, std::int64_t elements) {
+    return graph.buffer(
+        {.name = name, .size_bytes = 2 * elements, .type = sg::DType::bf16, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer qkv = kept("qkv", rows * 3 * width), dy = kept("dy", rows * width), out = kept("out", rows * width);
+  sg::WeightTable weights;
+  sg::Tape tape({.graph = &graph, .weights = &weights, .type = sg::DType::bf16, .sequences = sequences, .seq = seq});
+  const sg::Tensor in = tape.input(qkv, {rows, 3 * width}, sg::DType::bf16, true);
+  const sg::Tensor y  = sg::attention(
+       tape, {.qkv = in, .heads = {.heads = heads, .kv_heads = heads, .head_size = head_size}, .scale = 0.25});
+  sg::copy(graph, {.name = "keep", .to = out, .from = y});
+  tape.set_gradient(y, tape.input(dy, {rows, width}, sg::DType::bf16, false));
+  tape.emit_gradients();
+  std::vector<double> numbers;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rows * 3 * width); ++i)
+    numbers.push_back(static_cast<double>(sg::testing::mix(i) % 64) / 32 - 1);
+  const std::vector<std::pair<sg::Buffer, std::vector<double>>> set{
+      {qkv, numbers}, {dy, {numbers.begin(), numbers.begin() + rows * width}}};
+  // Each run has a world of its own, with its own handle of cuDNN.
+  const auto run   = [&] { return sg::testing::run_graph(graph, set, {out}, true); };
+  const auto first = run();
+  CHECK((run() == first));
+  CHECK((run() == first));
 }
