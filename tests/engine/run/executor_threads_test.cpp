@@ -1,7 +1,10 @@
 // Several threads that use one executor at a time.
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
@@ -19,11 +22,18 @@ TEST_CASE("a thread that starts a step while the step of another thread ends is 
   sg::Executor executor({.threads = 1});
   std::atomic<bool> over{false};
   std::atomic<int> refused{0};
+  std::mutex mutex;
+  std::vector<std::string> others;  // messages of all other errors
   const auto start = [&](const sg::Program& program) {
     try {
       executor.run(program);
     } catch (const sg::Error& error) {
-      refused += std::string_view(error.what()).find("a step is still under way") != std::string_view::npos;
+      if (std::string_view(error.what()).find("a step is still under way") != std::string_view::npos) {
+        ++refused;
+        return;
+      }
+      const std::lock_guard lock(mutex);
+      others.emplace_back(error.what());
     }
   };
   std::thread other([&] {
@@ -34,4 +44,5 @@ TEST_CASE("a thread that starts a step while the step of another thread ends is 
   over = true;
   other.join();
   CHECK(refused > 0);
+  CHECK(others == std::vector<std::string>());
 }

@@ -36,8 +36,9 @@ void StreamLog::begin_run() {
   runs_.emplace_back(graph_.num_nodes());
 }
 
-// Host threads are taken to follow each other as they were seen to. So that this is no accident, a host node takes as
-// long as other threads go on (wait_until_quiet): who does not wait for it comes before its end.
+// Host threads are taken to follow each other in the order in which they were seen. A host node ends only when the
+// other threads have stopped (wait_until_quiet). So a thread that does not wait for the node comes before the node's
+// end.
 std::uint32_t StreamLog::on_host(std::vector<std::uint32_t> after) {
   after.push_back(host_);
   return host_ = steps_.add(after);
@@ -65,7 +66,9 @@ void StreamLog::enter(Node node) {
       stream_last_[stream] = steps_.add(waits);
       return;
     }
-    runs_.back()[node.id].begin = on_host(waits);
+    // Not on_host(): other threads do not follow the begin of a host node, and so not the events that it waits for.
+    waits.push_back(host_);
+    runs_.back()[node.id].begin = steps_.add(waits);
   }
   wait_until_quiet();
 }
@@ -84,7 +87,8 @@ void StreamLog::work(const std::vector<Node>& nodes) {
 void StreamLog::leave(Node node) {
   const std::lock_guard lock(mutex_);
   if (plan_.stream[node.id] == StreamPlan::none) {
-    runs_.back()[node.id].end = on_host();
+    Span& span = runs_.back()[node.id];
+    span.end   = on_host({span.begin});
   } else {
     event_[node.id] = stream_last_[plan_.stream[node.id]];
   }

@@ -57,7 +57,7 @@ class StreamLog {
   StreamPlan plan_;
   mutable std::mutex mutex_;  // guards the rest
   HappensBefore steps_;
-  std::uint32_t host_ = none;               // the latest step of any host thread
+  std::uint32_t host_ = none;               // the latest step of any host thread, the begins of host nodes aside
   std::vector<std::uint32_t> stream_last_;  // by stream: its latest step
   std::vector<std::uint32_t> event_;        // by node: the step after which its event was recorded last
   std::vector<std::vector<Span>> runs_;     // [run][node]

@@ -22,6 +22,7 @@ class WaitingWorld final : public World {
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::per_communicator; }
   void begin_step() override { aborted_ = false; }
   void communicate(const Context& context, const Exchange&) override {
+    ++entered_;
     while (!aborted_ && !context.stopping()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     throw Error(ErrorKind::backend, "aborted");
   }
@@ -30,12 +31,13 @@ class WaitingWorld final : public World {
     ++aborts_;
   }
   [[nodiscard]] int aborts() const { return aborts_; }
+  [[nodiscard]] int entered() const { return entered_; }  // parts that have begun to wait
 
  private:
   int num_ranks_;
   std::optional<Rank> only_;
   std::atomic<bool> aborted_{false};
-  std::atomic<int> aborts_{0};
+  std::atomic<int> aborts_{0}, entered_{0};
 };
 
 }  // namespace stepgraph::testing
