@@ -26,8 +26,8 @@ struct Activities {
   struct Time {
     double fixed_s = 0;  // overhead and latency; the same at any speed
     double own_s   = 0;  // then its own work, on one worker that shares nothing
-    double alone_s = 0;  // the same while all other workers of its pools are idle, where that was measured ...
-    int others     = 0;  // ... and how many these are; 0: not measured, and an idle worker is as fast as its own
+    double alone_s = 0;  // the same while all other workers of its pools are idle; only if `others` is not 0
+    int others     = 0;  // the number of those workers; 0: not measured, each idle worker then adds its own speed
 
     // The share of its own work that is done in a second while `helpers` other workers are idle.
     [[nodiscard]] double speed(double helpers) const {
