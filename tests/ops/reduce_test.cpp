@@ -1,5 +1,6 @@
 #include "ops/reduce.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <numeric>
 
@@ -76,6 +77,31 @@ TEST_CASE("a copy joins accesses that are cut differently", "[ops][copy]") {
   std::iota(x.begin(), x.end(), 0.0f);
   executor.run(program);
   CHECK(std::vector<float>(y.begin(), y.end()) == std::vector<float>{1, 3, 5, 0, 2, 4});
+}
+
+TEST_CASE("a copy joins many accesses, each in several tiles or far smaller than one", "[ops][copy]") {
+  constexpr std::int64_t total = 1'300'000;  // several tiles
+  sg::Graph graph;
+  const auto kept = [&](const char* name) {
+    return graph.buffer(
+        {.name = name, .size_bytes = total, .type = sg::DType::u8, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer from = kept("from"), to = kept("to");
+  // Pieces of growing sizes on one side, and of equal sizes on the other. The last piece takes the rest.
+  const auto cut = [](sg::Buffer buffer, std::int64_t size, std::int64_t growth) {
+    sg::AccessList out;
+    for (std::int64_t at = 0; at < total; at += size, size += growth)
+      out.push_back(buffer.range(at, std::min(size, total - at)));
+    return out;
+  };
+  sg::copy(graph, {.name = "join", .to = cut(to, 3, 1'000), .from = cut(from, 70'001, 0)});
+  sg::LoopbackWorld world(1);
+  const sg::Program program(graph, world);
+  const std::span<std::uint8_t> values = program.memory().span<std::uint8_t>(from);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint8_t>(i * 7 + i / 251);
+  sg::Executor({.threads = 2}).run(program);
+  const std::span<std::uint8_t> found = program.memory().span<std::uint8_t>(to);
+  CHECK(std::equal(found.begin(), found.end(), values.begin()));
 }
 
 TEST_CASE("copies between pinned and device memory run on their own lanes", "[ops][copy]") {

@@ -231,4 +231,6 @@ TEST_CASE("partial elements and unequal sizes are refused", "[engine][arithmetic
   CHECK_THROWS_AS(sg::reduce_into(bytes(a), bytes(b), DType::u8, Reduction::sum), sg::Error);
   CHECK_THROWS_AS(sg::divide(bytes(a), DType::f32, 2), sg::Error);
   CHECK_THROWS_AS(sg::divide(bytes(b), DType::f32, 0), sg::Error);
+  const auto no_reduction = static_cast<Reduction>(99);
+  CHECK_THROWS_AS(sg::reduce_into(bytes(b), bytes(b), DType::f32, no_reduction), sg::Error);
 }
