@@ -37,7 +37,7 @@ TEST_CASE("bench copy checks its copies, prints a line for each case, and a trac
   const sg::testing::TempFolder folder;
   const std::string trace = (folder / "trace.json").string();
   const auto outcome =
-      run_stepgraph("bench copy --backend loopback --threads 3 --bytes 100001 --dry-run --json --trace " + trace);
+      run_stepgraph("bench copy --backend loopback --threads 2 --bytes 100001 --dry-run --json --trace " + trace);
   CAPTURE(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());

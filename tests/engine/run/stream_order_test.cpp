@@ -101,15 +101,15 @@ TEST_CASE("without any one of its waits a program on streams breaks an order tha
           "[engine][streams][device]") {
   const Dropped found = drop_waits(sg::testing::cases(40), 1, 0);
   CHECK(found.num_noticed == found.num_dropped);
-  CHECK(found.num_dropped > sg::testing::at_least(60));
-  CHECK(found.num_loop > sg::testing::at_least(20));
+  CHECK(found.num_dropped >= sg::testing::at_least(60));
+  CHECK(found.num_loop >= sg::testing::at_least(20));
 }
 
 TEST_CASE("most waits of a program are also needed beside other ranks and host nodes, which can order nodes by chance",
           "[engine][streams][device]") {
   const Dropped found = drop_waits(sg::testing::cases(16), 3, 15);
   CHECK(4 * found.num_noticed > 3 * found.num_dropped);
-  CHECK(found.num_dropped > sg::testing::at_least(40));
+  CHECK(found.num_dropped >= sg::testing::at_least(40));
 }
 
 TEST_CASE("a node that follows a host node is issued when that has ended", "[engine][streams][device]") {
