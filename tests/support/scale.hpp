@@ -6,17 +6,12 @@
 
 namespace stepgraph::testing {
 
-// The factor by which random tests shrink their numbers of cases: 4 with AddressSanitizer and 8 with ThreadSanitizer,
-// which take about that much longer. STEPGRAPH_TEST_SCALE changes it; tools/test --nightly sets 1.
+// The factor by which random tests shrink their numbers of cases: 8 in sanitized builds, which take about that much
+// longer. STEPGRAPH_TEST_SCALE changes it; tools/test --nightly sets 1.
 inline int scale() {
   const char* text = std::getenv("STEPGRAPH_TEST_SCALE");
   if (text != nullptr) return std::max(1, std::atoi(text));
-  switch (sanitizer()) {
-    case Sanitizer::address: return 4;
-    case Sanitizer::thread: return 8;
-    case Sanitizer::none: break;
-  }
-  return 1;
+  return is_sanitized() ? 8 : 1;
 }
 
 // How many of `count` cases to try, and how many of `count` hits to expect.
