@@ -7,7 +7,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr int patience             = 150;  // consecutive tries without improvement before a search stops
+constexpr int patience             = 30;  // consecutive tries without improvement before a search stops
 constexpr std::size_t max_in_block = 128;
 constexpr std::int64_t not_placed  = -1;
 

@@ -54,9 +54,9 @@ TEST_CASE("streams keep every edge of a planned graph, and each wait is needed",
       }
     }
   }
-  CHECK(waits > 1000);
-  CHECK(loop_waits > 100);
-  CHECK(laneless > 100);
+  CHECK(waits > sg::testing::at_least(4000));
+  CHECK(loop_waits > sg::testing::at_least(600));
+  CHECK(laneless > sg::testing::at_least(800));
 }
 
 TEST_CASE("a dropped wait is reported with both nodes and their streams", "[engine][streams]") {
