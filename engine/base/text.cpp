@@ -1,5 +1,6 @@
 #include "engine/base/text.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -37,6 +38,39 @@ std::size_t letter_length(std::string_view text, std::size_t i) {
   const bool allowed = code >= smallest[length] && code != 0x7F && (code < 0xD800 || code > 0xDFFF) && code != 0xFFFE &&
                        code != 0xFFFF && code <= 0x10FFFF;
   return allowed ? length : 0;
+}
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = letter_length(text, i);
+    switch (text[i]) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\\':
+        out += "&#92;";
+        break;
+      case '\n':
+      case '\t':
+      case '\r':
+        out += ' ';
+        break;
+      default:
+        out += length == 0 ? std::string_view("?") : text.substr(i, length);
+    }
+    i += std::max<std::size_t>(1, length);
+  }
+  return out;
 }
 
 std::string bytes_text(double bytes) {

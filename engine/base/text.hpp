@@ -3,11 +3,14 @@
 #include <string>
 #include <string_view>
 
-// Numbers as text for people, as drawings and tables show them.
+// Numbers and names as text for people, as drawings and tables show them.
 namespace stepgraph {
 
 // The length in bytes of the UTF-8 letter at `i` if XML allows it, else 0.
 [[nodiscard]] std::size_t letter_length(std::string_view text, std::size_t i);
+// Text for XML, for Graphviz's quoted strings and for its HTML-like labels, on one line. Letters that XML does not
+// allow become '?'.
+[[nodiscard]] std::string escaped(std::string_view text);
 
 [[nodiscard]] std::string bytes_text(double bytes);      // "1.5 MiB"
 [[nodiscard]] std::string flops_text(double flops);      // "12 GFLOP"

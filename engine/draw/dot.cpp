@@ -56,40 +56,6 @@ Paint paint(Shade shade) {
 
 // --- text ---------------------------------------------------------------------------------------------------------
 
-// Escapes text for quoted strings and HTML-like labels. Characters that are not allowed in XML are replaced.
-std::string escape(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size();) {
-    const std::size_t length = letter_length(text, i);
-    switch (text[i]) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\\':
-        out += "&#92;";
-        break;
-      case '\n':
-      case '\t':
-      case '\r':
-        out += ' ';
-        break;
-      default:
-        out += length == 0 ? std::string_view("?") : text.substr(i, length);
-    }
-    i += std::max<std::size_t>(1, length);
-  }
-  return out;
-}
-
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", value);
@@ -133,7 +99,7 @@ class Writer {
 
   void text(std::string_view id, std::string_view words, double font, Point left, double anchor = 0) {
     const double width = text_width(words, font) + 4;
-    out_ << "  " << id << " [shape=plaintext, style=\"\", label=\"" << escape(words) << "\", fontsize=" << font
+    out_ << "  " << id << " [shape=plaintext, style=\"\", label=\"" << escaped(words) << "\", fontsize=" << font
          << ", fontcolor=\"#333333\", width=" << number(width / 72 + 0.05) << ", height=0.2, pos=\""
          << at({left.x + width * (0.5 - anchor), left.y}) << "\"];\n";
   }
@@ -189,12 +155,12 @@ class Writer {
     const Rect& rect = placement_.boxes[id];
     const auto main  = std::max_element(box.shades.begin(), box.shades.end()) - box.shades.begin();
     out_ << "    b" << id << " [label=<";
-    for (const std::string& line : box.title) out_ << (&line == &box.title.front() ? "" : "<BR/>") << escape(line);
+    for (const std::string& line : box.title) out_ << (&line == &box.title.front() ? "" : "<BR/>") << escaped(line);
     if (!box.facts.empty()) out_ << "<FONT POINT-SIZE=\"" << fact_font << "\" COLOR=\"#3d3d3d\">";
-    for (const std::string& line : box.facts) out_ << "<BR/>" << escape(line);
+    for (const std::string& line : box.facts) out_ << "<BR/>" << escaped(line);
     if (!box.facts.empty()) out_ << "</FONT>";
     out_ << ">, " << fill(box) << ", color=\"" << paint(static_cast<Shade>(main)).line << "\", tooltip=\""
-         << escape(box.tooltip) << "\", width=" << inches(rect.width()) << ", height=" << inches(rect.height())
+         << escaped(box.tooltip) << "\", width=" << inches(rect.width()) << ", height=" << inches(rect.height())
          << ", pos=\"" << at(rect.center()) << "\"];\n";
   }
 

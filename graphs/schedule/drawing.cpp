@@ -85,28 +85,6 @@ std::string number(double value) {
   return out.str();
 }
 
-// Text of an XML document. Bytes that XML does not allow become '?'.
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0, length = 0; i < text.size(); i += std::max<std::size_t>(length, 1)) {
-    length = letter_length(text, i);
-    switch (text[i]) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      default:
-        out += length == 0 ? "?" : text.substr(i, length);
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline& timeline,
