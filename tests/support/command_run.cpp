@@ -7,11 +7,11 @@
 namespace stepgraph::testing {
 
 Outcome run_stepgraph(const std::string& arguments) {
-  return run_command(str("ASAN_OPTIONS=detect_leaks=0 ", command_path(), " ", arguments));
+  return run_command(str(command_path(), " ", arguments));
 }
 
 Outcome run_bash(const std::string& script) {
-  return run_command("ASAN_OPTIONS=detect_leaks=0 bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
+  return run_command("bash -c \"$(cat <<'END'\n" + script + "\nEND\n)\"");
 }
 
 std::vector<JsonValue> json_lines(const std::string& text) {

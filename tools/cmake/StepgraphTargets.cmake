@@ -11,7 +11,8 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFI
   find_program(STEPGRAPH_CCACHE ccache)
   if(STEPGRAPH_CCACHE)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
-        CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${STEPGRAPH_CCACHE})
+        CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* CCACHE_SLOPPINESS=pch_defines,time_macros
+        ${STEPGRAPH_CCACHE})
     # ccache makes paths relative to the build folder. (Debug information may name the clone that compiled first.)
     file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
     if(NOT to_source MATCHES "/$")
@@ -67,6 +68,9 @@ function(stepgraph_sanitize target level)
   if(sanitizers MATCHES "undefined")
     target_compile_options(${target} PRIVATE
       -fno-sanitize=null,object-size,pointer-overflow,vptr$<$<STREQUAL:${ARGV2},NO_BYTES>:,alignment>)
+  endif()
+  if(sanitizers STREQUAL "thread" AND ARGV2 STREQUAL "TEST_CODE")  # a report names the line in a test, not its callers
+    target_compile_options(${target} PRIVATE "SHELL:--param tsan-instrument-func-entry-exit=0")
   endif()
   if(sanitizers MATCHES "thread")
     target_compile_definitions(${target} PRIVATE STEPGRAPH_TSAN)
