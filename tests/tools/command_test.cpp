@@ -2,9 +2,9 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <sstream>
 
-#include "engine/run/tsan.hpp"
 #include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -86,7 +86,8 @@ TEST_CASE("more threads than cores are warned about", "[tools][command]") {
 }
 
 TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing else", "[tools][bench]") {
-  if (sg::tsan::enabled) SKIP("plain Taskflow, the baseline, is not annotated for ThreadSanitizer");
+  if (sg::testing::sanitizer() == sg::testing::Sanitizer::thread)
+    SKIP("plain Taskflow, the baseline, is not annotated for ThreadSanitizer");
   const auto outcome = run_stepgraph("bench overhead --dry-run --json");
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());

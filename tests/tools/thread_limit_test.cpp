@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
-#include "engine/run/tsan.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -41,7 +41,8 @@ TEST_CASE("a process that may not start its threads says so and names the limit"
                               ContainsSubstring(sg::str("RLIMIT_NPROC is ", most)));
   if (geteuid() != 0) return;
   // The main thread, 2 that run nodes, and 1 that helps with kernels. ThreadSanitizer has a thread of its own.
-  const auto enough = run_limited(sg::tsan::enabled ? 5 : 4, "train " + small.config() + " --steps 1 --threads 2");
+  const bool is_tsan = sg::testing::sanitizer() == sg::testing::Sanitizer::thread;
+  const auto enough  = run_limited(is_tsan ? 5 : 4, "train " + small.config() + " --steps 1 --threads 2");
   CAPTURE(enough.err);
   CHECK(enough.exit_code == 0);
 }
