@@ -13,6 +13,7 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFI
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
         CCACHE_DEPEND=1 CCACHE_IGNOREOPTIONS=-fmacro-prefix-map=* CCACHE_SLOPPINESS=pch_defines,time_macros
         ${STEPGRAPH_CCACHE})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
     # ccache makes paths relative to the build folder. (Debug information may name the clone that compiled first.)
     file(RELATIVE_PATH to_source ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
     if(NOT to_source MATCHES "/$")
