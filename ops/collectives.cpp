@@ -10,8 +10,6 @@
 namespace stepgraph {
 namespace {
 
-bool is_here(const Graph& graph, Rank rank) { return !graph.only_rank() || *graph.only_rank() == rank; }
-
 std::vector<std::int64_t> sizes_of(const Graph& graph, const NodeSpec& node, Side side) {
   std::vector<std::int64_t> sizes;
   for (const AccessList* list : {side == Side::in ? &node.reads : &node.writes, &node.accumulates}) {
@@ -119,14 +117,14 @@ void set_accesses(const Graph& graph, NodeSpec& node, const Collective& spec, Pa
 
 std::vector<Node> add_parts(Graph& graph, const Collective& spec, PartOp op) {
   std::vector<Node> nodes;
-  const std::vector<Rank> ranks = graph.spec(spec.group).ranks;
+  const RankList ranks = graph.spec(spec.group).ranks;
   std::vector<Rank> sources(ranks.size(), Rank{-1});
   for (std::size_t i = 0; i < ranks.size() && op == PartOp::permute; ++i) {
     const auto peer = std::find(ranks.begin(), ranks.end(), spec.peer(ranks[i]));
     if (peer != ranks.end()) sources[static_cast<std::size_t>(peer - ranks.begin())] = ranks[i];
   }
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (!is_here(graph, ranks[i])) continue;
+    if (!graph.holds(ranks[i])) continue;
     NodeSpec node{.name   = spec.name,
                   .lane   = graph.lane(ranks[i], spec.lane),
                   .part   = PartSpec{.group     = spec.group,
@@ -206,7 +204,7 @@ std::vector<Node> send_recv(Graph& graph, const Message& message) {
   for (const PartOp op : {PartOp::send, PartOp::recv}) {
     const bool sends = op == PartOp::send;
     const Rank rank  = sends ? message.from : message.to;
-    if (!is_here(graph, rank)) continue;
+    if (!graph.holds(rank)) continue;
     NodeSpec node{
         .name = message.name,
         .lane = graph.lane(rank, sends ? message.send_lane : message.recv_lane),

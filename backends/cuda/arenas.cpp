@@ -28,6 +28,7 @@ std::byte* pin(Rank rank, std::size_t size) {
 }  // namespace
 
 std::byte* Arenas::allocate(Rank rank, Space space, std::size_t size) {
+  queues_.check_usable();
   const OnDevice here(queues_.device_of(rank));
   if (space == Space::pinned) return pin(rank, size);
   std::byte* const bytes = allocate_on(queues_.device_of(rank), size, str("the planned arena of rank ", rank));
@@ -37,6 +38,7 @@ std::byte* Arenas::allocate(Rank rank, Space space, std::size_t size) {
 }
 
 void Arenas::release(Rank rank, Space space, std::byte* bytes) noexcept {
+  if (queues_.abandoned()) return;  // freeing waits for the device, which may still use them
   int before = 0;
   static_cast<void>(cudaGetDevice(&before));
   static_cast<void>(cudaSetDevice(queues_.device_of(rank)));

@@ -104,7 +104,14 @@ Queue& Queues::of(Rank rank, LaneKind kind) {
   return *queue;
 }
 
+void Queues::check_usable() const {
+  if (abandoned_)
+    throw Error(ErrorKind::backend,
+                "cuda: a step has not finished in time, and the devices may still work on it (start a new process)");
+}
+
 void Queues::synchronize() const {
+  check_usable();
   for (const int device : devices_) {
     const OnDevice here(device);
     check(cudaDeviceSynchronize(), [&] { return str("waiting for device ", device); });

@@ -1,6 +1,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,7 +50,13 @@ class Queues {
   [[nodiscard]] const std::vector<int>& devices() const noexcept { return devices_; }
   void synchronize() const;  // every device
 
+  // A device has not finished a step and may never do so: no function may wait for it any more.
+  void abandon() noexcept { abandoned_ = true; }
+  [[nodiscard]] bool abandoned() const noexcept { return abandoned_; }
+  void check_usable() const;  // throws Error(backend) after abandon()
+
  private:
+  std::atomic<bool> abandoned_ = false;
   std::vector<int> devices_;
   bool tf32_;
   std::mutex mutex_;  // guards the map

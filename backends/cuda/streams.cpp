@@ -2,6 +2,8 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
+
 #include "backends/cuda/check.hpp"
 
 namespace stepgraph::cuda {
@@ -28,44 +30,43 @@ void begin_range(std::string_view name) {
 }  // namespace
 
 Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan)
-    : shared_(shared),
-      graph_(graph),
-      plan_(std::move(plan)),
-      queues_(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds, nullptr) {
+    : shared_(shared), graph_(graph), plan_(std::move(plan)), queues_(graph.ranks().size() * num_lane_kinds, nullptr) {
   for (auto& events : events_) events.resize(graph.num_nodes(), nullptr);
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     const std::uint32_t stream = plan_.stream[node];
     has_host_nodes_            = has_host_nodes_ || stream == none;
     if (stream == none || queues_[stream] != nullptr) continue;
-    queues_[stream] = &shared_.queues.of(Rank{static_cast<int>(stream / num_lane_kinds)},
-                                         static_cast<LaneKind>(stream % num_lane_kinds));
-  }
-  std::vector<char> by_host(graph.num_nodes(), 0);  // host threads wait for the node's event, blocking
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    if (plan_.stream[node] != none) continue;
-    for (const std::uint32_t other : plan_.waits_of(Node{node})) by_host[other] = 1;
-    for (const std::uint32_t other : plan_.loop_waits_of(Node{node})) by_host[other] = 1;
+    const Lane lane = plan_.lane_of(stream);
+    queues_[stream] = &shared_.queues.of(lane.rank, lane.kind);
   }
   const auto need = [&](std::uint32_t node) {
     const OnDevice here(queue_of(plan_.stream[node]).device());
     for (auto& events : events_) {
-      if (events[node] == nullptr)
-        events[node] = make_event(cudaEventDisableTiming | (by_host[node] ? cudaEventBlockingSync : 0u));
+      if (events[node] == nullptr) events[node] = make_event(cudaEventDisableTiming);
     }
   };
   for (const std::uint32_t node : plan_.waits) need(node);
   for (const std::uint32_t node : plan_.loop_waits) need(node);
+  with_event_.resize(queues_.size());
+  for (const std::uint32_t node : plan_.issue_order) {
+    if (events_[0][node] != nullptr) with_event_[plan_.stream[node]].push_back(node);
+  }
   origin_ = shared_.queues.of(Rank{0}, LaneKind::compute).stream();
   fork_   = make_event(cudaEventDisableTiming);
   tail_   = make_event(cudaEventDisableTiming);
 }
 
+// The run of a program that is destroyed is over, so the device is done with it.
 Streams::~Streams() {
+  if (shared_.queues.abandoned()) return;
   try {
     shared_.queues.synchronize();
   } catch (const Error&) {  // already reported
   }
-  if (shared_.last == this) shared_.last = nullptr;
+  {
+    const std::lock_guard guard(shared_.last_mutex);
+    if (shared_.last == this) shared_.last = nullptr;
+  }
   if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
   drop_timing();
   drop(fork_);
@@ -77,13 +78,25 @@ Streams::~Streams() {
 
 std::string Streams::doing(const char* what, Node node) const {
   const std::uint32_t stream = plan_.stream[node.id];
-  return str(what, " ", graph_.describe(node), stream == none ? "" : str(" on stream '", stream_name(stream), "'"));
+  return str(what, " ", graph_.describe(node), stream == none ? "" : str(" on stream '", plan_.name(stream), "'"));
+}
+
+bool Streams::vacant() {
+  const std::unique_lock lock(shared_.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  const std::lock_guard guard(shared_.last_mutex);
+  if (shared_.last == nullptr || shared_.last == this || shared_.queues.abandoned()) return true;
+  return cudaEventQuery(shared_.last->tail_) != cudaErrorNotReady;
 }
 
 // Events do not order streams of another program, or of captured and issued runs.
 void Streams::take_turn(bool captured) {
+  shared_.queues.check_usable();
+  one_launch_ = captured;
+  known_.assign(queues_.size(), 0);
   if (shared_.last == this && shared_.last_captured == captured) return;
   shared_.queues.synchronize();
+  const std::lock_guard guard(shared_.last_mutex);
   shared_.last          = this;
   shared_.last_captured = captured;
 }
@@ -142,14 +155,21 @@ void Streams::join_capture(std::uint32_t stream) {
   check(cudaStreamWaitEvent(queue_of(stream).stream(), fork_, 0), "joining a stream to a capture");
 }
 
+bool Streams::ready(Node node) {
+  if (plan_.stream[node.id] != none) return true;
+  const auto is_done = [&](std::uint32_t other) {
+    const cudaError_t status = cudaEventQuery(event(other));
+    if (status == cudaErrorNotReady) return false;
+    check(status, [&] { return doing("waiting for predecessors of", node); });
+    return true;
+  };
+  return std::ranges::all_of(plan_.waits_of(node), is_done) && std::ranges::all_of(plan_.loop_waits_of(node), is_done);
+}
+
 const DeviceQueue* Streams::before(Node node) {
   begin_range(graph_.name(node));
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
-    for (const std::uint32_t other : plan_.waits_of(node))
-      check(cudaEventSynchronize(event(other)), [&] { return doing("waiting for predecessors of", node); });
-    for (const std::uint32_t other : plan_.loop_waits_of(node))
-      check(cudaEventSynchronize(event(other)), [&] { return doing("waiting for predecessors of", node); });
     if (recorded_) timing_[node.id].host_begin_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
     return nullptr;
   }
@@ -268,6 +288,35 @@ bool Streams::done() {
   if (status == cudaErrorNotReady) return false;
   check(status, "running a step (CudaWorldOptions::check_nodes names the node)");
   return true;
+}
+
+// Only nodes with an event are counted. An event that was not recorded in this run may be that of the run before, so
+// this is asked only when all nodes were issued.
+std::optional<std::uint64_t> Streams::num_done() {
+  if (one_launch_) return std::nullopt;
+  std::uint64_t num = 0;
+  for (std::size_t stream = 0; stream < known_.size(); ++stream) {
+    const std::vector<std::uint32_t>& nodes = with_event_[stream];
+    std::size_t& at                         = known_[stream];
+    while (at < nodes.size() && cudaEventQuery(events_[0][nodes[at]]) == cudaSuccess) ++at;
+    num += at;
+  }
+  return num;
+}
+
+std::vector<Lane> Streams::unfinished() {
+  std::vector<Lane> lanes;
+  for (std::uint32_t stream = 0; stream < queues_.size() && !one_launch_; ++stream) {
+    if (queues_[stream] != nullptr && cudaStreamQuery(queue_of(stream).stream()) == cudaErrorNotReady)
+      lanes.push_back(plan_.lane_of(stream));
+  }
+  return lanes;
+}
+
+void Streams::abandon(std::shared_ptr<void> program) noexcept {
+  shared_.queues.abandon();
+  shared_.kept.push_back(std::move(program));
+  shared_.kept.push_back(shared_.owner());
 }
 
 }  // namespace stepgraph::cuda

@@ -1,7 +1,10 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "backends/cuda/queues.hpp"
@@ -10,6 +13,8 @@
 
 namespace stepgraph::cuda {
 
+class Streams;
+
 // State shared by all programs of a world.
 struct Shared {
   Shared(Queues& all, bool captures, bool checks) : queues(all), capture(captures), check_nodes(checks) {}
@@ -17,9 +22,15 @@ struct Shared {
   bool capture, check_nodes;
   // The last program that ran, and whether it was captured. Events do not order the streams of different programs, so
   // take_turn() synchronizes when either changes.
-  const void* last   = nullptr;
+  Streams* last      = nullptr;
   bool last_captured = false;
-  std::mutex mutex;  // held while a run is issued
+  std::mutex mutex;       // held while a run is issued
+  std::mutex last_mutex;  // guards `last`; locked after `mutex`
+
+  // After a step that the device has not finished: programs whose memory it may still use, and the owner of this
+  // object. They refer to each other, so nothing of this is ever freed.
+  std::function<std::shared_ptr<void>()> owner;
+  std::vector<std::shared_ptr<void>> kept;
 };
 
 // A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
@@ -32,13 +43,18 @@ class Streams final : public DeviceStreams {
   Streams(const Streams&)            = delete;
   Streams& operator=(const Streams&) = delete;
 
+  [[nodiscard]] bool vacant() override;
   [[nodiscard]] bool replay() override;
   void begin(bool recorded) override;
+  [[nodiscard]] bool ready(Node node) override;
   [[nodiscard]] const DeviceQueue* before(Node node) override;
   void after(Node node) override;
   void end(bool good) override;
   [[nodiscard]] bool done() override;
   [[nodiscard]] std::vector<NodeTime> times() override;
+  [[nodiscard]] std::optional<std::uint64_t> num_done() override;
+  [[nodiscard]] std::vector<Lane> unfinished() override;
+  void abandon(std::shared_ptr<void> program) noexcept override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,6 +89,11 @@ class Streams final : public DeviceStreams {
   std::vector<Timing> timing_;  // by node
   cudaEvent_t base_ = nullptr;
   Clock::time_point base_time_;
+
+  // How far the events of a run are known to have come, by stream: places in `with_event_`.
+  std::vector<std::vector<std::uint32_t>> with_event_;  // by stream: nodes that have an event, in issue order
+  std::vector<std::size_t> known_;
+  bool one_launch_ = false;  // the run is one CUDA graph
 
   bool capturing_ = false;
   std::vector<char> joined_;  // by stream: it has joined the capture

@@ -9,15 +9,18 @@
 
 namespace stepgraph {
 
-struct CudaWorld::Impl final : Device {
+struct CudaWorld::Impl final : Device, std::enable_shared_from_this<Impl> {
   Impl(int ranks, const CudaWorldOptions& options)
       : num_ranks(ranks),
         queues(options.devices, options.tf32),
         arenas(queues),
-        shared{queues, options.capture, options.check_nodes} {}
+        shared{queues, options.capture, options.check_nodes} {
+    shared.owner = [this] { return shared_from_this(); };
+  }
 
   [[nodiscard]] DeviceMemory& memory() override { return arenas; }
   [[nodiscard]] std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) override {
+    queues.check_usable();
     return std::make_unique<cuda::Streams>(shared, graph, std::move(plan));
   }
 
@@ -36,7 +39,7 @@ CudaWorld::CudaWorld(int num_ranks, const CudaWorldOptions& options) {
     throw Error(ErrorKind::backend,
                 str("cuda: no device ", device, " (this machine has ", here.size(), "; or use backend loopback)"));
   }
-  impl_ = std::make_unique<Impl>(num_ranks, options);
+  impl_ = std::make_shared<Impl>(num_ranks, options);
 }
 CudaWorld::~CudaWorld() = default;
 

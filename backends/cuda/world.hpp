@@ -20,7 +20,8 @@ struct CudaWorldOptions {
 // lane. A communication is copies and reductions in rank order: the same bits as on loopback.
 //
 // One thread issues a step, node by node. Host nodes wait on a thread per lane. Waiting for a step waits for the
-// device. Throws Error(backend) if a device does not exist or the driver is too old.
+// device. A device that has not finished a stopped step in time is given up: later runs, reads and writes throw
+// Error(backend). Throws Error(backend) if a device does not exist or the driver is too old.
 class CudaWorld final : public World {
  public:
   explicit CudaWorld(int num_ranks, const CudaWorldOptions& options = {});
@@ -29,7 +30,6 @@ class CudaWorld final : public World {
   CudaWorld& operator=(const CudaWorld&) = delete;
 
   [[nodiscard]] int num_ranks() const override;
-  [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   [[nodiscard]] Device* device() const override;
@@ -41,7 +41,7 @@ class CudaWorld final : public World {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // stays alive if a device never finishes a step
 };
 
 }  // namespace stepgraph

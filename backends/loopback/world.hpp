@@ -18,7 +18,6 @@ class LoopbackWorld final : public World {
   explicit LoopbackWorld(const Ranked& ranked) : LoopbackWorld(ranked.num_ranks()) {}
 
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
-  [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   void communicate(const Context& context, const Exchange& exchange) override;

@@ -70,6 +70,11 @@ void JsonText::microseconds(std::int64_t ns) {
   text_.append(digits, end + 4);
 }
 
+void JsonText::raw(std::string_view json) {
+  text_ += json;
+  first_ = false;
+}
+
 void JsonText::flush() {
   out_ << text_;
   out_.flush();

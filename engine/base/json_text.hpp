@@ -33,7 +33,8 @@ class JsonText {
     key(name);
     value(what);
   }
-  void flush();  // writes the buffered text
+  void raw(std::string_view json);  // a value that is JSON already
+  void flush();                     // writes the buffered text
 
  private:
   std::ostream& out_;

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <mutex>
 #include <random>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "engine/base/error.hpp"
 
@@ -22,6 +25,24 @@ namespace fs = std::filesystem;
 constexpr std::string_view digits  = "0123456789abcdef";
 constexpr std::size_t num_digits   = 16;
 constexpr std::string_view between = ".partial-";
+
+// The partial names of this process; some may have been renamed or removed since.
+struct OwnPartials {
+  std::timed_mutex mutex;
+  std::vector<std::string> names;
+
+  void add(const std::string& name) {
+    constexpr std::size_t many = 64;
+    const std::lock_guard lock(mutex);
+    std::error_code ignored;
+    if (names.size() >= many) std::erase_if(names, [&](const std::string& old) { return !fs::exists(old, ignored); });
+    names.push_back(name);
+  }
+};
+OwnPartials& own_partials() {
+  static OwnPartials all;
+  return all;
+}
 
 }  // namespace
 
@@ -72,7 +93,10 @@ Partial make_partial(const std::string& path, bool folder) {
     while (::flock(descriptor.get(), LOCK_EX) != 0 && errno == EINTR) {
     }
     // Another process may have removed it as a leftover just before the lock.
-    if (is_named(name, descriptor)) return {name, std::move(descriptor)};
+    if (is_named(name, descriptor)) {
+      own_partials().add(name);
+      return {name, std::move(descriptor)};
+    }
   }
   errno = EEXIST;
   return {};
@@ -88,6 +112,15 @@ void remove_leftovers(const std::string& path) {
     // Where the file system has no locks, nothing is removed.
     if (leftover.is_open() && ::flock(leftover.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry->path(), ignored);
   }
+}
+
+void remove_own_partials() noexcept {
+  OwnPartials& own = own_partials();
+  // A thread that has stopped for good may hold the mutex.
+  const std::unique_lock lock(own.mutex, std::chrono::milliseconds(100));
+  if (!lock) return;
+  std::error_code ignored;
+  for (const std::string& name : own.names) fs::remove_all(name, ignored);
 }
 
 void copy_owner_and_mode(const struct stat& from, int to) {

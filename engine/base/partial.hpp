@@ -39,6 +39,10 @@ struct Partial {
 // Removes the partial files and folders of `path` that no process has locked: their processes have ended.
 void remove_leftovers(const std::string& path);
 
+// Removes all partial files and folders that this process has made and not renamed: for a process that ends at once,
+// without destructors. Any thread.
+void remove_own_partials() noexcept;
+
 [[nodiscard]] std::string random_suffix();                     // 16 hexadecimal digits
 [[nodiscard]] bool is_random_suffix(std::string_view text);    // text of that form
 [[nodiscard]] std::string folder_of(const std::string& path);  // the folder in which `path` is

@@ -501,9 +501,9 @@ Drawing group(const OrderedGraph& ordered, const DotOptions& options) {
       throw Error(ErrorKind::config,
                   str("dot: rank ", rank, " is not in the graph (0 to ", graph.num_ranks() - 1, ")"));
     }
-    if (graph.only_rank() && *graph.only_rank() != *options.rank) {
+    if (!graph.holds(*options.rank)) {
       throw Error(ErrorKind::config,
-                  str("dot: rank ", rank, " is not in this graph (it holds only rank ", *graph.only_rank(), ")"));
+                  str("dot: rank ", rank, " is not in this graph (it holds only ", to_string(graph.ranks()), ")"));
     }
   }
   std::vector<std::uint32_t> nodes;

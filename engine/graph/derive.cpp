@@ -73,8 +73,8 @@ class Deriver {
         atoms_(data),
         history_(atoms_.size()),
         seen_(data.nodes.size(), no_node),
-        last_on_lane_(data.lane_sizes.size(), no_node),
-        first_on_lane_(data.lane_sizes.size(), no_node),
+        last_on_lane_(data.num_lanes(), no_node),
+        first_on_lane_(data.num_lanes(), no_node),
         pruner_(data),
         has_lanes_(std::any_of(data.lane_sizes.begin(), data.lane_sizes.end(), [](auto size) { return size > 0; })) {
     readers_.reserve(data.accesses.size());
@@ -123,8 +123,7 @@ class Deriver {
     }
     const NodeRecord& record = data_.nodes[node];
     if (record.lane >= 0) {
-      const std::size_t lane =
-          static_cast<std::size_t>(record.rank) * num_lane_kinds + static_cast<std::size_t>(record.lane);
+      const std::size_t lane = GraphData::lane_index(record);
       candidate(last_on_lane_[lane], node);
       last_on_lane_[lane] = node;
       if (first_on_lane_[lane] == no_node) first_on_lane_[lane] = node;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <set>
 
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
@@ -43,10 +44,6 @@ std::string not_of_this_graph(const char* what, std::uint32_t id, std::size_t co
   return str("graph: ", what, " #", id, " is not in this graph (it has ", count, " ", what, "s)");
 }
 
-bool contains(const std::vector<Rank>& ranks, Rank rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
 }  // namespace
 
 std::uint32_t Interner::intern(std::string_view text) {
@@ -60,7 +57,7 @@ std::uint32_t Interner::intern(std::string_view text) {
 
 GraphData::GraphData(const GraphData& other)
     : num_ranks(other.num_ranks),
-      only(other.only),
+      ranks(other.ranks),
       buffers(other.buffers),
       uses(other.uses),
       groups(other.groups),
@@ -80,22 +77,22 @@ void Graph::check_rank(Rank rank, const What& what) const {
   if (index(rank) < 0 || index(rank) >= data_->num_ranks) {
     refuse(str("graph: ", what(), ": rank ", rank, " is not in the world (0 to ", data_->num_ranks - 1, ")"));
   }
-  if (data_->only && *data_->only != rank) {
-    refuse(str("graph: ", what(), ": rank ", rank, " in a graph that holds only rank ", *data_->only));
-  }
+  if (!holds(rank)) refuse(str("graph: ", what(), ": rank ", rank, " in a graph that holds only ", to_string(ranks())));
 }
 
-Graph::Graph(int num_ranks) : data_(std::make_shared<GraphData>()) {
+Graph::Graph(int num_ranks) : Graph(num_ranks, RankSet::all(std::max(num_ranks, 0))) {}
+
+Graph::Graph(int num_ranks, RankSet ranks) : data_(std::make_shared<GraphData>()) {
   if (num_ranks < 1) refuse(str("graph: ", num_ranks, " ranks (at least 1)"));
+  for (const Rank last : {ranks[0], ranks[ranks.size() - 1]}) {
+    if (index(last) < 0 || index(last) >= num_ranks)
+      refuse(str("graph: rank ", last, " is not in the world (0 to ", num_ranks - 1, ")"));
+  }
   data_->num_ranks = num_ranks;
-  data_->lane_sizes.resize(static_cast<std::size_t>(num_ranks) * num_lane_kinds);
-  data_->parts_on_rank.resize(static_cast<std::size_t>(num_ranks));
-  data_->bytes_on_rank.resize(static_cast<std::size_t>(num_ranks));
-}
-
-Graph::Graph(int num_ranks, Rank only) : Graph(num_ranks) {
-  check_rank(only, [] { return "graph of one rank"; });
-  data_->only = only;
+  data_->lane_sizes.resize(GraphData::lane_index(ranks.size(), 0));
+  data_->parts_on_rank.resize(ranks.size());
+  data_->bytes_on_rank.resize(ranks.size());
+  data_->ranks = std::move(ranks);
 }
 
 GraphData& Graph::mutate() {
@@ -116,7 +113,7 @@ Buffer Graph::buffer(BufferSpec spec) {
     refuse(str("graph: buffer '", spec.name, "': ", spec.size_bytes, " bytes are not a whole number of ", spec.type,
                " elements of ", element, " bytes"));
   }
-  const auto rank = static_cast<std::size_t>(index(spec.rank));
+  const std::size_t rank = *data_->ranks.place(spec.rank);
   if (spec.size_bytes > Graph::most_bytes - data_->bytes_on_rank[rank]) {
     refuse(str("graph: buffer '", spec.name, "' of ", spec.size_bytes, " bytes: rank ", spec.rank, " has buffers of ",
                data_->bytes_on_rank[rank], " (at most ", Graph::most_bytes, " in all)"));
@@ -135,15 +132,20 @@ Buffer Graph::token(Rank rank, std::string_view name) {
 
 Group Graph::group(GroupSpec spec) {
   if (spec.ranks.empty()) refuse(str("graph: group '", spec.name, "' has no ranks"));
-  for (std::size_t i = 0; i < spec.ranks.size(); ++i) {
-    const Rank rank = spec.ranks[i];
+  const auto check = [&](Rank rank) {
     if (index(rank) < 0 || index(rank) >= data_->num_ranks) {
       refuse(
           str("graph: group '", spec.name, "': rank ", rank, " is not in the world (0 to ", data_->num_ranks - 1, ")"));
     }
-    if (std::find(spec.ranks.begin(), spec.ranks.begin() + static_cast<std::ptrdiff_t>(i), rank) !=
-        spec.ranks.begin() + static_cast<std::ptrdiff_t>(i)) {
-      refuse(str("graph: group '", spec.name, "': rank ", rank, " is a member twice"));
+  };
+  if (spec.ranks.is_mesh()) {
+    check(spec.ranks.front());
+    check(spec.ranks.back());
+  } else {
+    std::set<Rank> seen;
+    for (const Rank rank : spec.ranks) {
+      check(rank);
+      if (!seen.insert(rank).second) refuse(str("graph: group '", spec.name, "': rank ", rank, " is a member twice"));
     }
   }
   GraphData& data = mutate();
@@ -175,8 +177,7 @@ Rank Graph::rank_of(const NodeSpec& spec) const {
       agree(rank, buffer.rank, [&] { return str("buffer '", buffer.name, "'"); });
     }
   }
-  if (!rank && data_->only) rank = data_->only;
-  if (!rank && data_->num_ranks == 1) rank = Rank{0};
+  if (!rank && data_->ranks.size() == 1) rank = data_->ranks[0];
   if (!rank) refuse(str("graph: node '", spec.name, "' has no lane and no accesses (set its rank)"));
   check_rank(*rank, [&] { return str("node '", spec.name, "'"); });
   return *rank;
@@ -187,19 +188,19 @@ void Graph::check_part(const NodeSpec& spec, Rank rank) const {
   const auto bad       = [&](const std::string& why) { refuse(str("graph: part '", spec.name, "': ", why)); };
   if (part.group.id >= data_->groups.size()) bad(not_of_this_graph("group", part.group.id, data_->groups.size()));
   const GroupSpec& group = data_->groups[part.group.id];
-  if (!contains(group.ranks, rank)) bad(str("rank ", rank, " is not in group '", group.name, "'"));
+  if (!group.ranks.contains(rank)) bad(str("rank ", rank, " is not in group '", group.name, "'"));
   if (point_to_point(part.op)) {
-    if (!contains(group.ranks, part.peer)) bad(str("peer ", part.peer, " is not in group '", group.name, "'"));
+    if (!group.ranks.contains(part.peer)) bad(str("peer ", part.peer, " is not in group '", group.name, "'"));
     if (part.peer == rank) bad(str("rank ", rank, " cannot ", to_string(part.op), " to itself"));
   }
   if (part.op == PartOp::permute) {
     for (const auto& [role, other] : {std::pair{"peer", part.peer}, std::pair{"source", part.source}}) {
-      if (other != Rank{-1} && !contains(group.ranks, other))
+      if (other != Rank{-1} && !group.ranks.contains(other))
         bad(str(role, " ", other, " is not in group '", group.name, "' (a member, or -1 for none)"));
       if (other == rank) bad(str("rank ", rank, " cannot be its own ", role, " (another member, or -1 for none)"));
     }
   }
-  if (has_root(part.op) && !contains(group.ranks, part.root)) {
+  if (has_root(part.op) && !group.ranks.contains(part.root)) {
     bad(str("root ", part.root, " is not in group '", group.name, "' (set .root to the rank that ",
             part.op == PartOp::broadcast || part.op == PartOp::scatter ? "sends" : "receives", ")"));
   }
@@ -281,6 +282,7 @@ Node Graph::add(const NodeSpec& spec, Body body) {
   NodeRecord node{.name_begin    = static_cast<std::uint32_t>(data.names.size()),
                   .access_begin  = static_cast<std::uint32_t>(accesses_before),
                   .rank          = index(rank),
+                  .place         = static_cast<std::uint32_t>(*data.ranks.place(rank)),
                   .lane          = -1,
                   .lane_position = 0,
                   .part          = -1,
@@ -296,10 +298,10 @@ Node Graph::add(const NodeSpec& spec, Body body) {
   if (spec.lane) {
     const auto kind    = static_cast<std::size_t>(spec.lane->kind);
     node.lane          = static_cast<std::int32_t>(kind);
-    node.lane_position = data.lane_sizes[static_cast<std::size_t>(index(rank)) * num_lane_kinds + kind]++;
+    node.lane_position = data.lane_sizes[GraphData::lane_index(node)]++;
   }
   if (spec.part) {
-    std::int32_t& next       = data.parts_on_rank[static_cast<std::size_t>(index(rank))];
+    std::int32_t& next       = data.parts_on_rank[node.place];
     const std::int32_t issue = spec.part->issue == -1 ? next : spec.part->issue;
     next                     = std::max(next, issue + 1);
     node.part                = static_cast<std::int32_t>(data.parts.size());
@@ -329,7 +331,7 @@ const Edges& Graph::edges() const {
 }
 
 int Graph::num_ranks() const noexcept { return data_->num_ranks; }
-std::optional<Rank> Graph::only_rank() const noexcept { return data_->only; }
+const RankSet& Graph::ranks() const noexcept { return data_->ranks; }
 std::uint32_t Graph::num_nodes() const noexcept { return static_cast<std::uint32_t>(data_->nodes.size()); }
 std::uint32_t Graph::num_buffers() const noexcept { return static_cast<std::uint32_t>(data_->buffers.size()); }
 std::uint32_t Graph::num_groups() const noexcept { return static_cast<std::uint32_t>(data_->groups.size()); }
@@ -351,8 +353,8 @@ std::uint32_t Graph::lane_position(Node node) const { return record(node).lane_p
 std::uint32_t Graph::lane_size(Lane lane) const {
   if (index(lane.rank) < 0 || index(lane.rank) >= data_->num_ranks)
     refuse(str("graph: rank ", lane.rank, " is not in the world (0 to ", data_->num_ranks - 1, ")"));
-  return data_
-      ->lane_sizes[static_cast<std::size_t>(index(lane.rank)) * num_lane_kinds + static_cast<std::size_t>(lane.kind)];
+  const auto place = data_->ranks.place(lane.rank);
+  return place ? data_->lane_sizes[GraphData::lane_index(*place, static_cast<std::size_t>(lane.kind))] : 0;
 }
 NodeKind Graph::kind(Node node) const { return record(node).kind; }
 std::string_view Graph::op(Node node) const { return data_->strings[record(node).op]; }
@@ -440,7 +442,7 @@ std::string Graph::describe(Buffer buffer) const {
 bool operator==(const Graph& a, const Graph& b) {
   const GraphData &x = *a.data_, &y = *b.data_;
   if (&x == &y) return true;
-  if (x.num_ranks != y.num_ranks || x.only != y.only || x.buffers != y.buffers || x.groups != y.groups ||
+  if (x.num_ranks != y.num_ranks || x.ranks != y.ranks || x.buffers != y.buffers || x.groups != y.groups ||
       x.nodes.size() != y.nodes.size() || x.names != y.names) {
     return false;
   }

@@ -11,6 +11,7 @@
 #include "engine/graph/access.hpp"
 #include "engine/graph/body.hpp"
 #include "engine/graph/part.hpp"
+#include "engine/graph/rank_set.hpp"
 
 namespace stepgraph {
 
@@ -78,8 +79,8 @@ struct Node {
 class Graph {
  public:
   explicit Graph(int num_ranks = 1);
-  // A graph that holds the nodes of one rank only, as `slice` returns it. Building it costs one rank's nodes.
-  Graph(int num_ranks, Rank only);
+  // A graph that holds the nodes of some ranks only, as `slice` returns it. Building it costs those ranks' nodes.
+  Graph(int num_ranks, RankSet ranks);
 
   // The most bytes of a rank's buffers together, and of a part's accesses. Sums over all ranks may exceed std::int64_t.
   static constexpr std::int64_t most_bytes = std::int64_t{1} << 56;
@@ -120,7 +121,8 @@ class Graph {
   };
 
   [[nodiscard]] int num_ranks() const noexcept;
-  [[nodiscard]] std::optional<Rank> only_rank() const noexcept;  // set: the graph has no nodes of other ranks
+  [[nodiscard]] const RankSet& ranks() const noexcept;  // the graph has no nodes of other ranks
+  [[nodiscard]] bool holds(Rank rank) const noexcept { return ranks().contains(rank); }
   [[nodiscard]] std::uint32_t num_nodes() const noexcept;
   [[nodiscard]] std::uint32_t num_buffers() const noexcept;
   [[nodiscard]] std::uint32_t num_groups() const noexcept;
@@ -167,7 +169,8 @@ class Graph {
   std::shared_ptr<GraphData> data_;
 };
 
-// The nodes, buffers and groups of one rank, in their order. Its edges are those that the whole graph has in that rank.
-[[nodiscard]] Graph slice(const Graph& graph, Rank rank);
+// The nodes, buffers and groups of some ranks, in their order. Its edges are those that the whole graph has in these
+// ranks.
+[[nodiscard]] Graph slice(const Graph& graph, const RankSet& ranks);
 
 }  // namespace stepgraph

@@ -42,7 +42,8 @@ struct NodeRecord {
   std::uint32_t name_begin;    // into GraphData::names; ends where the next node's begins
   std::uint32_t access_begin;  // into GraphData::accesses; likewise
   std::int32_t rank;
-  std::int32_t lane;  // LaneKind, or -1
+  std::uint32_t place;  // of the rank, in GraphData::ranks
+  std::int32_t lane;    // LaneKind, or -1
   std::uint32_t lane_position;
   std::int32_t part;  // into GraphData::parts, or -1
   std::uint32_t op;
@@ -80,7 +81,7 @@ struct BufferUse {
 
 struct GraphData {
   int num_ranks = 1;
-  std::optional<Rank> only;
+  RankSet ranks = RankSet::all(1);
   std::vector<BufferSpec> buffers;
   std::vector<BufferUse> uses;  // one per buffer
   std::vector<GroupSpec> groups;
@@ -89,9 +90,9 @@ struct GraphData {
   std::vector<AccessRecord> accesses;
   std::vector<Region> regions{Region{}, Region{}};
   std::vector<PartRecord> parts;
-  std::vector<std::uint32_t> lane_sizes;    // [rank * num_lane_kinds + kind]
-  std::vector<std::int32_t> parts_on_rank;  // next default issue position
-  std::vector<std::int64_t> bytes_on_rank;  // of its buffers
+  std::vector<std::uint32_t> lane_sizes;    // by lane_index
+  std::vector<std::int32_t> parts_on_rank;  // by place in `ranks`: next default issue position
+  std::vector<std::int64_t> bytes_on_rank;  // by place in `ranks`: of its buffers
   std::string names;
   Interner strings;
 
@@ -101,6 +102,14 @@ struct GraphData {
   GraphData() = default;
   GraphData(const GraphData& other);
 
+  // Lanes have numbers by place of their rank, so that a graph of one rank has few.
+  [[nodiscard]] std::size_t num_lanes() const noexcept { return lane_sizes.size(); }
+  [[nodiscard]] static std::size_t lane_index(std::size_t place, std::size_t kind) noexcept {
+    return place * num_lane_kinds + kind;
+  }
+  [[nodiscard]] static std::size_t lane_index(const NodeRecord& node) noexcept {  // of a node with a lane
+    return lane_index(node.place, static_cast<std::size_t>(node.lane));
+  }
   [[nodiscard]] std::uint32_t access_end(std::uint32_t node) const noexcept {
     return node + 1 < nodes.size() ? nodes[node + 1].access_begin : static_cast<std::uint32_t>(accesses.size());
   }

@@ -1,6 +1,8 @@
 #include "engine/graph/matching.hpp"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <tuple>
 
 #include "engine/graph/graph_data.hpp"
@@ -20,15 +22,13 @@ struct PartKey {
 
 }  // namespace
 
-Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_here) {
+Matching match_parts(const Graph& graph) {
   const GraphData& data = graph.data();
   Matching out;
   if (data.parts.empty()) return out;
   const auto rank_of = [&](std::uint32_t part) { return data.nodes[data.parts[part].node].rank; };
-  std::vector<std::uint32_t> order;
-  for (std::uint32_t i = 0; i < data.parts.size(); ++i) {
-    if (!is_here || is_here(Rank{rank_of(i)})) order.push_back(i);
-  }
+  std::vector<std::uint32_t> order(data.parts.size());
+  std::iota(order.begin(), order.end(), std::uint32_t{0});
   // Each member's parts of each group, in issue order.
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     const PartRecord &p = data.parts[a], &q = data.parts[b];
@@ -36,22 +36,22 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
   });
   std::vector<PartKey> keys;
   keys.reserve(order.size());
-  std::vector<std::uint32_t> sent(static_cast<std::size_t>(data.num_ranks)), received(sent);
+  std::map<std::int32_t, std::uint32_t> sent, received;  // by peer: messages so far
   for (std::size_t i = 0; i < order.size();) {
     const PartRecord& first = data.parts[order[i]];
     const std::int32_t rank = rank_of(order[i]);
     const GroupSpec& group  = data.groups[first.group];
     const int member        = member_of(group, Rank{rank});
     std::uint32_t number    = 0;
-    for (const Rank r : group.ranks)
-      sent[static_cast<std::size_t>(index(r))] = received[static_cast<std::size_t>(index(r))] = 0;
+    sent.clear();
+    received.clear();
     for (; i < order.size() && data.parts[order[i]].group == first.group && rank_of(order[i]) == rank; ++i) {
-      const PartRecord& part = data.parts[order[i]];
-      const auto peer        = static_cast<std::size_t>(std::max(index(part.peer), 0));
+      const PartRecord& part  = data.parts[order[i]];
+      const std::int32_t peer = index(part.peer);
       if (part.op == PartOp::send) {
-        keys.push_back({part.group, rank, index(part.peer), sent[peer]++, 0, order[i]});
+        keys.push_back({part.group, rank, peer, sent[peer]++, 0, order[i]});
       } else if (part.op == PartOp::recv) {
-        keys.push_back({part.group, index(part.peer), rank, received[peer]++, 1, order[i]});
+        keys.push_back({part.group, peer, rank, received[peer]++, 1, order[i]});
       } else {
         keys.push_back({part.group, -1, -1, number++, member, order[i]});
       }
@@ -64,7 +64,9 @@ Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_her
   out.of_node.assign(data.nodes.size(), Matching::none);
   out.nodes.reserve(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i > 0 && keys[i].meets() != keys[i - 1].meets()) out.begin.push_back(static_cast<std::uint32_t>(i));
+    const bool first = i == 0 || keys[i].meets() != keys[i - 1].meets();
+    if (first) out.turn.push_back(keys[i].number);
+    if (first && i > 0) out.begin.push_back(static_cast<std::uint32_t>(i));
     const std::uint32_t node = data.parts[keys[i].part].node;
     out.of_node[node]        = static_cast<std::uint32_t>(out.begin.size() - 1);
     out.nodes.push_back(node);

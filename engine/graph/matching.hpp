@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -15,8 +14,8 @@ struct Matching {
 
   std::vector<std::uint32_t> begin{0};
   std::vector<std::uint32_t> nodes;
-  std::vector<std::uint32_t> of_node;  // the meeting of a node; none: it is not a part, or its rank was left out.
-                                       // Empty when the graph has no parts
+  std::vector<std::uint32_t> turn;     // by meeting: k, see match_parts
+  std::vector<std::uint32_t> of_node;  // the meeting of a node; none: it is not a part. Empty when there are no parts
 
   [[nodiscard]] std::size_t size() const noexcept { return begin.size() - 1; }
   [[nodiscard]] std::span<const std::uint32_t> meeting(std::size_t i) const {
@@ -24,10 +23,9 @@ struct Matching {
   }
 };
 
-// Matches the parts of ranks for which `is_here` is true (empty: of all ranks) as a network does: the k-th operation of
-// a member on a group with the k-th of every other member, the k-th send from a to b with the k-th receive. Checks
-// nothing: members may be missing, and operations may differ.
-[[nodiscard]] Matching match_parts(const Graph& graph, const std::function<bool(Rank)>& is_here = {});
+// Matches parts as a network does: the k-th operation of a member on a group with the k-th of every other member, the
+// k-th send from a to b with the k-th receive. Checks nothing: members may be missing, and operations may differ.
+[[nodiscard]] Matching match_parts(const Graph& graph);
 
 // The bytes that a part moves when all ranks share one memory: those it reads and writes, or its cost if that is more.
 [[nodiscard]] double bytes_in_shared_memory(const Graph& graph, Node part);

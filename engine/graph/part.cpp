@@ -6,7 +6,7 @@
 namespace stepgraph {
 
 int member_of(const GroupSpec& group, Rank rank) {
-  return static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin());
+  return static_cast<int>(group.ranks.find(rank).value_or(group.ranks.size()));
 }
 
 std::string_view to_string(PartOp op) noexcept {

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "engine/base/types.hpp"
+#include "engine/graph/rank_list.hpp"
 
 namespace stepgraph {
 
@@ -17,7 +17,7 @@ struct Group {
 
 struct GroupSpec {
   std::string name                                           = {};
-  std::vector<Rank> ranks                                    = {};
+  RankList ranks                                             = {};
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };
 

@@ -48,7 +48,7 @@ class Recomputation {
 
   [[nodiscard]] Graph emit() {
     if (again_before_.empty()) return graph_;
-    Graph out = graph_.only_rank() ? Graph(graph_.num_ranks(), *graph_.only_rank()) : Graph(graph_.num_ranks());
+    Graph out(graph_.num_ranks(), graph_.ranks());
     for (const BufferSpec& buffer : data_.buffers) (void)out.buffer(buffer);
     for (const GroupSpec& group : data_.groups) (void)out.group(group);
     issue_again();
@@ -238,10 +238,10 @@ class Recomputation {
   // A part that runs again is issued after all parts that come before it in the order of nodes. Parts that are issued
   // later get higher positions.
   void issue_again() {
-    std::vector<std::int32_t> latest(static_cast<std::size_t>(graph_.num_ranks()), -1);
+    std::vector<std::int32_t> latest(graph_.ranks().size(), -1);  // by place, as all below
     added_.resize(latest.size());
     for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
-      const auto rank = static_cast<std::size_t>(data_.nodes[node].rank);
+      const std::size_t rank = data_.nodes[node].place;
       if (const auto found = again_before_.find(node); found != again_before_.end()) {
         for (const std::uint32_t first : found->second) {
           if (data_.nodes[first].part >= 0) added_[rank].push_back(latest[rank]);
@@ -255,14 +255,14 @@ class Recomputation {
   }
 
   // The new issue position of a part: higher by the number of parts added before it.
-  [[nodiscard]] std::int32_t moved(std::int32_t issue, std::size_t rank) const {
-    const auto& added = added_[rank];
+  [[nodiscard]] std::int32_t moved(std::int32_t issue, std::size_t place) const {
+    const auto& added = added_[place];
     return issue + static_cast<std::int32_t>(std::lower_bound(added.begin(), added.end(), issue) - added.begin());
   }
 
   void add(Graph& out, std::uint32_t node) {
     NodeSpec spec = graph_.spec(Node{node});
-    if (spec.part) spec.part->issue = moved(spec.part->issue, static_cast<std::size_t>(index(graph_.rank(Node{node}))));
+    if (spec.part) spec.part->issue = moved(spec.part->issue, data_.nodes[node].place);
     if (region_of_[node] != none && role_[node] == Role::reader) {
       redirect(out, spec, node, [&](std::uint32_t access) { return redirected_[access] != 0; });
     }
@@ -274,7 +274,7 @@ class Recomputation {
     spec.name         = str(again, " ", spec.name);
     spec.labels.phase = again;
     if (spec.part) {
-      const auto rank        = static_cast<std::size_t>(index(graph_.rank(Node{node})));
+      const std::size_t rank = data_.nodes[node].place;
       const std::size_t turn = next_added_[rank]++;
       spec.part->message     = str(again, " ", spec.part->message);
       spec.part->issue       = added_[rank][turn] + 1 + static_cast<std::int32_t>(turn);

@@ -156,7 +156,12 @@ namespace {
 // Each part by itself must have no misfit.
 class Meeting {
  public:
-  Meeting(const Graph& graph, std::span<const std::uint32_t> nodes) : graph_(graph), nodes_(nodes), op_(part(0).op) {}
+  Meeting(const Graph& graph, std::span<const std::uint32_t> nodes)
+      : graph_(graph),
+        nodes_(nodes),
+        op_(part(0).op),
+        ranks_(graph.spec(part(0).group).ranks),
+        complete_(nodes.size() == ranks_.size()) {}
 
   std::optional<Misfit> misfit() const {
     switch (op_) {
@@ -178,7 +183,7 @@ class Meeting {
         return fit_messages();
       case PartOp::send:
       case PartOp::recv:
-        if (part(0).bytes_read == part(1).bytes_written) return std::nullopt;
+        if (nodes_.size() < 2 || part(0).bytes_read == part(1).bytes_written) return std::nullopt;
         return Misfit{{nodes_[1]}, "sizes do not fit"};
       case PartOp::barrier:
         break;
@@ -187,7 +192,18 @@ class Meeting {
   }
 
  private:
-  [[nodiscard]] Graph::PartView part(std::size_t member) const { return graph_.part({nodes_[member]}); }
+  [[nodiscard]] Graph::PartView part(std::size_t i) const { return graph_.part({nodes_[i]}); }
+  // The place in the group of the i-th of the nodes.
+  [[nodiscard]] std::size_t member(std::size_t i) const { return complete_ ? i : member_of(graph_, {nodes_[i]}); }
+  // Which of the nodes is that of a rank; none: it is not in this graph.
+  [[nodiscard]] std::optional<std::size_t> find(Rank rank) const {
+    const std::size_t place = ranks_.find(rank).value();
+    if (complete_) return place;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (graph_.rank({nodes_[i]}) == rank) return i;
+    }
+    return std::nullopt;
+  }
 
   std::optional<Misfit> all_alike(Side side) const {
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
@@ -205,11 +221,14 @@ class Meeting {
       const auto sizes = shard_sizes(graph_, {nodes_[i]}, whole);
       if (first && *first == *sizes) continue;
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
-        if ((*sizes)[k] == bytes_of(part(k), single)) continue;
+        const std::int64_t size = (*sizes)[member(k)];
+        if (size == bytes_of(part(k), single)) continue;
         return Misfit{{nodes_[i]},
-                      str("sizes do not fit: it has ", (*sizes)[k], " bytes for the shard of rank ",
-                          graph_.rank({nodes_[k]}), ", which ", verb(single), " ", bytes_of(part(k), single))};
+                      str("sizes do not fit: it has ", size, " bytes for the shard of rank ", graph_.rank({nodes_[k]}),
+                          ", which ", verb(single), " ", bytes_of(part(k), single))};
       }
+      if (first)  // they differ in the shard of a member that is not here
+        return Misfit{{nodes_[i]}, "sizes do not fit: members have different sizes for the shard of one rank"};
       first = sizes;
     }
     return std::nullopt;
@@ -223,29 +242,29 @@ class Meeting {
     }
     for (std::size_t a = 0; a < nodes_.size(); ++a) {
       for (std::size_t b = 0; b < nodes_.size(); ++b) {
-        if (to[a][b] == from[b][a]) continue;
+        const std::int64_t sent = to[a][member(b)], received = from[b][member(a)];
+        if (sent == received) continue;
         return Misfit{{nodes_[a]},
-                      str("sizes do not fit: it sends ", to[a][b], " bytes to rank ", graph_.rank({nodes_[b]}),
-                          ", which receives ", from[b][a], " from it")};
+                      str("sizes do not fit: it sends ", sent, " bytes to rank ", graph_.rank({nodes_[b]}),
+                          ", which receives ", received, " from it")};
       }
     }
     return std::nullopt;
   }
 
   std::optional<Misfit> fit_messages() const {
-    const std::vector<Rank>& ranks = graph_.spec(part(0).group).ranks;
-    const auto at                  = [&](Rank rank) {
-      return static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    };
     for (std::size_t a = 0; a < nodes_.size(); ++a) {
       const Graph::PartView mine = part(a);
-      if (mine.source != Rank{-1} && part(at(mine.source)).peer != ranks[a])
+      const Rank rank            = graph_.rank({nodes_[a]});
+      const auto source          = mine.source != Rank{-1} ? find(mine.source) : std::nullopt;
+      if (source && part(*source).peer != rank)
         return Misfit{
             {nodes_[a]},
-            str("it expects a message from rank ", mine.source, ", which sends to rank ", part(at(mine.source)).peer)};
-      if (mine.peer == Rank{-1}) continue;
-      const Graph::PartView theirs = part(at(mine.peer));
-      if (theirs.source != ranks[a])
+            str("it expects a message from rank ", mine.source, ", which sends to rank ", part(*source).peer)};
+      const auto peer = mine.peer != Rank{-1} ? find(mine.peer) : std::nullopt;
+      if (!peer) continue;
+      const Graph::PartView theirs = part(*peer);
+      if (theirs.source != rank)
         return Misfit{{nodes_[a]},
                       str("it sends to rank ", mine.peer, ", which expects a message from rank ", theirs.source)};
       if (theirs.bytes_written != mine.bytes_read) return Misfit{{nodes_[a]}, "sizes do not fit"};
@@ -256,6 +275,8 @@ class Meeting {
   const Graph& graph_;
   std::span<const std::uint32_t> nodes_;
   PartOp op_;
+  const RankList& ranks_;  // of the group
+  bool complete_;          // all members are here
 };
 
 }  // namespace

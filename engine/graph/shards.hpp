@@ -43,7 +43,8 @@ class ShardSizes {
 [[nodiscard]] std::string misfit(const Graph& graph, Node part);
 
 // Why the sizes, or the peers and sources, of parts that meet do not fit together; none when they do.
-// `nodes`: all members in group order, or a send and its recv; op, type and root are the same.
+// `nodes`: in group order, all members that the graph holds, or a send and its recv, or one of these two; op, type and
+// root are the same.
 struct Misfit {
   Node node;  // the part that does not fit
   std::string why;

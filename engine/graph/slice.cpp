@@ -1,23 +1,22 @@
-#include <algorithm>
-
 #include "engine/base/error.hpp"
 #include "engine/graph/graph.hpp"
 
 namespace stepgraph {
 
-Graph slice(const Graph& graph, Rank rank) {
-  if (graph.only_rank() && *graph.only_rank() != rank) {
-    throw Error(ErrorKind::config, str("slice: rank ", rank, " of a graph that holds only rank ", *graph.only_rank()));
+Graph slice(const Graph& graph, const RankSet& ranks) {
+  if (!graph.ranks().contains(ranks)) {
+    throw Error(ErrorKind::config,
+                str("slice: ", to_string(ranks), " of a graph that holds only ", to_string(graph.ranks())));
   }
-  Graph out(graph.num_ranks(), rank);
+  Graph out(graph.num_ranks(), ranks);
   constexpr std::uint32_t elsewhere = ~std::uint32_t{0};
   std::vector<std::uint32_t> buffers(graph.num_buffers(), elsewhere), groups(graph.num_groups(), elsewhere);
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    if (graph.spec(Buffer{i}).rank == rank) buffers[i] = out.buffer(graph.spec(Buffer{i})).id;
+    if (out.holds(graph.spec(Buffer{i}).rank)) buffers[i] = out.buffer(graph.spec(Buffer{i})).id;
   }
   for (std::uint32_t i = 0; i < graph.num_groups(); ++i) {
     const GroupSpec& group = graph.spec(Group{i});
-    if (std::find(group.ranks.begin(), group.ranks.end(), rank) != group.ranks.end()) groups[i] = out.group(group).id;
+    if (ranks.num_in(group.ranks) > 0) groups[i] = out.group(group).id;
   }
   const auto renumber = [&](const AccessList& list) {
     AccessList renumbered;
@@ -29,7 +28,7 @@ Graph slice(const Graph& graph, Rank rank) {
   };
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     const Node node{i};
-    if (graph.rank(node) != rank) continue;
+    if (!out.holds(graph.rank(node))) continue;
     NodeSpec spec    = graph.spec(node);
     spec.reads       = renumber(spec.reads);
     spec.writes      = renumber(spec.writes);

@@ -170,13 +170,13 @@ std::vector<LaneBusy> busy_lanes(const Graph& graph, const Timeline& timeline) {
   check(graph, timeline);
   const GraphData& data  = graph.data();
   constexpr auto columns = static_cast<std::size_t>(num_lane_kinds) + 1;  // the last column: no lane
-  std::vector<Union> unions(static_cast<std::size_t>(data.num_ranks) * columns);
+  std::vector<Union> unions(data.ranks.size() * columns);
   std::vector<bool> exists(unions.size());
   const auto place = [&](std::uint32_t node) {
     const NodeRecord& record = data.nodes[node];
     const auto column =
         record.lane >= 0 ? static_cast<std::size_t>(record.lane) : static_cast<std::size_t>(num_lane_kinds);
-    return static_cast<std::size_t>(record.rank) * columns + column;
+    return record.place * columns + column;
   };
   for (std::uint32_t node = 0; node < data.nodes.size(); ++node) exists[place(node)] = true;
   for (const std::uint32_t node : by_begin(timeline)) unions[place(node)].add(timeline.nodes[node]);
@@ -184,7 +184,7 @@ std::vector<LaneBusy> busy_lanes(const Graph& graph, const Timeline& timeline) {
   for (std::size_t i = 0; i < unions.size(); ++i) {
     if (!exists[i]) continue;
     LaneBusy& lane = out.emplace_back();
-    lane.rank      = Rank{static_cast<int>(i / columns)};
+    lane.rank      = data.ranks[i / columns];
     if (i % columns < num_lane_kinds) lane.lane = static_cast<LaneKind>(i % columns);
     lane.num_nodes = unions[i].count;
     lane.busy_s    = unions[i].total;
@@ -214,12 +214,11 @@ std::vector<WorkerBusy> busy_workers(const Timeline& timeline) {
 std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline) {
   check(graph, timeline);
   const GraphData& data = graph.data();
-  std::vector<std::vector<Interval>> lanes(data.lane_sizes.size());
+  std::vector<std::vector<Interval>> lanes(data.num_lanes());
   for (const std::uint32_t node : by_begin(timeline)) {
     const NodeRecord& record = data.nodes[node];
     if (record.lane < 0) continue;
-    join(lanes[static_cast<std::size_t>(record.rank) * num_lane_kinds + static_cast<std::size_t>(record.lane)],
-         timeline.nodes[node]);
+    join(lanes[GraphData::lane_index(record)], timeline.nodes[node]);
   }
   std::vector<std::pair<double, int>> changes;
   for (const std::vector<Interval>& lane : lanes) {
@@ -247,15 +246,15 @@ std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline) 
 std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline) {
   check(graph, timeline);
   const GraphData& data = graph.data();
-  std::vector<std::vector<Interval>> communicate(static_cast<std::size_t>(data.num_ranks)), compute(communicate);
+  std::vector<std::vector<Interval>> communicate(data.ranks.size()), compute(communicate);
   for (const std::uint32_t node : by_begin(timeline)) {
-    const auto rank = static_cast<std::size_t>(data.nodes[node].rank);
-    if (data.nodes[node].kind == NodeKind::communicate) join(communicate[rank], timeline.nodes[node]);
-    if (data.nodes[node].kind == NodeKind::compute) join(compute[rank], timeline.nodes[node]);
+    const std::size_t place = data.nodes[node].place;
+    if (data.nodes[node].kind == NodeKind::communicate) join(communicate[place], timeline.nodes[node]);
+    if (data.nodes[node].kind == NodeKind::compute) join(compute[place], timeline.nodes[node]);
   }
   std::vector<HiddenCommunication> out(communicate.size());
-  for (std::size_t rank = 0; rank < out.size(); ++rank) {
-    out[rank] = {length(communicate[rank]), common_length(communicate[rank], compute[rank])};
+  for (std::size_t place = 0; place < out.size(); ++place) {
+    out[place] = {length(communicate[place]), common_length(communicate[place], compute[place])};
   }
   return out;
 }
@@ -283,13 +282,12 @@ std::vector<MemoryUse> memory_use(const Graph& graph, const Timeline& timeline) 
     std::int64_t bytes;
   };
   std::vector<Change> changes;
-  std::vector<std::int64_t> persistent(static_cast<std::size_t>(data.num_ranks) * num_spaces, -1);  // -1: no buffer
+  std::vector<std::int64_t> persistent(data.ranks.size() * num_spaces, -1);  // -1: no buffer
   for (std::size_t i = 0; i < data.buffers.size(); ++i) {
     const BufferSpec& buffer = data.buffers[i];
     if (buffer.token) continue;
-    const std::size_t place =
-        static_cast<std::size_t>(index(buffer.rank)) * num_spaces + static_cast<std::size_t>(buffer.space);
-    persistent[place] = std::max<std::int64_t>(persistent[place], 0);
+    const std::size_t place = *data.ranks.place(buffer.rank) * num_spaces + static_cast<std::size_t>(buffer.space);
+    persistent[place]       = std::max<std::int64_t>(persistent[place], 0);
     if (buffer.lifetime == Lifetime::persistent) {
       persistent[place] += buffer.size_bytes;
     } else if (lives[i].begin >= 0 && buffer.size_bytes > 0) {
@@ -305,7 +303,7 @@ std::vector<MemoryUse> memory_use(const Graph& graph, const Timeline& timeline) 
   for (std::size_t place = 0; place < persistent.size(); ++place) {
     if (persistent[place] < 0) continue;
     MemoryUse& use = out.emplace_back();
-    use.rank       = Rank{static_cast<int>(place / num_spaces)};
+    use.rank       = data.ranks[place / num_spaces];
     use.space      = static_cast<Space>(place % num_spaces);
     use.persistent = use.peak = persistent[place];
     use.samples.push_back({0, use.persistent});

@@ -47,7 +47,8 @@ struct WorkerBusy {
 // one more element than lanes that have nodes.
 [[nodiscard]] std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline);
 
-// How long a rank communicates, and for how much of that time it also computes.
+// How long a rank communicates, and for how much of that time it also computes. One entry for each place, that is for
+// each rank that the graph holds, in the order of graph.ranks().
 struct HiddenCommunication {
   double communicate_s = 0;
   double hidden_s      = 0;

@@ -50,37 +50,38 @@ class Table {
 // One value per rank, and its format.
 struct Column {
   std::string title;
-  std::vector<double> values;  // by rank; negative: no value
+  std::vector<double> values;  // by place; negative: no value
   std::function<std::string(double)> text;
 };
 
 std::vector<Column> columns(const Summary& summary) {
   std::vector<Column> out;
-  const auto ranks  = static_cast<std::size_t>(summary.num_ranks);
+  const auto place = [&](Rank rank) {
+    return static_cast<std::size_t>(std::lower_bound(summary.ranks.begin(), summary.ranks.end(), rank) -
+                                    summary.ranks.begin());
+  };
   const auto column = [&](const std::string& title, const std::function<std::string(double)>& text) -> Column& {
     const auto found = std::find_if(out.begin(), out.end(), [&](const Column& one) { return one.title == title; });
     if (found != out.end()) return *found;
-    return out.emplace_back(Column{title, std::vector<double>(ranks, -1), text});
+    return out.emplace_back(Column{title, std::vector<double>(summary.ranks.size(), -1), text});
   };
   for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {  // in lane order; the last: no lane
     for (const LaneBusy& lane : summary.lanes) {
       if ((lane.lane ? static_cast<std::size_t>(*lane.lane) : num_lane_kinds) != kind) continue;
       const std::string title(lane.lane ? to_string(*lane.lane) : "no lane");
-      column(title, percent).values[static_cast<std::size_t>(index(lane.rank))] = lane.share;
+      column(title, percent).values[place(lane.rank)] = lane.share;
     }
   }
   if (summary.hidden_in_all.communicate_s > 0) {
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      column("communicates", seconds_text).values[rank] = summary.hidden[rank].communicate_s;
-      column("hidden", percent).values[rank] =
-          summary.hidden[rank].communicate_s > 0 ? summary.hidden[rank].share() : -1;
+    for (std::size_t i = 0; i < summary.ranks.size(); ++i) {
+      column("communicates", seconds_text).values[i] = summary.hidden[i].communicate_s;
+      column("hidden", percent).values[i] = summary.hidden[i].communicate_s > 0 ? summary.hidden[i].share() : -1;
     }
   }
   for (const Space space : {Space::device, Space::pinned, Space::disk}) {
     for (const MemoryUse& use : summary.memory) {
       if (use.space != space || use.peak == 0) continue;
-      column(str(to_string(space), " peak"), bytes_text).values[static_cast<std::size_t>(index(use.rank))] =
-          static_cast<double>(use.peak);
+      column(str(to_string(space), " peak"), bytes_text).values[place(use.rank)] = static_cast<double>(use.peak);
     }
   }
   return out;
@@ -93,12 +94,10 @@ std::string rank_table(const Summary& summary) {
   std::vector<std::string> titles{"rank"};
   for (const Column& figure : figures) titles.push_back(figure.title);
   table.row(titles);
-  const auto ranks = static_cast<std::size_t>(summary.num_ranks);
-  if (ranks <= most_rows) {
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      std::vector<std::string> cells{str(rank)};
-      for (const Column& figure : figures)
-        cells.push_back(figure.values[rank] < 0 ? "-" : figure.text(figure.values[rank]));
+  if (summary.ranks.size() <= most_rows) {
+    for (std::size_t i = 0; i < summary.ranks.size(); ++i) {
+      std::vector<std::string> cells{str(summary.ranks[i])};
+      for (const Column& figure : figures) cells.push_back(figure.values[i] < 0 ? "-" : figure.text(figure.values[i]));
       table.row(std::move(cells));
     }
     return table.text();
@@ -158,7 +157,8 @@ std::string path_lines(const Summary& summary) {
 
 Summary summarize(const OrderedGraph& ordered, const Timeline& timeline) {
   const Graph& graph = ordered.graph;
-  Summary out{.makespan_s = timeline.makespan_s, .num_ranks = graph.num_ranks(), .num_nodes = graph.num_nodes()};
+  Summary out{.makespan_s = timeline.makespan_s, .num_nodes = graph.num_nodes()};
+  for (const Rank rank : graph.ranks()) out.ranks.push_back(rank);
   out.critical_path = critical_path(ordered, timeline);
   out.lanes         = busy_lanes(graph, timeline);
   out.workers       = busy_workers(timeline);
@@ -191,7 +191,7 @@ Summary summarize(const OrderedGraph& ordered, const Timeline& timeline) {
 
 std::string to_string(const Summary& summary) {
   std::string out = str("step           ", seconds_text(summary.makespan_s), ", ", summary.num_nodes, " nodes on ",
-                        summary.num_ranks, summary.num_ranks == 1 ? " rank" : " ranks");
+                        summary.ranks.size(), summary.ranks.size() == 1 ? " rank" : " ranks");
   if (summary.num_ran < summary.num_nodes) out += str(", of which ", summary.num_ran, " ran");
   out += '\n';
   out += worker_line(summary.workers);

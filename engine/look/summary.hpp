@@ -19,7 +19,7 @@ struct Summary {
   };
 
   double makespan_s       = 0;
-  int num_ranks           = 0;
+  std::vector<Rank> ranks = {};  // those that the graph holds, ascending; a place is an index here
   std::uint32_t num_nodes = 0;
   std::uint32_t num_ran   = 0;
 
@@ -29,7 +29,7 @@ struct Summary {
   std::vector<OpTime> path_ops            = {};  // longest first
   std::vector<LaneBusy> lanes             = {};
   std::vector<WorkerBusy> workers         = {};
-  std::vector<HiddenCommunication> hidden = {};  // by rank
+  std::vector<HiddenCommunication> hidden = {};  // by place
   HiddenCommunication hidden_in_all       = {};  // sums over ranks
   std::vector<MemoryUse> memory           = {};
 };

@@ -5,7 +5,9 @@
 #include <ostream>
 #include <queue>
 #include <set>
+#include <sstream>
 #include <tuple>
+#include <utility>
 
 #include "engine/base/error.hpp"
 #include "engine/base/json_text.hpp"
@@ -76,12 +78,12 @@ Layout lay_out(const GraphData& data, const Timeline& timeline) {
   std::sort(step.slices.begin(), step.slices.end(), [](const Slice& a, const Slice& b) {
     return std::tuple(a.begin, a.end, a.node) < std::tuple(b.begin, b.end, b.node);
   });
-  std::vector<Rows> laneless(static_cast<std::size_t>(data.num_ranks));
+  std::vector<Rows> laneless(data.ranks.size());
   std::vector<std::int64_t> lane_until(laneless.size() * num_lane_kinds);
   step.rows.resize(data.nodes.size());
   for (Slice& slice : step.slices) {
     const NodeRecord& node = data.nodes[slice.node];
-    const auto rank        = static_cast<std::size_t>(node.rank);
+    const std::size_t rank = node.place;
     if (node.lane < 0) {
       step.rows[slice.node] = static_cast<std::uint32_t>(num_lane_kinds) + laneless[rank].take(slice);
       continue;
@@ -89,11 +91,33 @@ Layout lay_out(const GraphData& data, const Timeline& timeline) {
     step.rows[slice.node] = static_cast<std::uint32_t>(node.lane);
     // A lane is a chain. If clocks disagree slightly, slices are still shifted so that they do not overlap: viewers
     // need that.
-    std::int64_t& until = lane_until[rank * num_lane_kinds + static_cast<std::size_t>(node.lane)];
+    std::int64_t& until = lane_until[GraphData::lane_index(node)];
     slice.begin         = std::max(slice.begin, until);
     slice.end = until = std::max(slice.begin, slice.end);
   }
   return step;
+}
+
+void open_trace(JsonText& json, const std::string& title, std::int64_t num_ranks, std::int64_t num_nodes,
+                std::size_t num_steps) {
+  json.open('{');
+  json.field("displayTimeUnit", "ms");
+  json.key("otherData");
+  json.open('{');
+  json.field("title", title);
+  json.field("written_by", "stepgraph");
+  json.field("ranks", num_ranks);
+  json.field("nodes", num_nodes);
+  json.field("steps", static_cast<std::int64_t>(num_steps));
+  json.close('}');
+  json.key("traceEvents");
+  json.open('[');
+}
+
+void close_trace(JsonText& json) {
+  json.close(']');
+  json.close('}');
+  json.flush();
 }
 
 class Writer {
@@ -109,21 +133,25 @@ class Writer {
   }
 
   void write() {
-    json_.open('{');
-    json_.field("displayTimeUnit", "ms");
-    json_.key("otherData");
-    json_.open('{');
-    json_.field("title", options_.title);
-    json_.field("written_by", "stepgraph");
-    json_.field("ranks", std::int64_t{data_.num_ranks});
-    json_.field("nodes", static_cast<std::int64_t>(data_.nodes.size()));
-    json_.field("steps", static_cast<std::int64_t>(steps_.size()));
-    json_.close('}');
-    json_.key("traceEvents");
-    json_.open('[');
+    open_trace(json_, options_.title, data_.num_ranks, static_cast<std::int64_t>(data_.nodes.size()), steps_.size());
+    write_events(0);
+    close_trace(json_);
+  }
+
+  // As part of a trace. Rows keep their numbers apart however many of them the other processes have.
+  void write_part(int process, double offset_s) {
+    process_ = process;
+    stride_  = 100'000;
+    write_events(nanoseconds(offset_s));
+    json_.flush();
+  }
+
+ private:
+  [[nodiscard]] bool is_part() const { return process_ >= 0; }
+
+  void write_events(std::int64_t start) {
     write_names();
     const Matching matching = options_.flows ? match_parts(graph_) : Matching{};
-    std::int64_t start      = 0;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (steps_.size() > 1) write_step(i, start);
       for (const Slice& slice : steps_[i].slices) write_slice(steps_[i], slice, start);
@@ -131,12 +159,8 @@ class Writer {
       if (options_.counters) write_counters(timelines_[i], start);
       start += steps_[i].length;
     }
-    json_.close(']');
-    json_.close('}');
-    json_.flush();
   }
 
- private:
   // Row numbers are unique over all processes and never equal a process number: viewers would take such a row for the
   // main thread of the process.
   [[nodiscard]] std::int64_t tid(std::int64_t process, std::uint32_t row) const { return process * stride_ + row + 1; }
@@ -168,18 +192,18 @@ class Writer {
   }
 
   void write_names() {
-    std::vector<std::vector<bool>> rows(static_cast<std::size_t>(data_.num_ranks));  // [rank][row]: the row has slices
+    std::vector<std::vector<bool>> rows(data_.ranks.size());  // [place][row]: the row has slices
     std::vector<bool> shown(rows.size());
     for (const Layout& step : steps_) {
       for (const Slice& slice : step.slices) {
-        auto& own      = rows[static_cast<std::size_t>(data_.nodes[slice.node].rank)];
+        auto& own      = rows[data_.nodes[slice.node].place];
         const auto row = static_cast<std::size_t>(step.rows[slice.node]);
         if (own.size() <= row) own.resize(row + 1);
         own[row] = true;
       }
     }
     for (const BufferSpec& buffer : data_.buffers) {
-      if (options_.counters && !buffer.token) shown[static_cast<std::size_t>(index(buffer.rank))] = true;
+      if (options_.counters && !buffer.token) shown[*data_.ranks.place(buffer.rank)] = true;
     }
     for (const auto& own : rows) {
       while (stride_ <= static_cast<std::int64_t>(own.size())) stride_ *= 10;
@@ -190,13 +214,13 @@ class Writer {
       metadata("thread_name", steps_process(), tid(steps_process(), 0), "name", std::string_view("step"));
       metadata("thread_sort_index", steps_process(), tid(steps_process(), 0), "sort_index", std::int64_t{0});
     }
-    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
-      if (rows[rank].empty() && !shown[rank]) continue;
-      const auto process = static_cast<std::int64_t>(rank);
-      metadata("process_name", process, -1, "name", str("rank ", rank));
+    for (std::size_t place = 0; place < rows.size(); ++place) {
+      if (rows[place].empty() && !shown[place]) continue;
+      const std::int64_t process = index(data_.ranks[place]);
+      metadata("process_name", process, -1, "name", str("rank ", process));
       metadata("process_sort_index", process, -1, "sort_index", process);
-      for (std::uint32_t row = 0; row < rows[rank].size(); ++row) {
-        if (!rows[rank][row]) continue;
+      for (std::uint32_t row = 0; row < rows[place].size(); ++row) {
+        if (!rows[place][row]) continue;
         const std::string name = row < num_lane_kinds ? std::string(to_string(static_cast<LaneKind>(row)))
                                                       : str("no lane ", row - num_lane_kinds + 1);
         metadata("thread_name", process, tid(process, row), "name", name);
@@ -266,22 +290,40 @@ class Writer {
     json_.field("node", std::int64_t{id});
   }
 
+  template <class Id>
+  void arrow_end(const char* what, const char* phase, const Id& id, std::int64_t process, std::int64_t thread,
+                 std::int64_t ns) {
+    open_event(phase, process);
+    json_.field("tid", thread);
+    json_.field("name", std::string_view(what));
+    json_.field("cat", std::string_view("flow"));
+    json_.field("id", id);
+    time("ts", ns);
+    if (phase[0] == 'f') json_.field("bp", std::string_view("e"));
+    json_.close('}');
+  }
+
   void arrow(const char* what, std::int64_t from_process, std::int64_t from, std::int64_t from_ns,
              std::int64_t to_process, std::int64_t to, std::int64_t to_ns) {
     if (from_ns > to_ns) return;  // clocks disagree
-    const auto end = [&](const char* phase, std::int64_t process, std::int64_t thread, std::int64_t ns) {
-      open_event(phase, process);
-      json_.field("tid", thread);
-      json_.field("name", std::string_view(what));
-      json_.field("cat", std::string_view("flow"));
-      json_.field("id", next_arrow_);
-      time("ts", ns);
-      if (phase[0] == 'f') json_.field("bp", std::string_view("e"));
-      json_.close('}');
+    const std::int64_t number = next_arrow_++;
+    const auto both           = [&](const auto& id) {
+      arrow_end(what, "s", id, from_process, from, from_ns);
+      arrow_end(what, "f", id, to_process, to, to_ns);
     };
-    end("s", from_process, from, from_ns);
-    end("f", to_process, to, to_ns);
-    ++next_arrow_;
+    is_part() ? both(std::string_view(str("p", process_, ".", number))) : both(number);
+  }
+
+  // One half of the arrow of a message whose other end is in another process, which writes the other half.
+  void half_arrow(const Layout& step, const Slice& slice, std::uint32_t turn, std::int64_t start) {
+    const NodeRecord& node = data_.nodes[slice.node];
+    const PartRecord& part = data_.parts[static_cast<std::size_t>(node.part)];
+    const bool sends       = part.op == PartOp::send;
+    const std::int64_t own = node.rank, other = index(part.peer);
+    const std::string id =
+        str(data_.groups[part.group].name, " ", sends ? own : other, ">", sends ? other : own, " ", turn);
+    arrow_end("message", sends ? "s" : "f", std::string_view(id), own, tid(step, slice.node),
+              start + (sends ? slice.first_moment() : slice.last_moment()));
   }
 
   void write_flows(const Layout& step, const Matching& matching, std::int64_t start) {
@@ -296,8 +338,13 @@ class Writer {
         arrow("edge", other.rank, tid(step, before), start + step.slices[slice_of[before]].last_moment(), node.rank,
               tid(step, slice.node), start + slice.first_moment());
       }
-      if (node.part < 0 || data_.parts[static_cast<std::size_t>(node.part)].op != PartOp::send) continue;
-      const auto ends = matching.meeting(matching.of_node[slice.node]);
+      if (node.part < 0) continue;
+      const PartRecord& part      = data_.parts[static_cast<std::size_t>(node.part)];
+      const std::uint32_t meeting = matching.of_node[slice.node];
+      if (is_part() && point_to_point(part.op) && !graph_.holds(part.peer))
+        half_arrow(step, slice, matching.turn[meeting], start);
+      if (part.op != PartOp::send) continue;
+      const auto ends = matching.meeting(meeting);
       if (ends.size() != 2 || slice_of[ends[1]] == no_node) continue;
       // Sender and receiver run at the same time: the arrow leads from the begin of one to the end of the other.
       arrow("message", node.rank, tid(step, slice.node), start + slice.first_moment(), data_.nodes[ends[1]].rank,
@@ -331,6 +378,7 @@ class Writer {
   std::vector<Layout> steps_;
   std::int64_t stride_     = 100;  // between the row numbers of two processes
   std::int64_t next_arrow_ = 1;
+  int process_             = -1;  // of a part
 };
 
 }  // namespace
@@ -343,6 +391,30 @@ void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines,
 void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, const std::string& path,
                  const TraceOptions& options) {
   write_stream(path, [&](std::ostream& out) { write_trace(graph, timelines, out, options); });
+}
+
+TracePart trace_part(const OrderedGraph& graph, const Timeline& timeline, int process, double offset_s,
+                     const TraceOptions& options) {
+  std::ostringstream out;
+  Writer(graph, std::span(&timeline, 1), out, options).write_part(process, offset_s);
+  return {std::move(out).str(), static_cast<std::int64_t>(graph.graph.num_nodes())};
+}
+
+void join_trace(std::span<const TracePart> parts, int num_ranks, const std::string& path, const TraceOptions& options) {
+  std::int64_t num_nodes = 0;
+  for (const TracePart& part : parts) num_nodes += part.num_nodes;
+  write_stream(path, [&](std::ostream& out) {
+    JsonText json(out);
+    open_trace(json, options.title, num_ranks, num_nodes, 1);
+    bool first = true;
+    for (const TracePart& part : parts) {
+      if (part.events.empty()) continue;
+      if (!std::exchange(first, false)) json.raw(",");
+      json.raw(part.events);
+      json.flush();
+    }
+    close_trace(json);
+  });
 }
 
 void write_trace(const OrderedGraph& graph, const Timeline& timeline, std::ostream& out, const TraceOptions& options) {

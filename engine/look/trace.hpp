@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <iosfwd>
 #include <span>
 #include <string>
@@ -31,5 +32,17 @@ void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines,
                  const TraceOptions& options = {});
 void write_trace(const OrderedGraph& graph, std::span<const Timeline> timelines, const std::string& path,
                  const TraceOptions& options = {});
+
+// A trace in parts, for a graph whose slices run in several processes. Each process makes the events of its slice as
+// text, with times later by `offset_s`; `process` makes them unique. One process joins them. A message between two
+// processes is an arrow, half of which is in each text.
+struct TracePart {
+  std::string events     = {};
+  std::int64_t num_nodes = 0;
+};
+[[nodiscard]] TracePart trace_part(const OrderedGraph& graph, const Timeline& timeline, int process, double offset_s,
+                                   const TraceOptions& options = {});
+void join_trace(std::span<const TracePart> parts, int num_ranks, const std::string& path,
+                const TraceOptions& options = {});
 
 }  // namespace stepgraph

@@ -222,7 +222,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
   return out << text.str() << "\n";
 }
 
-MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
+MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, const RankSet& ranks) {
   std::vector<std::uint32_t> new_node(graph.num_nodes(), no_node), new_buffer(graph.num_buffers(), no_node), nodes;
   MemoryPlan out;
   out.reuse                 = plan.reuse;
@@ -232,20 +232,20 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank) {
   out.on_machine            = plan.on_machine;
   std::uint32_t num_buffers = 0;
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    if (graph.spec(Buffer{i}).rank != rank) continue;
+    if (!ranks.contains(graph.spec(Buffer{i}).rank)) continue;
     new_buffer[i] = num_buffers++;
     out.offsets.push_back(plan.offsets[i]);
   }
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    if (graph.rank({i}) != rank) continue;
+    if (!ranks.contains(graph.rank({i}))) continue;
     new_node[i] = static_cast<std::uint32_t>(nodes.size());
     nodes.push_back(i);
     out.turns.push_back(plan.turns[i]);
   }
   std::copy_if(plan.arenas.begin(), plan.arenas.end(), std::back_inserter(out.arenas),
-               [&](const ArenaPlan& arena) { return arena.rank == rank; });
+               [&](const ArenaPlan& arena) { return ranks.contains(arena.rank); });
   for (ReuseEdge edge : plan.reuse_edges) {
-    if (graph.rank(edge.before) != rank) continue;
+    if (!ranks.contains(graph.rank(edge.before))) continue;
     edge.before.id     = new_node[edge.before.id];
     edge.after.id      = new_node[edge.after.id];
     edge.old_tenant.id = new_buffer[edge.old_tenant.id];

@@ -84,7 +84,7 @@ struct MemoryPlanOptions {
 // cycle).
 [[nodiscard]] MemoryPlan plan_memory(const Graph& graph, const MemoryPlanOptions& options = {});
 
-// The part of a plan that concerns one rank: a plan of `slice(graph, rank)`.
-[[nodiscard]] MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, Rank rank);
+// The part of a plan that concerns some ranks: a plan of `slice(graph, ranks)`.
+[[nodiscard]] MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, const RankSet& ranks);
 
 }  // namespace stepgraph

@@ -99,6 +99,9 @@ class Context {
   // A body that blocks calls it with what it waits for. The text is copied, printed when the step runs out of time, and
   // forgotten when the body returns.
   void waiting_for(std::string_view what) const;
+  // The same for a part that waits for another rank: for heartbeats (RunView), so it costs one store. Rank{-1}: it does
+  // not wait any more.
+  void waiting_for(Rank rank) const noexcept { waits_for_.store(index(rank), std::memory_order_relaxed); }
 
   [[nodiscard]] Node node() const noexcept;
   [[nodiscard]] Rank rank() const;
@@ -121,9 +124,13 @@ class Context {
   // Each worker has one context for all nodes that it runs. Entering a node is one store, which other threads read to
   // name the nodes that run.
   friend class RunningProgram;
+  friend class RunView;
+  friend struct Pool;
   RunningProgram* program_   = nullptr;
   const DeviceQueue* device_ = nullptr;
   std::atomic<const TaskRecord*> task_{nullptr};
+  std::atomic<std::uint64_t> num_done_{0};  // tasks of this run that have ended here
+  mutable std::atomic<std::int32_t> waits_for_{-1};
 };
 
 }  // namespace stepgraph

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct DeviceQueue {
 };
 
 // The memory of the ranks that live on devices. read() and write() wait until the device has done all enqueued work.
+// After DeviceStreams::abandon, release() frees nothing, and all other functions that use the device throw
+// Error(backend).
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -40,18 +43,34 @@ class DeviceMemory {
 // The streams of one program on a device: a StreamPlan made real. One thread issues a run, node by node in the plan's
 // issue order. World::communicate issues a communication, between before() and after() of all its parts. For host nodes
 // that have a lane, the thread of that lane calls before() and after(), while other nodes are issued.
+//
+// No function waits for work that was enqueued: a device may never finish, and the engine then gives it up. The engine
+// polls vacant(), ready() and done(), and stops polling when the run is stopped.
 class DeviceStreams {
  public:
   virtual ~DeviceStreams() = default;
+  // Whether a run can begin: no other program has work on the device.
+  [[nodiscard]] virtual bool vacant() = 0;
   // Enqueues a whole run that was captured before; false: there is none, issue the run node by node.
   [[nodiscard]] virtual bool replay() = 0;
   virtual void begin(bool recorded)   = 0;  // of a run; recorded: `times` returns its times when it is done
-  // Makes the node's stream wait for the nodes it follows. Null: a host node; the host has waited.
+  // Whether before() of a host node can be called: the nodes that it follows are done. Other nodes: true.
+  [[nodiscard]] virtual bool ready(Node node) = 0;
+  // Makes the node's stream wait for the nodes it follows. Null: a host node.
   [[nodiscard]] virtual const DeviceQueue* before(Node node) = 0;
   virtual void after(Node node)                              = 0;
   virtual void end(bool good)                                = 0;  // all nodes were issued, or a node failed
   [[nodiscard]] virtual bool done()                   = 0;  // the device is done; throws Error(backend) if it failed
   [[nodiscard]] virtual std::vector<NodeTime> times() = 0;
+
+  // While a run is under way. How many of its nodes the device has done, at least; none: the device cannot tell. And
+  // the lanes whose work is not done, where the device can tell.
+  [[nodiscard]] virtual std::optional<std::uint64_t> num_done() = 0;
+  [[nodiscard]] virtual std::vector<Lane> unfinished()          = 0;
+  // The run was stopped, and the device has not finished in time. From now on the device keeps `program`, which owns
+  // this object and the memory of the run, and itself, for the life of the process: it may still use them. Later runs
+  // on it throw Error(backend).
+  virtual void abandon(std::shared_ptr<void> program) noexcept = 0;
 };
 
 class Device {

@@ -22,7 +22,7 @@ std::string host_memory_flaw(const Graph& graph, Node node, const DeviceMemory& 
 }  // namespace
 
 std::string device_flaw(const Graph& graph, Node node, const World& world) {
-  if (!world.is_local(graph.rank(node)) || !graph.body(node)) return {};
+  if (!graph.body(node)) return {};
   if (graph.kind(node) == NodeKind::host) return host_memory_flaw(graph, node, world.device()->memory());
   if (graph.device(node)) return {};
   return str(graph.describe(node), ", op '", graph.op(node),

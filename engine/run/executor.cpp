@@ -6,6 +6,7 @@
 #include <system_error>
 #include <taskflow/taskflow.hpp>
 #include <thread>
+#include <utility>
 
 #include "engine/base/error.hpp"
 #include "engine/run/device_bodies.hpp"
@@ -113,6 +114,7 @@ Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memor
   if (!memory) memory = memory_for(graph, world);
   memory->check_fits(graph, graph.memory());
   Lowering lowering = lower(graph, world);
+  prepare_world(world, graph, lowering.matches);
   std::vector<std::uint32_t> nodes_in_order;
   if (world.device() != nullptr) nodes_in_order = issue_order(lowering, graph.memory());
   impl_ = std::make_shared<Impl>(graph, world, std::move(memory), std::move(lowering), std::move(nodes_in_order));
@@ -144,10 +146,49 @@ struct Run::Impl {
     if (const auto what = held()) what->running.stop(state, Error(ErrorKind::run, why), /*name_running=*/true);
   }
 
-  // Stops the run if its time is over.
-  void notice_timeout() {
-    if (deadline && Clock::now() >= *deadline)
+  // Stops the run if its time is over, if no node ends any more, or if a peer has failed.
+  void notice_trouble() {
+    if (state.phase() != RunPhase::running && state.phase() != RunPhase::issued) return;
+    const auto what = held();
+    if (!what) return;
+    if (const auto failure = what->running.world().failure()) {
+      what->running.stop(state, Error(ErrorKind::backend, str("step: ", *failure)), /*name_running=*/true);
+    } else if (deadline && Clock::now() >= *deadline) {
       stop(str("step: ran out of time after ", options.step_timeout.count(), " ms"));
+    } else if (is_stalled(*what)) {
+      stop(str("step: no node has ended for ", options.stall_timeout.count(), " ms"));
+    }
+  }
+
+  // Compares the number of nodes that have ended with that of the last look. Between two looks this process can have
+  // been suspended, so one look adds little to the time without progress.
+  bool is_stalled(Program::Impl& what) {
+    const std::lock_guard lock(progress_mutex_);
+    const auto now = Clock::now();
+    if (now < next_look_) return false;
+    next_look_       = now + glance;
+    const auto since = std::min<Clock::duration>(now - std::exchange(last_look_, now), most_between_looks);
+    count_on_device(what);
+    if (options.stall_timeout.count() == 0) return false;
+    const std::uint64_t done = pool->nodes_done();
+    const bool progress      = std::exchange(last_done_, done) != done || !can_count_;
+    still_                   = progress ? Clock::duration(0) : still_ + since;
+    return still_ >= options.stall_timeout;
+  }
+
+  // While tasks run, they count: the device does only what they have issued.
+  void count_on_device(Program::Impl& what) {
+    can_count_                  = true;
+    DeviceStreams* const device = what.running.device();
+    if (device == nullptr || !state.tasks_ended()) return;
+    const std::lock_guard lock(state.mutex);
+    if (!program_) return;  // it is over, and the device may have the next run
+    try {
+      const std::optional<std::uint64_t> done = device->num_done();
+      can_count_                              = done.has_value();
+      if (done) pool->num_done_on_device.store(*done, std::memory_order_relaxed);
+    } catch (const Error&) {  // done() reports it
+    }
   }
 
   // The nodes that run now; none when the run is over.
@@ -156,55 +197,74 @@ struct Run::Impl {
     return what ? what->running.running_nodes() : std::string();
   }
 
-  // Whether it is over; if so, nothing holds the program any more. Does not wait for a device.
-  bool ended() { return state.tasks_ended() && wait(/*for_device=*/false); }
+  // For an error: the nodes that run, or the lanes of a device that has not finished.
+  [[nodiscard]] std::string unfinished_work() {
+    const std::string nodes = running_nodes();
+    const std::lock_guard lock(state.mutex);
+    return nodes.empty() && !unfinished.empty() ? str("the device has not finished ", unfinished) : nodes;
+  }
+
+  // Until when the drain time-out after a stop lasts; none: the run was not stopped.
+  [[nodiscard]] std::optional<Clock::time_point> drain_until() {
+    const std::lock_guard lock(state.mutex);
+    const auto stopped = state.stopped_at();
+    return stopped ? std::optional(*stopped + options.drain_timeout) : std::nullopt;
+  }
+
+  enum class Progress : std::uint8_t { under_way, over, given_up };
+
+  // Where the run is now. Lets go of a program whose run is over, and gives up a device that does not finish. Never
+  // waits.
+  Progress look() {
+    const std::shared_ptr<Program::Impl> what = held();
+    if (!what) return Progress::over;
+    if (state.phase() == RunPhase::abandoned) return Progress::given_up;
+    const auto until = drain_until();
+    const bool late  = until && Clock::now() >= *until;
+    if (!state.tasks_ended() || future.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+      return late ? Progress::given_up : Progress::under_way;
+    tsan::acquire(what->running.finished());
+    DeviceStreams* const device = what->running.device();
+    // Several threads can wait for one run. The first one that sees the device done releases the program, which may run
+    // again at once. The device is then asked about the new run, so the other threads must not ask: each of them looks
+    // at the phase first, with the mutex locked.
+    const std::lock_guard lock(state.mutex);
+    if (state.phase() == RunPhase::over) return Progress::over;
+    if (state.phase() == RunPhase::abandoned) return Progress::given_up;
+    if (device == nullptr || is_done(*device)) {
+      release();
+      return Progress::over;
+    }
+    // The device has the drain time-out for itself: a body may have used up that of the bodies.
+    if (!until || Clock::now() < std::max(*until, state.tasks_ended_at() + options.drain_timeout))
+      return Progress::under_way;
+    abandon(*device);
+    return Progress::given_up;
+  }
+
+  // Whether it is over; if so, nothing holds the program any more.
+  bool ended() { return look() == Progress::over; }
 
   // Waits for the end, or for the drain time-out after a stop. True: nothing of the run goes on any more.
   // One future ends the wait in the usual case: a second signal would wake the caller while the worker still tidies up,
-  // and the next run would start on another, colder core. A stop is rare, so this thread polls for it.
-  bool wait(bool for_device = true) {
-    constexpr std::chrono::milliseconds glance{20};
-    std::optional<Clock::time_point> drain_until;
-    const std::shared_ptr<Program::Impl> what = held();
-    if (!what) return true;
+  // and the next run would start on another, colder core. A stop is rare, so this thread polls for it. It polls a
+  // device more often, because the device gives no signal.
+  bool wait() {
+    constexpr std::chrono::microseconds glance_at_device{20};
     for (;;) {
-      Clock::time_point until = Clock::now() + glance;
-      if (deadline && !drain_until) until = std::min(until, *deadline);
-      if (future.wait_until(until) == std::future_status::ready) break;
-      notice_timeout();
-      if (!state.draining()) continue;
-      if (!drain_until) drain_until = Clock::now() + options.drain_timeout;
-      if (Clock::now() >= *drain_until) return false;
-    }
-    tsan::acquire(what->running.finished());
-    if (DeviceStreams* const device = what->running.device()) return drain(*device, for_device);
-    const std::lock_guard lock(state.mutex);
-    release();
-    return true;
-  }
-
-  // All is issued: waits for the device (`waits`), and releases the program. False: the device was not done before the
-  // drain time-out after a stop, or not at once.
-  // Several threads can wait for one run. The first one that sees the device done releases the program, which may run
-  // again at once. The device is then asked about the new run, so the other threads must not ask: each of them looks at
-  // the phase first, with the mutex locked.
-  bool drain(DeviceStreams& device, bool waits) {
-    constexpr std::chrono::microseconds glance{20};
-    std::optional<Clock::time_point> drain_until;
-    for (;;) {
-      {
-        const std::lock_guard lock(state.mutex);
-        if (state.phase() == RunPhase::over) return true;
-        if (is_done(device)) {
-          release();
-          return true;
-        }
+      const auto what = held();
+      if (!what) return true;
+      if (!state.tasks_ended()) {
+        Clock::time_point until = Clock::now() + glance;
+        if (deadline && !state.draining()) until = std::min(until, *deadline);
+        future.wait_until(until);
+      } else if (what->running.device() == nullptr) {
+        future.wait_for(glance);
       }
-      if (!waits) return false;
-      notice_timeout();
-      if (state.draining() && !drain_until) drain_until = Clock::now() + options.drain_timeout;
-      if (drain_until && Clock::now() >= *drain_until) return false;
-      std::this_thread::sleep_for(glance);
+      const Progress now = look();
+      if (now != Progress::under_way) return now == Progress::over;
+      notice_trouble();
+      if (state.tasks_ended()) std::this_thread::sleep_for(glance_at_device);
     }
   }
 
@@ -219,14 +279,26 @@ struct Run::Impl {
     return true;
   }
 
-  // Lets go of the program, which may run again. With the mutex locked. Of several threads that wait, the first one
-  // does it.
+  // Lets go of the program, which may run again. With the mutex locked.
   void release() {
-    if (state.phase() == RunPhase::over) return;
     state.release();
     if (recording) recording->end();
+    program_->running.end();
     program_->busy.store(false);
     program_.reset();
+  }
+
+  // With the mutex locked. The device may still use what the program has, and keeps it. The program can never run
+  // again: it stays busy.
+  void abandon(DeviceStreams& device) {
+    try {
+      unfinished = lane_names(device.unfinished());
+    } catch (const std::exception&) {  // the device has failed, and names no lanes
+    }
+    state.abandon();
+    if (recording) recording->end();
+    program_->running.end();
+    device.abandon(program_);
   }
 
   std::shared_ptr<Pool> pool;            // its workers know the nodes that they run
@@ -235,10 +307,19 @@ struct Run::Impl {
   std::optional<Clock::time_point> deadline;
   tf::Future<void> future;
   RunState state;
+  std::string unfinished;           // of an abandoned run: the lanes; guarded by the mutex of `state`
   std::atomic<bool> gotten{false};  // get() was called: it throws what stopped the run once
 
  private:
+  static constexpr std::chrono::milliseconds glance{20};
+  static constexpr std::chrono::seconds most_between_looks{1};
+
   std::shared_ptr<Program::Impl> program_;  // guarded by the mutex of `state`
+  std::mutex progress_mutex_;               // guards the rest; locked before that of `state`
+  std::uint64_t last_done_     = 0;
+  Clock::time_point last_look_ = Clock::now(), next_look_ = last_look_ + glance;
+  Clock::duration still_{0};  // without a node that ended
+  bool can_count_ = true;     // the device can tell how many nodes are done
 };
 
 struct Executor::Impl {
@@ -277,14 +358,16 @@ void Run::get() {
   }
   const bool drained = impl_->wait();
   std::optional<Error> error;
+  std::string left;
   {
     const std::lock_guard lock(impl_->state.mutex);
     error = impl_->state.error();
+    if (!impl_->unfinished.empty()) left = "these lanes of the device have not finished: " + impl_->unfinished;
   }
   if (!drained) {
-    const std::string names = impl_->running_nodes();
+    if (const std::string names = impl_->running_nodes(); !names.empty()) left = "these nodes still run: " + names;
     throw Error(error->kind(), str(error->what(), "; ", impl_->options.drain_timeout.count(), " ms later ",
-                                   names.empty() ? "its work was still not done" : "these nodes still run: " + names));
+                                   left.empty() ? "its work was still not done" : left));
   }
   if (error) throw *error;
 }
@@ -295,8 +378,8 @@ void Run::cancel(std::string_view why) {
 
 bool Run::done() {
   if (!impl_) return true;
-  impl_->notice_timeout();
-  return impl_->ended();
+  impl_->notice_trouble();
+  return impl_->look() != Impl::Progress::under_way;
 }
 
 Executor::Executor(ExecutorOptions options) {
@@ -306,10 +389,13 @@ Executor::Executor(ExecutorOptions options) {
   };
   check(options.threads, "threads");
   check(options.waiting_lanes, "waiting_lanes");
-  if (options.step_timeout.count() < 0 || options.drain_timeout.count() < 0) {
-    throw Error(ErrorKind::config, str("executor: time-outs of ", options.step_timeout.count(), " and ",
-                                       options.drain_timeout.count(), " ms (not negative)"));
-  }
+  const auto check_time = [](std::chrono::milliseconds time, const char* what) {
+    if (time.count() >= 0) return;
+    throw Error(ErrorKind::config, str("executor: ", what, " = ", time.count(), " ms (not negative)"));
+  };
+  check_time(options.step_timeout, "step_timeout");
+  check_time(options.stall_timeout, "stall_timeout");
+  check_time(options.drain_timeout, "drain_timeout");
   if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int num_workers = options.threads + options.waiting_lanes;
   check_threads(num_workers + HelperThreads::most(options.threads));
@@ -321,6 +407,7 @@ Executor::~Executor() {
   if (!last) return;
   last->stop("step: its executor was destroyed");  // does nothing if it has ended
   if (last->wait()) return;
+  if (last->state.phase() == RunPhase::abandoned) return;  // no thread works for it
   // A body does not return; get() has named it. Joining its thread would block the caller, so another thread waits. If
   // that one cannot be started, the caller waits after all.
   try {
@@ -348,14 +435,14 @@ Run Executor::start(const Program& program, Recorder* recorder) {
   }
   const std::lock_guard lock(impl_->mutex);
   if (impl_->current && !impl_->current->ended()) {
-    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->running_nodes(),
+    throw Error(ErrorKind::config, str("executor: a step is still under way (", impl_->current->unfinished_work(),
                                        "); one executor runs one step at a time"));
   }
   if (what->busy.exchange(true)) {
     throw Error(ErrorKind::config, "executor: the program is under way on another executor (make a Program for each)");
   }
   Recording* const recording = recorder ? recorder->recording_.get() : nullptr;
-  bool recorded              = false;
+  bool recorded = false, begun = false;
   try {
     auto run       = std::make_shared<Run::Impl>(what, impl_->pool, recorder ? recorder->recording_ : nullptr, options);
     impl_->current = run;
@@ -364,9 +451,10 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
     const bool is_on_device = what->running.device() != nullptr;
-    what->running.begin(*impl_->pool, run->state,
+    what->running.begin(impl_->pool, run->state,
                         {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
                          .recording    = recording});
+    begun = true;
     // The callback uses the run, which `current` keeps alive at least until Taskflow has called it.
     run->future = impl_->workers.run(what->taskflow, [state = &run->state] {
       const std::lock_guard state_lock(state->mutex);
@@ -375,6 +463,7 @@ Run Executor::start(const Program& program, Recorder* recorder) {
     return Run(run);
   } catch (...) {
     if (recorded) recording->abandon();
+    if (begun) what->running.end();
     what->busy.store(false);
     impl_->current.reset();
     throw;

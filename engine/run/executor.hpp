@@ -44,13 +44,18 @@ struct ExecutorOptions {
   int waiting_lanes = 0;
   // How long a step may take; 0: no limit. Checked by the thread that calls get() or done().
   std::chrono::milliseconds step_timeout{0};
-  // How long bodies may go on running after their step was stopped.
+  // How long a step may go on without any node that ends; 0: no limit. A slow step is fine, one that hangs is stopped.
+  // Checked as the step's time-out is. Between two checks at most a second counts: a process that was suspended, as by
+  // Ctrl-Z or a debugger, goes on.
+  std::chrono::milliseconds stall_timeout{0};
+  // How long bodies may go on after their step was stopped, and then a device after the last body has ended.
   std::chrono::milliseconds drain_timeout{5000};
 };
 
 // A run of a program that was started. get() waits for its end and throws the error that stopped it: one Error that
 // names node, rank, lane and cause. The error also names bodies that still run after the drain time-out; their threads
-// are left behind, so what they refer to must stay alive.
+// are left behind, so what they refer to must stay alive. It names the lanes of a device that has not finished by then:
+// the device keeps the program and its memory for the life of the process, and can run nothing more.
 // The destructor of a Run without get() waits too, and its error is lost.
 class Run {
  public:
@@ -60,7 +65,8 @@ class Run {
 
   void get();
   void cancel(std::string_view why = "cancelled");  // from any thread; get() then throws
-  [[nodiscard]] bool done();                        // never blocks; notices a time-out too
+  // Whether get() would return at once. Never waits; notices time-outs too.
+  [[nodiscard]] bool done();
 
  private:
   friend class Executor;
@@ -71,7 +77,8 @@ class Run {
 };
 
 // Threads that run programs: a tf::Executor for nodes, and TBB threads for parallel kernels inside them. One run at a
-// time.
+// time. If a body outlasts the drain time-out, the executor keeps the program until a start() after the body has
+// returned, which calls World::end_step of that program's world: so this world must live until then.
 class Executor {
  public:
   // Throws Error(config) for options out of range, Error(backend) if the process may not start so many threads.

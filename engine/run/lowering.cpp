@@ -1,8 +1,12 @@
 #include "engine/run/lowering.hpp"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <queue>
+#include <tuple>
 
+#include "engine/base/disjoint_sets.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
 #include "engine/graph/matching.hpp"
@@ -20,9 +24,7 @@ class Lowerer {
   Lowering lower() {
     find_waiting_lanes();
     out_.leader.resize(data_.nodes.size());
-    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
-      out_.leader[node] = world_.is_local(Rank{data_.nodes[node].rank}) ? node : no_node;
-    }
+    std::iota(out_.leader.begin(), out_.leader.end(), std::uint32_t{0});
     if (data_.parts.empty()) {
       lower_edges_unmatched();
       if (&edges_ != &graph_.edges()) check_acyclic();  // derived edges follow the order of adding
@@ -37,38 +39,74 @@ class Lowerer {
  private:
   void find_waiting_lanes() {
     out_.waiting_lanes = waiting_lanes(graph_, world_);
-    if (out_.waiting_lanes.empty() || world_.device() != nullptr) return;  // on a device, host nodes wait by themselves
+    if (world_.device() != nullptr) return;  // on a device, host nodes wait by themselves
+    if (parts_wait(world_)) check_lanes_of_parts();
+    if (out_.waiting_lanes.empty()) return;
     out_.waits.resize(data_.nodes.size());
-    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
-      const NodeRecord& record = data_.nodes[node];
-      out_.waits[node]         = record.lane >= 0 && world_.waits(static_cast<LaneKind>(record.lane));
-      if (record.lane < 0 && record.part >= 0) {
-        throw Error(ErrorKind::config, str("program: part '", data_.name(node), "' of rank ", record.rank,
-                                           " has no lane, and this world's lanes wait (give it one: a part that waits "
-                                           "without a lane would hold up computation)"));
-      }
+    for (std::uint32_t node = 0; node < data_.nodes.size(); ++node)
+      out_.waits[node] = waits(graph_, Node{node}, world_);
+  }
+
+  // A part that waits while its thread counts as computing could wait for a node that its process cannot start.
+  void check_lanes_of_parts() const {
+    for (const PartRecord& part : data_.parts) {
+      const Node node{part.node};
+      if (waits(graph_, node, world_)) continue;
+      const auto lane = graph_.lane(node);
+      throw Error(ErrorKind::config,
+                  str("program: part '", data_.name(part.node), "' of rank ", graph_.rank(node), " has ",
+                      lane ? str("lane ", lane->kind, ", which does not wait") : "no lane",
+                      ", and this world's lanes wait (give it one of tp, gather, reduce, pp_send or pp_recv: a part "
+                      "that waits on another lane, or on none, would hold up computation)"));
     }
   }
 
   void match_parts() {
-    const Matching matching = stepgraph::match_parts(graph_, [&](Rank rank) { return world_.is_local(rank); });
+    const Matching matching = stepgraph::match_parts(graph_);
     out_.match_of_node.assign(data_.nodes.size(), 0);
-    for (std::size_t i = 0; i < matching.size(); ++i) {
-      Match match;
+    const std::vector<std::uint32_t> batch = batches(matching);
+    std::vector<std::uint32_t> order(matching.size());
+    std::iota(order.begin(), order.end(), std::uint32_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return batch[a] < batch[b]; });
+    for (std::size_t i = 0; i < order.size();) {
+      const auto first     = static_cast<std::uint32_t>(i);
       std::uint32_t leader = no_node;
-      for (const std::uint32_t node : matching.meeting(i)) {
-        const Rank rank            = graph_.rank({node});
-        const Graph::PartView part = graph_.part({node});
-        match.parts.push_back({{node}, rank, member_of(graph_.spec(part.group), rank), part.peer, part.source, {}, {}});
-        leader = std::min(leader, node);
+      for (; i < order.size() && batch[order[i]] == batch[order[first]]; ++i) {
+        out_.matches.push_back(make_match(matching, order[i]));
+        for (const std::uint32_t node : matching.meeting(order[i])) leader = std::min(leader, node);
       }
-      check_match(match);
-      for (const std::uint32_t node : matching.meeting(i)) {
-        out_.leader[node]        = leader;
-        out_.match_of_node[node] = static_cast<std::uint32_t>(i);
+      out_.matches[first].batch_size = static_cast<std::uint32_t>(i) - first;
+      for (std::size_t k = first; k < i; ++k) {
+        for (const std::uint32_t node : matching.meeting(order[k])) {
+          out_.leader[node]        = leader;
+          out_.match_of_node[node] = first;
+        }
       }
-      out_.matches.push_back(std::move(match));
     }
+  }
+
+  [[nodiscard]] Match make_match(const Matching& matching, std::uint32_t meeting) const {
+    Match match{.turn = matching.turn[meeting], .parts = {}, .pieces = {}};
+    for (const std::uint32_t node : matching.meeting(meeting)) {
+      const Rank rank            = graph_.rank({node});
+      const Graph::PartView part = graph_.part({node});
+      match.parts.push_back({{node}, rank, member_of(graph_.spec(part.group), rank), part.peer, part.source, {}, {}});
+    }
+    check_match(match);
+    return match;
+  }
+
+  // By meeting: its batch. Meetings with parts that a rank issues together are one batch, if the world takes batches.
+  [[nodiscard]] std::vector<std::uint32_t> batches(const Matching& matching) const {
+    DisjointSets sets(matching.size());
+    std::map<std::pair<std::int32_t, std::int32_t>, std::uint32_t> first;  // by rank and issue position
+    for (std::uint32_t i = 0; world_.batches() && i < matching.size(); ++i) {
+      for (const std::uint32_t node : matching.meeting(i)) {
+        const PartRecord& part = data_.parts[static_cast<std::size_t>(data_.nodes[node].part)];
+        sets.join(i, first.try_emplace({data_.nodes[node].rank, part.issue}, i).first->second);
+      }
+    }
+    return std::move(sets).roots();
   }
 
   // All expected parts are there and have the same operation. `verify` gives more detail.
@@ -76,18 +114,8 @@ class Lowerer {
     const Node first           = match.parts.front().node;
     const Graph::PartView what = graph_.part(first);
     const GroupSpec& group     = graph_.spec(what.group);
-    std::size_t expected       = 0;
-    if (point_to_point(what.op)) {
-      expected = 1 + (world_.is_local(what.peer) ? 1 : 0);
-    } else {
-      for (const Rank rank : group.ranks) expected += world_.is_local(rank) ? 1 : 0;
-    }
-    if (match.parts.size() != expected && graph_.only_rank()) {
-      throw Error(
-          ErrorKind::config,
-          str("program: the graph holds only rank ", *graph_.only_rank(), ", but other members of group '", group.name,
-              "' are also in this world (run the whole graph, or run the slice in a world with only this rank)"));
-    }
+    const std::size_t expected =
+        point_to_point(what.op) ? (graph_.holds(what.peer) ? 2 : 1) : graph_.ranks().num_in(group.ranks);
     if (match.parts.size() != expected) {
       throw Error(ErrorKind::graph, str("program: ", graph_.describe(first), " (", to_string(what.op), " on group '",
                                         group.name, "') has ", match.parts.size() - 1, " matching parts instead of ",
@@ -112,14 +140,7 @@ class Lowerer {
     const GroupSpec& group     = graph_.spec(what.group);
     std::vector<std::uint32_t> nodes;
     for (const LocalPart& part : match.parts) nodes.push_back(part.node.id);
-    std::optional<Misfit> found;
-    if (nodes.size() == (point_to_point(what.op) ? 2 : group.ranks.size())) {
-      found = misfit(graph_, nodes);
-    } else {  // other members are in other processes
-      for (const std::uint32_t node : nodes) {
-        if (std::string why = misfit(graph_, Node{node}); !why.empty() && !found) found = Misfit{{node}, why};
-      }
-    }
+    const std::optional<Misfit> found = misfit(graph_, nodes);
     if (!found) return;
     const Graph::PartView part = graph_.part(found->node);
     throw Error(ErrorKind::graph,
@@ -129,10 +150,7 @@ class Lowerer {
 
   // Without parts each task is one node, and the edges are copied as they are.
   void lower_edges_unmatched() {
-    out_.task_nodes.reserve(out_.leader.size());
-    for (const std::uint32_t node : out_.leader) {
-      if (node != no_node) out_.task_nodes.push_back(node);
-    }
+    out_.task_nodes = out_.leader;
     out_.pred_begin = edges_.pred_begin;
     out_.preds      = edges_.preds;  // edges stay inside a rank
   }
@@ -155,7 +173,10 @@ class Lowerer {
           for (const std::uint32_t before : edges_.before({member})) follow(before);
         };
         if (data_.nodes[node].part >= 0) {
-          for (const LocalPart& part : out_.matches[out_.match_of_node[node]].parts) follow_all(part.node.id);
+          const std::uint32_t first = out_.match_of_node[node];
+          for (std::uint32_t i = first; i < first + out_.matches[first].batch_size; ++i) {
+            for (const LocalPart& part : out_.matches[i].parts) follow_all(part.node.id);
+          }
         } else {
           follow_all(node);
         }
@@ -207,6 +228,35 @@ Lowering lower(const RunnableGraph& graph, const World& world) {
   return Lowerer(graph, world).lower();
 }
 
+void prepare_world(World& world, const Graph& graph, std::vector<Match>& matches) {
+  const auto group_of = [&](const Match& match) { return graph.part(match.parts.front().node).group.id; };
+  std::map<std::uint32_t, std::uint32_t> num_operations;  // by group
+  for (const Match& match : matches) ++num_operations[group_of(match)];
+  std::vector<std::uint32_t> groups;
+  for (const auto& [group, count] : num_operations) groups.push_back(group);
+  std::sort(groups.begin(), groups.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const GroupSpec &p = graph.spec(Group{a}), &q = graph.spec(Group{b});
+    return std::tie(p.name, p.ranks) < std::tie(q.name, q.ranks);
+  });
+  const auto twin = std::adjacent_find(groups.begin(), groups.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const GroupSpec &p = graph.spec(Group{a}), &q = graph.spec(Group{b});
+    return p.name == q.name && p.ranks == q.ranks;
+  });
+  if (twin != groups.end())
+    throw Error(ErrorKind::config, str("program: two groups of the same ranks have the name '",
+                                       graph.spec(Group{*twin}).name, "' (a name for each)"));
+  std::vector<Communicator> communicators;
+  for (const std::uint32_t group : groups)
+    communicators.push_back({graph.spec(Group{group}), num_operations.at(group)});
+  const std::vector<std::uint32_t> numbers = world.prepare(graph, communicators);
+  if (numbers.size() != groups.size())
+    throw Error(ErrorKind::config, str("world: prepare() returned ", numbers.size(), " numbers for ", groups.size(),
+                                       " groups (one for each)"));
+  std::map<std::uint32_t, std::uint32_t> number_of;  // by group
+  for (std::size_t i = 0; i < groups.size(); ++i) number_of[groups[i]] = numbers[i];
+  for (Match& match : matches) match.communicator = number_of.at(group_of(match));
+}
+
 std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPlan* plan) {
   const std::size_t num_nodes = lowering.leader.size();
   std::vector<std::vector<std::uint32_t>> after(num_nodes);
@@ -226,9 +276,11 @@ std::vector<std::uint32_t> issue_order(const Lowering& lowering, const MemoryPla
   while (!ready.empty()) {
     const std::uint32_t node = ready.top();
     ready.pop();
-    const Match* const match = lowering.matches.empty() ? nullptr : &lowering.matches[lowering.match_of_node[node]];
-    if (match != nullptr && lowering.leader[match->parts.front().node.id] == node) {
-      for (const LocalPart& part : match->parts) order.push_back(part.node.id);
+    const std::uint32_t first = lowering.matches.empty() ? 0 : lowering.match_of_node[node];
+    if (!lowering.matches.empty() && lowering.leader[lowering.matches[first].parts.front().node.id] == node) {
+      for (std::uint32_t i = first; i < first + lowering.matches[first].batch_size; ++i) {
+        for (const LocalPart& part : lowering.matches[i].parts) order.push_back(part.node.id);
+      }
     } else {
       order.push_back(node);
     }

@@ -14,6 +14,7 @@ Recorder::Recorder() : recording_(std::make_shared<Recording>()) {}
 Recorder::~Recorder() = default;
 
 Timeline Recorder::timeline() const { return recording_->timeline(); }
+std::chrono::steady_clock::time_point Recorder::began() const { return recording_->began(); }
 
 bool Recording::Log::grow() noexcept {
   try {
@@ -41,8 +42,6 @@ void Recording::Log::for_each(const Visit& visit) const {
     std::for_each(first, last, visit);
   }
 }
-
-Recording::Moment Recording::Moment::now() noexcept { return {read_begin_ticks(), std::chrono::steady_clock::now()}; }
 
 bool Recording::begin(std::size_t num_workers, std::shared_ptr<const TaskOrder> order) {
   if (busy_.exchange(true)) return false;
@@ -72,7 +71,7 @@ void Recording::abandon() noexcept {
 
 // The speed of the counter is measured over the run itself. A run of a few microseconds is too short for that: then
 // this function waits once, until the speed is known to 1 in 10,000.
-Recording::Moment Recording::ruler_end() const {
+Moment Recording::ruler_end() const {
   constexpr std::chrono::microseconds enough{500};
   const std::lock_guard lock(mutex_);
   while (ended_.time - began_.time < enough) ended_ = Moment::now();
@@ -106,7 +105,7 @@ Timeline Recording::timeline() const {
   put_begins_right(out);
   for (std::size_t node = 0; node < out.nodes.size(); ++node) {
     const std::uint32_t leader = order_->leader[node];
-    if (leader != no_node && leader != node) out.nodes[node] = out.nodes[leader];
+    if (leader != node) out.nodes[node] = out.nodes[leader];
     out.makespan_s = std::max(out.makespan_s, out.nodes[node].end_s);
   }
   return out;

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <memory>
 
 #include "engine/graph/timeline.hpp"
@@ -26,9 +27,10 @@ class Recorder {
   // The last step that was started with it, once that has ended (get() has returned or thrown, or done() is true).
   // Time 0 is the call of Executor::start, the makespan is the end of the last node. The parts of one communication
   // that ran as one task have the same times. The time of a node includes the time that its body waits. Nodes that did
-  // not start in a failed step, and nodes of ranks in other processes, have not `ran()`. Throws Error(config) when
-  // nothing was recorded yet or the step still runs, Error(backend) when the recorder ran out of memory.
+  // not start in a failed step have not `ran()`. Throws Error(config) when nothing was recorded yet or the step still
+  // runs, Error(backend) when the recorder ran out of memory.
   [[nodiscard]] Timeline timeline() const;
+  [[nodiscard]] std::chrono::steady_clock::time_point began() const;  // time 0 of the timeline
 
  private:
   friend class Executor;

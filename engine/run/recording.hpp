@@ -42,7 +42,7 @@ inline std::uint64_t read_begin_ticks() noexcept { return read_ticks(); }
 
 // The tasks of a program: the task in which each node runs, and the tasks before each task.
 struct TaskOrder {
-  std::vector<std::uint32_t> leader;      // the node whose task a node runs in; no_node: on another process's rank
+  std::vector<std::uint32_t> leader;      // the node whose task a node runs in
   std::vector<std::uint32_t> task_nodes;  // the leaders, ascending
   std::vector<std::uint32_t> pred_begin;  // by node, for leaders: predecessors, as leaders
   std::vector<std::uint32_t> preds;
@@ -50,6 +50,13 @@ struct TaskOrder {
   [[nodiscard]] std::span<const std::uint32_t> preds_of(std::uint32_t leading_node) const {
     return std::span(preds).subspan(pred_begin[leading_node], pred_begin[leading_node + 1] - pred_begin[leading_node]);
   }
+};
+
+// One moment, on both clocks.
+struct Moment {
+  std::uint64_t ticks                        = 0;
+  std::chrono::steady_clock::time_point time = {};
+  [[nodiscard]] static Moment now() noexcept { return {read_begin_ticks(), std::chrono::steady_clock::now()}; }
 };
 
 // Each worker appends to chunks of its own, so workers neither wait nor share memory. Chunks are kept from run to run.
@@ -72,6 +79,7 @@ class Recording {
   void set_times(std::vector<NodeTime> times) { times_ = std::move(times); }
 
   [[nodiscard]] Timeline timeline() const;
+  [[nodiscard]] std::chrono::steady_clock::time_point began() const { return began_.time; }
 
  private:
   static constexpr std::size_t chunk_size = 4096;
@@ -90,12 +98,6 @@ class Recording {
     void clear() noexcept;
     template <class Visit>
     void for_each(const Visit& visit) const;
-  };
-  // One moment, on both clocks.
-  struct Moment {
-    std::uint64_t ticks = 0;
-    std::chrono::steady_clock::time_point time;
-    static Moment now() noexcept;
   };
 
   [[nodiscard]] Moment ruler_end() const;

@@ -72,6 +72,11 @@ void RunnableGraph::check_fits(const World& world) const {
     throw Error(ErrorKind::config,
                 str("program: the graph is for ", graph_.num_ranks(), " ranks, the world has ", world.num_ranks()));
   }
+  if (graph_.ranks() != world.local_ranks()) {
+    throw Error(ErrorKind::config,
+                str("program: the graph holds ", to_string(graph_.ranks()), ", this process of the world has ",
+                    to_string(world.local_ranks()), " (slice(graph, world.local_ranks()))"));
+  }
   if (issue_order_ < world.issue_order()) {
     throw Error(ErrorKind::config,
                 str("program: the graph's issue order is '", name(issue_order_), "', the world needs '",

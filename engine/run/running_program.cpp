@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
+#include <thread>
 #include <utility>
 
-#include "engine/run/recording.hpp"
 #include "engine/run/tsan.hpp"
 
 namespace stepgraph {
@@ -36,30 +36,38 @@ class PermitGuard {
 constinit thread_local Worker* this_worker = nullptr;
 
 void Worker::forget_waiting() {
-  said_waiting = false;
+  said_waiting.store(false, std::memory_order_relaxed);
   const std::lock_guard lock(mutex);
   waiting_for.clear();
 }
 
 void RunState::stop(Error why) {
   assert(phase_ == RunPhase::running);
-  error_ = std::move(why);
-  phase_ = RunPhase::stopping;
+  error_      = std::move(why);
+  stopped_at_ = std::chrono::steady_clock::now();
+  phase_      = RunPhase::stopping;
 }
 
 void RunState::end_tasks() {
   assert(!tasks_ended());
-  phase_ = phase_ == RunPhase::running ? RunPhase::issued : RunPhase::stopped;
+  tasks_ended_at_ = std::chrono::steady_clock::now();
+  phase_          = phase_ == RunPhase::running ? RunPhase::issued : RunPhase::stopped;
 }
 
 void RunState::fail(Error why) {
-  assert(tasks_ended() && phase_ != RunPhase::over);
+  assert(phase_ == RunPhase::issued || phase_ == RunPhase::stopped);
   if (!error_) error_ = std::move(why);
+  if (!stopped_at_) stopped_at_ = std::chrono::steady_clock::now();
   phase_ = RunPhase::stopped;
 }
 
+void RunState::abandon() {
+  assert(phase_ == RunPhase::stopped);
+  phase_ = RunPhase::abandoned;
+}
+
 void RunState::release() {
-  assert(tasks_ended() && phase_ != RunPhase::over);
+  assert(phase_ == RunPhase::issued || phase_ == RunPhase::stopped);
   phase_ = RunPhase::over;
 }
 
@@ -70,6 +78,27 @@ Pool::Pool(int num_compute, int num_workers)
       threads(num_compute),
       workers(static_cast<std::size_t>(num_workers)) {
   for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
+}
+
+void Pool::begin_run() {
+  for (Worker& worker : workers) {
+    worker.context.num_done_.store(0, std::memory_order_relaxed);
+    worker.log->clear();
+  }
+  num_done_on_device.store(0, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  began_ = Moment::now();
+}
+
+std::uint64_t Pool::nodes_done() const noexcept {
+  std::uint64_t sum = num_done_on_device.load(std::memory_order_relaxed);
+  for (const Worker& worker : workers) sum += worker.context.num_done_.load(std::memory_order_relaxed);
+  return sum;
+}
+
+Moment Pool::began() const {
+  const std::lock_guard lock(mutex_);
+  return began_;
 }
 
 RunningProgram::RunningProgram(Graph graph, World& world, std::shared_ptr<Memory> memory, std::vector<Match> matches,
@@ -85,7 +114,18 @@ RunningProgram::RunningProgram(Graph graph, World& world, std::shared_ptr<Memory
   tasks_.reserve(data_.nodes.size());
   for (std::uint32_t node = 0; node < data_.nodes.size(); ++node)
     tasks_.push_back({data_.bodies[node].closure(), node});
-  for (Match& match : matches_) bind(match);
+  exchanges_.reserve(matches_.size());
+  for (Match& match : matches_) {
+    bind(match);
+    const Graph::PartView what = graph_.part(match.parts.front().node);
+    exchanges_.push_back({what, graph_.spec(what.group), match.communicator, match.turn, match.parts});
+  }
+}
+
+// The matches that run with a part.
+std::span<Match> RunningProgram::batch_of(std::uint32_t node) {
+  const std::uint32_t first = match_of_node_[node];
+  return std::span(matches_).subspan(first, matches_[first].batch_size);
 }
 
 // Finds the memory of a match's accesses.
@@ -114,18 +154,22 @@ void RunningProgram::bind(Match& match) {
   }
 }
 
-void RunningProgram::begin(Pool& pool, RunState& run, const RunNeeds& needs) {
-  pool_  = &pool;
-  run_   = &run;
-  needs_ = needs;
-  needy_ = needs.count_bodies || needs.recording || device_;
-  world_.begin_step();
+void RunningProgram::begin(const std::shared_ptr<Pool>& pool, RunState& run, RunNeeds needs) {
+  needs.watched = world_.peers() != nullptr;
+  pool_         = pool.get();
+  run_          = &run;
+  needs_        = needs;
+  needy_        = needs.count_bodies || needs.recording || needs.watched || device_;
+  pool->begin_run();
+  world_.begin_step(std::make_shared<const RunView>(graph_, pool));
   if (host_lanes_) host_lanes_->begin();
-  for (Worker& worker : pool.workers) {
+  for (Worker& worker : pool->workers) {
     worker.context.program_ = this;
     tsan::release(&worker);
   }
 }
+
+void RunningProgram::end() noexcept { world_.end_step(); }
 
 // The overhead of a node is mostly the memory that is written around its body, so this writes as little as possible.
 [[gnu::always_inline]] inline void RunningProgram::execute(Body::Invoke invoke, const TaskRecord& task,
@@ -140,9 +184,11 @@ void RunningProgram::begin(Pool& pool, RunState& run, const RunNeeds& needs) {
   } catch (...) {
     fail_current();
   }
-  Worker& same = *this_worker;
-  same.context.task_.store(nullptr, std::memory_order_relaxed);
-  if (same.said_waiting) [[unlikely]]
+  Worker& same     = *this_worker;
+  Context& context = same.context;
+  context.task_.store(nullptr, std::memory_order_relaxed);
+  context.num_done_.store(context.num_done_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (same.said_waiting.load(std::memory_order_relaxed)) [[unlikely]]
     same.forget_waiting();
 }
 
@@ -168,9 +214,9 @@ void RunningProgram::fail_current() noexcept {
 void RunningProgram::communicate(const Context& context) {
   const std::uint32_t node = context.node().id;
   if (data_.nodes[node].part < 0) return;  // a node without a body
-  const Match& match         = matches_[match_of_node_[node]];
-  const Graph::PartView what = graph_.part(match.parts.front().node);
-  world_.communicate(context, {what, graph_.spec(what.group), match.parts});
+  const std::uint32_t first             = match_of_node_[node];
+  const std::span<const Exchange> batch = std::span(exchanges_).subspan(first, matches_[first].batch_size);
+  batch.size() == 1 ? world_.communicate(context, batch.front()) : world_.communicate_batch(context, batch);
 }
 
 void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
@@ -200,24 +246,48 @@ void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Work
     permit.emplace(*pool_, worker);
     if (stopping()) return;  // it may have waited long for the permit
   }
-  if (!needs_.recording) return execute(invoke, task, worker);
-  const std::uint64_t begin = read_begin_ticks();
+  if (needs_.watched) worker.running.store(task.node, std::memory_order_relaxed);
+  const std::uint64_t begin = needs_.recording ? read_begin_ticks() : 0;
   execute(invoke, task, worker);
-  needs_.recording->add(worker.index, task.node, begin, read_ticks());
+  const std::uint64_t end = read_ticks();
+  if (needs_.recording) needs_.recording->add(worker.index, task.node, begin, end);
+  if (needs_.watched) leave_node(worker, task.node, end);
+}
+
+void RunningProgram::leave_node(Worker& worker, std::uint32_t node, std::uint64_t end) noexcept {
+  worker.log->add(node, end);
+  worker.running.store(no_node, std::memory_order_relaxed);
+  worker.context.waits_for_.store(-1, std::memory_order_relaxed);
+}
+
+// Asks until the answer is yes, or the run is stopping.
+template <class Ready>
+bool RunningProgram::poll(const Ready& ready) const {
+  constexpr std::chrono::microseconds nap{20};
+  while (!ready()) {
+    if (stopping()) return false;
+    std::this_thread::sleep_for(nap);
+  }
+  return true;
 }
 
 // The work that a body enqueues runs after the nodes before it, and before the nodes after it: before() and after().
 void RunningProgram::run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   Context& context = worker.context;
   context.task_.store(&task, std::memory_order_relaxed);
+  if (needs_.watched) worker.running.store(task.node, std::memory_order_relaxed);
   try {
     if (data_.nodes[task.node].part >= 0) {
-      Match& match = matches_[match_of_node_[task.node]];
-      for (LocalPart& part : match.parts) part.queue = device_->before(part.node);
-      context.device_ = match.parts.front().queue;
+      const std::span<Match> batch = batch_of(task.node);
+      for (Match& match : batch) {
+        for (LocalPart& part : match.parts) part.queue = device_->before(part.node);
+      }
+      context.device_ = batch.front().parts.front().queue;
       communicate(context);
-      for (const LocalPart& part : match.parts) device_->after(part.node);
-    } else {
+      for (const Match& match : batch) {
+        for (const LocalPart& part : match.parts) device_->after(part.node);
+      }
+    } else if (poll([&] { return device_->ready(Node{task.node}); })) {
       context.device_ = device_->before(Node{task.node});
       if (invoke) invoke(&task.closure, context);
       device_->after(Node{task.node});
@@ -227,7 +297,9 @@ void RunningProgram::run_on_device(Body::Invoke invoke, const TaskRecord& task, 
   }
   context.device_ = nullptr;
   context.task_.store(nullptr, std::memory_order_relaxed);
-  if (worker.said_waiting) worker.forget_waiting();
+  context.num_done_.store(context.num_done_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (needs_.watched) leave_node(worker, task.node, read_ticks());
+  if (worker.said_waiting.load(std::memory_order_relaxed)) worker.forget_waiting();
 }
 
 void RunningProgram::use_device(std::unique_ptr<DeviceStreams> device, std::vector<std::uint32_t> tasks_in_order,
@@ -238,9 +310,11 @@ void RunningProgram::use_device(std::unique_ptr<DeviceStreams> device, std::vect
 }
 
 // Each part of a communication can follow host nodes of its own rank.
-void RunningProgram::wait_for_host(std::uint32_t node) const noexcept {
+void RunningProgram::wait_for_host(std::uint32_t node) noexcept {
   if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
-  for (const LocalPart& part : matches_[match_of_node_[node]].parts) host_lanes_->wait_before(part.node.id);
+  for (const Match& match : batch_of(node)) {
+    for (const LocalPart& part : match.parts) host_lanes_->wait_before(part.node.id);
+  }
 }
 
 void RunningProgram::issue_nodes() {
@@ -257,6 +331,7 @@ void RunningProgram::issue_nodes() {
 void RunningProgram::issue() noexcept {
   const auto begin = std::chrono::steady_clock::now();
   try {
+    if (!poll([&] { return device_->vacant(); })) return;
     if (needs_.recording || host_lanes_->size() > 0 || !device_->replay()) issue_nodes();
   } catch (const Error& error) {
     stop(*run_, error, /*name_running=*/false);
@@ -328,8 +403,8 @@ void RunningProgram::waiting_for(std::string_view what) {
   if (!this_worker) return;  // a tile on a helper thread: the worker that runs the node reports for it
   Worker& worker = *this_worker;
   const std::lock_guard lock(worker.mutex);
-  worker.waiting_for  = what;
-  worker.said_waiting = true;
+  worker.waiting_for = what;
+  worker.said_waiting.store(true, std::memory_order_relaxed);
 }
 
 void RunningProgram::parallel_for(Node node, std::int64_t num_tiles, TileCall tile) {

@@ -1,9 +1,11 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,13 +18,15 @@
 #include "engine/run/helper_threads.hpp"
 #include "engine/run/host_lanes.hpp"
 #include "engine/run/memory.hpp"
+#include "engine/run/node_log.hpp"
+#include "engine/run/recording.hpp"
+#include "engine/run/run_view.hpp"
 #include "engine/run/world.hpp"
 
 // How a node runs when Taskflow has scheduled it: internal to engine/. Includes no Taskflow, so that ThreadSanitizer
 // can watch it (engine/run/tsan.hpp).
 namespace stepgraph {
 
-class Recording;  // engine/run/recording.hpp
 class RunningProgram;
 
 // One task of a lowered graph: a node, or the node that leads a match.
@@ -34,37 +38,56 @@ struct TaskRecord {
 // One thread of an executor's pool, and the node that it runs.
 struct alignas(64) Worker {
   Context context;  // the node and the program that it runs
-  int index         = 0;
-  bool said_waiting = false;  // used by its own thread only
-  bool has_permit   = false;  // likewise: it may compute
-  std::mutex mutex;           // guards `waiting_for`
-  std::string waiting_for;    // what the current node has reported to wait for
+  int index = 0;
+  std::atomic<bool> said_waiting{false};  // the current node has reported to wait; written by its own thread only
+  bool has_permit = false;                // used by its own thread only: it may compute
+  std::mutex mutex;                       // guards `waiting_for`
+  std::string waiting_for;                // what the current node has reported to wait for
   void forget_waiting();
+
+  // In worlds with peers, for RunView: the node that it runs, and those that it has run last.
+  std::atomic<std::uint32_t> running{no_node};
+  std::unique_ptr<NodeLog> log = std::make_unique<NodeLog>();
 };
 
 // The threads of an executor, which one run at a time uses.
 struct Pool {
   explicit Pool(int num_threads, int num_workers);
+
+  void begin_run();  // before its first node
+  [[nodiscard]] std::uint64_t nodes_done() const noexcept;
+  [[nodiscard]] Moment began() const;  // the run
+
   int num_threads;
   ComputePermits permits;
   Crew crew;
   HelperThreads threads;  // after the members that its threads read: the destructor waits for them
   std::vector<Worker> workers;
+  std::atomic<std::uint64_t> num_done_on_device{0};  // written by threads that wait for the run
+
+ private:
+  mutable std::mutex mutex_;  // guards the next one
+  Moment began_;
 };
 
-// Matched parts that run as one task: by member; for a message the sender, then the receiver.
+// Matched parts: by member; for a message the sender, then the receiver. A task runs one match, or the matches of a
+// batch, which are neighbours.
 struct Match {
+  std::uint32_t batch_size   = 1;  // of the first match of a task
+  std::uint32_t communicator = 0;  // as World::prepare has numbered it
+  std::uint32_t turn         = 0;
   std::vector<LocalPart> parts;
   std::vector<Piece> pieces;  // what the parts' spans point at
 };
 
 // How far a run has come.
 enum class RunPhase : std::uint8_t {
-  running,   // bodies run
-  stopping,  // it failed, was cancelled or ran out of time: no new body starts, bodies in flight drain
-  issued,    // all tasks have ended; on a device, what they enqueued may still run
-  stopped,   // the same, after a stop or a failure of the device
-  over,      // nothing of it runs any more, and its program may run again
+  running,    // bodies run
+  stopping,   // it failed, was cancelled or ran out of time: no new body starts, bodies in flight drain
+  issued,     // all tasks have ended; on a device, what they enqueued may still run
+  stopped,    // the same, after a stop or a failure of the device
+  abandoned,  // the device has not finished in time after a stop: the engine does not wait any more
+  over,       // nothing of it runs any more, and its program may run again
 };
 
 // One run of a program: its phase, and why it failed.
@@ -73,10 +96,12 @@ enum class RunPhase : std::uint8_t {
 //      |                  |
 //   end_tasks          end_tasks
 //      v                  v
-//   issued --fail----> stopped    (the device failed, or the run was stopped while the device worked)
+//   issued --fail----> stopped --abandon--> abandoned
 //      |                  |
 //    release           release
 //      `------> over <----'
+//
+// issued to stopped: the device failed, or the run was stopped while the device worked.
 //
 // Transitions are made with `mutex` locked; any thread may read the phase.
 class RunState {
@@ -88,10 +113,16 @@ class RunState {
   // It was stopped or has failed, and is not over yet.
   [[nodiscard]] bool draining() const noexcept { return phase() == RunPhase::stopping || phase() == RunPhase::stopped; }
   [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }  // with `mutex` locked
+  // When it was stopped; with `mutex` locked.
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> stopped_at() const noexcept { return stopped_at_; }
+
+  // When the last body had ended; with `mutex` locked, after end_tasks().
+  [[nodiscard]] std::chrono::steady_clock::time_point tasks_ended_at() const noexcept { return tasks_ended_at_; }
 
   void stop(Error why);  // from running
   void end_tasks();      // from running or stopping
   void fail(Error why);  // from issued or stopped: the first reason is kept
+  void abandon();        // from stopped
   void release();        // from issued or stopped
 
   std::mutex mutex;
@@ -99,12 +130,15 @@ class RunState {
  private:
   std::atomic<RunPhase> phase_{RunPhase::running};
   std::optional<Error> error_;
+  std::optional<std::chrono::steady_clock::time_point> stopped_at_;
+  std::chrono::steady_clock::time_point tasks_ended_at_;
 };
 
 // What a run needs beside running bodies.
 struct RunNeeds {
   bool count_bodies    = false;    // more threads could run bodies than may compute at once
   Recording* recording = nullptr;  // where times go, if anywhere
+  bool watched         = false;    // the world has peers, which want to know how far the run has come
 };
 
 // A lowered program that is or can be running: its nodes, their memory, and the run in progress. run() and the
@@ -122,7 +156,8 @@ class RunningProgram {
   [[nodiscard]] double issue_s() const noexcept { return issue_s_; }  // how long the last one took
   void run_host_lane(std::size_t lane) noexcept;                      // all nodes of the lane, on this thread
 
-  void begin(Pool& pool, RunState& run, const RunNeeds& needs);  // readies it for a run on `pool`
+  void begin(const std::shared_ptr<Pool>& pool, RunState& run, RunNeeds needs);  // readies it for a run on `pool`
+  void end() noexcept;  // of a run: nothing of it goes on any more, or it is abandoned
 
   // Executes a task on the thread of its worker: a body, or (without `invoke`) the communication that the node leads.
   // Does nothing once the run is stopping.
@@ -137,6 +172,7 @@ class RunningProgram {
       const;  // names of the nodes that run now and what they wait for; may be empty
 
   [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
+  [[nodiscard]] const World& world() const noexcept { return world_; }
   [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
   void parallel_for(Node node, std::int64_t num_tiles, TileCall tile);
   void waiting_for(std::string_view what);
@@ -151,9 +187,13 @@ class RunningProgram {
   void run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void run_on_device(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept;
   void issue_nodes();
-  void wait_for_host(std::uint32_t node) const noexcept;
+  void wait_for_host(std::uint32_t node) noexcept;
+  template <class Ready>
+  [[nodiscard]] bool poll(const Ready& ready) const;
+  static void leave_node(Worker& worker, std::uint32_t node, std::uint64_t end) noexcept;
   [[nodiscard]] bool device_is_done() const noexcept;  // with the mutex of the run locked
   void bind(Match& match);
+  [[nodiscard]] std::span<Match> batch_of(std::uint32_t node);
   void communicate(const Context& context);
 
   Graph graph_;
@@ -162,7 +202,8 @@ class RunningProgram {
   const GraphData& data_;
   std::vector<TaskRecord> tasks_;  // by node
   std::vector<Match> matches_;
-  std::vector<std::uint32_t> match_of_node_;  // empty when there are no parts
+  std::vector<Exchange> exchanges_;           // by match
+  std::vector<std::uint32_t> match_of_node_;  // the first match of its task; empty when there are no parts
   std::vector<bool> waits_;                   // by node; empty when no lane waits
 
   std::unique_ptr<DeviceStreams> device_;

@@ -22,7 +22,7 @@ class Walk {
  public:
   Walk(const Graph& graph, const std::vector<std::uint32_t>& stream)
       : stream_(stream),
-        known_(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds),
+        known_(graph.ranks().size() * num_lane_kinds),
         place_(graph.num_nodes(), 0),
         at_(graph.num_nodes()),
         sizes_(known_.size(), 0) {}
@@ -81,8 +81,8 @@ std::vector<std::uint32_t> latest_first(std::span<const std::uint32_t> nodes,
   return sorted;
 }
 
-std::vector<std::uint32_t> positions(const std::vector<std::uint32_t>& order) {
-  std::vector<std::uint32_t> position(order.size());
+std::vector<std::uint32_t> positions(const std::vector<std::uint32_t>& order, std::uint32_t num_nodes) {
+  std::vector<std::uint32_t> position(num_nodes);
   for (std::uint32_t i = 0; i < order.size(); ++i) position[order[i]] = i;
   return position;
 }
@@ -113,8 +113,13 @@ std::size_t StreamPlan::num_events() const {
   return num_different(std::move(all));
 }
 
-std::string stream_name(std::uint32_t stream) {
-  return str("rank ", stream / num_lane_kinds, " ", to_string(static_cast<LaneKind>(stream % num_lane_kinds)));
+Lane StreamPlan::lane_of(std::uint32_t number) const {
+  return {ranks[number / num_lane_kinds], static_cast<LaneKind>(number % num_lane_kinds)};
+}
+
+std::string StreamPlan::name(std::uint32_t number) const {
+  const Lane lane = lane_of(number);
+  return str("rank ", lane.rank, " ", lane.kind);
 }
 
 StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32_t> order) {
@@ -122,13 +127,14 @@ StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32
   const Edges& edges = ordered.edges;
   StreamPlan plan;
   plan.issue_order.assign(order.begin(), order.end());
+  plan.ranks = graph.ranks();
   plan.stream.resize(graph.num_nodes());
-  const std::vector<std::uint32_t> position = positions(plan.issue_order);
+  const std::vector<std::uint32_t> position = positions(plan.issue_order, graph.num_nodes());
   for (const std::uint32_t node : plan.issue_order) {
     const auto lane   = graph.lane(Node{node});
     const auto kind   = static_cast<std::uint32_t>(lane ? lane->kind : LaneKind::compute);
-    const auto rank   = static_cast<std::uint32_t>(index(graph.rank(Node{node})));
-    plan.stream[node] = graph.kind(Node{node}) == NodeKind::host ? none : rank * num_lane_kinds + kind;
+    const auto place  = static_cast<std::uint32_t>(*graph.ranks().place(graph.rank(Node{node})));
+    plan.stream[node] = graph.kind(Node{node}) == NodeKind::host ? none : place * num_lane_kinds + kind;
     if (lane || plan.stream[node] == none) continue;
     const std::vector<std::uint32_t> before = latest_first(edges.before(Node{node}), position);
     const auto on = std::find_if(before.begin(), before.end(), [&](auto of) { return plan.stream[of] != none; });
@@ -174,7 +180,7 @@ void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan) {
   const Edges& edges = ordered.edges;
   const auto refuse  = [&](std::uint32_t before, std::uint32_t node, bool loop) {
     const auto where = [&](std::uint32_t of) {
-      return plan.stream[of] == none ? std::string("the host") : str("stream '", stream_name(plan.stream[of]), "'");
+      return plan.stream[of] == none ? std::string("the host") : str("stream '", plan.name(plan.stream[of]), "'");
     };
     throw Error(ErrorKind::graph,
                  str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",

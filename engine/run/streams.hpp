@@ -21,7 +21,8 @@ struct StreamPlan {
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
   std::vector<std::uint32_t> issue_order;  // all nodes; each after the nodes it follows
-  std::vector<std::uint32_t> stream;       // by node: rank * num_lane_kinds + lane kind; none: a host node
+  RankSet ranks = RankSet::all(1);         // of the graph
+  std::vector<std::uint32_t> stream;       // by node: place of its rank * num_lane_kinds + lane kind; none: a host node
   // By node, in compressed rows: the nodes of other streams of the rank that it waits for. Waits that follow from the
   // order of streams and from other waits are left out. `loop` waits are for nodes of the previous run.
   std::vector<std::uint32_t> wait_begin, waits;
@@ -29,8 +30,10 @@ struct StreamPlan {
 
   [[nodiscard]] std::span<const std::uint32_t> waits_of(Node node) const;
   [[nodiscard]] std::span<const std::uint32_t> loop_waits_of(Node node) const;
-  [[nodiscard]] std::size_t num_streams() const;  // that have nodes
-  [[nodiscard]] std::size_t num_events() const;   // nodes that other nodes wait for
+  [[nodiscard]] Lane lane_of(std::uint32_t number) const;
+  [[nodiscard]] std::string name(std::uint32_t number) const;  // "rank 3 gather"
+  [[nodiscard]] std::size_t num_streams() const;               // that have nodes
+  [[nodiscard]] std::size_t num_events() const;                // nodes that other nodes wait for
 };
 
 // `order`: all nodes of this process in the order in which they are issued, nodes of one task beside each other.
@@ -42,8 +45,5 @@ struct StreamPlan {
 // Throws Error(graph), naming two nodes and their streams, if the order of the streams and the waits do not imply an
 // edge: the device could run the two nodes at the same time.
 void verify_streams(const OrderedGraph& graph, const StreamPlan& plan);
-
-// "rank 3 gather"
-[[nodiscard]] std::string stream_name(std::uint32_t stream);
 
 }  // namespace stepgraph

@@ -1,30 +1,52 @@
 #include "engine/run/waiting_lanes.hpp"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "engine/base/error.hpp"
 
 namespace stepgraph {
 
+namespace {
+
+bool is_for_parts(LaneKind kind) {
+  switch (kind) {
+    case LaneKind::tp:
+    case LaneKind::gather:
+    case LaneKind::reduce:
+    case LaneKind::pp_send:
+    case LaneKind::pp_recv:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool waits(const Graph& graph, Node node, const World& world) {
+  const auto lane = graph.lane(node);
+  return lane && world.waits(lane->kind) && (graph.has_part(node) || !is_for_parts(lane->kind));
+}
+
+bool parts_wait(const World& world) {
+  for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) {
+    const auto lane = static_cast<LaneKind>(kind);
+    if (is_for_parts(lane) && world.waits(lane)) return true;
+  }
+  return false;
+}
+
 std::vector<Lane> waiting_lanes(const Graph& graph, const World& world) {
   const bool on_device = world.device() != nullptr;
-  std::vector<char> has_host_nodes(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds, 0);
-  const auto place = [](Lane lane) {
-    return static_cast<std::size_t>(index(lane.rank)) * num_lane_kinds + static_cast<std::size_t>(lane.kind);
-  };
-  for (std::uint32_t node = 0; on_device && node < graph.num_nodes(); ++node) {
-    const auto lane = graph.lane(Node{node});
-    if (lane && graph.kind(Node{node}) == NodeKind::host) has_host_nodes[place(*lane)] = 1;
+  std::set<std::pair<Rank, LaneKind>> found;
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const bool blocks = on_device ? graph.kind(Node{node}) == NodeKind::host : waits(graph, Node{node}, world);
+    if (const auto lane = graph.lane(Node{node}); lane && blocks) found.emplace(lane->rank, lane->kind);
   }
   std::vector<Lane> lanes;
-  for (int rank = 0; rank < graph.num_ranks(); ++rank) {
-    if (!world.is_local(Rank{rank})) continue;
-    for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) {
-      const Lane lane{Rank{rank}, static_cast<LaneKind>(kind)};
-      const bool waits = on_device ? has_host_nodes[place(lane)] != 0 : world.waits(lane.kind);
-      if (waits && graph.lane_size(lane) > 0) lanes.push_back(lane);
-    }
-  }
+  for (const auto& [rank, kind] : found) lanes.push_back({rank, kind});
   return lanes;
 }
 

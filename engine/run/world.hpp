@@ -1,8 +1,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/graph/graph.hpp"
 #include "engine/graph/issue_order.hpp"
@@ -10,6 +14,8 @@
 namespace stepgraph {
 
 class Device;        // engine/run/device.hpp
+class Peers;         // engine/run/peers.hpp
+class RunView;       // engine/run/run_view.hpp
 struct DeviceQueue;  // engine/run/device.hpp
 
 // Memory of one access of a part: `region.count` ranges of `region.length` bytes, `region.stride` apart, from `data`
@@ -65,11 +71,20 @@ struct LocalPart {
   const DeviceQueue* queue = nullptr;  // on a device: the queue for its work
 };
 
-// Matched parts: all those whose ranks live in this process.
+// Matched parts: all those whose ranks live in this process. Communicator and turn name the communication within a run,
+// on every process alike: two groups of the same ranks never mix.
 struct Exchange {
   Graph::PartView what;  // the first local member's
   const GroupSpec& group;
+  std::uint32_t communicator;  // the group's number from World::prepare
+  std::uint32_t turn;  // k: the group's k-th operation of a run; for a message, the k-th from sender to receiver
   std::span<const LocalPart> parts;  // by member; for a message: the sender, then the receiver
+};
+
+// A group of a program that has operations.
+struct Communicator {
+  const GroupSpec& group;
+  std::uint32_t num_operations;  // of this process in a run, messages included
 };
 
 // Where ranks live and how a communication is executed: the interface to networks and devices. Implementations are in
@@ -78,23 +93,53 @@ class World {
  public:
   virtual ~World() = default;
 
-  [[nodiscard]] virtual int num_ranks() const          = 0;
-  [[nodiscard]] virtual bool is_local(Rank) const      = 0;
+  [[nodiscard]] virtual int num_ranks() const = 0;
+  // The ranks that live in this process. A program has the nodes of these ranks and of no others.
+  [[nodiscard]] virtual RankSet local_ranks() const { return RankSet::all(num_ranks()); }
+  [[nodiscard]] bool is_local(Rank rank) const { return local_ranks().contains(rank); }
   [[nodiscard]] virtual bool waits(LaneKind) const     = 0;  // nodes on such a lane block their thread
   [[nodiscard]] virtual IssueOrder issue_order() const = 0;
 
   // The device that has the memory of its ranks and runs their work; null: memory and bodies are on the host.
   [[nodiscard]] virtual Device* device() const { return nullptr; }
 
+  // Called when a program is made, with its groups in the order of their names. Groups of the same ranks have different
+  // names: else the program was refused. A world of several processes makes its communicators here: all processes make
+  // the same programs in the same order. Returns a number for each group, which its exchanges will have. Throws
+  // Error(config) for a program that the world cannot run.
+  [[nodiscard]] virtual std::vector<std::uint32_t> prepare(const Graph& graph, std::span<const Communicator> groups);
+
+  // Host data between the processes of this world; null: this process has all ranks.
+  [[nodiscard]] virtual Peers* peers() { return nullptr; }
+
   // Called before a run. Leftovers of an earlier run (an abort, a message that was not received) must not affect it.
-  virtual void begin_step() {}
+  // All processes run the same programs in the same order, also where a process has no nodes in one of them: so the
+  // number of a run, a communicator and a turn name a communication in all of them. A world can keep `run`, for
+  // heartbeats and reports, until end_step.
+  virtual void begin_step(std::shared_ptr<const RunView> run) { static_cast<void>(run); }
+  // Nothing of the run goes on any more, or the engine has given up a device that does not finish. Called once for each
+  // begin_step that returned, except for a run in which a body never returns. After a body that outlasted the drain
+  // time-out, it is called by the next Executor::start.
+  virtual void end_step() noexcept {}
 
   // Executes the local members' share of one communication, whose sizes fit; throws Error(backend). Called by a node's
   // task: `context` is that of the first local part, for parallel_for and stopping().
   virtual void communicate(const Context& context, const Exchange& exchange) = 0;
 
+  // Whether parts that a rank issues together, with equal issue positions, are one task and reach the world in one
+  // call.
+  [[nodiscard]] virtual bool batches() const { return false; }
+
+  // Executes several communications that this process issues together. `context` is that of the first part.
+  virtual void communicate_batch(const Context& context, std::span<const Exchange> batch);
+
+  // Why no run can go on: a peer has failed. None: all is well. Asked from any thread while a run is under way; the run
+  // then stops with Error(backend). Must not wait.
+  [[nodiscard]] virtual std::optional<std::string> failure() const { return std::nullopt; }
+
   // The run has failed in this process: wake all threads that wait in communicate(), and tell the peers. Called from
-  // any thread, at most once in a run, before the run ends. Must not wait for a node.
+  // any thread, at most once in a run, before the run ends. Must not wait, neither for a node nor for a peer: threads
+  // that ask about the run wait meanwhile.
   virtual void abort(std::string_view why) noexcept = 0;
 };
 

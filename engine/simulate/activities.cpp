@@ -67,11 +67,11 @@ class Builder {
 
   // One entry per lane; the last entry of a rank is for nodes without a lane.
   void find_bindings() {
-    for (int rank = 0; rank < graph_.num_ranks(); ++rank) {
+    for (const Rank rank : graph_.ranks()) {
       for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {
         const auto lane = kind < num_lane_kinds ? std::optional(static_cast<LaneKind>(kind)) : std::nullopt;
-        pool_of_lane_.push_back(static_cast<std::int32_t>(machine_.pool_of(Rank{rank}, lane)));
-        bus_of_lane_.push_back(static_cast<std::int32_t>(machine_.bus_of(Rank{rank}, lane)));
+        pool_of_lane_.push_back(static_cast<std::int32_t>(machine_.pool_of(rank, lane)));
+        bus_of_lane_.push_back(static_cast<std::int32_t>(machine_.bus_of(rank, lane)));
       }
     }
   }
@@ -140,7 +140,7 @@ class Builder {
 
   [[nodiscard]] std::size_t lane_of(std::uint32_t node) const {
     const NodeRecord& record = data_.nodes[node];
-    return static_cast<std::size_t>(record.rank) * (num_lane_kinds + 1) +
+    return record.place * (num_lane_kinds + 1) +
            (record.lane >= 0 ? static_cast<std::size_t>(record.lane) : num_lane_kinds);
   }
 
@@ -234,11 +234,11 @@ class Builder {
     out_.helped.push_back(pooled && copies);
   }
 
-  // In a graph of all ranks, every counterpart must be present; verify gives the details.
+  // Every counterpart on a rank of this graph must be present; verify gives the details.
   void check_complete(std::span<const std::uint32_t> parts) const {
-    if (graph_.only_rank()) return;
     const auto& first          = data_.parts[static_cast<std::size_t>(data_.nodes[parts.front()].part)];
-    const std::size_t expected = point_to_point(first.op) ? 2 : data_.groups[first.group].ranks.size();
+    const std::size_t expected = point_to_point(first.op) ? (graph_.holds(first.peer) ? 2 : 1)
+                                                          : graph_.ranks().num_in(data_.groups[first.group].ranks);
     if (parts.size() == expected) return;
     throw Error(ErrorKind::graph,
                 str("simulate: ", graph_.describe(Node{parts.front()}), " (", to_string(first.op), " on group '",
@@ -277,7 +277,7 @@ class Builder {
   Network network_;
   Matching matching_;
   Activities out_;
-  std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [rank * (num_lane_kinds + 1) + kind]
+  std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [place * (num_lane_kinds + 1) + kind]
   std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not looked up yet
   std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not looked up yet
   std::vector<Demand> demands_;                           // of the activity being added

@@ -56,7 +56,6 @@ std::string_view to_string(PoolOrder order) noexcept {
 
 Machine::Machine(int num_ranks) : num_ranks_(num_ranks) {
   if (num_ranks < 1) throw Error(ErrorKind::config, str("machine: num_ranks = ", num_ranks, " (at least 1)"));
-  tree_.resize(static_cast<std::size_t>(num_ranks));
 }
 
 void Machine::rate(NodeKind kind, const Rate& rate) {
@@ -152,7 +151,7 @@ const RateTable* Machine::table_of(std::string_view op) const {
 
 SwitchId Machine::root_switch() {
   if (has_network()) throw Error(ErrorKind::config, "machine: the network has a root switch already");
-  tree_.emplace_back();
+  tree_.resize(static_cast<std::size_t>(num_ranks_) + 1);
   return SwitchId{0};
 }
 
@@ -190,7 +189,7 @@ std::size_t Machine::vertex(SwitchId id) const {
   const auto at = static_cast<std::int64_t>(id) + num_ranks_;
   if (id >= SwitchId{0} && std::cmp_less(at, tree_.size())) return static_cast<std::size_t>(at);
   throw Error(ErrorKind::config, str("machine: no switch has number ", static_cast<int>(id), " (there are ",
-                                     tree_.size() - static_cast<std::size_t>(num_ranks_), ")"));
+                                     has_network() ? tree_.size() - static_cast<std::size_t>(num_ranks_) : 0, ")"));
 }
 
 void Machine::check_complete() const {

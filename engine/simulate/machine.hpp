@@ -123,7 +123,7 @@ class Machine {
   [[nodiscard]] const std::vector<BusSpec>& buses() const noexcept { return buses_; }
   [[nodiscard]] PoolId pool_of(Rank rank, std::optional<LaneKind> lane) const;  // none: a node without a lane
   [[nodiscard]] BusId bus_of(Rank rank, std::optional<LaneKind> lane) const;
-  [[nodiscard]] bool has_network() const noexcept { return tree_.size() > static_cast<std::size_t>(num_ranks_); }
+  [[nodiscard]] bool has_network() const noexcept { return !tree_.empty(); }
   [[nodiscard]] const std::vector<Vertex>& network() const noexcept { return tree_; }
   [[nodiscard]] double message_overhead_s() const noexcept { return message_overhead_s_; }
 

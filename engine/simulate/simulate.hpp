@@ -21,7 +21,8 @@ namespace stepgraph {
 //   busiest member.
 // - Workers are numbered through all pools in their order; -1: the node needs none.
 //
-// In a graph of one rank, the other ranks are assumed to be ready when its parts are, and to move as many bytes.
+// In a slice, the other ranks are assumed to be ready when the parts of its ranks are, and to move as many
+// bytes.
 //
 // Throws Error(graph), naming nodes, when nodes wait for each other in a circle or a part is not matched; Error(config)
 // when the machine has another number of ranks.

@@ -17,24 +17,21 @@ class Declared {
     first_                = &data.parts[static_cast<std::size_t>(data.nodes[parts.front()].part)];
     const Rank first_rank = Rank{data.nodes[parts.front()].rank};
     if (first_->op == PartOp::send) {
-      members = {first_rank, first_->peer};
+      members = RankList{first_rank, first_->peer};
     } else if (first_->op == PartOp::recv) {
-      members = {first_->peer, first_rank};
+      members = RankList{first_->peer, first_rank};
     } else {
       members = data.groups[first_->group].ranks;
     }
     parts_.assign(members.size(), nullptr);
-    std::size_t at = 0;  // parts come in the order of members
     for (const std::uint32_t node : parts) {
-      while (at < members.size() && index(members[at]) != data.nodes[node].rank) ++at;
-      if (at < members.size()) parts_[at] = &data.parts[static_cast<std::size_t>(data.nodes[node].part)];
+      const auto at = members.find(Rank{data.nodes[node].rank});
+      if (at) parts_[*at] = &data.parts[static_cast<std::size_t>(data.nodes[node].part)];
     }
   }
 
   [[nodiscard]] PartOp op() const { return first_->op; }
-  [[nodiscard]] std::size_t member(Rank rank) const {
-    return static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
-  }
+  [[nodiscard]] std::size_t member(Rank rank) const { return members.find(rank).value_or(members.size()); }
   [[nodiscard]] std::size_t root() const { return member(first_->root); }
 
   // The largest size that any part reads or writes: the whole tensor of an operation whose members hold shards.
@@ -85,7 +82,7 @@ class Declared {
     }
   }
 
-  std::vector<Rank> members;
+  RankList members;
 
  private:
   std::vector<const PartRecord*> parts_;  // by member; null: not in this graph
@@ -165,7 +162,7 @@ Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts) {
 Network::Network(const Machine& machine, std::uint32_t first_resource)
     : tree_(machine.network()), first_resource_(first_resource), below_(tree_.size()) {}
 
-void Network::touch(std::span<const Rank> members) {
+void Network::touch(const RankList& members) {
   for (const Rank rank : members) {
     for (std::int32_t at = index(rank); at >= 0; at = tree_[static_cast<std::size_t>(at)].above) {
       Below& below = below_[static_cast<std::size_t>(at)];

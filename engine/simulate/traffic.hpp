@@ -16,7 +16,7 @@ struct Traffic {
     std::size_t from, to;  // members
     double bytes;
   };
-  std::vector<Rank> members;
+  RankList members;
   std::vector<double> sends, takes;  // by member; 0: it sends or takes nothing
   double bytes = 0;
   std::vector<Pair> pairs;
@@ -24,8 +24,8 @@ struct Traffic {
   double messages = 0;  // handled by the busiest member
 };
 
-// The traffic of matched parts under the direct algorithm. In a graph of one rank, members without a part are assumed
-// to do the same as the members present.
+// The traffic of matched parts under the direct algorithm. In a slice, members without a part are assumed to do
+// the same as the members present.
 [[nodiscard]] Traffic traffic_of(const Graph& graph, std::span<const std::uint32_t> parts);
 
 // Bytes that an activity moves over a resource.
@@ -52,7 +52,7 @@ class Network {
     std::size_t num_members = 0;
     bool touched            = false;
   };
-  void touch(std::span<const Rank> members);
+  void touch(const RankList& members);
   void forget();
   template <class Visit>
   void walk(const Traffic::Pair& pair, const Traffic& traffic, const Visit& visit);

@@ -15,11 +15,30 @@ namespace {
 using Queue = std::tuple<std::uint32_t, int, int>;  // group, from, to
 
 struct Member {
-  int rank;
+  int rank = -1;
   std::vector<std::uint32_t> nodes;  // in issue order
 };
 
-using Queues = std::map<Queue, std::vector<Member>>;
+struct Members {
+  std::size_t num_members = 0;         // of the group, or the two ends of a message
+  std::map<std::size_t, Member> here;  // by place: those whose ranks the graph holds
+};
+
+using Queues = std::map<Queue, Members>;
+
+// The members of a group that the graph holds. Of the group and the graph's ranks, the shorter list is walked.
+void find_members(const Graph& graph, const RankList& ranks, Members& members) {
+  members.num_members = ranks.size();
+  const auto add      = [&](Rank rank) {
+    const auto place = ranks.find(rank);
+    if (place && graph.holds(rank)) members.here[*place].rank = index(rank);
+  };
+  if (ranks.size() < graph.ranks().size()) {
+    for (const Rank rank : ranks) add(rank);
+  } else {
+    for (const Rank rank : graph.ranks()) add(rank);
+  }
+}
 
 Queues collect(const Graph& graph) {
   std::vector<std::uint32_t> parts;
@@ -35,22 +54,14 @@ Queues collect(const Graph& graph) {
     Queue key{part.group.id, -1, -1};
     if (part.op == PartOp::send) key = {part.group.id, rank, peer};
     if (part.op == PartOp::recv) key = {part.group.id, peer, rank};
-    std::vector<Member>& members = queues[key];
-    if (members.empty()) {
-      if (point_to_point(part.op)) {
-        members = {{std::get<1>(key), {}}, {std::get<2>(key), {}}};
-      } else {
-        for (const Rank member : graph.spec(part.group).ranks) members.push_back({index(member), {}});
-      }
-    }
-    std::find_if(members.begin(), members.end(), [&](const Member& member) {
-      return member.rank == rank;
-    })->nodes.push_back(node);
+    const RankList ends = point_to_point(part.op) ? RankList{Rank{std::get<1>(key)}, Rank{std::get<2>(key)}}
+                                                  : graph.spec(part.group).ranks;
+    Members& members    = queues[key];
+    if (members.num_members == 0) find_members(graph, ends, members);
+    members.here.at(*ends.find(Rank{rank})).nodes.push_back(node);
   }
   return queues;
 }
-
-bool is_here(const Graph& graph, int rank) { return !graph.only_rank() || *graph.only_rank() == Rank{rank}; }
 
 // Describes a part, e.g. "all_reduce 'grads' of 4096 bytes f32".
 std::string say(const Graph& graph, std::uint32_t node) {
@@ -78,7 +89,8 @@ std::int64_t capped_sum(std::int64_t a, std::int64_t b) {
   return b > largest - a ? largest : a + b;
 }
 
-bool check_meeting(const Graph& graph, const std::string& where, const std::vector<std::uint32_t>& nodes,
+// `complete`: all members are there. Else those that are there are compared.
+bool check_meeting(const Graph& graph, const std::string& where, const std::vector<std::uint32_t>& nodes, bool complete,
                    Findings& findings) {
   const Graph::PartView first = graph.part({nodes.front()});
   std::int64_t all_read = 0, all_written = 0;
@@ -93,10 +105,15 @@ bool check_meeting(const Graph& graph, const std::string& where, const std::vect
   }
   const auto wrong = misfit(graph, nodes);
   if (!wrong) return true;
+  if (nodes.size() == 1) {
+    findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, wrong->node.id), ": ", wrong->why));
+    return false;
+  }
   const std::uint32_t other = wrong->node.id == nodes.front() ? nodes.back() : nodes.front();
-  findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, wrong->node.id), " does not match ",
-                                          say(graph, other), ": ", wrong->why, "; all ", nodes.size(),
-                                          " members together send ", all_read, " and receive ", all_written, " bytes"));
+  findings.add(Flaw::mismatched_part,
+               str(where, ": ", say(graph, wrong->node.id), " does not match ", say(graph, other), ": ", wrong->why,
+                   "; ", complete ? "all " : "the ", nodes.size(), complete ? " members" : " members here",
+                   " together send ", all_read, " and receive ", all_written, " bytes"));
   return false;
 }
 
@@ -107,18 +124,18 @@ bool check_parts(const Graph& graph, Findings& findings) {
   for (const auto& [queue, members] : collect(graph)) {
     const auto [group, from, to] = queue;
     std::size_t longest          = 0;
-    for (const Member& member : members) longest = std::max(longest, member.nodes.size());
+    for (const auto& [place, member] : members.here) longest = std::max(longest, member.nodes.size());
     for (std::size_t turn = 0; turn < longest && !findings.full(); ++turn) {
       const std::string where =
           str(from < 0 ? "operation " : "message ", turn, " on group '", graph.spec(Group{group}).name, "'");
       std::vector<std::uint32_t> nodes;
       std::string missing;
-      bool complete = true;
-      for (const Member& member : members) {
-        if (turn < member.nodes.size()) nodes.push_back(member.nodes[turn]);
-        complete &= turn < member.nodes.size();
-        if (turn >= member.nodes.size() && is_here(graph, member.rank))
+      for (const auto& [place, member] : members.here) {
+        if (turn < member.nodes.size()) {
+          nodes.push_back(member.nodes[turn]);
+        } else {
           missing += str(missing.empty() ? "rank " : ", ", member.rank);
+        }
       }
       if (!missing.empty()) {
         findings.add(Flaw::unmatched_part,
@@ -126,13 +143,7 @@ bool check_parts(const Graph& graph, Findings& findings) {
         sound = false;
         break;  // later turns would pair parts that do not belong together
       }
-      if (complete) {
-        sound &= check_meeting(graph, where, nodes, findings);
-      } else {  // a graph of one rank: the other ranks' parts are not in this graph
-        const std::string why = misfit(graph, Node{nodes.front()});
-        if (!why.empty()) findings.add(Flaw::mismatched_part, str(where, ": ", say(graph, nodes.front()), ": ", why));
-        sound &= why.empty();
-      }
+      sound &= check_meeting(graph, where, nodes, members.here.size() == members.num_members, findings);
     }
   }
   return sound;
@@ -143,7 +154,7 @@ std::vector<std::vector<std::uint32_t>> meetings(const Graph& graph) {
   for (const auto& [queue, members] : collect(graph)) {
     for (std::size_t turn = 0;; ++turn) {
       std::vector<std::uint32_t> nodes;
-      for (const Member& member : members) {
+      for (const auto& [place, member] : members.here) {
         if (turn < member.nodes.size()) nodes.push_back(member.nodes[turn]);
       }
       if (nodes.empty()) break;

@@ -22,7 +22,7 @@ namespace {
 constexpr std::array<std::string_view, 5> names{"direct", "ring", "tree", "hierarchical", "adaptive"};
 
 // How many members of the group each node has; none unless they are equally many, and consecutive.
-std::optional<int> members_per_node(const std::vector<Rank>& ranks, int ranks_per_node) {
+std::optional<int> members_per_node(const RankList& ranks, int ranks_per_node) {
   std::vector<int> sizes;
   std::set<int> seen;
   int last = -1;
@@ -44,7 +44,7 @@ class ShapeFinder {
       : graph_(graph), parts_(parts), first_(graph.part({parts.front()})) {}
 
   std::optional<CollectiveShape> find() {
-    const std::vector<Rank>& ranks = graph_.spec(first_.group).ranks;
+    const RankList& ranks = graph_.spec(first_.group).ranks;
     CollectiveShape shape{.op      = first_.op,
                           .members = static_cast<int>(ranks.size()),
                           .root = static_cast<int>(std::find(ranks.begin(), ranks.end(), first_.root) - ranks.begin()),
@@ -123,7 +123,8 @@ void check_meeting(const Graph& graph, std::span<const std::uint32_t> parts) {
                                       graph.describe(node), ": ", why, " (verify prints the details)"));
   };
   const Graph::PartView first = graph.part({parts.front()});
-  const std::size_t expected  = graph.only_rank() ? 1 : graph.spec(first.group).ranks.size();
+  const RankList& members     = graph.spec(first.group).ranks;
+  const std::size_t expected  = graph.ranks().num_in(members);
   if (parts.size() != expected) {
     throw Error(ErrorKind::graph,
                 str("expand: ", graph.describe(Node{parts.front()}), " has ", parts.size() - 1,
@@ -137,7 +138,6 @@ void check_meeting(const Graph& graph, std::span<const std::uint32_t> parts) {
     }
     if (const std::string why = misfit(graph, Node{node}); !why.empty()) refuse({node}, why);
   }
-  if (graph.only_rank()) return;
   if (const auto wrong = misfit(graph, parts)) refuse(wrong->node, wrong->why);
 }
 
@@ -160,9 +160,10 @@ std::optional<Expansion> expansion_of(const Graph& graph, std::span<const std::u
     if (*members > 1 && *members < std::ssize(group.ranks)) per_node = *members;
   }
   // Members of these do not know each other's shards.
-  if (graph.only_rank() && (part.op == PartOp::gather || part.op == PartOp::scatter || part.op == PartOp::all_to_all)) {
+  const bool complete = parts.size() == group.ranks.size();
+  if (!complete && (part.op == PartOp::gather || part.op == PartOp::scatter || part.op == PartOp::all_to_all)) {
     throw Error(ErrorKind::config, str("expand: ", graph.describe(Node{parts.front()}),
-                                       " is in a graph of one rank, but the form of ", to_string(part.op),
+                                       " is in a graph of some ranks, but the form of ", to_string(part.op),
                                        " depends on the parts of the other ranks (expand the whole graph, then slice "
                                        "it)"));
   }
@@ -210,8 +211,8 @@ class Chooser {
       : machine_(*options.machine), ranks_per_node_(options.ranks_per_node), most_nodes_(options.most_nodes) {}
 
   Algorithm choose(const Graph& graph, std::span<const std::uint32_t> parts) {
-    const Graph::PartView part     = graph.part({parts.front()});
-    const std::vector<Rank>& ranks = graph.spec(part.group).ranks;
+    const Graph::PartView part = graph.part({parts.front()});
+    const RankList& ranks      = graph.spec(part.group).ranks;
     if (!is_collective(graph, part)) return Algorithm::direct;
     std::int64_t bytes = 0;
     for (const std::uint32_t node : parts)
@@ -235,7 +236,7 @@ class Chooser {
 
  private:
   // The same collective and nothing else, with even shards.
-  [[nodiscard]] Graph rebuild(const Graph::PartView& part, const std::vector<Rank>& ranks, std::int64_t bytes) const {
+  [[nodiscard]] Graph rebuild(const Graph::PartView& part, const RankList& ranks, std::int64_t bytes) const {
     Graph graph(machine_.num_ranks());
     const auto n       = static_cast<std::int64_t>(ranks.size());
     const auto element = static_cast<std::int64_t>(size_bytes(part.type));
@@ -292,7 +293,7 @@ class Chooser {
   const Machine& machine_;
   int ranks_per_node_;
   double most_nodes_;
-  std::map<std::tuple<PartOp, DType, Reduction, Rank, std::int64_t, std::vector<Rank>>, Algorithm> chosen_;
+  std::map<std::tuple<PartOp, DType, Reduction, Rank, std::int64_t, RankList>, Algorithm> chosen_;
 };
 
 void check(const Graph& graph, const ExpandOptions& options) {

@@ -149,14 +149,14 @@ class Member {
 
   // A round in which some member sends and receives is one permutation; else its transfers are separate messages.
   void add_messages(std::size_t number, const Transfer* sent, const Transfer* received, bool permutes) {
-    const std::vector<Rank>& ranks = old_.spec(part_.group).ranks;
-    const PartOp op                = permutes ? PartOp::permute : sent ? PartOp::send : PartOp::recv;
-    NodeSpec node                  = with_labels(str(expansion_.algorithm, " ", number), NodeKind::communicate);
-    node.op                        = std::string(to_string(op));
-    node.part                      = PartSpec{.group   = group_,
-                                              .op      = op,
-                                              .type    = part_.type,
-                                              .message = str(part_.message, " ", expansion_.algorithm, " ", number)};
+    const RankList& ranks = old_.spec(part_.group).ranks;
+    const PartOp op       = permutes ? PartOp::permute : sent ? PartOp::send : PartOp::recv;
+    NodeSpec node         = with_labels(str(expansion_.algorithm, " ", number), NodeKind::communicate);
+    node.op               = std::string(to_string(op));
+    node.part             = PartSpec{.group   = group_,
+                                     .op      = op,
+                                     .type    = part_.type,
+                                     .message = str(part_.message, " ", expansion_.algorithm, " ", number)};
     if (sent) {
       node.part->peer      = ranks[static_cast<std::size_t>(sent->to)];
       node.reads           = accesses(sent->source);
@@ -314,7 +314,7 @@ bool is_in_place(const Graph& graph, Node part) {
 }
 
 Graph emit(const Graph& graph, const Matching& matching, const std::vector<std::optional<Expansion>>& expansions) {
-  Graph out = graph.only_rank() ? Graph(graph.num_ranks(), *graph.only_rank()) : Graph(graph.num_ranks());
+  Graph out(graph.num_ranks(), graph.ranks());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     const BufferSpec& buffer = graph.spec(Buffer{i});
     (void)(buffer.token ? out.token(buffer.rank, buffer.name) : out.buffer(buffer));

@@ -64,7 +64,8 @@ void read_layout(const ConfigReader& root, LayoutSpec& layout) {
 }
 
 void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
-  const ConfigReader section = root.section("pipeline", {"schedule", "chunks"});
+  const ConfigReader section = root.section("pipeline", {"schedule", "chunks", "split"});
+  section.integers("split", pipeline.split, "even", 1, max_degree);
   section.integer("chunks", pipeline.chunks, 1, max_degree);
   section.text("schedule", pipeline.schedule);
   if (pipeline.schedule.ends_with(".csv")) return;
@@ -183,8 +184,8 @@ Config read(const JsonValue& value) {
   read_comm(root, config);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);
-  const Names backends{"loopback", "cuda"};
-  config.backend = backends[root.choice("backend", 0, backends, {"nccl", "mpi", "gloo"})];
+  const Names backends{"loopback", "cuda", "gloo", "mpi"};
+  config.backend = backends[root.choice("backend", 0, backends, {"nccl"})];
   check_fit(config);
   return config;
 }

@@ -36,7 +36,7 @@ struct Config {
   BatchSpec batch     = {.global = 8, .micro = 2, .seq = 128};
   Plan plan           = {};
   MemoryPreset preset = MemoryPreset::basic;  // sets those parts of the plan that have no key in the config
-  int timeout_ms      = 30'000;               // of communication; never expires on loopback, where no rank waits
+  int timeout_ms      = 30'000;               // a step fails if no node ends for so long
   std::string machine = {};                   // a file with the machine that `adaptive` chooses for; empty: a usual one
   std::uint64_t seed  = 0;                    // of fresh weights and dropout
   int threads         = 0;                    // 0: all cores

@@ -1,3 +1,4 @@
+#include <numeric>
 #include <string>
 
 #include "engine/base/error.hpp"
@@ -52,8 +53,18 @@ Sizes sizes_of(const LoadFrom&) { return {}; }
 // The stages of a schedule file are checked when the file is read.
 void check_stages(const Plan& plan, int layers) {
   if (plan.pipeline.schedule.ends_with(".csv")) return;
-  const std::int64_t stages = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
-  const std::string product = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
+  const std::int64_t stages     = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
+  const std::string product     = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
+  const std::vector<int>& split = plan.pipeline.split;
+  if (!split.empty()) {
+    const std::int64_t sum = std::accumulate(split.begin(), split.end(), std::int64_t{0});
+    if (std::ssize(split) != stages)
+      throw Error(ErrorKind::config, str("pipeline.split: ", split.size(), " stages, but ", product, " = ", stages,
+                                         " (a number of layers for each stage)"));
+    if (sum != layers)
+      throw Error(ErrorKind::config, str("pipeline.split: ", sum, " layers in all, but the model has ", layers));
+    return;
+  }
   if (stages > layers)
     throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
                                        " layers (at most ", layers, " stages)"));
@@ -62,7 +73,7 @@ void check_stages(const Plan& plan, int layers) {
                                 ? str(", or pp ", divisors_around(layers / plan.pipeline.chunks, plan.layout.pp))
                                 : "";
   throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product,
-                                     "; ", multiples_around(layers, stages), " layers", other, ")"));
+                                     "; ", multiples_around(layers, stages), " layers", other, ", or pipeline.split)"));
 }
 
 void check_model_fits(const Config& config, Sizes sizes) {

@@ -93,6 +93,22 @@ std::uint64_t ConfigReader::read_unsigned(std::string_view key, std::uint64_t mi
   return *number;
 }
 
+void ConfigReader::integers(std::string_view key, std::vector<int>& field, std::string_view word, int min,
+                            int max) const {
+  const JsonValue* found = value(key);
+  if (!found || (found->kind == Kind::string && found->text == word)) return;
+  const std::string right = str("\"", word, "\", or a list of integers from ", min, " to ", max);
+  if (found->kind != Kind::list || found->items.empty())
+    refuse(key, str(excerpt(*found), " is not a list (", right, ")"));
+  std::vector<int> numbers;
+  for (const JsonValue& item : found->items) {
+    const auto number = item.kind == Kind::integer ? to_number<std::int64_t>(item.text) : std::nullopt;
+    if (!number || *number < min || *number > max) refuse(key, str(excerpt(item), " in the list (", right, ")"));
+    numbers.push_back(static_cast<int>(*number));
+  }
+  field = std::move(numbers);
+}
+
 void ConfigReader::size(std::string_view key, std::int64_t& field) const {
   const JsonValue* found = value(key);
   if (!found) return;

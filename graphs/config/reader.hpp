@@ -58,6 +58,8 @@ class ConfigReader {
       field = static_cast<Integer>(read_integer(key, min, max));
     }
   }
+  // A list of integers, or a word that stands for no list.
+  void integers(std::string_view key, std::vector<int>& field, std::string_view word, int min, int max) const;
   // Bytes: an integer, or a string such as "24GiB".
   void size(std::string_view key, std::int64_t& field) const;
   void real(std::string_view key, double& field, const RealRange& range) const;

@@ -10,8 +10,6 @@
 namespace stepgraph {
 namespace {
 
-bool is_here(const Graph& graph, Rank rank) { return !graph.only_rank() || *graph.only_rank() == rank; }
-
 // A region of the whole tensor, as bytes of the buffer that it lies in.
 Access inside(const Access& whole, Region region) {
   if (region.num_bytes() != 0 && whole.region.length != Access::whole) region.offset += whole.region.offset;
@@ -112,7 +110,7 @@ DistributedTensor::DistributedTensor(Graph& graph, const DistributedTensorSpec& 
       shards_(ranks_.size()) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank rank = ranks_[i];
-    if (!is_here(graph, rank)) continue;
+    if (!graph.holds(rank)) continue;
     if (!spec.shard) {
       shards_[i] = graph.buffer({.name       = str(name_, " shard"),
                                  .rank       = rank,
@@ -139,10 +137,10 @@ std::int64_t DistributedTensor::local_bytes(Rank rank) const {
 }
 
 int DistributedTensor::member(Rank rank) const {
-  const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
-  if (found == ranks_.end())
+  const auto found = ranks_.find(rank);
+  if (!found)
     throw Error(ErrorKind::config, str("tensor: rank ", rank, " has no shard of ", *this, " (not in its group)"));
-  return static_cast<int>(found - ranks_.begin());
+  return static_cast<int>(*found);
 }
 
 const Access& DistributedTensor::shard(Rank rank) const {
@@ -170,7 +168,7 @@ std::vector<Node> split_tensor(Graph& graph, const DistributedTensor& tensor, co
   Mover mover(graph, tensor, move, "split", LaneKind::compute);
   std::vector<Node> nodes;
   for (const Rank rank : tensor.ranks()) {
-    if (is_here(graph, rank)) nodes.push_back(mover.copy_out(rank));
+    if (graph.holds(rank)) nodes.push_back(mover.copy_out(rank));
   }
   return nodes;
 }
@@ -192,7 +190,7 @@ std::vector<Node> gather_tensor(Graph& graph, const DistributedTensor& tensor, c
   Mover mover(graph, tensor, move, "gather", LaneKind::gather);
   mover.check_root();
   if (tensor.partition().replicated())
-    return is_here(graph, move.root) ? std::vector{mover.copy_in(move.root)} : std::vector<Node>{};
+    return graph.holds(move.root) ? std::vector{mover.copy_in(move.root)} : std::vector<Node>{};
   Collective spec = mover.collective();
   spec.in         = mover.shard();
   spec.out        = mover.blocks();
@@ -204,7 +202,7 @@ std::vector<Node> all_gather_tensor(Graph& graph, const DistributedTensor& tenso
   if (tensor.partition().replicated()) {
     std::vector<Node> nodes;
     for (const Rank rank : tensor.ranks()) {
-      if (is_here(graph, rank)) nodes.push_back(mover.copy_in(rank));
+      if (graph.holds(rank)) nodes.push_back(mover.copy_in(rank));
     }
     return nodes;
   }

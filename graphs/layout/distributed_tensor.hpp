@@ -37,7 +37,7 @@ class DistributedTensor {
   [[nodiscard]] const TensorShape& shape() const noexcept { return partition_.shape(); }
   [[nodiscard]] DType type() const noexcept { return type_; }
   [[nodiscard]] Group group() const noexcept { return group_; }
-  [[nodiscard]] const std::vector<Rank>& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] const RankList& ranks() const noexcept { return ranks_; }
   [[nodiscard]] std::int64_t num_bytes() const noexcept;  // of the whole tensor
 
   // A rank's view of it; refuses a rank that has no shard.
@@ -53,7 +53,7 @@ class DistributedTensor {
   Partition partition_;
   DType type_;
   Group group_;
-  std::vector<Rank> ranks_;
+  RankList ranks_;
   std::vector<std::optional<Access>> shards_;  // by member; none: on a rank that is elsewhere
 };
 [[nodiscard]] std::string to_string(const DistributedTensor& tensor);  // "weight: f32 10x4 dim 0 over 3 ceiling"

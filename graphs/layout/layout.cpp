@@ -80,9 +80,9 @@ std::string to_string(const Coord& coord) {
 }
 
 int RankGroup::position(Rank rank) const {
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end()) refuse(str("rank ", rank, " is not in ", to_string(*this)));
-  return static_cast<int>(found - ranks.begin());
+  const auto found = ranks.find(rank);
+  if (!found) refuse(str("rank ", rank, " is not in ", to_string(*this)));
+  return static_cast<int>(*found);
 }
 
 std::string to_string(const RankGroup& group) {
@@ -161,6 +161,8 @@ int Layout::degree(Axes axes) const noexcept {
   return product;
 }
 
+int Layout::stride(Axis axis) const noexcept { return strides_[at(axis)]; }
+
 void Layout::check(Rank rank) const {
   if (index(rank) < 0 || index(rank) >= num_ranks_)
     refuse(str("rank ", rank, " is not in the world (0 to ", num_ranks_ - 1, ")"));
@@ -194,15 +196,11 @@ RankGroup Layout::make_group(Coord place, Axes axes) const {
       group.name += str("_", to_string(axis), place[axis]);
     }
   }
-  group.ranks.push_back(rank(place));
-  for (const Axis axis : order_) {
-    if (!axes.contains(axis)) continue;
-    std::vector<Rank> wider;
-    for (const Rank member : group.ranks) {
-      for (int i = 0; i < degree(axis); ++i) wider.push_back(Rank{index(member) + i * strides_[at(axis)]});
-    }
-    group.ranks = std::move(wider);
+  std::array<RankList::Axis, 3> mesh{};
+  for (std::size_t i = 0; i < order_.size(); ++i) {
+    if (axes.contains(order_[i])) mesh[i] = {degree(order_[i]), strides_[at(order_[i])]};
   }
+  group.ranks = RankList::mesh(rank(place), {mesh[0], mesh[1], mesh[2]});
   return group;
 }
 

@@ -82,9 +82,9 @@ inline std::ostream& operator<<(std::ostream& out, const Coord& coord) { return 
 // The ranks that differ along some axes and agree on all others, ascending. Its name says both: "dp_group_tp0_pp1",
 // "dp_tp_group_pp1"; the group along every axis is "world_group", that along none "self_group_dp0_tp0_pp1".
 struct RankGroup {
-  std::string name        = {};
-  Axes axes               = {};
-  std::vector<Rank> ranks = {};
+  std::string name = {};
+  Axes axes        = {};
+  RankList ranks   = {};
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks.size()); }
   [[nodiscard]] int position(Rank rank) const;  // refuses a rank that is no member
@@ -108,6 +108,7 @@ class Layout {
   [[nodiscard]] int degree(Axis axis) const noexcept;
   [[nodiscard]] int degree(Axes axes) const noexcept;  // how many ranks a group along them has
   [[nodiscard]] const std::vector<Axis>& order() const noexcept { return order_; }
+  [[nodiscard]] int stride(Axis axis) const noexcept;  // the distance of neighbours along it, in ranks
 
   // With order dp-tp-pp, for example, rank = (dp * tp_degree + tp) * pp_degree + pp.
   [[nodiscard]] Coord coord(Rank rank) const;

@@ -16,6 +16,7 @@ namespace stepgraph {
 struct PipelinePlan {
   std::string schedule                                             = "1f1b";  // a kind, or the path of a .csv file
   int chunks                                                       = 1;       // stages of each rank
+  std::vector<int> split                                           = {};      // layers of each stage; empty: equally
   friend bool operator==(const PipelinePlan&, const PipelinePlan&) = default;
 };
 

@@ -81,9 +81,12 @@ std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) 
   return costs;
 }
 
-double pipeline_bubble(const StepGraph& step, const Timeline& timeline) {
-  const double rate = simulate(without_transfers(step.schedule), {.costs = stage_costs(step, timeline)}).bubble_rate;
+double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_costs) {
+  const double rate = simulate(without_transfers(step.schedule), {.costs = stage_costs}).bubble_rate;
   return rate < 1e-9 ? 0 : rate;  // less is rounding
+}
+double pipeline_bubble(const StepGraph& step, const Timeline& timeline) {
+  return pipeline_bubble(step, stage_costs(step, timeline));
 }
 
 }  // namespace stepgraph

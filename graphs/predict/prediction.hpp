@@ -37,5 +37,6 @@ struct StepPrediction {
 
 // The bubble rate of the step's schedule with these stage times, if every rank had a device of its own.
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const Timeline& timeline);
+[[nodiscard]] double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_costs);
 
 }  // namespace stepgraph

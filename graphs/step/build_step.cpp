@@ -10,10 +10,10 @@ namespace {
 
 // Checked before sums of sizes can overflow.
 void check_size(const Graph& graph) {
-  std::vector<double> bytes(static_cast<std::size_t>(graph.num_ranks()));
+  std::vector<double> bytes(graph.ranks().size());  // by place
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     const BufferSpec& buffer = graph.spec(Buffer{i});
-    double& sum              = bytes[static_cast<std::size_t>(index(buffer.rank))];
+    double& sum              = bytes[*graph.ranks().place(buffer.rank)];
     sum += static_cast<double>(buffer.size_bytes);
     if (sum > 0x1p60) {
       throw Error(ErrorKind::config, str("step: rank ", buffer.rank, " would have buffers of more than ", sum,
@@ -27,7 +27,7 @@ void count_collectives(StepGraph& step) {
   const Graph& graph = step.graph;
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     if (!graph.has_part(Node{i})) continue;
-    StepRank& rank         = step.ranks[static_cast<std::size_t>(index(graph.rank(Node{i})))];
+    StepRank& rank         = step.ranks.at(graph.rank(Node{i}));
     const PartOp op        = graph.part(Node{i}).op;
     const bool on_gather   = graph.lane(Node{i}) == Lane{graph.rank(Node{i}), LaneKind::gather};
     const bool of_gradient = graph.labels(Node{i}).phase == "reduce";
@@ -38,9 +38,9 @@ void count_collectives(StepGraph& step) {
 }
 
 StepGraph build(StepSetup setup, const auto& build_rank) {
-  for (int rank = 0; rank < setup.step.layout.num_ranks(); ++rank) {
-    if (setup.options.only && *setup.options.only != Rank{rank}) continue;
-    StepBuilder builder(setup, Rank{rank});
+  const RankSet ranks = setup.step.graph.ranks();
+  for (const Rank rank : ranks) {
+    StepBuilder builder(setup, rank);
     build_rank(builder);
   }
   check_size(setup.step.graph);

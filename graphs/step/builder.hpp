@@ -110,7 +110,7 @@ class StepBuilder {
   void gather_updated();
 
   [[nodiscard]] Graph& graph() { return setup_.step.graph; }
-  [[nodiscard]] StepRank& here() { return setup_.step.ranks[static_cast<std::size_t>(index(rank_))]; }
+  [[nodiscard]] StepRank& here() { return setup_.step.ranks.at(rank_); }
   [[nodiscard]] Key key(const Action& action) const { return {index(action.stage), index(action.microbatch)}; }
   [[nodiscard]] bool has(Stage stage) const { return setup_.rank_of(stage, coord_) == rank_; }
   [[nodiscard]] DType sum_type() const {

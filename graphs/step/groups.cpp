@@ -1,5 +1,6 @@
 // The communicators of a step. A communicator is a queue, so communication that may overlap needs one each.
-#include <algorithm>
+#include <array>
+#include <map>
 #include <set>
 
 #include "engine/base/error.hpp"
@@ -50,17 +51,23 @@ std::set<int> shared_by(const Model& model, int tp) {
 
 }  // namespace
 
-void StepSetup::make_group(std::string name, std::vector<Rank> ranks) {
-  if (options.only && std::find(ranks.begin(), ranks.end(), *options.only) == ranks.end()) return;
+void StepSetup::make_group(std::string name, RankList ranks) {
+  if (step.graph.ranks().num_in(ranks) == 0) return;
   const Group group = step.graph.group({.name = name, .ranks = std::move(ranks)});
   groups_.emplace(std::move(name), group);
 }
 
+// Groups are made for the ranks that the step holds, in the order in which the whole step would make them. So a slice
+// costs what it holds, and has the groups of the whole step.
 void StepSetup::make_groups(bool trains) {
-  const Layout& layout = step.layout;
-  const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp;
+  const int dp = plan.layout.dp, tp = plan.layout.tp;
   const auto along = [&](Axes axes, std::string_view purpose) {
-    for (const RankGroup& ranks : layout.groups(axes)) make_group(name_of(ranks, purpose), ranks.ranks);
+    std::map<Rank, RankGroup> by_first;
+    for (const Rank rank : step.graph.ranks()) {
+      RankGroup group = step.layout.group_of(rank, axes);
+      by_first.emplace(group.ranks.front(), std::move(group));
+    }
+    for (const auto& [first, group] : by_first) make_group(name_of(group, purpose), group.ranks);
   };
   if (tp > 1) along(Axis::tp, "tp");
   if (dp > 1) along(Axis::dp, "loss");
@@ -68,34 +75,41 @@ void StepSetup::make_groups(bool trains) {
   make_shard_groups(trains);
   if (sequence_parallel() && trains) along(Axis::tp, "shares");
   // The other groups connect ranks of one data-parallel replica.
-  for (int replica = 0; replica < dp; ++replica) {
-    for (int t = 0; t < tp; ++t) {
-      const Coord coord{.dp = replica, .tp = t};
-      for (int s = 0; s + 1 < num_stages(); ++s) {
-        const Rank here = rank_of(Stage{s}, coord), next = rank_of(Stage{s + 1}, coord);
-        if (here == next) continue;
-        make_group(transfer_name(s, s + 1, coord), {here, next});
-        if (trains) make_group(transfer_name(s + 1, s, coord), {next, here});
-      }
-      if (!trains) continue;
-      for (const Block& block : step.model.blocks) {
-        for (const WeightSpec& weight : block.weights) {
-          if (weight.tied_to.empty()) continue;
-          const Rank owner = rank_of(stage_of_weight.at(weight.tied_to), coord);
-          const Rank other = rank_of(stage_of_weight.at(weight.name), coord);
-          if (owner != other) make_group(tied_name(weight, coord), {owner, other});
-        }
-      }
+  std::map<int, std::vector<Coord>> replicas;
+  for (const StepRank& rank : step.ranks) replicas[rank.coord.dp].push_back(rank.coord);
+  const std::set<int> shared = trains ? shared_by(step.model, tp) : std::set<int>();
+  for (const auto& [replica, held] : replicas) make_replica_groups(replica, held, shared, trains);
+}
+
+void StepSetup::make_replica_groups(int replica, const std::vector<Coord>& held, const std::set<int>& shared,
+                                    bool trains) {
+  std::set<int> places;
+  for (const Coord& coord : held) places.insert(coord.tp);
+  for (const int t : places) {
+    const Coord coord{.dp = replica, .tp = t};
+    for (int s = 0; s + 1 < num_stages(); ++s) {
+      const Rank here = rank_of(Stage{s}, coord), next = rank_of(Stage{s + 1}, coord);
+      if (here == next || !(step.graph.holds(here) || step.graph.holds(next))) continue;
+      make_group(transfer_name(s, s + 1, coord), {here, next});
+      if (trains) make_group(transfer_name(s + 1, s, coord), {next, here});
     }
     if (!trains) continue;
-    for (const int holders : shared_by(step.model, tp)) {
-      for (int p = 0; p < pp; ++p) {
-        for (int first = 0; first < tp; first += holders) {
-          std::vector<Rank> ranks;
-          for (int i = 0; i < holders; ++i) ranks.push_back(layout.rank({.dp = replica, .tp = first + i, .pp = p}));
-          make_group(shared_name(holders, {.dp = replica, .tp = first, .pp = p}), std::move(ranks));
-        }
+    for (const Block& block : step.model.blocks) {
+      for (const WeightSpec& weight : block.weights) {
+        if (weight.tied_to.empty()) continue;
+        const Rank owner = rank_of(stage_of_weight.at(weight.tied_to), coord);
+        const Rank other = rank_of(stage_of_weight.at(weight.name), coord);
+        if (owner != other) make_group(tied_name(weight, coord), {owner, other});
       }
+    }
+  }
+  for (const int holders : shared) {
+    std::set<std::pair<int, int>> firsts;  // pipeline rank, and the first tensor-parallel rank
+    for (const Coord& coord : held) firsts.emplace(coord.pp, coord.tp / holders * holders);
+    for (const auto& [p, first] : firsts) {
+      const Coord coord{.dp = replica, .tp = first, .pp = p};
+      make_group(shared_name(holders, coord),
+                 RankList::mesh(step.layout.rank(coord), {{holders, step.layout.stride(Axis::tp)}}));
     }
   }
 }
@@ -105,39 +119,48 @@ void StepSetup::make_shard_groups(bool trains) {
   const Layout& layout = step.layout;
   const int dp = plan.layout.dp, tp = plan.layout.tp, pp = plan.layout.pp, size = stepgraph::shard_group(plan, 0).size;
   const auto ranks_of = [&](Coord coord, int first, int count, int stride) {
-    std::vector<Rank> ranks;
-    for (int i = 0; i < count; ++i) {
-      coord.dp = first + i * stride;
-      ranks.push_back(layout.rank(coord));
-    }
-    return ranks;
+    coord.dp = first;
+    return RankList::mesh(layout.rank(coord), {{count, stride * layout.stride(Axis::dp)}});
   };
-  for (int p = 0; p < pp && size > 1; ++p) {
-    for (int t = 0; t < tp; ++t) {
-      const Coord at{.tp = t, .pp = p};
-      for (int first = 0; first < dp; first += size) {
-        const Coord coord{.dp = first, .tp = t, .pp = p};
-        make_group(shard_name(plan, coord, "gather"), ranks_of(at, first, size, 1));
-        if (trains) make_group(shard_name(plan, coord, "reduce"), ranks_of(at, first, size, 1));
-      }
-      if (!trains) continue;
-      for (int member = 0; member < size && size < dp; ++member) {
-        make_group(replica_name(plan, {.dp = member, .tp = t, .pp = p}), ranks_of(at, member, dp / size, size));
-      }
-      const int neighbours = plan.shard.reshard_group;
-      for (int first = 0; first < dp && neighbours > 0; first += neighbours) {
-        make_group(reshard_name(plan, {.dp = first, .tp = t, .pp = p}), ranks_of(at, first, neighbours, 1));
-      }
+  std::map<std::pair<int, int>, std::set<int>> held;  // dp indices, by pp and tp
+  for (const StepRank& rank : step.ranks) held[{rank.coord.pp, rank.coord.tp}].insert(rank.coord.dp);
+  const auto firsts = [](const std::set<int>& indices, int group) {
+    std::set<int> found;
+    for (const int each : indices) found.insert(each / group * group);
+    return found;
+  };
+  for (const auto& [place, indices] : held) {
+    if (size == 1) break;
+    const auto& [p, t] = place;
+    const Coord at{.tp = t, .pp = p};
+    for (const int first : firsts(indices, size)) {
+      const Coord coord{.dp = first, .tp = t, .pp = p};
+      make_group(shard_name(plan, coord, "gather"), ranks_of(at, first, size, 1));
+      if (trains) make_group(shard_name(plan, coord, "reduce"), ranks_of(at, first, size, 1));
     }
+    if (!trains) continue;
+    std::set<int> members;
+    for (const int each : indices) members.insert(each % size);
+    for (const int member : members) {
+      if (size < dp)
+        make_group(replica_name(plan, {.dp = member, .tp = t, .pp = p}), ranks_of(at, member, dp / size, size));
+    }
+    const int neighbours = plan.shard.reshard_group;
+    if (neighbours == 0) continue;
+    for (const int first : firsts(indices, neighbours))
+      make_group(reshard_name(plan, {.dp = first, .tp = t, .pp = p}), ranks_of(at, first, neighbours, 1));
   }
   const int sharers = norm_sharers(0).size;
   if (!trains || sharers * tp * pp == 1) return;
-  for (int first = 0; first < dp; first += sharers) {
-    std::vector<Rank> ranks;
-    for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-      if (layout.coord(Rank{rank}).dp / sharers == first / sharers) ranks.push_back(Rank{rank});
+  std::set<int> norms;
+  for (const auto& [place, indices] : held) norms.merge(firsts(indices, sharers));
+  for (const int first : norms) {
+    std::array<RankList::Axis, 3> axes{};
+    for (std::size_t i = 0; i < layout.order().size(); ++i) {
+      const Axis axis = layout.order()[i];
+      axes[i]         = {axis == Axis::dp ? sharers : layout.degree(axis), layout.stride(axis)};
     }
-    make_group(norm_name(norm_sharers(first)), std::move(ranks));
+    make_group(norm_name(norm_sharers(first)), RankList::mesh(layout.rank({.dp = first}), {axes[0], axes[1], axes[2]}));
   }
 }
 

@@ -175,7 +175,8 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
     const StepGraph other = build(by, of);
     return largest_arena(plan_memory(other.graph, {.reuse = by.reuse})).size_bytes;
   };
-  if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 && !step.graph.only_rank()) {
+  if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 &&
+      static_cast<int>(step.graph.ranks().size()) == step.layout.num_ranks()) {
     search.slices = [&](const Plan& by, const BatchSpec& of) {
       return largest(memory_requirements(step.model, by, of, options)).peak_bytes;
     };

@@ -57,11 +57,11 @@ Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units
         out.weights.push_back(local_shape(weight, setup.plan.layout.tp, coord.tp));
     }
   }
-  const auto member = static_cast<std::size_t>(shard_group(setup.plan, coord.dp).member);
+  const int member = shard_group(setup.plan, coord.dp).member;
   for (const ShardUnit& unit : units) {
     if (setup.rank_of(unit.stage, coord) != rank) continue;
     for (const ShardedWeight& weight : unit.weights) {
-      if (!weight.flat) out.kept.push_back(weight.ranges[member].size());
+      if (!weight.flat) out.kept.push_back(weight.range(member).size());
     }
   }
   return out;
@@ -94,7 +94,7 @@ MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& pl
 }
 
 MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse) {
-  if (step.graph.only_rank() == rank) {
+  if (step.graph.ranks() == RankSet(rank)) {
     return memory_requirement(step, plan_memory(step.graph, {.reuse = reuse}), rank);
   }
   const Graph own = slice(step.graph, rank);
@@ -108,11 +108,22 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
   StepOptions building{.keep_gradients = options.keep_gradients, .machine = options.machine};
-  const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
-  const int num_ranks = setup.step.layout.num_ranks();
-  if (options.rank && (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)) {
-    throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
+  const auto requirement_of = [&](Rank rank) {
+    building.only        = rank;
+    const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
+                                          : build_forward_step(model, plan, batch, ForwardResult::loss, building);
+    return memory_requirement(step, rank, plan.reuse);
+  };
+  const int num_ranks = Layout(plan.layout).num_ranks();
+  if (options.rank) {  // at the cost of its slice, however many ranks there are
+    if (index(*options.rank) < 0 || index(*options.rank) >= num_ranks)
+      throw Error(ErrorKind::config, str("rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
+    MemoryRequirement one = requirement_of(*options.rank);
+    one.ranks             = {*options.rank};
+    return {one};
   }
+  building.only = Rank{0};
+  const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
   std::map<Likeness, std::vector<Rank>> kinds;
   std::map<int, std::vector<ShardUnit>> units;  // by tensor-parallel index
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -123,11 +134,7 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
   }
   std::vector<MemoryRequirement> requirements;
   for (const auto& [kind, ranks] : kinds) {
-    if (options.rank && !std::binary_search(ranks.begin(), ranks.end(), *options.rank)) continue;
-    building.only        = options.rank.value_or(ranks.front());
-    const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
-                                          : build_forward_step(model, plan, batch, ForwardResult::loss, building);
-    requirements.push_back(memory_requirement(step, *building.only, plan.reuse));
+    requirements.push_back(requirement_of(ranks.front()));
     requirements.back().ranks = ranks;
   }
   std::sort(requirements.begin(), requirements.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });

@@ -37,13 +37,13 @@ struct MemoryRequirement {
 struct MemoryRequirementOptions {
   bool trains              = true;  // false: a forward step
   bool keep_gradients      = false;
-  std::optional<Rank> rank = {};       // only this rank
+  std::optional<Rank> rank = {};       // only this rank: it costs what the rank's slice costs
   const Machine* machine   = nullptr;  // StepOptions::machine
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same
-// memory: they are one entry, and one slice is built and planned for them. Nothing runs, and no memory is allocated for
-// tensors. plan.memory_limit_bytes is ignored.
+// memory: without `rank` they are one entry, and one slice is built and planned for them. Nothing runs, and no memory
+// is allocated for tensors. plan.memory_limit_bytes is ignored.
 [[nodiscard]] std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan,
                                                                  const BatchSpec& batch,
                                                                  const MemoryRequirementOptions& options = {});

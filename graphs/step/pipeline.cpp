@@ -1,5 +1,7 @@
 #include "graphs/step/pipeline.hpp"
 
+#include <algorithm>
+
 #include "engine/base/error.hpp"
 #include "graphs/layout/divisibility.hpp"
 #include "graphs/schedule/csv.hpp"
@@ -64,15 +66,19 @@ PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_micr
   return schedule;
 }
 
-std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages) {
+std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages,
+                                                       const std::vector<int>& split) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorKind::config, str("pipeline: ", model.layers, " layers ", why));
   };
   if (model.layers < num_stages) refuse(str("over ", num_stages, " stages (at most one stage for each layer)"));
-  if (model.layers % num_stages != 0)
+  if (std::ranges::any_of(split, [](int layers) { return layers < 1; }))
+    refuse("with a stage that has none (pipeline.split: 1 or more for each stage)");
+  if (split.empty() && model.layers % num_stages != 0)
     refuse(str("do not divide over ", num_stages, " stages (", multiples_around(model.layers, num_stages),
                " layers, or a schedule with ", divisors_around(model.layers, num_stages), " stages)"));
-  const std::vector<int> layers = split_layers(model.layers, num_stages);
+  const std::vector<int> layers =
+      split.empty() ? split_layers(model.layers, num_stages) : split_layers(model.layers, num_stages, split);
   std::vector<std::vector<std::size_t>> stages(static_cast<std::size_t>(num_stages));
   int seen          = 0;
   std::size_t stage = 0;

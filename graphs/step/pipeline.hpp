@@ -17,8 +17,9 @@ namespace stepgraph {
 // receives its input right before it computes, and sends its output right after.
 [[nodiscard]] PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_microbatches);
 
-// By stage: indices into model.blocks. Layers are divided over the stages; blocks before the layers go to the first
-// stage, blocks after them to the last.
-[[nodiscard]] std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages);
+// By stage: indices into model.blocks. Layers are divided over the stages, equally or as `split` says; blocks before
+// the layers go to the first stage, blocks after them to the last.
+[[nodiscard]] std::vector<std::vector<std::size_t>> blocks_of_stages(const Model& model, int num_stages,
+                                                                     const std::vector<int>& split = {});
 
 }  // namespace stepgraph

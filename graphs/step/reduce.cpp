@@ -149,7 +149,7 @@ UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   const auto bytes = [&](const Unit& of) {
     std::int64_t elements = of.spec->flat ? of.spec->flat->shard_elements() : 0;
     for (const ShardedWeight& weight : of.spec->weights) {
-      if (!weight.flat) elements += weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
+      if (!weight.flat) elements += weight.range(shard_group_.member).size();
     }
     return elements;
   };
@@ -166,7 +166,7 @@ UnitShards StepBuilder::incoming_shards(const Unit& unit) {
   }
   for (const ShardedWeight& weight : unit.spec->weights) {
     if (weight.flat) continue;
-    const std::int64_t elements = weight.ranges[static_cast<std::size_t>(shard_group_.member)].size();
+    const std::int64_t elements = weight.range(shard_group_.member).size();
     shards.others.push_back(elements == 0 ? Access() : incoming_.range(offset * size, elements * size));
     offset += elements;
   }

@@ -21,14 +21,15 @@ double nodes_of_block(const Plan& plan, bool trains) {
 }
 
 // An estimate. Expanded collectives are counted when they are expanded.
-void check_num_nodes(const Model& model, const Plan& plan, int microbatches, bool trains, bool one_rank) {
+void check_num_nodes(const Model& model, const Plan& plan, int microbatches, bool trains,
+                     const std::optional<RankSet>& only) {
   constexpr int most_ranks = 1 << 20;
   const LayoutSpec& layout = plan.layout;
   const double ranks       = static_cast<double>(layout.dp) * layout.tp * layout.pp;
   const auto blocks        = static_cast<double>(model.blocks.size());
   constexpr double of_rank = 20;  // nodes of a rank beside those of blocks
   double nodes = nodes_of_block(plan, trains) * blocks * microbatches * layout.dp * layout.tp + of_rank * ranks;
-  if (one_rank) nodes /= ranks;
+  if (only) nodes *= static_cast<double>(only->size()) / ranks;
   if (nodes <= max_step_nodes && ranks <= most_ranks) return;
   throw Error(ErrorKind::config,
               str("step: about ", static_cast<std::int64_t>(nodes), " nodes: ", model.blocks.size(), " blocks x ",
@@ -39,6 +40,22 @@ void check_num_nodes(const Model& model, const Plan& plan, int microbatches, boo
 
 }  // namespace
 
+StepRanks::StepRanks(const Layout& layout, RankSet ranks) : ranks_(std::move(ranks)), entries_(ranks_.size()) {
+  for (std::size_t place = 0; place < entries_.size(); ++place) entries_[place].coord = layout.coord(ranks_[place]);
+}
+
+const StepRank* StepRanks::find(Rank rank) const noexcept {
+  const std::optional<std::size_t> place = ranks_.place(rank);
+  return place ? &entries_[*place] : nullptr;
+}
+
+const StepRank& StepRanks::at(Rank rank) const {
+  if (const StepRank* const found = find(rank)) return *found;
+  throw Error(ErrorKind::config,
+              str("step: does not hold rank ", rank, " (", ranks_.size(), " ranks, the first is ", ranks_[0], ")"));
+}
+StepRank& StepRanks::at(Rank rank) { return const_cast<StepRank&>(std::as_const(*this).at(rank)); }
+
 StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& batch, bool trains,
                      const StepOptions& asked)
     : step{.graph            = Graph(1),
@@ -47,11 +64,12 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
            .batch            = batch,
            .type             = resolved.precision.param,
            .precision        = resolved.precision,
+           .optimizer        = resolved.optimizer.kind,
            .num_microbatches = microbatches_of(resolved, batch),
            .shard_size       = stepgraph::shard_group(resolved, 0).size},
       plan(resolved),
       options(asked) {
-  check_num_nodes(model, plan, step.num_microbatches, trains, options.only.has_value());
+  check_num_nodes(model, plan, step.num_microbatches, trains, options.only);
   const int num_ranks = step.layout.num_ranks();
   if (trains) {
     step.schedule = schedule_of(plan.pipeline, plan.layout.pp, step.num_microbatches);
@@ -61,12 +79,9 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
   } else {
     step.schedule = forward_schedule(plan.pipeline, plan.layout.pp, step.num_microbatches);
   }
-  blocks_of_stage = blocks_of_stages(model, step.schedule.num_stages());
-  step.graph      = options.only ? Graph(num_ranks, *options.only) : Graph(num_ranks);
-  step.ranks.resize(static_cast<std::size_t>(num_ranks));
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    step.ranks[static_cast<std::size_t>(rank)].coord = step.layout.coord(Rank{rank});
-  }
+  blocks_of_stage = blocks_of_stages(model, step.schedule.num_stages(), plan.pipeline.split);
+  step.graph      = Graph(num_ranks, options.only.value_or(RankSet::all(num_ranks)));
+  step.ranks      = StepRanks(step.layout, step.graph.ranks());
   for (std::size_t stage = 0; stage < blocks_of_stage.size(); ++stage) {
     for (const std::size_t block : blocks_of_stage[stage]) {
       for (const WeightSpec& weight : step.model.blocks[block].weights) {

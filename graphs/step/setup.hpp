@@ -1,6 +1,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,7 +60,8 @@ struct StepSetup {
  private:
   void make_groups(bool trains);
   void make_shard_groups(bool trains);
-  void make_group(std::string name, std::vector<Rank> ranks);
+  void make_replica_groups(int replica, const std::vector<Coord>& held, const std::set<int>& shared, bool trains);
+  void make_group(std::string name, RankList ranks);
 
   std::map<std::string, Group> groups_;
   std::map<int, Units> units_;  // by tensor-parallel index

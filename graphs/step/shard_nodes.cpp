@@ -1,7 +1,5 @@
 #include "graphs/step/shard_nodes.hpp"
 
-#include <algorithm>
-
 #include "engine/base/error.hpp"
 #include "graphs/step/part_node.hpp"
 #include "ops/clear.hpp"
@@ -14,15 +12,13 @@ std::int64_t bytes_of(DType type, std::int64_t elements) {
 }
 
 Access shard_in(const ShardedWeight& weight, DType type, Buffer whole, int member) {
-  const IndexRange& range = weight.ranges[static_cast<std::size_t>(member)];
+  const IndexRange range = weight.range(member);
   return whole.range(bytes_of(type, weight.offset + range.begin), bytes_of(type, range.size()));
 }
 
 // One access for each member; or one for all, where all shards have the same size.
 AccessList all_shards_in(const ShardedWeight& weight, DType type, Buffer whole, int members) {
-  const bool even = std::all_of(weight.ranges.begin(), weight.ranges.end(),
-                                [&](const IndexRange& range) { return range.size() * members == weight.elements; });
-  if (even) return whole.range(bytes_of(type, weight.offset), bytes_of(type, weight.elements));
+  if (weight.is_even()) return whole.range(bytes_of(type, weight.offset), bytes_of(type, weight.elements));
   AccessList all;
   for (int member = 0; member < members; ++member) all.push_back(shard_in(weight, type, whole, member));
   return all;
@@ -71,7 +67,7 @@ void gather_unit(Graph& graph, const Member& member, const ShardUnit& unit, DTyp
   for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
     const Access& shard = from.others[other];
-    const bool has      = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
+    const bool has      = weight.range(member.index).size() > 0;
     add_unit_part(graph, member, PartOp::all_gather, type, str("all_gather ", text.name, " ", text.others[other]),
                   has ? AccessList(shard) : AccessList(), all_shards_in(weight, type, whole, member.size),
                   bytes_of(type, weight.elements), text, {});
@@ -89,7 +85,7 @@ void reduce_scatter_unit(Graph& graph, const Member& member, const ShardUnit& un
   }
   for (const ShardedWeight& weight : unit.weights) {
     if (weight.flat) continue;
-    const bool has = weight.ranges[static_cast<std::size_t>(member.index)].size() > 0;
+    const bool has = weight.range(member.index).size() > 0;
     add_unit_part(graph, member, PartOp::reduce_scatter, type,
                   str("reduce_scatter ", text.name, " ", text.others[other]),
                   all_shards_in(weight, type, whole, member.size), has ? AccessList(to.others[other]) : AccessList(),

@@ -10,8 +10,6 @@
 namespace stepgraph {
 namespace {
 
-const StepRank& rank_of(const StepGraph& step, Rank rank) { return step.ranks[static_cast<std::size_t>(index(rank))]; }
-
 std::int64_t local_elements(const StepGraph& step, const StepWeight& weight, int tp_index) {
   return num_elements(local_shape(step.spec(weight), step.layout.degree(Axis::tp), tp_index));
 }
@@ -51,7 +49,7 @@ std::vector<WeightShard> weight_shards(const StepGraph& step, const std::string&
     for (const StepWeight& each : step.ranks[r].weights) {
       if (step.spec(each).name != weight) continue;
       known = true;
-      if (!each.value.empty()) found.push_back({Rank{static_cast<int>(r)}, {each.value.begin, each.value.end}});
+      if (!each.value.empty()) found.push_back({step.ranks.ranks()[r], {each.value.begin, each.value.end}});
     }
   }
   if (!known) {
@@ -71,17 +69,14 @@ ElementPlace find_element(const StepGraph& step, const std::string& weight, std:
 }
 
 ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank) {
-  const StepRank& here = rank_of(step, rank);
+  const StepRank& here = step.ranks.at(rank);
   ShardStats stats{.all_gathers     = here.num_all_gathers,
                    .reduce_scatters = here.num_reduce_scatters,
                    .all_reduces     = here.num_all_reduces};
   const auto bytes_of = [&](const StoredRange& part) {
     return part.empty() ? 0 : part.size() * static_cast<std::int64_t>(size_bytes(step.graph.spec(part.buffer).type));
   };
-  bool adam = false;  // some rank has some of it
-  for (const StepRank& each : step.ranks) {
-    for (const StepWeight& weight : each.weights) adam = adam || !weight.second.empty();
-  }
+  const bool adam = here.grad_norm != Buffer{} && step.optimizer == OptimizerKind::adamw;
   const auto wide = static_cast<std::int64_t>(size_bytes(wide_type(step.type)));
   const auto kept = static_cast<std::int64_t>(size_bytes(step.type)) +
                     wide * ((adam ? 2 : 1) + (wide_type(step.type) != step.type ? 1 : 0));

@@ -4,10 +4,11 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
-#include "graphs/layout/partition.hpp"
 #include "graphs/models/weights.hpp"
 
 namespace stepgraph {
@@ -126,25 +127,23 @@ bool is_joint(const WeightSpec& weight, const LayoutSpec& layout) {
   return std::any_of(pieces.begin(), pieces.end(), [](const TpPiece& piece) { return piece.num_holders > 1; });
 }
 
-std::vector<IndexRange> rows_of(const TensorShape& shape, int members) {
-  const Partition rows({.shape = shape, .dim = 0, .num_members = members});
-  const std::int64_t row = shape[0] == 0 ? 0 : num_elements(shape) / shape[0];
-  std::vector<IndexRange> ranges;
-  for (int member = 0; member < members; ++member) ranges.push_back({rows.begin(member) * row, rows.end(member) * row});
-  return ranges;
-}
-
-std::vector<IndexRange> flat_ranges(const FlatShards& flat, std::int64_t offset, std::int64_t elements) {
-  std::vector<IndexRange> ranges;
-  for (int member = 0; member < flat.num_members(); ++member) {
-    const std::int64_t begin = std::clamp(flat.begin(member) - offset, std::int64_t{0}, elements);
-    const std::int64_t end   = std::clamp(flat.end(member) - offset, begin, elements);
-    ranges.push_back({begin, end});
-  }
-  return ranges;
+// Blocks of whole rows.
+std::int64_t rows_block(const TensorShape& shape, int members) {
+  if (shape[0] == 0) return 0;
+  return (shape[0] + members - 1) / members * (num_elements(shape) / shape[0]);
 }
 
 }  // namespace
+
+IndexRange ShardedWeight::range(int member) const noexcept {
+  const std::int64_t begin = std::clamp(member * block_elements - lead, std::int64_t{0}, elements);
+  return {begin, std::clamp((member + 1) * block_elements - lead, begin, elements)};
+}
+
+bool ShardedWeight::is_even() const noexcept {
+  if (num_members == 1 || elements == 0) return true;
+  return lead == 0 && block_elements * num_members == elements;
+}
 
 ShardGroup shard_group(const Plan& plan, int dp_index) {
   if (plan.shard.strategy == Shard::none) return {.replica = dp_index};
@@ -157,7 +156,7 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
   std::vector<ShardUnit> units;
   const int members = shard_group(plan, 0).size, tp = plan.layout.tp;
   if (members == 1) return units;
-  std::map<std::string, std::vector<IndexRange>> ranges_of;  // by name, of weights that are not tied
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> cut_of;  // by name, of weights that are not tied
   const auto spec_of = [&](const ShardedWeight& weight) -> const WeightSpec& {
     return model.blocks[weight.block].weights[weight.number];
   };
@@ -172,7 +171,8 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
           if (specs[number].norm && plan.precision.norm_type() != plan.precision.param) continue;
           const std::int64_t elements = num_elements(local_shape(specs[number], tp, tp_index));
           const bool flat = plan.shard.flat && specs[number].tied_to.empty() && !is_joint(specs[number], plan.layout);
-          unit.weights.push_back({.block = block, .number = number, .elements = elements, .flat = flat});
+          unit.weights.push_back(
+              {.block = block, .number = number, .elements = elements, .flat = flat, .num_members = members});
         }
       }
       if (unit.weights.empty()) continue;
@@ -188,20 +188,22 @@ std::vector<ShardUnit> shard_units(const Model& model, const Plan& plan,
       for (ShardedWeight& weight : unit.weights) {
         const WeightSpec& spec = spec_of(weight);
         if (weight.flat) {
-          weight.ranges = flat_ranges(*unit.flat, weight.offset, weight.elements);
+          weight.block_elements = unit.flat->shard_elements();
+          weight.lead           = weight.offset;
         } else {
           weight.offset = unit.elements;
           unit.elements += weight.elements;
-          if (spec.tied_to.empty()) weight.ranges = rows_of(local_shape(spec, tp, tp_index), members);
+          if (spec.tied_to.empty()) weight.block_elements = rows_block(local_shape(spec, tp, tp_index), members);
         }
-        if (spec.tied_to.empty()) ranges_of[spec.name] = weight.ranges;
+        if (spec.tied_to.empty()) cut_of[spec.name] = {weight.block_elements, weight.lead};
       }
       units.push_back(std::move(unit));
     }
   }
   for (ShardUnit& unit : units) {
     for (ShardedWeight& weight : unit.weights) {
-      if (!spec_of(weight).tied_to.empty()) weight.ranges = ranges_of.at(spec_of(weight).tied_to);
+      if (!spec_of(weight).tied_to.empty())
+        std::tie(weight.block_elements, weight.lead) = cut_of.at(spec_of(weight).tied_to);
     }
   }
   return units;

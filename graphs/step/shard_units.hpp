@@ -24,11 +24,18 @@ struct ShardGroup {
 // A weight of a unit: which elements each member of the shard group keeps. Elements are counted on one tensor-parallel
 // rank.
 struct ShardedWeight {
-  std::size_t block = 0, number = 0;       // of the model
-  std::int64_t elements          = 0;      // on one rank, whole
-  std::int64_t offset            = 0;      // where it begins in the gathered unit, in elements
-  bool flat                      = false;  // the weight lies in the unit's flat
-  std::vector<IndexRange> ranges = {};     // by member of the shard group
+  std::size_t block = 0, number = 0;  // of the model
+  std::int64_t elements = 0;          // on one rank, whole
+  std::int64_t offset   = 0;          // where it begins in the gathered unit, in elements
+  bool flat             = false;      // the weight lies in the unit's flat
+
+  // Elements are cut into blocks of `block_elements`, one for each member of the shard group. The weight begins `lead`
+  // elements into the first block, so the first and the last members may have fewer elements of it, or none.
+  std::int64_t block_elements = 0;
+  std::int64_t lead           = 0;
+  int num_members             = 1;
+  [[nodiscard]] IndexRange range(int member) const noexcept;
+  [[nodiscard]] bool is_even() const noexcept;  // all members have equally many elements
 };
 
 // The weights of neighbouring blocks of one stage, which are gathered and reduced together. A gathered unit is its

@@ -61,6 +61,32 @@ struct StepRank {
   int num_all_reduces     = 0;
 };
 
+// The ranks that a step holds: all of its layout, or those of a slice (StepOptions::only).
+class StepRanks {
+ public:
+  StepRanks() = default;
+  StepRanks(const Layout& layout, RankSet ranks);
+
+  [[nodiscard]] const RankSet& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] StepRank& at(Rank rank);  // throws Error(config) for a rank that the step does not hold
+  [[nodiscard]] const StepRank& at(Rank rank) const;
+  [[nodiscard]] const StepRank* find(Rank rank) const noexcept;  // null: not held
+
+  // In the order of ranks, by place. In a whole step the place is the rank.
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  [[nodiscard]] StepRank& operator[](std::size_t place) { return entries_[place]; }
+  [[nodiscard]] const StepRank& operator[](std::size_t place) const { return entries_[place]; }
+  [[nodiscard]] const StepRank& front() const { return entries_.front(); }
+  [[nodiscard]] auto begin() noexcept { return entries_.begin(); }
+  [[nodiscard]] auto end() noexcept { return entries_.end(); }
+  [[nodiscard]] auto begin() const noexcept { return entries_.begin(); }
+  [[nodiscard]] auto end() const noexcept { return entries_.end(); }
+
+ private:
+  RankSet ranks_ = RankSet::all(1);
+  std::vector<StepRank> entries_;
+};
+
 // A step as a graph, with the buffers of its inputs and results. Converts to its graph: verify(step), write_dot(step,
 // ...), simulate(step, machine).
 struct StepGraph {
@@ -70,10 +96,11 @@ struct StepGraph {
   BatchSpec batch;
   DType type                      = DType::f32;
   PrecisionPlan precision         = {};  // `type` is its param
+  OptimizerKind optimizer         = OptimizerKind::adamw;
   int num_microbatches            = 1;   // of each data-parallel rank
   int shard_size                  = 1;   // data-parallel ranks of a shard group
   PipelineSchedule schedule       = {};  // lowered: with transfers
-  std::vector<StepRank> ranks     = {};
+  StepRanks ranks                 = {};
   std::vector<std::string> unused = {};  // weights that no op reads, where the plan allows them
   std::vector<MemoryRole> roles   = {};  // by buffer
 
@@ -92,9 +119,9 @@ struct StepGraph {
 };
 
 struct StepOptions {
-  bool keep_gradients      = false;  // gradients are persistent and can be read after a run
-  std::uint64_t seed       = 0;      // of dropout
-  std::optional<Rank> only = {};     // build the slice of one rank alone
+  bool keep_gradients         = false;  // gradients are persistent and can be read after a run
+  std::uint64_t seed          = 0;      // of dropout
+  std::optional<RankSet> only = {};     // build the slice of these ranks alone
   // The norm of a weight that is not sharded: true: one data-parallel rank sums its squares, another rank for each
   // weight; false: every rank sums all squares.
   bool share_norm = true;

@@ -114,7 +114,9 @@ void StepBuilder::add_norm() {
   const Labels labels = {.phase = "norm"};
   clear(graph(), {.name = "clear squares", .values = squares_, .labels = {.phase = "clear"}});
   const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
-  std::vector<std::int64_t> elements(static_cast<std::size_t>(sharers.size), 0);  // by sharer
+  // By sharer. Of more sharers than weights, the first ones get one each.
+  const auto num_weights = std::max<std::size_t>(1, here().weights.size());
+  std::vector<std::int64_t> elements(std::min(static_cast<std::size_t>(sharers.size), num_weights), 0);
   const auto is_mine = [&](const StepWeight& weight) {
     if (unit_weight(setup_.step.spec(weight)) != nullptr) return true;  // every rank has its own shard
     const auto least = std::min_element(elements.begin(), elements.end());

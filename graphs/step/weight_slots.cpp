@@ -311,7 +311,7 @@ Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& pla
   for (std::uint32_t i = 0; i < slots.gradients.size(); ++i) {
     of(graph.spec(slots.gradients[i].whole).rank).uses().add_gradients(i);
   }
-  Graph out = graph.only_rank() ? Graph(graph.num_ranks(), *graph.only_rank()) : Graph(graph.num_ranks());
+  Graph out(graph.num_ranks(), graph.ranks());
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     const BufferSpec& spec = graph.spec(Buffer{i});
     static_cast<void>(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));

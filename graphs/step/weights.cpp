@@ -70,8 +70,7 @@ StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor ten
   const bool is_whole             = entry.extent == Extent::whole;
   const UnitWeight* const sharded = unit_weight(spec);
   const std::int64_t elements     = num_elements(local_shape(spec, tp_.size, tp_.index));
-  const IndexRange range =
-      is_whole ? IndexRange{0, elements} : sharded->weight->ranges[static_cast<std::size_t>(shard_group_.member)];
+  const IndexRange range          = is_whole ? IndexRange{0, elements} : sharded->weight->range(shard_group_.member);
   StoredRange made{.begin = range.begin, .end = range.end, .sharded = !is_whole};
   const bool has_any = is_whole || range.size() > 0;
   if (entry.placement == Placement::own) {
@@ -95,7 +94,7 @@ StoredRange StepBuilder::declare_tensor(const WeightSpec& spec, WeightTensor ten
 // Where the rank's shards of a unit are, as collectives take them.
 UnitShards StepBuilder::shards_of(const Unit& unit, WeightTensor tensor) const {
   UnitShards found{.flat = unit.flat(tensor)};
-  const auto& weights = setup_.step.ranks[static_cast<std::size_t>(index(rank_))].weights;
+  const auto& weights = setup_.step.ranks.at(rank_).weights;
   for (std::size_t i = 0; i < unit.weights.size(); ++i) {
     if (unit.spec->weights[i].flat) continue;
     const StoredRange& part = stored(weights[unit.weights[i]], tensor);
@@ -243,12 +242,8 @@ ShardUnit among_fewer(const ShardUnit& unit, int members) {
   ShardUnit fewer = unit;
   if (unit.flat) fewer.flat = FlatShards(unit.flat->padded_elements(), members);
   for (ShardedWeight& weight : fewer.weights) {
-    const std::size_t together = weight.ranges.size() / static_cast<std::size_t>(members);
-    std::vector<IndexRange> ranges;
-    for (std::size_t first = 0; first < weight.ranges.size(); first += together) {
-      ranges.push_back({weight.ranges[first].begin, weight.ranges[first + together - 1].end});
-    }
-    weight.ranges = std::move(ranges);
+    weight.block_elements *= weight.num_members / members;
+    weight.num_members = members;
   }
   return fewer;
 }

@@ -1,11 +1,13 @@
 #include "graphs/train/broadcast_weights.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
+#include "engine/run/packed.hpp"
 #include "graphs/layout/layout.hpp"
 #include "ops/collectives.hpp"
 #include "ops/hash.hpp"
@@ -28,30 +30,44 @@ std::vector<Buffer> held(const StepRank& rank, bool shards) {
   return found;
 }
 
+template <class Map>
+std::vector<RankGroup> values_of(const Map& groups) {
+  std::vector<RankGroup> values;
+  for (const auto& [key, group] : groups) values.push_back(group);
+  return values;
+}
+
 // Groups of ranks with the same place in their shard groups: they have the same shards.
 std::vector<RankGroup> replica_groups(const StepGraph& step) {
-  std::vector<RankGroup> groups;
-  for (const RankGroup& ranks : step.layout.groups(Axis::dp)) {
-    for (int place = 0; place < step.shard_size; ++place) {
-      RankGroup replicas{.name = str(ranks.name, " shard", place), .axes = ranks.axes};
-      for (int i = place; i < ranks.size(); i += step.shard_size)
-        replicas.ranks.push_back(ranks.ranks[static_cast<std::size_t>(i)]);
-      groups.push_back(std::move(replicas));
-    }
+  std::map<std::pair<Rank, int>, RankGroup> groups;  // by the first data-parallel rank, and the place
+  for (const StepRank& rank : step.ranks) {
+    const int place       = rank.coord.dp % step.shard_size;
+    const RankGroup ranks = step.layout.group_of(step.layout.rank(rank.coord), Axis::dp);
+    RankGroup replicas{.name = str(ranks.name, " shard", place), .axes = ranks.axes};
+    replicas.ranks = RankList::mesh(ranks.ranks[static_cast<std::size_t>(place)],
+                                    {{ranks.size() / step.shard_size, step.shard_size * step.layout.stride(Axis::dp)}});
+    groups.emplace(std::pair(ranks.ranks.front(), place), std::move(replicas));
   }
-  return groups;
+  return values_of(groups);
+}
+
+// The data-parallel groups of the ranks that the step holds.
+std::vector<RankGroup> held_groups(const StepGraph& step) {
+  std::map<Rank, RankGroup> groups;
+  for (const Rank rank : step.graph.ranks()) {
+    RankGroup group = step.layout.group_of(rank, Axis::dp);
+    groups.emplace(group.ranks.front(), std::move(group));
+  }
+  return values_of(groups);
 }
 
 class Builder {
  public:
   Builder(const StepGraph& step, const WeightsGraphOptions& options)
-      : step_(step),
-        options_(options),
-        made_{.graph = step.graph.only_rank() ? Graph(step.graph.num_ranks(), *step.graph.only_rank())
-                                              : Graph(step.graph.num_ranks())} {}
+      : step_(step), options_(options), made_{.graph = Graph(step.graph.num_ranks(), step.graph.ranks())} {}
 
   WeightsGraph build() {
-    made_.hashes = add(step_.layout.groups(Axis::dp), false);
+    made_.hashes = add(held_groups(step_), false);
     // With one shard group every shard is on one rank only.
     const bool replicas = step_.shard_size < step_.layout.degree(Axis::dp);
     made_.shard_hashes  = replicas ? add(replica_groups(step_), true) : std::vector<Buffer>(step_.ranks.size());
@@ -59,11 +75,12 @@ class Builder {
   }
 
  private:
+  // Lists are by place: of the ranks that the step holds.
   template <class List>
-  static auto& at(List& list, Rank rank) {
-    return list[static_cast<std::size_t>(index(rank))];
+  [[nodiscard]] auto& at(List& list, Rank rank) const {
+    return list[*step_.graph.ranks().place(rank)];
   }
-  [[nodiscard]] bool has(Rank rank) const { return !at(copies_, rank).empty(); }
+  [[nodiscard]] bool has(Rank rank) const { return step_.graph.holds(rank) && !at(copies_, rank).empty(); }
 
   // Adds the nodes for the buffers that the members of each group share; returns their hashes, by rank.
   std::vector<Buffer> add(const std::vector<RankGroup>& groups, bool shards) {
@@ -167,23 +184,56 @@ class Builder {
   std::vector<Buffer> hashes_              = {};
 };
 
+// The hashes of a rank, in the order in which they are joined.
+struct RankHashes {
+  Rank rank;
+  std::vector<std::uint64_t> hashes;
+};
+
+// Process 0 gets the hashes of all ranks, and joins them in the order of ranks.
+std::uint64_t joined(const std::vector<RankHashes>& mine, Peers* peers) {
+  std::vector<RankHashes> all = mine;
+  if (peers != nullptr) {
+    Packer sent;
+    for (const RankHashes& each : mine) sent.add(each.rank).add_list(std::span<const std::uint64_t>(each.hashes));
+    const std::vector<Bytes> gathered = peers->gather("hashes of weights", sent.take());
+    if (!gathered.empty()) all.clear();
+    for (const Bytes& bytes : gathered) {
+      for (Unpacker received(bytes); !received.empty();) {
+        const auto rank = received.get<Rank>();
+        all.push_back({rank, received.get_list<std::uint64_t>()});
+      }
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::uint64_t hash = 0;
+  for (const RankHashes& rank : all) {
+    for (const std::uint64_t each : rank.hashes) hash = join_hashes(hash, each);
+  }
+  if (peers == nullptr) return hash;
+  const Bytes told =
+      peers->broadcast("the hash of weights", peers->process() == 0 ? Packer().add(hash).take() : Bytes());
+  return Unpacker(told).get<std::uint64_t>();
+}
+
 std::uint64_t run_graph(StepRun& run, const WeightsGraphOptions& options) {
   const WeightsGraph weights = weights_graph(run.step(), options);
   const Program program      = run.beside(weights.graph, weights.same);
   run.run(program);
-  std::uint64_t hash = 0;
-  const auto join    = [&](Buffer hashes) {
+  std::vector<RankHashes> found;
+  const auto read = [&](Buffer hashes) {
     if (hashes == Buffer{}) return;
-    std::vector<std::int64_t> found(static_cast<std::size_t>(weights.graph.spec(hashes).size_bytes) / 8);
-    program.memory().read(hashes, std::span(found));
-    for (const std::int64_t each : found) hash = join_hashes(hash, static_cast<std::uint64_t>(each));
+    std::vector<std::int64_t> values(static_cast<std::size_t>(weights.graph.spec(hashes).size_bytes) / 8);
+    program.memory().read(hashes, std::span(values));
+    for (const std::int64_t each : values) found.back().hashes.push_back(static_cast<std::uint64_t>(each));
   };
-  for (std::size_t rank = 0; rank < weights.hashes.size(); ++rank) {
-    const int dp = run.step().ranks[rank].coord.dp;
-    if (dp == 0) join(weights.hashes[rank]);
-    if (dp < run.step().shard_size) join(weights.shard_hashes[rank]);
+  for (std::size_t place = 0; place < weights.hashes.size(); ++place) {
+    const int dp = run.step().ranks[place].coord.dp;
+    found.push_back({run.step().ranks.ranks()[place], {}});
+    if (dp == 0) read(weights.hashes[place]);
+    if (dp < run.step().shard_size) read(weights.shard_hashes[place]);
   }
-  return hash;
+  return joined(found, run.peers());
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace stepgraph {
 struct WeightsGraph {
   Graph graph;
   std::vector<SameBytes> same = {};  // its buffers that use the step's bytes
-  std::vector<Buffer> hashes  = {};  // by rank: i64, persistent; of no graph where a rank has nothing, or is elsewhere
+  std::vector<Buffer> hashes  = {};  // by place in the step's ranks: i64, persistent; Buffer{}: the rank has nothing
   std::vector<Buffer> shard_hashes = {};  // the same for shards
 };
 struct WeightsGraphOptions {
@@ -26,8 +26,8 @@ struct WeightsGraphOptions {
 [[nodiscard]] WeightsGraph weights_graph(const StepGraph& step, const WeightsGraphOptions& options = {});
 
 // Broadcasts weights and optimizer state from the first data-parallel rank that has them, and checks that all ranks are
-// equal; or only checks. To be called between steps. Both return a hash of one replica of the compared bytes, which
-// also depends on layout and sharding.
+// equal; or only checks. To be called between steps. Collective. Both return a hash of one replica of the compared
+// bytes, which also depends on layout and sharding.
 std::uint64_t broadcast_weights(StepRun& run);
 std::uint64_t check_weights(StepRun& run);
 

@@ -117,6 +117,9 @@ std::string to_string(const GradientCheck& check) {
 GradientCheck check_gradients(const Model& model, World& world, const GradientCheckOptions& options) {
   if (options.elements < 1)
     throw Error(ErrorKind::config, str("check_gradients: ", options.elements, " elements (at least 1)"));
+  if (world.local_ranks().size() != static_cast<std::size_t>(world.num_ranks()))
+    throw Error(ErrorKind::config, str("check_gradients: ", world.local_ranks().size(), " of ", world.num_ranks(),
+                                       " ranks are in this process (all of them)"));
   constexpr double step = 1e-4;  // of a weight
   Loss loss(model, world, options);
   const double rounding   = 10 * std::numeric_limits<double>::epsilon() * std::abs(loss.value());

@@ -12,6 +12,9 @@ namespace stepgraph {
 namespace {
 
 DataParallelOptions with_devices(DataParallelOptions options, const World& world) {
+  if (world.local_ranks().size() != static_cast<std::size_t>(world.num_ranks()))
+    throw Error(ErrorKind::config, str("data_parallel: ", world.local_ranks().size(), " of ", world.num_ranks(),
+                                       " ranks are in this process (all of them; or use a Trainer)"));
   if (options.devices == 0) options.devices = world.num_ranks();
   return options;
 }

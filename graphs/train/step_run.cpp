@@ -1,10 +1,12 @@
 #include "graphs/train/step_run.hpp"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
+#include "engine/run/packed.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
@@ -22,36 +24,97 @@ std::vector<T> rounded(const std::vector<double>& values, int threads) {
   return made;
 }
 
-// All ranks of the step live in this process.
-void check_ranks(const Layout& layout, const World& world) {
-  for (int rank = 0; rank < layout.num_ranks(); ++rank) {
-    if (world.num_ranks() != layout.num_ranks() || !world.is_local(Rank{rank})) {
-      throw Error(
-          ErrorKind::config,
-          str("step: needs ", layout.num_ranks(), " ranks in this process, but the world has ", world.num_ranks(),
-              world.num_ranks() == layout.num_ranks() ? ", some of them in other processes" : ""));
+}  // namespace
+
+void require_ranks(const Layout& layout, const World& world) {
+  const int wanted = layout.num_ranks();
+  if (world.num_ranks() == wanted) return;
+  throw Error(ErrorKind::config, str("step: the layout has ", wanted, wanted == 1 ? " rank" : " ranks",
+                                     ", but the world has ", world.num_ranks()));
+}
+
+namespace {
+
+// The step has the ranks of this process, and there is a way to the others.
+void check_ranks(const StepGraph& step, World& world) {
+  const int wanted = step.layout.num_ranks();
+  require_ranks(step.layout, world);
+  if (step.graph.ranks() != world.local_ranks())
+    throw Error(ErrorKind::config, str("step: holds ", step.graph.ranks().size(), " of ", wanted,
+                                       " ranks, but others than the ", world.local_ranks().size(),
+                                       " that live in this process (StepOptions::only = world.local_ranks())"));
+  if (std::ssize(step.graph.ranks()) < wanted && world.peers() == nullptr)
+    throw Error(ErrorKind::config,
+                "step: some ranks live in other processes, and the world cannot exchange host data with them "
+                "(World::peers)");
+}
+
+// A tensor is put together from stretches of the ranks' weights.
+template <class T>
+class TensorAssembly {
+ public:
+  TensorAssembly(const StepGraph& step, const std::string& name, std::span<T> out)
+      : step_(step), name_(name), out_(out) {}
+
+  void put(Rank rank, std::size_t block, std::size_t number, std::int64_t begin, std::span<const T> values) {
+    const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(rank).tp;
+    std::vector<T>& local = locals_[{block, number, tp_index}];
+    if (local.empty())
+      local.resize(static_cast<std::size_t>(num_elements(local_shape(spec(block, number), tp, tp_index))));
+    if (begin < 0 || static_cast<std::size_t>(begin) + values.size() > local.size())
+      throw Error(ErrorKind::backend,
+                  str("tensor '", name_, "': rank ", rank, " has sent elements that it cannot have"));
+    std::copy(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+
+  void finish() {
+    const int tp = step_.layout.degree(Axis::tp);
+    for (const auto& [where, local] : locals_) {
+      const auto& [block, number, tp_index] = where;
+      for (const TpPiece& piece : tp_pieces(spec(block, number), tp, tp_index)) {
+        if (piece.tensor == name_ && piece.first_holder) put_piece<T>(spec(block, number), piece, local, out_);
+      }
     }
   }
-}
+
+ private:
+  [[nodiscard]] const WeightSpec& spec(std::size_t block, std::size_t number) const {
+    return step_.model.blocks.at(block).weights.at(number);
+  }
+  const StepGraph& step_;
+  const std::string& name_;
+  std::span<T> out_;
+  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<T>> locals_;  // by block, weight and tp index
+};
+
+// The place of a stretch that travels to process 0; its values follow.
+struct TensorStretch {
+  std::int32_t rank;
+  std::uint32_t block, number;
+  std::int64_t begin;
+};
 
 }  // namespace
 
 StepRun::StepRun(StepGraph step, World& world, const RunOptions& options)
     : step_(std::move(step)),
       world_(&world),
-      runnable_((check_ranks(step_.layout, world), step_.graph), world, {.reuse = options.reuse}) {
+      peers_(world.peers()),
+      runnable_((check_ranks(step_, world), step_.graph), world, {.reuse = options.reuse}) {
   verify(runnable_);
-  program_ = std::make_unique<Program>(runnable_, world);
-  executor_ =
-      std::make_unique<Executor>(ExecutorOptions{.threads       = options.threads,
-                                                 .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
-                                                 .step_timeout  = options.step_timeout});
-  step_timeout_ = options.step_timeout;
+  program_  = std::make_unique<Program>(runnable_, world);
+  options_  = {.threads       = options.threads,
+               .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
+               .step_timeout  = options.step_timeout,
+               .stall_timeout = options.stall_timeout};
+  executor_ = std::make_unique<Executor>(options_);
   find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
   }
 }
+
+bool StepRun::is_first() const noexcept { return peers_ == nullptr || peers_->process() == 0; }
 
 void StepRun::find_holders() {
   const int tp = step_.layout.degree(Axis::tp);
@@ -62,27 +125,9 @@ void StepRun::find_holders() {
       const auto [found, fresh] = pieces.try_emplace({weight.block, weight.number, tp_index});
       if (fresh) found->second = tp_pieces(step_.spec(weight), tp, tp_index);  // of a tied weight: its owner's
       for (const TpPiece& piece : found->second)
-        holders_[piece.tensor].push_back({Rank{static_cast<int>(r)}, &weight, piece});
+        holders_[piece.tensor].push_back({step_.ranks.ranks()[r], &weight, piece});
     }
   }
-}
-
-// The shards of a holder's weight: its own, and those of other data-parallel ranks.
-std::vector<StoredRange> StepRun::parts_of(const Holder& holder, StoredRange StepWeight::*which) const {
-  std::vector<StoredRange> parts;
-  const auto number = static_cast<std::size_t>(
-      holder.weight - step_.ranks[static_cast<std::size_t>(index(holder.rank))].weights.data());
-  Coord coord        = step_.layout.coord(holder.rank);
-  std::int64_t found = 0;
-  const std::int64_t wanted =
-      num_elements(local_shape(step_.spec(*holder.weight), step_.layout.degree(Axis::tp), coord.tp));
-  for (coord.dp = 0; coord.dp < step_.layout.degree(Axis::dp) && found < wanted; ++coord.dp) {
-    const StepRank& rank = step_.ranks[static_cast<std::size_t>(index(step_.layout.rank(coord)))];
-    parts.push_back(rank.weights[number].*which);
-    found += parts.back().size();
-    if (parts.back().empty()) parts.pop_back();
-  }
-  return parts;
 }
 
 void StepRun::set_weights(const FillTensor& fill) {
@@ -91,8 +136,10 @@ void StepRun::set_weights(const FillTensor& fill) {
   const int tp                       = step_.layout.degree(Axis::tp);
   const ParameterInventory inventory = step_.model.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
+    const auto held = holders_.find(parameter.name);
+    if (held == holders_.end()) continue;  // other processes have it
     whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
-    const std::vector<Holder>& all = holders_.at(parameter.name);
+    const std::vector<Holder>& all = held->second;
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
     const auto set = [&](DType type, StoredRange StepWeight::*which) {
       dispatch_float(type, [&]<class T>(T) {
@@ -117,36 +164,84 @@ void StepRun::set_weights(const FillTensor& fill) {
   }
 }
 
+// Where a weight, or its gradient, is read. The master where there is one: training continues with it, not with the
+// rounded value.
+StoredRange StepRun::stored(Which which, const StepWeight& weight) const {
+  if (which == Which::gradient) return weight.gradient;
+  const DType type  = step_.value_type(step_.spec(weight));
+  const bool trains = step_.ranks.front().grad_norm != Buffer{};
+  return trains && wide_type(type) != type ? weight.master : weight.value;
+}
+
+// Calls `give` for the elements that ranks of this process give. Each element is given by one rank: the first
+// data-parallel rank that has it, and the first of the ranks that hold the same piece.
+template <class T, class Give>
+void StepRun::read_here(Which which, const std::string& name, const Give& give) const {
+  const double scale = which == Which::gradient ? loss_scale_.value_or(1) : 1;
+  const auto held    = holders_.find(name);
+  for (const Holder& holder : held == holders_.end() ? std::vector<Holder>() : held->second) {
+    const StoredRange part = stored(which, *holder.weight);
+    const int num_givers   = part.sharded ? step_.shard_size : 1;
+    if (holder.weight->tied || !holder.piece.first_holder || part.empty() ||
+        step_.layout.coord(holder.rank).dp >= num_givers)
+      continue;
+    std::vector<T> values(static_cast<std::size_t>(part.size()));
+    dispatch_float(step_.graph.spec(part.buffer).type, [&]<class Stored>(Stored) {
+      std::vector<Stored> as_stored(values.size());
+      memory().read(part.buffer, std::span(as_stored), part.offset);
+      std::transform(as_stored.begin(), as_stored.end(), values.begin(),
+                     [scale](Stored value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
+    });
+    give(holder, part.begin, std::span<const T>(values));
+  }
+}
+
+// A process that cannot give its elements takes part in the gathering, so that the calls of all processes stay in step.
 template <class T>
 void StepRun::read(Which which, const std::string& name, std::span<T> out) const {
-  const auto wanted = static_cast<std::size_t>(step_.model.parameters().find(name).num_elements());
-  if (out.size() != wanted) {
-    throw Error(ErrorKind::config,
-                str("tensor '", name, "': a span of ", out.size(), " elements (the tensor has ", wanted, ")"));
+  const Parameter parameter = step_.model.parameters().find(name);  // throws in all processes, or in none
+  const auto wanted         = is_first() ? static_cast<std::size_t>(parameter.num_elements()) : 0;
+  TensorAssembly<T> tensor(step_, name, out);
+  Packer sent;
+  sent.add(true);  // has not failed
+  std::optional<Error> error;
+  try {
+    if (out.size() != wanted)
+      throw Error(ErrorKind::config, str("tensor '", name, "': a span of ", out.size(), " elements (",
+                                         is_first() ? "the tensor has " : "only process 0 gets it: ", wanted, ")"));
+    read_here<T>(which, name, [&](const Holder& holder, std::int64_t begin, std::span<const T> values) {
+      if (is_first()) {
+        tensor.put(holder.rank, holder.weight->block, holder.weight->number, begin, values);
+      } else {
+        sent.add(TensorStretch{.rank   = index(holder.rank),
+                               .block  = static_cast<std::uint32_t>(holder.weight->block),
+                               .number = static_cast<std::uint32_t>(holder.weight->number),
+                               .begin  = begin});
+        sent.add_list(values);
+      }
+    });
+  } catch (const Error& caught) {
+    if (peers_ == nullptr) throw;
+    error = caught;
   }
-  // The master where there is one: training continues with it, not with the rounded value.
-  const std::vector<Holder>& all = holders_.at(name);
-  const DType type               = step_.value_type(step_.spec(*all.front().weight));
-  const bool rounds              = step_.ranks.front().grad_norm != Buffer{} && wide_type(type) != type;
-  const auto member              = which == Which::gradient ? &StepWeight::gradient
-                                   : rounds                 ? &StepWeight::master
-                                                            : &StepWeight::value;
-  const double scale             = which == Which::gradient ? loss_scale_.value_or(1) : 1;
-  for (const Holder& holder : all) {
-    if (holder.weight->tied || !holder.piece.first_holder || step_.layout.coord(holder.rank).dp != 0) continue;
-    const WeightSpec& spec = step_.spec(*holder.weight);
-    const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(holder.rank).tp;
-    std::vector<T> local(static_cast<std::size_t>(num_elements(local_shape(spec, tp, tp_index))));
-    for (const StoredRange& part : parts_of(holder, member)) {
-      dispatch_float(step_.graph.spec(part.buffer).type, [&]<class Stored>(Stored) {
-        std::vector<Stored> values(static_cast<std::size_t>(part.size()));
-        memory().read(part.buffer, std::span(values), part.offset);
-        std::transform(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(part.begin),
-                       [scale](Stored value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
-      });
+  if (peers_ != nullptr) {
+    Bytes bytes = error ? Packer().add(false).add(error->kind()).add_text(error->what()).take() : sent.take();
+    const std::vector<Bytes> all = peers_->gather(str("tensor '", name, "'"), std::move(bytes));
+    if (error) throw *error;
+    for (std::size_t process = 0; process < all.size(); ++process) {
+      Unpacker received(all[process]);
+      if (!received.get<bool>()) {
+        const auto kind = received.get<ErrorKind>();
+        throw Error(kind, str("process ", process, ": ", received.get_text()));
+      }
+      while (!received.empty()) {
+        const auto place            = received.get<TensorStretch>();
+        const std::vector<T> values = received.get_list<T>();
+        tensor.put(Rank{place.rank}, place.block, place.number, place.begin, values);
+      }
     }
-    put_piece<T>(spec, holder.piece, local, out);
   }
+  tensor.finish();
 }
 
 void StepRun::read_tensor(Which which, const std::string& name, std::span<float> out) const { read(which, name, out); }
@@ -176,7 +271,65 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
 void StepRun::run(Recorder* recorder) {
   const Buffer scale = step_.ranks.front().loss_scale;
   if (scale != Buffer{}) loss_scale_ = memory().first<double>(scale);
-  executor_->run(*program_, recorder);
+  outcome_.reset();  // if this run fails, the results of the run before are not those of the last run
+  if (peers_ == nullptr) return executor_->run(*program_, recorder);
+  Outcome mine;
+  std::optional<Error> error;
+  try {
+    executor_->run(*program_, recorder);
+    mine = local_outcome();
+  } catch (const Error& caught) {
+    error = caught;
+    mine  = {.failed_in = peers_->process(), .kind = caught.kind()};
+  }
+  try {
+    share_outcome(mine, error);
+  } catch (const Error&) {
+    if (!error) throw;
+  }
+  if (error) throw *error;
+}
+
+StepRun::Outcome StepRun::local_outcome() const {
+  Outcome found;
+  for (const StepRank& rank : step_.ranks) {
+    if (rank.loss == Buffer{}) continue;
+    found.loss     = memory().first<double>(rank.loss);
+    found.has_loss = true;
+    break;
+  }
+  const StepRank& first = step_.ranks.front();
+  if (first.grad_norm != Buffer{}) found.grad_norm = memory().first<double>(first.grad_norm);
+  found.skipped = first.skipped != Buffer{} && memory().first<std::int64_t>(first.skipped) != 0;
+  return found;
+}
+
+// All ranks of the last stage have the loss, and all ranks the norm: what the lowest rank has is told to all. A process
+// whose run has failed takes part too: other processes, whose runs have ended well, wait here. Their error is the first
+// one of the processes that failed.
+void StepRun::share_outcome(Outcome outcome, const std::optional<Error>& error) {
+  std::string why = error ? error->what() : "";
+  for (const Bytes& bytes : peers_->gather("results of a step", Packer().add(outcome).add_text(why).take())) {
+    Unpacker received(bytes);
+    const auto other = received.get<Outcome>();
+    if (outcome.failed_in < 0 && other.failed_in >= 0) {
+      outcome.failed_in = other.failed_in;
+      outcome.kind      = other.kind;
+      why               = received.get_text();
+    }
+    if (outcome.has_loss || !other.has_loss) continue;
+    outcome.loss     = other.loss;
+    outcome.has_loss = true;
+  }
+  const Bytes told =
+      peers_->broadcast("results of a step", is_first() ? Packer().add(outcome).add_text(why).take() : Bytes());
+  Unpacker received(told);
+  outcome = received.get<Outcome>();
+  if (outcome.failed_in < 0) {
+    outcome_ = outcome;
+  } else if (!error) {
+    throw Error(outcome.kind, str("step: failed in process ", outcome.failed_in, ": ", received.get_text()));
+  }
 }
 
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
@@ -190,14 +343,18 @@ Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) con
 void StepRun::run(const Program& program) {
   const int lanes = static_cast<int>(program.num_waiting_lanes());
   if (lanes <= executor_->waiting_lanes()) return executor_->run(program);
-  Executor({.threads = executor_->threads(), .waiting_lanes = lanes, .step_timeout = step_timeout_}).run(program);
+  ExecutorOptions more = options_;
+  more.waiting_lanes   = lanes;
+  Executor(more).run(program);
 }
 
 double StepRun::loss() const {
-  for (const StepRank& rank : step_.ranks) {
-    if (rank.loss != Buffer{}) return memory().first<double>(rank.loss);
-  }
-  throw Error(ErrorKind::config, "step: computes no loss");
+  const Outcome last = outcome_ ? *outcome_ : local_outcome();
+  if (!last.has_loss) throw Error(ErrorKind::config, "step: computes no loss");
+  return last.loss;
 }
+
+double StepRun::grad_norm() const { return outcome_ ? outcome_->grad_norm : local_outcome().grad_norm; }
+bool StepRun::skipped() const { return outcome_ ? outcome_->skipped : local_outcome().skipped; }
 
 }  // namespace stepgraph

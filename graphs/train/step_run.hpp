@@ -11,6 +11,7 @@
 
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/executor.hpp"
+#include "engine/run/peers.hpp"
 #include "engine/run/recorder.hpp"
 #include "engine/run/runnable_graph.hpp"
 #include "engine/run/world.hpp"
@@ -20,11 +21,15 @@
 namespace stepgraph {
 
 struct RunOptions {
-  int threads = 0;                            // 0: as many as the machine has cores
-  std::chrono::milliseconds step_timeout{0};  // 0: no limit
+  int threads = 0;                             // 0: as many as the machine has cores
+  std::chrono::milliseconds step_timeout{0};   // 0: no limit
+  std::chrono::milliseconds stall_timeout{0};  // ExecutorOptions::stall_timeout
   Reuse reuse            = Reuse::tight;
   const Machine* machine = nullptr;  // of an Evaluator or Generator: StepOptions::machine
 };
+
+// Throws if a layout has more or fewer ranks than the world.
+void require_ranks(const Layout& layout, const World& world);
 
 // A buffer of a second graph that uses the bytes of a buffer of the step.
 struct SameBytes {
@@ -32,12 +37,14 @@ struct SameBytes {
   Buffer of_step = {};  // persistent
 };
 
-// A step graph that is proved, has its memory planned and can run many times, on a world with all ranks in this
-// process. Tensors are set and read under the names that checkpoints use. The world must outlive it. One thread at a
-// time.
+// A step graph that is proved, has its memory planned and can run many times. Tensors are set and read under the names
+// that checkpoints use. The world must outlive it. One thread at a time.
+//
+// In a world of several processes each process has the step of its own ranks (StepOptions::only). Functions that are
+// "collective" are then called by all processes, in the same order.
 class StepRun {
  public:
-  StepRun(StepGraph step, World& world, const RunOptions& options = {});  // throws what `verify` throws
+  StepRun(StepGraph step, World& world, const RunOptions& options = {});  // collective; throws what `verify` throws
 
   [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
   // The step with the edges that it runs with, and its memory plan: for write_dot, write_trace, summarize, simulate.
@@ -46,27 +53,36 @@ class StepRun {
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
   [[nodiscard]] const Program& program() const noexcept { return *program_; }
   [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
+  // The processes of the world; null: this process has all ranks.
+  [[nodiscard]] Peers* peers() const noexcept { return peers_; }
+  [[nodiscard]] bool is_first() const noexcept;  // process 0
 
-  // `fill` is called once for each tensor of the model, with room for all of its elements. Every rank gets its shard.
+  // `fill` is called once for each tensor that a rank of this process has a piece of, with room for all elements of the
+  // tensor. Every rank gets its shard.
   using FillTensor =
       std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
   void set_weights(const FillTensor& fill);
   [[nodiscard]] bool has_weights() const noexcept { return has_weights_; }  // set_weights was called; else all are zero
-  // A tensor of the model, collected from the ranks that have its shards.
+  // A tensor of the model, collected from the ranks that have its shards. Collective: process 0 passes room for all
+  // elements, the other processes pass none. If one process fails, process 0 throws too, and calls can go on.
   enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run; the step must keep gradients
   void read_tensor(Which which, const std::string& name, std::span<float> out) const;
   void read_tensor(Which which, const std::string& name, std::span<double> out) const;
 
-  // global * seq + 1 tokens: inputs are all but the last, targets all but the first.
+  // global * seq + 1 tokens, the same in all processes: inputs are all but the last, targets all but the first.
   void set_tokens(std::span<const std::int32_t> tokens);
+  // Collective: if the run of one process fails, all processes throw.
   void run(Recorder* recorder = nullptr);
 
-  [[nodiscard]] double loss() const;  // of the last run
+  // Of the last run, in every process.
+  [[nodiscard]] double loss() const;
+  [[nodiscard]] double grad_norm() const;  // a training step's
+  [[nodiscard]] bool skipped() const;      // its gradients overflowed with the loss scale
   // The loss scale of the last run, where the step scales. read_tensor divides gradients by it.
   [[nodiscard]] std::optional<double> loss_scale() const noexcept { return loss_scale_; }
 
   // A second graph of the same ranks, to run between steps: proved and planned as the step was. Buffers in `same` use
-  // the step's bytes. Must not outlive this run.
+  // the step's bytes. Must not outlive this run. Both are collective.
   [[nodiscard]] Program beside(const Graph& graph, std::span<const SameBytes> same) const;
   void run(const Program& program);
 
@@ -76,20 +92,33 @@ class StepRun {
     const StepWeight* weight;
     TpPiece piece;
   };
+  // What a run has computed, as all processes know it.
+  struct Outcome {
+    double loss = 0, grad_norm = 0;
+    bool has_loss = false, skipped = false;
+    int failed_in  = -1;  // the first process whose run has failed; -1: none
+    ErrorKind kind = ErrorKind::run;
+  };
+  template <class T, class Give>
+  void read_here(Which which, const std::string& name, const Give& give) const;
   template <class T>
   void read(Which which, const std::string& name, std::span<T> out) const;
   void find_holders();
-  [[nodiscard]] std::vector<StoredRange> parts_of(const Holder& holder, StoredRange StepWeight::*which) const;
+  [[nodiscard]] StoredRange stored(Which which, const StepWeight& weight) const;
+  [[nodiscard]] Outcome local_outcome() const;
+  void share_outcome(Outcome outcome, const std::optional<Error>& error);
 
   StepGraph step_;
   World* world_;
+  Peers* peers_;
   RunnableGraph runnable_;
   bool has_weights_                 = false;
   std::optional<double> loss_scale_ = {};
-  std::map<std::string, std::vector<Holder>> holders_;  // by tensor, in rank order
+  std::optional<Outcome> outcome_   = {};               // with peers
+  std::map<std::string, std::vector<Holder>> holders_;  // by tensor, in rank order; ranks of this process
   std::unique_ptr<Program> program_;
   std::unique_ptr<Executor> executor_;
-  std::chrono::milliseconds step_timeout_{0};
+  ExecutorOptions options_;
 };
 
 }  // namespace stepgraph

@@ -5,15 +5,32 @@
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
+#include "engine/run/packed.hpp"
 #include "graphs/models/weights.hpp"
 
 namespace stepgraph {
+namespace {
+
+// The ranks of this process. Checked before a step is built: its messages know only the ranks of the layout.
+RankSet ranks_of(const Plan& plan, const World& world) {
+  require_ranks(Layout(plan.layout), world);
+  return world.local_ranks();
+}
+
+}  // namespace
 
 Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                  const TrainerOptions& options)
     : run_(training_step(model, plan, batch,
-                         {.keep_gradients = options.keep_gradients, .seed = options.seed, .machine = options.machine}),
-           world, {.threads = options.threads, .step_timeout = options.step_timeout, .reuse = plan.reuse}),
+                         {.keep_gradients = options.keep_gradients,
+                          .seed           = options.seed,
+                          .only           = ranks_of(plan, world),
+                          .machine        = options.machine}),
+           world,
+           {.threads       = options.threads,
+            .step_timeout  = options.step_timeout,
+            .stall_timeout = options.stall_timeout,
+            .reuse         = plan.reuse}),
       rate_(plan.optimizer.lr),
       seed_(options.seed) {}
 
@@ -27,16 +44,15 @@ StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorde
   }
   run_.run(recorder);
   ++num_steps_;
-  const StepRank& first = run_.step().ranks.front();
-  return {.loss       = run_.loss(),
-          .grad_norm  = memory.first<double>(first.grad_norm),
-          .loss_scale = run_.loss_scale(),
-          .skipped    = first.skipped != Buffer{} && memory.first<std::int64_t>(first.skipped) != 0};
+  return {
+      .loss = run_.loss(), .grad_norm = run_.grad_norm(), .loss_scale = run_.loss_scale(), .skipped = run_.skipped()};
 }
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                      const RunOptions& options)
-    : run_(forward_step(model, plan, batch, ForwardResult::loss, {.machine = options.machine}), world, options) {}
+    : run_(forward_step(model, plan, batch, ForwardResult::loss,
+                        {.only = ranks_of(plan, world), .machine = options.machine}),
+           world, options) {}
 
 double Evaluator::loss(std::span<const std::int32_t> tokens) {
   run_.set_tokens(tokens);
@@ -47,8 +63,27 @@ double Evaluator::loss(std::span<const std::int32_t> tokens) {
 // Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
     : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
-                        {.machine = options.machine}),
+                        {.only = ranks_of(plan, world), .machine = options.machine}),
            world, options) {}
+
+namespace {
+
+// Process 0 puts the logits of all processes together, and tells all.
+std::vector<double> shared_logits(Peers& peers, std::vector<double> logits, Bytes mine) {
+  for (const Bytes& bytes : peers.gather("logits", std::move(mine))) {
+    for (Unpacker received(bytes); !received.empty();) {
+      const auto begin                  = received.get<std::int64_t>();
+      const std::vector<double> columns = received.get_list<double>();
+      std::copy(columns.begin(), columns.end(), logits.begin() + static_cast<std::ptrdiff_t>(begin));
+    }
+  }
+  const bool is_first = peers.process() == 0;
+  const Bytes told =
+      peers.broadcast("logits", is_first ? Packer().add_list(std::span<const double>(logits)).take() : Bytes());
+  return Unpacker(told).get_list<double>();
+}
+
+}  // namespace
 
 std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   const StepGraph& step = run_.step();
@@ -64,20 +99,22 @@ std::vector<double> Generator::logits(std::span<const std::int32_t> prompt) {
   }
   run_.set_tokens(tokens);
   run_.run();
-  std::vector<double> logits;
-  for (int tp = 0; tp < step.layout.degree(Axis::tp); ++tp) {
-    for (const StepRank& rank : step.ranks) {
-      if (rank.logits.empty() || rank.coord.dp != 0 || rank.coord.tp != tp) continue;
-      const IndexRange vocab = tp_range(step.model.vocab, step.layout.degree(Axis::tp), tp);
-      const auto columns     = static_cast<std::size_t>(vocab.end - vocab.begin);
-      dispatch_float(step.type, [&]<class T>(T) {
-        std::vector<T> row(columns);
-        run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
-        for (const T logit : row) logits.push_back(static_cast<double>(wide(logit)));
-      });
-    }
+  std::vector<double> logits(static_cast<std::size_t>(step.model.vocab));
+  Packer sent;
+  for (const StepRank& rank : step.ranks) {
+    if (rank.logits.empty() || rank.coord.dp != 0) continue;
+    const IndexRange vocab = tp_range(step.model.vocab, step.layout.degree(Axis::tp), rank.coord.tp);
+    const auto columns     = static_cast<std::size_t>(vocab.end - vocab.begin);
+    dispatch_float(step.type, [&]<class T>(T) {
+      std::vector<T> row(columns);
+      run_.memory().read(rank.logits[0], std::span(row), static_cast<std::int64_t>((prompt.size() - 1) * columns));
+      std::transform(row.begin(), row.end(), logits.begin() + static_cast<std::ptrdiff_t>(vocab.begin),
+                     [](T logit) { return static_cast<double>(wide(logit)); });
+    });
+    sent.add(vocab.begin);
+    sent.add_list(std::span<const double>(logits).subspan(static_cast<std::size_t>(vocab.begin), columns));
   }
-  return logits;
+  return run_.peers() == nullptr ? logits : shared_logits(*run_.peers(), std::move(logits), sent.take());
 }
 
 std::vector<std::int32_t> Generator::generate(std::vector<std::int32_t> prompt, int num_tokens) {

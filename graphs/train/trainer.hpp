@@ -15,9 +15,9 @@ class Checkpoint;  // graphs/models/checkpoint.hpp
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
 void set_weights(StepRun& run, const Checkpoint& checkpoint);
 
-// Writes config.json and model.safetensors, which Hugging Face transformers can load. The folder changes as a whole, and
-// its other files stay: engine/base/output_folder.hpp. Throws Error(run) for weights that are not finite; the folder is
-// then as it was.
+// Writes config.json and model.safetensors, which Hugging Face transformers can load. The folder changes as a whole,
+// and its other files stay: engine/base/output_folder.hpp. Throws Error(run) for weights that are not finite; the
+// folder is then as it was. Both functions are collective: process 0 writes, and its error is thrown in all processes.
 void save_model(const StepRun& run, const std::string& folder);
 // The gradients of the last run, before clipping, under the names of the tensors.
 void save_gradients(const StepRun& run, const std::string& path);
@@ -34,12 +34,15 @@ struct StepResult {
 struct TrainerOptions {
   int threads = 0;
   std::chrono::milliseconds step_timeout{0};
+  std::chrono::milliseconds stall_timeout{0};
   bool keep_gradients    = false;    // for save_gradients
   std::uint64_t seed     = 0;        // of dropout, and of fresh weights where none are set before the first step
   const Machine* machine = nullptr;  // StepOptions::machine
 };
 
-// Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch.
+// Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch. In a world of
+// several processes all of them make a Trainer and call step() with the same tokens; each has its own ranks, and all
+// get the same result. The same holds for Evaluator and Generator.
 class Trainer {
  public:
   Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,

@@ -24,12 +24,19 @@ std::chrono::milliseconds patience() { return std::chrono::seconds(20) * sg::tes
 
 // The results of the suite in every process of a world.
 template <class W = HubWorld>
-std::vector<Failures> in_processes(int ranks, const ConformanceOptions& options) {
+std::vector<Failures> in_processes(const std::vector<sg::RankSet>& processes, const ConformanceOptions& options) {
+  int ranks = 0;
+  for (const sg::RankSet& process : processes) ranks += static_cast<int>(process.size());
   Hub hub(ranks);
-  return sg::testing::on_every_rank(ranks, [&](sg::Rank me) {
-    W world(hub, me);
+  return sg::testing::on_every_process(processes, [&](const sg::RankSet& mine) {
+    W world(hub, mine);
     return sg::testing::world_conformance(world, options);
   });
+}
+std::vector<sg::RankSet> one_each(int ranks) {
+  std::vector<sg::RankSet> processes;
+  for (int rank = 0; rank < ranks; ++rank) processes.emplace_back(sg::Rank{rank});
+  return processes;
 }
 
 // Loopback with a defect.
@@ -39,7 +46,6 @@ class FaultyWorld final : public sg::World {
   FaultyWorld(int num_ranks, Fault fault) : right_(num_ranks), fault_(fault) {}
 
   [[nodiscard]] int num_ranks() const override { return right_.num_ranks(); }
-  [[nodiscard]] bool is_local(sg::Rank) const override { return true; }
   [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
   [[nodiscard]] sg::IssueOrder issue_order() const override { return sg::IssueOrder::any; }
   void abort(std::string_view) noexcept override {}
@@ -54,7 +60,7 @@ class FaultyWorld final : public sg::World {
     const std::size_t unit = size_bytes(exchange.what.type);
     const auto first       = [&] { return parts[0].out[0]; };
     if (drops && first().region.length > 0) kept.assign(first().data, first().data + unit);
-    right_.communicate(context, {exchange.what, exchange.group, parts});
+    right_.communicate(context, {exchange.what, exchange.group, exchange.communicator, exchange.turn, parts});
     if (!kept.empty()) std::memcpy(first().data, kept.data(), kept.size());
     if (fault_ != Fault::gap || op != sg::PartOp::broadcast) return;
     for (const sg::Piece& piece : parts[0].out) {
@@ -96,12 +102,26 @@ TEST_CASE("loopback passes the conformance suite, in rank order", "[backends][co
 TEST_CASE("a process world outside the library passes the suite, each rank with its slice", "[backends][conformance]") {
   const int ranks = GENERATE(2, 3, 5, 8);
   CAPTURE(ranks);
-  const auto failures = in_processes(ranks, {.rank_order   = true,
-                                             .large_bytes  = 800'000 / sg::testing::scale(),
-                                             .num_random   = sg::testing::cases(4),
-                                             .threads      = 1,
-                                             .step_timeout = patience()});
+  const auto failures = in_processes(one_each(ranks), {.rank_order   = true,
+                                                       .large_bytes  = 800'000 / sg::testing::scale(),
+                                                       .num_random   = sg::testing::cases(4),
+                                                       .threads      = 1,
+                                                       .step_timeout = patience()});
   CHECK(failures == std::vector<Failures>(static_cast<std::size_t>(ranks)));
+}
+
+TEST_CASE("processes with several ranks pass the suite", "[backends][conformance]") {
+  const auto set       = [](std::vector<sg::Rank> ranks) { return sg::RankSet(std::move(ranks)); };
+  const auto processes = GENERATE_COPY(
+      std::vector{set({sg::Rank{0}, sg::Rank{1}}), set({sg::Rank{2}, sg::Rank{3}})},
+      std::vector{set({sg::Rank{1}, sg::Rank{4}}), set({sg::Rank{0}}), set({sg::Rank{2}, sg::Rank{3}, sg::Rank{5}})});
+  CAPTURE(processes.size());
+  const auto failures = in_processes(processes, {.rank_order   = true,
+                                                 .large_bytes  = 80'000 / sg::testing::scale(),
+                                                 .num_random   = sg::testing::cases(4),
+                                                 .threads      = 1,
+                                                 .step_timeout = patience()});
+  CHECK(failures == std::vector<Failures>(processes.size()));
 }
 
 TEST_CASE("the suite reports a faulty world and names the faulty case", "[backends][conformance]") {
@@ -130,29 +150,26 @@ namespace {
 class ForgetfulWorld final : public HubWorld {
  public:
   using HubWorld::HubWorld;
-  void begin_step() override {}
+  void begin_step(std::shared_ptr<const sg::RunView>) override {}
 };
 
 // Does not tell other ranks that it failed.
 class SilentWorld final : public HubWorld {
  public:
-  SilentWorld(Hub& hub, sg::Rank me) : HubWorld(hub, me), me_(me) {}
+  using HubWorld::HubWorld;
   void abort(std::string_view why) noexcept override {
-    if (me_ != sg::Rank{0}) HubWorld::abort(why);
+    if (!is_local(sg::Rank{0})) HubWorld::abort(why);
   }
-
- private:
-  sg::Rank me_;
 };
 
 }  // namespace
 
 TEST_CASE("the suite reports data of a failed step that survives, and a failure that no rank is told of",
           "[backends][conformance]") {
-  const auto forgetful = in_processes<ForgetfulWorld>(3, {.only = "a step that fails"});
+  const auto forgetful = in_processes<ForgetfulWorld>(one_each(3), {.only = "a step that fails"});
   for (const Failures& failures : forgetful) CHECK_THAT(joined(failures), ContainsSubstring("step 1 failed"));
   const auto silent = in_processes<SilentWorld>(
-      3,
+      one_each(3),
       {.step_timeout = std::chrono::milliseconds(300 * sg::testing::scale()), .only = "a step that fails on rank 0"});
   CHECK_THAT(joined(silent[1]) + joined(silent[2]), ContainsSubstring("nobody was told"));
 }

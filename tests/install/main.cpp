@@ -28,7 +28,6 @@ constexpr int num_elements = 5;
 class SummingWorld final : public sg::World {
  public:
   [[nodiscard]] int num_ranks() const override { return ::num_ranks; }
-  [[nodiscard]] bool is_local(sg::Rank) const override { return true; }
   [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
   [[nodiscard]] sg::IssueOrder issue_order() const override { return sg::IssueOrder::any; }
   void abort(std::string_view) noexcept override {}

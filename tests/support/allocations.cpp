@@ -6,17 +6,19 @@
 #include <new>
 
 namespace {
-std::atomic<std::int64_t> count{0};
+std::atomic<std::int64_t> count{0}, bytes{0};
 }
 
 namespace stepgraph::testing {
 std::int64_t allocations() { return count.load(); }
+std::int64_t allocated_bytes() { return bytes.load(); }
 }  // namespace stepgraph::testing
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 void* allocate(std::size_t size, std::size_t alignment) {
   count.fetch_add(1, std::memory_order_relaxed);
+  bytes.fetch_add(static_cast<std::int64_t>(size), std::memory_order_relaxed);
   void* const made = alignment <= alignof(std::max_align_t)
                          ? std::malloc(size == 0 ? 1 : size)
                          : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);

@@ -9,5 +9,6 @@ namespace stepgraph::testing {
 // would disable some of its checks.
 [[nodiscard]] inline bool counts_allocations() noexcept { return !is_sanitized(); }
 [[nodiscard]] std::int64_t allocations();
+[[nodiscard]] std::int64_t allocated_bytes();  // that were asked for so far; freed ones count too
 
 }  // namespace stepgraph::testing

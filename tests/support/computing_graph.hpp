@@ -35,10 +35,11 @@ class PoisoningWorld final : public World {
  public:
   PoisoningWorld(World& inner, Poisoner& poisoner) : inner_(inner), poisoner_(poisoner) {}
   [[nodiscard]] int num_ranks() const override { return inner_.num_ranks(); }
-  [[nodiscard]] bool is_local(Rank rank) const override { return inner_.is_local(rank); }
+  [[nodiscard]] RankSet local_ranks() const override { return inner_.local_ranks(); }
   [[nodiscard]] bool waits(LaneKind kind) const override { return inner_.waits(kind); }
   [[nodiscard]] IssueOrder issue_order() const override { return inner_.issue_order(); }
-  void begin_step() override { inner_.begin_step(); }
+  void begin_step(std::shared_ptr<const RunView> run) override { inner_.begin_step(std::move(run)); }
+  void end_step() noexcept override { inner_.end_step(); }
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view why) noexcept override { inner_.abort(why); }
 

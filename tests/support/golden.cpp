@@ -85,7 +85,8 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, Wor
   plan.optimizer  = golden.optimizer;
   BatchSpec batch = golden.batch;
   batch.micro     = micro;
-  Trainer trainer(golden.model, plan, batch, world, {.threads = threads, .keep_gradients = true});
+  Trainer trainer(golden.model, plan, batch, world,
+                  {.threads = threads, .step_timeout = std::chrono::minutes(5), .keep_gradients = true});
   set_weights(trainer.run(), Checkpoint(golden.folder));
   Trained trained;
   for (int step = 0; step < steps; ++step) {
@@ -94,8 +95,9 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, Wor
     trained.grad_norm.push_back(result.grad_norm);
     if (step > 0) continue;
     for (const std::string& name : golden.model.parameters().names()) {
-      auto& values = trained.gradients[name];
-      values.resize(static_cast<std::size_t>(golden.model.parameters().find(name).num_elements()));
+      auto& values = trained.gradients[name];  // in process 0
+      if (trainer.run().is_first())
+        values.resize(static_cast<std::size_t>(golden.model.parameters().find(name).num_elements()));
       trainer.run().read_tensor(StepRun::Which::gradient, name, std::span<double>(values));
     }
   }

@@ -77,11 +77,12 @@ class Builder : private MemoryPlanner {
 
   // The parts of one collective, or of one send and its receive. Empty if the draw does not fit.
   std::vector<Planned> plan_operation() {
-    const Group group             = random_.pick(groups_);
-    const std::vector<Rank> ranks = graph_.spec(group).ranks;
-    const DType type              = pick(random_, all_types);
-    const auto unit               = static_cast<std::int64_t>(size_bytes(type));
-    const std::string name        = str("p", num_operations_);
+    const Group group      = random_.pick(groups_);
+    const RankList members = graph_.spec(group).ranks;
+    const std::vector<Rank> ranks(members.begin(), members.end());
+    const DType type       = pick(random_, all_types);
+    const auto unit        = static_cast<std::int64_t>(size_bytes(type));
+    const std::string name = str("p", num_operations_);
     PartSpec part{.group = group, .reduction = pick(random_, all_reductions), .type = type};
     if (random_.chance(50)) part.message = str("message", num_operations_ % 3);
     ++num_operations_;

@@ -152,10 +152,12 @@ Trial::Trial(std::string name, int num_ranks)
 
 Group Trial::group(const std::vector<int>& ranks) {
   GroupSpec spec{.name = "g"};
+  std::vector<Rank> members;
   for (const int rank : ranks) {
-    spec.ranks.push_back(Rank{rank});
+    members.push_back(Rank{rank});
     spec.name += str("-", rank);
   }
+  spec.ranks = RankList(std::move(members));
   for (std::uint32_t i = 0; i < graph_.num_groups(); ++i) {
     if (graph_.spec(Group{i}) == spec) return Group{i};
   }

@@ -38,7 +38,7 @@ TEST_CASE("the first signal is noted", "[tools][interrupt]") {
     raise(first);
     CHECK(interrupt.requested());
     CHECK(interrupt.signal() == first);
-    CHECK(cli::Interrupted(interrupt, "why").signal == first);
+    CHECK(cli::Interrupted(interrupt.signal(), "why").signal == first);
   }
   const cli::Interrupt next;
   CHECK_FALSE(next.requested());

@@ -47,7 +47,7 @@ TEST_CASE("plan-memory has a line for each kind of rank, whose parts add up to i
   const auto one = json_lines(small.run("plan-memory", "--json --rank 3 --set layout.dp=2 --set layout.pp=2").out);
   REQUIRE(one.size() == 1);
   CHECK(one[0].at("rank") == 3);
-  CHECK(one[0].at("ranks") == lines[1].at("ranks"));
+  CHECK(one[0].at("ranks") == std::vector<int>{3});
   CHECK(one[0].at("peak_bytes") == lines[1].at("peak_bytes"));
 
   // A single rank needs what a run allocates.

@@ -20,6 +20,7 @@
 #include "graphs/collectives/algorithms.hpp"
 #include "graphs/files/json_value.hpp"
 #include "tools/bench/collective_cases.hpp"
+#include "tools/bench/process_collectives.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::bench {
@@ -262,6 +263,7 @@ std::vector<std::string> known_algorithms() {
 void collectives(const CollectivesOptions& options) {
   for (const std::string& name : options.ops) (void)find(collective_cases(), name, "op");
   for (const std::string& name : options.algorithms) (void)find(algorithms(), name, "algorithm");
+  if (options.backend != "loopback") return process_collectives(options);
   // Impossible combinations are refused before the first measurement.
   Executor executor({.threads = options.threads});
   for (const std::string& op : options.ops) {

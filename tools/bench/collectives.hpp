@@ -12,6 +12,7 @@ struct CollectivesOptions {
   std::vector<std::int64_t> sizes     = {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   int threads                         = 2;
   int runs                            = 7;
+  std::string backend                 = "loopback";  // or gloo, mpi
   bool dry_run                        = false;
   bool json                           = false;
 };
@@ -19,8 +20,9 @@ struct CollectivesOptions {
 [[nodiscard]] std::vector<std::string> known_collectives();
 [[nodiscard]] std::vector<std::string> known_algorithms();
 
-// Times in-place f32 collectives on loopback, each as a chain in one graph, and a memcpy with the same threads and
-// amount of memory. The result of each run is checked bit by bit; a wrong one throws Error(run). Prints on stdout.
+// Times in-place f32 collectives. With gloo or mpi: tools/bench/process_collectives.hpp. On loopback, each is a chain
+// in one graph, beside a memcpy with the same threads and amount of memory. The result of each run is checked bit by
+// bit; a wrong one throws Error(run). Prints on stdout.
 void collectives(const CollectivesOptions& options);
 
 }  // namespace stepgraph::bench

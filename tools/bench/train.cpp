@@ -17,6 +17,7 @@
 #include "engine/look/op_times.hpp"
 #include "engine/run/recorder.hpp"
 #include "graphs/files/json_value.hpp"
+#include "tools/bench/process_train.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"
 #include "tools/stepgraph/output.hpp"
@@ -171,8 +172,12 @@ void train(const TrainOptions& options) {
   }
   std::vector<TrainingCase> cases;  // impossible cases are refused before the first measurement
   for (const std::string& model : options.models) {
-    for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout, strategy));
+    for (const std::string& layout : options.layouts) {
+      cases.push_back(training_case(model, layout, strategy));
+      if (cases.back().plan.layout.pp > 1) cases.back().plan.pipeline.split = options.split;
+    }
   }
+  if (options.backend == "gloo" || options.backend == "mpi") return process_train(cases, options);
   using Sizes = std::vector<std::int64_t>;
   const double peak_gflops =
       options.backend == "cuda"

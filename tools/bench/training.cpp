@@ -37,6 +37,12 @@ const std::vector<KnownModel>& models() {
 
 constexpr int pipeline_microbatches = 8;
 
+std::vector<std::int32_t> tokens_of(const TrainingCase& what) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(what.tokens()) + 1);
+  TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens);
+  return tokens;
+}
+
 }  // namespace
 
 std::vector<std::string> known_models() {
@@ -108,11 +114,15 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
 }
 
 Training::Training(const TrainingCase& what, int threads, const std::string& backend)
-    : world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
-      trainer_(gpt2(what.spec), what.plan, what.batch, *world_, {.threads = backend == "cuda" ? 0 : threads}),
-      tokens_(static_cast<std::size_t>(what.tokens()) + 1) {
-  TokenData(SyntheticTokens{.seed = 1}, what.spec.vocab).read(0, tokens_);
-}
+    : own_world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
+      world_(*own_world_),
+      trainer_(gpt2(what.spec), what.plan, what.batch, world_, {.threads = backend == "cuda" ? 0 : threads}),
+      tokens_(tokens_of(what)) {}
+
+Training::Training(const TrainingCase& what, int threads, World& world)
+    : world_(world),
+      trainer_(gpt2(what.spec), what.plan, what.batch, world, {.threads = threads}),
+      tokens_(tokens_of(what)) {}
 
 double Training::step(Recorder* recorder) {
   const auto begin        = std::chrono::steady_clock::now();

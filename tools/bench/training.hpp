@@ -38,12 +38,14 @@ struct TrainingCase {
 class Training {
  public:
   Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
+  Training(const TrainingCase& what, int threads, World& world);  // which outlives it
   double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) if the loss is not finite
   [[nodiscard]] StepRun& run() { return trainer_.run(); }
-  [[nodiscard]] World& world() { return *world_; }
+  [[nodiscard]] World& world() { return world_; }
 
  private:
-  std::unique_ptr<World> world_;
+  std::unique_ptr<World> own_world_;  // null: another's
+  World& world_;
   Trainer trainer_;
   std::vector<std::int32_t> tokens_;
 };

@@ -6,6 +6,14 @@ include(GNUInstallDirs)
 set(stepgraph_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/stepgraph)
 set(stepgraph_libraries engine ops graphs backends)  # also the package's components
 
+set(stepgraph_networks "")
+foreach(network IN ITEMS gloo mpi)
+  string(TOUPPER ${network} name)
+  if(STEPGRAPH_HAS_${name})
+    string(APPEND stepgraph_networks " ${network}")
+  endif()
+endforeach()
+
 # Headers keep their paths below include/stepgraph, so their includes work unchanged.
 set(targets stepgraph_all)
 foreach(library IN LISTS stepgraph_libraries)
@@ -24,7 +32,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/stepgraphConfigVe
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/stepgraphConfig.cmake
               ${PROJECT_BINARY_DIR}/package/stepgraphConfigVersion.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/StepgraphBlas.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/StepgraphBlas.cmake ${CMAKE_CURRENT_LIST_DIR}/StepgraphNetworks.cmake
         DESTINATION ${stepgraph_package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/stepgraph)
 if(TARGET stepgraph_cli)

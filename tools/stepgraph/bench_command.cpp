@@ -46,9 +46,13 @@ void add_adam(Command bench) {
 
 void add_collectives(Command bench) {
   Command command =
-      bench.subcommand("collectives", "Collectives on loopback, against memcpy of as much memory on the same threads");
+      bench.subcommand("collectives",
+                       "Collectives: on loopback against memcpy of as much memory on the same threads; over processes, "
+                       "beside the library's own all-reduce");
   auto options = std::make_shared<bench::CollectivesOptions>();
-  command.list("--ranks", options->ranks, "Numbers of ranks").between(2, 512);
+  command.list("--ranks", options->ranks, "Numbers of ranks; over processes, as many as there are").between(2, 512);
+  command.option("--backend", options->backend, "Where ranks are; with gloo and mpi start one process for each rank")
+      .one_of({"loopback", "gloo", "mpi"});
   command.list("--ops", options->ops, "Collectives").one_of(bench::known_collectives());
   command.list("--algorithms", options->algorithms, "Algorithms").one_of(bench::known_algorithms());
   command.list("--sizes", options->sizes, "Size of the larger buffer of a rank, in bytes or as in 64MiB")
@@ -57,9 +61,12 @@ void add_collectives(Command bench) {
   add_threads(command, options->threads);
   command.option("--runs", options->runs, "Runs; the median is printed").between(1, 10'000);
   add_common(command, *options);
-  command.footer("Lists have commas: --ranks 2,4,8.\nExample: stepgraph bench collectives --ranks 2,4,8 --json");
+  command.footer(
+      "Lists have commas: --ranks 2,4,8.\nExample: stepgraph bench collectives --ranks 2,4,8 --json\n"
+      "         stepgraph launch -n 2 -- bench collectives --backend gloo --ops all_reduce\n"
+      "         mpirun -n 2 stepgraph bench collectives --backend mpi --ops all_reduce");
   command.run([options] {
-    warn_about_threads(options->threads);
+    if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::collectives(*options);
   });
 }
@@ -156,7 +163,9 @@ void add_bench_train(Command bench) {
   add_training_options(command, *options);
   command.option("--shard", options->shard, "Sharding over data-parallel ranks")
       .one_of({"none", "zero1", "grad_op", "full"});
-  add_backend(command, options->backend);
+  command.option("--backend", options->backend, "Where ranks are; with gloo and mpi start one process for each rank")
+      .one_of({"loopback", "cuda", "gloo", "mpi"});
+  command.list("--split", options->split, "Layers of each pipeline stage, as in 3,1 (default: even)").between(1, 9999);
   command.footer(
       str(models_text,
           "ratio_to_1x1x1: the speed over that of one rank with the same batch and threads, step by step in turn\n"
@@ -165,9 +174,11 @@ void add_bench_train(Command bench) {
           "6 (12 L d^2 + V d) + 12 L T d flops\n"
           "peak_bytes: the planned memory of all ranks; resident_bytes: the growth of the process\n"
           "cpu_share: processor time over the time of all threads\n"
-          "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json"));
+          "ratio_to_loopback: over processes, the speed over that of loopback with the threads of all processes\n"
+          "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
+          "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1"));
   command.run([options] {
-    warn_about_threads(options->threads);
+    if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::train(*options);
   });
 }

@@ -167,6 +167,9 @@ Option Command::list(const std::string& name, std::vector<std::uint32_t>& target
 Option Command::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
   return add_list(*app_, name, target, help);
 }
+Option Command::rest(const std::string& name, std::vector<std::string>& target, const std::string& help) {
+  return Option(app_->add_option(name, target, help));
+}
 Option Command::repeated(const std::string& name, std::vector<std::string>& target, const std::string& help) {
   return Option(app_->add_option(name, target, help)->allow_extra_args(false));
 }

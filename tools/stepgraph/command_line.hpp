@@ -63,6 +63,8 @@ class Command {
   Option list(const std::string& name, std::vector<std::int64_t>& target, const std::string& help);
   Option list(const std::string& name, std::vector<std::uint32_t>& target, const std::string& help);
   Option list(const std::string& name, std::vector<std::string>& target, const std::string& help);
+  // All arguments after "--", as they are.
+  Option rest(const std::string& name, std::vector<std::string>& target, const std::string& help);
   // One value for each time that the option is given.
   Option repeated(const std::string& name, std::vector<std::string>& target, const std::string& help);
 

@@ -13,6 +13,7 @@
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/prompt.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/together.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
@@ -38,33 +39,58 @@ void print_next(const Prompt& prompt, std::int32_t token, bool first) {
   flush_output();
 }
 
-void run_generate(const GenerateOptions& options) {
-  const Config config = read(options.config);
-  warn_about_threads(config.threads);
-  const Start start   = make_start(config);
+void run_generate(const GenerateOptions& options, const Config& config, World& world) {
+  require_same_job(world, config,
+                   str("--tokens ", options.tokens, options.as_text ? " --text" : "", " --prompt ", options.prompt));
+  const bool prints = is_first(world);
+  if (prints) warn_about_threads(config.threads);
+  const Start start   = make_start(config, prints);
   const Prompt prompt = parse_prompt(options.prompt, options.as_text, start.model.vocab);
   const auto wanted   = static_cast<std::int64_t>(prompt.tokens.size()) + std::max(options.tokens, 1) - 1;
-  const std::unique_ptr<World> world   = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   const std::optional<Machine> machine = chooser_machine(config);
-  Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), *world,
-                      {.threads = config.threads, .reuse = config.plan.reuse, .machine = pointer_to(machine)});
+  Generator generator(start.model, config.plan, static_cast<int>(std::min(start.model.context, wanted)), world,
+                      {.threads       = threads_here(world, config.threads),
+                       .stall_timeout = stall_timeout(config, world),
+                       .reuse         = config.plan.reuse,
+                       .machine       = pointer_to(machine)});
   set_weights(generator.run(), start, config.seed);
 
   const Interrupt interrupt;
   std::vector<std::int32_t> seen = prompt.tokens, generated;
-  if (!options.config.json && prompt.is_text) {
+  Stop mine, stop;
+  // Process 0 prints. If it cannot, all processes learn of it before the next token.
+  const auto print = [&](const auto& text) {
+    if (!prints || mine.output_closed || mine.failure) return;  // after a signal the tokens so far are printed
+    try {
+      text();
+    } catch (const OutputClosed&) {
+      mine.output_closed = true;
+    } catch (const Error& error) {
+      mine.failure = error;
+    }
+  };
+  print([&] {
+    if (options.config.json || !prompt.is_text) return;
     std::cout << text_of(prompt.tokens, isatty(STDOUT_FILENO) == 1);
     flush_output();
-  }
-  while (static_cast<int>(generated.size()) < options.tokens && !interrupt.requested()) {
+  });
+  while (static_cast<int>(generated.size()) < options.tokens) {
+    mine.signal = interrupt.signal();
+    stop        = agree(world, mine);
+    if (stop.wanted()) break;
     const std::int32_t next = generator.generate(seen, 1).front();
     seen.push_back(next);
     generated.push_back(next);
-    if (!options.config.json) print_next(prompt, next, generated.size() == 1);
+    print([&] {
+      if (!options.config.json) print_next(prompt, next, generated.size() == 1);
+    });
   }
-  options.config.json ? print_json(prompt, generated) : print_line("");
+  print([&] { options.config.json ? print_json(prompt, generated) : print_line(""); });
+  if (!stop.wanted()) stop = agree(world, mine);
+  if (stop.failure) throw *stop.failure;
+  if (stop.output_closed) throw OutputClosed{};
   if (static_cast<int>(generated.size()) < options.tokens)
-    throw Interrupted(interrupt, str("interrupted after ", generated.size(), " of ", options.tokens, " tokens"));
+    throw Interrupted(stop.signal, str("interrupted after ", generated.size(), " of ", options.tokens, " tokens"));
 }
 
 }  // namespace
@@ -83,7 +109,10 @@ void add_generate(Command program) {
   command.option("--tokens", options->tokens, "Number of tokens to generate").between(1, 1 << 24);
   command.flag("--text", options->as_text, "The prompt is text even if it consists of numbers");
   command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
-  command.run([options] { run_generate(*options); });
+  command.run([options] {
+    const Config config = read(options->config);
+    in_world(config, [&](World& world) { run_generate(*options, config, world); });
+  });
 }
 
 }  // namespace stepgraph::cli

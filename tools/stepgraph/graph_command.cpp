@@ -51,7 +51,7 @@ void run_graph(const GraphOptions& options) {
   if (options.dot == "-") return write_dot(ordered, std::cout, drawing);
   if (options.dot) write_dot(ordered, *options.dot, drawing);
   if (options.svg) write_svg(ordered, *options.svg, drawing);
-  print_line(plan_text(config, step, plan, {.json = options.config.json}));
+  print_line(plan_text(config, step, step_size(step, plan), {.json = options.config.json}));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cassert>
+#include <cerrno>
 #include <cstdint>
 
 namespace stepgraph::cli {
@@ -16,6 +17,10 @@ std::atomic<int> noted{0};
 std::atomic<std::int64_t> noted_at_ns{0};              // 0: no signal yet
 static_assert(std::atomic<int>::is_always_lock_free);  // required in signal handlers
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+
+std::atomic<void (*)(void*)> sigterm_call{nullptr};
+std::atomic<void*> sigterm_data{nullptr};
+static_assert(std::atomic<void*>::is_always_lock_free);
 
 constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
 std::array<struct sigaction, signals.size()> before;
@@ -31,6 +36,11 @@ void note(int signal) {
   constexpr std::int64_t one_request_ns = 1'000'000'000;
   const std::int64_t now                = now_ns();
   std::int64_t first                    = 0;
+  if (void (*const call)(void*) = sigterm_call; call != nullptr && signal == SIGTERM) {
+    const int reason = errno;  // of the code that was interrupted
+    call(sigterm_data);
+    errno = reason;
+  }
   if (noted_at_ns.compare_exchange_strong(first, now)) {
     noted = signal;
     return;
@@ -61,6 +71,13 @@ Interrupt::~Interrupt() {
   for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &before[i], nullptr);
   one_lives = false;
 }
+
+SigtermCall::SigtermCall(void (*call)(void*), void* data) noexcept {
+  sigterm_data = data;
+  sigterm_call = call;
+}
+
+SigtermCall::~SigtermCall() { sigterm_call = nullptr; }
 
 int Interrupt::signal() const noexcept { return noted; }
 

@@ -20,10 +20,19 @@ class Interrupt {
   [[nodiscard]] int signal() const noexcept;  // the first one; 0: none yet
 };
 
+// SIGTERM, while an Interrupt exists: the handler calls this as well. One at a time, of the whole program.
+class SigtermCall {
+ public:
+  SigtermCall(void (*call)(void* data), void* data) noexcept;  // `call` must be allowed in signal handlers
+  ~SigtermCall();
+  SigtermCall(const SigtermCall&)            = delete;
+  SigtermCall& operator=(const SigtermCall&) = delete;
+};
+
 // A command that ended early because of a signal. The exit code of the program is 128 + signal, as in shells: 129 after
 // SIGHUP, 130 after SIGINT, 143 after SIGTERM.
 struct Interrupted : std::runtime_error {
-  Interrupted(const Interrupt& by, const std::string& what) : std::runtime_error(what), signal(by.signal()) {}
+  Interrupted(int by, const std::string& what) : std::runtime_error(what), signal(by) {}
   int signal;
 };
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <iostream>
 
-#include "engine/base/error.hpp"
 #include "engine/base/partial.hpp"
 
 namespace stepgraph::cli {
@@ -32,6 +31,19 @@ std::string print_number(const char* format, int num_digits, double number) {
 }
 
 }  // namespace
+
+int exit_code(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::config:
+      return 2;
+    case ErrorKind::graph:
+    case ErrorKind::run:
+      return 1;
+    case ErrorKind::backend:
+      return 3;
+  }
+  return 1;
+}
 
 void print_line(std::string_view line) {
   errno = 0;

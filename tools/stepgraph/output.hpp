@@ -2,12 +2,20 @@
 #include <string>
 #include <string_view>
 
+#include "engine/base/error.hpp"
+
 // Printing on stdout.
 namespace stepgraph::cli {
 
 // Thrown when the reader of stdout has closed its pipe (`stepgraph train ... | head`). The program then ends with exit
 // code 0 and without a message.
 struct OutputClosed {};
+
+// Ends the program with an exit code; all has been said.
+struct Exit {
+  int code;
+};
+[[nodiscard]] int exit_code(ErrorKind kind) noexcept;  // of a program that ends with such an error
 
 // Prints a line and flushes. Throws OutputClosed, or Error(backend) if stdout cannot be written for another reason.
 void print_line(std::string_view line);

@@ -56,7 +56,7 @@ void add_plan_memory(Command program) {
                                        "needs more than memory.limit_bytes");
   auto options    = std::make_shared<PlanMemoryOptions>();
   add_config_options(command, options->config, false);
-  command.option("--rank", options->rank, "Only this rank and the ranks with the same plan");
+  command.option("--rank", options->rank, "Only this rank, at the cost of its slice, however many ranks there are");
   command.flag("--forward", options->forward, "The forward step of eval instead of the training step");
   command.footer("Example: stepgraph plan-memory run.json --set layout.pp=4 --set recompute=full");
   command.run([options] { run_plan_memory(*options); });

@@ -27,19 +27,6 @@ std::string version() {
   return text;
 }
 
-int exit_code(sg::ErrorKind kind) {
-  switch (kind) {
-    case sg::ErrorKind::config:
-      return 2;
-    case sg::ErrorKind::graph:
-    case sg::ErrorKind::run:
-      return 1;
-    case sg::ErrorKind::backend:
-      return 3;
-  }
-  return 1;
-}
-
 }  // namespace
 
 int stepgraph::cli::run_program(int argc, char** argv) {
@@ -60,12 +47,16 @@ int stepgraph::cli::run_program(int argc, char** argv) {
   sg::cli::add_simulate(program);
   sg::cli::add_schedule(program);
   sg::cli::add_bench(program);
+  sg::cli::add_launch(program);
+  sg::cli::add_flight(program);
   sg::cli::ignore_broken_pipes();
 
   try {
     line.run(argc, argv);
     sg::cli::flush_output();
     return 0;
+  } catch (const sg::cli::Exit& end) {
+    return end.code;
   } catch (const sg::cli::OutputClosed&) {
     return 0;
   } catch (const sg::cli::UsageError& error) {
@@ -76,7 +67,7 @@ int stepgraph::cli::run_program(int argc, char** argv) {
     return 128 + end.signal;
   } catch (const sg::Error& error) {
     std::cerr << line.path() << ": " << error.what() << "\n";
-    return exit_code(error.kind());
+    return sg::cli::exit_code(error.kind());
   } catch (const std::bad_alloc&) {
     std::cerr << line.path() << ": out of memory (a smaller graph, or more memory)\n";
     return 3;

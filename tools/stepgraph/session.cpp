@@ -92,13 +92,15 @@ void warn_about_threads(int threads) {
                      num_cores() == 1 ? " core" : " cores", " of this machine (", num_cores(), " uses all of them)\n");
 }
 
-Model model_of(const Config& config) {
+Model model_of(const Config& config, bool prints) {
   return std::visit(
       [&](const auto& from) {
         if constexpr (std::is_same_v<std::decay_t<decltype(from)>, LoadFrom>) {
           Model model = load_named(from);
           check_fit(config, model);
-          for (const std::string& note : model.notes) std::cerr << from.folder << "/config.json: " << note << '\n';
+          if (prints) {
+            for (const std::string& note : model.notes) std::cerr << from.folder << "/config.json: " << note << '\n';
+          }
           return model;
         } else {
           return make_model(from);
@@ -107,12 +109,12 @@ Model model_of(const Config& config) {
       config.model);
 }
 
-Start make_start(const Config& config) {
+Start make_start(const Config& config, bool prints) {
   const auto* from = std::get_if<LoadFrom>(&config.model);
-  if (from == nullptr) return {.model = model_of(config), .checkpoint = {}};
+  if (from == nullptr) return {.model = model_of(config, prints), .checkpoint = {}};
   for (;;) {
     const auto before = number_of(from->folder);
-    Start start{.model = model_of(config), .checkpoint = std::make_shared<const Checkpoint>(from->folder)};
+    Start start{.model = model_of(config, prints), .checkpoint = std::make_shared<const Checkpoint>(from->folder)};
     // Model and weights must be those of one save.
     if (number_of(from->folder) != before) continue;
     check_tensors(*start.checkpoint, start.model.parameters().parameters());
@@ -134,6 +136,10 @@ void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {
   start.checkpoint ? stepgraph::set_weights(run, *start.checkpoint) : set_fresh_weights(run, seed);
 }
 
+std::chrono::milliseconds stall_timeout(const Config& config, World& world) {
+  return std::chrono::milliseconds(world.peers() == nullptr ? config.timeout_ms : 0);
+}
+
 Batches::Batches(const Config& config, std::int64_t vocab, std::optional<std::int64_t> asked)
     : data_(config.data, vocab),
       tokens_per_step_(tokens_of(config.batch)),
@@ -149,10 +155,9 @@ std::int64_t Batches::num_left_out() const {
   return data_.num_tokens() ? *data_.num_tokens() - 1 - num_steps_ * tokens_per_step_ : 0;
 }
 
-std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan, const PlanText& options) {
-  std::vector<std::int64_t> peaks;
-  for (int rank = 0; rank < step.layout.num_ranks(); ++rank) peaks.push_back(plan.arena(Rank{rank}).size_bytes);
-  const std::int64_t num_parameters = step.model.parameters().num_elements();
+std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size, const PlanText& options) {
+  const std::vector<std::int64_t>& peaks = size.peak_bytes;
+  const std::int64_t num_parameters      = step.model.parameters().num_elements();
   if (options.json) {
     JsonValue line = {{"type", "plan"}};
     if (!options.step.empty()) line.set("step", options.step);
@@ -163,9 +168,9 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
               {"schedule", config.plan.pipeline.schedule},
               {"stages", step.schedule.num_stages()},
               {"microbatches", step.num_microbatches},
-              {"nodes", step.graph.num_nodes()},
-              {"edges", plan.edges.preds.size()},
-              {"reuse_edges", plan.num_reuse_edges()},
+              {"nodes", size.nodes},
+              {"edges", size.edges},
+              {"reuse_edges", size.reuse_edges},
               {"peak_bytes", peaks}});
     if (options.streams != nullptr)
       line.add({{"streams", options.streams->num_streams()},
@@ -176,17 +181,17 @@ std::string plan_text(const Config& config, const StepGraph& step, const MemoryP
     return json_line(line);
   }
   const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
-  return str(options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
-             count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters,
-             " parameters; ", count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()),
-             "), ", config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
-             " and ", count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", step.graph.num_nodes(),
-             " nodes, ", plan.edges.preds.size(), " edges; at most ",
-             mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB"), " on a rank",
-             options.streams != nullptr ? streams_text(*options.streams) : "",
-             options.weights_hash ? str("\nweights: ", hash_text(*options.weights_hash),
-                                        ", equal on all data-parallel ranks that hold them")
-                                  : "");
+  return str(
+      options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
+      count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters, " parameters; ",
+      count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()), "), ",
+      config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"), " and ",
+      count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", size.nodes, " nodes, ", size.edges,
+      " edges; at most ", mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB"),
+      " on a rank", options.streams != nullptr ? streams_text(*options.streams) : "",
+      options.weights_hash
+          ? str("\nweights: ", hash_text(*options.weights_hash), ", equal on all data-parallel ranks that hold them")
+          : "");
 }
 
 }  // namespace stepgraph::cli

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "graphs/config/config.hpp"
 #include "graphs/files/token_data.hpp"
 #include "graphs/models/checkpoint.hpp"
+#include "graphs/predict/step_report.hpp"
 #include "graphs/train/step_run.hpp"
 #include "tools/stepgraph/command_line.hpp"
 
@@ -34,9 +36,9 @@ struct Start {
   std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh weights
 };
 // The model of a config. A loaded model is described by its config.json, which is checked against the rest of the
-// config.
-[[nodiscard]] Model model_of(const Config& config);
-[[nodiscard]] Start make_start(const Config& config);
+// config. Notes about it are printed to stderr if `prints`: of several processes, one does.
+[[nodiscard]] Model model_of(const Config& config, bool prints = true);
+[[nodiscard]] Start make_start(const Config& config, bool prints);
 // The machine for which `adaptive` chooses algorithms: that of comm.machine. None if the key is not set: the step then
 // uses a default machine.
 [[nodiscard]] std::optional<Machine> chooser_machine(const Config& config);
@@ -44,6 +46,10 @@ struct Start {
   return machine ? &*machine : nullptr;
 }
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
+
+// comm.timeout_ms where this process has all ranks: how long a step may go on without any node that ends. In a world of
+// several processes the world itself watches for that.
+[[nodiscard]] std::chrono::milliseconds stall_timeout(const Config& config, World& world);
 
 // The batches of a run, in file order.
 class Batches {
@@ -72,8 +78,8 @@ struct PlanText {
   std::optional<std::uint64_t> weights_hash = {};       // if data-parallel ranks were compared
   const StreamPlan* streams                 = nullptr;  // of a device, if they were planned
 };
-// A step and its memory plan: one JSON line of type "plan", or a few lines of text.
-[[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const MemoryPlan& plan,
+// A step and its size: one JSON line of type "plan", or a few lines of text.
+[[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size,
                                     const PlanText& options);
 
 }  // namespace stepgraph::cli

@@ -104,7 +104,8 @@ void print(const SimulateOptions& options, const Config& config, const StepPredi
   if (options.trace)
     write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
                 {.title = "simulated step"});
-  print_line(plan_text(config, prediction.step, prediction.plan, {.json = options.config.json}));
+  print_line(
+      plan_text(config, prediction.step, step_size(prediction.step, prediction.plan), {.json = options.config.json}));
   print_prediction(prediction, machine, options.config.json);
 }
 

@@ -8,15 +8,17 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/output_folder.hpp"
-#include "engine/look/trace.hpp"
+#include "graphs/predict/step_report.hpp"
 #include "graphs/step/shard_report.hpp"
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/step_summary.hpp"
 #include "tools/stepgraph/targets.hpp"
+#include "tools/stepgraph/together.hpp"
 #include "tools/stepgraph/train_lines.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
@@ -70,14 +72,15 @@ std::optional<Error> flaw_of(std::int64_t step, const StepResult& result) {
 // One run of the command.
 class TrainRun {
  public:
-  TrainRun(const TrainOptions& options, const Config& config, const Start& start)
+  TrainRun(const TrainOptions& options, const Config& config, const Start& start, World& world)
       : options_(options),
         config_(config),
+        world_(world),
         batches_(config, start.model.vocab, options.steps),
-        world_(make_world(config.backend, Layout(config.plan.layout).num_ranks())),
         machine_(chooser_machine(config)),
-        trainer_(start.model, config.plan, config.batch, *world_,
-                 {.threads        = config.threads,
+        trainer_(start.model, config.plan, config.batch, world,
+                 {.threads        = threads_here(world, config.threads),
+                  .stall_timeout  = stall_timeout(config, world),
                   .keep_gradients = options.dump_grads.has_value(),
                   .seed           = config.seed,
                   .machine        = pointer_to(machine_)}) {
@@ -100,14 +103,15 @@ class TrainRun {
     const std::string more = saved + (no_trace ? str("; ", no_trace->what()) : "");
     if (failure_) throw Error(failure_->kind(), failure_->what() + more);
     if (interrupted())
-      throw Interrupted(interrupt_,
+      throw Interrupted(stop_.signal,
                         str("interrupted after ", state_.steps, " of ", batches_.num_steps(), " steps", more));
     if (output_.failure()) throw Error(output_.failure()->kind(), output_.failure()->what() + more);
     if (no_trace) throw Error(no_trace->kind(), no_trace->what() + saved);
+    if (stop_.output_closed || output_.ends_run()) throw OutputClosed{};
   }
 
  private:
-  [[nodiscard]] bool interrupted() const { return state_.steps < batches_.num_steps() && interrupt_.requested(); }
+  [[nodiscard]] bool interrupted() const { return state_.steps < batches_.num_steps() && stop_.signal != 0; }
 
   void print_plan() {
     std::optional<std::uint64_t> weights_hash;
@@ -115,7 +119,7 @@ class TrainRun {
     if (weights_hash == 0) weights_hash.reset();           // each rank has a different part: nothing to compare
     if (options_.trace) trainer_.run().memory().poison();  // so that used_bytes() can tell which bytes were written
     if (json_) output_.print(str("{\"type\":\"config\",", to_json(config_).substr(1)));
-    output_.print(plan_text(config_, trainer_.run().step(), trainer_.run().plan(),
+    output_.print(plan_text(config_, trainer_.run().step(), step_size(trainer_.run()),
                             {.json = json_, .weights_hash = weights_hash}));
   }
 
@@ -128,10 +132,14 @@ class TrainRun {
     const auto tokens_per_step = static_cast<double>(batches_.tokens_per_step());
     const auto begin           = Clock::now();
     std::string last_line;  // that was not printed
-    while (state_.steps < in_all && !interrupt_.requested() && !failure_) {
+    while (state_.steps < in_all && !failure_) {
       const std::int64_t step = state_.steps;
       const auto step_begin   = Clock::now();
-      if (!run_step(step)) break;
+      const auto tokens       = read_tokens(step);
+      stop_ = agree(world_, {.signal = interrupt_.signal(), .output_closed = output_.ends_run(), .failure = failure_});
+      failure_ = stop_.failure;
+      if (stop_.wanted()) break;
+      run_step(tokens);
       const double step_s = seconds_since(step_begin);
       pace_.add(step_s);
       state_.seconds = seconds_since(begin);
@@ -142,25 +150,28 @@ class TrainRun {
       last_line     = step_line(step, result_, tokens_per_step / step_s, state_, json_);
       if (every > 0 && step % every == 0) output_.print(std::exchange(last_line, {}));
       if (step == 0 && options_.dump_grads) save_gradients(trainer_.run(), *options_.dump_grads);
-      progress_.show({.done             = step + 1,
-                      .total            = in_all,
-                      .loss             = result_.loss,
-                      .grad_norm        = result_.grad_norm,
-                      .tokens_per_s     = tokens_per_step / pace_.seconds_per_step(),
-                      .seconds_per_step = pace_.seconds_per_step()});
+      if (is_first(world_))
+        progress_.show({.done             = step + 1,
+                        .total            = in_all,
+                        .loss             = result_.loss,
+                        .grad_norm        = result_.grad_norm,
+                        .tokens_per_s     = tokens_per_step / pace_.seconds_per_step(),
+                        .seconds_per_step = pace_.seconds_per_step()});
     }
     if (!last_line.empty()) output_.print(last_line);
   }
 
-  // False if there are no more tokens: a file that became shorter.
-  bool run_step(std::int64_t step) {
-    std::span<const std::int32_t> tokens;
+  // Fails if there are no more tokens: a file that became shorter.
+  std::span<const std::int32_t> read_tokens(std::int64_t step) {
     try {
-      tokens = batches_.read(step);
+      return batches_.read(step);
     } catch (const Error& error) {
       failure_.emplace(error.kind() == ErrorKind::config ? ErrorKind::run : error.kind(), error.what());
-      return false;
+      return {};
     }
+  }
+
+  void run_step(std::span<const std::int32_t> tokens) {
     try {
       result_ = trainer_.step(tokens, options_.trace ? &recorder_ : nullptr);
     } catch (const Error& error) {
@@ -168,7 +179,6 @@ class TrainRun {
       throw Error(error.kind(), str(error.what(), options_.save ? "; not saved: the step did not end" : ""));
     }
     ++steps_run_;
-    return true;
   }
 
   // Saves the model if it was trained. Returns what was saved, for messages.
@@ -186,15 +196,14 @@ class TrainRun {
   }
 
   void write_last_step() {
-    const StepRun& run      = trainer_.run();
-    const Timeline timeline = recorder_.timeline();
-    write_trace(run.runnable(), timeline, *options_.trace, {.title = str("step ", steps_run_ - 1)});
-    const StepSummary summary = summarize_step(run, timeline);
-    output_.print(json_ ? to_json(summary) : to_text(summary));
+    write_step_trace(trainer_.run(), recorder_, *options_.trace, {.title = str("step ", steps_run_ - 1)});
+    const StepFigures figures = step_figures(trainer_.run(), recorder_.timeline());
+    output_.print(json_ ? to_json(figures) : to_text(figures));
   }
 
   void print_summary() {
     const StepRun& run = trainer_.run();
+    if (!is_first(world_)) return;
     if (config_.plan.shard.strategy != Shard::none && config_.plan.layout.dp > 1)
       output_.print(shard_line(shard_stats(run.step(), run.plan(), Rank{0}), config_.plan.shard.strategy, json_));
     output_.print(summary_line(state_, result_.loss, interrupted(), json_));
@@ -202,28 +211,36 @@ class TrainRun {
 
   const TrainOptions& options_;
   const Config& config_;
+  World& world_;
   const bool json_ = options_.config.json;
   Batches batches_;
-  std::unique_ptr<World> world_;
   std::optional<Machine> machine_;  // comm.machine
   Trainer trainer_;
   Recorder recorder_;
   Interrupt interrupt_;
   Progress progress_{{.what = "train", .log_lines = 0}};
-  TrainOutput output_{progress_, options_.save || options_.dump_grads || options_.trace};
+  TrainOutput output_{progress_, options_.save || options_.dump_grads || options_.trace, is_first(world_)};
   Pace pace_;
   TrainState state_;
   std::int64_t steps_run_ = 0;  // including a step whose result was not finite
   StepResult result_{.loss = std::nan(""), .grad_norm = std::nan("")};
   std::optional<Error> failure_;
+  Stop stop_;  // as all processes have agreed
 };
 
 void run_train(const TrainOptions& options) {
   const Config config = read(options.config);
-  warn_about_threads(config.threads);
-  check_targets(options);
-  const Start start = make_start(config);
-  TrainRun(options, config, start).run();
+  in_world(config, [&](World& world) {
+    require_same_job(world, config,
+                     str(option_text("--steps", options.steps), option_text("--save", options.save),
+                         option_text("--dump-grads", options.dump_grads), option_text("--trace", options.trace)));
+    in_first(world, "files to write", [&] {
+      warn_about_threads(config.threads);
+      check_targets(options);
+    });
+    const Start start = make_start(config, is_first(world));
+    TrainRun(options, config, start, world).run();
+  });
 }
 
 }  // namespace

@@ -49,18 +49,17 @@ std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
 }
 
 void TrainOutput::print(const std::string& line) {
-  if (closed_) return;
+  if (closed_ || !prints_) return;
   if (isatty(STDOUT_FILENO) == 1) progress_.clear();
   try {
     print_line(line);
   } catch (const OutputClosed&) {
-    if (!has_files_) throw;
     closed_ = true;
   } catch (const Error& error) {
-    if (!has_files_) throw;
     closed_  = true;
     failure_ = error;
-    progress_.note(str("stepgraph train: ", error.what(), "; the run goes on without it, to write its files"));
+    if (has_files_)
+      progress_.note(str("stepgraph train: ", error.what(), "; the run goes on without it, to write its files"));
   }
 }
 

@@ -40,7 +40,7 @@ void run_verify(const ConfigOptions& options) {
     for (const Finding& flaw : find_flaws(runnable)) findings.push_back(flaw);
     std::optional<StreamPlan> streams;
     if (findings.empty()) streams = proved_streams(runnable, findings);
-    print_line(plan_text(config, step, *runnable.memory(),
+    print_line(plan_text(config, step, step_size(step, *runnable.memory()),
                          {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
   const std::optional<Machine> machine = chooser_machine(config);

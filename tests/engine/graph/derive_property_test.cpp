@@ -6,6 +6,7 @@
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
 #include "tests/support/random_graph.hpp"
+#include "tests/support/rank_sets.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
@@ -195,17 +196,18 @@ TEST_CASE("the order in which unrelated nodes are added does not change the edge
   }
 }
 
-TEST_CASE("a slice is the rank's nodes with the rank's edges", "[engine][slice]") {
+TEST_CASE("a slice is the nodes of its ranks with the edges of these ranks", "[engine][slice]") {
   const int graphs = 200 / sg::testing::scale();
   for (int seed = 1; seed <= graphs; ++seed) {
     CAPTURE(seed);
     const sg::Graph graph =
         sg::testing::random_graph(static_cast<std::uint64_t>(seed), sg::testing::RandomGraphOptions::medium());
-    for (int rank = 0; rank < graph.num_ranks(); ++rank) {
-      const sg::Graph part = sg::slice(graph, sg::Rank{rank});
+    for (const sg::RankSet& ranks : sg::testing::rank_sets(graph.num_ranks())) {
+      CAPTURE(to_string(ranks));
+      const sg::Graph part = sg::slice(graph, ranks);
       std::vector<std::uint32_t> ids;
       for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-        if (graph.rank({node}) == sg::Rank{rank}) ids.push_back(node);
+        if (ranks.contains(graph.rank({node}))) ids.push_back(node);
       }
       REQUIRE(part.num_nodes() == ids.size());
       for (std::uint32_t i = 0; i < ids.size(); ++i) {
@@ -216,7 +218,8 @@ TEST_CASE("a slice is the rank's nodes with the rank's edges", "[engine][slice]"
           for (std::size_t k = 0; k < mine.size(); ++k) REQUIRE(ids[mine[k]] == whole[k]);
         }
       }
-      REQUIRE(sg::slice(part, sg::Rank{rank}) == part);
+      REQUIRE(sg::slice(part, ranks) == part);
+      REQUIRE(part.ranks() == ranks);
     }
   }
 }

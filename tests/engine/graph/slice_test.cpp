@@ -3,13 +3,13 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "ops/collectives.hpp"
+#include "tests/support/worlds/waiting_world.hpp"
 
 namespace sg = stepgraph;
 
@@ -96,7 +96,7 @@ TEST_CASE("the bodies of a slice find their own buffers", "[engine][slice]") {
               [rank](const sg::Context& c) { c.write<std::int32_t>()[0] = 100 + rank; });
   }
   const sg::Graph second = sg::slice(graph, sg::Rank{1});
-  sg::LoopbackWorld world(2);
+  sg::testing::WaitingWorld world(2, sg::Rank{1});
   sg::Executor executor({.threads = 1});
   const sg::Program program(second, world);
   executor.run(program);

@@ -248,6 +248,20 @@ TEST_CASE("a summary prints a line per rank up to eight ranks, and three beyond"
   }
 }
 
+TEST_CASE("the summary of a slice has the ranks that the slice holds", "[engine][analysis]") {
+  const sg::Graph graph = sg::sharded_step({.ranks = 4, .layers = 2, .width = 64, .batch = 1}).graph;
+  const sg::Graph slice = sg::slice(graph, sg::RankSet(std::vector{sg::Rank{1}, sg::Rank{3}}));
+  const sg::Timeline t{std::vector<sg::NodeTime>(slice.num_nodes(), {0, 0.001, 0}), 0.001};
+  const sg::Summary summary = sg::summarize(slice, t);
+  CHECK(summary.ranks == std::vector{sg::Rank{1}, sg::Rank{3}});
+  CHECK(summary.hidden.size() == 2);
+  const std::string text = sg::to_string(summary);
+  CAPTURE(text);
+  CHECK_THAT(text, ContainsSubstring("on 2 ranks") && ContainsSubstring("communicates") &&
+                       ContainsSubstring("\n   1  ") && ContainsSubstring("\n   3  "));
+  CHECK_THAT(text, !ContainsSubstring("\n   0  ") && !ContainsSubstring("\n   2  "));
+}
+
 TEST_CASE("a timeline of another graph is refused", "[engine][analysis][refuses]") {
   sg::Graph graph;
   graph.add({.name = "a", .rank = r0});

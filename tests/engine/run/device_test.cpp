@@ -11,7 +11,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "backends/loopback/world.hpp"
@@ -342,8 +344,9 @@ TEST_CASE("a run on a device can be cancelled and run out of time after all node
         {.threads = 1, .step_timeout = std::chrono::milliseconds(20), .drain_timeout = std::chrono::milliseconds(20)});
     CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
                          MessageMatches(ContainsSubstring("step: ran out of time after 20 ms; all nodes were issued") &&
-                                        ContainsSubstring("20 ms later its work was still not done")));
-    done = true;
+                                        ContainsSubstring("20 ms later these lanes of the device have not finished: "
+                                                          "rank 0 compute")));
+    world.eager.forget();
   }
   SECTION("cancelled when the device is done") {
     sg::Executor executor({.threads = 1});
@@ -353,5 +356,178 @@ TEST_CASE("a run on a device can be cancelled and run out of time after all node
     run.cancel();
     CHECK_NOTHROW(run.get());
     CHECK(world.num_aborts == 0);
+  }
+}
+
+namespace {
+
+constexpr sg::ExecutorOptions short_drain{.threads = 1, .drain_timeout = std::chrono::milliseconds(20)};
+
+// A world on a device that never finishes, and one that is left of it when the world is gone.
+struct Endless {
+  Endless() {
+    world->eager.is_done = [this] {
+      ++num_polls;
+      return false;
+    };
+  }
+  ~Endless() { device->forget(); }
+  std::atomic<int> num_polls{0};
+  std::unique_ptr<EagerWorld> world                = std::make_unique<EagerWorld>(1);
+  std::shared_ptr<sg::testing::EagerDevice> device = world->shared_device();
+};
+
+}  // namespace
+
+SCENARIO("a device never finishes a step", "[engine][device][timeout][cancel]") {
+  Endless endless;
+  EagerWorld& world = *endless.world;
+  GIVEN("a step that is cancelled after all nodes were issued") {
+    auto program  = std::make_unique<sg::Program>(one_node(), world);
+    auto executor = std::make_unique<sg::Executor>(short_drain);
+    auto run      = std::make_unique<sg::Run>(executor->start(*program));
+    while (endless.num_polls == 0) CHECK_FALSE(run->done());
+    run->cancel("not needed");
+    THEN("get() names the lanes, and the device can run nothing more") {
+      CHECK_THROWS_MATCHES(run->get(), sg::Error,
+                           MessageMatches(ContainsSubstring("step: not needed; all nodes were issued") &&
+                                          ContainsSubstring("these lanes of the device have not finished: rank 0")));
+      CHECK(run->done());
+      CHECK(world.num_ends == 1);
+      CHECK_THROWS_MATCHES(
+          executor->start(*program), sg::Error,
+          MessageMatches(ContainsSubstring("still under way (the device has not finished rank 0 compute)")));
+      CHECK_THROWS_MATCHES(sg::Executor({.threads = 1}).start(*program), sg::Error,
+                           MessageMatches(ContainsSubstring("under way on another executor")));
+      CHECK_THROWS_MATCHES(sg::Program(one_node(), world), sg::Error, MessageMatches(ContainsSubstring("abandoned")));
+      AND_THEN("all objects can be destroyed, the world before the device") {
+        run.reset();
+        executor.reset();
+        program.reset();
+        endless.world.reset();
+        CHECK(endless.device->kept.size() == 1);
+      }
+    }
+    THEN("done() alone gives the device up after the drain time-out") {
+      while (!run->done()) std::this_thread::yield();
+      CHECK(endless.device->kept.size() == 1);
+      CHECK_THROWS_MATCHES(run->get(), sg::Error, MessageMatches(ContainsSubstring("have not finished")));
+    }
+    THEN("the destructors return") {
+      run.reset();
+      executor.reset();
+      CHECK(endless.device->kept.size() == 1);
+    }
+  }
+  GIVEN("an executor that is destroyed while the device works") {
+    const sg::Program program(one_node(), world);
+    std::optional<sg::Run> run;
+    {
+      sg::Executor executor(short_drain);
+      run.emplace(executor.start(program));
+      while (endless.num_polls == 0) CHECK_FALSE(run->done());
+    }
+    CHECK_THROWS_MATCHES(run->get(), sg::Error,
+                         MessageMatches(ContainsSubstring("its executor was destroyed") &&
+                                        ContainsSubstring("have not finished: rank 0 compute")));
+  }
+  GIVEN("a host node that follows a node of the device") {
+    sg::Graph graph    = one_node();
+    const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .space = sg::Space::pinned});
+    graph.add({.name = "make x", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .writes = x, .device = true},
+              [] {});
+    bool looked = false;
+    graph.add(
+        {.name = "look", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .reads = x, .kind = sg::NodeKind::host},
+        [&] { looked = true; });
+    std::atomic<bool> asked{false};
+    world.eager.is_ready = [&](sg::Node) {
+      asked = true;
+      return false;
+    };
+    const sg::Program program(graph, world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1, .drain_timeout = std::chrono::milliseconds(500)});
+    sg::Run run = executor.start(program);
+    while (!asked) std::this_thread::yield();
+    run.cancel("not needed");
+    CHECK_THROWS_MATCHES(run.get(), sg::Error,
+                         MessageMatches(ContainsSubstring("not needed") && ContainsSubstring("'look'") &&
+                                        ContainsSubstring("have not finished: rank 0 compute")));
+    CHECK_FALSE(looked);
+  }
+}
+
+TEST_CASE("a body that outlasts the drain time-out does not use up the time of the device",
+          "[engine][device][timeout][cancel]") {
+  EagerWorld world(1);
+  std::atomic<bool> began{false}, go{false};
+  std::atomic<int> num_polls{0};
+  sg::Graph graph = one_node();
+  graph.add({.name = "slow", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .kind = sg::NodeKind::host}, [&] {
+    began = true;
+    while (!go) std::this_thread::yield();
+  });
+  // Not done at the first question after all bodies have ended.
+  world.eager.is_done = [&] { return ++num_polls > 1; };
+  const sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .drain_timeout = std::chrono::seconds(2)});
+  sg::Run run = executor.start(program);
+  while (!began) std::this_thread::yield();
+  run.cancel("not needed");
+  CHECK_THROWS_MATCHES(run.get(), sg::Error, MessageMatches(ContainsSubstring("these nodes still run")));
+  CHECK(num_polls == 0);
+  go = true;
+  while (num_polls < 2 && world.eager.kept.empty()) static_cast<void>(run.done());
+  REQUIRE(world.eager.kept.empty());  // not abandoned
+  CHECK_NOTHROW(executor.run(program));
+}
+
+TEST_CASE("a device that cannot say what it has not finished is given up all the same", "[engine][device][timeout]") {
+  Endless endless;
+  endless.world->eager.unfinished_fails = true;
+  const sg::Program program(one_node(), *endless.world);
+  sg::Executor executor(short_drain);
+  sg::Run run = executor.start(program);
+  while (endless.num_polls == 0) CHECK_FALSE(run.done());
+  run.cancel("not needed");
+  CHECK_THROWS_MATCHES(run.get(), sg::Error, MessageMatches(ContainsSubstring("its work was still not done")));
+  CHECK(endless.device->kept.size() == 1);
+}
+
+TEST_CASE("a program waits until a device has no work of another program, and a time-out ends that",
+          "[engine][device][timeout]") {
+  EagerWorld world(1);
+  std::atomic<bool> vacant{false};
+  world.eager.is_vacant = [&] { return vacant.load(); };
+  const sg::Program program(one_node(), world);
+  sg::Executor executor({.threads = 1, .step_timeout = std::chrono::milliseconds(20)});
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("ran out of time")));
+  CHECK(world.eager.num_runs == 0);
+  vacant = true;
+  CHECK_NOTHROW(sg::Executor({.threads = 1}).run(program));
+  CHECK(world.eager.num_runs == 1);
+}
+
+TEST_CASE("a device that does no more nodes stalls, one that cannot count them does not", "[engine][device][timeout]") {
+  EagerWorld world(1);
+  const sg::Program program(one_node(), world);
+  sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::milliseconds(1000)});
+  std::atomic<int> num_polls{0};
+  // It begins with the first question, when all nodes were issued.
+  std::optional<std::chrono::steady_clock::time_point> begin;
+  world.eager.is_done = [&] {
+    if (!begin) begin = std::chrono::steady_clock::now();
+    return std::chrono::steady_clock::now() - *begin > std::chrono::milliseconds(1500);
+  };
+  SECTION("it counts and goes on") {
+    world.eager.count = [&]() -> std::optional<std::uint64_t> { return ++num_polls; };
+    CHECK_NOTHROW(executor.run(program));
+  }
+  SECTION("it cannot count") { CHECK_NOTHROW(executor.run(program)); }
+  SECTION("it stands still") {
+    world.eager.is_done = [&] { return world.num_aborts > 0; };
+    world.eager.count   = []() -> std::optional<std::uint64_t> { return 0; };
+    CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                         MessageMatches(ContainsSubstring("step: no node has ended for 1000 ms")));
   }
 }

@@ -224,7 +224,7 @@ TEST_CASE("cancelling a step that has ended changes nothing", "[engine][executor
 }
 
 TEST_CASE("a step that times out names the running nodes and what they wait for", "[engine][executor][timeout]") {
-  sg::Graph graph(2);
+  sg::Graph graph(2, r0);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 4});
   graph.add({.name   = "get x",
@@ -243,7 +243,7 @@ TEST_CASE("a step that times out names the running nodes and what they wait for"
   CHECK_THAT(error, ContainsSubstring("rank 0 disk 'read file', waiting for block 7 of weights.bin"));
   CHECK(world.aborts() == 1);
 
-  sg::Graph quick(2);
+  sg::Graph quick(2, r0);
   quick.add({.name = "n", .rank = r0}, [] {});
   CHECK_NOTHROW(executor.run(quick, world));  // all workers are back
 }
@@ -366,6 +366,28 @@ TEST_CASE("at most `threads` bodies compute at once, kernels included, also besi
   CHECK(gauge.most() <= threads);
 }
 
+TEST_CASE("a node that is no part computes with a permit on a lane for communication too",
+          "[engine][executor][threads]") {
+  sg::Graph graph(4);
+  Gauge gauge;
+  for (int r = 0; r < 4; ++r) {
+    for (int i = 0; i < 10; ++i) {
+      graph.add({.name = "convert", .lane = graph.lane(sg::Rank{r}, sg::LaneKind::reduce)}, [&] {
+        gauge.enter();
+        std::this_thread::sleep_for(50us);
+        gauge.leave();
+      });
+    }
+    graph.add({.name = "read", .lane = graph.lane(sg::Rank{r}, sg::LaneKind::disk)}, [] {});
+  }
+  WaitingWorld world(4);
+  const sg::Program program(graph, world);
+  CHECK(program.num_waiting_lanes() == 4);  // the disks
+  sg::Executor executor({.threads = 2, .waiting_lanes = 4, .step_timeout = 20s});
+  executor.run(program);
+  CHECK(gauge.most() <= 2);
+}
+
 TEST_CASE("a parallel kernel uses the idle threads of the pool", "[engine][executor][threads]") {
   // Two tiles that wait for each other end only if two threads run them.
   sg::Graph graph;
@@ -426,13 +448,35 @@ TEST_CASE("a pool too small for the waiting lanes is refused", "[engine][executo
   CHECK_THAT(error_of([] { sg::Executor({.threads = -1}); }), ContainsSubstring("threads = -1"));
 }
 
-TEST_CASE("a part without a lane is refused in a world whose lanes wait", "[engine][executor][refuses]") {
-  sg::Graph graph(2);
-  const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
-  graph.add({.name = "n", .lane = graph.lane(r0, sg::LaneKind::host)}, [] {});
-  graph.add({.name = "sync", .part = sg::PartSpec{.group = pair}, .rank = r0});
+TEST_CASE("a part on no lane, or on one that does not wait, is refused in a world whose parts wait",
+          "[engine][executor][refuses]") {
   WaitingWorld world(2, r0);
-  CHECK_THAT(error_of([&] { sg::Program(graph, world); }), ContainsSubstring("part 'sync' of rank 0 has no lane"));
+  for (const bool on_lane : {false, true}) {
+    sg::Graph graph(2, r0);
+    const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
+    if (on_lane) {
+      graph.add({.name = "sync", .lane = graph.lane(r0, sg::LaneKind::compute), .part = sg::PartSpec{.group = pair}});
+    } else {
+      graph.add({.name = "sync", .part = sg::PartSpec{.group = pair}, .rank = r0});
+    }
+    CHECK_THAT(error_of([&] { sg::Program(graph, world); }),
+               ContainsSubstring(on_lane ? "part 'sync' of rank 0 has lane compute, which does not wait"
+                                         : "part 'sync' of rank 0 has no lane"));
+  }
+}
+
+TEST_CASE("two groups of the same ranks must have different names", "[engine][executor][refuses]") {
+  for (const bool same : {false, true}) {
+    sg::Graph graph(2);
+    for (const char* name : {"pair", same ? "pair" : "other"}) {
+      const sg::Group group = graph.group({.name = name, .ranks = {sg::Rank{0}, sg::Rank{1}}});
+      for (int rank = 0; rank < 2; ++rank)
+        graph.add({.name = "sync", .part = sg::PartSpec{.group = group}, .rank = sg::Rank{rank}});
+    }
+    sg::LoopbackWorld world(2);
+    CHECK_THAT(error_of([&] { sg::Program(graph, world); }),
+               ContainsSubstring(same ? "two groups of the same ranks have the name 'pair'" : "no error"));
+  }
 }
 
 TEST_CASE("a graph for another number of ranks is refused", "[engine][executor][refuses]") {
@@ -509,7 +553,7 @@ TEST_CASE("a program is free again once its run is done", "[engine][executor]") 
 }
 
 TEST_CASE("a world is told of a failure before the step ends, never during the next", "[engine][executor][cancel]") {
-  sg::Graph graph(2);
+  sg::Graph graph(2, r0);
   graph.add({.name = "long", .rank = r0}, [](const sg::Context& c) {
     while (!c.stopping()) std::this_thread::yield();
   });
@@ -554,14 +598,17 @@ TEST_CASE("time-outs must not be negative", "[engine][executor][refuses]") {
   CHECK_THAT(error_of([] { sg::Executor({.step_timeout = -5ms}); }), ContainsSubstring("not negative"));
 }
 
-TEST_CASE("a slice with parts is refused in a world where its peers are local", "[engine][executor][refuses]") {
+TEST_CASE("a program has the ranks of its process, no more and no fewer", "[engine][executor][refuses]") {
   sg::Graph graph(2);
   const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
   for (int rank = 0; rank < 2; ++rank)
     graph.add({.name = "sync", .part = sg::PartSpec{.group = pair}, .rank = sg::Rank{rank}});
-  sg::LoopbackWorld world(2);
-  CHECK_THAT(error_of([&] { sg::Program(sg::slice(graph, r0), world); }),
-             ContainsSubstring("the graph holds only rank 0"));
+  sg::LoopbackWorld all(2);
+  CHECK_THAT(error_of([&] { sg::Program(sg::slice(graph, r0), all); }),
+             ContainsSubstring("the graph holds rank 0, this process of the world has ranks 0 and 1"));
+  sg::testing::WaitingWorld first(2, r0);
+  CHECK_THAT(error_of([&] { sg::Program(graph, first); }),
+             ContainsSubstring("the graph holds ranks 0 and 1, this process of the world has rank 0"));
 }
 
 TEST_CASE("a world's issue order becomes edges between parts", "[engine][executor][parts]") {
@@ -570,7 +617,7 @@ TEST_CASE("a world's issue order becomes edges between parts", "[engine][executo
    public:
     explicit OrderedWorld(sg::IssueOrder order) : order_(order) {}
     [[nodiscard]] int num_ranks() const override { return 2; }
-    [[nodiscard]] bool is_local(sg::Rank rank) const override { return rank == r0; }
+    [[nodiscard]] sg::RankSet local_ranks() const override { return r0; }
     [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
     [[nodiscard]] sg::IssueOrder issue_order() const override { return order_; }
     void communicate(const sg::Context&, const sg::Exchange&) override {}
@@ -580,7 +627,7 @@ TEST_CASE("a world's issue order becomes edges between parts", "[engine][executo
     sg::IssueOrder order_;
   };
   const auto num_edges = [](sg::IssueOrder order, bool one_group, int second_issue) {
-    sg::Graph graph(2);
+    sg::Graph graph(2, r0);
     const sg::Group a = graph.group({.name = "a", .ranks = {sg::Rank{0}, sg::Rank{1}}});
     const sg::Group b = one_group ? a : graph.group({.name = "b", .ranks = {sg::Rank{0}, sg::Rank{1}}});
     graph.add(
@@ -596,4 +643,39 @@ TEST_CASE("a world's issue order becomes edges between parts", "[engine][executo
   CHECK(num_edges(sg::IssueOrder::per_communicator, false, 1) == 0);
   CHECK(num_edges(sg::IssueOrder::per_rank, false, 1) == 1);
   CHECK(num_edges(sg::IssueOrder::per_rank, false, 0) == 0);  // issued together
+}
+
+TEST_CASE("a step in which no node ends for a while is stopped, a slow one is not", "[engine][executor][timeout]") {
+  sg::LoopbackWorld world(1);
+  sg::Graph graph;
+  const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  SECTION("slow") {
+    for (int i = 0; i < 8; ++i)
+      graph.add({.name = "slow", .lane = lane}, [] { std::this_thread::sleep_for(std::chrono::milliseconds(60)); });
+    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::seconds(5)});
+    CHECK_NOTHROW(executor.run(graph, world));
+  }
+  SECTION("stuck") {
+    graph.add({.name = "quick", .lane = lane}, [] {});
+    graph.add({.name = "stuck", .lane = lane}, [](const sg::Context& context) {
+      while (!context.stopping()) std::this_thread::yield();
+    });
+    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::milliseconds(1000)});
+    CHECK_THROWS_MATCHES(executor.run(graph, world), sg::Error,
+                         MessageMatches(ContainsSubstring("step: no node has ended for 1000 ms; running at that time: "
+                                                          "rank 0 compute 'stuck'")));
+  }
+  SECTION("not looked at for a while, as when the process is suspended") {
+    std::atomic<bool> go{false};
+    graph.add({.name = "held", .lane = lane}, [&](const sg::Context& context) {
+      while (!go && !context.stopping()) std::this_thread::yield();
+    });
+    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::milliseconds(1500)});
+    const sg::Program program(graph, world);
+    sg::Run run = executor.start(program);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1600));
+    CHECK_FALSE(run.done());
+    go = true;
+    CHECK_NOTHROW(run.get());
+  }
 }

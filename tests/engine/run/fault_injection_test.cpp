@@ -20,7 +20,7 @@ class FaultyWorld final : public sg::World {
   std::optional<sg::Node> fault;
 
   [[nodiscard]] int num_ranks() const override { return inner_.num_ranks(); }
-  [[nodiscard]] bool is_local(sg::Rank rank) const override { return inner_.is_local(rank); }
+  [[nodiscard]] sg::RankSet local_ranks() const override { return inner_.local_ranks(); }
   [[nodiscard]] bool waits(sg::LaneKind kind) const override { return inner_.waits(kind); }
   [[nodiscard]] sg::IssueOrder issue_order() const override { return inner_.issue_order(); }
   void communicate(const sg::Context& context, const sg::Exchange& exchange) override {

@@ -23,11 +23,10 @@ class WatchingWorld final : public sg::World {
       : graph_(graph), promised_(promised), watched_(watched) {}
 
   [[nodiscard]] int num_ranks() const override { return graph_.num_ranks(); }
-  [[nodiscard]] bool is_local(sg::Rank) const override { return true; }
   [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
   [[nodiscard]] sg::IssueOrder issue_order() const override { return promised_; }
   void abort(std::string_view) noexcept override {}
-  void begin_step() override {
+  void begin_step(std::shared_ptr<const sg::RunView>) override {
     not_ended_.clear();
     for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
       if (graph_.has_part({node})) ++not_ended_[queue_of({node})][graph_.part({node}).issue];

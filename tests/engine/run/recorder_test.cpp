@@ -180,15 +180,14 @@ SCENARIO("a failed step is recorded up to the failure", "[engine][recorder]") {
     sg::Executor executor({.threads = 1, .waiting_lanes = 1});
     sg::Recorder recorder;
     WHEN("the step is stopped 50 ms after its part has begun to wait") {
-      sg::Run run = executor.start(sg::Program(graph, world), &recorder);
+      sg::Run run = executor.start(sg::Program(sg::slice(graph, sg::Rank{0}), world), &recorder);
       while (world.entered() == 0) std::this_thread::yield();
       std::this_thread::sleep_for(50ms);
       run.cancel();
       CHECK_THROWS_AS(run.get(), sg::Error);
-      THEN("the time it waited counts as its own, and the peer's part did not run here") {
+      THEN("the time it waited counts as its own") {
         const sg::Timeline timeline = recorder.timeline();
         CHECK(timeline.nodes[0].end_s - timeline.nodes[0].begin_s >= 0.049);  // two clocks
-        CHECK_FALSE(timeline.nodes[1].ran());
       }
     }
   }
@@ -233,8 +232,9 @@ TEST_CASE("a recorder refuses what it cannot record", "[engine][recorder][refuse
 TEST_CASE("a recorder may be destroyed before its step ends, and a late body does not access it",
           "[engine][recorder]") {
   sg::Graph graph;
-  auto go = std::make_shared<std::atomic<bool>>(false);
-  graph.add({.name = "stays", .rank = r0}, [go] {
+  auto go = std::make_shared<std::atomic<bool>>(false), began = std::make_shared<std::atomic<bool>>(false);
+  graph.add({.name = "stays", .rank = r0}, [go, began] {
+    *began = true;
     while (!*go) std::this_thread::sleep_for(1ms);
   });
   sg::LoopbackWorld world(1);
@@ -243,6 +243,7 @@ TEST_CASE("a recorder may be destroyed before its step ends, and a late body doe
     const sg::Program program(graph, world);
     auto recorder = std::make_unique<sg::Recorder>();
     sg::Run run   = executor.start(program, recorder.get());
+    while (!*began) std::this_thread::sleep_for(1ms);
     CHECK_THROWS_MATCHES(run.get(), sg::Error, MessageMatches(ContainsSubstring("nodes still run")));
     CHECK_THROWS_MATCHES(recorder->timeline(), sg::Error, MessageMatches(ContainsSubstring("still under way")));
     recorder.reset();

@@ -23,7 +23,7 @@ class OneRank final : public sg::World {
  public:
   explicit OneRank(sg::IssueOrder order) : order_(order) {}
   [[nodiscard]] int num_ranks() const override { return 2; }
-  [[nodiscard]] bool is_local(sg::Rank rank) const override { return rank == sg::Rank{0}; }
+  [[nodiscard]] sg::RankSet local_ranks() const override { return sg::Rank{0}; }
   [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
   [[nodiscard]] sg::IssueOrder issue_order() const override { return order_; }
   void communicate(const sg::Context&, const sg::Exchange&) override {}

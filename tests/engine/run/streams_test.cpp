@@ -130,6 +130,6 @@ TEST_CASE("a node without a lane uses the stream of its latest predecessor", "[e
   graph.add({.name = "first of all", .writes = kept("z")});
   const sg::StreamPlan plan = streams_of(graph, sg::plan_memory(graph));
   CHECK(plan.stream[1] == plan.stream[0]);
-  CHECK(sg::stream_name(plan.stream[2]) == "rank 0 compute");
+  CHECK(plan.name(plan.stream[2]) == "rank 0 compute");
   CHECK(plan.waits.empty());
 }

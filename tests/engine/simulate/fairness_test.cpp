@@ -124,13 +124,15 @@ TEST_CASE("demands and latencies equal those of the individual routes", "[engine
     for (int rank = 0; rank < num_ranks; ++rank) machine.attach(sg::Rank{rank}, random.pick(switches), link(), link());
 
     sim::Traffic traffic;
+    std::vector<sg::Rank> members;
     for (int rank = 0; rank < num_ranks; ++rank) {
       if (!random.chance(70)) continue;
-      traffic.members.push_back(sg::Rank{rank});
+      members.push_back(sg::Rank{rank});
       traffic.sends.push_back(static_cast<double>(random.between(0, 3)));
       traffic.takes.push_back(static_cast<double>(random.between(0, 3)));
     }
-    random.shuffle(traffic.members);
+    random.shuffle(members);
+    traffic.members = members;
     traffic.bytes   = static_cast<double>(random.between(0, 2));
     const auto size = traffic.members.size();
     for (std::size_t i = 0; i < size && random.chance(60); ++i)

@@ -5,6 +5,7 @@
 #include "engine/graph/matching.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "tests/support/random_graph.hpp"
+#include "tests/support/rank_sets.hpp"
 #include "tests/support/rebuild.hpp"
 #include "tests/support/scale.hpp"
 
@@ -170,7 +171,8 @@ TEST_CASE("no worker is idle while a node of its pool is ready", "[engine][simul
   }
 }
 
-TEST_CASE("a rank simulated alone takes no longer than among the others", "[engine][simulate][property]") {
+TEST_CASE("a rank, or some ranks, simulated alone take no longer than among the others",
+          "[engine][simulate][property]") {
   for (int seed = 0; seed < sg::testing::cases(100); ++seed) {
     CAPTURE(seed);
     const sg::Graph graph = sg::testing::random_graph(static_cast<std::uint64_t>(seed));
@@ -178,8 +180,9 @@ TEST_CASE("a rank simulated alone takes no longer than among the others", "[engi
     const sg::Machine machine = sg::two_level_machine(
         {.ranks = graph.num_ranks(), .ranks_per_node = 2, .inside = {.latency_s = 1}, .between = {.latency_s = 2}});
     const sg::Timeline whole = simulate(graph, machine);
-    for (int rank = 0; rank < graph.num_ranks(); ++rank) {
-      const sg::Timeline alone = simulate(slice(graph, sg::Rank{rank}), machine);
+    for (const sg::RankSet& ranks : sg::testing::rank_sets(graph.num_ranks())) {
+      CAPTURE(to_string(ranks));
+      const sg::Timeline alone = simulate(slice(graph, ranks), machine);
       CHECK(alone.makespan_s <= whole.makespan_s);
       CHECK(std::all_of(alone.nodes.begin(), alone.nodes.end(), [](const sg::NodeTime& time) { return time.ran(); }));
     }

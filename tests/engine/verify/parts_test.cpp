@@ -7,7 +7,7 @@
 #include "engine/graph/shards.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "tests/support/worlds/waiting_world.hpp"
+#include "tests/support/worlds/still_world.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -219,8 +219,88 @@ TEST_CASE("a program refuses parts whose sizes do not fit", "[engine][lowering][
   Three three;
   for (int rank = 0; rank < 3; ++rank)
     three.add(rank, {.op = all_reduce}, {}, {}, three.x[static_cast<std::size_t>(rank)].range(0, rank == 2 ? 8 : 4));
-  sg::testing::WaitingWorld world(3);
-  CHECK_THROWS_AS(sg::Program(three.graph, world), sg::Error);
+  sg::testing::StillWorld world(3);
+  CHECK_THROWS_WITH(sg::Program(three.graph, world), ContainsSubstring("sizes do not fit"));
+}
+
+TEST_CASE("members that a slice holds must fit together, though others are in other processes",
+          "[engine][verify][parts]") {
+  const sg::RankSet held(std::vector{sg::Rank{0}, sg::Rank{2}});
+  // A world of ranks 0 and 2 of three.
+  class PartialWorld final : public sg::World {
+   public:
+    explicit PartialWorld(sg::RankSet ranks) : ranks_(std::move(ranks)) {}
+    [[nodiscard]] int num_ranks() const override { return 3; }
+    [[nodiscard]] sg::RankSet local_ranks() const override { return ranks_; }
+    [[nodiscard]] bool waits(sg::LaneKind) const override { return false; }
+    [[nodiscard]] sg::IssueOrder issue_order() const override { return sg::IssueOrder::any; }
+    void communicate(const sg::Context&, const sg::Exchange&) override {}
+    void abort(std::string_view) noexcept override {}
+
+   private:
+    sg::RankSet ranks_;
+  };
+  PartialWorld world(held);
+  using Accesses   = std::function<sg::AccessList(int rank, sg::Buffer x)>;
+  const auto check = [&](const std::function<sg::PartSpec(int rank)>& part, const Accesses& reads,
+                         const Accesses& writes, const char* why) {
+    Three three;
+    for (int rank = 0; rank < 3; ++rank) {
+      const sg::Buffer x = three.x[static_cast<std::size_t>(rank)];
+      three.add(rank, part(rank), reads(rank, x), writes(rank, x));
+    }
+    const sg::Graph slice   = sg::slice(three.graph, held);
+    const std::string flaws = Three::flaws_of(slice);
+    if (why == nullptr) {
+      CHECK(flaws == "");
+      CHECK_NOTHROW(sg::Program(slice, world));
+    } else {
+      CHECK_THAT(flaws, ContainsSubstring(why));
+      CHECK_THROWS_WITH(sg::Program(slice, world), ContainsSubstring(why));
+    }
+  };
+  const auto all = [](sg::PartOp op) { return [op](int) { return sg::PartSpec{.op = op}; }; };
+  for (const bool fits : {true, false}) {
+    CAPTURE(fits);
+    const std::int64_t more = fits ? 0 : 4;
+    const char* const why   = fits ? nullptr : "sizes do not fit";
+    check(
+        all(all_reduce), [&](int rank, sg::Buffer x) { return x.range(0, rank == 2 ? 8 + more : 8); },
+        [&](int rank, sg::Buffer x) { return x.range(24, rank == 2 ? 8 + more : 8); }, why);
+    // Shards of 4, 8 and 12 bytes. Rank 2 expects more from rank 0, which is here.
+    check(
+        all(all_gather), [&](int rank, sg::Buffer x) { return x.range(0, 4 * (rank + 1)); },
+        [&](int rank, sg::Buffer x) -> sg::AccessList {
+          const std::int64_t first = rank == 2 ? 4 + more : 4;
+          return {x.range(16, first), x.range(16 + first, 8), x.range(24 + first, 12)};
+        },
+        why);
+    // Rank 2 expects more from rank 1, which is not here.
+    check(
+        all(all_gather), [&](int rank, sg::Buffer x) { return x.range(0, 4 * (rank + 1)); },
+        [&](int rank, sg::Buffer x) -> sg::AccessList {
+          const std::int64_t second = rank == 2 ? 8 + more : 8;
+          return {x.range(16, 4), x.range(20, second), x.range(20 + second, 12)};
+        },
+        why);
+    // Rank 0 sends more to rank 2 than rank 2 receives.
+    check(
+        all(all_to_all),
+        [&](int rank, sg::Buffer x) -> sg::AccessList {
+          return {x.range(0, 4), x.range(4, 4), x.range(8, rank == 0 ? 4 + more : 4)};
+        },
+        [&](int, sg::Buffer x) -> sg::AccessList {
+          return {x.range(24, 4), x.range(28, 4), x.range(32, 4)};
+        },
+        why);
+    // A ring: rank 2 sends to rank 0.
+    check(
+        [](int rank) {
+          return sg::PartSpec{.op = permute, .peer = sg::Rank{(rank + 1) % 3}, .source = sg::Rank{(rank + 2) % 3}};
+        },
+        [&](int rank, sg::Buffer x) { return x.range(0, rank == 2 ? 8 + more : 8); },
+        [&](int, sg::Buffer x) { return x.range(24, 8); }, why);
+  }
 }
 
 TEST_CASE("a graph refuses invalid roots, peers and sources", "[engine][graph][refuses]") {

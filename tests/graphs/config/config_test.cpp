@@ -38,7 +38,7 @@ TEST_CASE("a config that spells out every default equals the smallest config", "
       "data":      {"synthetic": 1},
       "batch":     {"global": 8, "micro": 2, "seq": 128},
       "layout":    {"dp": 1, "tp": 1, "pp": 1, "order": "pp-dp-tp", "devices_per_node": 8, "sequence_parallel": false},
-      "pipeline":  {"schedule": "1f1b", "chunks": 1},
+      "pipeline":  {"schedule": "1f1b", "chunks": 1, "split": "even"},
       "shard":     {"strategy": "none", "reduce": "last", "prefetch": "backward_pre", "slots": 2, "bucket_mb": 25,
                     "units": "layer", "min_params": 1000, "group": 0},
       "offload":   {"params": false, "grads": false, "optimizer": false},
@@ -135,6 +135,8 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"recompute=selective"}).plan.recompute == sg::Recompute::selective);
   CHECK(with({"recompute=full"}).plan.recompute == sg::Recompute::full);
   CHECK(with({"pipeline.schedule=my own.csv"}).plan.pipeline.schedule == "my own.csv");
+  CHECK(with({"layout.pp=2", "pipeline.split=[3, 1]"}).plan.pipeline.split == std::vector{3, 1});
+  CHECK(with({"layout.pp=2", "pipeline.split=even"}).plan.pipeline.split.empty());
 }
 
 TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][config]") {
@@ -153,6 +155,7 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
             "precision.keep_low_precision_grads=true"},
            {"precision.loss_scale=0.1"},
            {"comm.algorithm=adaptive", "comm.machine=m.json"},
+           {"layout.pp=2", "pipeline.split=[3,1]"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {

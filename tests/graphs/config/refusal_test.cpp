@@ -128,7 +128,8 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"batch.size=2"}, "batch.size: unknown key (known: global, micro, seq)"},
       {{"layout.ddp=2"},
        "layout.ddp: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
-      {{"pipeline.shcedule=gpipe"}, "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks)"},
+      {{"pipeline.shcedule=gpipe"},
+       "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks, split)"},
       {{"shard.strategie=full"},
        "shard.strategie: unknown key (did you mean strategy? known: strategy, reduce, prefetch, forward_prefetch, "
        "slots, grad_slots, bucket_mb, first_bucket_mb, bucket_views, delay_all_reduce, find_unused_parameters, "
@@ -171,6 +172,12 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
        "layout.sequence_parallel: 0 is not true or false (true or false, without quotes)"},
       {{"pipeline.schedule=1"}, "pipeline.schedule: 1 is not a string (text in quotes)"},
       {{"pipeline.schedule="}, "pipeline.schedule: \"\" is empty (a name)"},
+      {{"pipeline.split=odd"},
+       "pipeline.split: \"odd\" is not a list (\"even\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=[]"}, "pipeline.split: [] is not a list (\"even\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=[4,0]"}, "pipeline.split: 0 in the list (\"even\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=[2,\"2\"]"},
+       "pipeline.split: \"2\" in the list (\"even\", or a list of integers from 1 to 1048576)"},
       {{"pipeline.chunks=\"1\""}, "pipeline.chunks: \"1\" is not an integer (an integer from 1 to 1048576)"},
       {{"model.kind=1"}, "model.kind: 1 is not a string (one of: gpt2, llama, mlp)"},
       {{"model.tied=1"}, "model.tied: 1 is not true or false (true or false, without quotes)"},
@@ -212,7 +219,7 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"seed=x"}, "seed: \"x\" is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"seed=1.5"}, "seed: 1.5 is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"threads=all"}, "threads: \"all\" is not an integer (an integer from 0 to 1024)"},
-      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda)"},
+      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda, gloo, mpi)"},
   });
 }
 
@@ -228,8 +235,7 @@ TEST_CASE("numbers out of range are refused with their path", "[graphs][config][
       {{"model.eps=0"}, "model.eps: 0 is out of range (a number above 0)"},
       {{"model.init_deviation=-1"}, "model.init_deviation: -1 is out of range (a number 0 or more)"},
       {{"model.kind=llama", "model.kv_heads=-1"}, "model.kv_heads: -1 is out of range (an integer from 0 to 1048576)"},
-      {{"model.kind=llama", "model.head_size=-1"},
-       "model.head_size: -1 is out of range (an integer from 0 to 65536)"},
+      {{"model.kind=llama", "model.head_size=-1"}, "model.head_size: -1 is out of range (an integer from 0 to 65536)"},
       {{"model.kind=llama", "model.head_size=50331648"},
        "model.head_size: 50331648 is out of range (an integer from 0 to 65536)"},
       {{"model.kind=llama", "model.width=1048576"},
@@ -353,8 +359,8 @@ TEST_CASE("settings that this version does not support are refused", "[graphs][c
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
-      {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda)"},
-      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda)"},
+      {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda, gloo, mpi)"},
+      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda, gloo, mpi)"},
   });
 }
 
@@ -454,9 +460,14 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
        "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=2", "model.layers=3"},
-       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)"},
+       "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3, or "
+       "pipeline.split)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "model.layers=6"},
-       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or pp 1 or 3)"},
+       "layout.pp: 6 layers do not divide over 4 stages (pp 2 x chunks 2; 4 or 8 layers, or pp 1 or 3, or "
+       "pipeline.split)"},
+      {{"layout.pp=2", "pipeline.split=[4]"},
+       "pipeline.split: 1 stages, but pp 2 x chunks 1 = 2 (a number of layers for each stage)"},
+      {{"layout.pp=2", "pipeline.split=[3,2]"}, "pipeline.split: 5 layers in all, but the model has 4"},
       {{"pipeline.chunks=2"},
        "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved can have more)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
@@ -489,5 +500,6 @@ TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][conf
   CHECK(loaded_fails({"batch.seq=9"}) == "batch.seq: 9 tokens are more than the model's context of 8 (at most 8)");
   CHECK(loaded_fails({"layout.tp=4"}) == "layout.tp: heads 2 is not divisible by tp 4 (heads 4, or tp 2)");
   CHECK(loaded_fails({"layout.pp=2"}) ==
-        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3)");
+        "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3, or "
+        "pipeline.split)");
 }

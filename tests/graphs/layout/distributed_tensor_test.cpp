@@ -87,7 +87,7 @@ AllMoves all_moves(const Case& c, sg::Graph graph) {
   const sg::Rank first = c.members.front(), last = c.members.back();
   const std::int64_t bytes = sg::num_elements(c.shape) * static_cast<std::int64_t>(sg::size_bytes(c.type));
   for (const sg::Rank rank : c.members) {
-    if (g.only_rank() && *g.only_rank() != rank) continue;
+    if (!g.holds(rank)) continue;
     const auto whole = [&](const char* name) {
       return g.buffer(
           {.name = name, .rank = rank, .size_bytes = bytes, .type = c.type, .lifetime = sg::Lifetime::persistent});

@@ -184,6 +184,9 @@ TEST_CASE("a step refuses a layout, batch or schedule that does not fit, by name
   refuses(small_gpt2(), {}, {.global = 8, .micro = 1, .seq = 17}, "context of 16");
   refuses(small_gpt2(), {.pipeline = {.schedule = "1f1p"}}, batch_of_8, "1f1p");
   refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.chunks = 2}}, batch_of_8, "1f1b");
+  refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.split = {4}}}, batch_of_8, "(4) has 1 entries");
+  refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.split = {2, 1}}}, batch_of_8, "adds up to 3");
+  refuses(small_gpt2(), {.layout = {.pp = 2}, .pipeline = {.split = {4, 0}}}, batch_of_8, "a stage that has none");
 }
 
 TEST_CASE("a step that would take all memory is refused before it is built", "[graphs][step]") {

@@ -11,6 +11,7 @@
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/validate.hpp"
 #include "graphs/step/pipeline.hpp"
+#include "tests/support/rank_sets.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 
@@ -92,6 +93,23 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
   }
 }
 
+TEST_CASE("a given number of layers for each stage trains to the same bits", "[graphs][step]") {
+  const auto model        = GENERATE(small_gpt2, small_llama)();
+  const int steps         = sg::testing::cases(5);
+  const History reference = train(model, {.optimizer = clipping}, batch_of_8, steps, 1);
+  for (const std::vector<int>& split : {std::vector{3, 1}, std::vector{1, 3}, std::vector{1, 2, 1}}) {
+    const int pp = static_cast<int>(split.size());
+    CAPTURE(split);
+    const sg::Plan plan{.layout = {.pp = pp}, .pipeline = {.split = split}, .optimizer = clipping};
+    CHECK(train(model, plan, batch_of_8, steps, 2) == reference);
+  }
+  const sg::Plan zero_bubble{
+      .layout = {.pp = 2}, .pipeline = {.schedule = "zb-h1", .split = {3, 1}}, .optimizer = clipping};
+  CHECK(train(model, zero_bubble, batch_of_8, steps, 2) == reference);
+  const auto blocks = sg::blocks_of_stages(model, 2, {3, 1});
+  CHECK(blocks[0].size() > blocks[1].size());
+}
+
 TEST_CASE("training twice gives the same bits", "[graphs][step]") {
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .optimizer = clipping};
   CHECK(train(small_gpt2(), plan, batch_of_8, 5) == train(small_gpt2(), plan, batch_of_8, 5));
@@ -134,16 +152,15 @@ TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms 
   }
 }
 
-TEST_CASE("a rank's slice can be built alone", "[graphs][step]") {
+TEST_CASE("a slice of one rank, or of several, can be built alone", "[graphs][step]") {
   const auto model     = GENERATE(small_gpt2, small_llama)();
   const auto recompute = GENERATE(sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full);
   const sg::Plan plan{.layout    = {.dp = 2, .tp = 2, .pp = 2},
                       .pipeline  = {.schedule = "interleaved", .chunks = 2},
                       .recompute = recompute};
   const sg::StepGraph step = sg::training_step(model, plan, batch_of_8);
-  for (int rank = 0; rank < 8; ++rank) {
-    CAPTURE(model.kind, recompute, rank);
-    CHECK(sg::training_step(model, plan, batch_of_8, {.only = sg::Rank{rank}}).graph ==
-          sg::slice(step.graph, sg::Rank{rank}));
+  for (const sg::RankSet& ranks : sg::testing::rank_sets(8)) {
+    CAPTURE(model.kind, recompute, to_string(ranks));
+    CHECK(sg::training_step(model, plan, batch_of_8, {.only = ranks}).graph == sg::slice(step.graph, ranks));
   }
 }

@@ -271,7 +271,7 @@ TEST_CASE("data parallelism refuses options and tokens that do not fit, by name"
           "data_parallel: precision.param f64 (f32 or bf16: results are floats)");
   sg::LoopbackWorld world(2);
   CHECK_THROWS_WITH(sg::DataParallel(model, {.devices = 4, .global = 8, .seq = seq}, world),
-                    ContainsSubstring("needs 4 ranks in this process, but the world has 2"));
+                    ContainsSubstring("the layout has 4 ranks, but the world has 2"));
   sg::DataParallel parallel(model, {.global = 2, .seq = 4, .threads = 1}, world);
   CHECK_THROWS_WITH(parallel.step(std::vector<std::int32_t>(8)),
                     "data_parallel: 8 tokens given (9: 2 sequences of 4 and one more token)");

@@ -157,7 +157,7 @@ TEST_CASE("a step refuses tokens that do not fit its batch, and reads of the wro
   CHECK_THROWS_WITH(trainer.run().read_tensor(sg::StepRun::Which::value, "head.weight", std::span<float>(small)),
                     "tensor 'head.weight': a span of 3 elements (the tensor has 128)");
   CHECK_THROWS_WITH(sg::Trainer(model, {}, {.global = 2, .micro = 1, .seq = 4}, larger),
-                    "step: needs 1 ranks in this process, but the world has 2");
+                    "step: the layout has 1 rank, but the world has 2");
 }
 
 TEST_CASE("SGD with momentum trains to the same loss in every layout", "[graphs][trainer]") {

@@ -52,16 +52,9 @@ class Suite {
 
   // The number of waiting lanes that the trials use, on all local ranks.
   [[nodiscard]] int count_waiting_lanes() {
-    int num_local = 0;
-    for (int rank = 0; rank < world_.num_ranks(); ++rank) {
-      if (!world_.is_local(Rank{rank})) continue;
-      ++num_local;
-      only_ = Rank{rank};
-    }
-    if (num_local != 1) only_.reset();
     int num_kinds = 0;
     for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) num_kinds += world_.waits(static_cast<LaneKind>(kind));
-    return num_local * num_kinds;
+    return static_cast<int>(world_.local_ranks().size()) * num_kinds;
   }
 
   void fail(const Trial& trial, const std::string& why) { failures_.push_back(str("'", trial.name(), "': ", why)); }
@@ -74,15 +67,15 @@ class Suite {
 
   std::optional<Prepared> prepare(const Trial& trial) {
     try {
-      verify(trial.graph(), {.world = &world_, .waiting_lanes = waiting_lanes_});
-      const Graph graph = only_ ? slice(trial.graph(), *only_) : trial.graph();
+      const Graph graph = slice(trial.graph(), world_.local_ranks());
+      verify(trial.graph());
+      verify(graph, {.world = &world_, .waiting_lanes = waiting_lanes_});
       std::vector<std::optional<Buffer>> buffers;
       std::uint32_t next = 0;
       for (std::uint32_t i = 0; i < trial.graph().num_buffers(); ++i) {
         const bool local = world_.is_local(trial.graph().spec(Buffer{i}).rank);
-        const bool held  = local || !only_;
         buffers.push_back(local ? std::optional(Buffer{next}) : std::nullopt);
-        next += held;
+        next += local;
       }
       return Prepared{Program(graph, world_), std::move(buffers)};
     } catch (const std::exception& e) {
@@ -188,7 +181,6 @@ class Suite {
 
   World& world_;
   const ConformanceOptions& options_;
-  std::optional<Rank> only_;  // the one local rank
   int waiting_lanes_;
   Executor executor_;
   int num_run_  = 0;

@@ -169,7 +169,7 @@ std::vector<Match> match_parts(const Graph& graph, const std::vector<Part>& part
       }
       return queue;
     };
-    const std::vector<Rank>& members = graph.spec(Group{group}).ranks;
+    const RankList& members = graph.spec(Group{group}).ranks;
     std::vector<std::vector<Part>> collectives;
     for (const Rank rank : members) {
       collectives.push_back(select(rank, [](const auto& view) { return !point_to_point(view.op); }));

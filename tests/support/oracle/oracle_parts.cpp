@@ -149,8 +149,8 @@ std::vector<Part> all_parts(const Graph& graph) {
   for (std::uint32_t id = 0; id < graph.num_nodes(); ++id) {
     if (!graph.has_part({id})) continue;
     Part part{.node = {id}, .view = graph.part({id})};
-    const std::vector<Rank>& ranks = graph.spec(part.view.group).ranks;
-    part.num_members               = ranks.size();
+    const RankList& ranks = graph.spec(part.view.group).ranks;
+    part.num_members      = ranks.size();
     while (ranks[part.member] != graph.rank({id})) ++part.member;
     for (std::size_t i = 0; i < graph.num_accesses({id}); ++i) {
       const auto [buffer, mode, region] = graph.access({id}, i);

@@ -167,19 +167,21 @@ bool HubWorld::waits(LaneKind kind) const {
 
 // All ranks run the same steps, so a counter identifies them. Letters carry it, so that letters of a failed step stay
 // in its boxes.
-void HubWorld::begin_step() { hub_.throw_away(me_, ++step_); }
+void HubWorld::begin_step(std::shared_ptr<const RunView>) {
+  ++step_;
+  for (const Rank rank : ranks_) hub_.throw_away(rank, step_);
+}
 
 void HubWorld::abort(std::string_view why) noexcept { hub_.fail(step_, why); }
 
-// Group numbers differ between slices; a group's name and ranks are the same everywhere.
+// Group numbers differ between slices; a group's name and ranks, and the turn, are the same everywhere.
 Hub::Box HubWorld::box(const Exchange& exchange, const char* use, Rank from, Rank to) const {
-  std::string channel = str(use, " ", exchange.group.name);
+  std::string channel = str(use, " ", exchange.turn, " ", exchange.group.name);
   for (const Rank rank : exchange.group.ranks) channel += str(" ", rank);
   return {step_, std::move(channel), from, to};
 }
 
 void HubWorld::communicate(const Context& context, const Exchange& exchange) {
-  const LocalPart& part       = exchange.parts[0];
   const Graph::PartView& what = exchange.what;
   const auto take             = [&](const Hub::Box& from, const std::string& about) {
     context.waiting_for(str("a letter from rank ", from.from, " about ", about));
@@ -189,32 +191,38 @@ void HubWorld::communicate(const Context& context, const Exchange& exchange) {
                             str("hub: rank ", from.from, " sent '", letter.about, "' (expected '", about, "')"));
   };
   const std::string about = str(point_to_point(what.op) ? "message" : to_string(what.op), " ", what.message);
-  if (what.op == PartOp::send)
-    return hub_.put(box(exchange, "message", me_, what.peer), {.about = about, .bytes = pack(part.in)});
-  if (what.op == PartOp::recv) return unpack(take(box(exchange, "message", what.peer, me_), about).bytes, part.out);
-
-  Hub::Letter mine{.about = about, .bytes = pack(part.in), .source = what.source, .wanted = num_bytes(part.out)};
-  for (const Piece& piece : part.in) mine.piece_sizes.push_back(piece.region.num_bytes());
-  const Rank first = exchange.group.ranks.front();
-  if (me_ != first) {
-    hub_.put(box(exchange, "to first", me_, first), std::move(mine));
-    return unpack(take(box(exchange, "from first", first, me_), about).bytes, part.out);
+  if (point_to_point(what.op)) {  // the sender, the receiver, or both of them
+    const LocalPart &front = exchange.parts.front(), &back = exchange.parts.back();
+    if (what.op == PartOp::send)
+      hub_.put(box(exchange, "message", front.rank, what.peer), {.about = about, .bytes = pack(front.in)});
+    const Rank from = what.op == PartOp::send ? front.rank : what.peer;
+    if (back.rank != from) unpack(take(box(exchange, "message", from, back.rank), about).bytes, back.out);
+    return;
   }
-  Letters letters{std::move(mine)};
-  for (std::size_t i = 1; i < exchange.group.ranks.size(); ++i)
-    letters.push_back(take(box(exchange, "to first", exchange.group.ranks[i], me_), about));
-  std::vector<Bytes> out = work_out(what, exchange.group, letters);
-  for (std::size_t i = 1; i < out.size(); ++i)
-    hub_.put(box(exchange, "from first", me_, exchange.group.ranks[i]), {.about = about, .bytes = std::move(out[i])});
-  unpack(out[0], part.out);
+  const Rank first = exchange.group.ranks.front();
+  for (const LocalPart& part : exchange.parts) {
+    Hub::Letter mine{.about = about, .bytes = pack(part.in), .source = part.source, .wanted = num_bytes(part.out)};
+    for (const Piece& piece : part.in) mine.piece_sizes.push_back(piece.region.num_bytes());
+    hub_.put(box(exchange, "to first", part.rank, first), std::move(mine));
+  }
+  if (is_local(first)) {
+    Letters letters;
+    for (const Rank rank : exchange.group.ranks) letters.push_back(take(box(exchange, "to first", rank, first), about));
+    std::vector<Bytes> out = work_out(what, exchange.group, letters);
+    for (std::size_t i = 0; i < out.size(); ++i)
+      hub_.put(box(exchange, "from first", first, exchange.group.ranks[i]),
+               {.about = about, .bytes = std::move(out[i])});
+  }
+  for (const LocalPart& part : exchange.parts)
+    unpack(take(box(exchange, "from first", first, part.rank), about).bytes, part.out);
 }
 
-std::vector<std::vector<std::string>> on_every_rank(int num_ranks,
-                                                    const std::function<std::vector<std::string>(Rank)>& process) {
-  std::vector<std::vector<std::string>> results(static_cast<std::size_t>(num_ranks));
+std::vector<std::vector<std::string>> on_every_process(
+    const std::vector<RankSet>& processes, const std::function<std::vector<std::string>(const RankSet&)>& process) {
+  std::vector<std::vector<std::string>> results(processes.size());
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank)
-    threads.emplace_back([&, rank] { results[static_cast<std::size_t>(rank)] = process(Rank{rank}); });
+  for (std::size_t i = 0; i < processes.size(); ++i)
+    threads.emplace_back([&, i] { results[i] = process(processes[i]); });
   for (std::thread& thread : threads) thread.join();
   return results;
 }

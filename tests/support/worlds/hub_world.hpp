@@ -46,18 +46,20 @@ class Hub {
   std::map<std::int64_t, std::string> failed_;
 };
 
-// One rank of a world in which every rank acts as a separate process, with its own World, Executor and slice. Only
-// bytes in letters travel between ranks. The simplest correct world, and an example of one outside the library: the
-// first member of a group gathers the inputs of a collective, computes the outputs in group order, and sends them back.
+// One process of a world: one rank or several, with a World, an Executor and a slice of its own. Only bytes in letters
+// travel between ranks. The simplest correct world, and an example of one outside the library: the first member of a
+// group gathers the inputs of a collective, computes the outputs in group order, and sends them back. Letters name
+// their group and their turn, so they may come in any order.
 class HubWorld : public World {
  public:
-  HubWorld(Hub& hub, Rank me) : hub_(hub), me_(me) {}
+  HubWorld(Hub& hub, RankSet ranks, Peers* peers = nullptr) : hub_(hub), ranks_(std::move(ranks)), peers_(peers) {}
 
   [[nodiscard]] int num_ranks() const override { return hub_.num_ranks(); }
-  [[nodiscard]] bool is_local(Rank rank) const override { return rank == me_; }
+  [[nodiscard]] RankSet local_ranks() const override { return ranks_; }
   [[nodiscard]] bool waits(LaneKind kind) const override;
-  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::per_communicator; }
-  void begin_step() override;
+  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
+  [[nodiscard]] Peers* peers() override { return peers_; }
+  void begin_step(std::shared_ptr<const RunView> run) override;
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view why) noexcept override;
 
@@ -65,12 +67,13 @@ class HubWorld : public World {
   [[nodiscard]] Hub::Box box(const Exchange& exchange, const char* use, Rank from, Rank to) const;
 
   Hub& hub_;
-  Rank me_;
+  RankSet ranks_;
+  Peers* peers_;
   std::int64_t step_ = 0;  // written between steps only
 };
 
-// Runs `process(rank)` for every rank, each on its own thread, and returns the results by rank.
-[[nodiscard]] std::vector<std::vector<std::string>> on_every_rank(
-    int num_ranks, const std::function<std::vector<std::string>(Rank)>& process);
+// Runs `process(ranks)` for every process, each on its own thread, and returns the results.
+[[nodiscard]] std::vector<std::vector<std::string>> on_every_process(
+    const std::vector<RankSet>& processes, const std::function<std::vector<std::string>(const RankSet&)>& process);
 
 }  // namespace stepgraph::testing

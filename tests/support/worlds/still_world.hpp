@@ -8,7 +8,6 @@ class StillWorld final : public World {
  public:
   explicit StillWorld(int num_ranks) : num_ranks_(num_ranks) {}
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
-  [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   void communicate(const Context&, const Exchange&) override {}

@@ -28,7 +28,7 @@ bool HappensBefore::ordered(std::uint32_t a, std::uint32_t b) const {
 StreamLog::StreamLog(const Graph& graph, StreamPlan plan)
     : graph_(graph),
       plan_(std::move(plan)),
-      stream_last_(static_cast<std::size_t>(graph.num_ranks()) * num_lane_kinds, none),
+      stream_last_(graph.ranks().size() * num_lane_kinds, none),
       event_(graph.num_nodes(), none) {}
 
 void StreamLog::begin_run() {
@@ -156,7 +156,9 @@ struct StreamLogWorld::LogDevice final : Device {
   };
   struct Streams final : DeviceStreams {
     Streams(std::shared_ptr<StreamLog> writes_to, const Graph& of) : log(std::move(writes_to)), graph(of) {}
+    [[nodiscard]] bool vacant() override { return true; }
     [[nodiscard]] bool replay() override { return false; }
+    [[nodiscard]] bool ready(Node) override { return true; }
     void begin(bool) override { log->begin_run(); }
     [[nodiscard]] const DeviceQueue* before(Node node) override {
       log->enter(node);
@@ -168,6 +170,9 @@ struct StreamLogWorld::LogDevice final : Device {
     void end(bool) override {}
     [[nodiscard]] bool done() override { return true; }
     [[nodiscard]] std::vector<NodeTime> times() override { return {}; }
+    [[nodiscard]] std::optional<std::uint64_t> num_done() override { return std::nullopt; }
+    [[nodiscard]] std::vector<Lane> unfinished() override { return {}; }
+    void abandon(std::shared_ptr<void>) noexcept override {}
     std::shared_ptr<StreamLog> log;
     Graph graph;
     DeviceQueue queue;

@@ -69,7 +69,6 @@ class StreamLogWorld final : public World {
   explicit StreamLogWorld(int num_ranks, std::function<void(StreamPlan&)> change = {});
   ~StreamLogWorld() override;
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
-  [[nodiscard]] bool is_local(Rank) const override { return true; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   [[nodiscard]] Device* device() const override;

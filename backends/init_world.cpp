@@ -1,0 +1,70 @@
+#include "backends/init_world.hpp"
+
+#include <csignal>
+#include <utility>
+
+#ifdef STEPGRAPH_WITH_GLOO
+#include "backends/gloo/world.hpp"
+#endif
+#ifdef STEPGRAPH_WITH_MPI
+#include "backends/mpi/world.hpp"
+#endif
+#include "backends/process/socket.hpp"
+#include "backends/process/watchdog.hpp"
+#include "engine/base/error.hpp"
+
+namespace stepgraph {
+namespace {
+
+// Errors have been thrown before.
+constexpr auto watchdog_margin = std::chrono::seconds(5);
+
+// A write to a connection that the peer has closed is an error then, and not the end of the process. Gloo relies on it.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
+bool has_process_backend([[maybe_unused]] std::string_view backend) noexcept {
+#ifdef STEPGRAPH_WITH_GLOO
+  if (backend == "gloo") return true;
+#endif
+#ifdef STEPGRAPH_WITH_MPI
+  if (backend == "mpi") return true;
+#endif
+  return false;
+}
+
+std::unique_ptr<ProcessWorld> init_world(std::string_view backend, const InitOptions& options) {
+  if (backend != "gloo" && backend != "mpi")
+    throw Error(ErrorKind::config, str("backend '", backend, "': has no processes (known: gloo, mpi)"));
+  if (!has_process_backend(backend)) {
+    const bool is_mpi = backend == "mpi";
+    throw Error(ErrorKind::backend,
+                str("backend ", backend, ": not in this build (install ", is_mpi ? "libopenmpi-dev" : "libgloo-dev",
+                    " and configure with STEPGRAPH_WITH_", is_mpi ? "MPI" : "GLOO", "=ON)"));
+  }
+  ignore_broken_pipes();
+  allow_many_files();
+  const Watchdog watchdog(str("the set-up of the ", backend, " world"), options.world.timeout + watchdog_margin);
+#ifdef STEPGRAPH_WITH_MPI
+  if (backend == "mpi") return std::make_unique<MpiWorld>(options.place, options.world);
+#endif
+#ifdef STEPGRAPH_WITH_GLOO
+  return std::make_unique<GlooWorld>(find_place(process_environment(), options.place), options.world);
+#else
+  return nullptr;
+#endif
+}
+
+std::unique_ptr<ProcessWorld> init_world(std::string_view backend, int rank, int size, std::string_view address,
+                                         InitOptions options) {
+  options.place.rank    = rank;
+  options.place.size    = size;
+  options.place.address = std::string(address);
+  return init_world(backend, options);
+}
+
+}  // namespace stepgraph

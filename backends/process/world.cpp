@@ -1,0 +1,352 @@
+#include "backends/process/world.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <utility>
+
+#include "backends/process/flight.hpp"
+#include "backends/process/message.hpp"
+#include "backends/process/message_exchange.hpp"
+#include "backends/process/watchdog.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/words.hpp"
+#include "engine/run/context.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr std::size_t most_waits = 8;  // in a heartbeat
+constexpr auto explain_time      = std::chrono::seconds(5);
+constexpr auto agreement_time = std::chrono::minutes(30);  // a peer that lives, but does not come to a collective call
+
+}  // namespace
+
+std::string_view program_version() noexcept { return STEPGRAPH_VERSION; }
+
+// Notes the rank that the thread of a node waits for.
+class ProcessWorld::Watched final : public Transport {
+ public:
+  Watched(Network& network, const Context& context) : network_(network), context_(context) {}
+
+  [[nodiscard]] Request send(Rank from, Rank to, std::uint64_t key, std::span<const std::byte> bytes) override {
+    return network_.send(from, to, key, bytes);
+  }
+  [[nodiscard]] Request receive(Rank from, Rank to, std::uint64_t key, std::span<std::byte> bytes) override {
+    return network_.receive(from, to, key, bytes);
+  }
+  [[nodiscard]] std::int64_t chunk_bytes() const override { return network_.chunk_bytes(); }
+  void wait(Request request) override {
+    context_.waiting_for(request.peer);
+    network_.wait(request);
+    context_.waiting_for(Rank{-1});
+  }
+
+ private:
+  Network& network_;
+  const Context& context_;
+};
+
+ProcessWorld::ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ranks, ProcessWorldOptions options,
+                           const MakeNetwork& make_network)
+    : process_(place.rank),
+      num_processes_(place.size),
+      num_ranks_(num_ranks),
+      ranks_(std::move(ranks)),
+      options_(std::move(options)),
+      num_exceptions_(std::uncaught_exceptions()) {
+  JobOptions job{.version = options_.version.empty() ? std::string(program_version()) : options_.version};
+  job.control.timeout    = options_.timeout;
+  job.control.progress   = [this] { return progress(); };
+  job.control.on_verdict = [this](const Verdict& verdict, const std::string& line) { take_verdict(verdict, line); };
+  job.control.on_note    = [this](int rank, const std::string& note) { take_note(rank, note); };
+  job.control.on_signal  = [this] { take_signal(); };
+  job.control.on_overdue = options_.on_overdue ? options_.on_overdue : [] { end_process(3); };
+  job_                   = std::make_unique<Job>(place, std::move(job));
+  {
+    const std::lock_guard lock(mutex_);
+    job_id_ = job_->id();
+  }
+  try {
+    network_ = make_network(
+        *job_, {.explain = [this](Rank peer, const std::string& problem) { return explain(peer, problem); },
+                .is_idle = [this] { return is_idle(); }});
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  live_network_ = network_.get();
+  if (!verdict_.empty()) live_network_->interrupt(Network::Interruption::failed, verdict_);
+}
+
+ProcessWorld::~ProcessWorld() {
+  end();
+  const std::lock_guard lock(mutex_);
+  live_network_ = nullptr;
+}
+
+bool ProcessWorld::end() noexcept {
+  if (ended_) return *ended_;
+  ended_ = false;
+  try {
+    if (failure()) return false;
+    if (std::uncaught_exceptions() > num_exceptions_) {
+      fail("has ended because of an error");
+      return false;
+    }
+    job_->peers().barrier("the world ends");
+    network_->close();
+    ended_ = job_->close();
+  } catch (const std::exception&) {  // a peer has failed; its name was printed
+  }
+  return *ended_;
+}
+
+bool ProcessWorld::fail(const std::string& text) noexcept {
+  try {
+    {
+      // A run that a peer has aborted: the peer is about to say why.
+      std::unique_lock lock(mutex_);
+      const bool is_theirs = good_from_ > generation_ && aborted_by_ != process_;
+      if (is_theirs) changed_.wait_for(lock, explain_time, [this] { return !verdict_.empty(); });
+    }
+    job_->control().fail(text);
+    const std::optional<Verdict> verdict = job_->control().verdict();
+    return !verdict || verdict->rank == process_;
+  } catch (const std::exception&) {  // out of memory: the connection closes, which the others notice too
+    return true;
+  }
+}
+
+bool ProcessWorld::waits(LaneKind kind) const {
+  return kind == LaneKind::tp || kind == LaneKind::gather || kind == LaneKind::reduce || kind == LaneKind::pp_send ||
+         kind == LaneKind::pp_recv;
+}
+
+std::vector<std::uint32_t> ProcessWorld::prepare(const Graph& graph, std::span<const Communicator> groups) {
+  Agreed agreed = agreement_.agree(job_->peers(), graph, groups);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (agreed.numbers[i] < std::uint32_t{1} << MessageKey::communicator_bits) continue;
+    throw Error(ErrorKind::config, str("group '", groups[i].group.name, "': has number ", agreed.numbers[i],
+                                       " (the programs of a world have less than 65536 groups together)"));
+  }
+  network_->connect(agreed.connections);
+  return std::move(agreed.numbers);
+}
+
+std::optional<std::string> ProcessWorld::failure() const {
+  if (!job_->control().interrupt().raised()) return std::nullopt;
+  return job_->control().interrupt().why();
+}
+
+Patience ProcessWorld::patience() const { return {Clock::now() + agreement_time, &job_->control().interrupt()}; }
+
+// --- runs ----------------------------------------------------------------------------------------------------------
+
+void ProcessWorld::begin_step(std::shared_ptr<const RunView> run) {
+  if (const auto why = failure()) throw Error(ErrorKind::backend, *why);
+  bool aborted;
+  {
+    const std::lock_guard lock(mutex_);
+    aborted = is_aborted();
+  }
+  if (aborted) recover();
+  const std::lock_guard lock(mutex_);
+  ++run_;
+  view_ = std::move(run);
+  // A peer that is ahead has aborted this run.
+  if (is_aborted()) network_->interrupt(Network::Interruption::aborted, why_aborted_);
+}
+
+// Whether the run that is under way here, or the last one, was aborted: not one that only peers have begun. With
+// mutex_.
+bool ProcessWorld::is_aborted() const { return good_from_ > generation_ && aborted_run_ <= run_; }
+
+void ProcessWorld::end_step() noexcept {
+  const std::lock_guard lock(mutex_);
+  view_.reset();
+  if (good_from_ > generation_ && aborted_run_ == run_ + 1)  // the next run, by a peer that is ahead
+    network_->interrupt(Network::Interruption::aborted, why_aborted_);
+}
+
+void ProcessWorld::communicate(const Context& context, const Exchange& exchange) {
+  Watched transport(*network_, context);
+  try {
+    exchange_by_messages(exchange, transport, run_);
+  } catch (...) {
+    network_->drop_requests();
+    throw;
+  }
+}
+
+// Called with the run's mutex locked: sends and returns.
+void ProcessWorld::abort(std::string_view why) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (is_aborted() || !verdict_.empty()) return;  // all know
+    good_from_   = generation_ + 1;
+    aborted_run_ = run_;
+    aborted_by_  = process_;
+    why_aborted_ = str("the step was aborted here: ", why);
+    network_->interrupt(Network::Interruption::aborted, why_aborted_);
+    job_->control().tell(str(generation_, ' ', run_, ' ', why));
+    changed_.notify_all();
+  } catch (const std::exception&) {  // out of memory: time-outs end the run elsewhere
+  }
+}
+
+// A peer has aborted its run. On the control thread.
+void ProcessWorld::take_note(int rank, const std::string& note) {
+  const std::vector<std::string_view> words = split_text(note, ' ');
+  if (words.size() < 3) return;
+  const auto told = to_number<std::uint64_t>(words[0]), run = to_number<std::uint64_t>(words[1]);
+  if (!told || !run) return;
+  const std::lock_guard lock(mutex_);
+  // Known, or of an earlier generation. An abort of an earlier run than the known one counts.
+  if (*told < generation_ || *told + 1 < good_from_ || (*told + 1 == good_from_ && *run >= aborted_run_)) return;
+  good_from_   = *told + 1;
+  aborted_run_ = *run;
+  aborted_by_  = rank;
+  why_aborted_ = str("the step was aborted by process ", rank, ": ",
+                     std::string_view(note).substr(words[0].size() + words[1].size() + 2));
+  // This process may still be in recover(), which looks at good_from_ at its end. If it is a run behind, that run goes
+  // on: the peers that are ahead have ended it well. end_step() then interrupts the network: messages of the aborted
+  // run are received before it begins here.
+  const bool next_too = !view_ && aborted_run_ == run_ + 1;
+  if (*told == generation_ && (is_aborted() || next_too) && live_network_ != nullptr)
+    live_network_->interrupt(Network::Interruption::aborted, why_aborted_);
+  changed_.notify_all();
+}
+
+void ProcessWorld::take_verdict(const Verdict& verdict, const std::string& line) {
+  if (options_.on_failure) {
+    options_.on_failure(verdict, line);
+  } else {
+    std::cerr << str("stepgraph: ", line, "\n") << std::flush;
+  }
+  // A process that does not fit has run nothing.
+  if (verdict.kind != VerdictKind::misfit) record_flight(line);
+  const std::lock_guard lock(mutex_);
+  verdict_ = line;
+  if (live_network_ != nullptr) live_network_->interrupt(Network::Interruption::failed, line);
+  changed_.notify_all();
+}
+
+// On the control thread. The process is told to end, and no peer has failed. If it waits for a peer, it may not get to
+// the end of its step in time.
+void ProcessWorld::take_signal() {
+  if (options_.on_signal) options_.on_signal();
+  const Progress now = progress();
+  if (now.waits.empty() || now.num_computing > 0) return;
+  const std::string line = str("rank ", process_, " (this process) is told to end while it waits for rank ",
+                               now.waits.front().rank, " in '", now.waits.front().node, "'");
+  std::cerr << str("stepgraph: ", line, "\n") << std::flush;
+  record_flight(line);
+}
+
+void ProcessWorld::note_signal() noexcept { job_->control().note_signal(); }
+
+void ProcessWorld::record_flight(const std::string& line) const {
+  if (options_.flight_folder.empty()) return;
+  try {
+    write_flight(line);
+  } catch (const std::exception& error) {
+    std::cerr << str("stepgraph: no flight file: ", error.what(), "\n") << std::flush;
+  }
+}
+
+std::string ProcessWorld::explain(Rank peer, const std::string& problem) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, explain_time, [&] { return !verdict_.empty() || good_from_ > generation_; });
+  if (!verdict_.empty()) return verdict_;
+  if (good_from_ > generation_) return why_aborted_;
+  return str("rank ", peer, ": ", problem);
+}
+
+bool ProcessWorld::is_idle() const {
+  std::shared_ptr<const RunView> view;
+  {
+    const std::lock_guard lock(mutex_);
+    view = view_;
+  }
+  return !view || view->num_computing() == 0;
+}
+
+// Processes can have begun different runs: they go on with the highest number.
+void ProcessWorld::recover() {
+  const std::uint64_t next = generation_ + 1;
+  Store& store             = job_->store();
+  const std::string prefix = str("recovery ", next, " ");
+  const auto number_of     = [](const Bytes& bytes) { return MessageReader(bytes).number<std::uint64_t>(); };
+  store.set(str(prefix, job_->rank()), MessageWriter().number(run_).bytes(), patience());
+  if (job_->rank() == 0) {
+    std::uint64_t most = 0;
+    for (int rank = 0; rank < job_->size(); ++rank)
+      most = std::max(most, number_of(store.get(str(prefix, rank), patience())));
+    store.set(prefix + "run", MessageWriter().number(most).bytes(), patience());
+  }
+  const std::uint64_t highest = number_of(store.get(prefix + "run", patience()));
+  network_->recover(next);
+  const std::lock_guard lock(mutex_);
+  run_        = highest;
+  generation_ = next;
+  if (is_aborted()) network_->interrupt(Network::Interruption::aborted, why_aborted_);
+  if (!verdict_.empty()) network_->interrupt(Network::Interruption::failed, verdict_);
+}
+
+// --- heartbeats and reports ----------------------------------------------------------------------------------------
+
+Progress ProcessWorld::progress() const {
+  Progress progress;
+  std::shared_ptr<const RunView> view;
+  {
+    const std::lock_guard lock(mutex_);
+    view         = view_;
+    progress.run = run_;
+  }
+  if (!view) return progress;
+  const Graph& graph     = view->graph();
+  progress.phase         = Phase::run;
+  progress.nodes_done    = view->nodes_done();
+  progress.num_computing = view->num_computing();
+  for (const RunView::Running& each : view->running()) {
+    if (each.waits_for && progress.waits.size() < most_waits)
+      progress.waits.push_back({index(*each.waits_for), std::string(graph.name(each.node))});
+  }
+  const std::vector<RunView::Ended> last = view->last_nodes();
+  if (!last.empty()) progress.last_node = graph.name(last.back().node);
+  return progress;
+}
+
+// On the control thread, while the run may still be under way.
+void ProcessWorld::write_flight(const std::string& line) const {
+  std::shared_ptr<const RunView> view;
+  std::string job;
+  {
+    const std::lock_guard lock(mutex_);
+    view = view_;
+    job  = job_id_;
+  }
+  Flight flight{.rank = process_, .size = num_processes_, .job = job, .line = line, .progress = progress()};
+  std::map<std::string, FlightLane> lanes;
+  if (view) {
+    const Graph& graph = view->graph();
+    const auto lane_of = [&](Node node) -> FlightLane& {
+      const std::optional<Lane> lane = graph.lane(node);
+      const std::string name =
+          lane ? str("rank ", lane->rank, " ", to_string(lane->kind)) : str("rank ", graph.rank(node), ", no lane");
+      FlightLane& made = lanes[name];
+      made.lane        = name;
+      return made;
+    };
+    for (const RunView::Ended& each : view->last_nodes())
+      lane_of(each.node).last.push_back({std::string(graph.name(each.node)), each.ago_s});
+    for (const RunView::Running& each : view->running()) lane_of(each.node).running = graph.name(each.node);
+  }
+  for (auto& [name, lane] : lanes) flight.lanes.push_back(std::move(lane));
+  stepgraph::write_flight(options_.flight_folder, flight);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,139 @@
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/process/agreement.hpp"
+#include "backends/process/job.hpp"
+#include "backends/process/library_all_reduce.hpp"
+#include "backends/process/transport.hpp"
+#include "engine/run/run_view.hpp"
+#include "engine/run/world.hpp"
+
+namespace stepgraph {
+
+struct ProcessWorldOptions {
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);  // comm.timeout_ms
+  std::string version               = {};                        // of the program; empty: that of this library
+  std::string flight_folder         = {};                        // for the flight recorder's files; empty: none
+
+  // On the control thread. The job has failed: by default, prints the line to stderr.
+  std::function<void(const Verdict& verdict, const std::string& line)> on_failure = {};
+  // The main thread has not ended 2 s after that: by default, removes temporary files and ends the process with
+  // status 3.
+  std::function<void()> on_overdue = {};
+  // A signal was noted, and no failure has followed: something wants the job to end. If this process waits for a peer,
+  // a line is printed and the flight file is written as well.
+  std::function<void()> on_signal = {};
+};
+
+// The ranks of one process of a job: what the worlds of MPI and Gloo have in common. Communications are exchanges of
+// messages over a Network (backends/process/message_exchange.hpp). Keys of messages name communicator, run and turn, so
+// parts can be issued in any order.
+//
+// Constructor and destructor are collective: all processes of the job make the world, and end it. A destructor that
+// runs because of an exception reports a failure of this process instead.
+class ProcessWorld : public World {
+ public:
+  // What a network tells its world. Any thread.
+  struct Hooks {
+    // A message to or from this rank has failed. The cause may be known soon: an abort, or a verdict. Returns the text
+    // of the error to throw.
+    std::function<std::string(Rank peer, const std::string& problem)> explain;
+    // Whether no thread of this process computes: then a thread that waits can use the core.
+    std::function<bool()> is_idle;
+  };
+  using MakeNetwork = std::function<std::unique_ptr<Network>(Job& job, Hooks hooks)>;
+
+  // `ranks`: of this process. Together the processes of the job have the ranks 0 to num_ranks - 1.
+  ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ranks, ProcessWorldOptions options,
+               const MakeNetwork& make_network);
+  // One rank in each process.
+  ProcessWorld(const ProcessPlace& place, ProcessWorldOptions options, const MakeNetwork& make_network)
+      : ProcessWorld(place, place.size, Rank{place.rank}, std::move(options), make_network) {}
+  ~ProcessWorld() override;
+  ProcessWorld(const ProcessWorld&)            = delete;
+  ProcessWorld& operator=(const ProcessWorld&) = delete;
+
+  [[nodiscard]] int num_ranks() const override { return num_ranks_; }
+  [[nodiscard]] RankSet local_ranks() const override { return ranks_; }
+  [[nodiscard]] bool waits(LaneKind kind) const override;
+  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
+  [[nodiscard]] std::vector<std::uint32_t> prepare(const Graph& graph, std::span<const Communicator> groups) override;
+  [[nodiscard]] Peers* peers() override { return &job_->peers(); }
+  void begin_step(std::shared_ptr<const RunView> run) override;
+  void end_step() noexcept override;
+  void communicate(const Context& context, const Exchange& exchange) override;
+  [[nodiscard]] std::optional<std::string> failure() const override;
+  void abort(std::string_view why) noexcept override;
+
+  [[nodiscard]] const ProcessPlace& place() const noexcept { return job_->place(); }
+  [[nodiscard]] Job& job() noexcept { return *job_; }
+
+  [[nodiscard]] std::chrono::milliseconds timeout() const noexcept { return options_.timeout; }
+
+  // The library's own all-reduce, for benchmarks. Collective. Must not outlive the world. Null: it has none.
+  [[nodiscard]] virtual std::unique_ptr<LibraryAllReduce> library_all_reduce() { return nullptr; }
+
+  // This process has failed. All others are told, and end with this text. False: another process has failed before, or
+  // has aborted the run that failed here; failure() is about that one.
+  bool fail(const std::string& text) noexcept;
+
+  void note_signal() noexcept;  // this process was told to end; can be called by a signal handler
+
+  // The normal end, which the destructor makes otherwise. Collective. False: the job has failed.
+  bool end() noexcept;
+
+ private:
+  class Watched;
+
+  [[nodiscard]] Progress progress() const;
+  void take_verdict(const Verdict& verdict, const std::string& line);
+  void take_signal();
+  void record_flight(const std::string& line) const;
+  void write_flight(const std::string& line) const;
+  void take_note(int rank, const std::string& note);
+  [[nodiscard]] std::string explain(Rank peer, const std::string& problem);
+  [[nodiscard]] bool is_idle() const;
+  [[nodiscard]] bool is_aborted() const;
+  void recover();
+  [[nodiscard]] Patience patience() const;
+
+  const int process_, num_processes_;
+  const int num_ranks_;
+  const RankSet ranks_;
+  const ProcessWorldOptions options_;
+  const int num_exceptions_;  // under way when the world was made
+  std::optional<bool> ended_;
+
+  // A generation of runs ends with an aborted one. Processes learn of an abort at different times, some before they
+  // begin that run: it then fails there too. All begin the next generation together.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t generation_  = 0;
+  std::uint64_t good_from_   = 0;  // earlier generations were aborted; greater than generation_: recovery is needed
+  std::uint64_t aborted_run_ = 0;
+  int aborted_by_            = -1;  // the process
+  std::string why_aborted_   = {};
+  std::string verdict_       = {};       // empty: none
+  std::string job_id_        = {};       // empty: not all processes have joined yet
+  std::uint64_t run_         = 0;        // written between runs only, with mutex_
+  std::shared_ptr<const RunView> view_;  // of the run that is under way
+
+  Agreement agreement_;
+  Network* live_network_ = nullptr;  // for the control thread, once it is made; with mutex_
+  std::unique_ptr<Job> job_;
+  std::unique_ptr<Network> network_;
+};
+
+// Of this library: processes with another version do not fit into a job.
+[[nodiscard]] std::string_view program_version() noexcept;
+
+}  // namespace stepgraph

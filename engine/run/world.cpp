@@ -1,0 +1,17 @@
+#include "engine/run/world.hpp"
+
+#include <numeric>
+
+namespace stepgraph {
+
+std::vector<std::uint32_t> World::prepare(const Graph&, std::span<const Communicator> groups) {
+  std::vector<std::uint32_t> numbers(groups.size());
+  std::iota(numbers.begin(), numbers.end(), std::uint32_t{0});
+  return numbers;
+}
+
+void World::communicate_batch(const Context& context, std::span<const Exchange> batch) {
+  for (const Exchange& exchange : batch) communicate(context, exchange);
+}
+
+}  // namespace stepgraph

@@ -1,0 +1,279 @@
+#include "backends/process/world.hpp"
+
+#include <atomic>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <filesystem>
+#include <thread>
+
+#include "backends/process/flight.hpp"
+#include "engine/base/error.hpp"
+#include "engine/run/executor.hpp"
+#include "tests/backends/process/processes.hpp"
+#include "tests/support/conformance/one_collective.hpp"
+#include "tests/support/conformance/world_conformance.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/temp_folder.hpp"
+#include "tests/support/worlds/memory_network.hpp"
+
+namespace sg = stepgraph;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using sg::Rank;
+using sg::RankSet;
+using sg::testing::MemoryLetters;
+using sg::testing::MemoryNetwork;
+using sg::testing::Places;
+using sg::testing::run_processes;
+
+namespace {
+
+sg::ProcessWorldOptions quiet(std::vector<std::string>* lines = nullptr, int process = 0) {
+  sg::ProcessWorldOptions options{.timeout = 20s * sg::testing::scale()};
+  options.on_failure = [=](const sg::Verdict&, const std::string& line) {
+    if (lines != nullptr) (*lines)[static_cast<std::size_t>(process)] = line;
+  };
+  options.on_overdue = [] {};
+  return options;
+}
+
+auto over(MemoryLetters& letters) {
+  return [&letters](sg::Job&, const sg::ProcessWorld::Hooks&) { return std::make_unique<MemoryNetwork>(letters); };
+}
+
+std::vector<std::string> nothing(int size) { return std::vector<std::string>(static_cast<std::size_t>(size)); }
+
+// An all-reduce and messages to the next rank, as the slice of one rank.
+sg::Graph ring(int size, Rank rank, std::int64_t bytes) {
+  sg::Graph graph(size, rank);
+  std::vector<Rank> all;
+  for (int i = 0; i < size; ++i) all.push_back(Rank{i});
+  const sg::Group group   = graph.group({.name = "all", .ranks = all});
+  const sg::Buffer buffer = graph.buffer({.name = "sum", .rank = rank, .size_bytes = bytes, .type = sg::DType::f32});
+  graph.add({.name        = "sum",
+             .lane        = graph.lane(rank, sg::LaneKind::reduce),
+             .accumulates = {buffer},
+             .part        = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce, .message = "sum"}});
+  return graph;
+}
+
+}  // namespace
+
+TEST_CASE("a world of processes passes the conformance suite", "[backends][process]") {
+  const auto processes = GENERATE(std::vector<std::vector<int>>{{0}}, std::vector<std::vector<int>>{{0}, {1}},
+                                  std::vector<std::vector<int>>{{0}, {1}, {2}, {3}, {4}},
+                                  std::vector<std::vector<int>>{{1, 4}, {0}, {2, 3, 5}});
+  int num_ranks        = 0;
+  for (const auto& process : processes) num_ranks += static_cast<int>(process.size());
+  const auto size = static_cast<int>(processes.size());
+  CAPTURE(size, num_ranks);
+  const Places places(size);
+  MemoryLetters letters;
+  std::vector<std::vector<std::string>> failures(processes.size());
+  const auto errors = run_processes(size, [&](int process) {
+    std::vector<Rank> ranks;
+    for (const int rank : processes[static_cast<std::size_t>(process)]) ranks.push_back(Rank{rank});
+    sg::ProcessWorld world(places.of(process), num_ranks, RankSet(ranks), quiet(), over(letters));
+    failures[static_cast<std::size_t>(process)] =
+        sg::testing::world_conformance(world, {.rank_order   = true,
+                                               .large_bytes  = 3'000'000 / sg::testing::scale(),
+                                               .num_random   = sg::testing::cases(4),
+                                               .threads      = 1,
+                                               .step_timeout = 20s * sg::testing::scale()});
+  });
+  CHECK(errors == nothing(size));
+  CHECK(failures == std::vector<std::vector<std::string>>(processes.size()));
+}
+
+TEST_CASE("programs that do not fit together are refused by all processes, with the operation", "[backends][process]") {
+  const Places places(3);
+  MemoryLetters letters;
+  const auto errors = run_processes(3, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const Rank rank{process};
+    const sg::Program same(ring(3, rank, 64), world);
+    try {
+      const sg::Program other(ring(3, rank, process == 2 ? 128 : 64), world);
+    } catch (const sg::Error& error) {
+      world.peers()->barrier("still usable");
+      throw;
+    }
+  });
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, ContainsSubstring("programs differ in group 'all' of ranks 0, 1, 2: collectives: operation 0 is "
+                                        "all_reduce 'sum' f32 sum of 64 bytes in process 0"));
+    CHECK_THAT(error, ContainsSubstring("of 128 bytes in process 2"));
+  }
+}
+
+TEST_CASE("a group of a refused program is new in the next one", "[backends][process]") {
+  const Places places(2);
+  MemoryLetters letters;
+  std::vector<std::size_t> num_made(2);
+  const auto errors = run_processes(2, [&](int process) {
+    MemoryNetwork* network = nullptr;
+    sg::ProcessWorld world(places.of(process), quiet(), [&](sg::Job&, const sg::ProcessWorld::Hooks&) {
+      auto made = std::make_unique<MemoryNetwork>(letters);
+      network   = made.get();
+      return made;
+    });
+    const Rank rank{process};
+    try {
+      const sg::Program refused(ring(2, rank, process == 1 ? 128 : 64), world);
+    } catch (const sg::Error&) {
+    }
+    const sg::Program good(ring(2, rank, 64), world);
+    for (const sg::Connections& made : network->connected)
+      num_made[static_cast<std::size_t>(process)] += made.groups.size();
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    executor.run(good);
+  });
+  CHECK(errors == nothing(2));
+  CHECK(num_made == std::vector<std::size_t>{1, 1});
+}
+
+TEST_CASE("an abort does not end an earlier run of a process that is behind", "[backends][process]") {
+  const Places places(2);
+  MemoryLetters letters;
+  std::vector<std::string> results(2);  // of each run: good or aborted
+  const auto errors = run_processes(2, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const Rank me{process}, other{1 - process};
+    sg::Graph graph(2, me);
+    const sg::Group pair  = graph.group({.name = "pair", .ranks = {Rank{0}, Rank{1}}});
+    const sg::Buffer data = graph.buffer({.name = "data", .rank = me, .size_bytes = 64, .type = sg::DType::f32});
+    sg::NodeSpec node{.name = "message",
+                      .lane = graph.lane(me, process == 0 ? sg::LaneKind::pp_send : sg::LaneKind::pp_recv),
+                      .part = sg::PartSpec{.group   = pair,
+                                           .op      = process == 0 ? sg::PartOp::send : sg::PartOp::recv,
+                                           .peer    = other,
+                                           .message = "message"}};
+    (process == 0 ? node.reads : node.writes) = {data};
+    graph.add(std::move(node));
+    const sg::Program program(graph, world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    const auto run = [&](bool cancel) {
+      std::string& result = results[static_cast<std::size_t>(process)];
+      try {
+        sg::Run one = executor.start(program);
+        if (cancel) world.abort("planned");
+        one.get();
+        result += 'g';
+      } catch (const sg::Error&) {
+        result += 'a';
+      }
+    };
+    if (process == 0) {
+      run(false);
+      run(true);  // process 1 has not begun the first run yet
+    }
+    world.peers()->barrier("aborted");
+    if (process == 1) {
+      std::this_thread::sleep_for(200ms);  // the note of the abort has a connection of its own
+      run(false);
+      run(false);
+    }
+    world.peers()->barrier("ended");
+    run(false);
+  });
+  CHECK(errors == nothing(2));
+  REQUIRE(results[0].size() == 3);
+  CHECK(results[0].front() == 'g');
+  CHECK(results[1].front() == 'g');  // process 0 has ended it well
+  CHECK(results[0].back() == 'g');
+  CHECK(results[1] == "gag");
+}
+
+TEST_CASE("the end of a world says whether the job has failed", "[backends][process]") {
+  const Places places(3);
+  MemoryLetters letters;
+  std::vector<int> good(3, -1);
+  const auto errors = run_processes(3, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const sg::Program program(ring(3, Rank{process}, 64), world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    executor.run(program);
+    if (process == 2) throw std::runtime_error("planned");  // after its last communication
+    good[static_cast<std::size_t>(process)] = world.end();
+  });
+  CHECK(errors[2] == "planned");
+  CHECK(good == std::vector<int>{0, 0, -1});
+}
+
+TEST_CASE("a process leaves a report if it is told to end while it waits", "[backends][process]") {
+  const Places places(2);
+  MemoryLetters letters;
+  const sg::testing::TempFolder folder;
+  const std::string report  = (folder / "rank-0.json").string();
+  std::atomic<bool> written = false;
+  const auto errors         = run_processes(2, [&](int process) {
+    sg::ProcessWorldOptions options = quiet();
+    if (process == 0) options.flight_folder = folder.path().string();
+    sg::ProcessWorld world(places.of(process), options, over(letters));
+    const sg::Program program(ring(2, Rank{process}, 64), world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    if (process == 1) static_cast<void>(sg::testing::eventually([&] { return written.load(); }));
+    sg::Run run = executor.start(program);
+    if (process == 0) {
+      written = sg::testing::eventually([&] {
+        world.note_signal();  // it may not wait yet
+        return std::filesystem::exists(report);
+      });
+    }
+    run.get();
+  });
+  CHECK(errors == nothing(2));
+  CHECK(written);
+  CHECK(sg::read_flights(folder.path().string()).flights.at(0).progress.waits.size() == 1);
+}
+
+TEST_CASE("a process that leaves ends the run of all others with its name", "[backends][process]") {
+  const int dead = GENERATE(0, 2);
+  CAPTURE(dead);
+  const Places places(4);
+  MemoryLetters letters;
+  std::vector<std::string> lines(4);
+  const auto errors = run_processes(4, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(&lines, process), over(letters));
+    const sg::Program program(ring(4, Rank{process}, 1 << 20), world);
+    if (process == dead) throw std::runtime_error("planned");
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    for (;;) executor.run(program);
+  });
+  for (int process = 0; process < 4; ++process) {
+    CAPTURE(process);
+    const std::string& line = lines[static_cast<std::size_t>(process)];
+    CHECK_THAT(line, ContainsSubstring("failed: has ended because of an error"));
+    CHECK(line.starts_with("rank " + std::to_string(dead) + (process == dead ? " (this process)" : " failed")));
+    if (process != dead) CHECK_THAT(errors[static_cast<std::size_t>(process)], ContainsSubstring(line));
+  }
+}
+
+TEST_CASE("a run that is aborted by one process ends in all, and the next one works", "[backends][process]") {
+  const Places places(3);
+  MemoryLetters letters;
+  std::vector<int> num_failed(3), num_good(3);
+  const auto errors = run_processes(3, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const sg::Program program(ring(3, Rank{process}, 1 << 20), world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    // In turns, one process gives up before it runs what the others wait for.
+    for (int step = 0; step < 6; ++step) {
+      sg::Run run = executor.start(program);
+      if (step % 3 == process && step % 2 == 0) run.cancel("planned");
+      try {
+        run.get();
+        ++num_good[static_cast<std::size_t>(process)];
+      } catch (const sg::Error&) {
+        ++num_failed[static_cast<std::size_t>(process)];
+      }
+      world.peers()->barrier("step");
+    }
+    executor.run(program);
+    executor.run(program);
+  });
+  CHECK(errors == nothing(3));
+  for (int process = 0; process < 3; ++process)
+    CHECK(num_failed[static_cast<std::size_t>(process)] + num_good[static_cast<std::size_t>(process)] == 6);
+}

@@ -1,0 +1,208 @@
+// Worlds of real processes, which tests/support/world_process_main.cc runs.
+#include <signal.h>
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "backends/init_world.hpp"
+#include "backends/process/flight.hpp"
+#include "tests/support/job_run.hpp"
+#include "tests/support/paths.hpp"
+#include "tests/support/process.hpp"
+#include "tests/support/sanitizer.hpp"
+
+namespace sg = stepgraph;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using sg::testing::JobRun;
+using sg::testing::TempFolder;
+using sg::testing::world_process_path;
+
+namespace {
+
+bool can_run_mpi() {
+  return sg::has_process_backend("mpi") && sg::testing::run_command("command -v mpirun").exit_code == 0;
+}
+
+// Root may run mpirun if it insists. A process cannot be larger than the machine by default.
+JobRun::Variables mpi_variables() { return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}; }
+std::vector<std::string> mpirun(int size, const std::vector<std::string>& command) {
+  std::vector<std::string> all{"/usr/bin/env", "mpirun", "--oversubscribe", "-n", std::to_string(size)};
+  all.insert(all.end(), command.begin(), command.end());
+  return all;
+}
+
+std::size_t count(const std::string& text, const std::string& what) {
+  std::size_t number = 0;
+  for (std::size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++number;
+  return number;
+}
+
+}  // namespace
+
+// Several tests, because each has a time-out.
+namespace {
+
+void check_gloo_conformance(int size) {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  CAPTURE(size);
+  JobRun job(size, {world_process_path(), "gloo", "conformance"});
+  const std::vector<int> codes = job.wait(55s);
+  for (int rank = 0; rank < size; ++rank) {
+    CAPTURE(rank);
+    CHECK(job.err(rank) == "");
+    CHECK(codes[static_cast<std::size_t>(rank)] == 0);
+  }
+}
+
+void check_mpi_conformance(int size) {
+  if (!can_run_mpi()) SKIP("this build has no MPI, or there is no mpirun");
+  if (sg::testing::is_sanitized()) SKIP("sanitizers do not know MPI");
+  CAPTURE(size);
+  JobRun job(mpirun(size, {world_process_path(), "mpi", "conformance"}), mpi_variables());
+  CHECK(job.wait(55s) == std::vector<int>{0});
+  CHECK(job.err(0) == "");
+}
+
+}  // namespace
+
+TEST_CASE("Gloo passes the conformance suite with 1, 2 and 3 processes", "[backends][gloo]") {
+  check_gloo_conformance(GENERATE(1, 2, 3));
+}
+TEST_CASE("Gloo passes the conformance suite with 5 processes", "[backends][gloo]") { check_gloo_conformance(5); }
+TEST_CASE("Gloo passes the conformance suite with 8 processes", "[backends][gloo]") { check_gloo_conformance(8); }
+
+TEST_CASE("MPI passes the conformance suite with 1, 2 and 3 processes", "[backends][mpi]") {
+  check_mpi_conformance(GENERATE(1, 2, 3));
+}
+TEST_CASE("MPI passes the conformance suite with 5 processes", "[backends][mpi]") { check_mpi_conformance(5); }
+TEST_CASE("MPI passes the conformance suite with 8 processes", "[backends][mpi]") { check_mpi_conformance(8); }
+
+TEST_CASE("a process of a Gloo world that is killed is named by all others, which end", "[backends][gloo]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  const int dead = GENERATE(0, 2);
+  CAPTURE(dead);
+  const TempFolder folder;
+  const std::string flights = (folder / "flights").string();
+  JobRun job(4, {world_process_path(), "gloo", "sums", "100000000"}, {{"FLIGHT", flights}});
+  for (int rank = 0; rank < 4; ++rank) REQUIRE(job.wait_for_text(rank, "begins", 30s));
+  job.signal(dead, SIGKILL);
+  const std::vector<int> codes  = job.wait(20s);
+  const sg::FlightReport report = sg::read_flights(flights);
+  CHECK(report.missing == std::vector<int>{dead});
+  CHECK(report.unread.empty());
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank, job.err(rank));
+    CHECK(codes[static_cast<std::size_t>(rank)] == (rank == dead ? 128 + SIGKILL : 3));
+    if (rank != dead) CHECK_THAT(job.err(rank), ContainsSubstring("rank " + std::to_string(dead) + " is gone"));
+  }
+}
+
+TEST_CASE("a process of an MPI world that is killed is named by all others, which end", "[backends][mpi]") {
+  if (!can_run_mpi()) SKIP("this build has no MPI, or there is no mpirun");
+  if (sg::testing::is_sanitized()) SKIP("sanitizers do not know MPI");
+  const int dead = GENERATE(0, 2);
+  CAPTURE(dead);
+  JobRun job(mpirun(4, {world_process_path(), "mpi", "sums", "100000000"}), mpi_variables());
+  std::map<int, pid_t> processes;
+  for (int attempt = 0; attempt < 3000 && processes.size() < 4; ++attempt) {
+    std::this_thread::sleep_for(10ms);
+    std::istringstream text(job.out(0));
+    std::string word;
+    int rank  = 0;
+    pid_t pid = 0;
+    while (text >> word >> rank >> pid) processes[rank] = pid;
+  }
+  REQUIRE(processes.size() == 4);
+  ::kill(processes.at(dead), SIGKILL);
+  CHECK(job.wait(20s) == std::vector<int>{128 + SIGKILL});
+  CAPTURE(job.err(0));
+  CHECK(count(job.err(0), "stepgraph: rank " + std::to_string(dead) + " is gone") == 3);
+  // mpirun does not wait until its processes have gone.
+  const auto some_left = [&] {
+    return std::any_of(processes.begin(), processes.end(),
+                       [](const auto& each) { return ::kill(each.second, 0) == 0; });
+  };
+  for (int attempt = 0; attempt < 1000 && some_left(); ++attempt) std::this_thread::sleep_for(10ms);
+  CHECK_FALSE(some_left());
+}
+
+TEST_CASE("a process that hangs is ended after a failure, and leaves no partial file", "[backends][gloo]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  const TempFolder folder;
+  JobRun job(3, {world_process_path(), "gloo", "hang", (folder / "file").string()});
+  for (int rank = 0; rank < 3; ++rank) REQUIRE(job.wait_for_text(rank, "begins", 30s));
+  job.signal(1, SIGKILL);
+  CHECK(job.wait(20s) == std::vector<int>{3, 128 + SIGKILL, 3});
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
+  CHECK(left.size() == 1);  // that of the process that was killed
+}
+
+TEST_CASE("a process of a world that is stopped is named by all others after the time-out", "[backends][gloo]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  const int stopped = GENERATE(0, 1);
+  CAPTURE(stopped);
+  JobRun job(3, {world_process_path(), "gloo", "sums", "100000000"}, {{"TIMEOUT_MS", "2000"}});
+  for (int rank = 0; rank < 3; ++rank) REQUIRE(job.wait_for_text(rank, "begins", 30s));
+  job.signal(stopped, SIGSTOP);
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == stopped) continue;
+    CAPTURE(rank, job.err(rank));
+    CHECK(job.wait_for(rank, 15s) == 3);
+    CHECK_THAT(job.err(rank), ContainsSubstring("rank " + std::to_string(stopped) + " is silent"));
+  }
+  job.signal(stopped, SIGCONT);  // it learns that the job has gone on without it
+  CHECK(job.wait_for(stopped, 15s) == 3);
+}
+
+TEST_CASE("a world that cannot be made says why", "[backends][gloo]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  SECTION("an address without an answer") {
+    JobRun job({world_process_path(), "gloo", "sums", "1"}, {{"RANK", "1"},
+                                                             {"WORLD_SIZE", "2"},
+                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                             {"MASTER_PORT", "1"},
+                                                             {"STEPGRAPH_SECRET", "s"},
+                                                             {"TIMEOUT_MS", "1000"}});
+    CHECK(job.wait(20s) == std::vector<int>{3});
+    CHECK_THAT(job.err(0), ContainsSubstring("127.0.0.1") && ContainsSubstring("port 1"));
+  }
+  SECTION("a taken port") {
+    const sg::Descriptor taken = sg::listen_on({.address = "127.0.0.1"});
+    JobRun job({world_process_path(), "gloo", "sums", "1"}, {{"RANK", "0"},
+                                                             {"WORLD_SIZE", "2"},
+                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                             {"MASTER_PORT", std::to_string(sg::port_of(taken.get()))},
+                                                             {"STEPGRAPH_SECRET", "s"}});
+    CHECK(job.wait(20s) == std::vector<int>{2});
+    CHECK_THAT(job.err(0), ContainsSubstring("STEPGRAPH_PORT"));
+  }
+  SECTION("no place") {
+    JobRun job({world_process_path(), "gloo", "sums", "1"});
+    CHECK(job.wait(20s) == std::vector<int>{2});
+    CHECK_THAT(job.err(0), ContainsSubstring("RANK and WORLD_SIZE: are not set"));
+  }
+  SECTION("a missing process") {
+    JobRun job(2, {"/bin/bash", "-c", "[ $RANK = 1 ] || exec " + world_process_path() + " gloo sums 1"},
+               {{"TIMEOUT_MS", "1000"}});
+    CHECK(job.wait(20s) == std::vector<int>{3, 0});
+    CHECK_THAT(job.err(0), ContainsSubstring("rank 1 has not joined"));
+  }
+  SECTION("an MPI world without mpirun") {
+    if (!sg::has_process_backend("mpi")) SKIP("this build has no MPI");
+    JobRun job({world_process_path(), "mpi", "sums", "1"}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    CHECK(job.wait(20s) == std::vector<int>{2});
+    CHECK_THAT(job.err(0), ContainsSubstring("start it with mpirun"));
+  }
+}
+
+TEST_CASE("init_world names a backend that has no processes", "[backends]") {
+  CHECK_THROWS_WITH(sg::init_world("loopback"), ContainsSubstring("known: gloo, mpi"));
+}

@@ -1,0 +1,92 @@
+#include <signal.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "tests/support/command_run.hpp"
+#include "tests/support/job_run.hpp"
+
+namespace sg = stepgraph;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using sg::testing::children_of;
+using sg::testing::command_path;
+using sg::testing::JobRun;
+using sg::testing::processes_with;
+using sg::testing::run_stepgraph;
+using sg::testing::SmallRun;
+
+namespace {
+
+// A launch of training that goes on for a long time.
+struct LongRun {
+  LongRun()
+      : job({command_path(), "launch", "-n", "3", "--", "train", run.config(), "--set", "data={\"synthetic\": 1}",
+             "--steps", "1000000", "--json"}) {
+    started = job.wait_for_text(0, "\"step\"", 30s);
+  }
+  SmallRun run;
+  JobRun job;
+  bool started = false;
+};
+
+}  // namespace
+
+TEST_CASE("launch passes rank 0's output through, and marks the rest with its rank", "[tools][launch]") {
+  const std::string command = "schedule --kind 1f1b --stages 2 --microbatches 3";
+  const auto alone = run_stepgraph(command), launched = run_stepgraph("launch -n 3 -- " + command);
+  CHECK(launched.exit_code == 0);
+  CHECK(launched.out == alone.out);
+  CHECK_THAT(launched.err, ContainsSubstring("[rank 1] makespan"));
+  CHECK_THAT(launched.err, ContainsSubstring("[rank 2] makespan"));
+  CHECK_THAT(launched.err, !ContainsSubstring("[rank 0]"));
+}
+
+TEST_CASE("launch ends with the exit code of the first failure", "[tools][launch]") {
+  const auto failed = run_stepgraph("launch -n 2 -- train no-such-file.json");
+  CHECK(failed.exit_code == 2);
+  CHECK(failed.out == "");
+  CHECK_THAT(failed.err, ContainsSubstring("[rank 0] stepgraph train: no-such-file.json"));
+  CHECK_THAT(failed.err, ContainsSubstring("[rank 1] stepgraph train: no-such-file.json"));
+  CHECK_THAT(failed.err, ContainsSubstring("failed with exit code 2"));
+}
+
+TEST_CASE("launch refuses wrong usage", "[tools][launch]") {
+  CHECK(run_stepgraph("launch -- train run.json").exit_code == 2);
+  CHECK(run_stepgraph("launch -n 0 -- train run.json").exit_code == 2);
+  CHECK(run_stepgraph("launch -n 2").exit_code == 2);
+  CHECK(run_stepgraph("launch -n 2 -- launch -n 2 -- train run.json").exit_code == 2);
+  CHECK(run_stepgraph("launch -n 1 -- launched").exit_code == 2);
+}
+
+TEST_CASE("launch hands arguments over as they are", "[tools][launch]") {
+  const auto named = run_stepgraph("launch -n 1 -- train '[a,b] {c}'");
+  CHECK_THAT(named.err, ContainsSubstring("[a,b] {c}: cannot be read"));
+}
+
+TEST_CASE("launch passes signals on, and leaves no process", "[tools][launch]") {
+  LongRun run;
+  REQUIRE(run.started);
+  run.job.signal(0, SIGTERM);
+  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGTERM});
+  CHECK(processes_with(run.run.config()).empty());
+}
+
+TEST_CASE("launch ends all when one is killed", "[tools][launch]") {
+  LongRun run;
+  REQUIRE(run.started);
+  const std::vector<pid_t> ranks = children_of(run.job.pid(0));
+  REQUIRE(ranks.size() == 3);
+  ::kill(ranks[1], SIGKILL);
+  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGKILL});
+  CHECK_THAT(run.job.err(0), ContainsSubstring("was ended by signal 9"));
+  CHECK(processes_with(run.run.config()).empty());
+}
+
+TEST_CASE("processes of a launch that is killed end", "[tools][launch]") {
+  LongRun run;
+  REQUIRE(run.started);
+  run.job.signal(0, SIGKILL);
+  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGKILL});
+  CHECK(processes_with(run.run.config()).empty());
+}

@@ -1,0 +1,53 @@
+# Targets stepgraph::gloo and stepgraph::mpi, the libraries of process worlds. Used by the build and by the installed package.
+
+# stepgraph_find_gloo(found): defines the target; sets `found` to whether the library exists. Gloo's own package file has an
+# absolute path, so it is of no use in a prefix.
+function(stepgraph_find_gloo found)
+  set(${found} FALSE PARENT_SCOPE)
+  # Not cached: a package may be installed or removed between two runs.
+  find_library(library NAMES gloo NO_CACHE)
+  find_path(include_dir NAMES gloo/transport/tcp/device.h NO_CACHE)
+  if(NOT library OR NOT include_dir)
+    return()
+  endif()
+  if(NOT TARGET stepgraph::gloo)
+    add_library(stepgraph::gloo UNKNOWN IMPORTED GLOBAL)
+    set_target_properties(stepgraph::gloo PROPERTIES IMPORTED_LOCATION ${library}
+                                                     INTERFACE_INCLUDE_DIRECTORIES ${include_dir}
+                                                     INTERFACE_LINK_LIBRARIES Threads::Threads)
+  endif()
+  set(${found} TRUE PARENT_SCOPE)
+endfunction()
+
+# stepgraph_find_mpi(found): the same for MPI, whose C interface is used. A macro: find_package sets variables.
+macro(stepgraph_find_mpi found)
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+  set(${found} ${MPI_CXX_FOUND})
+  if(MPI_CXX_FOUND AND NOT TARGET stepgraph::mpi)
+    add_library(stepgraph::mpi INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(stepgraph::mpi INTERFACE MPI::MPI_CXX)
+  endif()
+endmacro()
+
+# stepgraph_choose_network(NAME package): follows STEPGRAPH_WITH_NAME, which is AUTO, ON or OFF, and sets
+# STEPGRAPH_HAS_NAME in the caller.
+macro(stepgraph_choose_network name package)
+  string(TOUPPER "${STEPGRAPH_WITH_${name}}" stepgraph_wanted)
+  set(STEPGRAPH_HAS_${name} OFF)
+  string(TOLOWER ${name} stepgraph_network)
+  if(NOT stepgraph_wanted MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|YES|NO|1|0)$")
+    message(FATAL_ERROR "STEPGRAPH_WITH_${name} is '${STEPGRAPH_WITH_${name}}' (AUTO, ON or OFF)")
+  elseif(stepgraph_wanted STREQUAL "AUTO" OR stepgraph_wanted)
+    cmake_language(CALL stepgraph_find_${stepgraph_network} stepgraph_found)
+    if(stepgraph_found)
+      set(STEPGRAPH_HAS_${name} ON)
+      message(STATUS "Backend ${stepgraph_network}: yes")
+    elseif(stepgraph_wanted STREQUAL "AUTO")
+      message(STATUS "Backend ${stepgraph_network}: left out, because its library was not found (install ${package})")
+    else()
+      message(FATAL_ERROR "STEPGRAPH_WITH_${name} is ${STEPGRAPH_WITH_${name}}, but the library was not found (install "
+                          "${package}, or leave STEPGRAPH_WITH_${name} at AUTO)")
+    endif()
+  endif()
+endmacro()

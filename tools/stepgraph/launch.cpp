@@ -1,0 +1,327 @@
+#include "tools/stepgraph/launch.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "backends/process/environment.hpp"
+#include "backends/process/secret.hpp"
+#include "backends/process/socket.hpp"
+#include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
+
+namespace stepgraph::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::array passed_on{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
+constexpr auto last_output_time = 200ms;  // after the last process: something it has started may hold its pipes open
+
+// Places that another launcher has told, and that would contradict ours.
+bool is_of_another_launcher(std::string_view name) {
+  constexpr std::array<std::string_view, 6> beginnings{"OMPI_", "PMIX_", "PMI_", "PRTE_", "TORCHELASTIC_", "SLURM_"};
+  constexpr std::array<std::string_view, 9> names{"RANK",        "WORLD_SIZE",     "LOCAL_RANK",
+                                                  "MASTER_ADDR", "MASTER_PORT",    "LOCAL_WORLD_SIZE",
+                                                  "GROUP_RANK",  "STEPGRAPH_PORT", "STEPGRAPH_LISTEN_FD"};
+  for (const std::string_view begin : beginnings)
+    if (name.starts_with(begin)) return true;
+  for (const std::string_view each : names)
+    if (name == each) return true;
+  return false;
+}
+
+// False: it is not read any more.
+bool write_all(int descriptor, std::string_view bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {  // it was made non-blocking
+      pollfd ready{descriptor, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+      continue;
+    }
+    if (written <= 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+// Copies what processes write, until all their pipes are closed or end() is called.
+class Relay {
+ public:
+  // `prefix` empty: bytes go to stdout as they are.
+  void add(Descriptor pipe, std::string prefix) { sources_.push_back({std::move(pipe), std::move(prefix), {}}); }
+
+  void start() {
+    thread_ = std::thread([this] { run(); });
+  }
+  // No process is left: gives the last bytes a moment.
+  void end() {
+    ended_                  = true;
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+    thread_.join();
+  }
+
+ private:
+  struct Source {
+    Descriptor pipe;
+    std::string prefix;
+    std::string line;  // the beginning of a line
+  };
+
+  void run() {
+    std::optional<Deadline> until;
+    for (;;) {
+      std::vector<pollfd> ready;
+      for (const Source& source : sources_)
+        if (source.pipe.is_open()) ready.push_back({source.pipe.get(), POLLIN, 0});
+      if (ready.empty()) break;
+      if (!until) ready.push_back({wake_.get(), POLLIN, 0});
+      if (ended_ && !until) until = Clock::now() + last_output_time;
+      int time_ms = -1;
+      if (until) {
+        time_ms =
+            static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(*until - Clock::now()).count());
+        if (time_ms <= 0) break;
+      }
+      if (::poll(ready.data(), ready.size(), time_ms) <= 0) continue;
+      for (const pollfd& each : ready) {
+        if (each.revents == 0) continue;
+        for (Source& source : sources_)
+          if (source.pipe.get() == each.fd) copy(source);
+      }
+    }
+    for (Source& source : sources_) finish(source);
+  }
+
+  void copy(Source& source) {
+    std::array<char, 65536> bytes;
+    const ssize_t size = ::read(source.pipe.get(), bytes.data(), bytes.size());
+    if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (size <= 0) {
+      source.pipe = Descriptor();
+      return finish(source);
+    }
+    const std::string_view text(bytes.data(), static_cast<std::size_t>(size));
+    if (source.prefix.empty()) {
+      if (!write_all(1, text)) source.pipe = Descriptor();  // its process notices
+      return;
+    }
+    std::string lines;
+    for (const char c : text) {
+      source.line += c;
+      if (c != '\n' && source.line.size() < longest_line) continue;
+      lines += source.prefix + source.line;
+      if (c != '\n') lines += '\n';
+      source.line.clear();
+    }
+    write_all(2, lines);
+  }
+
+  static void finish(Source& source) {
+    if (!source.line.empty()) write_all(2, source.prefix + source.line + "\n");
+    source.line.clear();
+  }
+
+  static constexpr std::size_t longest_line = std::size_t{1} << 20;
+  std::vector<Source> sources_;
+  Descriptor wake_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
+};
+
+struct Pipe {
+  Descriptor out, in;
+};
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(ErrorKind::backend, str("launch: no pipe: ", system_reason(errno)));
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+class Launcher {
+ public:
+  Launcher(const std::string& program, const std::vector<std::string>& arguments, const LaunchOptions& options)
+      : program_(program), arguments_(arguments), options_(options) {
+    sigset_t wanted;
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGCHLD);
+    for (const int number : passed_on) sigaddset(&wanted, number);
+    ::pthread_sigmask(SIG_BLOCK, &wanted, &before_);
+    signals_ = Descriptor(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  ~Launcher() {
+    for (const auto& [pid, rank] : running_) {  // only after an error
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  Launcher(const Launcher&)            = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    start_all();
+    passed_.start();
+    marked_.start();
+    while (!running_.empty()) {
+      wait();
+      reap();
+      hurry();
+    }
+    passed_.end();
+    marked_.end();
+    return code_;
+  }
+
+ private:
+  void start_all() {
+    allow_many_files();
+    const Descriptor listener = listen_on({.address = "127.0.0.1"});
+    Environment environment;
+    for (const auto& [name, value] : process_environment())
+      if (!is_of_another_launcher(name)) environment.emplace(name, value);
+    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(options_.num_processes);
+    environment["MASTER_ADDR"]                                  = "127.0.0.1";
+    environment["MASTER_PORT"]                                  = str(port_of(listener.get()));
+    environment["STEPGRAPH_SECRET"]                             = random_secret();
+    for (int rank = 0; rank < options_.num_processes; ++rank) {
+      environment["RANK"] = environment["LOCAL_RANK"] = str(rank);
+      Environment mine                                = environment;
+      if (rank == 0) mine["STEPGRAPH_LISTEN_FD"] = str(listener.get());
+      start(rank, mine, rank == 0 ? listener.get() : -1);
+    }
+  }
+
+  // All that allocates is done before fork().
+  void start(int rank, const Environment& environment, int inherited) {
+    Pipe out = make_pipe(), err = make_pipe();
+    std::vector<std::string> variables, words{"stepgraph"};
+    for (const auto& [name, value] : environment) variables.push_back(str(name, "=", value));
+    words.insert(words.end(), arguments_.begin(), arguments_.end());
+    const auto pointers = [](std::vector<std::string>& texts) {
+      std::vector<char*> all;
+      for (std::string& text : texts) all.push_back(text.data());
+      all.push_back(nullptr);
+      return all;
+    };
+    const std::vector<char*> envp = pointers(variables), argv = pointers(words);
+    const pid_t parent = ::getpid();
+    const pid_t pid    = ::fork();
+    if (pid < 0) throw Error(ErrorKind::backend, str("launch: cannot start rank ", rank, ": ", system_reason(errno)));
+    if (pid == 0) {
+      // A group of its own: a terminal's Ctrl-C reaches this process only, which passes it on once.
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(127);
+      ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+      ::dup2(out.in.get(), 1);
+      ::dup2(err.in.get(), 2);
+      if (inherited >= 0) ::fcntl(inherited, F_SETFD, 0);
+      ::execve(program_.c_str(), argv.data(), envp.data());
+      constexpr std::string_view problem = "stepgraph launch: cannot execute this program again\n";
+      static_cast<void>(!::write(2, problem.data(), problem.size()));
+      ::_exit(127);
+    }
+    running_[pid]            = rank;
+    const std::string prefix = str("[rank ", rank, "] ");
+    if (rank == 0) {
+      passed_.add(std::move(out.out), "");
+    } else {
+      marked_.add(std::move(out.out), prefix);
+    }
+    marked_.add(std::move(err.out), prefix);
+  }
+
+  void wait() {
+    pollfd ready{signals_.get(), POLLIN, 0};
+    int time_ms = -1;
+    if (next_) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_ - Clock::now()).count();
+      time_ms         = static_cast<int>(std::max<std::int64_t>(left, 0));
+    }
+    ::poll(&ready, 1, time_ms);
+    signalfd_siginfo signal{};
+    while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal)
+      if (signal.ssi_signo != SIGCHLD) send(static_cast<int>(signal.ssi_signo));
+  }
+
+  void send(int number) const {
+    for (const auto& [pid, rank] : running_) ::kill(pid, number);
+  }
+
+  // Of processes that end at the same time, the one that was the cause: one that a signal has ended, or one with an
+  // error of its own. Code 3 is that of a process whose peer has failed.
+  void reap() {
+    struct End {
+      int rank, status, code;
+      [[nodiscard]] int order() const { return WIFSIGNALED(status) ? 0 : code != 3 ? 1 : 2; }
+    };
+    std::vector<End> ends;
+    for (auto at = running_.begin(); at != running_.end();) {
+      int status = 0;
+      if (::waitpid(at->first, &status, WNOHANG) != at->first) {
+        ++at;
+        continue;
+      }
+      const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      const int rank = at->second;
+      at             = running_.erase(at);
+      if (code != 0) ends.push_back({rank, status, code});
+    }
+    if (ends.empty() || code_ != 0) return;
+    const End first = *std::ranges::min_element(ends, {}, &End::order);
+    std::cerr << str("stepgraph launch: rank ", first.rank,
+                     WIFEXITED(first.status) ? " failed with exit code " : " was ended by signal ",
+                     WIFEXITED(first.status) ? first.code : WTERMSIG(first.status), "\n")
+              << std::flush;
+    code_ = first.code;
+    next_ = Clock::now() + options_.report_time;
+  }
+
+  // After the first failure.
+  void hurry() {
+    if (!next_ || Clock::now() < *next_) return;
+    send(told_to_end_ ? SIGKILL : SIGTERM);
+    send(SIGCONT);  // a stopped process cannot end otherwise
+    told_to_end_ = true;
+    next_        = Clock::now() + options_.kill_time;
+  }
+
+  const std::string& program_;
+  const std::vector<std::string>& arguments_;
+  const LaunchOptions& options_;
+  sigset_t before_{};
+  Descriptor signals_;
+  std::map<pid_t, int> running_;  // ranks
+  Relay passed_, marked_;         // two threads: a reader of stdout that is slow keeps no message of others waiting
+  int code_         = 0;
+  bool told_to_end_ = false;
+  std::optional<Deadline> next_;  // when the rest is told to end
+};
+
+}  // namespace
+
+int launch(const std::string& program, const std::vector<std::string>& arguments, const LaunchOptions& options) {
+  return Launcher(program, arguments, options).run();
+}
+
+}  // namespace stepgraph::cli

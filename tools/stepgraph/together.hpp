@@ -1,0 +1,46 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/base/error.hpp"
+#include "engine/run/world.hpp"
+#include "graphs/config/config.hpp"
+
+// What the processes of a command do together. With one process (peers() is null) nothing of it waits or fails.
+namespace stepgraph::cli {
+
+[[nodiscard]] bool is_first(World& world);  // process 0, which prints and writes files
+
+// Calls `work` in process 0. Its error is thrown in every process.
+void in_first(World& world, std::string_view subject, const std::function<void()>& work);
+
+// Throws Error(config) in every process if two of them have different configs, versions, models, data or options of the
+// command. Keys that may differ are left out: threads. Of files, the sizes and hashes of sampled blocks are compared.
+void require_same_job(World& world, const Config& config, std::string_view options = {});
+
+// An option of a command, for require_same_job: " --steps 3", or nothing if it is not set.
+template <class T>
+[[nodiscard]] std::string option_text(std::string_view name, const std::optional<T>& value) {
+  return value ? str(" ", name, " ", *value) : std::string();
+}
+
+// The compute threads of this process: `asked`, or for 0 the cores of this machine, shared with the other processes on
+// it. A process that is bound to some of the cores, as by mpirun, uses those. Collective.
+[[nodiscard]] int threads_here(World& world, int asked);
+
+// Why a process cannot go on, if so.
+struct Stop {
+  int signal                   = 0;  // it has received a signal
+  bool output_closed           = false;
+  std::optional<Error> failure = {};
+  [[nodiscard]] bool wanted() const noexcept { return signal != 0 || output_closed || failure.has_value(); }
+};
+// All processes stop after the same step: the reason of the first process that has one is that of all.
+[[nodiscard]] Stop agree(World& world, const Stop& mine);
+
+// The size of a file and the hashes of some of its blocks, as text. "missing" if it cannot be read.
+[[nodiscard]] std::string sample_file(const std::string& path);
+
+}  // namespace stepgraph::cli
