@@ -111,11 +111,11 @@ struct MpiWorld::Started {
     MPI_Comm_size(local, &place.local_size);
     MPI_Comm_free(&local);
     if (overrides.rank && *overrides.rank != place.rank)
-      throw Error(ErrorKind::config,
-                  str("rank: is ", *overrides.rank, ", but MPI says ", place.rank, " (leave it out)"));
+      throw Error(ErrorKind::config, str(overrides.section, "rank: is ", *overrides.rank, ", but MPI says ", place.rank,
+                                         " (leave it out)"));
     if (overrides.size && *overrides.size != place.size)
-      throw Error(ErrorKind::config,
-                  str("size: is ", *overrides.size, ", but MPI says ", place.size, " (leave it out)"));
+      throw Error(ErrorKind::config, str(overrides.section, "size: is ", *overrides.size, ", but MPI says ", place.size,
+                                         " (leave it out)"));
     meet(overrides);
   }
 

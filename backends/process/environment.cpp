@@ -131,11 +131,12 @@ enum class Source { overrides, torchrun, openmpi, slurm };
 
 std::pair<Ranks, Source> find_ranks(const Variables& variables, const PlaceOverrides& overrides) {
   if (overrides.rank || overrides.size) {
-    if (!overrides.rank) refuse("rank: is not given, but size is (both, or none of them)");
-    if (!overrides.size) refuse("size: is not given, but rank is (both, or none of them)");
-    if (*overrides.rank < 0) refuse(str("rank: is ", *overrides.rank, " (0 or more)"));
-    if (*overrides.size < 1) refuse(str("size: is ", *overrides.size, " (1 or more)"));
-    return {Ranks{{"rank", *overrides.rank}, {"size", *overrides.size}, {}, {}}, Source::overrides};
+    const std::string rank = overrides.section + "rank", size = overrides.section + "size";
+    if (!overrides.rank) refuse(str(rank, ": is not given, but size is (both, or none of them)"));
+    if (!overrides.size) refuse(str(size, ": is not given, but rank is (both, or none of them)"));
+    if (*overrides.rank < 0) refuse(str(rank, ": is ", *overrides.rank, " (0 or more)"));
+    if (*overrides.size < 1) refuse(str(size, ": is ", *overrides.size, " (1 or more)"));
+    return {Ranks{{rank, *overrides.rank}, {size, *overrides.size}, {}, {}}, Source::overrides};
   }
   if (const std::optional<Ranks> ranks = torchrun_ranks(variables)) {
     if (const std::optional<Ranks> other = openmpi_ranks(variables)) {
@@ -148,7 +149,7 @@ std::pair<Ranks, Source> find_ranks(const Variables& variables, const PlaceOverr
   if (const std::optional<Ranks> ranks = slurm_ranks(variables)) return {*ranks, Source::slurm};
   refuse(
       "RANK and WORLD_SIZE: are not set, nor the variables of mpirun or srun (start the program with mpirun, torchrun, "
-      "srun or stepgraph launch, or give rank and size)");
+      "srun or stepgraph launch, or give rank and size; in a config: world.rank, world.size)");
 }
 
 // Sets rank, size and their local counterparts.
@@ -173,13 +174,13 @@ void place_ranks(ProcessPlace& place, Ranks ranks, const PlaceOverrides& overrid
 }
 
 // HOST, HOST:PORT or [IPV6]:PORT.
-std::pair<std::string, std::optional<int>> split_address(const std::string& text) {
+std::pair<std::string, std::optional<int>> split_address(const std::string& text, const std::string& name) {
   std::string host = text;
   std::string port;
   if (text.starts_with('[')) {
     const std::size_t end = text.find(']');
     if (end == text.npos || (end + 1 < text.size() && text[end + 1] != ':'))
-      refuse(str("address: is '", text, "' (HOST, HOST:PORT or [IPV6]:PORT)"));
+      refuse(str(name, ": is '", text, "' (HOST, HOST:PORT or [IPV6]:PORT)"));
     host = text.substr(1, end - 1);
     if (end + 1 < text.size()) port = text.substr(end + 2);
     if (end + 1 == text.size()) return {host, std::nullopt};
@@ -191,7 +192,7 @@ std::pair<std::string, std::optional<int>> split_address(const std::string& text
   }
   const std::optional<int> number = to_number<int>(port);
   if (host.empty() || !number || *number < 0 || *number > 65535)
-    refuse(str("address: is '", text, "' (HOST, HOST:PORT or [IPV6]:PORT, with a port up to 65535)"));
+    refuse(str(name, ": is '", text, "' (HOST, HOST:PORT or [IPV6]:PORT, with a port up to 65535)"));
   return {host, number};
 }
 
@@ -199,7 +200,7 @@ void place_address(ProcessPlace& place, const Variables& variables, const PlaceO
   std::optional<int> port = overrides.port;
   if (port && (*port < 0 || *port > 65535)) refuse(str("port: is ", *port, " (0 to 65535)"));
   if (overrides.address) {
-    const auto [host, given] = split_address(*overrides.address);
+    const auto [host, given] = split_address(*overrides.address, overrides.section + "address");
     place.address            = host;
     if (port && given && *port != *given)
       refuse(str("port: is ", *port, ", but the address is '", *overrides.address, "' (one port)"));
@@ -212,7 +213,8 @@ void place_address(ProcessPlace& place, const Variables& variables, const PlaceO
   } else if (place.size == 1) {
     place.address = "127.0.0.1";
   } else if (overrides.needs_address) {
-    refuse("MASTER_ADDR: is not set (the host of process 0, or give an address)");
+    refuse(str("MASTER_ADDR: is not set (the host of process 0, or give ",
+               overrides.section.empty() ? "an address" : overrides.section + "address", ")"));
   }
   if (!port) port = variables.number("STEPGRAPH_PORT", 1, 65535);
   if (!port && variables.has("MASTER_PORT")) {
@@ -228,7 +230,10 @@ void place_address(ProcessPlace& place, const Variables& variables, const PlaceO
     port = 20000 + *job % 20000;
   }
   if (!port && place.size > 1 && overrides.needs_address)
-    refuse("MASTER_PORT: is not set (a free port of process 0's host, or set STEPGRAPH_PORT)");
+    refuse(str(
+        "MASTER_PORT: is not set (a free port of process 0's host, or ",
+        overrides.section.empty() ? "set STEPGRAPH_PORT" : str(overrides.section, "address=", place.address, ":PORT"),
+        ")"));
   place.port = port.value_or(0);
 }
 
@@ -282,7 +287,9 @@ ProcessPlace find_place(const Environment& environment, const PlaceOverrides& ov
   if (source == Source::torchrun && variables.has("TORCHELASTIC_RUN_ID"))
     place.job = str(variables.text("TORCHELASTIC_RUN_ID"), ".", variables.text("TORCHELASTIC_RESTART_COUNT"));
   if (source == Source::slurm) place.job = str(variables.text("SLURM_JOB_ID"), ".", variables.text("SLURM_STEP_ID"));
-  if (place.rank == 0) place.listen_fd = variables.number("STEPGRAPH_LISTEN_FD", 0, Variables::largest).value_or(-1);
+  // The socket of launch is at launch's address.
+  if (place.rank == 0 && !overrides.address)
+    place.listen_fd = variables.number("STEPGRAPH_LISTEN_FD", 0, Variables::largest).value_or(-1);
   return place;
 }
 

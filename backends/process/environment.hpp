@@ -33,6 +33,7 @@ struct PlaceOverrides {
   std::optional<int> port            = {};
   std::optional<std::string> secret  = {};
   bool needs_address                 = true;  // false: address and port may be missing
+  std::string section                = {};    // before the names of these in messages: "world."
 };
 
 // Rank and size come from one source: the overrides, else RANK and WORLD_SIZE (torchrun), else OMPI_COMM_WORLD_*

@@ -9,6 +9,7 @@
 #include "engine/base/partial.hpp"
 #include "graphs/config/reader.hpp"
 #include "graphs/config/sections.hpp"
+#include "graphs/layout/layout.hpp"
 #include "graphs/schedule/kinds.hpp"
 
 namespace stepgraph {
@@ -165,10 +166,36 @@ void read_comm(const ConfigReader& root, Config& config) {
                                   ", which does not look at a machine (adaptive)"));
 }
 
+// Needs layout and backend.
+void read_world(const ConfigReader& root, Config& config) {
+  WorldSpec& world           = config.world;
+  const ConfigReader section = root.section("world", {"rank", "size", "address"});
+  section.integer("rank", world.rank, -1, max_int);
+  section.integer("size", world.size, 0, max_int);
+  if (!section.is_empty_text("address")) section.text("address", world.address);
+  const std::string_view given = world.rank >= 0         ? "rank"
+                                 : world.size > 0        ? "size"
+                                 : world.address.empty() ? ""
+                                                         : "address";
+  if (given.empty()) return;
+  if (config.backend != "gloo" && config.backend != "mpi")
+    section.refuse(given, str("with backend ", config.backend, ", which has all ranks in one process (gloo or mpi)"));
+  if (world.rank >= 0 && world.size == 0)
+    section.refuse("rank", str("is ", world.rank, ", but size is not given (both, or none of them)"));
+  if (world.rank < 0 && world.size > 0)
+    section.refuse("size", str("is ", world.size, ", but rank is not given (both, or none of them)"));
+  if (world.size == 0) return;
+  if (world.rank >= world.size)
+    section.refuse("rank", str("is ", world.rank, ", but size is ", world.size, " (0 to ", world.size - 1, ")"));
+  if (const int num_ranks = Layout(config.plan.layout).num_ranks(); num_ranks != world.size)
+    section.refuse("size", str("is ", world.size, ", but the layout has ", num_ranks,
+                               num_ranks == 1 ? " rank" : " ranks", " (as many)"));
+}
+
 Config read(const JsonValue& value) {
   const ConfigReader root(&value, "",
                           {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer",
-                           "recompute", "memory", "comm", "seed", "threads", "backend"});
+                           "recompute", "memory", "comm", "world", "seed", "threads", "backend"});
   Config config;
   config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
   config.data  = read_data(root);
@@ -187,6 +214,7 @@ Config read(const JsonValue& value) {
   const Names backends{"loopback", "cuda", "gloo", "mpi"};
   config.backend = backends[root.choice("backend", 0, backends, {"nccl"})];
   check_fit(config);
+  read_world(root, config);
   return config;
 }
 

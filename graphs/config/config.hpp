@@ -24,6 +24,14 @@ struct LoadFrom {
 // A fresh model, or a saved one.
 using ModelSource = std::variant<Gpt2Spec, LlamaSpec, MlpSpec, LoadFrom>;
 
+// The place of this process in a job of several (backends gloo and mpi). It replaces what the environment says.
+struct WorldSpec {
+  int rank                                                   = -1;  // -1: as the environment says
+  int size                                                   = 0;   // processes of the job; 0: as the environment says
+  std::string address                                        = {};  // of process 0: HOST or HOST:PORT; empty: likewise
+  friend bool operator==(const WorldSpec&, const WorldSpec&) = default;
+};
+
 // A run, as one JSON file describes it. Only `model`, `data` and `batch` are required; other keys default to the values
 // in these structs.
 //
@@ -38,8 +46,9 @@ struct Config {
   MemoryPreset preset = MemoryPreset::basic;  // sets those parts of the plan that have no key in the config
   int timeout_ms      = 30'000;               // a step fails if no node ends for so long
   std::string machine = {};                   // a file with the machine that `adaptive` chooses for; empty: a usual one
-  std::uint64_t seed  = 0;                    // of fresh weights and dropout
-  int threads         = 0;                    // 0: all cores
+  WorldSpec world     = {};
+  std::uint64_t seed  = 0;  // of fresh weights and dropout
+  int threads         = 0;  // 0: all cores
   std::string backend = "loopback";
 
   friend bool operator==(const Config&, const Config&) = default;

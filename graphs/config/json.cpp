@@ -137,6 +137,7 @@ std::string to_json(const Config& config) {
              {"preset", to_string(config.preset)}}},
            {"comm",
             {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}, {"machine", config.machine}}},
+           {"world", {{"rank", config.world.rank}, {"size", config.world.size}, {"address", config.world.address}}},
            {"seed", config.seed},
            {"threads", config.threads},
            {"backend", config.backend},

@@ -4,6 +4,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "backends/init_world.hpp"
+#include "backends/process/socket.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/job_run.hpp"
 
@@ -120,4 +121,41 @@ TEST_CASE("configs that differ between processes are an error in all of them", "
   // Printed once, by process 0.
   CHECK_THAT(job.err(0), ContainsSubstring("config") && ContainsSubstring("seed"));
   CHECK(job.err(1).empty());
+}
+
+TEST_CASE("processes without any variable get their place from the config", "[tools][processes]") {
+  if (!is_here("gloo")) SKIP("this build has no Gloo");
+  const SmallRun run;
+  const int port            = sg::port_of(sg::listen_on({.address = "127.0.0.1"}).get());  // free a moment ago
+  const std::string address = " --set world.address=127.0.0.1:" + std::to_string(port);
+  const std::string layout  = " --steps 2 --json --set layout.dp=2";
+  const auto script_of      = [&](int rank) {
+    return "env -i " + sg::testing::command_path() + " train " + run.config() + layout +
+           " --set backend=gloo --set world.size=2 --set world.rank=" + std::to_string(rank) + address;
+  };
+  JobRun second({"/bin/bash", "-c", "cd /tmp; exec " + script_of(1)});
+  JobRun first({"/bin/bash", "-c", "cd /tmp; exec " + script_of(0)});
+  CHECK(second.wait(40s) == std::vector{0});
+  CHECK(first.wait(40s) == std::vector{0});
+  CAPTURE(first.err(0), second.err(0));
+  CHECK(results(first.out(0)).size() == 2);
+  CHECK(results(first.out(0)) == results(sg::testing::run_stepgraph("train " + run.config() + layout).out));
+  CHECK(second.out(0).empty());
+}
+
+TEST_CASE("a wrong place in the config is refused by its key", "[tools][processes]") {
+  if (!is_here("gloo")) SKIP("this build has no Gloo");
+  const SmallRun run;
+  const auto refused = [&](const std::string& more) {
+    const Outcome outcome = run_bash("env -i " + sg::testing::command_path() + " train " + run.config() +
+                                     " --set layout.dp=2 --set backend=gloo " + more);
+    CHECK(outcome.exit_code == 2);
+    return outcome.err;
+  };
+  CHECK_THAT(refused(""), ContainsSubstring("RANK and WORLD_SIZE: are not set") && ContainsSubstring("world.rank"));
+  CHECK_THAT(refused("--set world.rank=1 --set world.size=2"), ContainsSubstring("or give world.address)"));
+  CHECK_THAT(refused("--set world.rank=1 --set world.size=2 --set world.address=a:b"),
+             ContainsSubstring("world.address: is 'a:b'"));
+  CHECK_THAT(refused("--set world.rank=1 --set world.size=2 --set world.address=127.0.0.1"),
+             ContainsSubstring("MASTER_PORT: is not set") && ContainsSubstring("world.address=127.0.0.1:PORT"));
 }

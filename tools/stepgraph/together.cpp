@@ -47,6 +47,7 @@ void require_same_job(World& world, const Config& config, std::string_view optio
   if (world.peers() == nullptr) return;
   Config shared  = config;
   shared.threads = 0;
+  shared.world   = {};
   world.peers()->require_same("version", STEPGRAPH_VERSION);
   world.peers()->require_same("config", to_json(shared));
   world.peers()->require_same("options", options);

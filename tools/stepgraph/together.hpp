@@ -17,7 +17,8 @@ namespace stepgraph::cli {
 void in_first(World& world, std::string_view subject, const std::function<void()>& work);
 
 // Throws Error(config) in every process if two of them have different configs, versions, models, data or options of the
-// command. Keys that may differ are left out: threads. Of files, the sizes and hashes of sampled blocks are compared.
+// command. Keys that may differ are left out: threads and world. Of files, the sizes and hashes of sampled blocks are
+// compared.
 void require_same_job(World& world, const Config& config, std::string_view options = {});
 
 // An option of a command, for require_same_job: " --steps 3", or nothing if it is not set.

@@ -56,12 +56,21 @@ bool all_have(ProcessWorld& world, const std::string& text) {
   }
 }
 
+PlaceOverrides place_of(const WorldSpec& world) {
+  PlaceOverrides place{.section = "world."};
+  if (world.rank >= 0) place.rank = world.rank;
+  if (world.size > 0) place.size = world.size;
+  if (!world.address.empty()) place.address = world.address;
+  return place;
+}
+
 void in_process_world(const Config& config, const std::function<void(World&)>& work) {
   constexpr int least_ms = 1000;  // heartbeats come every 100 ms at best, and a busy machine is late
   if (config.timeout_ms < least_ms)
     throw Error(ErrorKind::config, str("comm.timeout_ms: is ", config.timeout_ms, " (", least_ms,
                                        " or more with backend ", config.backend, ")"));
   InitOptions options;
+  options.place               = place_of(config.world);
   options.world.timeout       = std::chrono::milliseconds(config.timeout_ms);
   options.world.flight_folder = flight_folder();
   // Why the job has failed. If this process is the cause, it prints its own error.

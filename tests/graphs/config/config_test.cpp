@@ -126,6 +126,9 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"precision.param=bf16", "precision.norm=fp32"}).plan.precision.norm_type() == sg::DType::f32);
   CHECK(with({"comm.algorithm=adaptive", "comm.machine=m.json"}).machine == "m.json");
   CHECK(with({"comm.machine="}).machine.empty());
+  CHECK(with({"layout.dp=4", "backend=mpi", "world.rank=3", "world.size=4", "world.address=node0"}).world ==
+        sg::WorldSpec{.rank = 3, .size = 4, .address = "node0"});
+  CHECK(with({"world.rank=-1", "world.size=0", "world.address="}).world == sg::WorldSpec{});
   CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
   CHECK(with({"memory.limit_bytes=24GiB"}).plan.memory_limit_bytes == std::int64_t{24} << 30);
   CHECK(with({"memory.limit_bytes=\"1.5 MB\""}).plan.memory_limit_bytes == 1'500'000);
@@ -156,6 +159,7 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
            {"precision.loss_scale=0.1"},
            {"comm.algorithm=adaptive", "comm.machine=m.json"},
            {"layout.pp=2", "pipeline.split=[3,1]"},
+           {"layout.dp=2", "backend=gloo", "world.rank=1", "world.size=2", "world.address=node0:29500"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {

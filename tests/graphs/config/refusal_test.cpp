@@ -103,11 +103,11 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"modle=1"},
        "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
        "precision, "
-       "optimizer, recompute, memory, comm, seed, threads, backend)"},
+       "optimizer, recompute, memory, comm, world, seed, threads, backend)"},
       {{"zzz=1"},
        "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, precision, optimizer, "
        "recompute, "
-       "memory, comm, seed, threads, backend)"},
+       "memory, comm, world, seed, threads, backend)"},
       {{"model.layer=2"},
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
@@ -267,6 +267,8 @@ TEST_CASE("numbers out of range are refused with their path", "[graphs][config][
        "optimizer.momentum: 1.5 is out of range (a number from 0 to less than 1)"},
       {{"memory.limit_bytes=-1"}, "memory.limit_bytes: -1 is out of range (an integer from 0 to 9223372036854775807)"},
       {{"comm.timeout_ms=0"}, "comm.timeout_ms: 0 is out of range (an integer from 1 to 2147483647)"},
+      {{"world.rank=-2"}, "world.rank: -2 is out of range (an integer from -1 to 2147483647)"},
+      {{"world.size=-1"}, "world.size: -1 is out of range (an integer from 0 to 2147483647)"},
       {{"seed=-1"}, "seed: -1 is out of range (an integer from 0 to 18446744073709551615)"},
       {{"threads=-1"}, "threads: -1 is out of range (an integer from 0 to 1024)"},
       {{"threads=1025"}, "threads: 1025 is out of range (an integer from 0 to 1024)"},
@@ -502,4 +504,22 @@ TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][conf
   CHECK(loaded_fails({"layout.pp=2"}) ==
         "layout.pp: 3 layers do not divide over 2 stages (pp 2 x chunks 1; 2 or 4 layers, or pp 1 or 3, or "
         "pipeline.split)");
+}
+
+TEST_CASE("a place in a job that contradicts other keys is refused", "[graphs][config][refuses]") {
+  const std::string two = "layout.dp=2", gloo = "backend=gloo";
+  check_all({
+      {{two, "world.rank=1", "world.size=2"},
+       "world.rank: with backend loopback, which has all ranks in one process (gloo or mpi)"},
+      {{two, "world.size=2", "backend=cuda"},
+       "world.size: with backend cuda, which has all ranks in one process (gloo or mpi)"},
+      {{"world.address=node0"},
+       "world.address: with backend loopback, which has all ranks in one process (gloo or mpi)"},
+      {{two, gloo, "world.rank=0"}, "world.rank: is 0, but size is not given (both, or none of them)"},
+      {{two, gloo, "world.size=2"}, "world.size: is 2, but rank is not given (both, or none of them)"},
+      {{two, gloo, "world.rank=2", "world.size=2"}, "world.rank: is 2, but size is 2 (0 to 1)"},
+      {{two, gloo, "world.rank=2", "world.size=3"}, "world.size: is 3, but the layout has 2 ranks (as many)"},
+      {{gloo, "world.address=1"}, "world.address: 1 is not a string (text in quotes)"},
+      {{gloo, "world.port=1"}, "world.port: unknown key (known: rank, size, address)"},
+  });
 }
