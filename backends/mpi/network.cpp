@@ -99,7 +99,7 @@ void MpiNetwork::throw_if_interrupted() {
 
 void MpiNetwork::check(int code, const char* doing, Rank peer) {
   if (code == MPI_SUCCESS) return;
-  const std::string problem = str("mpi: ", doing, ": ", text_of(code));
+  const std::string problem = str("mpi: ", doing, ": ", failed_ ? str("error ", code) : text_of(code));
   throw Error(ErrorKind::backend, peer == Rank{-1} ? problem : hooks_.explain(peer, problem));
 }
 
@@ -302,6 +302,7 @@ void MpiNetwork::stop_draining() noexcept {
 }
 
 bool MpiNetwork::receive_stray(const Group& group, int source) {
+  if (failed_) return false;
   int is_there        = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status{};

@@ -179,7 +179,9 @@ void Control::run() {
         static_cast<void>(!::read(wake_.get(), &count, sizeof count));
       } else if (event.data.u64 == signal_id) {
         static_cast<void>(!::read(signal_.get(), &count, sizeof count));
-        if (signal_at_ == Deadline::max()) signal_at_ = Clock::now() + options_.signal_time;
+        if (signal_at_ != Deadline::max()) continue;
+        signal_at_ = Clock::now() + options_.signal_time;
+        at_signal_ = progress_now();
       } else {
         handle(static_cast<int>(event.data.u64), event.events, Clock::now());
       }
@@ -201,7 +203,7 @@ void Control::work(Deadline now) {
   continue_leaving(now);
   if (now >= signal_at_) {
     signal_at_ = Deadline::max();
-    if (state_ == State::working && options_.on_signal) call_safely(options_.on_signal);
+    if (state_ == State::working && options_.on_signal) call_safely([&] { options_.on_signal(at_signal_); });
   }
   if (now >= overdue_at_ && state_ == State::left) {
     overdue_at_ = Deadline::max();

@@ -27,14 +27,15 @@ struct ControlOptions {
   // The main thread has not ended `unwind_time` after the verdict, or on_verdict has not: ends the process. In the
   // second case on another thread.
   std::function<void()> on_overdue = {};
-  // A signal came (note_signal) and no verdict: something wants this process to end.
-  std::function<void()> on_signal                                = {};
+  // A signal came (note_signal) and, for `signal_time`, no verdict: something wants this process to end. `then`: what
+  // this process did when the signal came.
+  std::function<void(const Progress& then)> on_signal            = {};
   std::function<void(int rank, const std::string& note)> on_note = {};  // another process has called tell()
 
   std::chrono::milliseconds unwind_time    = std::chrono::seconds(2);
   std::chrono::milliseconds leaving_time   = std::chrono::milliseconds(400);
   std::chrono::milliseconds suspicion_time = std::chrono::seconds(5);
-  std::chrono::milliseconds signal_time    = std::chrono::milliseconds(200);
+  std::chrono::milliseconds signal_time    = std::chrono::milliseconds(300);
 };
 
 // Notices that a process of the job has failed, in every process, whatever its main thread does. A star: all processes
@@ -128,6 +129,7 @@ class Control {
   Deadline state_until_ = Deadline::max();
   Deadline overdue_at_  = Deadline::max();
   Deadline signal_at_   = Deadline::max();
+  Progress at_signal_   = {};
   int num_failures_     = 0;
   bool judge_due_       = false;  // something has happened, or a heartbeat was due
 

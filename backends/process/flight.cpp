@@ -24,7 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 
 void write_whole(const std::string& path, const std::string& text) {
-  const Partial partial = make_partial(path, false);
+  Partial partial{.descriptor = make_unnamed(path)};
+  if (!partial.descriptor.is_open()) partial = make_partial(path, false);
   std::string_view rest = text;
   bool good             = partial.descriptor.is_open();
   while (good && !rest.empty()) {
@@ -33,9 +34,10 @@ void write_whole(const std::string& path, const std::string& text) {
     good = done > 0;
     rest.remove_prefix(good ? static_cast<std::size_t>(done) : 0);
   }
-  if (good && ::rename(partial.name.c_str(), path.c_str()) == 0) return;
+  if (good && partial.name.empty() && name_file(partial.descriptor, path)) return;
+  if (good && !partial.name.empty() && ::rename(partial.name.c_str(), path.c_str()) == 0) return;
   const std::string reason = system_reason(errno);
-  if (partial.descriptor.is_open()) ::unlink(partial.name.c_str());
+  if (!partial.name.empty()) ::unlink(partial.name.c_str());
   throw Error(ErrorKind::backend, str(path, ": cannot be written: ", reason));
 }
 

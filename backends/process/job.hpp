@@ -31,6 +31,7 @@ class Job {
   [[nodiscard]] int port() const noexcept;  // where process 0 listens; in the others 0
   [[nodiscard]] Store& store() noexcept;
   [[nodiscard]] SocketPeers& peers() noexcept { return *peers_; }
+  [[nodiscard]] const SocketPeers& peers() const noexcept { return *peers_; }
   [[nodiscard]] Control& control() noexcept { return *control_; }
 
   // A random text, different for each job and equal in its processes.

@@ -83,10 +83,32 @@ void SocketPeers::differ(int process, const Header& mine, const Header& other) {
                                  "' (the same calls in the same order)"));
 }
 
+std::optional<SocketPeers::Waiting> SocketPeers::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_;
+}
+
+// Notes a wait while it lives.
+class SocketPeers::Note {
+ public:
+  Note(SocketPeers& peers, Waiting waiting) : peers_(peers) { set(std::move(waiting)); }
+  ~Note() { set(std::nullopt); }
+  Note(const Note&)            = delete;
+  Note& operator=(const Note&) = delete;
+
+ private:
+  void set(std::optional<Waiting> waiting) {
+    const std::lock_guard lock(peers_.mutex_);
+    peers_.waiting_ = std::move(waiting);
+  }
+  SocketPeers& peers_;
+};
+
 // Adds the name of the process, and what is known about it, to errors of its connection.
 template <class Call>
-auto SocketPeers::guarded(int process, const Call& call) {
+auto SocketPeers::guarded(int process, const std::string& subject, const Call& call) {
   if (!broken_.empty()) throw Error(ErrorKind::backend, broken_);
+  const Note note(*this, {process, subject});
   std::string problem;
   try {
     return call();
@@ -101,7 +123,7 @@ auto SocketPeers::guarded(int process, const Call& call) {
 
 // Process 0 sends nothing while it takes part in a gather. If it does, it has failed.
 void SocketPeers::send(int process, const Header& header, const Bytes& bytes) {
-  guarded(process, [&] {
+  guarded(process, header.subject, [&] {
     Connection& connection = connection_to(process);
     bool sent              = connection.send_unless_input(header.bytes(), patience());
     for (std::size_t begin = 0; sent && begin < bytes.size(); begin += piece_bytes) {
@@ -113,7 +135,7 @@ void SocketPeers::send(int process, const Header& header, const Bytes& bytes) {
 }
 
 SocketPeers::Header SocketPeers::receive_header(int process, const Header& expected) {
-  return guarded(process, [&] {
+  return guarded(process, expected.subject, [&] {
     const Header header = Header::read(connection_to(process).receive(patience()));
     if (header.kind != expected.kind || header.subject != expected.subject) differ(process, expected, header);
     return header;
@@ -122,7 +144,7 @@ SocketPeers::Header SocketPeers::receive_header(int process, const Header& expec
 
 Bytes SocketPeers::receive(int process, const Header& expected) {
   const Header header = receive_header(process, expected);
-  return guarded(process, [&] {
+  return guarded(process, expected.subject, [&] {
     Connection& connection = connection_to(process);
     Bytes bytes;
     while (bytes.size() < header.size) {

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,8 +40,16 @@ class SocketPeers final : public Peers {
   [[nodiscard]] std::vector<Bytes> gather(std::string_view subject, Bytes mine) override;
   [[nodiscard]] Bytes broadcast(std::string_view subject, Bytes of_first) override;
 
+  // The call that waits, and the process that it waits for. Any thread.
+  struct Waiting {
+    int process         = 0;
+    std::string subject = {};
+  };
+  [[nodiscard]] std::optional<Waiting> waiting() const;
+
  private:
   struct Header;
+  class Note;
 
   [[nodiscard]] Patience patience() const { return {Clock::now() + options_.silence, options_.interrupt}; }
   [[nodiscard]] Connection& connection_to(int process);
@@ -50,13 +59,14 @@ class SocketPeers final : public Peers {
   [[noreturn]] void differ(int process, const Header& mine, const Header& other);
   [[noreturn]] void give_up(ErrorKind kind, const std::string& why);
   template <class Call>
-  auto guarded(int process, const Call& call);
+  auto guarded(int process, const std::string& subject, const Call& call);
 
   SocketPeersOptions options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable connected_;
   std::vector<Connection> connections_;  // by process
-  std::string broken_;                   // why no call works any more
+  std::optional<Waiting> waiting_;
+  std::string broken_;  // why no call works any more
 };
 
 }  // namespace stepgraph

@@ -15,7 +15,7 @@ namespace stepgraph {
 class MessageReader;
 class MessageWriter;
 
-// A node that waits for another rank.
+// A node that waits for another rank. Outside a run: the subject of a call that waits (engine/run/peers.hpp).
 struct Wait {
   int rank                                         = 0;  // that it waits for
   std::string node                                 = {};

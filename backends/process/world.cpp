@@ -61,12 +61,13 @@ ProcessWorld::ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ran
   job.control.progress   = [this] { return progress(); };
   job.control.on_verdict = [this](const Verdict& verdict, const std::string& line) { take_verdict(verdict, line); };
   job.control.on_note    = [this](int rank, const std::string& note) { take_note(rank, note); };
-  job.control.on_signal  = [this] { take_signal(); };
+  job.control.on_signal  = [this](const Progress& then) { take_signal(then); };
   job.control.on_overdue = options_.on_overdue ? options_.on_overdue : [] { end_process(3); };
   job_                   = std::make_unique<Job>(place, std::move(job));
   {
     const std::lock_guard lock(mutex_);
-    job_id_ = job_->id();
+    job_id_   = job_->id();
+    live_job_ = job_.get();
   }
   try {
     network_ = make_network(
@@ -85,6 +86,7 @@ ProcessWorld::~ProcessWorld() {
   end();
   const std::lock_guard lock(mutex_);
   live_network_ = nullptr;
+  live_job_     = nullptr;
 }
 
 bool ProcessWorld::end() noexcept {
@@ -228,22 +230,26 @@ void ProcessWorld::take_verdict(const Verdict& verdict, const std::string& line)
   }
   // A process that does not fit has run nothing.
   if (verdict.kind != VerdictKind::misfit) record_flight(line);
+  if (options_.after_report) options_.after_report();
   const std::lock_guard lock(mutex_);
   verdict_ = line;
   if (live_network_ != nullptr) live_network_->interrupt(Network::Interruption::failed, line);
   changed_.notify_all();
 }
 
-// On the control thread. The process is told to end, and no peer has failed. If it waits for a peer, it may not get to
-// the end of its step in time.
-void ProcessWorld::take_signal() {
-  if (options_.on_signal) options_.on_signal();
+// On the control thread. The process is told to end, and no peer has failed. If it has waited for a peer since then, it
+// may not get to the end of its step in time.
+void ProcessWorld::take_signal(const Progress& then) {
   const Progress now = progress();
-  if (now.waits.empty() || now.num_computing > 0) return;
-  const std::string line = str("rank ", process_, " (this process) is told to end while it waits for rank ",
-                               now.waits.front().rank, " in '", now.waits.front().node, "'");
-  std::cerr << str("stepgraph: ", line, "\n") << std::flush;
-  record_flight(line);
+  const bool waits   = !now.waits.empty() && now.num_computing == 0 && now.waits == then.waits && now.run == then.run &&
+                     now.nodes_done == then.nodes_done;
+  if (waits) {
+    const std::string line = str("rank ", process_, " (this process) is told to end while it waits for rank ",
+                                 now.waits.front().rank, " in '", now.waits.front().node, "'");
+    std::cerr << str("stepgraph: ", line, "\n") << std::flush;
+    record_flight(line);
+  }
+  if (options_.on_signal) options_.on_signal();
 }
 
 void ProcessWorld::note_signal() noexcept { job_->control().note_signal(); }
@@ -305,6 +311,10 @@ Progress ProcessWorld::progress() const {
     const std::lock_guard lock(mutex_);
     view         = view_;
     progress.run = run_;
+    if (!view && live_job_ != nullptr) {
+      if (auto waiting = live_job_->peers().waiting())
+        progress.waits.push_back({waiting->process, std::move(waiting->subject)});
+    }
   }
   if (!view) return progress;
   const Graph& graph     = view->graph();

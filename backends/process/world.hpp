@@ -26,11 +26,13 @@ struct ProcessWorldOptions {
 
   // On the control thread. The job has failed: by default, prints the line to stderr.
   std::function<void(const Verdict& verdict, const std::string& line)> on_failure = {};
+  // After that, and after the flight file, for example to remove temporary files. Within 100 ms.
+  std::function<void()> after_report = {};
   // The main thread has not ended 2 s after that: by default, removes temporary files and ends the process with
   // status 3.
   std::function<void()> on_overdue = {};
-  // A signal was noted, and no failure has followed: something wants the job to end. If this process waits for a peer,
-  // a line is printed and the flight file is written as well.
+  // A signal was noted, and no failure has followed: something wants the job to end. If this process has waited for a
+  // peer since then, a line is printed and the flight file is written before.
   std::function<void()> on_signal = {};
 };
 
@@ -96,7 +98,7 @@ class ProcessWorld : public World {
 
   [[nodiscard]] Progress progress() const;
   void take_verdict(const Verdict& verdict, const std::string& line);
-  void take_signal();
+  void take_signal(const Progress& then);
   void record_flight(const std::string& line) const;
   void write_flight(const std::string& line) const;
   void take_note(int rank, const std::string& note);
@@ -124,6 +126,7 @@ class ProcessWorld : public World {
   std::string why_aborted_   = {};
   std::string verdict_       = {};       // empty: none
   std::string job_id_        = {};       // empty: not all processes have joined yet
+  const Job* live_job_       = nullptr;  // for the control thread, once all processes have joined
   std::uint64_t run_         = 0;        // written between runs only, with mutex_
   std::shared_ptr<const RunView> view_;  // of the run that is under way
 

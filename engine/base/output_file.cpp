@@ -76,12 +76,12 @@ bool is_written_in_place(const std::string& path) {
          (::stat(path.c_str(), &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)));
 }
 
-OutputFile::OutputFile(const std::string& path) : name_(path) {
+OutputFile::OutputFile(const std::string& path, Temporary temporary) : name_(path) {
   if (is_written_in_place(path)) {
     // An open file continues where it is.
     const std::optional<int> open = open_descriptor(path);
-    descriptor_ = open ? ::fcntl(*open, F_DUPFD_CLOEXEC, 0) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-    if (descriptor_ < 0) fail("cannot be opened");
+    descriptor_ = Descriptor(open ? ::fcntl(*open, F_DUPFD_CLOEXEC, 0) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!descriptor_.is_open()) fail("cannot be opened");
     return;
   }
   path_ = without_links(path);
@@ -92,17 +92,18 @@ OutputFile::OutputFile(const std::string& path) : name_(path) {
                                        " (a file, or a new name)"));
   }
   remove_leftovers(path_);
-  Partial partial = make_partial(path_, false);
-  if (!partial.descriptor.is_open()) fail("cannot be created");
-  if (there) copy_owner_and_mode(status, partial.descriptor.get());
-  temporary_  = partial.name;
-  descriptor_ = partial.descriptor.release();
+  if (temporary == Temporary::unnamed) descriptor_ = make_unnamed(path_);
+  if (!descriptor_.is_open()) {
+    Partial partial = make_partial(path_, false);
+    temporary_      = partial.name;
+    descriptor_     = std::move(partial.descriptor);
+  }
+  if (!descriptor_.is_open()) fail("cannot be created");
+  if (there) copy_owner_and_mode(status, descriptor_.get());
 }
 
 OutputFile::~OutputFile() {
-  if (descriptor_ < 0) return;
-  ::close(descriptor_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (descriptor_.is_open() && !temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::fail(std::string_view doing) const {
@@ -113,7 +114,7 @@ void OutputFile::fail(std::string_view doing) const {
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t done = ::write(descriptor_, bytes.data(), std::min(bytes.size(), most_at_once));
+    const ssize_t done = ::write(descriptor_.get(), bytes.data(), std::min(bytes.size(), most_at_once));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) fail("cannot be written");
     bytes = bytes.subspan(static_cast<std::size_t>(done));
@@ -122,14 +123,16 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 }
 
 void OutputFile::keep() {
-  if (!temporary_.empty()) {
+  if (!path_.empty()) {
     // Some file systems report a full disk only now.
-    if (::fsync(descriptor_) != 0) fail("cannot be written");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed");
+    if (::fsync(descriptor_.get()) != 0) fail("cannot be written");
+    const bool named =
+        temporary_.empty() ? name_file(descriptor_, path_) : ::rename(temporary_.c_str(), path_.c_str()) == 0;
+    if (!named) fail("cannot be renamed");
     const Descriptor folder(::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder.is_open()) ::fsync(folder.get());  // the file is there; a few file systems cannot sync a folder
   }
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be closed");
+  if (::close(descriptor_.release()) != 0) fail("cannot be closed");
 }
 
 void write_text(const std::string& path, std::string_view text) {

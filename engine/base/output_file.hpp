@@ -7,18 +7,23 @@
 #include <string>
 #include <string_view>
 
+#include "engine/base/partial.hpp"
+
 namespace stepgraph {
 
 // A file that appears under its name when it is complete, or not at all. The bytes go to a temporary file in the same
-// folder, PATH.partial-RANDOM, which keep() renames. Its name cannot be predicted, and it is opened exclusively: a link
-// that another user put there is not followed. The next OutputFile of the same name removes the temporary file of a
-// killed process. If `path` is a link, the target of the link is replaced. The new file gets the owner and mode of the
-// file that it replaces. A pipe or a device is written in place.
+// folder, which has no name until keep(): a killed process leaves nothing. Where the file system has no such files it
+// is PATH.partial-RANDOM. That name cannot be predicted, and it is opened exclusively: a link that another user put
+// there is not followed. The next OutputFile of the same name removes the temporary file of a killed process. If `path`
+// is a link, the target of the link is replaced. The new file gets the owner and mode of the file that it replaces. A
+// pipe or a device is written in place.
 //
 // Throws Error(config) where `path` is a folder, and Error(backend) with the system's reason, such as a full disk.
 class OutputFile {
  public:
-  explicit OutputFile(const std::string& path);
+  enum class Temporary { unnamed, named };
+  // Temporary::named: as where the file system has no files without a name.
+  explicit OutputFile(const std::string& path, Temporary temporary = Temporary::unnamed);
   OutputFile(const OutputFile&)            = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();  // removes the temporary file unless keep() was called
@@ -26,15 +31,17 @@ class OutputFile {
   void write(std::span<const std::byte> bytes);
   void keep();
 
-  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }  // for another program that writes the file
+  [[nodiscard]] int descriptor() const noexcept {
+    return descriptor_.get();
+  }  // for another program that writes the file
 
  private:
   [[noreturn]] void fail(std::string_view doing) const;
 
   std::string name_;       // as given, for messages
   std::string path_;       // without links; empty: written in place
-  std::string temporary_;  // empty: written in place
-  int descriptor_      = -1;
+  std::string temporary_;  // empty: it has no name, or is written in place
+  Descriptor descriptor_;
   std::int64_t so_far_ = 0;  // bytes
 };
 

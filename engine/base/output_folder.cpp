@@ -204,6 +204,7 @@ void OutputFolder::keep() {
 }
 
 void OutputFolder::put_in_place() {
+  const PartialsStay stay;
   for (;;) {
     const Descriptor old(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!old.is_open()) {

@@ -28,6 +28,7 @@ constexpr std::string_view between = ".partial-";
 
 // The partial names of this process; some may have been renamed or removed since.
 struct OwnPartials {
+  std::timed_mutex placing;  // held while one of them is put in place
   std::timed_mutex mutex;
   std::vector<std::string> names;
 
@@ -102,7 +103,36 @@ Partial make_partial(const std::string& path, bool folder) {
   return {};
 }
 
-void remove_leftovers(const std::string& path) {
+Descriptor make_unnamed(const std::string& path) {
+  Descriptor made(::open(folder_of(path).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
+  if (made.is_open() && ::access(str("/proc/self/fd/", made.get()).c_str(), F_OK) != 0) return {};
+  return made;
+}
+
+bool name_file(const Descriptor& unnamed, const std::string& path) {
+  const std::string open = str("/proc/self/fd/", unnamed.get());
+  const auto link        = [&](const std::string& name) {
+    return ::linkat(AT_FDCWD, open.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  };
+  if (link(path)) return true;
+  // A link replaces no file, but a rename does.
+  for (int attempt = 0; attempt < 100 && errno == EEXIST; ++attempt) {
+    const std::string name = str(path, between, random_suffix());
+    if (!link(name)) continue;
+    if (::rename(name.c_str(), path.c_str()) == 0) return true;
+    const int reason = errno;
+    ::unlink(name.c_str());
+    errno = reason;
+    return false;
+  }
+  return false;
+}
+
+PartialsStay::PartialsStay() { own_partials().placing.lock(); }
+PartialsStay::~PartialsStay() { own_partials().placing.unlock(); }
+
+bool remove_leftovers(const std::string& path) {
+  bool all                = true;
   const std::string begin = str(fs::path(path).filename().string(), between);
   std::error_code error, ignored;
   for (fs::directory_iterator entry(folder_of(path), error), end; !error && entry != end; entry.increment(error)) {
@@ -110,15 +140,21 @@ void remove_leftovers(const std::string& path) {
     if (!name.starts_with(begin) || !is_random_suffix(std::string_view(name).substr(begin.size()))) continue;
     const Descriptor leftover(::open(entry->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     // Where the file system has no locks, nothing is removed.
-    if (leftover.is_open() && ::flock(leftover.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry->path(), ignored);
+    if (leftover.is_open() && ::flock(leftover.get(), LOCK_EX | LOCK_NB) == 0) {
+      fs::remove_all(entry->path(), ignored);
+    } else {
+      all = false;
+    }
   }
+  return all;
 }
 
 void remove_own_partials() noexcept {
   OwnPartials& own = own_partials();
-  // A thread that has stopped for good may hold the mutex.
+  // A thread that has stopped for good may hold one of them.
+  const std::unique_lock placing(own.placing, std::chrono::milliseconds(100));
   const std::unique_lock lock(own.mutex, std::chrono::milliseconds(100));
-  if (!lock) return;
+  if (!placing || !lock) return;
   std::error_code ignored;
   for (const std::string& name : own.names) fs::remove_all(name, ignored);
 }

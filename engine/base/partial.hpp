@@ -36,12 +36,28 @@ struct Partial {
 };
 [[nodiscard]] Partial make_partial(const std::string& path, bool folder);
 
-// Removes the partial files and folders of `path` that no process has locked: their processes have ended.
-void remove_leftovers(const std::string& path);
+// A file for writing in the folder of `path`, without a name: if the process ends, nothing is left. Not open where the
+// system does not have them.
+[[nodiscard]] Descriptor make_unnamed(const std::string& path);
+// Gives it the name `path`, which a file may have. False: errno says why.
+[[nodiscard]] bool name_file(const Descriptor& unnamed, const std::string& path);
+
+// Removes the partial files and folders of `path` that no process has locked: their processes have ended. Returns
+// whether none is left.
+bool remove_leftovers(const std::string& path);
 
 // Removes all partial files and folders that this process has made and not renamed: for a process that ends at once,
 // without destructors. Any thread.
 void remove_own_partials() noexcept;
+
+// While it lives, remove_own_partials() does not begin. For the moment at which a partial folder is put in place.
+class PartialsStay {
+ public:
+  PartialsStay();
+  ~PartialsStay();
+  PartialsStay(const PartialsStay&)            = delete;
+  PartialsStay& operator=(const PartialsStay&) = delete;
+};
 
 [[nodiscard]] std::string random_suffix();                     // 16 hexadecimal digits
 [[nodiscard]] bool is_random_suffix(std::string_view text);    // text of that form

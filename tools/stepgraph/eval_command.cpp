@@ -18,6 +18,7 @@ namespace {
 struct EvalOptions {
   ConfigOptions config;
   std::optional<std::int64_t> steps;
+  std::optional<std::string> flight;
 };
 
 // "; the last 8 tokens, too few for a batch, are left out"
@@ -94,10 +95,12 @@ void add_eval(Command program) {
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of batches (default: all of the data)")
       .between(std::int64_t{1}, std::int64_t{1} << 40);
+  add_flight_option(command, options->flight);
   command.footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
   command.run([options] {
     const Config config = read(options->config);
-    in_world(config, [&](World& world) { run_eval(*options, config, world); });
+    in_world({.command = "eval", .flight = options->flight}, config,
+             [&](World& world) { run_eval(*options, config, world); });
   });
 }
 

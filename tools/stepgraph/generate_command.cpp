@@ -24,6 +24,7 @@ struct GenerateOptions {
   std::string prompt;
   int tokens   = 64;
   bool as_text = false;
+  std::optional<std::string> flight;
 };
 
 void print_json(const Prompt& prompt, const std::vector<std::int32_t>& generated) {
@@ -108,10 +109,12 @@ void add_generate(Command program) {
       .required();
   command.option("--tokens", options->tokens, "Number of tokens to generate").between(1, 1 << 24);
   command.flag("--text", options->as_text, "The prompt is text even if it consists of numbers");
+  add_flight_option(command, options->flight);
   command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
   command.run([options] {
     const Config config = read(options->config);
-    in_world(config, [&](World& world) { run_generate(*options, config, world); });
+    in_world({.command = "generate", .flight = options->flight}, config,
+             [&](World& world) { run_generate(*options, config, world); });
   });
 }
 

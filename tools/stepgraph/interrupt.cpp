@@ -24,6 +24,7 @@ static_assert(std::atomic<void*>::is_always_lock_free);
 
 constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
 std::array<struct sigaction, signals.size()> before;
+struct sigaction before_call;  // that of SIGTERM before a SigtermCall
 std::atomic<bool> one_lives{false};
 
 std::int64_t now_ns() {
@@ -32,15 +33,19 @@ std::int64_t now_ns() {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec + 1;
 }
 
-void note(int signal) {
-  constexpr std::int64_t one_request_ns = 1'000'000'000;
-  const std::int64_t now                = now_ns();
-  std::int64_t first                    = 0;
+void call_at(int signal) {
   if (void (*const call)(void*) = sigterm_call; call != nullptr && signal == SIGTERM) {
     const int reason = errno;  // of the code that was interrupted
     call(sigterm_data);
     errno = reason;
   }
+}
+
+void note(int signal) {
+  constexpr std::int64_t one_request_ns = 1'000'000'000;
+  const std::int64_t now                = now_ns();
+  std::int64_t first                    = 0;
+  call_at(signal);
   if (noted_at_ns.compare_exchange_strong(first, now)) {
     noted = signal;
     return;
@@ -72,12 +77,23 @@ Interrupt::~Interrupt() {
   one_lives = false;
 }
 
+bool Interrupt::exists() noexcept { return one_lives; }
+
 SigtermCall::SigtermCall(void (*call)(void*), void* data) noexcept {
   sigterm_data = data;
   sigterm_call = call;
+  sigaction(SIGTERM, nullptr, &before_call);
+  if (before_call.sa_handler == SIG_IGN) return;
+  struct sigaction action {};
+  action.sa_handler = call_at;
+  action.sa_flags   = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
 }
 
-SigtermCall::~SigtermCall() { sigterm_call = nullptr; }
+SigtermCall::~SigtermCall() {
+  sigaction(SIGTERM, &before_call, nullptr);
+  sigterm_call = nullptr;
+}
 
 int Interrupt::signal() const noexcept { return noted; }
 

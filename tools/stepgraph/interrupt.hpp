@@ -18,9 +18,11 @@ class Interrupt {
 
   [[nodiscard]] bool requested() const noexcept { return signal() != 0; }
   [[nodiscard]] int signal() const noexcept;  // the first one; 0: none yet
+  [[nodiscard]] static bool exists() noexcept;
 };
 
-// SIGTERM, while an Interrupt exists: the handler calls this as well. One at a time, of the whole program.
+// While it exists, SIGTERM calls this, besides an Interrupt that may exist. Without an Interrupt SIGTERM does nothing
+// else. Where SIGTERM was ignored it stays so. One at a time, of the whole program; an Interrupt must not outlive it.
 class SigtermCall {
  public:
   SigtermCall(void (*call)(void* data), void* data) noexcept;  // `call` must be allowed in signal handlers

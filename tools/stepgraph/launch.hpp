@@ -9,7 +9,7 @@ struct LaunchOptions {
   int num_processes = 1;
   // After the first failure the other processes get this long to report and to end. Then they get SIGTERM, and after
   // `kill_time` SIGKILL.
-  std::chrono::milliseconds report_time = std::chrono::seconds(6);
+  std::chrono::milliseconds report_time = std::chrono::seconds(4);
   std::chrono::milliseconds kill_time   = std::chrono::seconds(1);
 };
 

@@ -28,7 +28,7 @@ namespace {
 struct TrainOptions {
   ConfigOptions config;
   std::optional<std::int64_t> steps, log_every;
-  std::optional<std::string> save, dump_grads, trace;
+  std::optional<std::string> save, dump_grads, trace, flight;
   bool force = false;
 };
 
@@ -230,7 +230,10 @@ class TrainRun {
 
 void run_train(const TrainOptions& options) {
   const Config config = read(options.config);
-  in_world(config, [&](World& world) {
+  WorldOptions world_options{.command = "train", .flight = options.flight};
+  for (const auto* target : {&options.save, &options.dump_grads, &options.trace})
+    if (*target) world_options.to_write.push_back(**target);
+  in_world(world_options, config, [&](World& world) {
     require_same_job(world, config,
                      str(option_text("--steps", options.steps), option_text("--save", options.save),
                          option_text("--dump-grads", options.dump_grads), option_text("--trace", options.trace)));
@@ -264,6 +267,7 @@ void add_train(Command program) {
                  "Write the gradients of the first step, before clipping, to this .safetensors file");
   command.option("--trace", options->trace,
                  "Write the times of the last step to this file, for ui.perfetto.dev, and print a summary of them");
+  add_flight_option(command, options->flight);
   add_force(command, options->force);
   command.footer(
       "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step: the model is saved, and the exit code "

@@ -1,17 +1,28 @@
 #include "tools/stepgraph/worlds.hpp"
 
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <iostream>
+#include <mutex>
 #include <new>
+#include <thread>
+#include <utility>
 
 #ifdef STEPGRAPH_WITH_CUDA
 #include "backends/cuda/world.hpp"
 #endif
 #include "backends/init_world.hpp"
 #include "backends/loopback/world.hpp"
+#include "backends/process/watchdog.hpp"
 #include "engine/base/error.hpp"
+#include "engine/base/partial.hpp"
 #include "engine/run/peers.hpp"
 #include "graphs/layout/layout.hpp"
 #include "tools/stepgraph/interrupt.hpp"
@@ -64,7 +75,71 @@ PlaceOverrides place_of(const WorldSpec& world) {
   return place;
 }
 
-void in_process_world(const Config& config, const std::function<void(World&)>& work) {
+// SIGTERM in a process of a job: mpirun sends it when another process has died, and a second later SIGKILL. So it does
+// not end the process before this one has learnt of the failure and has reported it (control.hpp), or for 300 ms.
+class SigtermWatch {
+ public:
+  // `reported`: whether a failure was. `what`: the phase until made() is called, for a message.
+  SigtermWatch(std::string what, const std::atomic<bool>& reported)
+      : what_(std::move(what)),
+        reported_(reported),
+        thread_([this] { run(); }),
+        call_([](void* data) { static_cast<SigtermWatch*>(data)->wake(); }, this) {}
+  ~SigtermWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    wake();
+    thread_.join();
+  }
+  SigtermWatch(const SigtermWatch&)            = delete;
+  SigtermWatch& operator=(const SigtermWatch&) = delete;
+
+  void made(ProcessWorld& world) {  // must outlive this
+    const std::lock_guard lock(mutex_);
+    world_ = &world;
+    changed_.notify_all();
+  }
+
+  // The process is to end at once.
+  [[noreturn]] static void end() { end_process(128 + SIGTERM); }
+
+ private:
+  void wake() noexcept {
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(event_.get(), &one, sizeof one));
+  }
+
+  void run() {
+    for (std::uint64_t count = 0; ::read(event_.get(), &count, sizeof count) > 0 || errno == EINTR;) {
+      std::unique_lock lock(mutex_);
+      const Deadline until = Clock::now() + std::chrono::milliseconds(300);
+      while (!stop_ && world_ == nullptr && Clock::now() < until)
+        changed_.wait_for(lock, std::chrono::milliseconds(10));
+      if (stop_) return;
+      if (world_ != nullptr) {
+        world_->note_signal();
+      } else if (!reported_) {
+        std::cerr << str("stepgraph: told to end (SIGTERM) in ", what_, "\n") << std::flush;
+        end();
+      }
+    }
+  }
+
+  const std::string what_;
+  const std::atomic<bool>& reported_;
+  Descriptor event_{::eventfd(0, EFD_CLOEXEC)};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  ProcessWorld* world_ = nullptr;
+  bool stop_           = false;
+  std::thread thread_;
+  SigtermCall call_;  // ends first
+};
+
+void in_process_world(const WorldOptions& given, const Config& config, const std::function<void(World&)>& work) {
   constexpr int least_ms = 1000;  // heartbeats come every 100 ms at best, and a busy machine is late
   if (config.timeout_ms < least_ms)
     throw Error(ErrorKind::config, str("comm.timeout_ms: is ", config.timeout_ms, " (", least_ms,
@@ -72,7 +147,7 @@ void in_process_world(const Config& config, const std::function<void(World&)>& w
   InitOptions options;
   options.place               = place_of(config.world);
   options.world.timeout       = std::chrono::milliseconds(config.timeout_ms);
-  options.world.flight_folder = flight_folder();
+  options.world.flight_folder = given.flight.value_or(flight_folder());
   // Why the job has failed. If this process is the cause, it prints its own error.
   std::atomic<bool> printed = false;
   options.world.on_failure  = [&printed, folder = options.world.flight_folder](const Verdict& verdict,
@@ -83,14 +158,28 @@ void in_process_world(const Config& config, const std::function<void(World&)>& w
               << std::flush;
     printed = true;
   };
+  options.world.after_report = [&given] {
+    remove_own_partials();  // mpirun may kill this process before its main thread removes them
+    for (const std::string& path : given.to_write) {
+      // The lock of a process that is dying right now is still there for a moment.
+      for (int attempt = 0; !remove_leftovers(path) && attempt < 5; ++attempt)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  };
+  options.world.on_signal = [] {
+    if (Interrupt::exists()) return;  // the run ends after its step
+    std::cerr << "stepgraph: told to end (SIGTERM)\n" << std::flush;
+    SigtermWatch::end();
+  };
   std::unique_ptr<ProcessWorld> world;
+  SigtermWatch sigterm(str("the set-up of the ", config.backend, " world"), printed);
   try {
     world = init_world(config.backend, options);
   } catch (const Error& error) {
     if (printed) throw Exit{exit_code(error.kind())};
     throw;
   }
-  const SigtermCall told_to_end([](void* data) { static_cast<ProcessWorld*>(data)->note_signal(); }, world.get());
+  sigterm.made(*world);
   const auto tell = [&](const char* text) {
     if (!world->fail(text)) throw Exit{3};  // printed already
   };
@@ -112,9 +201,11 @@ void in_process_world(const Config& config, const std::function<void(World&)>& w
   } catch (const std::bad_alloc&) {
     tell("out of memory");
     throw;
-  } catch (const Interrupted&) {  // all processes have agreed to end early
+  } catch (const Interrupted& end) {  // all processes have agreed to end early
+    // Before the end of MPI, which mpirun does not let end after a signal to it.
+    if (world->place().rank == 0) std::cerr << str("stepgraph ", given.command, ": ", end.what(), "\n") << std::flush;
     world->end();
-    throw;
+    throw Exit{128 + end.signal};
   } catch (const std::exception& error) {
     tell(error.what());
     throw;
@@ -127,8 +218,14 @@ void in_process_world(const Config& config, const std::function<void(World&)>& w
 
 }  // namespace
 
-void in_world(const Config& config, const std::function<void(World&)>& work) {
-  if (config.backend == "gloo" || config.backend == "mpi") return in_process_world(config, work);
+void add_flight_option(Command command, std::optional<std::string>& folder) {
+  command.option("--flight", folder,
+                 "Over processes: the folder for the reports of all ranks if the job fails, for stepgraph flight "
+                 "(default: stepgraph-flight, or the variable STEPGRAPH_FLIGHT; empty: none)");
+}
+
+void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work) {
+  if (config.backend == "gloo" || config.backend == "mpi") return in_process_world(options, config, work);
   const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   work(*world);
 }

@@ -1,10 +1,14 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/run/world.hpp"
 #include "graphs/config/config.hpp"
+#include "tools/stepgraph/command_line.hpp"
 
 namespace stepgraph::cli {
 
@@ -12,10 +16,18 @@ namespace stepgraph::cli {
 // this machine does not have it.
 [[nodiscard]] std::unique_ptr<World> make_world(std::string_view backend, int num_ranks);
 
+struct WorldOptions {
+  std::string_view command          = {};  // for messages
+  std::optional<std::string> flight = {};  // the folder for reports of a failed job; empty: none
+  std::vector<std::string> to_write = {};  // files and folders whose temporary ones a dead process may leave
+};
+void add_flight_option(Command command, std::optional<std::string>& folder);  // --flight
+
 // Calls `work` in the world of a config. With backend gloo or mpi this is one process of several, and the layout must
 // have a rank for each; an error that `work` throws is told to the other processes. If another process has failed, its
-// name is printed to stderr, and Exit is thrown.
-void in_world(const Config& config, const std::function<void(World&)>& work);
+// name is printed to stderr, and Exit is thrown. After a signal process 0 prints, under the name of the command, and
+// Exit is thrown as well.
+void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work);
 
 // Between steps: whether following steps are enqueued as one CUDA graph (the default) or node by node. No effect on a
 // world without a device.

@@ -51,7 +51,7 @@ class Star {
       options.progress   = [this, rank] { return progress(rank); };
       options.on_verdict = [this, rank](const sg::Verdict&, const std::string& line) { calls.verdict(rank, line); };
       options.on_overdue = [this] { ++calls.num_overdue; };
-      options.on_signal  = [this] { ++calls.num_signals; };
+      options.on_signal  = [this](const sg::Progress&) { ++calls.num_signals; };
       options.on_note    = [this, rank](int from, const std::string& note) {
         const std::lock_guard lock(calls.mutex);
         calls.notes.push_back(std::to_string(from) + " to " + std::to_string(rank) + ": " + note);
@@ -300,6 +300,6 @@ TEST_CASE("a signal without a verdict is an ordinary interrupt, and with one it 
   star.at(1).note_signal();
   star.at(2).fail("x");
   star.check_all_say("rank 2");
-  std::this_thread::sleep_for(300ms);
+  std::this_thread::sleep_for(500ms);
   CHECK(star.calls.num_signals == 1);
 }

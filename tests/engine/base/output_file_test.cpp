@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <ostream>
 #include <set>
@@ -20,8 +21,11 @@ using Catch::Matchers::ContainsSubstring;
 using sg::testing::Ended;
 using sg::testing::file_bytes;
 using sg::testing::TempFolder;
+using Temporary = sg::OutputFile::Temporary;
 
 namespace {
+
+bool has_unnamed(const TempFolder& folder) { return sg::make_unnamed((folder / "a").string()).is_open(); }
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
@@ -38,16 +42,27 @@ std::string temporary_of(const TempFolder& folder) {
 }  // namespace
 
 TEST_CASE("a file appears complete, or not at all", "[engine][output_file]") {
+  const Temporary temporary = GENERATE(Temporary::unnamed, Temporary::named);
   const TempFolder folder;
   const std::string path = (folder / "a").string();
   sg::write_text(path, "one");
   CHECK(file_bytes(path) == "one");
   {
-    sg::OutputFile file(path);
+    sg::OutputFile file(path, temporary);
     file.write(std::as_bytes(std::span(std::string_view("half"))));
     CHECK(file_bytes(path) == "one");
-    CHECK(names_in(folder.path()).size() == 2);
+    CHECK(names_in(folder.path()).size() == (temporary == Temporary::named || !has_unnamed(folder) ? 2 : 1));
   }
+  CHECK(names_in(folder.path()) == std::set<std::string>{"a"});
+  for (const char* text : {"new", "other"}) {  // without and with a file that is replaced
+    const std::string next = (folder / "next").string();
+    sg::OutputFile file(next, temporary);
+    file.write(std::as_bytes(std::span(std::string_view(text))));
+    file.keep();
+    CHECK(file_bytes(next) == text);
+    CHECK(names_in(folder.path()) == std::set<std::string>{"a", "next"});
+  }
+  fs::remove(folder / "next");
   CHECK(names_in(folder.path()) == std::set<std::string>{"a"});
   CHECK_THROWS_AS(sg::write_stream(path,
                                    [](std::ostream& out) {
@@ -63,7 +78,7 @@ TEST_CASE("the temporary file has a name that cannot be predicted", "[engine][ou
   const TempFolder folder;
   std::set<std::string> names;
   for (int i = 0; i < 20; ++i) {
-    const sg::OutputFile file((folder / "a").string());
+    const sg::OutputFile file((folder / "a").string(), Temporary::named);
     const std::string name = temporary_of(folder);
     CHECK(name.size() == std::string("a.partial-0123456789abcdef").size());
     names.insert(name);
@@ -85,12 +100,17 @@ TEST_CASE("a replaced file keeps its mode, and a link leads to the new file", "[
 }
 
 TEST_CASE("a writer that is killed at any system call leaves the old file or the new one", "[engine][output_file]") {
+  const Temporary temporary = GENERATE(Temporary::unnamed, Temporary::named);
   const TempFolder folder;
   const fs::path path = folder / "a";
   for (int call = 0;; call += sg::testing::scale()) {
     CAPTURE(call);
     sg::write_text(path, "old");
-    const Ended ended = sg::testing::run_killed_at(call, [&] { sg::write_text(path, "new"); });
+    const Ended ended = sg::testing::run_killed_at(call, [&] {
+      sg::OutputFile file(path.string(), temporary);
+      file.write(std::as_bytes(std::span(std::string_view("new"))));
+      file.keep();
+    });
     REQUIRE(ended != Ended::failed);
     REQUIRE(((ended != Ended::done && file_bytes(path) == "old") || file_bytes(path) == "new"));
     sg::write_text(path, "next");  // removes what the killed one left
@@ -100,9 +120,10 @@ TEST_CASE("a writer that is killed at any system call leaves the old file or the
 }
 
 TEST_CASE("the temporary file of a living writer is not removed", "[engine][output_file]") {
+  const Temporary temporary = GENERATE(Temporary::unnamed, Temporary::named);
   const TempFolder folder;
   const std::string path = (folder / "a").string();
-  sg::OutputFile living(path);
+  sg::OutputFile living(path, temporary);
   living.write(std::as_bytes(std::span(std::string_view("living"))));
   sg::write_text(path, "other");
   CHECK(file_bytes(path) == "other");
@@ -148,4 +169,18 @@ TEST_CASE("a file that cannot be written is an error with the system's reason", 
   CHECK_THROWS_WITH(sg::write_text(folder / "no/file", "x"),
                     ContainsSubstring("no/file: cannot be created: No such file or directory"));
   CHECK_THROWS_WITH(sg::write_text(folder.path(), "x"), ContainsSubstring(": is a folder (a file, or a new name)"));
+}
+
+TEST_CASE("a new file of a writer that is killed before the end leaves nothing", "[engine][output_file]") {
+  const TempFolder folder;
+  if (!has_unnamed(folder)) SKIP("this file system has no files without a name");
+  for (int call = 0;; call += sg::testing::scale()) {
+    CAPTURE(call);
+    const Ended ended = sg::testing::run_killed_at(call, [&] { sg::write_text(folder / "a", "new"); });
+    REQUIRE(ended != Ended::failed);
+    const std::set<std::string> names = names_in(folder.path());
+    REQUIRE((names.empty() || (names == std::set<std::string>{"a"} && file_bytes(folder / "a") == "new")));
+    fs::remove(folder / "a");
+    if (ended == Ended::done) break;
+  }
 }
