@@ -17,6 +17,7 @@ namespace stepgraph::loopback {
 
 // Copies bytes [begin, begin + length) of one stretch to the same bytes of another. The two are disjoint or identical.
 inline void copy(const Stretch& from, const Stretch& to, std::int64_t begin, std::int64_t length) noexcept {
+  if (length == 0) return;  // there may be no byte at `begin`
   Cursor source(from, begin), target(to, begin);
   while (length > 0) {
     const std::int64_t count = std::min({length, source.length(), target.length()});
