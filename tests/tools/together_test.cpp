@@ -60,7 +60,7 @@ TEST_CASE("all processes stop for the reason of the first one that has one", "[t
     cli::Stop mine;
     if (process == 2) mine.failure.emplace(sg::ErrorKind::run, "the data ends");
     const cli::Stop stop = cli::agree(world, mine);
-    return stop.failure && stop.failure->kind() == sg::ErrorKind::run ? stop.failure->what() : "";
+    return std::string(stop.failure && stop.failure->kind() == sg::ErrorKind::run ? stop.failure->what() : "");
   });
   CHECK(failure == std::vector<std::string>(3, "the data ends"));
   const auto closed = of_processes<bool>(
