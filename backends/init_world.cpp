@@ -1,6 +1,7 @@
 #include "backends/init_world.hpp"
 
 #include <csignal>
+#include <iostream>
 #include <utility>
 
 #ifdef STEPGRAPH_WITH_GLOO
@@ -48,7 +49,12 @@ std::unique_ptr<ProcessWorld> init_world(std::string_view backend, const InitOpt
   }
   ignore_broken_pipes();
   allow_many_files();
-  const Watchdog watchdog(str("the set-up of the ", backend, " world"), options.world.timeout + watchdog_margin);
+  const auto time = options.world.timeout + watchdog_margin;
+  const Watchdog watchdog("", time, [&, what = str("the set-up of the ", backend, " world has not ended after ")] {
+    const std::string why = options.explain_set_up ? options.explain_set_up() : "";
+    std::cerr << str("stepgraph: ", why, why.empty() ? "" : "; ", what, time.count(), " ms\n") << std::flush;
+    end_process(3);
+  });
 #ifdef STEPGRAPH_WITH_MPI
   if (backend == "mpi") return std::make_unique<MpiWorld>(options.place, options.world);
 #endif

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@ namespace stepgraph {
 struct InitOptions {
   PlaceOverrides place      = {};  // replaces what the environment says
   ProcessWorldOptions world = {};
+  // What may keep the set-up from ending, for its message: "rank 2 is stopped". Empty: not known.
+  std::function<std::string()> explain_set_up = {};
 };
 
 // The world of this process, which is one of several: "gloo" or "mpi". Collective: it returns when all processes have

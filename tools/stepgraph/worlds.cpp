@@ -20,6 +20,7 @@
 #endif
 #include "backends/init_world.hpp"
 #include "backends/loopback/world.hpp"
+#include "backends/process/siblings.hpp"
 #include "backends/process/watchdog.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/partial.hpp"
@@ -76,13 +77,16 @@ PlaceOverrides place_of(const WorldSpec& world) {
 }
 
 // SIGTERM in a process of a job: mpirun sends it when another process has died, and a second later SIGKILL. So it does
-// not end the process before this one has learnt of the failure and has reported it (control.hpp), or for 300 ms.
+// not end the process before it has learnt of the failure and has reported it (control.hpp). In the set-up, where it
+// may not learn of it, it ends after 600 ms.
 class SigtermWatch {
  public:
-  // `reported`: whether a failure was. `what`: the phase until made() is called, for a message.
-  SigtermWatch(std::string what, const std::atomic<bool>& reported)
+  // `reported`: whether a failure was. `what`: the phase until made() is called, for a message; `explain`: which
+  // process has ended then, if it is known.
+  SigtermWatch(std::string what, const std::atomic<bool>& reported, std::function<std::string()> explain)
       : what_(std::move(what)),
         reported_(reported),
+        explain_(std::move(explain)),
         thread_([this] { run(); }),
         call_([](void* data) { static_cast<SigtermWatch*>(data)->wake(); }, this) {}
   ~SigtermWatch() {
@@ -114,15 +118,19 @@ class SigtermWatch {
 
   void run() {
     for (std::uint64_t count = 0; ::read(event_.get(), &count, sizeof count) > 0 || errno == EINTR;) {
+      const std::string why = explain_();  // now: soon others end too
       std::unique_lock lock(mutex_);
-      const Deadline until = Clock::now() + std::chrono::milliseconds(300);
+      const Deadline until = Clock::now() + std::chrono::milliseconds(200);
       while (!stop_ && world_ == nullptr && Clock::now() < until)
         changed_.wait_for(lock, std::chrono::milliseconds(10));
       if (stop_) return;
       if (world_ != nullptr) {
         world_->note_signal();
       } else if (!reported_) {
-        std::cerr << str("stepgraph: told to end (SIGTERM) in ", what_, "\n") << std::flush;
+        std::cerr << str("stepgraph: ", why, why.empty() ? "" : "; ", "told to end (SIGTERM) in ", what_, "\n")
+                  << std::flush;
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::milliseconds(400));  // mpirun kills the others after the first end
         end();
       }
     }
@@ -130,6 +138,7 @@ class SigtermWatch {
 
   const std::string what_;
   const std::atomic<bool>& reported_;
+  const std::function<std::string()> explain_;
   Descriptor event_{::eventfd(0, EFD_CLOEXEC)};
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -172,7 +181,10 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
     SigtermWatch::end();
   };
   std::unique_ptr<ProcessWorld> world;
-  SigtermWatch sigterm(str("the set-up of the ", config.backend, " world"), printed);
+  std::optional<Siblings> siblings;
+  if (config.backend == "mpi") siblings = Siblings::of_mpirun(process_environment());
+  options.explain_set_up = [&siblings] { return siblings ? siblings->missing() : std::string(); };
+  SigtermWatch sigterm(str("the set-up of the ", config.backend, " world"), printed, options.explain_set_up);
   try {
     world = init_world(config.backend, options);
   } catch (const Error& error) {
