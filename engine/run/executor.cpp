@@ -82,8 +82,13 @@ struct Program::Impl {
       tasks[node] = taskflow.emplace(
           [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
     }
-    for (const std::uint32_t node : order->task_nodes) {
-      for (const std::uint32_t before : order->preds_of(node)) tasks[before].precede(tasks[node]);
+    // A worker goes on with the last successor of a task, if it can run, and wakes others for the rest. A node that waits
+    // is never the last where another one can run: the worker would leave its core, and a woken one might get it late.
+    for (const bool waits : {true, false}) {
+      for (const std::uint32_t node : order->task_nodes) {
+        if (running.waits(node) != waits) continue;
+        for (const std::uint32_t before : order->preds_of(node)) tasks[before].precede(tasks[node]);
+      }
     }
   }
 

@@ -242,7 +242,7 @@ void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
 void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Worker& worker) noexcept {
   if (device_) return run_on_device(invoke, task, worker);
   std::optional<PermitGuard> permit;
-  if (needs_.count_bodies && (waits_.empty() || !waits_[task.node])) {
+  if (needs_.count_bodies && !waits(task.node)) {
     permit.emplace(*pool_, worker);
     if (stopping()) return;  // it may have waited long for the permit
   }

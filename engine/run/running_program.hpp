@@ -163,6 +163,7 @@ class RunningProgram {
   // Does nothing once the run is stopping.
   static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
   [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
+  [[nodiscard]] bool waits(std::uint32_t node) const { return !waits_.empty() && waits_[node]; }  // for other ranks
 
   // Stops a run, also while a device works on what was issued; the first reason is kept. With `name_running` the nodes
   // that run at this moment are added to it.

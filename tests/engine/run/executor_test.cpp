@@ -581,6 +581,25 @@ TEST_CASE("kernels inside kernels work on a waiting lane with one thread", "[eng
   CHECK(tiles == 4);
 }
 
+TEST_CASE("a thread goes on computing, and leaves a node that waits to another thread", "[engine][executor][threads]") {
+  sg::Graph graph;
+  const sg::Buffer made = graph.token(r0, "made");
+  std::thread::id first, next;
+  const auto note = [](std::thread::id& where) {
+    return [&where](const sg::Context&) { where = std::this_thread::get_id(); };
+  };
+  graph.add({.name = "first", .writes = {made}}, note(first));
+  graph.add({.name = "next", .reads = {made}}, note(next));
+  graph.add({.name = "waits", .lane = graph.lane(r0, sg::LaneKind::host), .reads = {made}}, [](const sg::Context&) {});
+  WaitingWorld world(1);
+  sg::Program program(graph, world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 10s});
+  for (int i = 0; i < 20; ++i) {
+    executor.run(program);
+    REQUIRE(first == next);
+  }
+}
+
 TEST_CASE("a tile may announce on any thread what it waits for", "[engine][executor][threads]") {
   sg::Graph graph;
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
