@@ -1,7 +1,6 @@
 #include "backends/mpi/network.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,15 +19,6 @@ using namespace std::chrono_literals;
 constexpr auto glance       = 20ms;  // between looks at `interrupted_`
 constexpr auto closing_time = 30s;   // for the end of communicators; nothing watches the other processes any more
 
-// More processes than cores, of the machine or of those that this process may use.
-bool is_crowded(int num_processes) {
-  long cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores = std::min<long>(cores, CPU_COUNT(&allowed));
-  return cores < num_processes;
-}
-
 std::string text_of(int code) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
@@ -38,9 +28,10 @@ std::string text_of(int code) {
 
 }  // namespace
 
-// How a thread waits that tests messages. While nothing computes in this process, it uses the core: it tests again at
-// once or, with more processes than cores, lets the others run first. Beside a thread that computes it naps: a nap ends
-// when its time is over, but a thread that yields gets the core back only after the slice of the other one.
+// How a thread waits that tests messages. While nothing computes in this process, it tests again and again, and yields
+// in between: a thread that is about to compute may have been woken on the same core. Beside a thread that computes it
+// naps: a nap ends when its time is over, but a thread that yields gets the core back only after the slice of the
+// other.
 class MpiNetwork::Pause {
  public:
   explicit Pause(const MpiNetwork& network) : network_(network) {}
@@ -48,7 +39,7 @@ class MpiNetwork::Pause {
   void operator()() {
     if (num_tests_++ % tests_between_looks == 0) idle_ = network_.hooks_.is_idle();
     if (idle_ && num_tests_ < most_tests) {
-      if (network_.crowded_) ::sched_yield();
+      ::sched_yield();
       return;
     }
     std::this_thread::sleep_for(nap_);
@@ -73,7 +64,6 @@ class MpiNetwork::Pause {
 MpiNetwork::MpiNetwork(Job& job, ProcessWorld::Hooks hooks)
     : job_(job),
       hooks_(std::move(hooks)),
-      crowded_(is_crowded(job.place().local_size)),
       num_sent_(static_cast<std::size_t>(job.size())),
       num_received_(static_cast<std::size_t>(job.size())) {
   check(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "copying the communicator");

@@ -65,7 +65,6 @@ class MpiNetwork final : public Network {
 
   Job& job_;
   const ProcessWorld::Hooks hooks_;
-  const bool crowded_;                 // more processes than cores
   MPI_Comm world_    = MPI_COMM_NULL;  // a copy of MPI's
   int tag_turn_bits_ = 0, tag_step_bits_ = 0;
 
