@@ -297,6 +297,32 @@ class RankSlots {
   Buffer done_;  // the token that the next gathering waits for, where it waits
 };
 
+// Nodes in the order of the graph, but each reduction directly after the last node before it that uses one of its
+// buffers. Parts are issued in this order. Reductions that came after the whole backward pass would wait for the last
+// gathering, which waits for a slot. Sums over stages, which have no stage, keep their place: the stages are not at the
+// same point of their backward passes. So do all where gradients are reduced after each microbatch: with_slots adds
+// those reductions at their place.
+std::vector<std::uint32_t> with_early_reductions(const Graph& graph, const SlotPlan& slots) {
+  std::vector<std::uint32_t> order(graph.num_nodes()), place(graph.num_nodes());
+  std::vector<std::uint32_t> last_use(graph.num_buffers(), 0);  // by buffer: the place of the node
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    order[node] = place[node] = node;
+    const std::size_t count   = graph.num_accesses(Node{node});
+    const Labels labels       = graph.labels(Node{node});
+    if (slots.gradients.empty() && labels.phase == "reduce" && labels.stage >= 0) {
+      place[node] = 0;
+      for (std::size_t i = 0; i < count; ++i)
+        place[node] = std::max(place[node], last_use[graph.access(Node{node}, i).buffer.id]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t& last = last_use[graph.access(Node{node}, i).buffer.id];
+      last                = std::max(last, place[node]);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return place[a] < place[b]; });
+  return order;
+}
+
 }  // namespace
 
 Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& plan) {
@@ -319,7 +345,7 @@ Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& pla
   for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(out.group(graph.spec(Group{i})));
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).uses().see(node);
   for (auto& [rank, rank_slots] : ranks) rank_slots.assign(out);
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).emit(out, node);
+  for (const std::uint32_t node : with_early_reductions(graph, slots)) of(graph.rank(Node{node})).emit(out, node);
   return out;
 }
 

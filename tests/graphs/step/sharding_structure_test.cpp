@@ -106,6 +106,22 @@ TEST_CASE("prefetch determines how early weights are gathered for the backward p
   }
 }
 
+TEST_CASE("gradients that are reduced once are reduced during the last backward pass", "[graphs][shard]") {
+  const sg::StepGraph step = step_of({.strategy = Shard::full, .slots = 2, .min_params = 0});
+  const sg::Graph& graph   = step.graph;
+  for (const int rank : {0, 1}) {
+    const auto nodes = nodes_of(graph, sg::Rank{rank});
+    const auto issue = [&](const std::string& name) { return graph.part(nodes.at(name)).issue; };
+    const int last   = step.num_microbatches - 1;
+    for (int layer = 2; layer < 4; ++layer) {
+      // The weights of the layer two before need the slot of this layer, so they are gathered later.
+      CAPTURE(rank, layer);
+      CHECK(issue(sg::str("reduce_scatter layer", layer)) <
+            issue(sg::str("all_gather B layer", layer - 2, " mb", last)));
+    }
+  }
+}
+
 TEST_CASE("without forward prefetch a layer is gathered after the layer before it has computed", "[graphs][shard]") {
   const sg::StepGraph step = step_of({.strategy = Shard::full, .forward_prefetch = false, .slots = 3, .min_params = 0});
   const auto nodes         = nodes_of(step.graph, sg::Rank{1});
