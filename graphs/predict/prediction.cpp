@@ -85,6 +85,9 @@ double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_co
   const double rate = simulate(without_transfers(step.schedule), {.costs = stage_costs}).bubble_rate;
   return rate < 1e-9 ? 0 : rate;  // less is rounding
 }
+double pipeline_efficiency(const StepGraph& step, const std::vector<Costs>& stage_costs) {
+  return simulate(without_transfers(step.schedule), {.costs = stage_costs}).efficiency;
+}
 double pipeline_bubble(const StepGraph& step, const Timeline& timeline) {
   return pipeline_bubble(step, stage_costs(step, timeline));
 }

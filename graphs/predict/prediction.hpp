@@ -38,5 +38,7 @@ struct StepPrediction {
 // The bubble rate of the step's schedule with these stage times, if every rank had a device of its own.
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const Timeline& timeline);
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_costs);
+// The share of the devices' time in which they compute: less than 1 also where stages are not equally long.
+[[nodiscard]] double pipeline_efficiency(const StepGraph& step, const std::vector<Costs>& stage_costs);
 
 }  // namespace stepgraph

@@ -33,7 +33,7 @@ StepSize step_size(const StepRun& run) {
     all.edges += received.get<std::int64_t>();
     all.reuse_edges += received.get<std::int64_t>();
     while (!received.empty()) {
-      const auto rank = received.get<Rank>();
+      const auto rank                                          = received.get<Rank>();
       all.peak_bytes.at(static_cast<std::size_t>(index(rank))) = received.get<std::int64_t>();
     }
   }
@@ -65,7 +65,7 @@ StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
     const std::vector<Bytes> all = run.peers()->gather("figures of a step", sent.take());
     for (std::size_t process = 1; process < all.size(); ++process) {
       Unpacker received(all[process]);
-      const auto other = received.get<StepFigures>();
+      const auto other   = received.get<StepFigures>();
       mine.step_s        = std::max(mine.step_s, other.step_s);
       mine.planned_bytes = std::max(mine.planned_bytes, other.planned_bytes);
       mine.used_bytes    = std::max(mine.used_bytes, other.used_bytes);
@@ -84,6 +84,7 @@ StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
   mine.workers_busy = num_workers > 0 ? busy / static_cast<double>(num_workers) : 0;
   mine.hidden       = HiddenCommunication{.communicate_s = communicate_s, .hidden_s = hidden_s}.share();
   mine.bubble       = run.is_first() ? pipeline_bubble(step, costs) : 0;
+  mine.efficiency   = run.is_first() ? pipeline_efficiency(step, costs) : 0;
   return mine;
 }
 

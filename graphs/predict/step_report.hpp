@@ -27,6 +27,7 @@ struct StepFigures {
   double workers_busy        = 0;  // share of the step, over all workers
   double hidden              = 0;  // share of the communication during which the same rank computed
   double bubble              = 0;  // of the pipeline, simulated with one device per rank and the measured times
+  double efficiency          = 0;  // of the pipeline, likewise: the share of the devices' time in which they compute
   std::int64_t planned_bytes = 0;  // of the largest arena of a rank
   std::int64_t used_bytes    = 0;  // the most that was written in one, if memory was poisoned before the run
 };

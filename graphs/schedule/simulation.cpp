@@ -1,6 +1,7 @@
 #include "graphs/schedule/simulation.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "engine/base/error.hpp"
 #include "engine/simulate/simulate.hpp"
@@ -66,6 +67,8 @@ ScheduleTimeline simulate(const PipelineSchedule& schedule, const ScheduleCosts&
   }
   result.makespan    = timeline.makespan_s;
   result.bubble_rate = std::max(0.0, 1 - *std::max_element(work.begin(), work.end()) / result.longest_span);
+  result.efficiency =
+      std::accumulate(work.begin(), work.end(), 0.0) / (static_cast<double>(work.size()) * result.makespan);
   return result;
 }
 

@@ -14,6 +14,7 @@ struct ScheduleTimeline {
   // (longest span - work) / longest span, where work is what the busiest rank computes: the paper's rate (Zero Bubble,
   // ICLR 2024), which does not count a rank's wait for its first input, nor that for others after its last action.
   double bubble_rate                  = 0;
+  double efficiency                   = 0;   // share of the time of all ranks in which they compute
   std::vector<double> peak_activation = {};  // [rank]: in microbatches of one rank
 };
 

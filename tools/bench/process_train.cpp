@@ -57,7 +57,7 @@ void print(const TrainingCase& what, const Measured& measured, const TrainOption
   const double step_s       = quantile(measured.seconds, 0.5);
   const double ratio        = quantile(measured.loopback_seconds, 0.5) / step_s;
   const double tokens_per_s = static_cast<double>(what.tokens()) / step_s;
-  const double efficiency   = 1 - measured.figures.bubble;
+  const double efficiency   = measured.figures.efficiency;
   if (options.json) {
     return cli::print_line(json_line({{"type", "train"},
                                       {"model", what.model},

@@ -123,6 +123,7 @@ TEST_CASE("ranks may have different costs", "[graphs][schedule][simulation]") {
   CHECK(timeline.rows[1] == std::vector<sg::NodeTime>{{1.5, 3.5}, {3.5, 7.5}, {7.5, 9.5}, {9.5, 13.5}});
   CHECK(timeline.rows[0] == std::vector<sg::NodeTime>{{0, 1}, {1, 2}, {7.75, 8.75}, {13.75, 14.75}});
   CHECK(timeline.bubble_rate == Approx((14.75 - 12) / 14.75));  // the busiest rank works for 12
+  CHECK(timeline.efficiency == Approx((4 + 12) / (2 * 14.75)));
 }
 
 TEST_CASE("invalid costs are refused", "[graphs][schedule][simulation][refuses]") {
