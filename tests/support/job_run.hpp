@@ -41,7 +41,7 @@ class JobRun {
     bool ended = false;
     int code   = -1;
   };
-  void start(int rank, const std::vector<std::string>& command, const Variables& variables, int inherited);
+  void start(int rank, const std::vector<std::string>& command, Variables given, int inherited);
   bool poll();  // whether all have ended
 
   TempFolder folder_;

@@ -17,6 +17,9 @@ inline int scale() {
 // How many of `count` cases to try, and how many of `count` hits to expect.
 inline int cases(int count) { return std::max(1, count / scale()); }
 inline int at_least(int count) { return count / scale(); }
+// The factor by which waits and time-outs of tests grow: how much slower sanitized code is. It does not depend on the
+// number of cases.
+inline int slowness() { return is_sanitized() ? 8 : 1; }
 // Whether to skip cases that only repeat others with different or larger numbers.
 inline bool sanitized() { return scale() > 1; }
 

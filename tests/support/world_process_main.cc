@@ -1,6 +1,7 @@
 // One process of a world of processes: world_process BACKEND TASK [ARGUMENT]. Its place is in the environment.
 //
-// conformance [LARGE_BYTES [ONLY]]: runs the conformance suite, or the cases with this in their names. Prints errors.
+// conformance [LARGE_BYTES [ONLY]]: runs the conformance suite, or the cases with this in their names. Prints errors,
+// or "passed".
 //
 // sums STEPS: runs that many all-reduces. Prints "begins RANK PID", then "done".
 //
@@ -29,9 +30,10 @@ int conformance(sg::ProcessWorld& world, std::int64_t large_bytes, const char* o
                                              .large_bytes  = large_bytes,
                                              .num_random   = sg::testing::cases(4),
                                              .threads      = 1,
-                                             .step_timeout = std::chrono::seconds(40),
+                                             .step_timeout = std::chrono::seconds(40) * sg::testing::slowness(),
                                              .only         = only});
   for (const std::string& failure : failures) std::cerr << failure << "\n";
+  if (failures.empty()) std::cout << "passed\n" << std::flush;
   return failures.empty() ? 0 : 1;
 }
 

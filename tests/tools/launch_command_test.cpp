@@ -18,12 +18,14 @@ using sg::testing::SmallRun;
 
 namespace {
 
+const std::chrono::seconds a_wait = 30s * sg::testing::slowness();  // tests that pass do not wait for it
+
 // A launch of training that goes on for a long time.
 struct LongRun {
   LongRun()
       : job({command_path(), "launch", "-n", "3", "--", "train", run.config(), "--set", "data={\"synthetic\": 1}",
              "--steps", "1000000", "--json"}) {
-    started = job.wait_for_text(0, "\"step\"", 30s);
+    started = job.wait_for_text(0, "\"step\"", a_wait);
   }
   SmallRun run;
   JobRun job;
@@ -32,7 +34,7 @@ struct LongRun {
 
 }  // namespace
 
-TEST_CASE("launch passes rank 0's output through, and marks the rest with its rank", "[tools][launch]") {
+TEST_CASE("launch passes rank 0's output through, and marks the rest with its rank", "[tools][launch][jobs]") {
   const std::string command = "schedule --kind 1f1b --stages 2 --microbatches 3";
   const auto alone = run_stepgraph(command), launched = run_stepgraph("launch -n 3 -- " + command);
   CHECK(launched.exit_code == 0);
@@ -42,7 +44,7 @@ TEST_CASE("launch passes rank 0's output through, and marks the rest with its ra
   CHECK_THAT(launched.err, !ContainsSubstring("[rank 0]"));
 }
 
-TEST_CASE("launch ends with the exit code of the first failure", "[tools][launch]") {
+TEST_CASE("launch ends with the exit code of the first failure", "[tools][launch][jobs]") {
   const auto failed = run_stepgraph("launch -n 2 -- train no-such-file.json");
   CHECK(failed.exit_code == 2);
   CHECK(failed.out == "");
@@ -51,7 +53,7 @@ TEST_CASE("launch ends with the exit code of the first failure", "[tools][launch
   CHECK_THAT(failed.err, ContainsSubstring("failed with exit code 2"));
 }
 
-TEST_CASE("launch refuses wrong usage", "[tools][launch]") {
+TEST_CASE("launch refuses wrong usage", "[tools][launch][jobs]") {
   CHECK(run_stepgraph("launch -- train run.json").exit_code == 2);
   CHECK(run_stepgraph("launch -n 0 -- train run.json").exit_code == 2);
   CHECK(run_stepgraph("launch -n 2").exit_code == 2);
@@ -59,34 +61,34 @@ TEST_CASE("launch refuses wrong usage", "[tools][launch]") {
   CHECK(run_stepgraph("launch -n 1 -- launched").exit_code == 2);
 }
 
-TEST_CASE("launch hands arguments over as they are", "[tools][launch]") {
+TEST_CASE("launch hands arguments over as they are", "[tools][launch][jobs]") {
   const auto named = run_stepgraph("launch -n 1 -- train '[a,b] {c}'");
   CHECK_THAT(named.err, ContainsSubstring("[a,b] {c}: cannot be read"));
 }
 
-TEST_CASE("launch passes signals on, and leaves no process", "[tools][launch]") {
+TEST_CASE("launch passes signals on, and leaves no process", "[tools][launch][jobs]") {
   LongRun run;
   REQUIRE(run.started);
   run.job.signal(0, SIGTERM);
-  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGTERM});
+  CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGTERM});
   CHECK(processes_with(run.run.config()).empty());
 }
 
-TEST_CASE("launch ends all when one is killed", "[tools][launch]") {
+TEST_CASE("launch ends all when one is killed", "[tools][launch][jobs]") {
   LongRun run;
   REQUIRE(run.started);
   const std::vector<pid_t> ranks = children_of(run.job.pid(0));
   REQUIRE(ranks.size() == 3);
   ::kill(ranks[1], SIGKILL);
-  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGKILL});
+  CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGKILL});
   CHECK_THAT(run.job.err(0), ContainsSubstring("was ended by signal 9"));
   CHECK(processes_with(run.run.config()).empty());
 }
 
-TEST_CASE("processes of a launch that is killed end", "[tools][launch]") {
+TEST_CASE("processes of a launch that is killed end", "[tools][launch][jobs]") {
   LongRun run;
   REQUIRE(run.started);
   run.job.signal(0, SIGKILL);
-  CHECK(run.job.wait(30s) == std::vector<int>{128 + SIGKILL});
+  CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGKILL});
   CHECK(processes_with(run.run.config()).empty());
 }
