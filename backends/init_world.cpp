@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <iostream>
+#include <mutex>
 #include <utility>
 
 #ifdef STEPGRAPH_WITH_GLOO
@@ -49,9 +50,19 @@ std::unique_ptr<ProcessWorld> init_world(std::string_view backend, const InitOpt
   }
   ignore_broken_pipes();
   allow_many_files();
+  // The first process that ends brings the end of the others. So each looks for the cause before any of them ends.
+  std::mutex mutex;
+  std::string cause;
+  const auto look = [&] {
+    const std::string found = options.explain_set_up ? options.explain_set_up() : "";
+    const std::lock_guard lock(mutex);
+    if (cause.empty()) cause = found;
+    return cause;
+  };
+  const Watchdog first_look("", options.world.timeout, look);
   const auto time = options.world.timeout + watchdog_margin;
   const Watchdog watchdog("", time, [&, what = str("the set-up of the ", backend, " world has not ended after ")] {
-    const std::string why = options.explain_set_up ? options.explain_set_up() : "";
+    const std::string why = look();
     std::cerr << str("stepgraph: ", why, why.empty() ? "" : "; ", what, time.count(), " ms\n") << std::flush;
     end_process(3);
   });

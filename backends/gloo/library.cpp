@@ -40,8 +40,7 @@ class JobStore final : public gloo::rendezvous::Store {
 class GlooAllReduce final : public LibraryAllReduce {
  public:
   GlooAllReduce(Job& job, std::chrono::milliseconds timeout)
-      : device_(make_gloo_device(job.place())),
-        context_(std::make_shared<gloo::rendezvous::Context>(job.rank(), job.size())) {
+      : device_(make_gloo_device(job)), context_(std::make_shared<gloo::rendezvous::Context>(job.rank(), job.size())) {
     JobStore store(job, timeout);
     context_->setTimeout(timeout);
     try {

@@ -20,20 +20,14 @@ constexpr std::chrono::milliseconds endless = std::chrono::hours(24 * 365);
 
 constexpr std::uint64_t proof_slot = ~std::uint64_t{0};  // no message has it: its turn is too large
 
-// The address at which other processes reach this one: the loopback address if the job is on this machine.
-std::string own_address(const ProcessPlace& place) {
-  if (place.address.empty() || is_loopback_name(place.address)) return "127.0.0.1";
-  return address_towards(place.address, place.port);
-}
-
 }  // namespace
 
-std::shared_ptr<gloo::transport::Device> make_gloo_device(const ProcessPlace& place) {
+std::shared_ptr<gloo::transport::Device> make_gloo_device(const Job& job) {
   gloo::transport::tcp::attr attr;
   if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
     attr.iface = interface;
   } else {
-    attr.hostname = own_address(place);
+    attr.hostname = job.own_address();
   }
   try {
     return gloo::transport::tcp::CreateDevice(attr);
@@ -48,7 +42,7 @@ GlooNetwork::GlooNetwork(Job& job, ProcessWorld::Hooks hooks, std::chrono::milli
       hooks_(std::move(hooks)),
       timeout_(timeout),
       key_(job_key(job.place().secret, job.place().job)),
-      device_(make_gloo_device(job.place())) {
+      device_(make_gloo_device(job)) {
   make_context();
 }
 
@@ -93,7 +87,7 @@ void GlooNetwork::connect(const Connections& connections) {
 // All addresses are told before the first connection is made. A connection is accepted by the thread of Gloo, so
 // processes can connect in any order.
 void GlooNetwork::connect_to(const std::vector<Rank>& peers) {
-  const Patience patience{Clock::now() + timeout_, &job_.control().interrupt()};
+  const Patience patience{Clock::now() + timeout_, interrupt_.get()};  // also of an abort
   const auto key_of = [&](int from, int to) { return str("gloo ", generation_, " ", from, " ", to); };
   std::map<Rank, Nonce> mine, theirs;
   std::map<Rank, std::vector<char>> addresses;
@@ -162,7 +156,10 @@ void GlooNetwork::recover(std::uint64_t generation) {
     const std::lock_guard lock(mutex_);
     messages_.clear();
     pairs_.clear();
-    if (!failed_) why_.reset();
+    if (!failed_) {
+      why_.reset();
+      interrupt_ = std::make_unique<Interrupt>();
+    }
   }
   generation_ = generation;
   make_context();
@@ -228,6 +225,7 @@ void GlooNetwork::interrupt(Interruption kind, const std::string& why) noexcept 
     const std::lock_guard lock(mutex_);
     why_    = why;
     failed_ = failed_ || kind == Interruption::failed;
+    interrupt_->raise(why);
     for (const auto& [id, message] : messages_)
       message.sends ? message.buffer->abortWaitSend() : message.buffer->abortWaitRecv();
   }

@@ -26,7 +26,7 @@ class UnboundBuffer;
 namespace stepgraph {
 
 // The addresses that Gloo listens on.
-[[nodiscard]] std::shared_ptr<gloo::transport::Device> make_gloo_device(const ProcessPlace& place);
+[[nodiscard]] std::shared_ptr<gloo::transport::Device> make_gloo_device(const Job& job);
 
 // Messages by Gloo's TCP transport: one connection between two ranks that exchange messages, and a thread of Gloo that
 // reads and writes for all of them. A request is an unbound buffer of Gloo. One rank in each process.
@@ -80,8 +80,9 @@ class GlooNetwork final : public Network {
   std::map<Rank, gloo::transport::Pair*> pairs_;  // of context_
   std::unordered_map<std::uint64_t, Message> messages_;
   std::uint64_t last_ = 0;
-  std::optional<std::string> why_;  // interrupted
-  bool failed_ = false;             // for good
+  std::optional<std::string> why_;                                        // interrupted
+  std::unique_ptr<Interrupt> interrupt_ = std::make_unique<Interrupt>();  // the same, for waits at the store
+  bool failed_                          = false;                          // for good
 };
 
 }  // namespace stepgraph

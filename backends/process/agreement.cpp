@@ -41,10 +41,10 @@ class Outliner {
     for (const Communicator& each : groups) {
       const std::string subject = subject_of(each.group);
       Outline made{.subject = subject + ": collectives", .is_group = true};
-      made.id                               = digest_of(made.subject);
-      made.here                             = static_cast<std::uint32_t>(graph.ranks().num_in(each.group.ranks));
-      made.all                              = static_cast<std::uint32_t>(each.group.ranks.size());
-      place_[{subject, Rank{-1}, Rank{-1}}] = out_.size();
+      made.id   = digest_of(made.subject);
+      made.here = static_cast<std::uint32_t>(graph.ranks().num_in(each.group.ranks));
+      made.all  = static_cast<std::uint32_t>(each.group.ranks.size());
+      place_[{each.group.name, Rank{-1}, Rank{-1}}] = out_.size();
       out_.push_back(std::move(made));
     }
   }
@@ -65,10 +65,10 @@ class Outliner {
 
  private:
   Outline& between(Group group, Rank from, Rank to) {
-    const std::string subject = subject_of(graph_.spec(group));
-    const auto [at, is_new]   = place_.try_emplace({subject, from, to}, out_.size());
+    const GroupSpec& spec   = graph_.spec(group);
+    const auto [at, is_new] = place_.try_emplace({spec.name, from, to}, out_.size());
     if (!is_new) return out_[at->second];
-    Outline made{.subject = str(subject, ": messages from rank ", from, " to rank ", to)};
+    Outline made{.subject = str(subject_of(spec), ": messages from rank ", from, " to rank ", to)};
     made.from = from;
     made.to   = to;
     made.id   = digest_of(made.subject);
@@ -109,7 +109,7 @@ class Outliner {
         for (const std::uint32_t node : nodes) add_pairs({node}, what.group);
         break;
     }
-    out_[place_.at({subject_of(graph_.spec(what.group)), Rank{-1}, Rank{-1}})].lines.push_back(std::move(text));
+    out_[place_.at({graph_.spec(what.group).name, Rank{-1}, Rank{-1}})].lines.push_back(std::move(text));
   }
 
   // The sizes of a member's bytes to and from the others.
@@ -156,7 +156,7 @@ class Outliner {
 
   const Graph& graph_;
   std::vector<Outline> out_;
-  std::map<std::tuple<std::string, Rank, Rank>, std::size_t> place_;  // by group, sender and receiver
+  std::map<std::tuple<std::string, Rank, Rank>, std::size_t> place_;  // by the group's name, sender and receiver
 };
 
 // --- what processes send to process 0 ------------------------------------------------------------------------------

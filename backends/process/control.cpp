@@ -24,7 +24,7 @@ constexpr auto departing_time     = 2s;
 
 enum class Kind : std::uint8_t {
   beat = 1,   // with the progress
-  failed,     // to process 0, with the text
+  failed,     // to process 0, with the rank that was the cause, and the text
   suspicion,  // to process 0, with rank and text
   verdict,    // of process 0
   written,    // to process 0: has written what it knows
@@ -120,8 +120,8 @@ std::string Control::line() const {
   return line_;
 }
 
-void Control::fail(const std::string& text) {
-  post(message(Kind::failed).text(text.empty() ? "unknown error" : text).bytes());
+void Control::fail(const std::string& text, int by) {
+  post(message(Kind::failed).number(by == options_.rank ? -1 : by).text(text.empty() ? "unknown error" : text).bytes());
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, Clock::now() + options_.suspicion_time, [&] { return shown_state_ == State::left; });
 }
@@ -161,8 +161,10 @@ void Control::run() {
     // This process was stopped for a while. What the others have sent since is read before they are judged.
     if (now - last_turn_ >= options_.timeout / 2) judge_from_ = now + 2 * interval_;
     if (state_ == State::working && options_.rank == 0 && now - last_turn_ >= options_.timeout + interval_) {
-      const auto gap = std::chrono::duration_cast<std::chrono::milliseconds>(now - last_turn_).count();
-      decide(verdict_on(VerdictKind::silent, 0, table_, str("it did not run for ", gap, " ms")), now);
+      // If the others ran meanwhile, they have left, and their connections are closed. If all were stopped, the job
+      // goes on.
+      stopped_for_   = std::chrono::duration_cast<std::chrono::milliseconds>(now - last_turn_);
+      stopped_until_ = now + 2 * interval_;
     }
     last_turn_ = now;
     work(now);
@@ -328,6 +330,7 @@ void Control::take_as_first(int rank, const Bytes& frame, Deadline now) {
     }
     case Kind::failed:
       if (!row.failed.empty()) break;
+      row.failed_by   = from.number<int>();
       row.failed      = from.text();
       row.failed_turn = ++num_failures_;
       judge_due_      = true;
@@ -380,6 +383,10 @@ void Control::closed(int rank, Deadline now) {
   connections_[static_cast<std::size_t>(rank)].close();
   table_[static_cast<std::size_t>(rank)].closed = true;
   judge_due_                                    = true;
+  if (options_.rank == 0 && state_ == State::working && now < stopped_until_) {
+    const std::string text = str("it did not run for ", stopped_for_.count(), " ms");
+    return decide(verdict_on(VerdictKind::silent, 0, table_, text), now);
+  }
   if (options_.rank == 0) {  // the rules find it
     const std::lock_guard lock(mutex_);
     clean_ = clean_ && state_ != State::departing;

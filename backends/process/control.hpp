@@ -63,9 +63,9 @@ class Control {
     return interrupt_;
   }  // raised by the verdict, with its line
 
-  // This process has failed. Returns when the verdict has been given and written everywhere, or when that takes too
-  // long.
-  void fail(const std::string& text);
+  // This process has failed; `by`: because another rank has aborted the run, which is then the one that failed. Returns
+  // when the verdict has been given and written everywhere, or when that takes too long.
+  void fail(const std::string& text, int by = -1);
   // Another process seems to have failed. Waits `suspicion_time` for the verdict; returns its line, or `text` if there
   // is none.
   [[nodiscard]] std::string suspect(int rank, const std::string& text);
@@ -126,12 +126,14 @@ class Control {
   std::vector<bool> written_;
   State state_ = State::working;
   Deadline next_beat_, last_turn_, judge_from_, join_until_;
-  Deadline state_until_ = Deadline::max();
-  Deadline overdue_at_  = Deadline::max();
-  Deadline signal_at_   = Deadline::max();
-  Progress at_signal_   = {};
-  int num_failures_     = 0;
-  bool judge_due_       = false;  // something has happened, or a heartbeat was due
+  Deadline state_until_   = Deadline::max();
+  Deadline overdue_at_    = Deadline::max();
+  Deadline signal_at_     = Deadline::max();
+  Deadline stopped_until_ = {};  // process 0 was stopped: until the state of the others is known
+  std::chrono::milliseconds stopped_for_{};
+  Progress at_signal_ = {};
+  int num_failures_   = 0;
+  bool judge_due_     = false;  // something has happened, or a heartbeat was due
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -72,6 +72,11 @@ void Job::listen(const JobOptions& options, const Digest& key) {
 
 int Job::port() const noexcept { return rendezvous_ ? rendezvous_->port() : 0; }
 
+std::string Job::own_address() const {
+  if (place_.size == 1 || place_.address.empty() || is_loopback_name(place_.address)) return "127.0.0.1";
+  return rendezvous_ ? rendezvous_->own_address() : remote_->own_address();
+}
+
 Store& Job::store() noexcept {
   if (rendezvous_) return *rendezvous_;
   return *remote_;

@@ -29,6 +29,8 @@ class Job {
   [[nodiscard]] int size() const noexcept { return place_.size; }
   [[nodiscard]] const ProcessPlace& place() const noexcept { return place_; }
   [[nodiscard]] int port() const noexcept;  // where process 0 listens; in the others 0
+  // The address at which other processes of the job reach this one.
+  [[nodiscard]] std::string own_address() const;
   [[nodiscard]] Store& store() noexcept;
   [[nodiscard]] SocketPeers& peers() noexcept { return *peers_; }
   [[nodiscard]] const SocketPeers& peers() const noexcept { return *peers_; }

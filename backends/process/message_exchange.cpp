@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -16,9 +17,10 @@
 namespace stepgraph {
 namespace {
 
-constexpr std::int64_t least_block = 256 * 1024;  // of scratch memory
-constexpr std::int64_t max_ahead   = 4;           // chunks under way to each peer
-constexpr std::int64_t small_bytes = 32 * 1024;   // an all-reduce of fewer bytes takes one message to each peer
+constexpr std::int64_t least_block  = 4 * 1024;          // of scratch memory
+constexpr std::int64_t most_scratch = 64 * 1024 * 1024;  // of a thread, for groups up to some hundred members
+constexpr std::int64_t max_ahead    = 4;                 // chunks under way to each peer
+constexpr std::int64_t small_bytes  = 32 * 1024;         // an all-reduce of fewer bytes takes one message to each peer
 
 // Memory of a thread in blocks, kept between exchanges.
 class Scratch {
@@ -27,7 +29,8 @@ class Scratch {
     const auto fits = [size](const Block& block) { return block.is_free && block.size >= size; };
     auto at         = std::find_if(blocks_.begin(), blocks_.end(), fits);
     if (at == blocks_.end()) {
-      const std::int64_t made = std::max(size, least_block);
+      const auto rounded      = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size)));
+      const std::int64_t made = std::max(rounded, least_block);  // so that other sizes fit too
       at = blocks_.insert(blocks_.end(), {std::make_unique<std::byte[]>(static_cast<std::size_t>(made)), made, true});
     }
     at->is_free = false;
@@ -84,7 +87,7 @@ class Messages {
         members_(exchange.group.ranks),
         parts_(exchange.parts),
         transport_(transport),
-        chunk_bytes_(transport.chunk_bytes()),
+        chunk_bytes_(chunk_for(transport, members_.size())),
         key_(key_of(exchange, run)) {
     scratch().give_all_back();
   }
@@ -111,6 +114,13 @@ class Messages {
 
  private:
   using Request = Transport::Request;
+
+  // A reduction has a chunk of each member for every step of its pipeline. So members of large groups send smaller
+  // chunks.
+  static std::int64_t chunk_for(const Transport& transport, std::size_t num_members) {
+    const std::int64_t most = most_scratch / (2 * (max_ahead + 1) * static_cast<std::int64_t>(num_members));
+    return std::min(transport.chunk_bytes(), std::max(most / least_block * least_block, least_block));
+  }
 
   // Messages of two runs can be under way at the same time, of more cannot. Collectives and messages of a group are
   // counted apart.

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "backends/process/environment.hpp"
 #include "backends/process/message.hpp"
 #include "engine/base/error.hpp"
 
@@ -61,34 +62,43 @@ Rendezvous::~Rendezvous() {
 // The thread: waits for connections, for bytes, and for the next stranger whose time is over.
 void Rendezvous::serve() {
   for (;;) {
-    const Deadline now = Clock::now();
-    limit_strangers(now, options_.most_strangers);
-    wake_waiting();
-    {
-      const std::lock_guard lock(mutex_);
-      if (stop_) return;
-    }
-    if (!listening_ && now >= listen_again_) {
-      epoll_event event{};
-      event.events   = EPOLLIN;
-      event.data.u64 = listener_id;
-      listening_     = ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
-      if (!listening_) listen_again_ = now + 100ms;
-    }
-    std::array<epoll_event, 64> ready{};
-    const int num_ready = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 100);
-    for (int i = 0; i < num_ready; ++i) {
-      const epoll_event& event = ready[static_cast<std::size_t>(i)];
-      if (event.data.u64 == listener_id) {
-        accept_all(Clock::now());
-      } else if (event.data.u64 == wake_id) {
-        std::uint64_t count = 0;
-        static_cast<void>(!::read(wake_.get(), &count, sizeof count));
-      } else {
-        handle(event.data.u64, event.events);
-      }
+    try {
+      if (!serve_once()) return;
+    } catch (const std::exception&) {  // out of memory: what is not done yet is done in the next round
+      std::this_thread::sleep_for(10ms);
     }
   }
+}
+
+bool Rendezvous::serve_once() {
+  const Deadline now = Clock::now();
+  limit_strangers(now, options_.most_strangers);
+  wake_waiting();
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return false;
+  }
+  if (!listening_ && now >= listen_again_) {
+    epoll_event event{};
+    event.events   = EPOLLIN;
+    event.data.u64 = listener_id;
+    listening_     = ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
+    if (!listening_) listen_again_ = now + 100ms;
+  }
+  std::array<epoll_event, 64> ready{};
+  const int num_ready = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 100);
+  for (int i = 0; i < num_ready; ++i) {
+    const epoll_event& event = ready[static_cast<std::size_t>(i)];
+    if (event.data.u64 == listener_id) {
+      accept_all(Clock::now());
+    } else if (event.data.u64 == wake_id) {
+      std::uint64_t count = 0;
+      static_cast<void>(!::read(wake_.get(), &count, sizeof count));
+    } else {
+      handle(event.data.u64, event.events);
+    }
+  }
+  return true;
 }
 
 void Rendezvous::accept_all(Deadline now) {
@@ -118,11 +128,12 @@ void Rendezvous::accept_all(Deadline now) {
   }
 }
 
-// Closes strangers whose time is over, and the oldest ones beyond a number.
+// Closes strangers whose time is over, and the oldest ones beyond a number: first those that have said nothing.
 void Rendezvous::limit_strangers(Deadline now, std::size_t most) {
-  std::vector<Id> strangers;  // the oldest first
+  std::vector<Id> strangers, with_hello;  // the oldest first
   for (const auto& [id, guest] : guests_)
-    if (guest.rank < 0) strangers.push_back(id);
+    if (guest.rank < 0) (guest.handshake ? with_hello : strangers).push_back(id);
+  strangers.insert(strangers.end(), with_hello.begin(), with_hello.end());
   std::size_t num_left = strangers.size();
   for (const Id id : strangers) {
     if (num_left <= most && now < guests_.at(id).until) continue;
@@ -159,7 +170,7 @@ void Rendezvous::handle(Id id, unsigned events) {
     if (guest.closing) open = open && guest.connection.has_output();
     open = open && guest.connection.flush();
     if (guest.closing) open = open && guest.connection.has_output();
-  } catch (const Error&) {  // not our protocol
+  } catch (const std::exception&) {  // not our protocol, or no memory
     open = false;
   }
   if (!open) return remove(id);
@@ -235,6 +246,10 @@ bool Rendezvous::admit(Id id, Guest& guest, const Claim& claim) {
       1 + std::size_t{options_.control != nullptr} + std::size_t{options_.peers != nullptr};
   complete_ = complete_ || present_.size() == num_purposes * static_cast<std::size_t>(options_.size - 1);
   guest.connection.admit(str("rank ", claim.rank));
+  if (const std::string own = own_address_of(guest.connection.descriptor()); !own.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (own_address_.empty() || is_loopback_name(own_address_)) own_address_ = own;
+  }
   if (claim.purpose == Purpose::store) {
     guest.rank = claim.rank;
     return true;
@@ -373,6 +388,11 @@ void Rendezvous::end(const std::string& why) {
   }
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+std::string Rendezvous::own_address() const {
+  const std::lock_guard lock(mutex_);
+  return own_address_;
 }
 
 std::size_t Rendezvous::num_strangers() const {

@@ -66,6 +66,9 @@ class Rendezvous final : public Store {
   void end(const std::string& why);  // the job has ended; any thread
 
   [[nodiscard]] int port() const noexcept { return port_; }
+  // The address of this machine at which an admitted process has reached it: one that other machines can use, if there
+  // was one. Empty: no process has joined.
+  [[nodiscard]] std::string own_address() const;
   [[nodiscard]] std::size_t num_strangers() const;  // connections that have not shown the secret
 
  private:
@@ -83,6 +86,7 @@ class Rendezvous final : public Store {
   };
 
   void serve();
+  [[nodiscard]] bool serve_once();  // false: the end
   void accept_all(Deadline now);
   void handle(Id id, unsigned events);
   // False: the connection is closed.
@@ -119,6 +123,7 @@ class Rendezvous final : public Store {
   std::set<std::string> fresh_;  // keys that were set, and whose waiting guests have no answer yet
   std::optional<std::string> ended_;
   std::size_t num_strangers_ = 0;
+  std::string own_address_   = {};
   bool stop_                 = false;
 
   std::thread thread_;
@@ -135,6 +140,8 @@ class RemoteStore final : public Store {
   void set(const std::string& key, Bytes value, const Patience& patience) override;
   [[nodiscard]] Bytes get(const std::string& key, const Patience& patience) override;
   std::int64_t add(const std::string& key, std::int64_t number, const Patience& patience) override;
+  // The address of this machine towards process 0.
+  [[nodiscard]] std::string own_address() const { return own_address_of(connection_.descriptor()); }
 
  private:
   [[nodiscard]] Bytes request(std::uint8_t what, const std::string& key, std::span<const std::byte> value,

@@ -337,24 +337,16 @@ Descriptor connect_to(const std::string& host, int port, bool loopback_only, con
   return {};
 }
 
-std::string address_towards(const std::string& host, int port) {
-  std::string problem;
-  const Addresses list = resolve(host, port, false, problem);
-  for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
-    const Descriptor socket(::socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    std::array<char, 64> text{};
-    // Nothing is sent: to connect a datagram socket only looks for a route.
-    if (!socket.is_open() || ::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0 ||
-        ::getsockname(socket.get(), as_address(own), &length) != 0 ||
-        ::getnameinfo(as_address(own), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-      problem = system_reason(errno);
-      continue;
-    }
-    return text.data();
-  }
-  throw Error(ErrorKind::backend, str("address '", host, "': ", problem));
+std::string own_address_of(int socket) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  std::array<char, 64> text{};
+  if (::getsockname(socket, as_address(own), &length) != 0 ||
+      ::getnameinfo(as_address(own), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+    return {};
+  constexpr std::string_view mapped = "::ffff:";  // IPv4 at a socket of IPv6
+  const std::string_view address    = text.data();
+  return std::string(address.starts_with(mapped) ? address.substr(mapped.size()) : address);
 }
 
 void allow_many_files() noexcept {

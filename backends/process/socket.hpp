@@ -112,8 +112,8 @@ void prepare_socket(int socket);                        // non-blocking, closed 
 [[nodiscard]] Descriptor connect_to(const std::string& host, int port, bool loopback_only, const Patience& patience,
                                     std::string& problem);
 
-// The address of this machine from which packets to a host are sent. Error(backend): there is no way to it.
-[[nodiscard]] std::string address_towards(const std::string& host, int port);
+// This end's address of a connection, in numbers. Empty: it has none.
+[[nodiscard]] std::string own_address_of(int socket);
 
 // Raises the limit of open files to the largest that is allowed: process 0 has some sockets for each process.
 void allow_many_files() noexcept;

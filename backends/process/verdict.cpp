@@ -183,6 +183,11 @@ std::optional<Verdict> judge(std::span<const ProcessRecord> table, Deadline now,
   const ProcessRecord* first = nullptr;
   for (const ProcessRecord& row : table)
     if (!row.failed.empty() && (first == nullptr || row.failed_turn < first->failed_turn)) first = &row;
+  if (first != nullptr && first->failed_by >= 0 && static_cast<std::size_t>(first->failed_by) < table.size()) {
+    const std::string& own =
+        table[static_cast<std::size_t>(first->failed_by)].failed;  // it may say more, or come later
+    return verdict_on(VerdictKind::failed, first->failed_by, table, own.empty() ? first->failed : own);
+  }
   if (first != nullptr)
     return verdict_on(VerdictKind::failed, static_cast<int>(first - table.data()), table, first->failed);
   for (std::size_t rank = 1; rank < table.size(); ++rank) {

@@ -43,6 +43,7 @@ struct ProcessRecord {
   bool closed        = false;  // its connection has ended
   std::string failed = {};     // its own report
   int failed_turn    = 0;      // of all reports, which one it was
+  int failed_by      = -1;     // the rank that has aborted the run that failed; -1: none, or this one
   Deadline heard     = {};     // when a message came last
   Deadline advanced  = {};     // when a node was finished last, or when it was outside a run
   Progress progress  = {};

@@ -17,8 +17,9 @@
 namespace stepgraph {
 namespace {
 
-constexpr std::size_t most_waits = 8;  // in a heartbeat
-constexpr auto explain_time      = std::chrono::seconds(5);
+constexpr std::size_t most_waits  = 8;                  // in a heartbeat
+constexpr std::uint64_t ended_run = ~std::uint64_t{0};  // of a process that begins no other run
+constexpr auto explain_time       = std::chrono::seconds(5);
 constexpr auto agreement_time = std::chrono::minutes(30);  // a peer that lives, but does not come to a collective call
 
 }  // namespace
@@ -98,6 +99,7 @@ bool ProcessWorld::end() noexcept {
       fail("has ended because of an error");
       return false;
     }
+    tell_end();
     job_->peers().barrier("the world ends");
     network_->close();
     ended_ = job_->close();
@@ -108,13 +110,14 @@ bool ProcessWorld::end() noexcept {
 
 bool ProcessWorld::fail(const std::string& text) noexcept {
   try {
+    int by = -1;
     {
       // A run that a peer has aborted: the peer is about to say why.
       std::unique_lock lock(mutex_);
-      const bool is_theirs = good_from_ > generation_ && aborted_by_ != process_;
-      if (is_theirs) changed_.wait_for(lock, explain_time, [this] { return !verdict_.empty(); });
+      if (good_from_ > generation_ && aborted_by_ != process_) by = aborted_by_;
+      if (by >= 0) changed_.wait_for(lock, explain_time, [this] { return !verdict_.empty(); });
     }
-    job_->control().fail(text);
+    job_->control().fail(text, by);
     const std::optional<Verdict> verdict = job_->control().verdict();
     return !verdict || verdict->rank == process_;
   } catch (const std::exception&) {  // out of memory: the connection closes, which the others notice too
@@ -280,6 +283,20 @@ bool ProcessWorld::is_idle() const {
   return !view || view->num_computing() == 0;
 }
 
+// A process that ends after an aborted run does not take part in the recovery: peers that begin another run must not
+// wait for it.
+void ProcessWorld::tell_end() {
+  std::uint64_t next = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_aborted()) return;
+    next = generation_ + 1;
+  }
+  const Bytes ended = MessageWriter().number(ended_run).bytes();
+  job_->store().set(str("recovery ", next, " ", process_), ended, patience());
+  if (process_ == 0) job_->store().set(str("recovery ", next, " run"), ended, patience());
+}
+
 // Processes can have begun different runs: they go on with the highest number.
 void ProcessWorld::recover() {
   const std::uint64_t next = generation_ + 1;
@@ -294,6 +311,7 @@ void ProcessWorld::recover() {
     store.set(prefix + "run", MessageWriter().number(most).bytes(), patience());
   }
   const std::uint64_t highest = number_of(store.get(prefix + "run", patience()));
+  if (highest == ended_run) throw Error(ErrorKind::backend, "another process has ended after the aborted run");
   network_->recover(next);
   const std::lock_guard lock(mutex_);
   run_        = highest;

@@ -106,6 +106,7 @@ class ProcessWorld : public World {
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] bool is_aborted() const;
   void recover();
+  void tell_end();
   [[nodiscard]] Patience patience() const;
 
   const int process_, num_processes_;

@@ -174,7 +174,7 @@ TEST_CASE("a process that hangs is ended after a failure, and leaves no partial 
   CHECK(job.wait(a_wait) == std::vector<int>{3, 128 + SIGKILL, 3});
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
-  CHECK(left.size() == 1);  // that of the process that was killed
+  CHECK(left.size() <= 1);  // that of the process that was killed, where the file system has no files without a name
 }
 
 TEST_CASE("a process of a world that is stopped is named by all others after the time-out", "[backends][gloo][jobs]") {

@@ -2,7 +2,9 @@
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <thread>
 
+#include "backends/init_world.hpp"
 #include "tests/support/command_run.hpp"
 #include "tests/support/job_run.hpp"
 
@@ -91,4 +93,50 @@ TEST_CASE("processes of a launch that is killed end", "[tools][launch][jobs]") {
   run.job.signal(0, SIGKILL);
   CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGKILL});
   CHECK(processes_with(run.run.config()).empty());
+}
+
+TEST_CASE("a launch that is stopped by its terminal stops its ranks, and goes on with them", "[tools][launch]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  const SmallRun run;
+  JobRun job({command_path(),
+              "launch",
+              "-n",
+              "2",
+              "--",
+              "train",
+              run.config(),
+              "--set",
+              "data={\"synthetic\": 1}",
+              "--steps",
+              "1000000",
+              "--json",
+              "--set",
+              "backend=gloo",
+              "--set",
+              "layout.dp=2",
+              "--set",
+              "comm.timeout_ms=1000",
+              "--flight",
+              run.path("flight")});
+  REQUIRE(job.wait_for_text(0, "\"step\"", 30s));
+  const std::vector<pid_t> ranks = children_of(job.pid(0));
+  REQUIRE(ranks.size() == 2);
+  const auto is_stopped = [](pid_t pid) {
+    return sg::testing::run_command("grep -q '^State:.*stopped' /proc/" + std::to_string(pid) + "/status").exit_code ==
+           0;
+  };
+  job.signal(0, SIGTSTP);
+  for (int i = 0; i < 1000 && !(is_stopped(job.pid(0)) && is_stopped(ranks[0]) && is_stopped(ranks[1])); ++i)
+    std::this_thread::sleep_for(10ms);
+  CHECK(is_stopped(job.pid(0)));
+  CHECK(is_stopped(ranks[0]));
+  CHECK(is_stopped(ranks[1]));
+  std::this_thread::sleep_for(2500ms);  // longer than the time-out: no rank is blamed for it
+  const std::size_t before = job.out(0).size();
+  job.signal(0, SIGCONT);
+  for (int i = 0; i < 1000 && job.out(0).size() < before + 4096; ++i) std::this_thread::sleep_for(10ms);
+  CHECK(job.out(0).size() >= before + 4096);
+  job.signal(0, SIGTERM);
+  CHECK(job.wait(30s) == std::vector<int>{128 + SIGTERM});
+  CHECK_THAT(job.err(0), !ContainsSubstring("silent"));
 }

@@ -30,7 +30,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::array passed_on{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
+constexpr std::array passed_on{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP};
 constexpr auto last_output_time = 200ms;  // after the last process: something it has started may hold its pipes open
 
 // Places that another launcher has told, and that would contradict ours.
@@ -261,7 +261,12 @@ class Launcher {
     ::poll(&ready, 1, time_ms);
     signalfd_siginfo signal{};
     while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal)
-      if (signal.ssi_signo != SIGCHLD) send(static_cast<int>(signal.ssi_signo));
+      if (signal.ssi_signo == SIGTSTP) {  // Ctrl-Z: the terminal's reaches this process only
+        send(SIGSTOP);
+        ::raise(SIGSTOP);
+      } else if (signal.ssi_signo != SIGCHLD) {
+        send(static_cast<int>(signal.ssi_signo));
+      }
   }
 
   void send(int number) const {

@@ -193,7 +193,7 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
   }
   sigterm.made(*world);
   const auto tell = [&](const char* text) {
-    if (!world->fail(text)) throw Exit{3};  // printed already
+    if (!world->fail(text) || printed) throw Exit{3};
   };
   try {
     if (const int num_ranks = Layout(config.plan.layout).num_ranks(); world->num_ranks() != num_ranks) {

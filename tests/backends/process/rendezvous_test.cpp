@@ -192,6 +192,21 @@ TEST_CASE("200 strangers that say nothing keep no process out", "[backends][proc
   CHECK(is_closed_by_peer(strangers.front()));  // the oldest has made room
 }
 
+TEST_CASE("strangers that say nothing make room before one that has begun the handshake", "[backends][process]") {
+  const Meeting meeting(3, {.time_of_strangers = 30s});
+  const sg::Descriptor early = meeting.stranger();
+  write_all(early, frame(sg::hello_message(sg::ProofSide::client, sg::random_nonce())));
+  std::vector<char> bytes(4096);
+  REQUIRE(sg::wait_for(early.get(), POLLIN, patient()) > 0);
+  REQUIRE(::recv(early.get(), bytes.data(), bytes.size(), 0) > 0);  // the hello of the other side
+  std::vector<sg::Descriptor> strangers;
+  for (int i = 0; i < 200; ++i) strangers.push_back(meeting.stranger());
+  CHECK(is_closed_by_peer(strangers.front()));
+  write_all(early, frame(sg::Bytes(100)));  // a claim without a proof gets an answer
+  REQUIRE(sg::wait_for(early.get(), POLLIN, patient()) > 0);
+  CHECK(::recv(early.get(), bytes.data(), bytes.size(), 0) > 0);
+}
+
 TEST_CASE("a slow stranger is closed when its time is over, whatever it sends", "[backends][process]") {
   const Meeting meeting(3, {.time_of_strangers = 50ms});
   const sg::Descriptor silent = meeting.stranger();

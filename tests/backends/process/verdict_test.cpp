@@ -79,6 +79,15 @@ TEST_CASE("rule 2: a report of a failure, the first of several", "[backends][pro
   CHECK(line(table) == "rank 2 failed: no memory; last node of rank 2: 'F mb0' (17 done in run 3)");
   table[2].heard = now - 5000ms;
   CHECK(judged(table)->kind == sg::VerdictKind::failed);
+
+  // A rank that failed because another one has aborted the run.
+  table              = {healthy(), healthy(), healthy()};
+  table[1].failed    = "the step was aborted by process 2: no memory";
+  table[1].failed_by = 2;
+  CHECK_THAT(line(table), ContainsSubstring("rank 2 failed: the step was aborted by process 2: no memory"));
+  table[2].failed      = "no memory";
+  table[2].failed_turn = 1;
+  CHECK_THAT(line(table), ContainsSubstring("rank 2 failed: no memory"));
 }
 
 TEST_CASE("rule 3: no heartbeat for the time-out", "[backends][process]") {

@@ -296,3 +296,37 @@ TEST_CASE("a run that is aborted by one process ends in all, and the next one wo
   CHECK(results == std::vector<std::string>(3, "agagag"));
   CHECK(num_left == std::vector<std::size_t>(3, 0));
 }
+
+TEST_CASE("a process that ends after an aborted run keeps no other one waiting", "[backends][process]") {
+  const int ends = GENERATE(0, 1, 2);
+  CAPTURE(ends);
+  const Places places(3);
+  MemoryLetters letters;
+  bool good         = true;
+  const auto errors = run_processes(3, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const sg::Program program(ring(3, Rank{process}, 1 << 20), world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    sg::Run run = executor.start(program);
+    if (process == 1) run.cancel("planned");
+    try {
+      run.get();
+    } catch (const sg::Error&) {
+    }
+    if (process == ends) {
+      good = world.end();
+    } else {
+      executor.run(program);
+    }
+  });
+  CHECK_FALSE(good);
+  for (int process = 0; process < 3; ++process) {
+    CAPTURE(process);
+    const std::string& error = errors[static_cast<std::size_t>(process)];
+    if (process == ends) {
+      CHECK(error.empty());
+    } else {
+      CHECK_FALSE(error.empty());
+    }
+  }
+}
