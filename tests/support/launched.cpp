@@ -15,12 +15,12 @@ void require_backend(const std::string& backend) {
   if (is_sanitized()) SKIP("MPI takes long in sanitized builds");
 }
 
-Outcome run_over(const std::string& backend, int size, const std::string& command) {
+Outcome run_over(const std::string& backend, int size, const std::string& command, int limit_s) {
   const std::string launcher =
       backend == "mpi" ? str("env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n ",
                              size, " ", command_path(), " ")
                        : str(command_path(), " launch -n ", size, " -- ");
-  return run_bash(str("cd /tmp && STEPGRAPH_FLIGHT= timeout ", 40 * slowness(), " ", launcher, command,
+  return run_bash(str("cd /tmp && STEPGRAPH_FLIGHT= timeout ", limit_s * slowness(), " ", launcher, command,
                       " --set backend=", backend));
 }
 
