@@ -104,6 +104,9 @@ Partial make_partial(const std::string& path, bool folder) {
 }
 
 Descriptor make_unnamed(const std::string& path) {
+  // The names that it may get later.
+  struct stat unused {};
+  if (::lstat(str(path, between, random_suffix()).c_str(), &unused) != 0 && errno == ENAMETOOLONG) return {};
   Descriptor made(::open(folder_of(path).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   if (made.is_open() && ::access(str("/proc/self/fd/", made.get()).c_str(), F_OK) != 0) return {};
   return made;
