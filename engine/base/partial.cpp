@@ -45,6 +45,11 @@ OwnPartials& own_partials() {
   return all;
 }
 
+void lock(const Descriptor& descriptor) {
+  while (::flock(descriptor.get(), LOCK_EX) != 0 && errno == EINTR) {
+  }
+}
+
 }  // namespace
 
 Descriptor::~Descriptor() {
@@ -91,8 +96,7 @@ Partial make_partial(const std::string& path, bool folder) {
       if (errno == EEXIST || (folder && errno == ENOENT)) continue;
       return {};
     }
-    while (::flock(descriptor.get(), LOCK_EX) != 0 && errno == EINTR) {
-    }
+    lock(descriptor);
     // Another process may have removed it as a leftover just before the lock.
     if (is_named(name, descriptor)) {
       own_partials().add(name);
@@ -109,6 +113,7 @@ Descriptor make_unnamed(const std::string& path) {
   if (::lstat(str(path, between, random_suffix()).c_str(), &unused) != 0 && errno == ENAMETOOLONG) return {};
   Descriptor made(::open(folder_of(path).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   if (made.is_open() && ::access(str("/proc/self/fd/", made.get()).c_str(), F_OK) != 0) return {};
+  if (made.is_open()) lock(made);  // name_file() may give it a partial name for a moment
   return made;
 }
 

@@ -36,8 +36,8 @@ struct Partial {
 };
 [[nodiscard]] Partial make_partial(const std::string& path, bool folder);
 
-// A file for writing in the folder of `path`, without a name: if the process ends, nothing is left. Not open where the
-// system does not have them.
+// A file for writing in the folder of `path`, without a name, locked too: if the process ends, nothing is left. Not
+// open where the system does not have them.
 [[nodiscard]] Descriptor make_unnamed(const std::string& path);
 // Gives it the name `path`, which a file may have. False: errno says why.
 [[nodiscard]] bool name_file(const Descriptor& unnamed, const std::string& path);

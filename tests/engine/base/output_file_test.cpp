@@ -136,6 +136,20 @@ TEST_CASE("the temporary file of a living writer is not removed", "[engine][outp
   CHECK(file_bytes(folder / "precious") == "precious");
 }
 
+TEST_CASE("a file without a name is not removed when it gets a temporary one", "[engine][output_file]") {
+  const TempFolder folder;
+  const std::string path = (folder / "a").string(), partial = path + ".partial-" + sg::random_suffix();
+  {
+    const sg::Descriptor unnamed = sg::make_unnamed(path);
+    if (!unnamed.is_open()) SKIP("the system has no files without a name");
+    REQUIRE(sg::name_file(unnamed, partial));
+    CHECK_FALSE(sg::remove_leftovers(path));
+    CHECK(fs::exists(partial));
+  }
+  CHECK(sg::remove_leftovers(path));
+  CHECK_FALSE(fs::exists(partial));
+}
+
 TEST_CASE("pipes and devices are written in place", "[engine][output_file]") {
   const TempFolder folder;
   const std::string pipe = (folder / "pipe").string();
