@@ -117,7 +117,10 @@ class SigtermWatch {
   }
 
   void run() {
-    for (std::uint64_t count = 0; ::read(event_.get(), &count, sizeof count) > 0 || errno == EINTR;) {
+    for (std::uint64_t count = 0;;) {
+      const ssize_t done = ::read(event_.get(), &count, sizeof count);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) return;
       const std::string why = explain_();  // now: soon others end too
       std::unique_lock lock(mutex_);
       const Deadline until = Clock::now() + std::chrono::milliseconds(200);
