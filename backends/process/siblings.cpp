@@ -4,6 +4,7 @@
 #include <sys/un.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <utility>
 
@@ -63,12 +64,14 @@ std::string Siblings::missing() const {
     const Descriptor asks        = make_socket();
     const auto [address, length] = address_of(job_, rank);
     const bool there             = ::connect(asks.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0;
+    // No process listens there. Other errors, such as a full queue, say nothing about that process.
+    const bool refused = !there && errno == ECONNREFUSED;
     ucred peer{};
     socklen_t peer_length = sizeof peer;
     const bool stopped =
         there && ::getsockopt(asks.get(), SOL_SOCKET, SO_PEERCRED, &peer, &peer_length) == 0 && is_stopped(peer.pid);
-    if (there && !stopped) continue;
-    all += str(all.empty() ? "" : ", ", "rank ", rank, stopped ? " is stopped" : " is gone");
+    if (!refused && !stopped) continue;
+    all += str(all.empty() ? "" : ", ", "rank ", rank, stopped ? " is stopped" : " is gone or has not started");
   }
   return all;
 }
