@@ -237,9 +237,13 @@ std::string line_of(const Verdict& verdict, int my_rank, const Progress& mine) {
     awaited          = wait.rank;
   }
   if (waiting >= 0) line += str("; ", node_text(node), " of rank ", waiting, " waited for rank ", awaited);
-  if (!verdict.last_node.empty())
-    line += str("; last node of rank ", verdict.rank, ": '", verdict.last_node, "' (", verdict.nodes_done,
+  // As the last heartbeat told it: the rank may have come further.
+  if (!verdict.last_node.empty()) {
+    line += str("; last known node of rank ", verdict.rank, ": '", verdict.last_node, "' (", verdict.nodes_done,
                 " done in run ", verdict.run, ")");
+  } else if (verdict.kind != VerdictKind::failed && verdict.kind != VerdictKind::missing) {
+    line += str("; no node of rank ", verdict.rank, " is known");
+  }
   return line;
 }
 

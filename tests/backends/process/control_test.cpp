@@ -138,7 +138,7 @@ TEST_CASE("a process that dies is gone for all others", "[backends][process]") {
   star.all[static_cast<std::size_t>(dead)].reset();
   star.check_all_say("rank " + std::to_string(dead) + " is gone (its connection closed)", dead);
   CHECK_THAT(star.at(2).line(), ContainsSubstring("'all_reduce g0' of rank 2 waited for rank"));
-  CHECK_THAT(star.at(2).line(), ContainsSubstring("last node of rank " + std::to_string(dead) + ": 'F mb0'"));
+  CHECK_THAT(star.at(2).line(), ContainsSubstring("last known node of rank " + std::to_string(dead) + ": 'F mb0'"));
   CHECK(star.at(2).verdict()->kind == sg::VerdictKind::gone);
 }
 

@@ -58,9 +58,14 @@ TEST_CASE("no rank is blamed while all make progress", "[backends][process]") {
 TEST_CASE("rule 1: a closed connection without a good-bye is a rank that is gone", "[backends][process]") {
   std::vector<sg::ProcessRecord> table = {busy(10ms, 0, {{2, "all_reduce g0"}}), healthy(), healthy()};
   table[2].closed                      = true;
+  CHECK(
+      line(table) ==
+      "rank 2 is gone (its connection closed); 'all_reduce g0' of rank 0 waited for rank 2; last known node of rank 2: "
+      "'F mb0' (17 done in run 3)");
+  table[2].progress = {};  // no heartbeat of a run came
   CHECK(line(table) ==
-        "rank 2 is gone (its connection closed); 'all_reduce g0' of rank 0 waited for rank 2; last node of rank 2: "
-        "'F mb0' (17 done in run 3)");
+        "rank 2 is gone (its connection closed); 'all_reduce g0' of rank 0 waited for rank 2; no node of rank 2 is "
+        "known");
   table[1].failed      = "lost rank 2";  // a consequence
   table[1].failed_turn = 1;
   CHECK_THAT(line(table), ContainsSubstring("rank 2 is gone"));
@@ -76,9 +81,11 @@ TEST_CASE("rule 2: a report of a failure, the first of several", "[backends][pro
   table[2].failed                      = "no memory";
   table[2].failed_turn                 = 1;
   table[2].closed                      = true;  // it has left since
-  CHECK(line(table) == "rank 2 failed: no memory; last node of rank 2: 'F mb0' (17 done in run 3)");
+  CHECK(line(table) == "rank 2 failed: no memory; last known node of rank 2: 'F mb0' (17 done in run 3)");
   table[2].heard = now - 5000ms;
   CHECK(judged(table)->kind == sg::VerdictKind::failed);
+  table[2].progress = {};
+  CHECK(line(table) == "rank 2 failed: no memory");  // perhaps not in a run
 
   // A rank that failed because another one has aborted the run.
   table              = {healthy(), healthy(), healthy()};
@@ -108,7 +115,8 @@ TEST_CASE("rule 4: the rank at the end of the waits is stuck, not those that wai
   std::vector<sg::ProcessRecord> table = {busy(2000ms, 0, {{1, "recv x"}}), busy(2000ms, 0, {{2, "recv y"}}),
                                           busy(2000ms, 1, {})};
   CHECK(line(table) ==
-        "rank 2 is stuck (it finishes no node); 'recv y' of rank 1 waited for rank 2; last node of rank 2: 'F mb0' (17 "
+        "rank 2 is stuck (it finishes no node); 'recv y' of rank 1 waited for rank 2; last known node of rank 2: 'F "
+        "mb0' (17 "
         "done in run 3)");
   // It computes on one lane and waits on another.
   table[2] = busy(2000ms, 1, {{0, "recv z"}});
