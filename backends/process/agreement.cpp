@@ -40,11 +40,11 @@ class Outliner {
   Outliner(const Graph& graph, std::span<const Communicator> groups) : graph_(graph) {
     for (const Communicator& each : groups) {
       const std::string subject = subject_of(each.group);
+      groups_[subject]          = out_.size();
       Outline made{.subject = subject + ": collectives", .is_group = true};
       made.id   = digest_of(made.subject);
       made.here = static_cast<std::uint32_t>(graph.ranks().num_in(each.group.ranks));
       made.all  = static_cast<std::uint32_t>(each.group.ranks.size());
-      place_[{each.group.name, Rank{-1}, Rank{-1}}] = out_.size();
       out_.push_back(std::move(made));
     }
   }
@@ -64,11 +64,16 @@ class Outliner {
   }
 
  private:
+  const std::string& subject(Group group) {
+    const auto [at, is_new] = subjects_.try_emplace(group.id);
+    if (is_new) at->second = subject_of(graph_.spec(group));
+    return at->second;
+  }
+
   Outline& between(Group group, Rank from, Rank to) {
-    const GroupSpec& spec   = graph_.spec(group);
-    const auto [at, is_new] = place_.try_emplace({spec.name, from, to}, out_.size());
+    const auto [at, is_new] = messages_.try_emplace({group.id, from, to}, out_.size());
     if (!is_new) return out_[at->second];
-    Outline made{.subject = str(subject_of(spec), ": messages from rank ", from, " to rank ", to)};
+    Outline made{.subject = str(subject(group), ": messages from rank ", from, " to rank ", to)};
     made.from = from;
     made.to   = to;
     made.id   = digest_of(made.subject);
@@ -109,7 +114,7 @@ class Outliner {
         for (const std::uint32_t node : nodes) add_pairs({node}, what.group);
         break;
     }
-    out_[place_.at({graph_.spec(what.group).name, Rank{-1}, Rank{-1}})].lines.push_back(std::move(text));
+    out_[groups_.at(subject(what.group))].lines.push_back(std::move(text));
   }
 
   // The sizes of a member's bytes to and from the others.
@@ -156,7 +161,9 @@ class Outliner {
 
   const Graph& graph_;
   std::vector<Outline> out_;
-  std::map<std::tuple<std::string, Rank, Rank>, std::size_t> place_;  // by the group's name, sender and receiver
+  std::map<std::uint32_t, std::string> subjects_;                          // by group: groups can share a name
+  std::map<std::string, std::size_t> groups_;                              // place by subject
+  std::map<std::tuple<std::uint32_t, Rank, Rank>, std::size_t> messages_;  // place by group, sender and receiver
 };
 
 // --- what processes send to process 0 ------------------------------------------------------------------------------

@@ -283,16 +283,11 @@ bool ProcessWorld::is_idle() const {
   return !view || view->num_computing() == 0;
 }
 
-// A process that ends after an aborted run does not take part in the recovery: peers that begin another run must not
-// wait for it.
+// A process that ends takes part in no other recovery: peers that begin another run after an aborted one must not wait
+// for it. The note of their abort may come after this.
 void ProcessWorld::tell_end() {
-  std::uint64_t next = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!is_aborted()) return;
-    next = generation_ + 1;
-  }
-  const Bytes ended = MessageWriter().number(ended_run).bytes();
+  const std::uint64_t next = generation_ + 1;
+  const Bytes ended        = MessageWriter().number(ended_run).bytes();
   job_->store().set(str("recovery ", next, " ", process_), ended, patience());
   if (process_ == 0) job_->store().set(str("recovery ", next, " run"), ended, patience());
 }
@@ -311,7 +306,7 @@ void ProcessWorld::recover() {
     store.set(prefix + "run", MessageWriter().number(most).bytes(), patience());
   }
   const std::uint64_t highest = number_of(store.get(prefix + "run", patience()));
-  if (highest == ended_run) throw Error(ErrorKind::backend, "another process has ended after the aborted run");
+  if (highest == ended_run) throw Error(ErrorKind::backend, "another process has ended, and the last run was aborted");
   network_->recover(next);
   const std::lock_guard lock(mutex_);
   run_        = highest;

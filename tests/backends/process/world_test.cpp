@@ -1,5 +1,6 @@
 #include "backends/process/world.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <thread>
 
+#include "backends/process/agreement.hpp"
 #include "backends/process/flight.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
@@ -109,6 +111,58 @@ TEST_CASE("programs that do not fit together are refused by all processes, with 
                                         "all_reduce 'sum' f32 sum of 64 bytes in process 0"));
     CHECK_THAT(error, ContainsSubstring("of 128 bytes in process 2"));
   }
+}
+
+TEST_CASE("groups of one name and different ranks have their own collectives", "[backends][process]") {
+  const Places places(3);
+  MemoryLetters letters;
+  std::vector<float> sums(3);
+  const auto errors = run_processes(3, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const Rank me{process};
+    sg::Graph graph(3, me);
+    const sg::Buffer data = graph.buffer({.name = "data", .rank = me, .size_bytes = 4, .type = sg::DType::f32});
+    graph.add({.name = "fill", .lane = graph.lane(me, sg::LaneKind::compute), .writes = {data}},
+              [](const sg::Context& context) { context.write<float>()[0] = 1; });
+    const auto sum = [&](std::vector<Rank> ranks) {
+      if (std::ranges::find(ranks, me) == ranks.end()) return;
+      const sg::Group group = graph.group({.name = "g", .ranks = std::move(ranks)});
+      graph.add({.name        = "sum",
+                 .lane        = graph.lane(me, sg::LaneKind::reduce),
+                 .accumulates = {data},
+                 .part        = sg::PartSpec{.group = group, .op = sg::PartOp::all_reduce, .message = "sum"}});
+    };
+    sum({Rank{0}, Rank{1}});
+    sum({Rank{0}, Rank{2}});
+    sum({Rank{0}, Rank{1}, Rank{2}});
+    graph.add({.name = "keep", .lane = graph.lane(me, sg::LaneKind::compute), .reads = {data}},
+              [&](const sg::Context& context) { sums[static_cast<std::size_t>(process)] = context.read<float>()[0]; });
+    const sg::Program program(graph, world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    executor.run(program);
+  });
+  CHECK(errors == nothing(3));
+  CHECK(sums == std::vector<float>(3, 8));  // 2, 2 and 1; then 3, 2 and 3; then 8
+}
+
+TEST_CASE("groups of one name and different ranks have their own messages", "[backends][process]") {
+  sg::Graph graph(3, Rank{0});
+  const sg::Group two     = graph.group({.name = "g", .ranks = {Rank{0}, Rank{1}}});
+  const sg::Group three   = graph.group({.name = "g", .ranks = {Rank{0}, Rank{1}, Rank{2}}});
+  const sg::Buffer buffer = graph.buffer({.name = "x", .rank = Rank{0}, .size_bytes = 4, .type = sg::DType::f32});
+  for (const sg::Group group : {two, three}) {
+    graph.add({.name  = "send",
+               .lane  = graph.lane(Rank{0}, sg::LaneKind::pp_send),
+               .reads = {buffer},
+               .part  = sg::PartSpec{.group = group, .op = sg::PartOp::send, .peer = Rank{1}, .message = "x"}});
+  }
+  const std::vector<sg::Communicator> groups = {{graph.spec(two), 1}, {graph.spec(three), 1}};
+  const std::vector<sg::Outline> outlines    = sg::outline(graph, groups);
+  REQUIRE(outlines.size() == 4);
+  CHECK(outlines[2].subject == "group 'g' of ranks 0, 1: messages from rank 0 to rank 1");
+  CHECK(outlines[3].subject == "group 'g' of ranks 0, 1, 2: messages from rank 0 to rank 1");
+  CHECK(outlines[2].lines.size() == 1);
+  CHECK(outlines[3].lines.size() == 1);
 }
 
 TEST_CASE("a group of a refused program is new in the next one", "[backends][process]") {
@@ -305,10 +359,15 @@ TEST_CASE("a process that ends after an aborted run keeps no other one waiting",
   bool good         = true;
   const auto errors = run_processes(3, [&](int process) {
     sg::ProcessWorld world(places.of(process), quiet(), over(letters));
-    const sg::Program program(ring(3, Rank{process}, 1 << 20), world);
-    sg::Executor executor({.threads = 1, .waiting_lanes = 1});
+    const bool gives_up = process == 1;  // before it sends what the others wait for
+    const sg::Program program(ring(3, Rank{process}, 1 << 20,
+                                   [&](const sg::Context& context) {
+                                     while (gives_up && !context.stopping()) std::this_thread::yield();
+                                   }),
+                              world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 20s * sg::testing::slowness()});
     sg::Run run = executor.start(program);
-    if (process == 1) run.cancel("planned");
+    if (gives_up) run.cancel("planned");
     try {
       run.get();
     } catch (const sg::Error&) {
@@ -329,4 +388,35 @@ TEST_CASE("a process that ends after an aborted run keeps no other one waiting",
       CHECK_FALSE(error.empty());
     }
   }
+}
+
+TEST_CASE("a process that has ended before the abort of a run keeps no other one waiting", "[backends][process]") {
+  const int ends = GENERATE(0, 1);
+  CAPTURE(ends);
+  const Places places(2);
+  MemoryLetters letters;
+  bool good         = true;
+  bool aborted      = false;
+  const auto errors = run_processes(2, [&](int process) {
+    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    const sg::Program program(ring(2, Rank{process}, 64), world);
+    sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 20s * sg::testing::slowness()});
+    executor.run(program);
+    if (process == ends) {
+      good = world.end();
+      return;
+    }
+    sg::Run run = executor.start(program);  // waits for the other process
+    run.cancel("planned");
+    try {
+      run.get();
+    } catch (const sg::Error&) {
+      aborted = true;
+    }
+    executor.run(program);
+  });
+  CHECK(aborted);
+  CHECK_FALSE(good);
+  CHECK(errors[static_cast<std::size_t>(ends)].empty());
+  CHECK_THAT(errors[static_cast<std::size_t>(1 - ends)], ContainsSubstring("another process has ended"));
 }
