@@ -186,7 +186,7 @@ TEST_CASE("configs that differ between processes are an error in all of them", "
   CHECK(job.err(1).empty());
 }
 
-TEST_CASE("processes without any variable get their place from the config", "[tools][processes]") {
+TEST_CASE("processes without any variable get their place from the config", "[tools][processes][jobs]") {
   require_backend("gloo");
   const SmallRun run;
   const int port            = sg::port_of(sg::listen_on({.address = "127.0.0.1"}).get());  // free a moment ago
@@ -194,7 +194,8 @@ TEST_CASE("processes without any variable get their place from the config", "[to
   const std::string layout  = " --steps 2 --json --set layout.dp=2";
   const auto script_of      = [&](int rank) {
     return "env -i " + sg::testing::command_path() + " train " + run.config() + layout +
-           " --set backend=gloo --set world.size=2 --set world.rank=" + std::to_string(rank) + address;
+           " --set backend=gloo --set world.size=2 --set world.rank=" + std::to_string(rank) + address + " --flight " +
+           run.path("flight");
   };
   JobRun second({"/bin/bash", "-c", "cd /tmp; exec " + script_of(1)});
   JobRun first({"/bin/bash", "-c", "cd /tmp; exec " + script_of(0)});
@@ -206,7 +207,7 @@ TEST_CASE("processes without any variable get their place from the config", "[to
   CHECK(second.out(0).empty());
 }
 
-TEST_CASE("a wrong place in the config is refused by its key", "[tools][processes]") {
+TEST_CASE("a wrong place in the config is refused by its key", "[tools][processes][jobs]") {
   require_backend("gloo");
   const SmallRun run;
   const auto refused = [&](const std::string& more) {
