@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "engine/base/error.hpp"
@@ -146,21 +147,37 @@ class Waits {
   }
 
   void find() {
-    std::map<int, bool> awaited;  // rank -> whether it waits itself
+    std::set<int> awaited, waits_for_none, in_operation;
     for (const auto& [rank, waits] : by_rank_) {
-      for (const Wait& wait : *waits) awaited.emplace(wait.rank, waits_itself(wait.rank));
-      if (!state_.contains(rank)) follow(rank);
+      if (report_.absent.empty() && !state_.contains(rank)) follow(rank);
+      for (const Wait& wait : *waits) awaited.insert(wait.rank);
     }
-    for (const auto& [rank, itself] : awaited)
-      if (!itself) report_.awaited.push_back(rank);
+    for (const int rank : awaited) {
+      const auto at = by_rank_.find(rank);
+      if (at == by_rank_.end() || at->second->empty()) {
+        waits_for_none.insert(rank);
+      } else if (std::all_of(at->second->begin(), at->second->end(),
+                             [&](const Wait& wait) { return is_shared(rank, wait); })) {
+        in_operation.insert(rank);
+      }
+    }
+    for (const int rank : report_.absent)
+      if (awaited.contains(rank)) report_.awaited.push_back(rank);
+    if (!report_.awaited.empty() || awaited.empty()) return;
+    if (!report_.absent.empty()) {
+      report_.awaited = report_.absent;
+    } else {
+      const std::set<int>& ends = waits_for_none.empty() ? in_operation : waits_for_none;
+      report_.awaited.assign(ends.begin(), ends.end());
+    }
   }
 
  private:
   enum class State { open, done };
 
-  [[nodiscard]] bool waits_itself(int rank) const {
-    const auto at = by_rank_.find(rank);
-    return at != by_rank_.end() && !at->second->empty();
+  [[nodiscard]] bool is_shared(int rank, const Wait& wait) const {
+    const auto at = by_rank_.find(wait.rank);
+    return at != by_rank_.end() && is_in_one_operation({rank, wait}, *at->second);
   }
 
   // Depth first, without recursion: a chain can be as long as the job has ranks.
@@ -175,7 +192,9 @@ class Waits {
         path.pop_back();
         continue;
       }
-      const int awaited = (*at->second)[next++].rank;
+      const Wait& wait  = (*at->second)[next++];
+      const int awaited = wait.rank;
+      if (is_shared(rank, wait)) continue;
       if (!state_.contains(awaited)) {
         state_[awaited] = State::open;
         path.emplace_back(awaited, 0);
@@ -199,8 +218,34 @@ class Waits {
   std::map<int, State> state_;
 };
 
+// The rank that is gone or silent by a line of line_of().
+std::optional<int> absent_by(std::string_view line) {
+  if (!line.starts_with("rank ")) return std::nullopt;
+  line.remove_prefix(5);
+  const std::size_t end         = line.find(' ');
+  const std::optional<int> rank = to_number<int>(line.substr(0, end));
+  if (!rank || end == line.npos) return std::nullopt;
+  line.remove_prefix(end);
+  for (const std::string_view state : {" is gone", " is silent", " has not joined"})
+    if (line.starts_with(state)) return rank;
+  return std::nullopt;
+}
+
 std::string ranks_text(const std::vector<int>& ranks) {
   return str(ranks.size() == 1 ? "rank " : "ranks ", join_text(ranks, ", ", [](int rank) { return str(rank); }));
+}
+
+// Why waits end at a rank.
+std::string_view end_text(const FlightReport& report, int rank) {
+  const auto has = [&](const std::vector<int>& ranks) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
+  if (has(report.missing)) return "is missing";
+  if (has(report.absent)) return "is gone or silent";
+  const auto own = std::find_if(report.flights.begin(), report.flights.end(),
+                                [&](const Flight& flight) { return flight.rank == rank; });
+  if (own == report.flights.end() || own->progress.waits.empty()) return "waits for none";
+  return "is in one operation with those that it waits for";
 }
 
 }  // namespace
@@ -255,6 +300,11 @@ FlightReport read_flights(const std::string& folder) {
   for (const Flight& flight : report.flights) present[static_cast<std::size_t>(flight.rank)] = true;
   for (int rank = 0; rank < report.size; ++rank)
     if (!present[static_cast<std::size_t>(rank)]) report.missing.push_back(rank);
+  std::set<int> absent(report.missing.begin(), report.missing.end());
+  for (const Flight& flight : report.flights)
+    if (const std::optional<int> rank = absent_by(flight.line); rank && *rank >= 0 && *rank < report.size)
+      absent.insert(*rank);
+  report.absent.assign(absent.begin(), absent.end());
   Waits(report).find();
   return report;
 }
@@ -278,10 +328,8 @@ std::string to_text(const FlightReport& report) {
                           }),
                 "\n");
   }
-  for (const int rank : report.awaited) {
-    const bool missing = std::find(report.missing.begin(), report.missing.end(), rank) != report.missing.end();
-    text += str("waits end at rank ", rank, missing ? ", which is missing" : ", which waits for none", "\n");
-  }
+  for (const int rank : report.awaited)
+    text += str("waits end at rank ", rank, ", which ", end_text(report, rank), "\n");
   return text;
 }
 

@@ -34,13 +34,16 @@ void write_flight(const std::string& folder, const Flight& flight);
 
 // What the reports of a job say together.
 struct FlightReport {
-  int size                                       = 0;
-  std::vector<Flight> flights                    = {};  // by rank; without their lanes
-  std::vector<int> missing                       = {};  // ranks without a report
-  std::vector<std::string> unread                = {};  // files that are not reports, and why
-  std::vector<int> older                         = {};  // ranks whose file is of another job, and was not used
-  std::vector<int> awaited                       = {};  // other ranks wait for them, and they wait for none
-  std::vector<std::vector<Verdict::Link>> cycles = {};
+  int size                        = 0;
+  std::vector<Flight> flights     = {};  // by rank; without their lanes
+  std::vector<int> missing        = {};  // ranks without a report
+  std::vector<std::string> unread = {};  // files that are not reports, and why
+  std::vector<int> older          = {};  // ranks whose file is of another job, and was not used
+  std::vector<int> absent         = {};  // missing, or gone or silent by a line of another rank
+  // Where the waits end: the absent ranks that others wait for, else all that are absent. If none is: ranks that others
+  // wait for and that wait for none, else those that are in one operation with all ranks that they wait for.
+  std::vector<int> awaited                       = {};
+  std::vector<std::vector<Verdict::Link>> cycles = {};  // none if a rank is absent
 };
 
 // Reads the rank-R.json of a folder: those of the job that has written last. Error(config): there is none, or their

@@ -94,17 +94,41 @@ class Stuck {
         changed        = true;
       }
     }
-    const auto first = std::find(hopeless.begin(), hopeless.end(), true);
-    if (first == hopeless.end()) return std::nullopt;
-    // All waits stay among these ranks, so a walk comes back to one of them.
-    std::vector<Verdict::Link> path;
-    auto rank = static_cast<int>(first - hopeless.begin());
-    for (;;) {
+    if (std::find(hopeless.begin(), hopeless.end(), true) == hopeless.end() || some_unheard()) return std::nullopt;
+    // All waits stay among these ranks: a walk comes back to one of them, or ends in an operation.
+    std::vector<bool> seen(table_.size());  // by rank, in any walk
+    int end = -1;                           // of those in an operation, the one that has been stuck longest
+    for (std::size_t first = 0; first < table_.size(); ++first) {
+      if (!hopeless[first]) continue;
+      std::vector<Verdict::Link> path;
+      auto rank = static_cast<int>(first);
+      while (!seen[static_cast<std::size_t>(rank)]) {
+        seen[static_cast<std::size_t>(rank)] = true;
+        const Wait* const wait               = wait_to_follow(rank);
+        if (wait == nullptr) {
+          if (end < 0 || at(rank).advanced < at(end).advanced) end = rank;
+          break;
+        }
+        path.push_back({rank, *wait});
+        rank = wait->rank;
+      }
       const auto met = std::find_if(path.begin(), path.end(), [&](const auto& link) { return link.rank == rank; });
       if (met != path.end()) return deadlock_of({met, path.end()});
-      path.push_back({rank, at(rank).progress.waits.front()});
-      rank = path.back().wait.rank;
     }
+    return verdict_on(VerdictKind::stuck, end, table_);
+  }
+
+  // A rank that has not been heard may be the cause: rule 3 tells soon.
+  [[nodiscard]] bool some_unheard() const {
+    return std::any_of(table_.begin() + 1, table_.end(),
+                       [&](const ProcessRecord& row) { return is_alive(row) && now_ - row.heard >= timeout_ / 2; });
+  }
+
+  // The first wait that is not for a rank in the same operation. Null: there is none.
+  [[nodiscard]] const Wait* wait_to_follow(int rank) const {
+    for (const Wait& wait : at(rank).progress.waits)
+      if (!is_in_one_operation({rank, wait}, at(wait.rank).progress.waits)) return &wait;
+    return nullptr;
   }
 
   [[nodiscard]] Verdict deadlock_of(std::vector<Verdict::Link> cycle) const {
@@ -172,6 +196,11 @@ Verdict verdict_on(VerdictKind kind, int rank, std::span<const ProcessRecord> ta
     }
   }
   return verdict;
+}
+
+bool is_in_one_operation(const Verdict::Link& link, std::span<const Wait> waits_of_awaited) {
+  return link.rank != link.wait.rank && std::any_of(waits_of_awaited.begin(), waits_of_awaited.end(),
+                                                    [&](const Wait& other) { return other.node == link.wait.node; });
 }
 
 std::optional<Verdict> judge(std::span<const ProcessRecord> table, Deadline now, std::chrono::milliseconds timeout) {

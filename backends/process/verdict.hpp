@@ -81,6 +81,10 @@ struct Verdict {
   friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
+// Whether both ranks of a wait are in one operation: the awaited one has a wait of the same name. Both have entered it,
+// so neither waits for the other one to arrive, and this is no link of a deadlock.
+[[nodiscard]] bool is_in_one_operation(const Verdict::Link& link, std::span<const Wait> waits_of_awaited);
+
 // The first that applies:
 // 1. closed without a good-bye: gone;
 // 2. a report: failed;
@@ -88,8 +92,9 @@ struct Verdict {
 // 4. some rank waits for r, which is in a run and has finished no node for `timeout`: silent if r has not been heard
 // for half
 //    of that time, stuck if it computes or waits for none. Of several the one that has been stuck longest. If there
-//    is none, ranks that are stuck and wait only for each other: deadlock. A rank that has left, and that a stuck rank
-//    waits for: gone.
+//    is none, ranks that are stuck and wait only for each other: deadlock, or stuck if they all are in one operation;
+//    not while a rank has not been heard for half of that time. A rank that has left, and that a stuck rank waits for:
+//    gone.
 // Row 0 is process 0, which is never silent to itself.
 [[nodiscard]] std::optional<Verdict> judge(std::span<const ProcessRecord> table, Deadline now,
                                            std::chrono::milliseconds timeout);

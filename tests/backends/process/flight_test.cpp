@@ -89,9 +89,12 @@ TEST_CASE("a rank that others wait for and that waits for none is named", "[back
              ContainsSubstring("computes 1") && ContainsSubstring("waits end at rank 1, which waits for none"));
 }
 
-TEST_CASE("cycles of waits are found", "[backends][process]") {
+TEST_CASE("cycles of waits are found", "[backends][process][flight]") {
   const TempFolder folder;
-  write_all(folder, {flight(0, {{1, "a"}}), flight(1, {{2, "b"}}), flight(2, {{1, "c"}}), flight(3, {{3, "d"}})});
+  for (sg::Flight one : {flight(0, {{1, "a"}}), flight(1, {{2, "b"}}), flight(2, {{1, "c"}}), flight(3, {{3, "d"}})}) {
+    one.line = "deadlock: ...";
+    write_all(folder, {one});
+  }
   const sg::FlightReport report = sg::read_flights(folder.path().string());
   CHECK(report.cycles == std::vector<std::vector<sg::Verdict::Link>>{{{1, {2, "b"}}, {2, {1, "c"}}}, {{3, {3, "d"}}}});
   CHECK(report.awaited.empty());
@@ -99,10 +102,60 @@ TEST_CASE("cycles of waits are found", "[backends][process]") {
              ContainsSubstring("cycle: rank 1 waits for rank 2 in 'b', rank 2 waits for rank 1 in 'c'\n"));
 }
 
+TEST_CASE("ranks in one operation are no cycle, and the waits end at one that is missing",
+          "[backends][process][flight]") {
+  const TempFolder folder;
+  // Rank 5 of 8 was killed; none of the reports names it.
+  const std::string op = "all_reduce gradient layer2 s1 mb0";
+  for (const int rank : {0, 1, 2, 3, 4}) write_all(folder, {flight(rank, {}, 8)});
+  write_all(folder, {flight(6, {{7, op}}, 8), flight(7, {{6, op}}, 8)});
+  const sg::FlightReport report = sg::read_flights(folder.path().string());
+  CHECK(report.cycles.empty());
+  CHECK(report.awaited == std::vector<int>{2, 5});  // rank 2 is gone by the lines
+  const std::string text = sg::to_text(report);
+  CHECK_THAT(text, !ContainsSubstring("cycle:"));
+  CHECK_THAT(text, ContainsSubstring("waits end at rank 2, which is gone or silent\n"
+                                     "waits end at rank 5, which is missing\n"));
+}
+
+TEST_CASE("there is no cycle where a rank is missing or silent", "[backends][process][flight]") {
+  const TempFolder folder;
+  const auto with_line = [](sg::Flight one, const std::string& line) {
+    one.line = line;
+    return one;
+  };
+  for (const int rank : {0, 1})
+    write_all(folder, {with_line(flight(rank, {{1 - rank, rank == 0 ? "a" : "b"}}, 3), "rank 2 is silent (for 1 s)")});
+  sg::FlightReport report = sg::read_flights(folder.path().string());
+  CHECK(report.cycles.empty());
+  CHECK(report.awaited == std::vector<int>{2});
+  write_all(folder, {flight(2, {{0, "c"}}, 3)});  // it was stopped, and went on
+  report = sg::read_flights(folder.path().string());
+  CHECK(report.cycles.empty());
+  CHECK_THAT(sg::to_text(report), ContainsSubstring("waits end at rank 2, which is gone or silent\n"));
+}
+
+TEST_CASE("waits can end in an operation that all its ranks have entered", "[backends][process][flight]") {
+  const TempFolder folder;
+  for (sg::Flight one : {flight(0, {{1, "recv"}}, 3), flight(1, {{2, "sum"}}, 3), flight(2, {{1, "sum"}}, 3)}) {
+    one.line = "rank 1 is stuck (it finishes no node)";
+    write_all(folder, {one});
+  }
+  const sg::FlightReport report = sg::read_flights(folder.path().string());
+  CHECK(report.cycles.empty());
+  CHECK(report.awaited == std::vector<int>{1, 2});
+  CHECK_THAT(sg::to_text(report),
+             ContainsSubstring("waits end at rank 1, which is in one operation with those that it waits for\n"));
+}
+
 TEST_CASE("long chains of waits are followed", "[backends][process]") {
   const TempFolder folder;
   constexpr int size = 300;
-  for (int rank = 0; rank + 1 < size; ++rank) write_all(folder, {flight(rank, {{rank + 1, "recv"}}, size)});
+  for (int rank = 0; rank + 1 < size; ++rank) {
+    sg::Flight one = flight(rank, {{rank + 1, "recv"}}, size);
+    one.line       = "rank 299 is gone";
+    write_all(folder, {one});
+  }
   const sg::FlightReport report = sg::read_flights(folder.path().string());
   CHECK(report.awaited == std::vector<int>{size - 1});
   CHECK(report.missing == std::vector<int>{size - 1});

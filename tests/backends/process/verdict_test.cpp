@@ -154,6 +154,24 @@ TEST_CASE("rule 4: ranks that wait only for each other are a deadlock", "[backen
   CHECK_THAT(line({healthy(), busy(2000ms, 0, {{1, "x"}})}), ContainsSubstring("rank 1 waits for rank 1"));
 }
 
+TEST_CASE("rule 4: ranks in one operation are stuck, not a deadlock", "[backends][process]") {
+  std::vector<sg::ProcessRecord> table = {busy(1500ms, 0, {{1, "recv"}}), busy(1500ms, 0, {{2, "sum"}}),
+                                          busy(2000ms, 0, {{1, "sum"}})};
+  CHECK_THAT(line(table), ContainsSubstring("rank 2 is stuck") && ContainsSubstring("'sum' of rank 1 waited"));
+  // Another wait of them closes a cycle.
+  table[1].progress.waits.push_back({0, "recv y"});
+  CHECK(line(table) == "deadlock: rank 0 waits for rank 1 in 'recv', rank 1 waits for rank 0 in 'recv y'");
+}
+
+TEST_CASE("rule 4: there is no deadlock while a rank may be silent", "[backends][process]") {
+  std::vector<sg::ProcessRecord> table = {busy(1500ms, 0, {{1, "a"}}), busy(1500ms, 0, {{0, "b"}}), healthy()};
+  CHECK_THAT(line(table), ContainsSubstring("deadlock"));
+  table[2].heard = now - 600ms;
+  CHECK(line(table) == "none");
+  table[2].heard = now - 1000ms;
+  CHECK_THAT(line(table), ContainsSubstring("rank 2 is silent"));
+}
+
 TEST_CASE("a rank that has left while another one waits for it is gone", "[backends][process]") {
   std::vector<sg::ProcessRecord> table = {busy(2000ms, 0, {{1, "recv"}}), healthy()};
   table[1].left                        = true;
