@@ -249,6 +249,18 @@ Environment process_environment() {
   return environment;
 }
 
+std::optional<RankOfSize> launched_among(const Environment& environment) {
+  using Names = std::pair<std::string_view, std::string_view>;
+  for (const auto& [rank_name, size_name] :
+       {Names{"RANK", "WORLD_SIZE"}, Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}}) {
+    const auto rank_at = environment.find(rank_name), size_at = environment.find(size_name);
+    if (rank_at == environment.end() || size_at == environment.end()) continue;
+    const std::optional<int> rank = to_number<int>(rank_at->second), size = to_number<int>(size_at->second);
+    if (rank && size && *size > 1) return RankOfSize{*rank, *size};
+  }
+  return std::nullopt;
+}
+
 bool is_loopback_name(std::string_view address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }

@@ -44,6 +44,13 @@ struct PlaceOverrides {
 // MASTER_PORT + 1, else `next_port_too` is set.
 [[nodiscard]] ProcessPlace find_place(const Environment& environment, const PlaceOverrides& overrides = {});
 
+// Rank and size, if a launcher (stepgraph launch, torchrun or mpirun) has started several processes.
+struct RankOfSize {
+  int rank = 0;
+  int size = 1;
+};
+[[nodiscard]] std::optional<RankOfSize> launched_among(const Environment& environment);
+
 // The first host of a Slurm node list: "node07" of "node[07-09,12],login". Throws Error(config).
 [[nodiscard]] std::string first_host(std::string_view node_list);
 

@@ -25,8 +25,8 @@ const std::chrono::seconds a_wait = 30s * sg::testing::slowness();  // tests tha
 // A launch of training that goes on for a long time.
 struct LongRun {
   LongRun()
-      : job({command_path(), "launch", "-n", "3", "--", "train", run.config(), "--set", "data={\"synthetic\": 1}",
-             "--steps", "1000000", "--json"}) {
+      : job({command_path(), "launch", "-n", "2", "--", "train", run.config(), "--set", "data={\"synthetic\": 1}",
+             "--steps", "1000000", "--json", "--set", "backend=gloo", "--set", "layout.dp=2", "--flight", ""}) {
     started = job.wait_for_text(0, "\"step\"", a_wait);
   }
   SmallRun run;
@@ -56,11 +56,37 @@ TEST_CASE("launch ends with the exit code of the first failure", "[tools][launch
 }
 
 TEST_CASE("launch refuses wrong usage", "[tools][launch][jobs]") {
-  CHECK(run_stepgraph("launch -- train run.json").exit_code == 2);
-  CHECK(run_stepgraph("launch -n 0 -- train run.json").exit_code == 2);
-  CHECK(run_stepgraph("launch -n 2").exit_code == 2);
-  CHECK(run_stepgraph("launch -n 2 -- launch -n 2 -- train run.json").exit_code == 2);
-  CHECK(run_stepgraph("launch -n 1 -- launched").exit_code == 2);
+  const auto refused = [](const std::string& arguments) {
+    const auto outcome = run_stepgraph("launch " + arguments);
+    CHECK(outcome.exit_code == 2);
+    return outcome.err;
+  };
+  CHECK_THAT(refused("-- train run.json"),
+             ContainsSubstring("launch: -n is missing (the number of processes, as in launch -n 4 -- train run.json)"));
+  CHECK_THAT(refused("-n 2"), ContainsSubstring("launch: the command is missing"));
+  CHECK_THAT(refused("-n 2 train run.json --set seed=1"), ContainsSubstring("launch -n 2 -- train run.json --set"));
+  refused("-n 0 -- train run.json");
+  refused("-n 2 -- launch -n 2 -- train run.json");
+  CHECK_THAT(refused("-n 2 -- bash"), ContainsSubstring("launch runs subcommands of stepgraph (known: train, eval") &&
+                                          !ContainsSubstring("[rank"));
+}
+
+TEST_CASE("commands in one of several processes refuse a backend with all ranks in one", "[tools][launch][jobs]") {
+  const SmallRun run;
+  const auto launched = run_stepgraph("launch -n 2 -- train " + run.config() + " --steps 1");
+  CHECK(launched.exit_code == 2);
+  for (const char* rank : {"0", "1"})
+    CHECK_THAT(launched.err, ContainsSubstring(std::string("backend: is loopback, but this is process ") + rank +
+                                               " of 2 (gloo or mpi; or start one process)"));
+  const auto with = [&](const std::string& variables, const std::string& command) {
+    return sg::testing::run_bash("env " + variables + " " + command_path() + " " + command + " " + run.config())
+        .exit_code;
+  };
+  CHECK(with("RANK=3 WORLD_SIZE=8", "eval --steps 1") == 2);
+  CHECK(with("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", "generate --prompt a --tokens 1") == 2);
+  CHECK(with("RANK=0 WORLD_SIZE=1", "train --steps 1") == 0);
+  CHECK(with("WORLD_SIZE=8", "train --steps 1") == 0);
+  CHECK(with("RANK=3 WORLD_SIZE=8", "verify") == 0);
 }
 
 TEST_CASE("launch hands arguments over as they are", "[tools][launch][jobs]") {
@@ -69,25 +95,29 @@ TEST_CASE("launch hands arguments over as they are", "[tools][launch][jobs]") {
 }
 
 TEST_CASE("launch passes signals on, and leaves no process", "[tools][launch][jobs]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
   LongRun run;
   REQUIRE(run.started);
   run.job.signal(0, SIGTERM);
   CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGTERM});
+  CHECK_THAT(run.job.err(0), ContainsSubstring("stepgraph launch: interrupted\n") && !ContainsSubstring("failed"));
   CHECK(processes_with(run.run.config()).empty());
 }
 
 TEST_CASE("launch ends all when one is killed", "[tools][launch][jobs]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
   LongRun run;
   REQUIRE(run.started);
   const std::vector<pid_t> ranks = children_of(run.job.pid(0));
-  REQUIRE(ranks.size() == 3);
+  REQUIRE(ranks.size() == 2);
   ::kill(ranks[1], SIGKILL);
   CHECK(run.job.wait(a_wait) == std::vector<int>{128 + SIGKILL});
-  CHECK_THAT(run.job.err(0), ContainsSubstring("was ended by signal 9"));
+  CHECK_THAT(run.job.err(0), ContainsSubstring("stepgraph launch: rank 1 was ended by signal 9"));
   CHECK(processes_with(run.run.config()).empty());
 }
 
 TEST_CASE("processes of a launch that is killed end", "[tools][launch][jobs]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
   LongRun run;
   REQUIRE(run.started);
   run.job.signal(0, SIGKILL);

@@ -38,6 +38,9 @@ bool is_option(const std::string& text) { return text.size() > 1 && text[0] == '
 
 std::string unknown_option(const CLI::App& app, const std::string& argument) {
   const std::string given = argument.substr(0, argument.find('='));
+  if (app.get_option_no_throw("command") != nullptr)  // of Command::rest()
+    return str("unknown option '", given, "' (options of the command come after --, as in ", app.get_name(),
+               " -n 2 -- train run.json --set layout.dp=2)");
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;  // hidden
@@ -118,6 +121,12 @@ Command Command::subcommand(const std::string& name, const std::string& help) {
   return Command(*app_->add_subcommand(name, help));
 }
 void Command::require_subcommand() { app_->require_subcommand(1); }
+std::vector<std::string> Command::subcommand_names() const {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app_->get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
+  return names;
+}
 void Command::footer(const std::string& text) { app_->footer(text); }
 void Command::run(std::function<void()> work) { app_->callback(std::move(work)); }
 void Command::flag(const std::string& name, bool& target, const std::string& help) {

@@ -41,6 +41,7 @@ class Command {
 
   Command subcommand(const std::string& name, const std::string& help);
   void require_subcommand();
+  [[nodiscard]] std::vector<std::string> subcommand_names() const;
   void footer(const std::string& text);  // at the end of --help
   void run(std::function<void()> work);  // sets the work of the command
 

@@ -188,7 +188,7 @@ class Launcher {
     }
     passed_.end();
     marked_.end();
-    return code_;
+    return report();
   }
 
  private:
@@ -265,6 +265,7 @@ class Launcher {
         send(SIGSTOP);
         ::raise(SIGSTOP);
       } else if (signal.ssi_signo != SIGCHLD) {
+        signalled_ = signalled_ || signal.ssi_signo == SIGINT || signal.ssi_signo == SIGTERM;
         send(static_cast<int>(signal.ssi_signo));
       }
   }
@@ -273,13 +274,14 @@ class Launcher {
     for (const auto& [pid, rank] : running_) ::kill(pid, number);
   }
 
-  // Of processes that end at the same time, the one that was the cause: one that a signal has ended, or one with an
-  // error of its own. Code 3 is that of a process whose peer has failed.
+  struct End {
+    int rank, status, code;
+    // Code 3 is that of a process whose peer has failed: the others are the cause.
+    [[nodiscard]] bool is_consequence() const { return code == 3; }
+    [[nodiscard]] bool is_interrupt() const { return code == 128 + SIGINT || code == 128 + SIGTERM; }
+  };
+
   void reap() {
-    struct End {
-      int rank, status, code;
-      [[nodiscard]] int order() const { return WIFSIGNALED(status) ? 0 : code != 3 ? 1 : 2; }
-    };
     std::vector<End> ends;
     for (auto at = running_.begin(); at != running_.end();) {
       int status = 0;
@@ -287,19 +289,33 @@ class Launcher {
         ++at;
         continue;
       }
-      const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      const int rank = at->second;
-      at             = running_.erase(at);
-      if (code != 0) ends.push_back({rank, status, code});
+      const int code  = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      const int rank  = at->second;
+      at              = running_.erase(at);
+      const bool told = told_to_end_ && (code == 128 + SIGTERM || code == 128 + SIGKILL);  // by hurry()
+      if (code != 0 && !told) ends.push_back({rank, status, code});
     }
-    if (ends.empty() || code_ != 0) return;
-    const End first = *std::ranges::min_element(ends, {}, &End::order);
-    std::cerr << str("stepgraph launch: rank ", first.rank,
-                     WIFEXITED(first.status) ? " failed with exit code " : " was ended by signal ",
-                     WIFEXITED(first.status) ? first.code : WTERMSIG(first.status), "\n")
-              << std::flush;
-    code_ = first.code;
-    next_ = Clock::now() + options_.report_time;
+    // Of processes that end at the same time, one that a signal has ended was the cause.
+    std::ranges::stable_partition(ends, [](const End& end) { return WIFSIGNALED(end.status); });
+    failures_.insert(failures_.end(), ends.begin(), ends.end());
+    if (!failures_.empty() && !next_) next_ = Clock::now() + options_.report_time;
+  }
+
+  // The exit code: that of the first failure that is no consequence of another one. Prints it.
+  [[nodiscard]] int report() const {
+    if (failures_.empty()) return 0;
+    const auto cause  = std::ranges::find_if_not(failures_, &End::is_consequence);
+    const End& first  = cause != failures_.end() ? *cause : failures_.front();
+    const bool exited = WIFEXITED(first.status);
+    if (first.is_interrupt() && (exited || signalled_)) {
+      std::cerr << "stepgraph launch: interrupted\n" << std::flush;
+    } else {
+      std::cerr << str("stepgraph launch: rank ", first.rank,
+                       exited ? " failed with exit code " : " was ended by signal ",
+                       exited ? first.code : WTERMSIG(first.status), "\n")
+                << std::flush;
+    }
+    return first.code;
   }
 
   // After the first failure.
@@ -318,8 +334,9 @@ class Launcher {
   Descriptor signals_;
   std::map<pid_t, int> running_;  // ranks
   Relay passed_, marked_;         // two threads: a reader of stdout that is slow keeps no message of others waiting
-  int code_         = 0;
+  std::vector<End> failures_;     // in their order
   bool told_to_end_ = false;
+  bool signalled_   = false;      // this process was told to end
   std::optional<Deadline> next_;  // when the rest is told to end
 };
 

@@ -18,8 +18,9 @@ struct LaunchOptions {
 // The stdout of rank 0 goes to stdout. All other lines go to stderr with "[rank R] " before them. Signals that this
 // process gets are passed on. When this process ends in any way, the others end too.
 //
-// Returns 0, or the exit code of the process that failed first: 128 + the signal if a signal ended it. Throws
-// Error(backend) if processes cannot be started. Starts threads; call it from the main thread, before others exist.
+// Returns 0, or the exit code of the process that failed first, and prints which one that was: 128 + the signal if a
+// signal ended it. Code 3, of a process whose peer has failed, counts only if there is no other. Throws Error(backend)
+// if processes cannot be started. Starts threads; call it from the main thread, before others exist.
 [[nodiscard]] int launch(const std::string& program, const std::vector<std::string>& arguments,
                          const LaunchOptions& options);
 

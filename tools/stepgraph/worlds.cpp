@@ -241,6 +241,9 @@ void add_flight_option(Command command, std::optional<std::string>& folder) {
 
 void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work) {
   if (config.backend == "gloo" || config.backend == "mpi") return in_process_world(options, config, work);
+  if (const std::optional<RankOfSize> place = launched_among(process_environment()))
+    throw Error(ErrorKind::config, str("backend: is ", config.backend, ", but this is process ", place->rank, " of ",
+                                       place->size, " (gloo or mpi; or start one process)"));
   const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
   work(*world);
 }
