@@ -23,7 +23,8 @@ TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
   CHECK_THAT(run_stepgraph("train --help").out, ContainsSubstring("130, 143 or 129") && ContainsSubstring("--force"));
   const auto version = run_stepgraph("--version");
   CHECK(version.exit_code == 0);
-  CHECK_THAT(version.out, ContainsSubstring("stepgraph 0.") && ContainsSubstring("CUDA"));
+  CHECK_THAT(version.out, ContainsSubstring("stepgraph 0.") && ContainsSubstring("CUDA") &&
+                              ContainsSubstring("gloo: ") && ContainsSubstring("mpi: "));
 }
 
 TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][refuses]") {

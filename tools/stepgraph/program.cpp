@@ -4,6 +4,7 @@
 #include <iostream>
 #include <new>
 
+#include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
@@ -19,6 +20,8 @@ namespace sg = stepgraph;
 
 std::string version() {
   std::string text = sg::str("stepgraph ", STEPGRAPH_VERSION, "\n");
+  for (const char* const backend : {"gloo", "mpi"})
+    text += sg::str(backend, ": ", sg::has_process_backend(backend) ? "" : "not ", "built in\n");
 #if defined(STEPGRAPH_WITH_CUDA)
   text += sg::describe_cuda() + "\n";
 #else
