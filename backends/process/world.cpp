@@ -125,10 +125,7 @@ bool ProcessWorld::fail(const std::string& text) noexcept {
   }
 }
 
-bool ProcessWorld::waits(LaneKind kind) const {
-  return kind == LaneKind::tp || kind == LaneKind::gather || kind == LaneKind::reduce || kind == LaneKind::pp_send ||
-         kind == LaneKind::pp_recv;
-}
+bool ProcessWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
 
 std::vector<std::uint32_t> ProcessWorld::prepare(const Graph& graph, std::span<const Communicator> groups) {
   Agreed agreed = agreement_.agree(job_->peers(), graph, groups);

@@ -8,23 +8,6 @@
 
 namespace stepgraph {
 
-namespace {
-
-bool is_for_parts(LaneKind kind) {
-  switch (kind) {
-    case LaneKind::tp:
-    case LaneKind::gather:
-    case LaneKind::reduce:
-    case LaneKind::pp_send:
-    case LaneKind::pp_recv:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 bool waits(const Graph& graph, Node node, const World& world) {
   const auto lane = graph.lane(node);
   return lane && world.waits(lane->kind) && (graph.has_part(node) || !is_for_parts(lane->kind));

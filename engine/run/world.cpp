@@ -4,6 +4,19 @@
 
 namespace stepgraph {
 
+bool is_for_parts(LaneKind kind) noexcept {
+  switch (kind) {
+    case LaneKind::tp:
+    case LaneKind::gather:
+    case LaneKind::reduce:
+    case LaneKind::pp_send:
+    case LaneKind::pp_recv:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::vector<std::uint32_t> World::prepare(const Graph&, std::span<const Communicator> groups) {
   std::vector<std::uint32_t> numbers(groups.size());
   std::iota(numbers.begin(), numbers.end(), std::uint32_t{0});

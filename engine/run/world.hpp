@@ -87,6 +87,9 @@ struct Communicator {
   std::uint32_t num_operations;  // of this process in a run, messages included
 };
 
+// Lanes for collectives and messages: worlds of processes wait on these and on no others.
+[[nodiscard]] bool is_for_parts(LaneKind kind) noexcept;
+
 // Where ranks live and how a communication is executed: the interface to networks and devices. Implementations are in
 // backends/; users can write others. A world must outlive the programs that use it.
 class World {

@@ -51,7 +51,8 @@ std::string flight_folder() {
 }
 
 // Whether all processes have this error, as after a result that all of them have looked at. They then end the job as
-// usual, and process 0 prints it. An error of one process only is a failure of the job.
+// usual. What is wrong with the config, or differs between processes, is printed by each of them; the rest by process
+// 0. An error of one process only is a failure of the job.
 bool all_have(ProcessWorld& world, const std::string& text) {
   constexpr auto time = std::chrono::seconds(1);  // for the slowest of them
   if (world.failure()) return false;
@@ -208,7 +209,7 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
   } catch (const Error& error) {
     if (all_have(*world, error.what())) {
       world->end();
-      if (world->place().rank != 0) throw Exit{exit_code(error.kind())};
+      if (world->place().rank != 0 && error.kind() != ErrorKind::config) throw Exit{exit_code(error.kind())};
       throw;
     }
     tell(error.what());

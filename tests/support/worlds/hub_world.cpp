@@ -151,19 +151,7 @@ void Hub::throw_away(Rank to, std::int64_t before_step) {
   std::erase_if(boxes_, [&](const auto& entry) { return entry.first.to == to && entry.first.step < before_step; });
 }
 
-// Compute, host and disk lanes do not wait; communication lanes do.
-bool HubWorld::waits(LaneKind kind) const {
-  switch (kind) {
-    case LaneKind::tp:
-    case LaneKind::gather:
-    case LaneKind::reduce:
-    case LaneKind::pp_send:
-    case LaneKind::pp_recv:
-      return true;
-    default:
-      return false;
-  }
-}
+bool HubWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
 
 // All ranks run the same steps, so a counter identifies them. Letters carry it, so that letters of a failed step stay
 // in its boxes.

@@ -110,10 +110,7 @@ std::size_t MessageHub::num_left() {
   return entries_.size();
 }
 
-bool MessageWorld::waits(LaneKind kind) const {
-  return kind == LaneKind::tp || kind == LaneKind::gather || kind == LaneKind::reduce || kind == LaneKind::pp_send ||
-         kind == LaneKind::pp_recv;
-}
+bool MessageWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
 
 std::vector<std::uint32_t> MessageWorld::prepare(const Graph&, std::span<const Communicator> groups) {
   std::vector<std::uint32_t> numbers;
