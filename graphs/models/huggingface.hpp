@@ -30,7 +30,7 @@ struct ModelConfig {
 // the config.json is ignored and listed in the model's notes.
 [[nodiscard]] Model model_from_config(std::string_view text, std::string_view subject, double dropout = 0);
 
-// The model of a Hugging Face folder, from its config.json. `Checkpoint` reads the weights.
+// The model of a Hugging Face folder, from its config.json. `ModelFolder` reads the weights.
 [[nodiscard]] Model load_model(const std::filesystem::path& folder, double dropout = 0);
 
 // A complete config.json that transformers loads and parse_model_config reads back.

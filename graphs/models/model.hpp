@@ -15,7 +15,7 @@ struct Init {
   double constant  = 0;
 };
 
-// Indices [begin, begin + size) of a checkpoint's tensor, along the dim that tensor parallelism cuts. A weight is made
+// Indices [begin, begin + size) of a tensor of a file, along the dim that tensor parallelism cuts. A weight is made
 // of such sections.
 struct TensorSection {
   std::string tensor     = {};
@@ -25,7 +25,7 @@ struct TensorSection {
   friend bool operator==(const TensorSection&, const TensorSection&) = default;
 };
 
-// A weight as ops use it: one or more tensors of a checkpoint, or sections of them, laid end to end along `dim`.
+// A weight as ops use it: one or more tensors of a file, or sections of them, laid end to end along `dim`.
 // Tensor parallelism cuts each section along `dim`, or leaves all of it to every rank. Heads are divided evenly over
 // the ranks; with fewer heads than ranks, several neighbouring ranks hold the same head. Sections without heads are cut
 // between any two indices; the first ranks have one index more.
@@ -69,10 +69,10 @@ struct Model {
   std::int64_t inner             = 0;  // width inside the MLP; cut by tensor parallelism
   std::vector<Block> blocks      = {};
   bool logits_are_free           = false;  // no op's backward reads them: their gradient may take their bytes
-  std::string config             = {};     // config.json of a checkpoint, as text
+  std::string config             = {};     // config.json of a Hugging Face folder, as text
   std::vector<std::string> notes = {};     // settings of that config without effect, such as dropout: for people
 
-  // The tensors of a checkpoint, in the order of the forward pass; tied ones once.
+  // The tensors of a file, in the order of the forward pass; tied ones once.
   [[nodiscard]] ParameterInventory parameters(DType type = DType::f32) const;
 };
 

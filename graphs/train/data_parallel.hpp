@@ -32,7 +32,7 @@ class DataParallel {
   // The logits of global * seq tokens, [global, seq, vocab], without a loss. Its graph is made at the first call.
   [[nodiscard]] std::vector<float> forward(std::span<const std::int32_t> tokens);
 
-  // Weights are fresh unless they were set: set_weights(parallel.run(), checkpoint).
+  // Weights are fresh unless they were set: set_weights(parallel.run(), folder).
   [[nodiscard]] StepRun& run() noexcept { return run_; }
   [[nodiscard]] const DataParallelStep& graph() const noexcept { return step_; }
   void set_rate(double rate) noexcept { rate_ = rate; }  // of the optimizer

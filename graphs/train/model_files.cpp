@@ -8,8 +8,8 @@
 #include "engine/base/output_file.hpp"
 #include "engine/base/output_folder.hpp"
 #include "graphs/files/safetensors.hpp"
-#include "graphs/models/checkpoint.hpp"
 #include "graphs/models/fresh_weights.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "graphs/train/trainer.hpp"
 
 namespace stepgraph {
@@ -25,10 +25,10 @@ void set_fresh_weights(StepRun& run, std::uint64_t seed) {
   });
 }
 
-void set_weights(StepRun& run, const Checkpoint& checkpoint) {
-  check_tensors(checkpoint, run.step().model.parameters().parameters());
+void set_weights(StepRun& run, const ModelFolder& folder) {
+  check_tensors(folder, run.step().model.parameters().parameters());
   run.set_weights([&](const std::string& name, const TensorShape& shape, const Init&, std::span<double> values) {
-    load_tensor(checkpoint, name, shape, values);
+    load_tensor(folder, name, shape, values);
   });
 }
 

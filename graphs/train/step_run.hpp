@@ -38,7 +38,7 @@ struct SameBytes {
 };
 
 // A step graph that is proved, has its memory planned and can run many times. Tensors are set and read under the names
-// that checkpoints use. The world must outlive it. One thread at a time.
+// that Hugging Face folders use. The world must outlive it. One thread at a time.
 //
 // In a world of several processes each process has the step of its own ranks (StepOptions::only). Functions that are
 // "collective" are then called by all processes, in the same order.

@@ -9,11 +9,11 @@
 
 namespace stepgraph {
 
-class Checkpoint;  // graphs/models/checkpoint.hpp
+class ModelFolder;  // graphs/models/model_folder.hpp
 
-// Sets fresh weights, the same bits in every layout; or the weights of a checkpoint.
+// Sets fresh weights, the same bits in every layout; or the weights of a folder.
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
-void set_weights(StepRun& run, const Checkpoint& checkpoint);
+void set_weights(StepRun& run, const ModelFolder& folder);
 
 // Writes config.json and model.safetensors, which Hugging Face transformers can load. The folder changes as a whole,
 // and its other files stay: engine/base/output_folder.hpp. Throws Error(run) for weights that are not finite; the
@@ -48,7 +48,7 @@ class Trainer {
   Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
           const TrainerOptions& options = {});
 
-  // Weights are fresh unless they were set: set_weights(trainer.run(), checkpoint).
+  // Weights are fresh unless they were set: set_weights(trainer.run(), folder).
   StepResult step(std::span<const std::int32_t> tokens, Recorder* recorder = nullptr);
 
   [[nodiscard]] StepRun& run() noexcept { return run_; }

@@ -7,8 +7,8 @@
 #include "backends/loopback/world.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/files/token_data.hpp"
-#include "graphs/models/checkpoint.hpp"
 #include "graphs/models/huggingface.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "tests/support/paths.hpp"
 
 namespace stepgraph::testing {
@@ -87,7 +87,7 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, Wor
   batch.micro     = micro;
   Trainer trainer(golden.model, plan, batch, world,
                   {.threads = threads, .step_timeout = std::chrono::minutes(5), .keep_gradients = true});
-  set_weights(trainer.run(), Checkpoint(golden.folder));
+  set_weights(trainer.run(), ModelFolder(golden.folder));
   Trained trained;
   for (int step = 0; step < steps; ++step) {
     const StepResult result = trainer.step(golden.tokens_of(step));

@@ -111,13 +111,13 @@ Model model_of(const Config& config, bool prints) {
 
 Start make_start(const Config& config, bool prints) {
   const auto* from = std::get_if<LoadFrom>(&config.model);
-  if (from == nullptr) return {.model = model_of(config, prints), .checkpoint = {}};
+  if (from == nullptr) return {.model = model_of(config, prints), .folder = {}};
   for (;;) {
     const auto before = number_of(from->folder);
-    Start start{.model = model_of(config, prints), .checkpoint = std::make_shared<const Checkpoint>(from->folder)};
+    Start start{.model = model_of(config, prints), .folder = std::make_shared<const ModelFolder>(from->folder)};
     // Model and weights must be those of one save.
     if (number_of(from->folder) != before) continue;
-    check_tensors(*start.checkpoint, start.model.parameters().parameters());
+    check_tensors(*start.folder, start.model.parameters().parameters());
     return start;
   }
 }
@@ -133,7 +133,7 @@ std::optional<Machine> chooser_machine(const Config& config) {
 }
 
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {
-  start.checkpoint ? stepgraph::set_weights(run, *start.checkpoint) : set_fresh_weights(run, seed);
+  start.folder ? stepgraph::set_weights(run, *start.folder) : set_fresh_weights(run, seed);
 }
 
 std::chrono::milliseconds stall_timeout(const Config& config, World& world) {

@@ -10,7 +10,7 @@
 #include "engine/run/streams.hpp"
 #include "graphs/config/config.hpp"
 #include "graphs/files/token_data.hpp"
-#include "graphs/models/checkpoint.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "graphs/predict/step_report.hpp"
 #include "graphs/train/step_run.hpp"
 #include "tools/stepgraph/command_line.hpp"
@@ -33,7 +33,7 @@ void warn_about_threads(int threads);
 // A model and its first weights.
 struct Start {
   Model model;
-  std::shared_ptr<const Checkpoint> checkpoint;  // null: fresh weights
+  std::shared_ptr<const ModelFolder> folder;  // null: fresh weights
 };
 // The model of a config. A loaded model is described by its config.json, which is checked against the rest of the
 // config. Notes about it are printed to stderr if `prints`: of several processes, one does.

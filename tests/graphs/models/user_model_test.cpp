@@ -4,8 +4,8 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
-#include "graphs/models/checkpoint.hpp"
 #include "graphs/models/mlp.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "ops/linear.hpp"
 #include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -54,7 +54,7 @@ TEST_CASE("blocks may call their weights by the same name", "[graphs][models]") 
   const auto tokens = sg::testing::tokens_for(batch, 0, model.vocab);
   trainer.step(tokens);
   sg::save_model(trainer.run(), (folder / "saved").string());
-  sg::set_weights(again.run(), sg::Checkpoint(folder / "saved"));
+  sg::set_weights(again.run(), sg::ModelFolder(folder / "saved"));
   CHECK(again.step(tokens).loss == trainer.step(tokens).loss);
 }
 

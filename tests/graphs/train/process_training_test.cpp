@@ -13,7 +13,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
-#include "graphs/models/checkpoint.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/check_gradients.hpp"
 #include "graphs/train/data_parallel.hpp"
@@ -194,9 +194,9 @@ TEST_CASE("evaluation and generation over processes give the results of loopback
     sg::BatchSpec batch = gold.batch;
     batch.micro         = 2;
     sg::Evaluator evaluator(gold.model, plan, batch, world, {.threads = 1});
-    sg::set_weights(evaluator.run(), sg::Checkpoint(gold.folder));
+    sg::set_weights(evaluator.run(), sg::ModelFolder(gold.folder));
     sg::Generator generator(gold.model, plan, 16, world, {.threads = 1});
-    sg::set_weights(generator.run(), sg::Checkpoint(gold.folder));
+    sg::set_weights(generator.run(), sg::ModelFolder(gold.folder));
     const double loss = evaluator.loss(gold.tokens_of(0));
     return Results(loss, generator.generate({gold.tokens.begin(), gold.tokens.begin() + 8}, 6));
   };

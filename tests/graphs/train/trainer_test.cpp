@@ -9,11 +9,11 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
-#include "graphs/models/checkpoint.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/models/llama.hpp"
 #include "graphs/models/mlp.hpp"
+#include "graphs/models/model_folder.hpp"
 #include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
@@ -36,7 +36,7 @@ struct Continued {
 Continued continued(const std::string& name, const sg::LayoutSpec& layout) {
   sg::LoopbackWorld world(layout);
   sg::Generator generator(golden(name).model, {.layout = layout}, 24, world, {.threads = 2});
-  sg::set_weights(generator.run(), sg::Checkpoint(golden(name).folder));
+  sg::set_weights(generator.run(), sg::ModelFolder(golden(name).folder));
   Continued result;
   Tokens seen(golden(name).tokens.begin(), golden(name).tokens.begin() + 8);
   for (int i = 0; i < 20; ++i) {  // the last tokens exceed the context window
@@ -131,12 +131,12 @@ TEST_CASE("a trained and saved model is loaded bit for bit, in any layout", "[gr
 
   const sg::testing::TempFolder folder;
   sg::save_model(trainer.run(), folder.path() / "model");
-  const sg::Checkpoint checkpoint(folder.path() / "model");
+  const sg::ModelFolder saved(folder.path() / "model");
   const sg::Model again = sg::load_model((folder.path() / "model").string());
   CHECK(again.parameters() == model.parameters());
   sg::LoopbackWorld alone(1);
   sg::Evaluator evaluator(again, {}, batch, alone);
-  sg::set_weights(evaluator.run(), checkpoint);
+  sg::set_weights(evaluator.run(), saved);
   for (const std::string& name : model.parameters().names()) {
     CAPTURE(name);
     CHECK(values_of(evaluator.run(), name) == values_of(trainer.run(), name));

@@ -1,4 +1,4 @@
-#include "graphs/models/checkpoint.hpp"
+#include "graphs/models/model_folder.hpp"
 
 #include <algorithm>
 #include <set>
@@ -40,15 +40,15 @@ std::string_view tied_embedding(std::span<const Parameter> expected) {
   return {};
 }
 
-bool same_values(const Checkpoint& checkpoint, std::string_view a, std::string_view b) {
-  if (checkpoint.info(a).shape != checkpoint.info(b).shape) return false;
+bool same_values(const ModelFolder& folder, std::string_view a, std::string_view b) {
+  if (folder.info(a).shape != folder.info(b).shape) return false;
   constexpr std::int64_t piece = std::int64_t{1} << 17;
-  const std::int64_t elements  = num_elements(checkpoint.info(a).shape);
+  const std::int64_t elements  = num_elements(folder.info(a).shape);
   std::vector<double> x(static_cast<std::size_t>(std::min(piece, elements))), y(x.size());
   for (std::int64_t first = 0; first < elements; first += piece) {
     const auto now = static_cast<std::size_t>(std::min(piece, elements - first));
-    checkpoint.file_of(a).read_part(a, first, std::span(x).first(now));
-    checkpoint.file_of(b).read_part(b, first, std::span(y).first(now));
+    folder.file_of(a).read_part(a, first, std::span(x).first(now));
+    folder.file_of(b).read_part(b, first, std::span(y).first(now));
     if (!std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(now), y.begin())) return false;
   }
   return true;
@@ -63,10 +63,10 @@ std::string list_text(const std::vector<std::string>& names) {
 }
 
 template <class T>
-void load(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<T> out) {
-  const std::string spelled = checkpoint_name(checkpoint, name);
-  if (spelled.empty()) refuse(str(checkpoint.folder().string(), ": there is no tensor '", name, "'"));
-  const Safetensors& file = checkpoint.file_of(spelled);
+void load(const ModelFolder& folder, std::string_view name, const TensorShape& shape, std::span<T> out) {
+  const std::string spelled = tensor_name_in(folder, name);
+  if (spelled.empty()) refuse(str(folder.folder().string(), ": there is no tensor '", name, "'"));
+  const Safetensors& file = folder.file_of(spelled);
   if (file.info(spelled).shape != shape)
     refuse(str(file.path().string(), ": '", spelled, "' has shape ", to_string(file.info(spelled).shape), " (",
                to_string(shape), " in the model)"));
@@ -75,7 +75,7 @@ void load(const Checkpoint& checkpoint, std::string_view name, const TensorShape
 
 }  // namespace
 
-Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)) {
+ModelFolder::ModelFolder(std::filesystem::path folder) : folder_(std::move(folder)) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error))
     refuse(str(folder_.string(), there(folder_) ? ": is not a folder" : ": there is no such folder",
@@ -94,7 +94,7 @@ Checkpoint::Checkpoint(std::filesystem::path folder) : folder_(std::move(folder)
   }
 }
 
-void Checkpoint::open_shards(const std::filesystem::path& index) {
+void ModelFolder::open_shards(const std::filesystem::path& index) {
   const std::string subject = index.string();
   JsonValue weight_map;
   parse_json_fields(read_text(index, most_index_bytes), subject, [&](const std::string& name, const JsonValue& value) {
@@ -129,51 +129,50 @@ void Checkpoint::open_shards(const std::filesystem::path& index) {
   }
 }
 
-std::vector<std::string> Checkpoint::names() const {
+std::vector<std::string> ModelFolder::names() const {
   std::vector<std::string> names;
   for (const auto& [name, file] : by_name_) names.push_back(name);
   return names;
 }
 
-const Safetensors& Checkpoint::file_of(std::string_view name) const {
+const Safetensors& ModelFolder::file_of(std::string_view name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end())
-    refuse(
-        str(folder_.string(), ": there is no tensor '", name, "' (the checkpoint has ", by_name_.size(), " tensors)"));
+    refuse(str(folder_.string(), ": there is no tensor '", name, "' (the folder has ", by_name_.size(), " tensors)"));
   return files_[found->second];
 }
 
-std::string checkpoint_name(const Checkpoint& checkpoint, std::string_view name) {
-  if (checkpoint.contains(name)) return std::string(name);
+std::string tensor_name_in(const ModelFolder& folder, std::string_view name) {
+  if (folder.contains(name)) return std::string(name);
   for (const std::string_view word : {"transformer.", "model."})
-    if (name.starts_with(word) && checkpoint.contains(name.substr(word.size())))
+    if (name.starts_with(word) && folder.contains(name.substr(word.size())))
       return std::string(name.substr(word.size()));
   return {};
 }
 
-void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expected) {
+void check_tensors(const ModelFolder& folder, std::span<const Parameter> expected) {
   std::vector<std::string> missing, unexpected, wrong;
   std::set<std::string> known;
   for (const Parameter& parameter : expected) {
-    const std::string name = checkpoint_name(checkpoint, parameter.name);
+    const std::string name = tensor_name_in(folder, parameter.name);
     if (name.empty()) {
       missing.push_back(parameter.name);
       continue;
     }
     known.insert(name);
-    const TensorInfo& info = checkpoint.info(name);
+    const TensorInfo& info = folder.info(name);
     if (info.shape != parameter.shape)
       wrong.push_back(str("'", name, "' has shape ", to_string(info.shape), ", not ", to_string(parameter.shape)));
     if (!info.type || !is_float(*info.type))
       wrong.push_back(str("'", name, "' has type ", info.dtype, ", not F64, F32, F16 or BF16"));
   }
-  for (const std::string& name : checkpoint.names()) {
+  for (const std::string& name : folder.names()) {
     if (known.contains(name) || is_buffer(name)) continue;
     const std::string_view embedding = name == head_name ? tied_embedding(expected) : std::string_view{};
-    const std::string tied           = embedding.empty() ? std::string{} : checkpoint_name(checkpoint, embedding);
+    const std::string tied           = embedding.empty() ? std::string{} : tensor_name_in(folder, embedding);
     if (tied.empty()) {
       unexpected.push_back(name);
-    } else if (!same_values(checkpoint, name, tied)) {
+    } else if (!same_values(folder, name, tied)) {
       wrong.push_back(str("'", name, "' differs from '", tied, "', but the config ties them"));
     }
   }
@@ -187,15 +186,15 @@ void check_tensors(const Checkpoint& checkpoint, std::span<const Parameter> expe
     wrong.push_back(str(more, " more such tensors"));
   }
   parts.insert(parts.end(), wrong.begin(), wrong.end());
-  refuse(str(checkpoint.folder().string(), ": the weights do not match config.json: ",
+  refuse(str(folder.folder().string(), ": the weights do not match config.json: ",
              join_text(parts, "; ", [](const std::string& part) { return part; })));
 }
 
-void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<float> out) {
-  load(checkpoint, name, shape, out);
+void load_tensor(const ModelFolder& folder, std::string_view name, const TensorShape& shape, std::span<float> out) {
+  load(folder, name, shape, out);
 }
-void load_tensor(const Checkpoint& checkpoint, std::string_view name, const TensorShape& shape, std::span<double> out) {
-  load(checkpoint, name, shape, out);
+void load_tensor(const ModelFolder& folder, std::string_view name, const TensorShape& shape, std::span<double> out) {
+  load(folder, name, shape, out);
 }
 
 }  // namespace stepgraph
