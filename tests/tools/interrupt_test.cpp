@@ -19,6 +19,7 @@ int ending_signal(const Work& work) {
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     signal(SIGHUP, SIG_DFL);
+    signal(SIGUSR1, SIG_DFL);
     work();
     _exit(0);
   }
@@ -30,7 +31,7 @@ int ending_signal(const Work& work) {
 }  // namespace
 
 TEST_CASE("the first signal is noted", "[tools][interrupt]") {
-  const int first = GENERATE(SIGINT, SIGTERM, SIGHUP);
+  const int first = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGUSR1);
   signal(SIGHUP, SIG_DFL);
   {
     const cli::Interrupt interrupt;
@@ -45,8 +46,8 @@ TEST_CASE("the first signal is noted", "[tools][interrupt]") {
 }
 
 TEST_CASE("signals that are sent together are one request", "[tools][interrupt]") {
-  const auto [first, second] =
-      GENERATE(table<int, int>({{SIGHUP, SIGHUP}, {SIGINT, SIGINT}, {SIGTERM, SIGTERM}, {SIGTERM, SIGHUP}}));
+  const auto [first, second] = GENERATE(
+      table<int, int>({{SIGHUP, SIGHUP}, {SIGINT, SIGINT}, {SIGTERM, SIGTERM}, {SIGTERM, SIGHUP}, {SIGUSR1, SIGTERM}}));
   CAPTURE(first, second);
   CHECK(ending_signal([first = first, second = second] {
           const cli::Interrupt interrupt;
@@ -86,6 +87,12 @@ TEST_CASE("the second signal ends the program, and so does any signal after the 
           usleep(1'100'000);
           raise(SIGTERM);
         }) == SIGTERM);
+  CHECK(ending_signal([] {
+          const cli::Interrupt interrupt;
+          raise(SIGUSR1);
+          usleep(1'100'000);
+          raise(SIGUSR1);
+        }) == SIGUSR1);
   CHECK(ending_signal([] {
           { const cli::Interrupt interrupt; }
           raise(SIGTERM);

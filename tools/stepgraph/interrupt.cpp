@@ -22,7 +22,7 @@ std::atomic<void (*)(void*)> sigterm_call{nullptr};
 std::atomic<void*> sigterm_data{nullptr};
 static_assert(std::atomic<void*>::is_always_lock_free);
 
-constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
+constexpr std::array signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 std::array<struct sigaction, signals.size()> before;
 struct sigaction before_call;  // that of SIGTERM before a SigtermCall
 std::atomic<bool> one_lives{false};

@@ -4,11 +4,12 @@
 
 namespace stepgraph::cli {
 
-// While an Interrupt exists, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is only noted, so
-// the program can finish its step and save. A second SIGINT or SIGTERM ends the program as usual. Signals within a
-// second of the first one are ignored: a closing terminal, GNU timeout and service managers send several at once. For
-// the same reason SIGHUP is never the second signal. All this holds for background jobs too, for which the shell
-// ignores SIGINT. SIGHUP stays ignored where it was, as under nohup. At most one Interrupt may exist at a time.
+// While an Interrupt exists, the first SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal was closed) or SIGUSR1 (a batch
+// system's warning before the end of the time, as by Slurm's --signal) is only noted, so the program can finish its
+// step and save. A second one of them but SIGHUP ends the program as usual. Signals within a second of the first one
+// are ignored: a closing terminal, GNU timeout and service managers send several at once. For the same reason SIGHUP is
+// never the second signal. All this holds for background jobs too, for which the shell ignores SIGINT. SIGHUP stays
+// ignored where it was, as under nohup. At most one Interrupt may exist at a time.
 class Interrupt {
  public:
   Interrupt();
@@ -32,7 +33,7 @@ class SigtermCall {
 };
 
 // A command that ended early because of a signal. The exit code of the program is 128 + signal, as in shells: 129 after
-// SIGHUP, 130 after SIGINT, 143 after SIGTERM.
+// SIGHUP, 130 after SIGINT, 138 after SIGUSR1, 143 after SIGTERM.
 struct Interrupted : std::runtime_error {
   Interrupted(int by, const std::string& what) : std::runtime_error(what), signal(by) {}
   int signal;

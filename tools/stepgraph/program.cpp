@@ -37,7 +37,7 @@ int stepgraph::cli::run_program(int argc, char** argv) {
   sg::cli::Command program = line.command();
   program.footer(
       "Exit codes: 0 done, 1 the run failed or a result is wrong, 2 wrong usage or config, 3 the backend or the system "
-      "failed. After a signal that ended a run early: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.\n"
+      "failed. After a signal that ended a run early: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1.\n"
       "Example: stepgraph train run.json --steps 100");
   program.require_subcommand();
   program.print_flag("--version", "Print the version and the built-in backends", version);
