@@ -156,10 +156,16 @@ Pipe make_pipe() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
+struct JobEnd {
+  int code        = 0;
+  bool may_repeat = false;  // whether to start again may help
+};
+
 class Launcher {
  public:
-  Launcher(const std::string& program, const std::vector<std::string>& arguments, const LaunchOptions& options)
-      : program_(program), arguments_(arguments), options_(options) {
+  Launcher(const std::string& program, const std::vector<std::string>& arguments, int num_processes,
+           const LaunchOptions& options)
+      : program_(program), arguments_(arguments), num_processes_(num_processes), options_(options) {
     sigset_t wanted;
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
@@ -177,7 +183,7 @@ class Launcher {
   Launcher(const Launcher&)            = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  int run() {
+  JobEnd run() {
     start_all();
     passed_.start();
     marked_.start();
@@ -198,11 +204,11 @@ class Launcher {
     Environment environment;
     for (const auto& [name, value] : process_environment())
       if (!is_of_another_launcher(name)) environment.emplace(name, value);
-    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(options_.num_processes);
+    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_processes_);
     environment["MASTER_ADDR"]                                  = "127.0.0.1";
     environment["MASTER_PORT"]                                  = str(port_of(listener.get()));
     environment["STEPGRAPH_SECRET"]                             = random_secret();
-    for (int rank = 0; rank < options_.num_processes; ++rank) {
+    for (int rank = 0; rank < num_processes_; ++rank) {
       environment["RANK"] = environment["LOCAL_RANK"] = str(rank);
       Environment mine                                = environment;
       if (rank == 0) mine["STEPGRAPH_LISTEN_FD"] = str(listener.get());
@@ -265,7 +271,7 @@ class Launcher {
         send(SIGSTOP);
         ::raise(SIGSTOP);
       } else if (signal.ssi_signo != SIGCHLD) {
-        signalled_ = signalled_ || signal.ssi_signo == SIGINT || signal.ssi_signo == SIGTERM;
+        signalled_ = signalled_ || signal.ssi_signo != SIGCONT;
         send(static_cast<int>(signal.ssi_signo));
       }
   }
@@ -278,7 +284,9 @@ class Launcher {
     int rank, status, code;
     // Code 3 is that of a process whose peer has failed: the others are the cause.
     [[nodiscard]] bool is_consequence() const { return code == 3; }
-    [[nodiscard]] bool is_interrupt() const { return code == 128 + SIGINT || code == 128 + SIGTERM; }
+    [[nodiscard]] bool is_interrupt() const {
+      return code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGUSR1;
+    }
   };
 
   void reap() {
@@ -302,8 +310,8 @@ class Launcher {
   }
 
   // The exit code: that of the first failure that is no consequence of another one. Prints it.
-  [[nodiscard]] int report() const {
-    if (failures_.empty()) return 0;
+  [[nodiscard]] JobEnd report() const {
+    if (failures_.empty()) return {};
     const auto cause  = std::ranges::find_if_not(failures_, &End::is_consequence);
     const End& first  = cause != failures_.end() ? *cause : failures_.front();
     const bool exited = WIFEXITED(first.status);
@@ -315,7 +323,7 @@ class Launcher {
                        exited ? first.code : WTERMSIG(first.status), "\n")
                 << std::flush;
     }
-    return first.code;
+    return {first.code, !signalled_ && (!exited || first.is_consequence())};
   }
 
   // After the first failure.
@@ -329,6 +337,7 @@ class Launcher {
 
   const std::string& program_;
   const std::vector<std::string>& arguments_;
+  const int num_processes_;
   const LaunchOptions& options_;
   sigset_t before_{};
   Descriptor signals_;
@@ -343,7 +352,24 @@ class Launcher {
 }  // namespace
 
 int launch(const std::string& program, const std::vector<std::string>& arguments, const LaunchOptions& options) {
-  return Launcher(program, arguments, options).run();
+  const int processes_again = options.restart_processes > 0 ? options.restart_processes : options.num_processes;
+  const auto& words_again   = options.restart_arguments.empty() ? arguments : options.restart_arguments;
+  for (int restart = 0;; ++restart) {
+    const bool again = restart > 0;
+    const JobEnd end =
+        Launcher(program, again ? words_again : arguments, again ? processes_again : options.num_processes, options)
+            .run();
+    if (!end.may_repeat || restart == options.restarts) {
+      if (end.may_repeat && restart > 0)
+        std::cerr << str("stepgraph launch: gives up after ", restart, restart == 1 ? " restart" : " restarts", "\n")
+                  << std::flush;
+      return end.code;
+    }
+    std::cerr << str("stepgraph launch: starts again with ", processes_again,
+                     processes_again == 1 ? " process" : " processes", " (restart ", restart + 1, " of ",
+                     options.restarts, ")\n")
+              << std::flush;
+  }
 }
 
 }  // namespace stepgraph::cli

@@ -11,6 +11,11 @@ struct LaunchOptions {
   // `kill_time` SIGKILL.
   std::chrono::milliseconds report_time = std::chrono::seconds(4);
   std::chrono::milliseconds kill_time   = std::chrono::seconds(1);
+  // How often all processes are started again, with a new rendezvous and secret, after a failure that may not happen
+  // again: a signal that was not sent to this process, or exit code 3.
+  int restarts                               = 0;
+  int restart_processes                      = 0;   // from the first restart on; 0: as before
+  std::vector<std::string> restart_arguments = {};  // from the first restart on; empty: as before
 };
 
 // Runs a program once for each rank of a job on this machine, and waits for all of them. Each process has its rank, the
