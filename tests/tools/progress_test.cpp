@@ -21,8 +21,13 @@ using stepgraph::testing::TerminalForStderr;
 
 namespace {
 
-constexpr cli::ProgressState half{
-    .done = 50, .total = 100, .loss = 5.4321, .grad_norm = 1.2468, .tokens_per_s = 12'345, .seconds_per_step = 1.66};
+constexpr cli::ProgressState half{.done             = 50,
+                                  .total            = 100,
+                                  .loss             = 5.4321,
+                                  .rate             = 3e-4,
+                                  .grad_norm        = 1.2468,
+                                  .tokens_per_s     = 12'345,
+                                  .seconds_per_step = 1.66};
 
 // Redirects stderr into a pipe and returns what was written.
 class StderrInPipe {
@@ -50,9 +55,9 @@ class StderrInPipe {
 
 }  // namespace
 
-TEST_CASE("progress shows the step, the loss, the norm, the speed and the time left", "[tools][progress]") {
-  CHECK(cli::progress_text("train", half, 80) ==
-        "train 50/100 [======>     ]  loss 5.4321  norm 1.25  12.3k tokens/s  1m 23s left");
+TEST_CASE("progress shows the step, the loss, the rate, the norm, the speed and the time left", "[tools][progress]") {
+  CHECK(cli::progress_text("train", half, 93) ==
+        "train 50/100 [======>     ]  loss 5.4321  rate 0.0003  norm 1.25  12.3k tokens/s  1m 23s left");
   CHECK(cli::progress_text("train", {.done = 100, .total = 100, .loss = 1, .seconds_per_step = 3}, 80) ==
         "train 100/100 [========================================]  loss 1");
   CHECK(cli::progress_text("eval", {.done = 0, .total = 7}, 30) == "eval 0/7 [>                  ]");
@@ -63,6 +68,8 @@ TEST_CASE("progress fits the columns and leaves out the least important parts fi
     CAPTURE(columns);
     CHECK(cli::progress_text("train", half, columns).size() <= static_cast<std::size_t>(columns));
   }
+  CHECK(cli::progress_text("train", half, 80) ==
+        "train 50/100  loss 5.4321  rate 0.0003  norm 1.25  12.3k tokens/s  1m 23s left");
   CHECK(cli::progress_text("train", half, 70) == "train 50/100  loss 5.4321  norm 1.25  12.3k tokens/s  1m 23s left");
   CHECK(cli::progress_text("train", half, 50) == "train 50/100  loss 5.4321  norm 1.25  1m 23s left");
   CHECK(cli::progress_text("train", half, 39) == "train 50/100  loss 5.4321  1m 23s left");

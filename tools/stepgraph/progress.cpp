@@ -73,6 +73,7 @@ std::string progress_text(std::string_view what, const ProgressState& state, int
   };
   std::vector<Part> parts;
   if (state.loss) parts.push_back({2, "loss " + short_number(*state.loss, 5)});
+  if (state.rate) parts.push_back({5, "rate " + short_number(*state.rate, 3)});
   if (state.grad_norm) parts.push_back({3, "norm " + short_number(*state.grad_norm, 3)});
   if (state.tokens_per_s > 0) parts.push_back({4, speed_text(state.tokens_per_s)});
   if (state.seconds_per_step > 0 && state.done < state.total) {

@@ -27,14 +27,15 @@ struct ProgressState {
   std::int64_t done               = 0;  // steps
   std::int64_t total              = 1;
   std::optional<double> loss      = {};
+  std::optional<double> rate      = {};  // of learning
   std::optional<double> grad_norm = {};
   double tokens_per_s             = 0;  // 0: not known
   double seconds_per_step         = 0;  // 0: not known
 };
 
-// "train 12/200 [==>           ] loss 5.4321  norm 1.25  12.3k tokens/s  1m 23s left", at most `columns` letters. On a
-// narrow terminal the bar shrinks, then parts are left out in this order: bar, speed, norm, loss, time left.
-// `waited_s`: the time since the last step.
+// "train 12/200 [==>      ] loss 5.4321  rate 0.0003  norm 1.25  12.3k tokens/s  1m 23s left", at most `columns`
+// letters. On a narrow terminal the bar shrinks, then parts are left out in this order: bar, rate, speed, norm, loss,
+// time left. `waited_s`: the time since the last step.
 [[nodiscard]] std::string progress_text(std::string_view what, const ProgressState& state, int columns,
                                         bool with_bar = true, double waited_s = 0);
 [[nodiscard]] std::string duration_text(double seconds);  // "7s", "1m 23s", "2h 05m", "3d 04h"
