@@ -93,18 +93,31 @@ void finish_gradient(T* row, std::int64_t cols, double exps_sum, std::int64_t ta
   if (target >= 0) row[target] -= static_cast<T>(scale);
 }
 
-// The factor of the gradients: a constant, times the step's loss scale if there is one. `read` is the node's read of
-// the loss scale.
+// The factor of the gradients: a constant, divided by the number of targets that count and times the step's loss scale,
+// if there are such. `read` is the node's read of the loss scale; that of the ignored targets follows.
 struct GradientScale {
   double scale;
   bool scaled;
+  std::int64_t all = 0;  // 0: not divided
   [[nodiscard]] double at_step(const Context& context, std::size_t read) const {
-    return scaled ? scale * context.read<double>(read).front() : scale;
+    double by = scale;
+    if (all > 0) {
+      const std::int64_t counted = all - context.read<std::int64_t>(read + (scaled ? 1 : 0)).front();
+      by                         = counted > 0 ? scale / static_cast<double>(counted) : 0;
+    }
+    return scaled ? by * context.read<double>(read).front() : by;
   }
   [[nodiscard]] cuda::LossScale on_device(const Context& context, std::size_t read) const {
-    return {scale, scaled ? context.read<double>(read).data() : nullptr};
+    cuda::LossScale by{.scale = scale, .of_step = scaled ? context.read<double>(read).data() : nullptr, .all = all};
+    if (all > 0) by.ignored = context.read<std::int64_t>(read + (scaled ? 1 : 0)).data();
+    return by;
   }
 };
+
+// The column of a row's target; -1: in another rank's columns, or the target does not count.
+std::int64_t find(const VocabShard& shard, std::int32_t target, std::int64_t row) {
+  return target == ignored_target ? -1 : shard.find("cross_entropy: target", target, row);
+}
 
 // Row by row, in parallel.
 template <class Work>
@@ -114,10 +127,11 @@ void for_rows(const Context& context, std::int64_t rows, const Work& work) {
   });
 }
 
-// The sum of -log softmax at the target over all rows, added in row order.
-double total(std::span<const double> maxima, std::span<const double> sums) {
+// The sum of -log softmax at the target over all rows whose target counts, added in row order.
+double total(std::span<const double> maxima, std::span<const double> sums, std::span<const std::int32_t> targets) {
   double loss = 0;
   for (std::size_t i = 0; i < maxima.size(); ++i) {
+    if (targets[i] == ignored_target) continue;
     const RowSums row(sums, static_cast<std::int64_t>(i));
     loss += std::log(row.exps) + (maxima[i] - row.target);
   }
@@ -147,6 +161,11 @@ class Adder {
                                          " bytes of ", tape.graph().spec(spec.loss.buffer).type, " (one f64)"));
     }
     if (spec.loss_scale) check_number(tape.graph(), "cross_entropy", "loss_scale", *spec.loss_scale, DType::f64);
+    if (spec.counted) {
+      check_number(tape.graph(), "cross_entropy", "ignored", spec.counted->ignored, DType::i64);
+      if (spec.counted->all < 1)
+        throw Error(ErrorKind::config, str("cross_entropy: a mean over ", spec.counted->all, " targets (1 or more)"));
+    }
     maxima_ = tape.tensor("maxima", {rows_}, DType::f64);
     sums_   = tape.tensor("sums", {rows_, 2}, DType::f64);
   }
@@ -161,16 +180,17 @@ class Adder {
         if (const DeviceQueue* queue = context.device()) {
           cuda::cross_entropy_maxima_and_sums(*queue, device_rows(rows, cols, shard, logits, targets.data()),
                                               maxima.data(), sums.data());
-          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows, context.write<double>(2).data());
+          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), targets.data(), rows,
+                                           context.write<double>(2).data());
         }
       }
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at = static_cast<std::size_t>(i);
         const T* row  = logits + i * cols;
         maxima[at]    = maximum(row, cols);
-        RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, shard.find(what, targets[at], i));
+        RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, find(shard, targets[at], i));
       });
-      context.write<double>(2)[0] = total(maxima, sums);
+      context.write<double>(2)[0] = total(maxima, sums, targets);
     };
     tape_.add<AllTypes>(node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 20), body);
   }
@@ -180,7 +200,7 @@ class Adder {
     OpNode both      = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
     both.accumulates = spec_.logits;
     both.cost.bytes_moved *= 2;
-    if (spec_.loss_scale) both.reads.push_back(*spec_.loss_scale);
+    read_scale(both);
     const auto body = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(const Context& context,
                                                                                                  T) {
       const std::span<T> logits = context.accumulate<T>();
@@ -191,27 +211,29 @@ class Adder {
         if (const DeviceQueue* queue = context.device()) {
           cuda::cross_entropy_all_in_place(*queue, device_rows<T>(rows, cols, shard, logits.data(), targets.data()),
                                            maxima.data(), sums.data(), scaling.on_device(context, 1), logits.data());
-          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows, context.write<double>(2).data());
+          return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), targets.data(), rows,
+                                           context.write<double>(2).data());
         }
       }
       const double scale = scaling.at_step(context, 1);
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at             = static_cast<std::size_t>(i);
         T* row                    = logits.data() + i * cols;
-        const std::int64_t target = shard.find(what, targets[at], i);
+        const std::int64_t target = find(shard, targets[at], i);
+        const double by           = targets[at] == ignored_target ? 0 : scale;
         maxima[at]                = maximum(row, cols);
         RowSums of_row(sums, i);
         of_row.set(0, row, target);
         if constexpr (std::is_same_v<T, Wide<T>>) {  // the row holds its exponentials until their sum is known
           of_row.exps = sum_of_exponentials(row, cols, maxima[at], row);
-          finish_gradient(row, cols, of_row.exps, target, scale);
+          finish_gradient(row, cols, of_row.exps, target, by);
         } else {  // 2-byte elements would round the exponentials
           of_row.exps = sum_of_exponentials(row, cols, maxima[at]);
-          put_gradient(row, cols, maxima[at], of_row.exps, target, scale,
+          put_gradient(row, cols, maxima[at], of_row.exps, target, by,
                        Into<T>{logits.data(), nullptr, std::ssize(logits)}, i * cols);
         }
       });
-      context.write<double>(2)[0] = total(maxima, sums);
+      context.write<double>(2)[0] = total(maxima, sums, targets);
     };
     tape_.add<AllTypes>(both, body);
     register_gradient([](Tape&) {});
@@ -249,27 +271,28 @@ class Adder {
           for_rows(context, rows, [&](std::int64_t i) {
             const auto at = static_cast<std::size_t>(i);
             const T* row  = logits + i * cols;
-            RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, shard.find(what, targets[at], i));
+            RowSums(sums, i).set(sum_of_exponentials(row, cols, maxima[at]), row, find(shard, targets[at], i));
           });
         });
     tp_all_reduce(tape_, sums_, "all_reduce sums");
-    tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_}, .writes = spec_.loss, .device = true},
+    tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_, spec_.targets}, .writes = spec_.loss, .device = true},
               [rows = rows_](const Context& context) {
                 const auto maxima = context.read<double>(0), sums = context.read<double>(1);
+                const auto targets = context.read<std::int32_t>(2);
                 if constexpr (cuda::built) {
                   if (const DeviceQueue* queue = context.device()) {
-                    return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), rows,
+                    return cuda::cross_entropy_total(*queue, maxima.data(), sums.data(), targets.data(), rows,
                                                      context.write<double>().data());
                   }
                 }
-                context.write<double>()[0] = total(maxima, sums);
+                context.write<double>()[0] = total(maxima, sums, targets);
               });
   }
 
   void add_backward() {
     OpNode of_logits = node("cross_entropy_gradient", {spec_.targets, maxima_, sums_}, {}, 20);
     of_logits.cost.bytes_moved *= 2;
-    if (spec_.loss_scale) of_logits.reads.push_back(*spec_.loss_scale);
+    read_scale(of_logits);
     // Takes the logits as an argument, because the node either reads them or accumulates into them.
     const auto kernel = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(
                             const Context& context, const T* logits, const Into<T>& into) {
@@ -285,8 +308,8 @@ class Adder {
       const double scale = scaling.at_step(context, 3);
       for_rows(context, rows, [&](std::int64_t i) {
         const auto at = static_cast<std::size_t>(i);
-        put_gradient(logits + i * cols, cols, maxima[at], RowSums(sums, i).exps, shard.find(what, targets[at], i),
-                     scale, into, i * cols);
+        put_gradient(logits + i * cols, cols, maxima[at], RowSums(sums, i).exps, find(shard, targets[at], i),
+                     targets[at] == ignored_target ? 0 : scale, into, i * cols);
       });
     };
     if (spec_.in_place) {
@@ -309,9 +332,14 @@ class Adder {
   }
 
  private:
-  static constexpr std::string_view what = "cross_entropy: target";
-
-  [[nodiscard]] GradientScale scaling() const { return {spec_.scale, spec_.loss_scale.has_value()}; }
+  [[nodiscard]] GradientScale scaling() const {
+    return {spec_.scale, spec_.loss_scale.has_value(), spec_.counted ? spec_.counted->all : 0};
+  }
+  // The reads of GradientScale.
+  void read_scale(OpNode& node) const {
+    if (spec_.loss_scale) node.reads.push_back(*spec_.loss_scale);
+    if (spec_.counted) node.reads.push_back(spec_.counted->ignored);
+  }
 
   // Registers the gradient that `make` writes in place of the logits.
   template <class Make>

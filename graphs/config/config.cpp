@@ -21,29 +21,6 @@ constexpr auto max_seed  = std::numeric_limits<std::uint64_t>::max();
 
 using Names = ConfigReader::Names;
 
-DataSpec read_data(const ConfigReader& root) {
-  constexpr std::string_view right = R"({"tokens": "FILE.u16"}, {"text": "FILE"} or {"synthetic": SEED})";
-  const Names kinds{"tokens", "text", "synthetic"};
-  root.required("data", right);
-  const ConfigReader data = root.section("data", kinds);
-  Names given;
-  for (const std::string_view kind : kinds) {
-    if (data.has(kind)) given.push_back(kind);
-  }
-  if (given.empty()) root.refuse("data", str("names no source (", right, ")"));
-  if (given.size() > 1)
-    root.refuse("data", str("has ", given.size(), " sources: ", list_names(given), " (exactly one)"));
-  if (data.has("synthetic")) {
-    SyntheticTokens synthetic;
-    data.integer("synthetic", synthetic.seed, 0, max_seed);
-    return synthetic;
-  }
-  std::string path;
-  data.text(given.front(), path);
-  if (data.has("text")) return TextFile{path};
-  return TokenFile{path};
-}
-
 BatchSpec read_batch(const ConfigReader& root, BatchSpec batch) {
   root.required("batch", R"({"global": 8, "micro": 2, "seq": 128})");
   const ConfigReader section = root.section("batch", {"global", "micro", "seq"});
@@ -82,7 +59,6 @@ constexpr ConfigReader::OtherName types_elsewhere[] = {
     {"f64", "\"fp64\""},     {"double", "\"fp64\""},  {"bfloat16", "\"bf16\""}, {"half", "\"fp16\""},
     {"float16", "\"fp16\""}, {"f16", "\"fp16\""},
 };
-constexpr ConfigReader::OtherName optimizers_elsewhere[] = {{"adam", "\"adamw\" with optimizer.weight_decay 0"}};
 
 void check_offload(const ConfigReader& root) {
   const Names keys{"params", "grads", "optimizer"};
@@ -119,29 +95,6 @@ void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionP
     if (scaling != precision.usual_scaling()) scale.scaling = scaling;
   }
   check_precision(precision);
-}
-
-void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer) {
-  const Names common{"kind", "lr", "weight_decay", "clip"}, adamw{"beta1", "beta2", "eps"}, sgd{"momentum"};
-  Names known = common;
-  known.insert(known.end(), adamw.begin(), adamw.end());
-  known.insert(known.end(), sgd.begin(), sgd.end());
-  const ConfigReader section = root.section("optimizer", known);
-  const bool is_sgd          = section.choice("kind", 0, {"adamw", "sgd"}, {}, optimizers_elsewhere) == 1;
-  optimizer.kind             = is_sgd ? OptimizerKind::sgd : OptimizerKind::adamw;
-  Names own                  = common;
-  own.insert(own.end(), is_sgd ? sgd.begin() : adamw.begin(), is_sgd ? sgd.end() : adamw.end());
-  for (const std::string_view other : is_sgd ? adamw : sgd) {
-    if (value && value->find(other))
-      section.refuse(other, str("not a key of ", is_sgd ? "sgd" : "adamw", " (", list_names(own), ")"));
-  }
-  section.real("lr", optimizer.lr, not_negative);
-  section.real("beta1", optimizer.beta1, share);
-  section.real("beta2", optimizer.beta2, share);
-  section.real("eps", optimizer.eps, positive);
-  section.real("momentum", optimizer.momentum, share);
-  section.real("weight_decay", optimizer.weight_decay, not_negative);
-  section.real("clip", optimizer.clip, not_negative);
 }
 
 // Must run first: other keys override the choices of the preset.
@@ -195,7 +148,7 @@ void read_world(const ConfigReader& root, Config& config) {
 Config read(const JsonValue& value) {
   const ConfigReader root(&value, "",
                           {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer",
-                           "recompute", "memory", "comm", "world", "seed", "threads", "backend"});
+                           "recompute", "memory", "comm", "checkpoint", "eval", "world", "seed", "threads", "backend"});
   Config config;
   config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
   config.data  = read_data(root);
@@ -209,6 +162,8 @@ Config read(const JsonValue& value) {
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
   config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::full);
   read_comm(root, config);
+  config.checkpoint = read_checkpoint(root);
+  config.eval       = read_eval(root, config.data);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);
   const Names backends{"loopback", "cuda", "gloo", "mpi"};

@@ -1,11 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 
-#include "graphs/files/token_data.hpp"
+#include "graphs/files/batches.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
 #include "graphs/models/mlp.hpp"
@@ -32,6 +33,24 @@ struct WorldSpec {
   friend bool operator==(const WorldSpec&, const WorldSpec&) = default;
 };
 
+// Checkpoints of a run: weights, optimizer state and position in the data. One is also written at the end of the run.
+struct CheckpointPlan {
+  std::string folder                                                   = {};    // empty: no checkpoints
+  std::int64_t every                                                   = 0;     // steps; 0: not by steps
+  double every_s                                                       = 0;     // seconds; 0: not by time
+  int keep                                                             = 2;     // the newest that stay; 0: all
+  bool async                                                           = true;  // written while steps go on
+  friend bool operator==(const CheckpointPlan&, const CheckpointPlan&) = default;
+};
+
+// Validation during training.
+struct EvalPlan {
+  std::optional<DataSpec> data                             = {};  // none: the share data.validation of the run's data
+  std::int64_t every                                       = 0;   // steps; 0: no validation
+  std::int64_t steps                                       = 10;  // batches, or all if there are fewer
+  friend bool operator==(const EvalPlan&, const EvalPlan&) = default;
+};
+
 // A run, as one JSON file describes it. Only `model`, `data` and `batch` are required; other keys default to the values
 // in these structs.
 //
@@ -39,17 +58,19 @@ struct WorldSpec {
 // range, and model, batch and layout fit each other. Loaded models, token files and schedule files are checked when
 // they are read. File names are relative to the current folder.
 struct Config {
-  ModelSource model   = Gpt2Spec{};
-  DataSpec data       = SyntheticTokens{};
-  BatchSpec batch     = {.global = 8, .micro = 2, .seq = 128};
-  Plan plan           = {};
-  MemoryPreset preset = MemoryPreset::basic;  // sets those parts of the plan that have no key in the config
-  int timeout_ms      = 30'000;               // a step fails if no node ends for so long
-  std::string machine = {};                   // a file with the machine that `adaptive` chooses for; empty: a usual one
-  WorldSpec world     = {};
-  std::uint64_t seed  = 0;  // of fresh weights and dropout
-  int threads         = 0;  // 0: all cores
-  std::string backend = "loopback";
+  ModelSource model         = Gpt2Spec{};
+  DataSpec data             = {};
+  BatchSpec batch           = {.global = 8, .micro = 2, .seq = 128};
+  Plan plan                 = {};
+  MemoryPreset preset       = MemoryPreset::basic;  // sets those parts of the plan that have no key in the config
+  int timeout_ms            = 30'000;               // a step fails if no node ends for so long
+  std::string machine       = {};  // a file with the machine that `adaptive` chooses for; empty: a usual one
+  WorldSpec world           = {};
+  CheckpointPlan checkpoint = {};
+  EvalPlan eval             = {};
+  std::uint64_t seed        = 0;  // of fresh weights, dropout and the shuffle of data
+  int threads               = 0;  // 0: all cores
+  std::string backend       = "loopback";
 
   friend bool operator==(const Config&, const Config&) = default;
 };

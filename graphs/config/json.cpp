@@ -52,9 +52,46 @@ JsonValue model_json(const MlpSpec& spec) {
 
 JsonValue model_json(const LoadFrom& source) { return {{"load", source.folder}, {"dropout", source.dropout}}; }
 
-JsonValue data_json(const TokenFile& file) { return {{"tokens", file.path.string()}}; }
-JsonValue data_json(const TextFile& file) { return {{"text", file.path.string()}}; }
-JsonValue data_json(const SyntheticTokens& tokens) { return {{"synthetic", tokens.seed}}; }
+JsonValue names_json(const std::vector<std::filesystem::path>& paths) {
+  std::vector<std::string> names;
+  for (const std::filesystem::path& path : paths) names.push_back(path.string());
+  return names.size() == 1 ? JsonValue(names.front()) : JsonValue(names);
+}
+
+JsonValue source_json(const TokenFiles& files) {
+  JsonValue out = {{"tokens", names_json(files.paths)}};
+  if (files.type) out.set("type", to_string(*files.type));
+  return out;
+}
+JsonValue source_json(const TextFiles& files) { return {{"text", names_json(files.paths)}}; }
+JsonValue source_json(const SyntheticTokens& tokens) { return {{"synthetic", tokens.seed}}; }
+
+// Of a run's data, or of the data of its validation, which has fewer keys.
+JsonValue data_json(const DataSpec& spec, bool of_run) {
+  JsonValue out = std::visit([](const auto& source) { return source_json(source); }, spec.source);
+  if (of_run && !std::holds_alternative<SyntheticTokens>(spec.source))
+    out.add({{"epochs", spec.epochs}, {"shuffle", spec.shuffle}, {"validation", spec.validation}});
+  if (spec.ignore) out.set("ignore", *spec.ignore);
+  return out;
+}
+
+JsonValue eval_json(const EvalPlan& plan) {
+  JsonValue out = JsonValue::object();
+  if (plan.data) out.set("data", data_json(*plan.data, false));
+  out.set("every", plan.every);
+  out.set("steps", plan.steps);
+  return out;
+}
+
+JsonValue groups_json(const std::vector<OptimizerGroup>& groups) {
+  JsonValue list = JsonValue::list();
+  for (const OptimizerGroup& group : groups) {
+    JsonValue& item = list.items.emplace_back(JsonValue{{"match", group.match}});
+    if (group.lr) item.set("lr", *group.lr);
+    if (group.weight_decay) item.set("weight_decay", *group.weight_decay);
+  }
+  return list;
+}
 
 JsonValue optimizer_json(const OptimizerPlan& plan) {
   JsonValue out = {{"kind", plan.kind == OptimizerKind::sgd ? "sgd" : "adamw"}, {"lr", plan.lr}};
@@ -67,6 +104,12 @@ JsonValue optimizer_json(const OptimizerPlan& plan) {
   }
   out.set("weight_decay", plan.weight_decay);
   out.set("clip", plan.clip);
+  out.set("schedule", JsonValue{{"kind", to_string(plan.schedule.kind)},
+                                {"warmup", plan.schedule.warmup},
+                                {"decay", plan.schedule.decay},
+                                {"steps", plan.schedule.steps},
+                                {"min", plan.schedule.min}});
+  out.set("groups", groups_json(plan.groups));
   return out;
 }
 
@@ -113,7 +156,7 @@ std::string to_json(const Config& config) {
   const LayoutSpec& layout = plan.layout;
   const JsonValue out      = {
            {"model", std::visit([](const auto& source) { return model_json(source); }, config.model)},
-           {"data", std::visit([](const auto& data) { return data_json(data); }, config.data)},
+           {"data", data_json(config.data, true)},
            {"batch", {{"global", config.batch.global}, {"micro", config.batch.micro}, {"seq", config.batch.seq}}},
            {"layout",
             {{"dp", layout.dp},
@@ -137,6 +180,13 @@ std::string to_json(const Config& config) {
              {"preset", to_string(config.preset)}}},
            {"comm",
             {{"algorithm", to_string(plan.algorithm)}, {"timeout_ms", config.timeout_ms}, {"machine", config.machine}}},
+           {"checkpoint",
+            {{"folder", config.checkpoint.folder},
+             {"every", config.checkpoint.every},
+             {"every_s", config.checkpoint.every_s},
+             {"keep", config.checkpoint.keep},
+             {"async", config.checkpoint.async}}},
+           {"eval", eval_json(config.eval)},
            {"world", {{"rank", config.world.rank}, {"size", config.world.size}, {"address", config.world.address}}},
            {"seed", config.seed},
            {"threads", config.threads},

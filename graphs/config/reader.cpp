@@ -166,6 +166,18 @@ void ConfigReader::text(std::string_view key, std::string& field) const {
   field = found.text;
 }
 
+void ConfigReader::texts(std::string_view key, std::vector<std::string>& field) const {
+  const JsonValue* found = value(key);
+  if (!found) return;
+  if (found->kind != Kind::list) return text(key, field.emplace_back());
+  if (found->empty()) refuse(key, "[] is empty (a name, or a list of names)");
+  for (const JsonValue& item : found->items) {
+    const bool right = item.kind == Kind::string && !item.text.empty() && item.text.find('\0') == item.text.npos;
+    if (!right) refuse(key, str(excerpt(item), " in the list is not a name (text in quotes)"));
+    field.push_back(item.text);
+  }
+}
+
 bool ConfigReader::is_empty_text(std::string_view key) const {
   const JsonValue* found = value(key);
   return found && found->kind == Kind::string && found->text.empty();

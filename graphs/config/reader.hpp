@@ -67,8 +67,9 @@ class ConfigReader {
   // messages.
   void quantity(std::string_view key, double& field, const RealRange& range, std::span<const Unit> units) const;
   void boolean(std::string_view key, bool& field) const;
-  void text(std::string_view key, std::string& field) const;     // not empty
-  [[nodiscard]] bool is_empty_text(std::string_view key) const;  // ""
+  void text(std::string_view key, std::string& field) const;                // not empty
+  void texts(std::string_view key, std::vector<std::string>& field) const;  // one, or a list of them; none empty
+  [[nodiscard]] bool is_empty_text(std::string_view key) const;             // ""
   // The index of the given value in `names`, or `fallback` if the key is missing. Values in `later` are refused as not
   // supported yet.
   // Names in `others` are those of other libraries: the message says what they are called here.

@@ -11,6 +11,14 @@ namespace stepgraph {
 // Reads and checks `model`: {"kind": "gpt2", ...} or {"load": "DIR"}.
 [[nodiscard]] ModelSource read_model_source(const JsonValue& model);
 
+// Read `data`, `eval` and `checkpoint` of the root object.
+[[nodiscard]] DataSpec read_data(const ConfigReader& root);
+[[nodiscard]] EvalPlan read_eval(const ConfigReader& root, const DataSpec& data);
+[[nodiscard]] CheckpointPlan read_checkpoint(const ConfigReader& root);
+
+// Reads `optimizer` of the root object; `value` is this section, or null.
+void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerPlan& optimizer);
+
 // Reads `shard` of the root object. The fields of `shard` have the values of the preset.
 void read_shard(const ConfigReader& root, ShardPlan& shard);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <vector>
 
 #include "engine/base/error.hpp"
 #include "graphs/files/files.hpp"
@@ -17,12 +16,26 @@ constexpr std::int64_t piece = std::int64_t{1} << 16;  // tokens of one read
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
 
+// Bytes of a token in a file.
+int bytes_of(const TokenFiles& files, const std::filesystem::path& path) {
+  const TokenType by_name = path.extension() == ".u32" ? TokenType::u32 : TokenType::u16;
+  return files.type.value_or(by_name) == TokenType::u32 ? 4 : 2;
+}
+
 }  // namespace
 
-TokenData::TokenData(DataSpec spec, std::int64_t vocab) : spec_(std::move(spec)), vocab_(vocab) {
+std::string_view to_string(TokenType type) noexcept { return type == TokenType::u16 ? "u16" : "u32"; }
+
+struct TokenData::Part {
+  InputFile file;
+  int token_bytes;
+  std::int64_t begin, end;  // in the stream
+};
+
+TokenData::TokenData(DataSource source, std::int64_t vocab) : source_(std::move(source)), vocab_(vocab) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (vocab < 1 || vocab > most) refuse(str("data: a vocabulary of ", vocab, " tokens (1 to ", most, ")"));
-  if (const auto* synthetic = std::get_if<SyntheticTokens>(&spec_)) {
+  if (const auto* synthetic = std::get_if<SyntheticTokens>(&source_)) {
     // A factor coprime to the vocabulary size permutes the vocabulary, so no token disappears inside a block.
     const std::uint64_t key = derived_key(name_key("synthetic tokens"), synthetic->seed);
     const auto size         = static_cast<std::uint64_t>(vocab);
@@ -31,34 +44,34 @@ TokenData::TokenData(DataSpec spec, std::int64_t vocab) : spec_(std::move(spec))
     offset_ = random_bits(key, 1) % size;
     return;
   }
-  const auto* tokens = std::get_if<TokenFile>(&spec_);
-  file_              = std::make_unique<InputFile>(tokens ? tokens->path : std::get<TextFile>(spec_).path);
-  token_bytes_       = tokens ? 2 : 1;
-  if (file_->num_bytes() == 0) refuse(str(subject(), ": is empty (", tokens ? "tokens of 2 bytes" : "text", ")"));
-  if (file_->num_bytes() % token_bytes_ != 0)
-    refuse(str(subject(), ": has ", file_->num_bytes(), " bytes (an even number: each token is 2 bytes)"));
-  if (!tokens && vocab < 256)
-    refuse(str(subject(), ": bytes of text need a vocabulary of at least 256 tokens, but the model has ", vocab));
-  num_tokens_ = file_->num_bytes() / token_bytes_;
-  if (!tokens || vocab > std::numeric_limits<std::uint16_t>::max()) return;  // every token is in range
-  std::vector<std::int32_t> some(static_cast<std::size_t>(std::min(piece, *num_tokens_)));
-  for (std::int64_t begin = 0; begin < *num_tokens_; begin += piece)
-    read(begin, std::span(some).first(static_cast<std::size_t>(std::min(piece, *num_tokens_ - begin))));
+  const auto* tokens = std::get_if<TokenFiles>(&source_);
+  const auto& paths  = tokens ? tokens->paths : std::get<TextFiles>(source_).paths;
+  if (paths.empty()) refuse("data: the list of files is empty (one file or more)");
+  num_tokens_ = 0;
+  for (const std::filesystem::path& path : paths) {
+    InputFile file(path);
+    const int size = tokens ? bytes_of(*tokens, path) : 1;
+    if (file.num_bytes() == 0)
+      refuse(str(file.name(), ": is empty (", tokens ? str("tokens of ", size, " bytes") : "text", ")"));
+    if (file.num_bytes() % size != 0)
+      refuse(str(file.name(), ": has ", file.num_bytes(), " bytes (",
+                 size == 2 ? "an even number" : str("a multiple of ", size), ": each token is ", size, " bytes)"));
+    if (!tokens && vocab < 256)
+      refuse(str(file.name(), ": bytes of text need a vocabulary of at least 256 tokens, but the model has ", vocab));
+    const std::int64_t end = *num_tokens_ + file.num_bytes() / size;
+    parts_.push_back({std::move(file), size, *num_tokens_, end});
+    num_tokens_ = end;
+  }
 }
 
 TokenData::TokenData(TokenData&&) noexcept            = default;
 TokenData& TokenData::operator=(TokenData&&) noexcept = default;
 TokenData::~TokenData()                               = default;
 
-std::string TokenData::subject() const { return file_ ? file_->name() : "synthetic data"; }
-
-std::int64_t TokenData::num_steps(std::int64_t tokens_per_step) const {
-  if (tokens_per_step < 1) refuse(str(subject(), ": ", tokens_per_step, " tokens per step (1 or more)"));
-  const std::int64_t steps = (num_tokens_.value_or(std::numeric_limits<std::int64_t>::max()) - 1) / tokens_per_step;
-  if (steps == 0)
-    refuse(str(subject(), ": has ", *num_tokens_, " tokens, but one step needs ", tokens_per_step,
-               " and one more as the last target (a longer file, or a smaller batch)"));
-  return steps;
+std::string TokenData::subject() const {
+  if (parts_.empty()) return "synthetic data";
+  const std::string more = parts_.size() == 1 ? "" : str(" and ", parts_.size() - 1, " more");
+  return parts_.front().file.name() + more;
 }
 
 void TokenData::read(std::int64_t begin, std::span<std::int32_t> out) const {
@@ -66,33 +79,39 @@ void TokenData::read(std::int64_t begin, std::span<std::int32_t> out) const {
   const auto wanted      = static_cast<std::int64_t>(out.size());
   if (begin < 0 || begin > end || wanted > end - begin)
     refuse(str(subject(), ": ", wanted, " tokens were requested from token ", begin, " on, but there are ", end));
-  if (file_) {
-    read_file(begin, out);
-  } else {
+  if (parts_.empty()) {
     read_synthetic(begin, out);
+  } else {
+    read_files(begin, out);
   }
 }
 
-// Tokens are checked again because the file may have changed, and a token is used as an index.
-void TokenData::read_file(std::int64_t begin, std::span<std::int32_t> out) const {
-  std::vector<unsigned char> bytes(std::min(out.size(), static_cast<std::size_t>(piece)) *
-                                   static_cast<std::size_t>(token_bytes_));
-  while (!out.empty()) {
-    const std::size_t now = std::min(out.size(), static_cast<std::size_t>(piece));
-    const auto part       = std::span(bytes).first(now * static_cast<std::size_t>(token_bytes_));
-    file_->read(begin * token_bytes_, std::as_writable_bytes(part));
-    for (std::size_t i = 0; i < now; ++i) out[i] = token_bytes_ == 1 ? part[i] : part[2 * i] | part[2 * i + 1] << 8;
-    const auto bad = std::ranges::find_if(out.first(now), [&](std::int32_t token) { return token >= vocab_; });
-    if (bad != out.begin() + static_cast<std::ptrdiff_t>(now))
-      refuse(str(subject(), ": token ", begin + (bad - out.begin()), " is ", *bad, ", but the vocabulary has ", vocab_,
-                 " tokens (0 to ", vocab_ - 1, ")"));
-    out = out.subspan(now);
-    begin += static_cast<std::int64_t>(now);
+void TokenData::read_files(std::int64_t begin, std::span<std::int32_t> out) const {
+  std::vector<unsigned char> bytes;
+  auto part = std::ranges::upper_bound(parts_, begin, {}, &Part::end);
+  for (; !out.empty(); ++part) {
+    while (!out.empty() && begin < part->end) {
+      const auto now   = static_cast<std::size_t>(std::min({std::ssize(out), piece, part->end - begin}));
+      const auto size  = static_cast<std::size_t>(part->token_bytes);
+      const auto first = begin - part->begin;
+      bytes.resize(now * size);
+      part->file.read(first * part->token_bytes, std::as_writable_bytes(std::span(bytes)));
+      for (std::size_t i = 0; i < now; ++i) {
+        std::uint32_t token = 0;
+        for (std::size_t k = 0; k < size; ++k) token |= std::uint32_t{bytes[i * size + k]} << (8 * k);
+        if (token >= static_cast<std::uint64_t>(vocab_))
+          refuse(str(part->file.name(), ": token ", first + static_cast<std::int64_t>(i), " is ", token,
+                     ", but the vocabulary has ", vocab_, " tokens (0 to ", vocab_ - 1, ")"));
+        out[i] = static_cast<std::int32_t>(token);
+      }
+      out = out.subspan(now);
+      begin += static_cast<std::int64_t>(now);
+    }
   }
 }
 
 void TokenData::read_synthetic(std::int64_t begin, std::span<std::int32_t> out) const {
-  const std::uint64_t key = derived_key(name_key("synthetic data"), std::get<SyntheticTokens>(spec_).seed);
+  const std::uint64_t key = derived_key(name_key("synthetic data"), std::get<SyntheticTokens>(source_).seed);
   const auto size         = static_cast<std::uint64_t>(vocab_);
   const auto skip         = static_cast<std::size_t>(begin % block);  // a block is made from its first token
   std::uint64_t token     = 0;

@@ -1,12 +1,15 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/plan/memory_plan.hpp"
 #include "graphs/collectives/algorithms.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/plan/precision.hpp"
+#include "graphs/plan/rate_schedule.hpp"
 #include "graphs/plan/recompute.hpp"
 #include "graphs/plan/shard_plan.hpp"
 
@@ -23,17 +26,33 @@ struct PipelinePlan {
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
 [[nodiscard]] std::string_view to_string(OptimizerKind kind) noexcept;
 
+// Tensors with a learning rate or weight decay of their own. The first group whose pattern matches the name of a tensor
+// applies to it.
+struct OptimizerGroup {
+  std::string match                  = {};  // of the whole name: * is any text, ? any character; "*.bias"
+  std::optional<double> lr           = {};  // none: the optimizer's. The schedule applies to both
+  std::optional<double> weight_decay = {};  // none: the optimizer's; else of tensors with any number of dims
+  friend bool operator==(const OptimizerGroup&, const OptimizerGroup&) = default;
+};
+// The number of the group that applies to a tensor, from 1; 0: none.
+[[nodiscard]] int group_of(const std::vector<OptimizerGroup>& groups, std::string_view tensor) noexcept;
+
 struct OptimizerPlan {
-  OptimizerKind kind  = OptimizerKind::adamw;
-  double lr           = 1e-3;
-  double beta1        = 0.9;  // adamw
-  double beta2        = 0.95;
-  double eps          = 1e-8;
-  double momentum     = 0.9;  // sgd
-  double weight_decay = 0.1;  // of parameters with two or more dims
-  double clip         = 1.0;  // the largest norm of all gradients together; 0: no clipping
+  OptimizerKind kind                 = OptimizerKind::adamw;
+  double lr                          = 1e-3;
+  double beta1                       = 0.9;  // adamw
+  double beta2                       = 0.95;
+  double eps                         = 1e-8;
+  double momentum                    = 0.9;  // sgd
+  double weight_decay                = 0.1;  // of parameters with two or more dims
+  double clip                        = 1.0;  // the largest norm of all gradients together; 0: no clipping
+  RateSchedule schedule              = {};   // of the rates of all groups
+  std::vector<OptimizerGroup> groups = {};
   friend bool operator==(const OptimizerPlan&, const OptimizerPlan&) = default;
 };
+
+// The rates of the optimizer and of its groups, where the optimizer's is `rate`: groups keep their ratio to it.
+[[nodiscard]] std::vector<double> rates_of(const OptimizerPlan& optimizer, double rate);
 
 struct Plan {
   LayoutSpec layout               = {};

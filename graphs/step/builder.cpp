@@ -46,18 +46,19 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
     }
   }
   if (has(last_stage()) && result == ForwardResult::loss) {
-    losses_   = make("losses", setup_.step.num_microbatches, DType::f64, Lifetime::step);
-    rank.loss = make("loss", 1, DType::f64, Lifetime::persistent);
+    losses_          = make("losses", setup_.step.num_microbatches, DType::f64, Lifetime::step);
+    rank.loss        = make("loss", 1, DType::f64, Lifetime::persistent);
+    rank.num_ignored = make("ignored targets", 1, DType::i64, Lifetime::persistent);
   }
   if (!trains) return;
   rank.grad_norm   = make("grad_norm", 1, DType::f64, Lifetime::persistent);
   rank.step_number = make("step", 1, DType::i64, Lifetime::persistent);
-  rank.rate        = make("rate", 1, DType::f64, Lifetime::persistent);
-  if (!setup_.plan.precision.scales()) return;
-  rank.loss_scale  = make("loss scale", 1, DType::f64, Lifetime::persistent);
+  rank.rate        = make("rate", 1 + std::ssize(setup_.plan.optimizer.groups), DType::f64, Lifetime::persistent);
   rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
-  rank.good_steps  = make("good steps", 1, DType::i64, Lifetime::persistent);
-  rank.skipped     = make("skipped", 1, DType::i64, Lifetime::persistent);
+  if (!setup_.plan.precision.scales()) return;
+  rank.loss_scale = make("loss scale", 1, DType::f64, Lifetime::persistent);
+  rank.good_steps = make("good steps", 1, DType::i64, Lifetime::persistent);
+  rank.skipped    = make("skipped", 1, DType::i64, Lifetime::persistent);
 }
 
 void StepBuilder::forward(const Action& action, ForwardResult result) {
@@ -114,20 +115,20 @@ void StepBuilder::loss_of(Tape& tape, const Tensor& logits, int microbatch, Forw
     copy(graph(), {.name = str("keep logits mb", microbatch), .to = kept, .from = logits, .labels = tape.labels()});
     return;
   }
-  const BatchSpec& batch = setup_.step.batch;
   const Tensor targets =
       tape.input(here().targets[static_cast<std::size_t>(microbatch)], {setup_.num_tokens()}, DType::i32, false);
-  // Gradients are of the mean over all tokens. With Reduction::sum they are of the sum of the data-parallel ranks'
-  // means.
+  // Gradients are of the mean over all targets that count. With Reduction::sum they are of the sum of the data-parallel
+  // ranks' means.
   const double replicas = setup_.plan.shard.reduction == Reduction::sum ? setup_.plan.layout.dp : 1;
   const bool scales     = here().loss_scale != Buffer{};
   cross_entropy(tape, {.logits      = logits,
                        .targets     = targets,
                        .loss        = losses_.range(8 * microbatch, 8),
-                       .scale       = replicas / (static_cast<double>(batch.global) * batch.seq),
+                       .scale       = replicas,
                        .vocab_begin = vocab.begin,
                        .in_place    = setup_.step.model.logits_are_free,
-                       .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt});
+                       .loss_scale  = scales ? std::optional<Access>(here().loss_scale) : std::nullopt,
+                       .counted     = counted_targets()});
 }
 
 // Sets the gradient of a stage's output, before its backward pass.
@@ -210,17 +211,22 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
   }
 }
 
+// Of the whole batch: a rank's share of the mean is over the targets of all data-parallel ranks.
+CountedTargets StepBuilder::counted_targets() {
+  const BatchSpec& batch = setup_.step.batch;
+  return {.all = std::int64_t{batch.global} * batch.seq, .ignored = here().num_ignored};
+}
+
 // The mean loss: summed over microbatches in order, then over data-parallel ranks in order.
 void StepBuilder::sum_losses() {
   if (!has(last_stage())) return;
-  const BatchSpec& batch = setup_.step.batch;
-  const double scale     = 1.0 / (static_cast<double>(batch.global) * batch.seq);
-  scaled_sum(graph(), {.name   = "mean loss",
-                       .op     = "mean_loss",
-                       .values = losses_,
-                       .to     = here().loss,
-                       .factor = scale,
-                       .labels = {.phase = "loss"}});
+  const CountedTargets counted = counted_targets();
+  scaled_sum(graph(), {.name    = "mean loss",
+                       .op      = "mean_loss",
+                       .values  = losses_,
+                       .to      = here().loss,
+                       .labels  = {.phase = "loss"},
+                       .counted = counted});
   if (setup_.plan.layout.dp > 1) {
     all_reduce("all_reduce loss", setup_.group(rank_, Axis::dp, "loss"), setup_.plan.layout.dp, here().loss,
                {.phase = "loss"});

@@ -12,6 +12,7 @@
 #include "graphs/step/setup.hpp"
 #include "graphs/step/shard_nodes.hpp"
 #include "graphs/step/weight_storage.hpp"
+#include "ops/cross_entropy.hpp"
 #include "ops/tape/tape.hpp"
 
 // Builds the nodes of one rank of a step: internal to graphs/. Each rank is built from its own row of the schedule, so
@@ -101,12 +102,14 @@ class StepBuilder {
   Access all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
                               const Labels& labels);
   void join_tensor_parallel(const StepWeight& weight, const Labels& labels);
+  [[nodiscard]] CountedTargets counted_targets();
   void sum_losses();
 
   void join_tied_weights();
   void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();
   void add_updates();
+  void add_update(const StepWeight& weight, int group, const IndexRange& elements, const std::string& name);
   void gather_updated();
 
   [[nodiscard]] Graph& graph() { return setup_.step.graph; }

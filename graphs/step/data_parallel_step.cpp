@@ -142,7 +142,9 @@ class Rooted {
       for (auto* list : {&rank.tokens, &rank.targets, &rank.logits}) {
         for (Buffer& buffer : *list) move(buffer);
       }
-      for (Buffer* buffer : {&rank.loss, &rank.grad_norm, &rank.step_number, &rank.rate}) move(*buffer);
+      for (Buffer* buffer :
+           {&rank.loss, &rank.num_ignored, &rank.grad_norm, &rank.step_number, &rank.num_updates, &rank.rate})
+        move(*buffer);
       for (StepWeight& weight : rank.weights) {
         for (StoredRange* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
           move(part->buffer);

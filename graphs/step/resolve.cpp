@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <string_view>
+#include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/nearest.hpp"
+#include "engine/base/words.hpp"
 #include "graphs/layout/divisibility.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/models/check_model.hpp"
@@ -11,6 +16,43 @@
 
 namespace stepgraph {
 namespace {
+
+// Every group applies to a tensor.
+void check_groups(const OptimizerPlan& optimizer, const Model& model) {
+  if (optimizer.groups.empty()) return;
+  const ParameterInventory inventory = model.parameters();
+  std::vector<bool> applies(optimizer.groups.size() + 1, false), matches(applies);
+  std::vector<std::string_view> names;
+  for (const Parameter& parameter : inventory.parameters()) {
+    names.push_back(parameter.name);
+    applies[static_cast<std::size_t>(group_of(optimizer.groups, parameter.name))] = true;
+    for (std::size_t i = 0; i < optimizer.groups.size(); ++i) {
+      if (group_of({optimizer.groups[i]}, parameter.name) == 1) matches[i + 1] = true;
+    }
+  }
+  for (std::size_t i = 0; i < optimizer.groups.size(); ++i) {
+    const OptimizerGroup& group = optimizer.groups[i];
+    const auto refuse           = [&](std::string_view key, const std::string& why) {
+      throw Error(ErrorKind::config, str("optimizer.groups[", i, "].", key, ": ", why));
+    };
+    for (const auto& [key, value] : {std::pair("lr", group.lr), std::pair("weight_decay", group.weight_decay)}) {
+      if (value && !(std::isfinite(*value) && *value >= 0)) refuse(key, str(*value, " (0 or more)"));
+    }
+    if (!group.lr && !group.weight_decay)
+      refuse("match", str("'", group.match, "' has neither lr nor weight_decay (at least one of them)"));
+    if (applies[i + 1]) continue;
+    if (matches[i + 1])
+      refuse("match", str("'", group.match,
+                          "' applies to no tensor: groups before it match all of them (first the "
+                          "more special pattern)"));
+    const std::vector<std::string_view> near = nearest_names(group.match, names, 3);
+    const std::span<const std::string_view> shown =
+        near.empty() ? std::span<const std::string_view>(names).first(std::min<std::size_t>(3, names.size()))
+                     : std::span<const std::string_view>(near);
+    refuse("match", str("'", group.match, "' matches no tensor (", near.empty() ? "the first are: " : "similar: ",
+                        join_text(shown, ", ", [](std::string_view name) { return std::string(name); }), ")"));
+  }
+}
 
 void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   if (batch.seq < 1) throw Error(ErrorKind::config, str("batch.seq: ", batch.seq, " (at least 1)"));
@@ -46,6 +88,8 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   check("weight_decay", optimizer.weight_decay, std::isfinite(optimizer.weight_decay) && optimizer.weight_decay >= 0,
         "0 or more");
   check("clip", optimizer.clip, std::isfinite(optimizer.clip) && optimizer.clip >= 0, "0 or more");
+  check_rate_schedule(optimizer.schedule);
+  check_groups(optimizer, model);
 }
 
 void check_rounded_sums(const Plan& plan, const BatchSpec& batch) {

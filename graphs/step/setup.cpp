@@ -101,6 +101,15 @@ const StepSetup::Units& StepSetup::units(int tp_index) {
   return found->second;
 }
 
+const WeightSpec& StepSetup::weight_named(const std::string& name) const {
+  for (const Block& block : step.model.blocks) {
+    for (const WeightSpec& weight : block.weights) {
+      if (weight.name == name) return weight;
+    }
+  }
+  throw Error(ErrorKind::config, str("model: has no weight '", name, "'"));
+}
+
 Rank StepSetup::rank_of(Stage stage, Coord coord) const {
   coord.pp = index(step.schedule.rank_of_stage[static_cast<std::size_t>(index(stage))]);
   return step.layout.rank(coord);

@@ -50,6 +50,8 @@ struct StepSetup {
     return sequence_parallel() ? num_tokens() / plan.layout.tp : num_tokens();
   }
 
+  [[nodiscard]] const WeightSpec& weight_named(const std::string& name) const;  // of the model
+
   StepGraph step;
   Plan plan;  // resolved
   StepOptions options;

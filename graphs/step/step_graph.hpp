@@ -45,13 +45,16 @@ struct StepRank {
   std::vector<Buffer> tokens  = {};  // by microbatch, i32, persistent: ranks of the first stage
   std::vector<Buffer> targets = {};  // ranks of the last stage
   std::vector<Buffer> logits  = {};  // by microbatch, of a step that was asked for them
-  Buffer loss                 = {};  // f64: the mean over all tokens; ranks of the last stage
+  Buffer loss                 = {};  // f64: the mean over all targets that count; ranks of the last stage
   Buffer grad_norm            = {};  // f64
   Buffer step_number          = {};  // i64, from 1: to be set before each run
-  Buffer rate                 = {};  // f64: learning rate
+  Buffer rate                 = {};  // f64: learning rates of the optimizer, then of each of its groups
+  Buffer num_ignored          = {};  // i64: targets of all ranks that are -1 and do not count; beside `loss`
+  // i64: updates that were not skipped. With loss scaling the step counts them, from 0. Without it, the number of the
+  // update (from 1) is to be set before each run. AdamW reads it.
+  Buffer num_updates = {};
   // For loss scaling. The scale is set before the first run, as StepRun does; the others begin as 0.
   Buffer loss_scale               = {};  // f64: before a run: of this run; after it: of the next
-  Buffer num_updates              = {};  // i64: updates that were not skipped
   Buffer good_steps               = {};  // i64: updates since the scale last changed
   Buffer skipped                  = {};  // i64: 1 where the last run skipped its update
   std::vector<StepWeight> weights = {};

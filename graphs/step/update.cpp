@@ -169,51 +169,99 @@ void StepBuilder::add_norm() {
   }
 }
 
+namespace {
+
+// Elements of a rank's weight that are in one optimizer group.
+struct GroupRange {
+  int group;
+  IndexRange elements;
+  std::string name;  // of the first tensor in it
+};
+
+// The groups of a weight's elements, in order; neighbours in one group are one range. Tensors of a weight lie end to
+// end along its dim; where it is not the first, they can only be in one group.
+std::vector<GroupRange> group_ranges(const std::vector<OptimizerGroup>& groups, const WeightSpec& spec, int tp_size,
+                                     int tp_index) {
+  const TensorShape shape     = local_shape(spec, tp_size, tp_index);
+  const std::int64_t elements = num_elements(shape);
+  std::vector<GroupRange> ranges;
+  for (const TpPiece& piece : tp_pieces(spec, tp_size, tp_index)) {
+    const int group            = group_of(groups, piece.tensor);
+    const std::int64_t row     = spec.dim == 0 && shape[0] > 0 ? elements / shape[0] : 0;
+    const IndexRange its_range = {piece.local * row, (piece.local + piece.size) * row};
+    if (!ranges.empty() && ranges.back().group == group) {
+      ranges.back().elements.end = its_range.end;
+      continue;
+    }
+    if (!ranges.empty() && spec.dim != 0)
+      throw Error(ErrorKind::config, str("optimizer.groups: ", ranges.back().name, " and ", piece.tensor,
+                                         " are in different groups, but are columns of one weight (", spec.name,
+                                         "), which is updated as a whole (one group for both)"));
+    ranges.push_back({group, its_range, piece.tensor});
+  }
+  if (ranges.size() == 1) ranges.front().elements = {0, elements};
+  return ranges;
+}
+
+}  // namespace
+
 void StepBuilder::add_updates() {
-  const OptimizerPlan& plan = setup_.plan.optimizer;
-  // With loss scaling, skipped steps are not counted.
-  const bool scales                = setup_.plan.precision.scales();
-  const Buffer step                = scales ? here().num_updates : here().step_number;
-  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
   for (const StepWeight& weight : here().weights) {
     if (weight.first.empty()) continue;  // a tied weight, or an empty shard
     const WeightSpec& spec = setup_.step.spec(weight);
-    const Labels labels{
-        .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
-    const double decay                  = spec.shape.size() >= 2 ? plan.weight_decay : 0;
-    const bool rounds                   = !weight.master.empty();
-    const Access value                  = access(within(weight.value, weight.first.begin, weight.first.end));
-    const Access updated                = rounds ? access(weight.master) : value;
-    const std::optional<Access> rounded = rounds ? std::optional<Access>(value) : std::nullopt;
-    if (plan.kind == OptimizerKind::adamw) {
-      adamw(graph(), {.name         = "adamw " + spec.name,
-                      .weight       = updated,
-                      .gradient     = access(weight.gradient),
-                      .first        = access(weight.first),
-                      .second       = access(weight.second),
-                      .factor       = factor_,
-                      .rate         = here().rate,
-                      .step         = step,
-                      .beta1        = plan.beta1,
-                      .beta2        = plan.beta2,
-                      .eps          = plan.eps,
-                      .weight_decay = decay,
-                      .labels       = labels,
-                      .value        = rounded,
-                      .skip         = skip});
-    } else {
-      sgd(graph(), {.name         = "sgd " + spec.name,
+    // A tied weight of another rank than its owner's updates a copy, and is in the owner's group.
+    const WeightSpec& owner = spec.tied_to.empty() ? spec : setup_.weight_named(spec.tied_to);
+    auto ranges             = group_ranges(setup_.plan.optimizer.groups, owner, tp_.size, tp_.index);
+    if (ranges.size() == 1) ranges.front().name = spec.name;
+    for (const GroupRange& range : ranges) add_update(weight, range.group, range.elements, range.name);
+  }
+}
+
+// Updates the elements of the weight in this range that the rank stores.
+void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRange& elements, const std::string& name) {
+  const OptimizerPlan& plan = setup_.plan.optimizer;
+  const auto part           = [&](const StoredRange& of) { return within(of, elements.begin, elements.end); };
+  const StoredRange first   = part(weight.first);
+  if (first.empty()) return;
+  const bool scales                = setup_.plan.precision.scales();
+  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
+  const Labels labels{
+      .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
+  double decay = setup_.step.spec(weight).shape.size() >= 2 ? plan.weight_decay : 0;
+  if (group > 0) decay = plan.groups[static_cast<std::size_t>(group) - 1].weight_decay.value_or(decay);
+  const bool rounds                   = !weight.master.empty();
+  const Access value                  = access(within(weight.value, first.begin, first.end));
+  const Access updated                = rounds ? access(part(weight.master)) : value;
+  const std::optional<Access> rounded = rounds ? std::optional<Access>(value) : std::nullopt;
+  const Access rate                   = here().rate.range(8 * group, 8);
+  if (plan.kind == OptimizerKind::adamw) {
+    adamw(graph(), {.name         = "adamw " + name,
                     .weight       = updated,
-                    .gradient     = access(weight.gradient),
-                    .velocity     = access(weight.first),
+                    .gradient     = access(part(weight.gradient)),
+                    .first        = access(first),
+                    .second       = access(part(weight.second)),
                     .factor       = factor_,
-                    .rate         = here().rate,
-                    .momentum     = plan.momentum,
+                    .rate         = rate,
+                    .step         = here().num_updates,
+                    .beta1        = plan.beta1,
+                    .beta2        = plan.beta2,
+                    .eps          = plan.eps,
                     .weight_decay = decay,
                     .labels       = labels,
                     .value        = rounded,
                     .skip         = skip});
-    }
+  } else {
+    sgd(graph(), {.name         = "sgd " + name,
+                  .weight       = updated,
+                  .gradient     = access(part(weight.gradient)),
+                  .velocity     = access(first),
+                  .factor       = factor_,
+                  .rate         = rate,
+                  .momentum     = plan.momentum,
+                  .weight_decay = decay,
+                  .labels       = labels,
+                  .value        = rounded,
+                  .skip         = skip});
   }
 }
 

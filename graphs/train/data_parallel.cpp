@@ -60,9 +60,11 @@ DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   const Memory& memory = run_.memory();
   memory.write(step_.tokens, tokens.first(tokens.size() - 1));
   memory.write(step_.targets, tokens.last(tokens.size() - 1));
+  const std::vector<double> rates = rates_of(options_.optimizer.value_or(OptimizerPlan{}), rate_);
   for (const StepRank& rank : step_.step.ranks) {  // they exist where dropout or an update reads them
-    if (rank.step_number != Buffer{}) memory.set_first(rank.step_number, num_steps_ + 1);
-    if (rank.rate != Buffer{}) memory.set_first(rank.rate, rate_);
+    for (const Buffer number : {rank.step_number, rank.num_updates})
+      if (number != Buffer{}) memory.set_first(number, num_steps_ + 1);
+    if (rank.rate != Buffer{}) memory.write(rank.rate, std::span<const double>(rates));
   }
   run_.run();
   ++num_steps_;

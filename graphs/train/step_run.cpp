@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "engine/base/dispatch.hpp"
@@ -10,6 +11,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
+#include "ops/cross_entropy.hpp"
 
 namespace stepgraph {
 namespace {
@@ -97,21 +99,54 @@ struct TensorStretch {
 }  // namespace
 
 StepRun::StepRun(StepGraph step, World& world, const RunOptions& options)
+    : StepRun(std::move(step), world, options, nullptr) {}
+
+StepRun::StepRun(StepGraph step, const StepRun& owner, const RunOptions& options)
+    : StepRun(std::move(step), *owner.world_, options, &owner) {}
+
+StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const StepRun* owner)
     : step_(std::move(step)),
       world_(&world),
       peers_(world.peers()),
       runnable_((check_ranks(step_, world), step_.graph), world, {.reuse = options.reuse}) {
   verify(runnable_);
-  program_  = std::make_unique<Program>(runnable_, world);
-  options_  = {.threads       = options.threads,
-               .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
-               .step_timeout  = options.step_timeout,
-               .stall_timeout = options.stall_timeout};
-  executor_ = std::make_unique<Executor>(options_);
+  program_          = owner == nullptr ? std::make_unique<Program>(runnable_, world)
+                                       : std::make_unique<Program>(runnable_, world, memory_beside(*owner));
+  options_          = {.threads       = options.threads,
+                       .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
+                       .step_timeout  = options.step_timeout,
+                       .stall_timeout = options.stall_timeout};
+  const bool shares = owner != nullptr && owner->executor_->waiting_lanes() >= options_.waiting_lanes;
+  executor_         = shares ? owner->executor_ : std::make_shared<Executor>(options_);
+  has_weights_      = owner != nullptr;
   find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
   }
+}
+
+// The same plan gives both steps the same buffers of values.
+std::shared_ptr<Memory> StepRun::memory_beside(const StepRun& owner) const {
+  std::vector<Loan> loans;
+  std::set<std::uint32_t> seen;  // weights of a unit share a buffer, and so do tied weights
+  for (std::size_t place = 0; place < step_.ranks.size(); ++place) {
+    const auto& mine   = step_.ranks[place].weights;
+    const auto& theirs = owner.step_.ranks[place].weights;
+    const auto same    = [](const StoredRange& a, const StoredRange& b) {
+      return a.begin == b.begin && a.end == b.end && a.offset == b.offset;
+    };
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (mine.size() != theirs.size() || mine[i].block != theirs[i].block || mine[i].number != theirs[i].number ||
+          !same(mine[i].value, theirs[i].value))
+        throw Error(ErrorKind::config,
+                    "step: the weights of the other step are stored otherwise (the same model and "
+                    "plan)");
+      const Buffer here = mine[i].value.buffer;
+      if (mine[i].value.empty() || !seen.insert(here.id).second) continue;
+      loans.push_back({.buffer = here, .bytes = owner.memory().loan(theirs[i].value.buffer)});
+    }
+  }
+  return std::make_shared<Memory>(step_.graph, *runnable_.memory(), loans, owner.memory().device());
 }
 
 bool StepRun::is_first() const noexcept { return peers_ == nullptr || peers_->process() == 0; }
@@ -254,17 +289,30 @@ void StepRun::set_tokens(std::span<const std::int32_t> tokens) {
     throw Error(ErrorKind::config, str("step: ", tokens.size(), " tokens given (", wanted, ": ", batch.global,
                                        " sequences of ", batch.seq, " and one more token)"));
   }
-  const std::size_t rows     = static_cast<std::size_t>(batch.micro) * static_cast<std::size_t>(batch.seq);
-  const std::size_t per_rank = rows * static_cast<std::size_t>(step_.num_microbatches);
+  set_tokens(tokens.first(wanted - 1), tokens.last(wanted - 1));
+}
+
+void StepRun::set_tokens(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets) {
+  const BatchSpec& batch = step_.batch;
+  const auto wanted      = static_cast<std::size_t>(batch.global) * static_cast<std::size_t>(batch.seq);
+  if (inputs.size() != wanted || targets.size() != wanted) {
+    throw Error(ErrorKind::config, str("step: ", inputs.size(), " inputs and ", targets.size(), " targets given (",
+                                       wanted, " of both: ", batch.global, " sequences of ", batch.seq, ")"));
+  }
+  const std::int64_t num_ignored = std::ranges::count(targets, ignored_target);
+  num_counted_                   = std::ssize(targets) - num_ignored;
+  const std::size_t rows         = static_cast<std::size_t>(batch.micro) * static_cast<std::size_t>(batch.seq);
+  const std::size_t per_rank     = rows * static_cast<std::size_t>(step_.num_microbatches);
   for (const StepRank& rank : step_.ranks) {
-    const auto fill = [&](const std::vector<Buffer>& buffers, std::size_t shift) {
+    const auto fill = [&](const std::vector<Buffer>& buffers, std::span<const std::int32_t> tokens) {
       for (std::size_t mb = 0; mb < buffers.size(); ++mb) {
-        const std::size_t begin = static_cast<std::size_t>(rank.coord.dp) * per_rank + mb * rows + shift;
+        const std::size_t begin = static_cast<std::size_t>(rank.coord.dp) * per_rank + mb * rows;
         memory().write(buffers[mb], tokens.subspan(begin, rows));
       }
     };
-    fill(rank.tokens, 0);
-    fill(rank.targets, 1);
+    fill(rank.tokens, inputs);
+    fill(rank.targets, targets);
+    if (rank.num_ignored != Buffer{}) memory().set_first(rank.num_ignored, num_ignored);
   }
 }
 

@@ -45,6 +45,9 @@ struct SameBytes {
 class StepRun {
  public:
   StepRun(StepGraph step, World& world, const RunOptions& options = {});  // collective; throws what `verify` throws
+  // A step of the same model and plan that uses the bytes of the other step's weights, and its threads. It runs between
+  // runs of the other, and must not outlive it.
+  StepRun(StepGraph step, const StepRun& owner, const RunOptions& options = {});
 
   [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
   // The step with the edges that it runs with, and its memory plan: for write_dot, write_trace, summarize, simulate.
@@ -71,6 +74,9 @@ class StepRun {
 
   // global * seq + 1 tokens, the same in all processes: inputs are all but the last, targets all but the first.
   void set_tokens(std::span<const std::int32_t> tokens);
+  // global * seq of both. Targets that are -1 do not count: the loss is the mean over the others, and 0 without any.
+  void set_tokens(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets);
+  [[nodiscard]] std::int64_t num_counted() const noexcept { return num_counted_; }  // targets that count
   // Collective: if the run of one process fails, all processes throw.
   void run(Recorder* recorder = nullptr);
 
@@ -99,6 +105,8 @@ class StepRun {
     int failed_in  = -1;  // the first process whose run has failed; -1: none
     ErrorKind kind = ErrorKind::run;
   };
+  StepRun(StepGraph step, World& world, const RunOptions& options, const StepRun* owner);
+  [[nodiscard]] std::shared_ptr<Memory> memory_beside(const StepRun& owner) const;
   template <class T, class Give>
   void read_here(Which which, const std::string& name, const Give& give) const;
   template <class T>
@@ -113,11 +121,12 @@ class StepRun {
   Peers* peers_;
   RunnableGraph runnable_;
   bool has_weights_                 = false;
+  std::int64_t num_counted_         = 0;
   std::optional<double> loss_scale_ = {};
   std::optional<Outcome> outcome_   = {};               // with peers
   std::map<std::string, std::vector<Holder>> holders_;  // by tensor, in rank order; ranks of this process
   std::unique_ptr<Program> program_;
-  std::unique_ptr<Executor> executor_;
+  std::shared_ptr<Executor> executor_;  // the owner's, where there is one with enough threads
   ExecutorOptions options_;
 };
 

@@ -21,7 +21,9 @@ RankSet ranks_of(const Plan& plan, const World& world) {
 
 Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                  const TrainerOptions& options)
-    : run_(training_step(model, plan, batch,
+    : plan_(plan),
+      options_(options),
+      run_(training_step(model, plan, batch,
                          {.keep_gradients = options.keep_gradients,
                           .seed           = options.seed,
                           .only           = ranks_of(plan, world),
@@ -31,21 +33,68 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
             .step_timeout  = options.step_timeout,
             .stall_timeout = options.stall_timeout,
             .reuse         = plan.reuse}),
-      rate_(plan.optimizer.lr),
+      schedule_(plan.optimizer.schedule),
       seed_(options.seed) {}
+
+void Trainer::start_weights() {
+  if (!run_.has_weights()) set_fresh_weights(run_, seed_);
+}
+
+void Trainer::set_total_steps(std::int64_t total) { schedule_ = with_total_steps(plan_.optimizer.schedule, total); }
+
+std::int64_t Trainer::num_updates() const {
+  return run_.memory().first<std::int64_t>(run_.step().ranks.front().num_updates);
+}
+
+void Trainer::set_num_updates(std::int64_t done) {
+  for (const StepRank& rank : run_.step().ranks) run_.memory().set_first(rank.num_updates, done);
+}
+
+double Trainer::rate() const { return rates().front(); }
+
+std::vector<double> Trainer::rates() const {
+  const OptimizerPlan& optimizer = plan_.optimizer;
+  if (fixed_rate_) return rates_of(optimizer, *fixed_rate_);
+  if (schedule_.kind != RateKind::constant && schedule_.steps == 0)
+    throw Error(ErrorKind::config, str("optimizer.schedule.steps: missing with kind ", schedule_.kind,
+                                       " (a number of steps, or Trainer::set_total_steps)"));
+  const double factor = rate_factor(schedule_, num_steps_);
+  std::vector<double> rates{optimizer.lr * factor};
+  for (const OptimizerGroup& group : optimizer.groups) rates.push_back(group.lr.value_or(optimizer.lr) * factor);
+  return rates;
+}
 
 StepResult Trainer::step(std::span<const std::int32_t> tokens, Recorder* recorder) {
   run_.set_tokens(tokens);
-  if (!run_.has_weights()) set_fresh_weights(run_, seed_);
+  return run_step(recorder);
+}
+
+StepResult Trainer::step(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets,
+                         Recorder* recorder) {
+  run_.set_tokens(inputs, targets);
+  return run_step(recorder);
+}
+
+StepResult Trainer::run_step(Recorder* recorder) {
+  const std::vector<double> rates = this->rates();
+  start_weights();
   Memory& memory = run_.memory();
   for (const StepRank& rank : run_.step().ranks) {
     memory.set_first(rank.step_number, num_steps_ + 1);
-    memory.set_first(rank.rate, rate_);
+    memory.write(rank.rate, std::span<const double>(rates));
   }
+  // With loss scaling the step counts its updates.
+  const bool counts          = !plan_.precision.scales();
+  const std::int64_t updates = counts ? num_updates() : 0;
+  if (counts) set_num_updates(updates + 1);
   run_.run(recorder);
+  if (counts && !std::isfinite(run_.grad_norm())) set_num_updates(updates);  // nothing was updated
   ++num_steps_;
-  return {
-      .loss = run_.loss(), .grad_norm = run_.grad_norm(), .loss_scale = run_.loss_scale(), .skipped = run_.skipped()};
+  return {.loss       = run_.loss(),
+          .grad_norm  = run_.grad_norm(),
+          .rate       = rates.front(),
+          .loss_scale = run_.loss_scale(),
+          .skipped    = run_.skipped()};
 }
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
@@ -54,10 +103,43 @@ Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batc
                         {.only = ranks_of(plan, world), .machine = options.machine}),
            world, options) {}
 
-double Evaluator::loss(std::span<const std::int32_t> tokens) {
-  run_.set_tokens(tokens);
+Evaluator::Evaluator(Trainer& trainer, const BatchSpec& batch)
+    : trainer_(&trainer),
+      run_(forward_step(trainer.run_.step().model, trainer.plan_, batch, ForwardResult::loss,
+                        {.only = trainer.run_.step().graph.ranks(), .machine = trainer.options_.machine}),
+           trainer.run_,
+           {.threads       = trainer.options_.threads,
+            .step_timeout  = trainer.options_.step_timeout,
+            .stall_timeout = trainer.options_.stall_timeout,
+            .reuse         = trainer.plan_.reuse}) {}
+
+double Evaluator::run_batch() {
+  if (trainer_ != nullptr) trainer_->start_weights();
   run_.run();
   return run_.loss();
+}
+
+double Evaluator::loss(std::span<const std::int32_t> tokens) {
+  run_.set_tokens(tokens);
+  return run_batch();
+}
+
+double Evaluator::loss(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets) {
+  run_.set_tokens(inputs, targets);
+  return run_batch();
+}
+
+double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_steps) {
+  const std::int64_t steps  = std::min(num_steps, batches.num_steps().value_or(num_steps));
+  const std::int64_t global = evaluator.run().step().batch.global;
+  double sum                = 0;
+  std::int64_t counted      = 0;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const double loss = evaluator.loss(batches.read(step * global));
+    sum += loss * static_cast<double>(evaluator.num_counted());
+    counted += evaluator.num_counted();
+  }
+  return counted == 0 ? 0 : sum / static_cast<double>(counted);
 }
 
 // Every data-parallel rank gets the same prompt.

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(most_threads)
   const N* const row       = of.row();
   N* const to              = out + begin;
   const N* const was       = base == nullptr ? nullptr : base + begin;
-  const Gradient<N> gradient(maxima[blockIdx.x], sums[2 * static_cast<std::int64_t>(blockIdx.x)], at_step(scale),
-                             of.target(blockIdx.x));
+  const Gradient<N> gradient(maxima[blockIdx.x], sums[2 * static_cast<std::int64_t>(blockIdx.x)],
+                             of.counts(blockIdx.x) ? at_step(scale) : 0, of.target(blockIdx.x));
   const Row<N, n> parts(row, of.cols);
   parts.for_packs([&](std::int64_t i) { return load_pack<n>(row + parts.before + i * n); },
                   [&](const Pack<N, n>& pack, std::int64_t i) { gradient.put(pack, parts.before + i * n, to, was); });
@@ -58,9 +58,11 @@ __global__ void __launch_bounds__(most_threads)
 constexpr int loss_threads = 256;
 
 __global__ void __launch_bounds__(loss_threads)
-    row_losses_kernel(const double* maxima, const double* sums, std::int64_t rows, double* partial) {
+    row_losses_kernel(const double* maxima, const double* sums, const std::int32_t* targets, std::int64_t rows,
+                      double* partial) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * loss_threads + threadIdx.x;
-  const double loss    = i < rows ? log(sums[2 * i]) + (maxima[i] - sums[2 * i + 1]) : 0;
+  const bool counts    = i < rows && targets[i] != ignored;
+  const double loss    = counts ? log(sums[2 * i]) + (maxima[i] - sums[2 * i + 1]) : 0;
   const double all     = block_sum(loss);
   if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }
@@ -112,15 +114,16 @@ void cross_entropy_gradient(const DeviceQueue& queue, const LogitRows<T>& of, co
   check_launch("cross_entropy_gradient");
 }
 
-void cross_entropy_total(const DeviceQueue& queue, const double* maxima, const double* sums, std::int64_t rows,
-                         double* loss) {
+void cross_entropy_total(const DeviceQueue& queue, const double* maxima, const double* sums,
+                         const std::int32_t* targets, std::int64_t rows, double* loss) {
   const unsigned blocks = blocks_for(rows, loss_threads);
   if (queue.workspace.size() < blocks * sizeof(double)) {
     throw Error(ErrorKind::backend, str("cuda: cross_entropy of ", rows, " rows needs ", blocks * sizeof(double),
                                         " bytes of workspace, not ", queue.workspace.size()));
   }
   auto* const partial = reinterpret_cast<double*>(queue.workspace.data());
-  if (blocks > 0) row_losses_kernel<<<blocks, loss_threads, 0, stream_of(queue)>>>(maxima, sums, rows, partial);
+  if (blocks > 0)
+    row_losses_kernel<<<blocks, loss_threads, 0, stream_of(queue)>>>(maxima, sums, targets, rows, partial);
   check_launch("cross_entropy's losses");
   loss_kernel<<<1, loss_threads, 0, stream_of(queue)>>>(partial, blocks, loss);
   check_launch("cross_entropy's loss");

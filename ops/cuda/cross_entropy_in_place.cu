@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(most_threads, 2)
     __pipeline_commit();  // the same number of groups for every row, even if some are empty
   };
 
-  std::int64_t row = blockIdx.x;
-  const auto by    = static_cast<float>(at_step(loss_scale));
+  std::int64_t row   = blockIdx.x;
+  const auto of_step = static_cast<float>(at_step(loss_scale));
   for (int group = 0; group < num_groups; ++group) fetch(row, group);
   for (int parity = 0; row < of.rows; row += gridDim.x, parity ^= 1) {
     N* const at = out + row * of.cols;
@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(most_threads, 2)
     const int before = static_cast<int>(parts.before), vectors = static_cast<int>(parts.packs),
               target = static_cast<int>(of.target(row)), left = static_cast<int>(parts.left_over());
     const float left_over = left >= 0 ? widen(at[left]) : 0;
+    const float by        = of.counts(row) ? of_step : 0;
 
     QuickSoftmax softmax;
 #pragma unroll
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(most_threads, 2)
   const Row<N, n> parts(row, of.cols);
   const auto from_memory  = [&](std::int64_t i) { return load_pack<n>(row + parts.before + i * n); };
   const std::int64_t left = parts.left_over();
-  const double by         = at_step(scale);
+  const double by         = of.counts(blockIdx.x) ? at_step(scale) : 0;
   const double of_target  = threadIdx.x == 0 ? of.target_logit(row) : 0;  // before any thread overwrites it
 
   Softmax<N> mine;

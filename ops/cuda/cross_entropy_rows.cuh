@@ -7,10 +7,11 @@
 // Rows of logits, one thread block each. Internal to ops/cuda/.
 namespace stepgraph::cuda {
 
-inline constexpr int most_threads    = 512;
-inline constexpr int most_warps      = most_threads / 32;
-inline constexpr int packs_at_once   = 4;  // per thread: all loads are issued before the first is used
-inline constexpr unsigned whole_warp = 0xffffffffu;
+inline constexpr int most_threads     = 512;
+inline constexpr int most_warps       = most_threads / 32;
+inline constexpr int packs_at_once    = 4;  // per thread: all loads are issued before the first is used
+inline constexpr unsigned whole_warp  = 0xffffffffu;
+inline constexpr std::int32_t ignored = -1;  // ignored_target of ops/cross_entropy.hpp
 
 // The type in which a thread sums exponentials: float has enough bits for 2-byte types.
 template <class N>
@@ -148,16 +149,17 @@ struct DeviceRows {
 
   // The row of this block.
   [[nodiscard]] __device__ const N* row() const { return logits + static_cast<std::int64_t>(blockIdx.x) * cols; }
+  [[nodiscard]] __device__ bool counts(std::int64_t row) const { return targets[row] != ignored; }
   // The column of a row's target; -1: not among these columns.
   [[nodiscard]] __device__ std::int64_t target(std::int64_t row) const {
     const std::int64_t at = targets[row] - vocab_begin;
     return at >= 0 && at < cols ? at : -1;
   }
-  // The target logit of a row whose target is not among these columns: 0 if another rank has it, NaN if it is outside
-  // the vocabulary.
+  // The target logit of a row whose target is not among these columns: 0 if another rank has it or it does not count,
+  // NaN if it is outside the vocabulary.
   [[nodiscard]] __device__ double logit_of_none(std::int64_t row) const {
     const std::int64_t index = targets[row];
-    const bool in_vocabulary = index >= 0 && (!has_last || index - vocab_begin < cols);
+    const bool in_vocabulary = index >= ignored && (!has_last || index - vocab_begin < cols);
     return in_vocabulary ? 0 : __longlong_as_double(0x7ff8000000000000);
   }
   // The target logit of this block's row.
@@ -209,7 +211,12 @@ struct Gradient {
 };
 
 __device__ inline double at_step(const LossScale& scale) {
-  return scale.of_step == nullptr ? scale.scale : scale.scale * *scale.of_step;
+  double by = scale.scale;
+  if (scale.all > 0) {
+    const std::int64_t counted = scale.all - *scale.ignored;
+    by                         = counted > 0 ? by / static_cast<double>(counted) : 0;
+  }
+  return scale.of_step == nullptr ? by : by * *scale.of_step;
 }
 
 // The result for this block's row: combines the sums of all threads, each relative to its own maximum.

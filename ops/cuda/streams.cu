@@ -197,7 +197,12 @@ void divide_elements(const DeviceQueue& queue, const View<std::byte>& values, st
   map<n>(queue, "divide", Divide<Element, InVectors<Stored>>{{list}, by}, count, list.fits(n));
 }
 
-__global__ void scaled_sum_kernel(const double* values, std::int64_t count, double factor, double* to) {
+__global__ void scaled_sum_kernel(const double* values, std::int64_t count, const SumScale scale, double* to) {
+  double factor = scale.factor;
+  if (scale.all > 0) {
+    const std::int64_t counted = scale.all - *scale.ignored;
+    factor                     = counted > 0 ? factor / static_cast<double>(counted) : 0;
+  }
   double sum = 0;
 #pragma unroll 8
   for (std::int64_t i = 0; i < count; ++i) sum += values[i];
@@ -271,8 +276,8 @@ template void convert(const DeviceQueue&, const Rows<f16>&, const Rows<const flo
 template void convert(const DeviceQueue&, const Rows<float>&, const Rows<const bf16>&, std::int64_t);
 template void convert(const DeviceQueue&, const Rows<float>&, const Rows<const f16>&, std::int64_t);
 
-void scaled_sum(const DeviceQueue& queue, std::span<const double> values, double factor, double* to) {
-  scaled_sum_kernel<<<1, 1, 0, stream_of(queue)>>>(values.data(), static_cast<std::int64_t>(values.size()), factor, to);
+void scaled_sum(const DeviceQueue& queue, std::span<const double> values, const SumScale& scale, double* to) {
+  scaled_sum_kernel<<<1, 1, 0, stream_of(queue)>>>(values.data(), static_cast<std::int64_t>(values.size()), scale, to);
   check_launch("scaled_sum");
 }
 

@@ -32,7 +32,13 @@ void divide(const DeviceQueue& queue, const Stretch& values, std::int64_t size_b
 template <class To, class From>
 void convert(const DeviceQueue& queue, const Rows<To>& to, const Rows<const From>& from, std::int64_t size);
 
-// to = factor * (values[0] + values[1] + ...), added in this order. For a few values.
-void scaled_sum(const DeviceQueue& queue, std::span<const double> values, double factor, double* to);
+// to = factor * (values[0] + values[1] + ...), added in this order. For a few values. Where `all` is given, the factor
+// is divided by all - ignored, and 0 if this is 0.
+struct SumScale {
+  double factor               = 1;
+  std::int64_t all            = 0;  // 0: not divided
+  const std::int64_t* ignored = nullptr;
+};
+void scaled_sum(const DeviceQueue& queue, std::span<const double> values, const SumScale& scale, double* to);
 
 }  // namespace stepgraph::cuda

@@ -171,7 +171,8 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
     CHECK_FALSE(row[1].empty());
     CHECK_FALSE(row[3].empty());
   }
-  std::set<std::string> known{"model.load", "data.text", "data.tokens"};
+  // Without a default.
+  std::set<std::string> known{"model.load", "data.text", "data.tokens", "data.type", "data.ignore", "eval.data"};
   const auto check = [&](const sg::Config& config) {
     for (const auto& [key, value] : flat_keys(sg::parse_json(sg::to_json(config)))) {
       CAPTURE(key);
@@ -186,6 +187,7 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
   };
   check({});
   check({.model = sg::LlamaSpec{}});
+  check({.data = {.source = sg::TextFiles{{"file"}}}});
   check({.model = sg::MlpSpec{}, .plan = {.optimizer = {.kind = sg::OptimizerKind::sgd}}});
   for (const auto& [key, otherwise] : table) {
     CAPTURE(key);

@@ -120,9 +120,77 @@ TEST_CASE("logits too large for exp give finite losses and gradients", "[ops][cr
   CHECK(std::isfinite(sg::testing::evaluate(test, sg::DType::f32)[0]));
 }
 
+namespace {
+
+// A mean over the targets that count.
+sg::testing::OpCase mean_case(std::int64_t columns, const std::vector<std::int32_t>& targets, bool in_place,
+                              bool scaled) {
+  auto test  = loss_case(columns, targets, 1, in_place);
+  test.build = [in_place, scaled, all = std::ssize(targets),
+                ignored = std::count(targets.begin(), targets.end(), sg::ignored_target)](
+                   sg::Tape& tape, const std::vector<sg::Tensor>& in) {
+    const sg::Tensor loss = tape.tensor("loss", {1}, sg::DType::f64), scale = tape.tensor("s", {1}, sg::DType::f64),
+                     number = tape.tensor("n", {1}, sg::DType::i64);
+    tape.add({.op = "set", .writes = {scale, number}}, [ignored](const sg::Context& context) {
+      context.write<double>(0)[0]       = 64;
+      context.write<std::int64_t>(1)[0] = ignored;
+    });
+    sg::CrossEntropy spec{.logits   = in[0],
+                          .targets  = in[1],
+                          .loss     = loss,
+                          .scale    = 3,
+                          .in_place = in_place,
+                          .counted  = sg::CountedTargets{.all = all, .ignored = number}};
+    if (scaled) spec.loss_scale = scale;
+    sg::cross_entropy(tape, spec);
+    return loss;
+  };
+  return test;
+}
+
+}  // namespace
+
+TEST_CASE("ignored targets have no loss and no gradient, and the mean is over the others", "[ops][cross_entropy]") {
+  const auto type     = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
+  const bool in_place = GENERATE(false, true), scaled = GENERATE(false, true);
+  CAPTURE(type, in_place, scaled);
+  constexpr std::int64_t columns = 700;
+  const std::vector<std::int32_t> targets{3, -1, 699, -1, -1, 0, 17};
+  const auto some               = mean_case(columns, targets, in_place, scaled);
+  std::vector<std::int32_t> all = targets;
+  for (std::int32_t& target : all) target = std::max(target, 0);
+  const auto loss     = sg::testing::evaluate(some, type)[0];
+  const auto constant = loss_case(columns, all, scaled ? 64 * 3.0 / 4 : 3.0 / 4, in_place);
+  // The rows that count have the bits of a constant scale, and the others are zero.
+  const auto expected = sg::testing::gradients(constant, type).inputs[0],
+             found    = sg::testing::gradients(some, type).inputs[0];
+  double sum          = 0;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    CAPTURE(i);
+    for (std::size_t j = i * columns; j < (i + 1) * columns; ++j)
+      REQUIRE(found[j] == (targets[i] == sg::ignored_target ? 0 : expected[j]));
+    if (targets[i] == sg::ignored_target) continue;
+    const auto logits = sg::testing::values(some).inputs[0];
+    const std::vector<double> row(logits.begin() + static_cast<std::ptrdiff_t>(i * columns),
+                                  logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * columns));
+    sum += plain(row, {targets[i]});
+  }
+  const double tolerance = type == sg::DType::f64 ? 1e-13 : type == sg::DType::f32 ? 1e-6 : 1e-2;
+  CHECK(std::abs(loss - sum) < tolerance * sum);
+}
+
+TEST_CASE("a loss without a target that counts is zero, and so are its gradients", "[ops][cross_entropy]") {
+  const bool in_place = GENERATE(false, true);
+  const auto none     = mean_case(5, {-1, -1}, in_place, true);
+  CHECK(sg::testing::evaluate(none)[0] == 0);
+  CHECK(sg::testing::gradients(none).inputs[0] == std::vector<double>(10, 0));
+}
+
 TEST_CASE("a target outside the vocabulary stops the step and is named", "[ops][cross_entropy][refuses]") {
   CHECK_THROWS_MATCHES(sg::testing::evaluate(loss_case(4, {1, 2, 4})), sg::Error,
                        MessageMatches(ContainsSubstring("cross_entropy: target at position 2 is 4 (0 to 3)")));
+  CHECK_THROWS_MATCHES(sg::testing::evaluate(loss_case(4, {1, -2})), sg::Error,
+                       MessageMatches(ContainsSubstring("cross_entropy: target at position 1 is -2")));
   CHECK_THROWS_MATCHES(sg::testing::evaluate(loss_case(4, {-7})), sg::Error,
                        MessageMatches(ContainsSubstring("cross_entropy: target at position 0 is -7 (0 to 3)")));
 }

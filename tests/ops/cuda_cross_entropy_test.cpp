@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
@@ -74,7 +75,8 @@ struct Cut {
       const sg::Buffer logits = kept(graph, "logits", rank, rows * width, type),
                        given  = kept(graph, "targets", rank, rows, sg::DType::i32),
                        loss   = kept(graph, "loss", rank, 1, sg::DType::f64),
-                       scale  = kept(graph, "scale", rank, 1, sg::DType::f64);
+                       scale  = kept(graph, "scale", rank, 1, sg::DType::f64),
+                       number = kept(graph, "ignored", rank, 1, sg::DType::i64);
       Numbers mine;
       for (std::int64_t i = 0; i < rows; ++i) {
         const auto row = all.begin() + i * columns + begin;
@@ -83,14 +85,17 @@ struct Cut {
       set.emplace_back(logits, mine);
       set.emplace_back(given, Numbers(targets.begin(), targets.end()));
       set.emplace_back(scale, Numbers{16});
+      const auto ignored = std::count(targets.begin(), targets.end(), sg::ignored_target);
+      set.emplace_back(number, Numbers{static_cast<double>(ignored)});
       read.insert(read.end(), {logits, loss});
       sg::cross_entropy(tape, {.logits      = tape.input(logits, {rows, width}, type, true),
                                .targets     = tape.input(given, {rows}, sg::DType::i32, false),
                                .loss        = loss,
-                               .scale       = 0.25,
+                               .scale       = 0.25 * static_cast<double>(rows),
                                .vocab_begin = begin,
                                .in_place    = true,
-                               .loss_scale  = scale});
+                               .loss_scale  = scale,
+                               .counted     = sg::CountedTargets{.all = rows, .ignored = number}});
       tape.emit_gradients();
     }
   }
@@ -165,9 +170,40 @@ TEST_CASE("cross-entropy in place, scaled and cut by columns, equals that on the
   }
 }
 
+TEST_CASE("ignored targets have no loss and no gradient on a device, as on the CPU", "[ops][cuda]") {
+  const auto type  = GENERATE(sg::DType::f32, sg::DType::f64, sg::DType::bf16, sg::DType::f16);
+  const int ranks  = GENERATE(1, 2);
+  const auto width = GENERATE(std::int64_t{703}, std::int64_t{4104}, std::int64_t{120'007});
+  CAPTURE(static_cast<int>(type), ranks, width);
+  constexpr std::int64_t rows = 11;
+  auto targets                = some_targets(rows, width);
+  for (const std::size_t i : {0, 3, 4, 10}) targets[i] = sg::ignored_target;
+  const Cut cut(rows, width, ranks, type, targets);
+  const auto device = cut.on(true), host = cut.on(false);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    CAPTURE(i);
+    const bool loss = i % 2 == 1;
+    CHECK(sg::testing::distance(device[i], host[i]) < (loss || sg::size_bytes(type) > 2 ? 1e-5 : 0x1p-8));
+    if (loss) continue;
+    const auto columns = device[i].size() / rows;
+    for (std::size_t row = 0; row < rows; ++row) {
+      if (targets[row] != sg::ignored_target) continue;
+      const auto begin = device[i].begin() + static_cast<std::ptrdiff_t>(row * columns);
+      CHECK(std::all_of(begin, begin + static_cast<std::ptrdiff_t>(columns), [](double each) { return each == 0; }));
+    }
+  }
+}
+
+TEST_CASE("a loss without a target that counts is zero on a device", "[ops][cuda]") {
+  const auto type   = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const auto device = Cut(3, 100, 1, type, std::vector<std::int32_t>(3, sg::ignored_target)).on(true);
+  CHECK(device[0] == Numbers(300, 0));
+  CHECK(device[1] == Numbers{0});
+}
+
 TEST_CASE("a target outside the vocabulary makes the loss NaN on a device", "[ops][cuda]") {
   auto targets = some_targets(4, 100);
-  targets[2]   = GENERATE(-1, 100, 2'000'000'000);
+  targets[2]   = GENERATE(-2, 100, 2'000'000'000);
   const Cut cut(4, 100, 1, sg::DType::f32, targets);
   const auto device = cut.on(true);
   CHECK(std::isnan(device[1][0]));

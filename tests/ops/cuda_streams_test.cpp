@@ -188,5 +188,17 @@ TEST_CASE("a device clears bytes, and adds a few numbers in order", "[ops][cuda]
                    mean = bench.buffer(1, sg::DType::f64);
   sg::clear(bench.graph, {.name = "clear", .values = values.range(6, 201)});
   sg::scaled_sum(bench.graph, {.name = "mean", .values = losses, .to = mean, .factor = 1.0 / 11});
+  const sg::Buffer ignored = bench.buffer(1, sg::DType::i64), some = bench.buffer(1, sg::DType::f64),
+                   none = bench.buffer(1, sg::DType::f64);
+  const auto number     = static_cast<std::int64_t>(bench.set[3].second[0]);  // of `ignored`
+  sg::scaled_sum(bench.graph, {.name    = "mean of some",
+                               .values  = losses,
+                               .to      = some,
+                               .counted = sg::CountedTargets{.all = number + 7, .ignored = ignored}});
+  sg::scaled_sum(bench.graph,
+                 {.name    = "mean of none",
+                  .values  = losses,
+                  .to      = none,
+                  .counted = sg::CountedTargets{.all = std::max<std::int64_t>(1, number), .ignored = ignored}});
   bench.check();
 }

@@ -37,6 +37,27 @@ TEST_CASE("a scaled sum adds in order, and multiplies once", "[ops][scaled_sum]"
   CHECK(program.memory().span<double>(sum)[0] == 4);
 }
 
+TEST_CASE("a scaled sum is divided by the number of targets that count, and 0 without any", "[ops][scaled_sum]") {
+  sg::Graph graph;
+  const sg::Buffer values = doubles(graph, 2), sum = doubles(graph, 1),
+                   ignored =
+                       graph.buffer({.size_bytes = 8, .type = sg::DType::i64, .lifetime = sg::Lifetime::persistent});
+  sg::scaled_sum(
+      graph,
+      {.name = "mean", .values = values, .to = sum, .counted = sg::CountedTargets{.all = 10, .ignored = ignored}});
+  sg::LoopbackWorld world(1);
+  sg::Executor executor({.threads = 1});
+  const sg::Program program(graph, world);
+  program.memory().span<double>(values)[0] = 5;
+  program.memory().span<double>(values)[1] = 0.25;
+  for (const std::int64_t number : {0, 3, 10}) {
+    program.memory().span<std::int64_t>(ignored)[0] = number;
+    executor.run(program);
+    CHECK(program.memory().span<double>(sum)[0] ==
+          (number == 10 ? 0 : 5.25 * (1.0 / static_cast<double>(10 - number))));
+  }
+}
+
 TEST_CASE("a scaled sum refuses to write more than one number", "[ops][scaled_sum][refuses]") {
   sg::Graph graph;
   const sg::Buffer values = doubles(graph, 4), sum = doubles(graph, 2);

@@ -35,7 +35,7 @@ Golden read(const std::string& name) {
                          .clip         = setting("clip_grad_norm")};
   for (const JsonValue& loss : expected.at("loss").items) golden.loss.push_back(loss.as_real());
   for (const JsonValue& norm : expected.at("grad_norm").items) golden.grad_norm.push_back(norm.as_real());
-  const TokenData data(TokenFile{golden.folder + "/tokens.u16"}, golden.model.vocab);
+  const TokenData data(TokenFiles{{golden.folder + "/tokens.u16"}}, golden.model.vocab);
   golden.tokens.resize(static_cast<std::size_t>(*data.num_tokens()));
   data.read(0, golden.tokens);
   const Safetensors gradients(golden.folder + "/grads_step0.safetensors");

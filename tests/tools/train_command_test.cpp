@@ -220,7 +220,8 @@ TEST_CASE("train refuses impossible requests before it begins", "[tools][train][
   const SmallRun small;
   for (const auto& [more, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
            {"--steps 13",
-            "--steps 13: the data has 393 tokens, enough for 12 steps of 32 and one more token (at most 12)"},
+            "--steps 13: the data has 393 tokens, enough for 12 steps of 32 and one more token (at most 12; or "
+            "data.epochs)"},
            {"--set 'data={\"synthetic\": 1}'", "--steps: missing (synthetic data has no end)"},
            {"--steps -1", "--steps"},
            {"--steps many", "--steps"},

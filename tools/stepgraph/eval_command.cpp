@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -21,19 +22,37 @@ struct EvalOptions {
   std::optional<std::string> flight;
 };
 
+// The data of an evaluation: one epoch in file order; all of it, or the share for validation.
+Batches eval_batches(const Config& config, std::int64_t vocab) {
+  DataSpec data = config.data;
+  data.epochs   = DataSpec{}.epochs;
+  data.shuffle  = false;
+  return Batches(data, vocab,
+                 {.global = config.batch.global,
+                  .seq    = config.batch.seq,
+                  .part   = data.validation > 0 ? DataPart::validation : DataPart::training});
+}
+
+// Tokens at the end of the data that no step predicts. 0 for data without end.
+std::int64_t num_left_out(const Batches& batches, const BatchSpec& batch, std::int64_t num_steps) {
+  if (!batches.num_sequences()) return 0;
+  const std::int64_t beyond = (*batches.data().num_tokens() - 1) % batch.seq;  // too few for a sequence
+  return (*batches.num_sequences() - num_steps * batch.global) * batch.seq + beyond;
+}
+
 // "; the last 8 tokens, too few for a batch, are left out"
-std::string left_out_text(const Batches& batches) {
-  const std::int64_t tokens = batches.num_left_out();
+std::string left_out_text(std::int64_t tokens, std::int64_t tokens_per_step) {
   if (tokens == 0) return "";
   return str("; the last ", tokens, tokens == 1 ? " token" : " tokens",
-             batches.ends_with_data() ? ", too few for a batch," : "", tokens == 1 ? " is" : " are", " left out");
+             tokens < tokens_per_step ? ", too few for a batch," : "", tokens == 1 ? " is" : " are", " left out");
 }
 
 void run_eval(const EvalOptions& options, const Config& config, World& world) {
   require_same_job(world, config, option_text("--steps", options.steps));
   if (is_first(world)) warn_about_threads(config.threads);
-  const Start start = make_start(config, is_first(world));
-  Batches batches(config, start.model.vocab, options.steps);
+  const Start start                    = make_start(config, is_first(world));
+  const Batches batches                = eval_batches(config, start.model.vocab);
+  const std::int64_t num_steps         = choose_steps(batches, options.steps);
   const std::optional<Machine> machine = chooser_machine(config);
   Evaluator evaluator(start.model, config.plan, config.batch, world,
                       {.threads       = threads_here(world, config.threads),
@@ -47,41 +66,43 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
   Progress progress({.what = "eval", .log_lines = options.config.json ? 0 : 10});
   Pace pace;
   double sum = 0, seconds = 0;
-  for (std::int64_t step = 0; step < batches.num_steps(); ++step) {
+  std::int64_t counted = 0;  // targets; ignored ones do not count
+  for (std::int64_t step = 0; step < num_steps; ++step) {
     const auto begin = Clock::now();
     Stop mine{.signal = interrupt.signal()};
-    std::span<const std::int32_t> tokens;
+    Batch batch;
     try {
-      tokens = batches.read(step);
+      batch = batches.read(step * config.batch.global);
     } catch (const Error& error) {
       mine.failure = error;
     }
     const Stop stop = agree(world, mine);
     if (stop.failure) throw *stop.failure;
-    if (stop.wanted())
-      throw Interrupted(stop.signal, str("interrupted after ", step, " of ", batches.num_steps(), " steps"));
-    sum += evaluator.loss(tokens);
+    if (stop.wanted()) throw Interrupted(stop.signal, str("interrupted after ", step, " of ", num_steps, " steps"));
+    sum += evaluator.loss(batch) * static_cast<double>(batch.num_counted);
+    counted += batch.num_counted;
     const double step_s = std::chrono::duration<double>(Clock::now() - begin).count();
     seconds += step_s;
     pace.add(step_s);
     if (is_first(world))
       progress.show({.done             = step + 1,
-                     .total            = batches.num_steps(),
-                     .loss             = sum / static_cast<double>(step + 1),
+                     .total            = num_steps,
+                     .loss             = sum / static_cast<double>(std::max<std::int64_t>(1, counted)),
                      .tokens_per_s     = static_cast<double>(batches.tokens_per_step()) / pace.seconds_per_step(),
                      .seconds_per_step = pace.seconds_per_step()});
   }
   progress.clear();
-  const double loss         = sum / static_cast<double>(batches.num_steps());
-  const std::int64_t tokens = batches.num_steps() * batches.tokens_per_step();
-  const double tokens_per_s = static_cast<double>(tokens) / seconds;
+  const double loss           = counted == 0 ? 0 : sum / static_cast<double>(counted);
+  const std::int64_t tokens   = num_steps * batches.tokens_per_step();
+  const std::int64_t left_out = num_left_out(batches, config.batch, num_steps);
+  const double tokens_per_s   = static_cast<double>(tokens) / seconds;
   const std::string line =
       options.config.json
           ? str("{\"type\":\"eval\",\"loss\":", digits(loss), ",\"perplexity\":", digits(std::exp(loss)),
-                ",\"steps\":", batches.num_steps(), ",\"tokens\":", tokens,
-                ",\"tokens_left_out\":", batches.num_left_out(), ",\"tokens_per_s\":", digits(tokens_per_s), "}")
+                ",\"steps\":", num_steps, ",\"tokens\":", tokens, ",\"tokens_left_out\":", left_out,
+                ",\"tokens_per_s\":", digits(tokens_per_s), "}")
           : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (", tokens, " tokens, ",
-                short_number(tokens_per_s), " tokens/s", left_out_text(batches), ")");
+                short_number(tokens_per_s), " tokens/s", left_out_text(left_out, batches.tokens_per_step()), ")");
   if (is_first(world)) print_line(line);
   if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("loss is ", loss, " (finite weights)"));
 }
@@ -90,7 +111,9 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
 
 void add_eval(Command program) {
   Command command =
-      program.subcommand("eval", "Mean loss over the data. Tokens at the end that do not fill a batch are left out");
+      program.subcommand("eval",
+                         "Mean loss over the data, or over its share data.validation. Tokens at the end that do "
+                         "not fill a batch are left out");
   auto options = std::make_shared<EvalOptions>();
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of batches (default: all of the data)")

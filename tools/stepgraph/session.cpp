@@ -19,21 +19,6 @@
 namespace stepgraph::cli {
 namespace {
 
-std::int64_t tokens_of(const BatchSpec& batch) { return std::int64_t{batch.global} * batch.seq; }
-
-std::int64_t choose_steps(const TokenData& data, std::int64_t tokens_per_step, std::optional<std::int64_t> asked) {
-  if (!data.num_tokens()) {
-    if (!asked) throw Error(ErrorKind::config, "--steps: missing (synthetic data has no end)");
-    return *asked;
-  }
-  const std::int64_t there = data.num_steps(tokens_per_step);
-  if (asked && *asked > there)
-    throw Error(ErrorKind::config,
-                str("--steps ", *asked, ": the data has ", *data.num_tokens(), " tokens, enough for ", there,
-                    " steps of ", tokens_per_step, " and one more token (at most ", there, ")"));
-  return asked.value_or(there);
-}
-
 std::string name_list(const std::vector<std::string>& names) {
   return join_text(names, ", ", [](const std::string& name) { return name; });
 }
@@ -140,19 +125,27 @@ std::chrono::milliseconds stall_timeout(const Config& config, World& world) {
   return std::chrono::milliseconds(world.peers() == nullptr ? config.timeout_ms : 0);
 }
 
-Batches::Batches(const Config& config, std::int64_t vocab, std::optional<std::int64_t> asked)
-    : data_(config.data, vocab),
-      tokens_per_step_(tokens_of(config.batch)),
-      num_steps_(choose_steps(data_, tokens_per_step_, asked)),
-      tokens_(static_cast<std::size_t>(tokens_per_step_) + 1) {}
-
-std::span<const std::int32_t> Batches::read(std::int64_t step) {
-  data_.read(step * tokens_per_step_, tokens_);
-  return tokens_;
+Batches make_batches(const Config& config, std::int64_t vocab) {
+  return Batches(config.data, vocab, {.global = config.batch.global, .seq = config.batch.seq, .seed = config.seed});
 }
 
-std::int64_t Batches::num_left_out() const {
-  return data_.num_tokens() ? *data_.num_tokens() - 1 - num_steps_ * tokens_per_step_ : 0;
+std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked) {
+  const std::optional<std::int64_t> there = batches.num_steps();
+  if (!there) {
+    if (!asked)
+      throw Error(ErrorKind::config,
+                  str("--steps: missing (", batches.num_sequences() ? "with data.epochs 0 the" : "synthetic",
+                      " data has no end)"));
+    return *asked;
+  }
+  if (asked && *asked > *there) {
+    const std::int64_t epochs = batches.spec().epochs;
+    const std::string more    = epochs > 1 ? str(" in each of ", epochs, " epochs") : "";
+    throw Error(ErrorKind::config, str("--steps ", *asked, ": the data has ", *batches.data().num_tokens(), " tokens",
+                                       more, ", enough for ", *there, " steps of ", batches.tokens_per_step(),
+                                       " and one more token (at most ", *there, "; or data.epochs)"));
+  }
+  return asked.value_or(*there);
 }
 
 std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size, const PlanText& options) {

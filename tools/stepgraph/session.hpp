@@ -3,13 +3,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/run/streams.hpp"
 #include "graphs/config/config.hpp"
-#include "graphs/files/token_data.hpp"
+#include "graphs/files/batches.hpp"
 #include "graphs/models/model_folder.hpp"
 #include "graphs/predict/step_report.hpp"
 #include "graphs/train/step_run.hpp"
@@ -51,26 +50,10 @@ void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 // several processes the world itself watches for that.
 [[nodiscard]] std::chrono::milliseconds stall_timeout(const Config& config, World& world);
 
-// The batches of a run, in file order.
-class Batches {
- public:
-  // `asked` steps, or all that the data has. Throws Error(config) if the data has fewer.
-  Batches(const Config& config, std::int64_t vocab, std::optional<std::int64_t> asked);
-
-  [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }
-  [[nodiscard]] std::int64_t tokens_per_step() const noexcept { return tokens_per_step_; }
-  // Tokens at the end of the data that no step predicts, and whether they are too few for one more step. 0 for data
-  // without end.
-  [[nodiscard]] std::int64_t num_left_out() const;
-  [[nodiscard]] bool ends_with_data() const { return num_left_out() < tokens_per_step_; }
-  [[nodiscard]] std::span<const std::int32_t> read(std::int64_t step);  // valid until the next call
-
- private:
-  TokenData data_;
-  std::int64_t tokens_per_step_;
-  std::int64_t num_steps_;
-  std::vector<std::int32_t> tokens_;
-};
+// The batches of a config's data.
+[[nodiscard]] Batches make_batches(const Config& config, std::int64_t vocab);
+// The number of steps: `asked`, or all that the data has. Throws Error(config) if the data has fewer.
+[[nodiscard]] std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked);
 
 struct PlanText {
   bool json                                 = false;

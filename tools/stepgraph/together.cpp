@@ -51,10 +51,17 @@ void require_same_job(World& world, const Config& config, std::string_view optio
   world.peers()->require_same("version", STEPGRAPH_VERSION);
   world.peers()->require_same("config", to_json(shared));
   world.peers()->require_same("options", options);
-  std::string data = "synthetic";
-  if (const auto* tokens = std::get_if<TokenFile>(&config.data)) data = sample_file(tokens->path.string());
-  if (const auto* text = std::get_if<TextFile>(&config.data)) data = sample_file(text->path.string());
-  world.peers()->require_same("data", data);
+  const auto sampled = [](const DataSource& source) {
+    const auto* tokens = std::get_if<TokenFiles>(&source);
+    const auto* text   = std::get_if<TextFiles>(&source);
+    if (!tokens && !text) return std::string("synthetic");
+    std::string samples;
+    for (const std::filesystem::path& path : tokens ? tokens->paths : text->paths)
+      samples += str(samples.empty() ? "" : "; ", sample_file(path.string()));
+    return samples;
+  };
+  world.peers()->require_same("data", sampled(config.data.source));
+  if (config.eval.data) world.peers()->require_same("eval.data", sampled(config.eval.data->source));
   std::string model = "from the config";
   if (const auto* from = std::get_if<LoadFrom>(&config.model)) {
     std::vector<std::string> files;

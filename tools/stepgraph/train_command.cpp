@@ -76,7 +76,8 @@ class TrainRun {
       : options_(options),
         config_(config),
         world_(world),
-        batches_(config, start.model.vocab, options.steps),
+        batches_(make_batches(config, start.model.vocab)),
+        num_steps_(choose_steps(batches_, options.steps)),
         machine_(chooser_machine(config)),
         trainer_(start.model, config.plan, config.batch, world,
                  {.threads        = threads_here(world, config.threads),
@@ -84,6 +85,7 @@ class TrainRun {
                   .keep_gradients = options.dump_grads.has_value(),
                   .seed           = config.seed,
                   .machine        = pointer_to(machine_)}) {
+    trainer_.set_total_steps(num_steps_);
     set_weights(trainer_.run(), start, config.seed);
   }
 
@@ -103,15 +105,14 @@ class TrainRun {
     const std::string more = saved + (no_trace ? str("; ", no_trace->what()) : "");
     if (failure_) throw Error(failure_->kind(), failure_->what() + more);
     if (interrupted())
-      throw Interrupted(stop_.signal,
-                        str("interrupted after ", state_.steps, " of ", batches_.num_steps(), " steps", more));
+      throw Interrupted(stop_.signal, str("interrupted after ", state_.steps, " of ", num_steps_, " steps", more));
     if (output_.failure()) throw Error(output_.failure()->kind(), output_.failure()->what() + more);
     if (no_trace) throw Error(no_trace->kind(), no_trace->what() + saved);
     if (stop_.output_closed || output_.ends_run()) throw OutputClosed{};
   }
 
  private:
-  [[nodiscard]] bool interrupted() const { return state_.steps < batches_.num_steps() && stop_.signal != 0; }
+  [[nodiscard]] bool interrupted() const { return state_.steps < num_steps_ && stop_.signal != 0; }
 
   void print_plan() {
     std::optional<std::uint64_t> weights_hash;
@@ -128,18 +129,18 @@ class TrainRun {
     // A terminal has the status line instead of lines for all steps.
     const bool status          = !json_ && progress_.has_terminal() && isatty(STDOUT_FILENO) == 1;
     const std::int64_t every   = options_.log_every.value_or(status ? 0 : 1);
-    const std::int64_t in_all  = batches_.num_steps();
+    const std::int64_t in_all  = num_steps_;
     const auto tokens_per_step = static_cast<double>(batches_.tokens_per_step());
     const auto begin           = Clock::now();
     std::string last_line;  // that was not printed
     while (state_.steps < in_all && !failure_) {
       const std::int64_t step = state_.steps;
       const auto step_begin   = Clock::now();
-      const auto tokens       = read_tokens(step);
+      const Batch batch       = read_batch(step);
       stop_ = agree(world_, {.signal = interrupt_.signal(), .output_closed = output_.ends_run(), .failure = failure_});
       failure_ = stop_.failure;
       if (stop_.wanted()) break;
-      run_step(tokens);
+      run_step(batch);
       const double step_s = seconds_since(step_begin);
       pace_.add(step_s);
       state_.seconds = seconds_since(begin);
@@ -162,18 +163,18 @@ class TrainRun {
   }
 
   // Fails if there are no more tokens: a file that became shorter.
-  std::span<const std::int32_t> read_tokens(std::int64_t step) {
+  Batch read_batch(std::int64_t step) {
     try {
-      return batches_.read(step);
+      return batches_.read(step * config_.batch.global);
     } catch (const Error& error) {
       failure_.emplace(error.kind() == ErrorKind::config ? ErrorKind::run : error.kind(), error.what());
       return {};
     }
   }
 
-  void run_step(std::span<const std::int32_t> tokens) {
+  void run_step(const Batch& batch) {
     try {
-      result_ = trainer_.step(tokens, options_.trace ? &recorder_ : nullptr);
+      result_ = trainer_.step(batch, options_.trace ? &recorder_ : nullptr);
     } catch (const Error& error) {
       // Some weights may be updated and others not.
       throw Error(error.kind(), str(error.what(), options_.save ? "; not saved: the step did not end" : ""));
@@ -184,7 +185,7 @@ class TrainRun {
   // Saves the model if it was trained. Returns what was saved, for messages.
   std::string save() {
     if (!options_.save) return "";
-    if (state_.steps == 0 && batches_.num_steps() > 0) return "; not saved: no step was completed";
+    if (state_.steps == 0 && num_steps_ > 0) return "; not saved: no step was completed";
     try {
       save_model(trainer_.run(), *options_.save);
     } catch (const Error& error) {
@@ -214,6 +215,7 @@ class TrainRun {
   World& world_;
   const bool json_ = options_.config.json;
   Batches batches_;
+  std::int64_t num_steps_;
   std::optional<Machine> machine_;  // comm.machine
   Trainer trainer_;
   Recorder recorder_;

@@ -23,7 +23,7 @@ sg::Config with(const std::vector<std::string>& overrides) { return sg::parse_co
 TEST_CASE("keys that a config omits have the defaults of DESIGN", "[graphs][config]") {
   const sg::Config config = sg::parse_config(smallest);
   CHECK(std::get<sg::Gpt2Spec>(config.model) == sg::Gpt2Spec{});
-  CHECK(std::get<sg::SyntheticTokens>(config.data).seed == 1);
+  CHECK(std::get<sg::SyntheticTokens>(config.data.source).seed == 1);
   CHECK(config.batch == sg::BatchSpec{.global = 8, .micro = 2, .seq = 128});
   CHECK(config.plan == sg::Plan{});
   CHECK(config.timeout_ms == 30'000);
@@ -45,7 +45,10 @@ TEST_CASE("a config that spells out every default equals the smallest config", "
       "precision": {"param": "fp32", "reduce": "fp32", "loss_scale": "none", "keep_low_precision_grads": false,
                     "norm": "fp32"},
       "optimizer": {"kind": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
-                    "clip": 1.0},
+                    "clip": 1.0, "schedule": {"kind": "constant", "warmup": 0, "decay": 0, "steps": 0, "min": 0},
+                    "groups": []},
+      "checkpoint": {"folder": "", "every": 0, "every_s": 0, "keep": 2, "async": true},
+      "eval": {"every": 0, "steps": 10},
       "recompute": "none",  "memory": {"limit_bytes": 0, "reuse": "tight"},
       "comm": {"algorithm": "direct", "timeout_ms": 30000},
       "seed": 0,  "threads": 0,  "backend": "loopback" })");
@@ -77,7 +80,7 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
                                                                .tied           = true,
                                                                .attention_bias = true,
                                                                .mlp_bias       = true});
-  CHECK(std::get<sg::TokenFile>(config.data).path == "some/file.u16");
+  CHECK(config.data == sg::DataSpec{.source = sg::TokenFiles{{"some/file.u16"}}});
   CHECK(config.batch == sg::BatchSpec{.global = 24, .micro = 3, .seq = 64});
   CHECK(config.plan.layout == sg::LayoutSpec{.dp = 4, .tp = 2, .pp = 3, .order = "tp-dp-pp", .devices_per_node = 4});
   CHECK(config.plan.pipeline == sg::PipelinePlan{.schedule = "gpipe", .chunks = 2});
@@ -132,7 +135,30 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
   CHECK(with({"memory.limit_bytes=24GiB"}).plan.memory_limit_bytes == std::int64_t{24} << 30);
   CHECK(with({"memory.limit_bytes=\"1.5 MB\""}).plan.memory_limit_bytes == 1'500'000);
-  CHECK(std::get<sg::TextFile>(with({R"(data={"text": "t.txt"})"}).data).path == "t.txt");
+  CHECK(with({R"(data={"text": "t.txt"})"}).data == sg::DataSpec{.source = sg::TextFiles{{"t.txt"}}});
+  CHECK(with({R"(data={"tokens": ["a.u32", "b.bin"], "type": "u32", "epochs": 0, "shuffle": true, "validation": 0.1,
+                      "ignore": 7})"})
+            .data == sg::DataSpec{.source     = sg::TokenFiles{{"a.u32", "b.bin"}, sg::TokenType::u32},
+                                  .epochs     = 0,
+                                  .shuffle    = true,
+                                  .validation = 0.1,
+                                  .ignore     = 7});
+  CHECK(with({R"(data={"text": ["a", "b"]})", "data.epochs=3"}).data ==
+        sg::DataSpec{.source = sg::TextFiles{{"a", "b"}}, .epochs = 3});
+  CHECK(with({"eval.data.synthetic=5", "eval.data.ignore=3", "eval.every=20", "eval.steps=4"}).eval ==
+        sg::EvalPlan{.data = sg::DataSpec{.source = sg::SyntheticTokens{5}, .ignore = 3}, .every = 20, .steps = 4});
+  CHECK(with({R"(data={"text": "t.txt", "validation": 0.5})", "eval.every=1"}).eval == sg::EvalPlan{.every = 1});
+  CHECK(with({"checkpoint.folder=runs/a", "checkpoint.every=100", "checkpoint.every_s=600.5", "checkpoint.keep=0",
+              "checkpoint.async=false"})
+            .checkpoint ==
+        sg::CheckpointPlan{.folder = "runs/a", .every = 100, .every_s = 600.5, .keep = 0, .async = false});
+  CHECK(with({"optimizer.schedule.kind=wsd", "optimizer.schedule.warmup=10", "optimizer.schedule.decay=20",
+              "optimizer.schedule.steps=100", "optimizer.schedule.min=0.1"})
+            .plan.optimizer.schedule ==
+        sg::RateSchedule{.kind = sg::RateKind::wsd, .warmup = 10, .decay = 20, .steps = 100, .min = 0.1});
+  CHECK(with({R"(optimizer.groups=[{"match": "*.bias", "weight_decay": 0}, {"match": "wte*", "lr": 1e-4}])"})
+            .plan.optimizer.groups ==
+        std::vector<sg::OptimizerGroup>{{.match = "*.bias", .weight_decay = 0.0}, {.match = "wte*", .lr = 1e-4}});
   CHECK(with({}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=selective"}).plan.recompute == sg::Recompute::selective);
@@ -159,6 +185,14 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
            {"precision.loss_scale=0.1"},
            {"comm.algorithm=adaptive", "comm.machine=m.json"},
            {"layout.pp=2", "pipeline.split=[3,1]"},
+           {R"(data={"tokens": ["a.u32", "b.bin"], "type": "u32", "epochs": 0, "shuffle": true, "validation": 0.1})",
+            "data.ignore=7", "eval.every=5"},
+           {R"(data={"tokens": "x.u16", "type": "u16"})", R"(eval={"data": {"tokens": "y.u32"}, "every": 3})"},
+           {"data.ignore=0", R"(eval={"data": {"synthetic": 2, "ignore": 9}, "every": 3, "steps": 1})"},
+           {"checkpoint.folder=c", "checkpoint.every=7", "checkpoint.every_s=0.1", "checkpoint.keep=0"},
+           {"optimizer.schedule.kind=cosine", "optimizer.schedule.warmup=3", "optimizer.schedule.min=0.1"},
+           {"optimizer.schedule.kind=wsd", "optimizer.schedule.decay=3", "optimizer.schedule.steps=9"},
+           {R"(optimizer.groups=[{"match": "a*", "lr": 0}, {"match": "?", "lr": 0.1, "weight_decay": 1e-3}])"},
            {"layout.dp=2", "backend=gloo", "world.rank=1", "world.size=2", "world.address=node0:29500"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
@@ -182,10 +216,12 @@ TEST_CASE("an override is JSON or else a string, and creates missing sections", 
   CHECK(config.plan.optimizer.momentum == 0.5);
   CHECK(config.plan.pipeline.schedule == "gpipe");
   CHECK_FALSE(std::get<sg::Gpt2Spec>(config.model).tied);
-  CHECK(std::get<sg::TextFile>(config.data).path == "a=b");
-  CHECK(std::get<sg::TokenFile>(with({"data={}", "data.tokens=with=sign.u16"}).data).path == "with=sign.u16");
+  CHECK(config.data == sg::DataSpec{.source = sg::TextFiles{{"a=b"}}});
+  CHECK(with({"data={}", "data.tokens=with=sign.u16"}).data ==
+        sg::DataSpec{.source = sg::TokenFiles{{"with=sign.u16"}}});
   CHECK(std::get<sg::SyntheticTokens>(
-            sg::parse_config("{}", std::vector<std::string>{"model.kind=mlp", "data.synthetic=3", "batch.seq=16"}).data)
+            sg::parse_config("{}", std::vector<std::string>{"model.kind=mlp", "data.synthetic=3", "batch.seq=16"})
+                .data.source)
             .seed == 3);
 }
 
@@ -210,4 +246,47 @@ TEST_CASE("a config file is read, and errors name the file", "[graphs][config]")
   CHECK(what(folder.string()) == folder.string() + ": cannot be read: Is a directory (a config in JSON)");
   CHECK(what("/dev/zero") == "/dev/zero: is larger than 1 MiB (a config in JSON)");
   std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("keys of data, validation, checkpoints and schedules without effect are refused by name",
+          "[graphs][config][refuses]") {
+  const auto refuses = [](const std::vector<std::string>& overrides, const std::string& what) {
+    CAPTURE(overrides);
+    std::string found;
+    try {
+      static_cast<void>(with(overrides));
+    } catch (const sg::Error& error) {
+      found = error.what();
+    }
+    CHECK_THAT(found, ContainsSubstring(what));
+  };
+  refuses({"data.tokens=x"}, "data: has 2 sources: tokens, synthetic (exactly one)");
+  refuses({R"(data={"text": "x", "type": "u16"})"}, "data.type: has no effect with text (tokens, whose type it is)");
+  refuses({R"(data={"tokens": "x", "type": "u8"})"}, "data.type: \"u8\" is unknown (known: u16, u32)");
+  refuses({R"(data={"tokens": []})"}, "data.tokens: [] is empty (a name, or a list of names)");
+  refuses({R"(data={"tokens": ["a", 3]})"}, "data.tokens: 3 in the list is not a name (text in quotes)");
+  refuses({"data.shuffle=true"}, "data.shuffle: has no effect with synthetic data, which has no end (tokens or text)");
+  refuses({"data.epochs=2"}, "data.epochs: has no effect with synthetic data");
+  refuses({R"(data={"text": "x", "validation": 1})"}, "data.validation: 1 is out of range");
+  refuses({"eval.every=5"}, "eval.every: is 5, but there is no data for validation (eval.data, or a share");
+  refuses({"eval.data.synthetic=1"}, "eval.data: has no effect with eval.every 0");
+  refuses({"eval.steps=3"}, "eval.steps: has no effect with eval.every 0");
+  refuses({R"(eval={"data": {}, "every": 1})"}, "eval.data: names no source");
+  refuses({R"(eval={"data": {"text": "x", "shuffle": true}, "every": 1})"}, "eval.data.shuffle: unknown key");
+  refuses({R"(data={"text": "x", "validation": 0.5})", R"(eval={"data": {"text": "x"}, "every": 1})"},
+          "eval.data: with data.validation 0.5: two sets of sequences for validation (one of them)");
+  for (const std::string key : {"every=3", "every_s=2.5", "keep=1", "async=false"})
+    refuses({"checkpoint." + key},
+            "checkpoint." + key.substr(0, key.find('=')) + ": has no effect without checkpoint.folder");
+  refuses({"checkpoint.foldr=x"}, "checkpoint.foldr: unknown key (did you mean folder?");
+  refuses({"checkpoint.folder=x", "checkpoint.keep=-1"}, "checkpoint.keep: -1 is out of range");
+  refuses({"optimizer.schedule.kind=cosine", "optimizer.schedule.decay=3"},
+          "optimizer.schedule.decay: 3 has no effect with kind cosine");
+  refuses({"optimizer.schedule.kind=wsd"}, "optimizer.schedule.decay: missing with kind wsd");
+  refuses({"optimizer.schedule.kind=warmup_stable_decay"}, "is called \"wsd\" here");
+  refuses({"optimizer.groups={}"}, "optimizer.groups: {} is not a list");
+  refuses({R"(optimizer.groups=[{"lr": 1}])"}, "optimizer.groups[0].match: missing");
+  refuses({R"(optimizer.groups=[{"match": "a"}])"}, "optimizer.groups[0].match: 'a' has neither lr nor weight_decay");
+  refuses({R"(optimizer.groups=[{"match": "a", "lr": -1}])"}, "optimizer.groups[0].lr: -1 is out of range");
+  refuses({R"(optimizer.groups=[{"match": "a", "rate": 1}])"}, "optimizer.groups[0].rate: unknown key");
 }

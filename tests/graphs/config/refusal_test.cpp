@@ -103,11 +103,11 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"modle=1"},
        "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
        "precision, "
-       "optimizer, recompute, memory, comm, world, seed, threads, backend)"},
+       "optimizer, recompute, memory, comm, checkpoint, eval, world, seed, threads, backend)"},
       {{"zzz=1"},
        "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, precision, optimizer, "
        "recompute, "
-       "memory, comm, world, seed, threads, backend)"},
+       "memory, comm, checkpoint, eval, world, seed, threads, backend)"},
       {{"model.layer=2"},
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
@@ -124,7 +124,9 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"model={\"laod\": \"DIR\"}"},
        "model.laod: unknown key of gpt2 (did you mean load? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
-      {{"data.token=x"}, "data.token: unknown key (did you mean tokens? known: tokens, text, synthetic)"},
+      {{"data.token=x"},
+       "data.token: unknown key (did you mean tokens? known: tokens, text, synthetic, type, epochs, shuffle, "
+       "validation, ignore)"},
       {{"batch.size=2"}, "batch.size: unknown key (known: global, micro, seq)"},
       {{"layout.ddp=2"},
        "layout.ddp: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
@@ -140,7 +142,8 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
        "precision.params: unknown key (did you mean param? known: param, reduce, loss_scale, "
        "keep_low_precision_grads, norm)"},
       {{"optimizer.beta=0.5"},
-       "optimizer.beta: unknown key (did you mean beta1? known: kind, lr, weight_decay, clip, beta1, beta2, eps, "
+       "optimizer.beta: unknown key (did you mean beta1? known: kind, lr, weight_decay, clip, schedule, groups, beta1, "
+       "beta2, eps, "
        "momentum)"},
       {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse, preset)"},
       {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms, machine)"},
@@ -154,7 +157,9 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"model=gpt2"},
        "model: \"gpt2\" is not an object (an object with the keys: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
-      {{"data=[]"}, "data: [] is not an object (an object with the keys: tokens, text, synthetic)"},
+      {{"data=[]"},
+       "data: [] is not an object (an object with the keys: tokens, text, synthetic, type, epochs, shuffle, "
+       "validation, ignore)"},
       {{"batch=8"}, "batch: 8 is not an object (an object with the keys: global, micro, seq)"},
       {{"layout=null"},
        "layout: null is not an object (an object with the keys: dp, tp, pp, order, devices_per_node, "
@@ -189,7 +194,7 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"model={\"load\": \"a\\u0000b\"}"}, "model.load: \"a\\u0000b\" has a zero byte (a name)"},
       {{"data={\"tokens\": 1}"}, "data.tokens: 1 is not a string (text in quotes)"},
       {{"data={\"tokens\": \"\"}"}, "data.tokens: \"\" is empty (a name)"},
-      {{"data={\"text\": [\"a\"]}"}, "data.text: [\"a\"] is not a string (text in quotes)"},
+      {{"data={\"text\": 3}"}, "data.text: 3 is not a string (text in quotes)"},
       {{"data={\"synthetic\": true}"},
        "data.synthetic: true is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"shard.strategy=1"}, "shard.strategy: 1 is not a string (one of: none, zero1, grad_op, full, hybrid)"},
@@ -425,9 +430,9 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"model.kind=llama", "model.kv_heads=3"},
        "model.kv_heads: 8 heads are not divisible by 3 key and value heads (a divisor of 8)"},
       {{"optimizer.momentum=0.9"},
-       "optimizer.momentum: not a key of adamw (kind, lr, weight_decay, clip, beta1, beta2, eps)"},
+       "optimizer.momentum: not a key of adamw (kind, lr, weight_decay, clip, schedule, groups, beta1, beta2, eps)"},
       {{"optimizer.kind=sgd", "optimizer.beta2=0.9"},
-       "optimizer.beta2: not a key of sgd (kind, lr, weight_decay, clip, momentum)"},
+       "optimizer.beta2: not a key of sgd (kind, lr, weight_decay, clip, schedule, groups, momentum)"},
       {{"precision.reduce=fp64"}, "precision.reduce: fp64 with param fp32 (fp32, bf16 or fp16)"},
       {{"precision.reduce=fp16", "precision.loss_scale=none"},
        "precision.reduce: fp16 reduce without scaling (precision.loss_scale dynamic or a number, or reduce fp32 or "

@@ -323,6 +323,7 @@ TEST_CASE("no node reads data that the previous use left in a slot", "[graphs][s
       run.set_tokens(sg::testing::tokens_for(batch, i, model.vocab));
       for (const sg::StepRank& rank : run.step().ranks) {
         run.memory().span<std::int64_t>(rank.step_number)[0] = i + 1;
+        run.memory().span<std::int64_t>(rank.num_updates)[0] = i + 1;
         run.memory().span<double>(rank.rate)[0]              = 1e-2;
       }
       run.run();

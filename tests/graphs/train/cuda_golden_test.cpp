@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <cmath>
 
+#include "backends/loopback/world.hpp"
 #include "graphs/train/broadcast_weights.hpp"
 #include "tests/support/device_case.hpp"
 #include "tests/support/golden.hpp"
@@ -66,6 +68,34 @@ TEST_CASE("weights are broadcast and compared on a GPU", "[graphs][cuda]") {
   sg::set_fresh_weights(trainer.run(), 3);
   const std::uint64_t hash = sg::broadcast_weights(trainer.run());
   CHECK(sg::check_weights(trainer.run()) == hash);
+}
+
+TEST_CASE("validation on the trainer's weights, groups and ignored targets on a GPU are those of the CPU",
+          "[graphs][cuda]") {
+  using enum sg::Shard;
+  const Case test                 = GENERATE(Case{1, 1, 1, none}, Case{2, 1, 2, full}, Case{2, 2, 1, zero1});
+  const sg::testing::Golden& gold = golden("llama-tiny");
+  sg::Plan plan                   = plan_of(test);
+  plan.optimizer.schedule         = {.kind = sg::RateKind::linear, .warmup = 1, .steps = 6};
+  plan.optimizer.groups           = {{.match = "*.q_proj.*", .lr = 1e-4}, {.match = "*norm*", .weight_decay = 0.5}};
+  const sg::BatchSpec batch{.global = gold.batch.global, .micro = 2, .seq = gold.batch.seq};
+  const auto losses = [&](sg::World& world) {
+    sg::Trainer trainer(gold.model, plan, batch, world, {.threads = 2, .seed = 5});
+    sg::Evaluator evaluator(trainer, batch);
+    std::vector<double> found;
+    for (int step = 0; step < 4; ++step) {
+      const auto tokens = gold.tokens_of(step);
+      sg::Batch of{.inputs = {tokens.begin(), tokens.end() - 1}, .targets = {tokens.begin() + 1, tokens.end()}};
+      for (std::size_t i = 0; i < of.targets.size(); i += 3) of.targets[i] = -1;
+      found.push_back(evaluator.loss(gold.tokens_of(9)));
+      found.push_back(trainer.step(of).loss);
+    }
+    return found;
+  };
+  const auto world = sg::testing::device_world(test.dp * test.tp * test.pp);
+  sg::LoopbackWorld loopback(test.dp * test.tp * test.pp);
+  const std::vector<double> found = losses(*world), expected = losses(loopback);
+  for (std::size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(found[i] - expected[i]) < 1e-5 * expected[i]);
 }
 
 TEST_CASE("a GPU trains GPT-2 to the same bits with and without capture", "[graphs][cuda]") {
