@@ -177,4 +177,25 @@ void copy_owner_and_mode(const struct stat& from, int to) {
   static_cast<void>(::fchmod(to, from.st_mode & (given ? 07777 : 0777)));
 }
 
+void sync_folder(const std::string& path) {
+  const auto fail = [&](std::string_view doing) {
+    const int reason = errno;
+    throw Error(ErrorKind::backend, str(path, ": ", doing, ": ", system_reason(reason)));
+  };
+  const Descriptor open(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!open.is_open()) fail("cannot be opened");
+  if (::fsync(open.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("cannot be synced");
+}
+
+void create_folder(const std::string& path) {
+  fs::path clean = fs::path(path).lexically_normal();
+  if (!clean.has_filename()) clean = clean.parent_path();  // a slash at the end
+  std::error_code error;
+  if (clean.empty() || fs::is_directory(clean, error)) return;
+  create_folder(clean.parent_path().string());
+  fs::create_directory(clean, error);
+  if (error) throw Error(ErrorKind::backend, str(clean.string(), ": cannot be created: ", error.message()));
+  sync_folder(folder_of(clean.string()));
+}
+
 }  // namespace stepgraph

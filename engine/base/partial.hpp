@@ -64,6 +64,12 @@ class PartialsStay {
 [[nodiscard]] std::string folder_of(const std::string& path);  // the folder in which `path` is
 [[nodiscard]] std::string system_reason(int number);           // the system's text for an errno
 
+// Writes the entries of a folder to the disk. A few file systems cannot do it, which is no error. Both throw
+// Error(backend).
+void sync_folder(const std::string& path);
+// Makes a folder, and those that it is in, unless they exist. The names of new ones are on the disk when it returns.
+void create_folder(const std::string& path);
+
 // Whether `name` is still the file or folder that is open.
 [[nodiscard]] bool is_named(const std::string& name, const Descriptor& descriptor);
 

@@ -75,16 +75,21 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// A tensor to write. `fill` is called once, just before the tensor is written, to set all of its elements. Its argument
-// type decides between F32 and F64.
+// A tensor to write. `fill` is called once, just before the tensor is written, to set all of its elements. They are
+// rounded to `type`: f32, f64, bf16 or f16; none: the type of the argument of `fill`.
 struct TensorToWrite {
   std::string name                                                                                 = {};
   TensorShape shape                                                                                = {};
   std::variant<std::function<void(std::span<float>)>, std::function<void(std::span<double>)>> fill = {};
+  std::optional<DType> type                                                                        = {};
+
+  [[nodiscard]] DType stored_type() const noexcept {
+    return type.value_or(fill.index() == 0 ? DType::f32 : DType::f64);
+  }
 };
 
-// Writes a file that the safetensors library reads, with the tensors in the given order (F64 first, so that all are
-// aligned). The write is atomic; a full disk is Error(backend). One tensor is in memory at a time.
+// Writes a file that the safetensors library reads, with the tensors in the given order (of larger elements first, so
+// that all are aligned). The write is atomic; a full disk is Error(backend). One tensor is in memory at a time.
 void write_safetensors(const std::filesystem::path& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

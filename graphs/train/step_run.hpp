@@ -66,6 +66,7 @@ class StepRun {
       std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
   void set_weights(const FillTensor& fill);
   [[nodiscard]] bool has_weights() const noexcept { return has_weights_; }  // set_weights was called; else all are zero
+  void set_has_weights() noexcept { has_weights_ = true; }  // the caller has written all of them to memory()
   // A tensor of the model, collected from the ranks that have its shards. Collective: process 0 passes room for all
   // elements, the other processes pass none. If one process fails, process 0 throws too, and calls can go on.
   enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run; the step must keep gradients

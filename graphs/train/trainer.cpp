@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
@@ -129,13 +130,44 @@ double Evaluator::loss(std::span<const std::int32_t> inputs, std::span<const std
   return run_batch();
 }
 
+namespace {
+
+// Throws the error of the first process that has one, in all processes.
+void require_no_error(Peers* peers, std::string_view subject, const std::optional<Error>& mine) {
+  if (peers == nullptr) {
+    if (mine) throw *mine;
+    return;
+  }
+  Packer sent;
+  sent.add(mine ? static_cast<int>(mine->kind()) : -1);
+  sent.add_text(mine ? mine->what() : "");
+  std::optional<Error> first;
+  for (const Bytes& bytes : peers->gather(subject, sent.take())) {
+    Unpacker received(bytes);
+    const int kind         = received.get<int>();
+    const std::string text = received.get_text();
+    if (kind >= 0 && !first) first.emplace(static_cast<ErrorKind>(kind), text);
+  }
+  peers->require_success(subject, first);
+}
+
+}  // namespace
+
 double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_steps) {
   const std::int64_t steps  = std::min(num_steps, batches.num_steps().value_or(num_steps));
   const std::int64_t global = evaluator.run().step().batch.global;
   double sum                = 0;
   std::int64_t counted      = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
-    const double loss = evaluator.loss(batches.read(step * global));
+    Batch batch;
+    std::optional<Error> unread;
+    try {
+      batch = batches.read(step * global);
+    } catch (const Error& error) {
+      unread = error;
+    }
+    require_no_error(evaluator.run().peers(), "a batch for validation", unread);
+    const double loss = evaluator.loss(batch);
     sum += loss * static_cast<double>(evaluator.num_counted());
     counted += evaluator.num_counted();
   }

@@ -112,7 +112,8 @@ class Evaluator {
   StepRun run_;
 };
 
-// The mean loss over all targets that count in the first `num_steps` batches, or in all if there are fewer. Collective.
+// The mean loss over all targets that count in the first `num_steps` batches, or in all if there are fewer. Collective:
+// if one process cannot read a batch, its error is thrown in all.
 [[nodiscard]] double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_steps);
 
 // Greedy generation: the next token is the one with the largest logit; of equals, the first. The model sees the last

@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <map>
 
+#include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/job_run.hpp"
 #include "tests/support/killed_child.hpp"
 #include "tools/stepgraph/launch.hpp"
 
@@ -18,6 +21,8 @@ using Catch::Matchers::ContainsSubstring;
 using sg::testing::file_bytes;
 
 namespace {
+
+const std::chrono::seconds a_wait = std::chrono::seconds(30) * sg::testing::slowness();
 
 struct Launched {
   int code = -1;
@@ -93,6 +98,46 @@ TEST_CASE("a signal that the launcher was sent starts nothing again", "[tools][l
   const auto told = launch_script("kill -USR2 $PPID; sleep 20", {.num_processes = 1, .restarts = 3});
   CHECK(told.code == 128 + SIGUSR2);
   CHECK(num_starts(told) == 1);
+}
+
+TEST_CASE("a run whose rank is killed goes on from its last checkpoint, with the same bits", "[tools][launch][jobs]") {
+  if (!sg::has_process_backend("gloo")) SKIP("this build has no Gloo");
+  const sg::testing::SmallRun small;
+  const auto losses = [](const std::string& out) {
+    std::map<std::int64_t, std::string> found;  // by step; those that were run twice have one value
+    for (const auto& line : sg::testing::json_lines(out)) {
+      if (line.at("type") != "step") continue;
+      const std::string value = sg::str(line.at("loss"), " ", line.at("grad_norm"));
+      const auto [at, is_new] = found.emplace(line.at("step").as_integer(), value);
+      if (!is_new) CHECK(at->second == value);
+    }
+    return found;
+  };
+  const std::string run = small.config() + " --json --set 'data={\"synthetic\": 1}' --set layout.dp=2 --steps 60";
+  const auto whole      = sg::testing::run_stepgraph("train " + run);
+  CAPTURE(whole.err);
+  REQUIRE(losses(whole.out).size() == 60);
+  sg::testing::JobRun job({"/bin/bash", "-c",
+                           "exec " + sg::testing::command_path() +
+                               " launch -n 2 --restarts 3 --restart-ranks 1 --restart-set backend=loopback -- train " +
+                               run +
+                               " --set backend=gloo --flight '' --set checkpoint.every=1 --set checkpoint.folder=" +
+                               small.path("checkpoints")});
+  REQUIRE(job.wait_for_text(0, "\"type\":\"checkpoint\"", a_wait));
+  const auto ranks = sg::testing::children_of(job.pid(0));
+  REQUIRE(ranks.size() == 2);
+  ::kill(ranks[1], SIGKILL);
+  CHECK(job.wait(a_wait) == std::vector<int>{0});
+  CHECK_THAT(job.err(0), ContainsSubstring("starts again with 1 process (restart 1 of 3)"));
+  CHECK(job.out(0).find("{\"type\":\"resume\"") != std::string::npos);
+  CHECK(losses(job.out(0)) == losses(whole.out));
+}
+
+TEST_CASE("a run without a folder for checkpoints cannot be started again", "[tools][launch][jobs][refuses]") {
+  const sg::testing::SmallRun small;
+  const auto run = sg::testing::run_stepgraph("launch -n 1 --restarts 1 -- train " + small.config() + " --steps 1");
+  CHECK(run.exit_code == 2);
+  CHECK_THAT(run.err, ContainsSubstring("checkpoint.folder: is not set, so a restart would begin at step 0"));
 }
 
 TEST_CASE("launch refuses restarts that make no sense", "[tools][launch][jobs][refuses]") {

@@ -1,10 +1,14 @@
 // eval, generate, graph and verify: the commands on a config that do not train.
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cmath>
+#include <span>
 #include <tuple>
+#include <vector>
 
 #include "engine/base/error.hpp"
+#include "graphs/files/safetensors.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
@@ -41,6 +45,31 @@ TEST_CASE("eval gives the mean loss over the data, in any layout", "[tools][eval
   CHECK_THAT(small.run("eval").out,
              ContainsSubstring(" tokens/s; the last 8 tokens, too few for a batch, are left out)"));
   CHECK_THAT(small.run("eval", "--steps 2 --set 'data={\"synthetic\": 1}'").out, !ContainsSubstring("left out"));
+}
+
+TEST_CASE("generate writes the logits of the token after the prompt, the same in every layout", "[tools][generate]") {
+  const SmallRun small;
+  const auto logits_of = [&](const std::string& layout) {
+    const std::string path = small.path("logits.safetensors");
+    const auto outcome     = small.run("generate", "--prompt 7,8,9 --tokens 1 --json --dump-logits " + path + layout);
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    std::vector<double> logits(256);
+    sg::Safetensors(path).read("logits", std::span(logits));
+    const auto best = std::ranges::max_element(logits) - logits.begin();
+    CHECK(json_lines(outcome.out).at(0).at("tokens") == std::vector<std::int64_t>{best});
+    return logits;
+  };
+  CHECK(logits_of(" --set layout.pp=2") == logits_of(""));
+  CHECK(logits_of(" --set layout.dp=2") == logits_of(""));
+
+  const auto to_stdout = small.run("generate", "--prompt 7 --dump-logits -");
+  CHECK(to_stdout.exit_code == 2);
+  CHECK_THAT(to_stdout.err, ContainsSubstring("--dump-logits -: stdout is for the tokens (a file name)"));
+  sg::testing::write_file(small.path("notes.txt"), "mine");
+  const auto other = small.run("generate", "--prompt 7 --dump-logits " + small.path("notes.txt"));
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err, ContainsSubstring("--dump-logits") && ContainsSubstring("--force"));
 }
 
 TEST_CASE("generate continues ids with ids and text with text, the same in every layout", "[tools][generate]") {

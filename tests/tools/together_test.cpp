@@ -50,7 +50,7 @@ std::string error_of(const std::function<void()>& call) {
 }  // namespace
 
 TEST_CASE("all processes stop for the reason of the first one that has one", "[tools][processes][threads]") {
-  const auto none = of_processes<bool>([](sg::World& world, int) { return cli::agree(world, {}).wanted(); });
+  const auto none = of_processes<bool>([](sg::World& world, int) { return cli::agree(world, cli::Stop{}).wanted(); });
   CHECK(none == std::vector<bool>(3, false));
   const auto signal = of_processes<int>([](sg::World& world, int process) {
     return cli::agree(world, {.signal = process == 0 ? 0 : SIGINT + process - 1}).signal;
@@ -68,6 +68,34 @@ TEST_CASE("all processes stop for the reason of the first one that has one", "[t
   CHECK(closed == std::vector<bool>(3, true));
   sg::LoopbackWorld alone(2);
   CHECK(cli::agree(alone, {.signal = SIGTERM}).signal == SIGTERM);
+}
+
+TEST_CASE("a checkpoint is due for all if it is for one, and written if all have written",
+          "[tools][processes][threads]") {
+  const auto said = [](const std::function<cli::Boundary(int process)>& mine) {
+    return of_processes<std::string>([&](sg::World& world, int process) {
+      const cli::Boundary agreed = cli::agree(world, mine(process));
+      return std::string(agreed.save ? "due " : "") + (agreed.written ? "written " : "") +
+             (agreed.stop.wanted() ? "stop" : "");
+    });
+  };
+  const auto all = [](const std::string& text) { return std::vector<std::string>(3, text); };
+  CHECK(said([](int) { return cli::Boundary{}; }) == all(""));
+  CHECK(said([](int process) { return cli::Boundary{.save = process == 0}; }) == all("due "));
+  CHECK(said([](int process) { return cli::Boundary{.written = process != 1}; }) == all(""));
+  CHECK(said([](int) { return cli::Boundary{.written = true}; }) == all("written "));
+  CHECK(said([](int process) {
+          return cli::Boundary{.stop = {.signal = process == 2 ? SIGTERM : 0}, .save = process == 0, .written = true};
+        }) == all("due written stop"));
+}
+
+TEST_CASE("a value of process 0 reaches all processes", "[tools][processes][threads]") {
+  const auto values = of_processes<std::string>([](sg::World& world, int process) {
+    return cli::from_first(world, "a value", [&] { return std::string("of ") + std::to_string(process); });
+  });
+  CHECK(values == std::vector<std::string>(3, "of 0"));
+  sg::LoopbackWorld alone(1);
+  CHECK(cli::from_first(alone, "a value", [] { return std::string("mine"); }) == "mine");
 }
 
 TEST_CASE("work of process 0 is done once, and its error is thrown in all processes", "[tools][processes][threads]") {

@@ -5,6 +5,7 @@
 #include "graphs/predict/calibration.hpp"
 #include "tools/bench/adam.hpp"
 #include "tools/bench/capture.hpp"
+#include "tools/bench/checkpoint.hpp"
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/copy.hpp"
 #include "tools/bench/overhead.hpp"
@@ -129,6 +130,27 @@ void add_capture(Command bench) {
   command.run([options] { bench::capture(*options); });
 }
 
+void add_checkpoint(Command bench) {
+  Command command =
+      bench.subcommand("checkpoint", "Saving and loading a checkpoint, against a plain writer; and its cost for steps");
+  auto options = std::make_shared<bench::CheckpointBenchOptions>();
+  command.option("--model", options->model, "Model, in fp32").one_of(bench::known_models());
+  command.option("--layout", options->layout, "Layout: data x tensor x pipeline parallel ranks");
+  command.option("--folder", options->folder, "Where files are written, and removed again");
+  command.option("--runs", options->runs, "Runs; the median is printed").between(1, 10'000);
+  command.option("--steps", options->steps, "Steps with and without checkpoints, in turn; 0: none")
+      .between(0, 1'000'000);
+  command.option("--every", options->every, "Steps between checkpoints").between(1, 10'000);
+  options->threads = std::min(2, num_cores());
+  command.option("--threads", options->threads, "Compute threads, shared by all ranks").between(1, 1024);
+  add_common(command, *options);
+  command.footer(str(models_text, "Example: stepgraph bench checkpoint --model M --steps 100 --json"));
+  command.run([options] {
+    warn_about_threads(options->threads);
+    bench::checkpoint(*options);
+  });
+}
+
 void add_copy(Command bench) {
   Command command = bench.subcommand(
       "copy", "Copies between host and device: each direction alone, both at once, and both during matrix products");
@@ -208,6 +230,7 @@ void add_bench(Command program) {
   add_adam(bench);
   add_capture(bench);
   add_collectives(bench);
+  add_checkpoint(bench);
   add_copy(bench);
   add_bench_train(bench);
   add_bench_predict(bench);

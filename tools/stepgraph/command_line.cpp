@@ -129,8 +129,8 @@ std::vector<std::string> Command::subcommand_names() const {
 }
 void Command::footer(const std::string& text) { app_->footer(text); }
 void Command::run(std::function<void()> work) { app_->callback(std::move(work)); }
-void Command::flag(const std::string& name, bool& target, const std::string& help) {
-  app_->add_flag(name, target, help);
+Option Command::flag(const std::string& name, bool& target, const std::string& help) {
+  return Option(app_->add_flag(name, target, help));
 }
 void Command::print_flag(const std::string& name, const std::string& help, std::function<std::string()> text) {
   app_->add_flag_callback(
@@ -163,6 +163,14 @@ Option Command::option(const std::string& name, std::optional<double>& target, c
 }
 Option Command::option(const std::string& name, std::optional<std::string>& target, const std::string& help) {
   return Option(app_->add_option(name, target, help));
+}
+Option Command::optional_value(const std::string& name, std::optional<std::string>& target, const std::string& what,
+                               const std::string& help) {
+  const auto set = [&target](const CLI::results_t& values) {
+    target = values.empty() || values.front() == "{}" ? std::string() : values.front();
+    return true;
+  };
+  return Option(app_->add_option(name, set, help)->expected(0, 1)->type_name("[" + what + "]"));
 }
 Option Command::list(const std::string& name, std::vector<int>& target, const std::string& help) {
   return add_list(*app_, name, target, help);

@@ -45,7 +45,7 @@ class Command {
   void footer(const std::string& text);  // at the end of --help
   void run(std::function<void()> work);  // sets the work of the command
 
-  void flag(const std::string& name, bool& target, const std::string& help);
+  Option flag(const std::string& name, bool& target, const std::string& help);
   // A flag that prints a text and ends the program, as --version.
   void print_flag(const std::string& name, const std::string& help, std::function<std::string()> text);
 
@@ -59,6 +59,9 @@ class Command {
   Option option(const std::string& name, std::optional<std::int64_t>& target, const std::string& help);
   Option option(const std::string& name, std::optional<double>& target, const std::string& help);
   Option option(const std::string& name, std::optional<std::string>& target, const std::string& help);
+  // An option whose value may be left out: the target is then an empty text. `what` names the value in --help.
+  Option optional_value(const std::string& name, std::optional<std::string>& target, const std::string& what,
+                        const std::string& help);
   // Several values in one argument, with commas between them.
   Option list(const std::string& name, std::vector<int>& target, const std::string& help);
   Option list(const std::string& name, std::vector<std::int64_t>& target, const std::string& help);

@@ -6,9 +6,11 @@ namespace stepgraph::cli {
 
 void add_bench(Command program);
 void add_eval(Command program);
+void add_export(Command program);
 void add_flight(Command program);
 void add_generate(Command program);
 void add_graph(Command program);
+void add_inspect(Command program);
 void add_launch(Command program);
 void add_plan_memory(Command program);
 void add_schedule(Command program);

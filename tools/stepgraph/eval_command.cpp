@@ -22,36 +22,35 @@ struct EvalOptions {
   std::optional<std::string> flight;
 };
 
-// The data of an evaluation: one epoch in file order; all of it, or the share for validation.
-Batches eval_batches(const Config& config, std::int64_t vocab) {
-  DataSpec data = config.data;
-  data.epochs   = DataSpec{}.epochs;
-  data.shuffle  = false;
-  return Batches(data, vocab,
-                 {.global = config.batch.global,
-                  .seq    = config.batch.seq,
-                  .part   = data.validation > 0 ? DataPart::validation : DataPart::training});
+// The sequences of some steps. The last step may have fewer than the others.
+std::int64_t num_read(const Batches& batches, const BatchSpec& batch, std::int64_t num_steps) {
+  const std::int64_t most = num_steps * batch.global;
+  return std::min(most, batches.num_sequences().value_or(most));
 }
 
 // Tokens at the end of the data that no step predicts. 0 for data without end.
 std::int64_t num_left_out(const Batches& batches, const BatchSpec& batch, std::int64_t num_steps) {
   if (!batches.num_sequences()) return 0;
   const std::int64_t beyond = (*batches.data().num_tokens() - 1) % batch.seq;  // too few for a sequence
-  return (*batches.num_sequences() - num_steps * batch.global) * batch.seq + beyond;
+  return (*batches.num_sequences() - num_read(batches, batch, num_steps)) * batch.seq + beyond;
 }
 
 // "; the last 8 tokens, too few for a batch, are left out"
-std::string left_out_text(std::int64_t tokens, std::int64_t tokens_per_step) {
+std::string left_out_text(std::int64_t tokens, const Batches& batches, const BatchSpec& batch, std::int64_t num_steps) {
   if (tokens == 0) return "";
+  const bool is_end = num_steps == batches.num_steps();
   return str("; the last ", tokens, tokens == 1 ? " token" : " tokens",
-             tokens < tokens_per_step ? ", too few for a batch," : "", tokens == 1 ? " is" : " are", " left out");
+             !is_end              ? ""
+             : tokens < batch.seq ? ", too few for a sequence,"
+                                  : ", too few for a batch,",
+             tokens == 1 ? " is" : " are", " left out");
 }
 
 void run_eval(const EvalOptions& options, const Config& config, World& world) {
   require_same_job(world, config, option_text("--steps", options.steps));
   if (is_first(world)) warn_about_threads(config.threads);
   const Start start                    = make_start(config, is_first(world));
-  const Batches batches                = eval_batches(config, start.model.vocab);
+  const Batches batches                = validation_batches(config, start.model.vocab);
   const std::int64_t num_steps         = choose_steps(batches, options.steps);
   const std::optional<Machine> machine = chooser_machine(config);
   Evaluator evaluator(start.model, config.plan, config.batch, world,
@@ -93,7 +92,7 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
   }
   progress.clear();
   const double loss           = counted == 0 ? 0 : sum / static_cast<double>(counted);
-  const std::int64_t tokens   = num_steps * batches.tokens_per_step();
+  const std::int64_t tokens   = num_read(batches, config.batch, num_steps) * config.batch.seq;
   const std::int64_t left_out = num_left_out(batches, config.batch, num_steps);
   const double tokens_per_s   = static_cast<double>(tokens) / seconds;
   const std::string line =
@@ -102,7 +101,8 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
                 ",\"steps\":", num_steps, ",\"tokens\":", tokens, ",\"tokens_left_out\":", left_out,
                 ",\"tokens_per_s\":", digits(tokens_per_s), "}")
           : str("loss ", digits(loss), "  perplexity ", short_number(std::exp(loss)), "  (", tokens, " tokens, ",
-                short_number(tokens_per_s), " tokens/s", left_out_text(left_out, batches.tokens_per_step()), ")");
+                short_number(tokens_per_s), " tokens/s", left_out_text(left_out, batches, config.batch, num_steps),
+                ")");
   if (is_first(world)) print_line(line);
   if (!std::isfinite(loss)) throw Error(ErrorKind::run, str("loss is ", loss, " (finite weights)"));
 }
@@ -110,10 +110,11 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
 }  // namespace
 
 void add_eval(Command program) {
-  Command command =
-      program.subcommand("eval",
-                         "Mean loss over the data, or over its share data.validation. Tokens at the end that do "
-                         "not fill a batch are left out");
+  Command command = program.subcommand(
+      "eval",
+      "Mean loss over eval.data; without it, over the share data.validation, as in training; without "
+      "both, over all of the data. Tokens at the end that do not fill a sequence are left out; of "
+      "all of the data, also those that do not fill a batch");
   auto options = std::make_shared<EvalOptions>();
   add_config_options(command, options->config, true);
   command.option("--steps", options->steps, "Number of batches (default: all of the data)")

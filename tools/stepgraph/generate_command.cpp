@@ -6,6 +6,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/files/json_value.hpp"
+#include "graphs/files/safetensors.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/interrupt.hpp"
@@ -13,6 +14,7 @@
 #include "tools/stepgraph/progress.hpp"
 #include "tools/stepgraph/prompt.hpp"
 #include "tools/stepgraph/session.hpp"
+#include "tools/stepgraph/targets.hpp"
 #include "tools/stepgraph/together.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
@@ -24,8 +26,22 @@ struct GenerateOptions {
   std::string prompt;
   int tokens   = 64;
   bool as_text = false;
-  std::optional<std::string> flight;
+  bool force   = false;
+  std::optional<std::string> dump_logits, flight;
 };
+
+// The logits of the token that follows the prompt. Collective.
+void dump_logits(Generator& generator, const Prompt& prompt, World& world, const std::string& path) {
+  const auto seen = std::min(prompt.tokens.size(), static_cast<std::size_t>(generator.run().step().batch.seq));
+  const std::vector<double> logits                  = generator.logits(std::span(prompt.tokens).last(seen));
+  const std::function<void(std::span<double>)> fill = [&](std::span<double> out) {
+    std::ranges::copy(logits, out.begin());
+  };
+  in_first(world, "logits", [&] {
+    const TensorToWrite tensor{.name = "logits", .shape = {std::ssize(logits)}, .fill = fill};
+    write_safetensors(path, std::span(&tensor, 1), {{"format", "pt"}, {"written_by", "stepgraph"}});
+  });
+}
 
 void print_json(const Prompt& prompt, const std::vector<std::int32_t>& generated) {
   JsonValue line = {{"type", "generate"}, {"prompt", prompt.tokens}, {"tokens", generated}};
@@ -42,7 +58,13 @@ void print_next(const Prompt& prompt, std::int32_t token, bool first) {
 
 void run_generate(const GenerateOptions& options, const Config& config, World& world) {
   require_same_job(world, config,
-                   str("--tokens ", options.tokens, options.as_text ? " --text" : "", " --prompt ", options.prompt));
+                   str("--tokens ", options.tokens, options.as_text ? " --text" : "", " --prompt ", options.prompt,
+                       option_text("--dump-logits", options.dump_logits)));
+  in_first(world, "files to write", [&] {
+    if (options.dump_logits == "-")
+      throw Error(ErrorKind::config, "--dump-logits -: stdout is for the tokens (a file name)");
+    check_target("--dump-logits", options.dump_logits, FileKind::safetensors, options.force);
+  });
   const bool prints = is_first(world);
   if (prints) warn_about_threads(config.threads);
   const Start start   = make_start(config, prints);
@@ -55,6 +77,7 @@ void run_generate(const GenerateOptions& options, const Config& config, World& w
                        .reuse         = config.plan.reuse,
                        .machine       = pointer_to(machine)});
   set_weights(generator.run(), start, config.seed);
+  if (options.dump_logits) dump_logits(generator, prompt, world, *options.dump_logits);
 
   const Interrupt interrupt;
   std::vector<std::int32_t> seen = prompt.tokens, generated;
@@ -109,12 +132,16 @@ void add_generate(Command program) {
       .required();
   command.option("--tokens", options->tokens, "Number of tokens to generate").between(1, 1 << 24);
   command.flag("--text", options->as_text, "The prompt is text even if it consists of numbers");
+  command.option("--dump-logits", options->dump_logits,
+                 "Write the logits of the token after the prompt to this .safetensors file, as one f64 tensor");
   add_flight_option(command, options->flight);
+  add_force(command, options->force);
   command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
   command.run([options] {
     const Config config = read(options->config);
-    in_world({.command = "generate", .flight = options->flight}, config,
-             [&](World& world) { run_generate(*options, config, world); });
+    WorldOptions world_options{.command = "generate", .flight = options->flight};
+    if (options->dump_logits) world_options.to_write.push_back(*options->dump_logits);
+    in_world(world_options, config, [&](World& world) { run_generate(*options, config, world); });
   });
 }
 

@@ -49,7 +49,9 @@ void run_launch(const Options& options, const std::vector<std::string>& known) {
                                        join_text(known, ", ", [](const std::string& each) { return each; }), ")"));
   check_restarts(options);
   flush_output();
-  const int code = launch("/proc/self/exe", options.command,
+  std::vector<std::string> command = options.command;
+  if (name == "train" && options.restarts.value_or(0) > 0) command.push_back("--restartable");
+  const int code = launch("/proc/self/exe", command,
                           {.num_processes     = *options.num_processes,
                            .restarts          = options.restarts.value_or(0),
                            .restart_processes = options.restart_ranks.value_or(0),

@@ -52,6 +52,8 @@ int stepgraph::cli::run_program(int argc, char** argv) {
   sg::cli::add_bench(program);
   sg::cli::add_launch(program);
   sg::cli::add_flight(program);
+  sg::cli::add_export(program);
+  sg::cli::add_inspect(program);
   sg::cli::ignore_broken_pipes();
 
   try {

@@ -15,6 +15,7 @@
 #include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
 #include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/targets.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -29,6 +30,9 @@ Model load_named(const LoadFrom& from) {
   } catch (const Error& error) {
     const std::vector<std::string> left = interrupted_folders(from.folder);
     throw Error(error.kind(), str("model.load: ", error.what(),
+                                  holds_checkpoints(from.folder) ? "; the folder holds checkpoints (a model that "
+                                                                   "`stepgraph export` writes from them)"
+                                                                 : "",
                                   left.empty() ? "" : str("; an interrupted save left ", name_list(left))));
   }
 }
@@ -129,23 +133,36 @@ Batches make_batches(const Config& config, std::int64_t vocab) {
   return Batches(config.data, vocab, {.global = config.batch.global, .seq = config.batch.seq, .seed = config.seed});
 }
 
-std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked) {
-  const std::optional<std::int64_t> there = batches.num_steps();
-  if (!there) {
+Batches validation_batches(const Config& config, std::int64_t vocab) {
+  DataSpec data        = config.eval.data.value_or(config.data);
+  data.epochs          = DataSpec{}.epochs;  // one epoch in file order
+  data.shuffle         = false;
+  const bool has_share = data.validation > 0;
+  return Batches(data, vocab,
+                 {.global = config.batch.global,
+                  .seq    = config.batch.seq,
+                  .part   = has_share ? DataPart::validation : DataPart::training,
+                  .pads   = has_share || config.eval.data.has_value()});
+}
+
+std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked, const Done& done) {
+  if (!batches.num_steps()) {
     if (!asked)
       throw Error(ErrorKind::config,
                   str("--steps: missing (", batches.num_sequences() ? "with data.epochs 0 the" : "synthetic",
                       " data has no end)"));
     return *asked;
   }
-  if (asked && *asked > *there) {
+  const std::int64_t there = done.steps + *batches.num_steps(done.sequences);
+  if (asked && *asked > there) {
     const std::int64_t epochs = batches.spec().epochs;
     const std::string more    = epochs > 1 ? str(" in each of ", epochs, " epochs") : "";
-    throw Error(ErrorKind::config, str("--steps ", *asked, ": the data has ", *batches.data().num_tokens(), " tokens",
-                                       more, ", enough for ", *there, " steps of ", batches.tokens_per_step(),
-                                       " and one more token (at most ", *there, "; or data.epochs)"));
+    throw Error(ErrorKind::config,
+                str("--steps ", *asked, ": the data has ", *batches.data().num_tokens(), " tokens", more,
+                    ", enough for ", there, " steps", done.steps > 0 ? str(", ", done.steps, " of them done,") : "",
+                    " of ", batches.tokens_per_step(), " and one more token (at most ", there, "; or data.epochs)"));
   }
-  return asked.value_or(*there);
+  return asked.value_or(there);
 }
 
 std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size, const PlanText& options) {

@@ -52,8 +52,17 @@ void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
 // The batches of a config's data.
 [[nodiscard]] Batches make_batches(const Config& config, std::int64_t vocab);
-// The number of steps: `asked`, or all that the data has. Throws Error(config) if the data has fewer.
-[[nodiscard]] std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked);
+// Those of eval.data; without it, those of the share data.validation. The last batch may then have fewer sequences: the
+// missing ones do not count. Without both, whole batches of all of the data.
+[[nodiscard]] Batches validation_batches(const Config& config, std::int64_t vocab);
+// A run that goes on: the steps that it has done, and the sequences that it has read.
+struct Done {
+  std::int64_t steps     = 0;
+  std::int64_t sequences = 0;
+};
+// The number of steps in all: `asked`, or all that the data has. Throws Error(config) if the data has fewer.
+[[nodiscard]] std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> asked,
+                                        const Done& done = {});
 
 struct PlanText {
   bool json                                 = false;

@@ -8,8 +8,10 @@
 #include "engine/base/output_file.hpp"
 #include "engine/base/output_folder.hpp"
 #include "engine/base/words.hpp"
+#include "graphs/files/checkpoint_reader.hpp"
 #include "graphs/files/safetensors.hpp"
 #include "graphs/schedule/schedule.hpp"
+#include "tools/stepgraph/train_log.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -66,6 +68,18 @@ bool is_own_safetensors(const std::string& path) {
   }
 }
 
+// A model that stepgraph has written: one file, or several with an index.
+bool is_own_model(const fs::path& folder) {
+  if (is_own_safetensors((folder / "model.safetensors").string())) return true;
+  std::error_code error;
+  if (!fs::exists(folder / "model.safetensors.index.json", error)) return false;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with("model-00001-of-") && is_own_safetensors(entry->path().string())) return true;
+  }
+  return false;
+}
+
 // A file with contents.
 bool holds_something(const fs::path& path) {
   std::error_code error;
@@ -90,6 +104,9 @@ bool has_mark(const std::string& path, FileKind kind) {
     case FileKind::calibration:
       std::erase_if(text, [](char letter) { return letter == ' ' || letter == '\n' || letter == '\r'; });
       return has("\"type\":\"machine\"");
+    case FileKind::log:
+      return text.starts_with(TrainLog::csv_header) || text.starts_with("{\"type\":\"step\",") ||
+             text.starts_with("{\"type\":\"eval\",");
     case FileKind::safetensors:
       break;
   }
@@ -113,6 +130,12 @@ void check_target(std::string_view option, const std::optional<std::string>& pat
     refuse_unmarked(option, *path, "");
 }
 
+bool holds_checkpoints(const std::string& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return false;
+  return fs::exists(fs::path(folder) / "manifest.json", error) || !list_checkpoints(folder).empty();
+}
+
 void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force) {
   if (!path) return;
   if (path->empty()) refuse(option, *path, "is empty (a folder name)");
@@ -121,14 +144,14 @@ void check_model_target(std::string_view option, const std::optional<std::string
   std::error_code error;
   for (const char* name : {"config.json", "model.safetensors"})
     if (fs::is_directory(folder / name, error)) refuse(option, *path, str(name, " in it is a folder (a file)"));
-  const std::string weights = (folder / "model.safetensors").string();
-  if (force || is_own_safetensors(weights)) return;
+  if (holds_checkpoints(*path)) refuse(option, *path, "holds checkpoints (another folder for the model)");
+  if (force || is_own_model(folder)) return;
   for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"})
     if (holds_something(folder / name)) refuse_unmarked(option, *path, str(name, " in it"));
 }
 
-void add_force(Command command, bool& force) {
-  command.flag("--force", force, "Replace files that have no mark of stepgraph");
+void add_force(Command command, bool& force, std::string_view more) {
+  command.flag("--force", force, str("Replace files that have no mark of stepgraph", more));
 }
 
 }  // namespace stepgraph::cli

@@ -12,7 +12,7 @@ namespace stepgraph::cli {
 // made and removed again. `option` is the option's name, as in --trace.
 void check_can_write(std::string_view option, const std::string& path);
 
-enum class FileKind { trace, dot, svg, csv, safetensors, calibration };
+enum class FileKind { trace, dot, svg, csv, safetensors, calibration, log };
 
 // Whether a file has the mark that stepgraph puts into files of this kind, even if the rest of it is damaged. Every
 // schedule counts as marked.
@@ -25,6 +25,9 @@ void check_target(std::string_view option, const std::optional<std::string>& pat
 // The same for the folder of a model. Other files and folders in it stay, so they are not a reason to refuse it.
 void check_model_target(std::string_view option, const std::optional<std::string>& path, bool force);
 
-void add_force(Command command, bool& force);
+// A checkpoint, or a folder of checkpoints.
+[[nodiscard]] bool holds_checkpoints(const std::string& folder);
+
+void add_force(Command command, bool& force, std::string_view more = {});
 
 }  // namespace stepgraph::cli

@@ -68,7 +68,9 @@ std::string value_of(std::string_view tag, double value) {
 std::string file_in(const std::string& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error(ErrorKind::backend, str(folder, ": cannot be made: ", failed.message()));
+  if (failed)
+    throw Error(ErrorKind::config,
+                str("--tensorboard '", folder, "': cannot be made: ", failed.message(), " (a folder)"));
   // TensorBoard reads the files of a folder in the order of their names, so the time comes first. The rest is the usual
   // form, with the nanoseconds where others have a counter.
   const std::int64_t now =

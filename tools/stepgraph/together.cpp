@@ -43,7 +43,7 @@ std::string sample_file(const std::string& path) {
   return str(size, " bytes, sampled ", hash_text(hash));
 }
 
-void require_same_job(World& world, const Config& config, std::string_view options) {
+void require_same_job(World& world, const Config& config, std::string_view options, bool with_weights) {
   if (world.peers() == nullptr) return;
   Config shared  = config;
   shared.threads = 0;
@@ -68,7 +68,7 @@ void require_same_job(World& world, const Config& config, std::string_view optio
     std::error_code failed;
     for (const auto& entry : std::filesystem::directory_iterator(from->folder, failed)) {
       const std::string name = entry.path().filename().string();
-      if (name == "config.json" || entry.path().extension() == ".safetensors") files.push_back(name);
+      if (name == "config.json" || (with_weights && entry.path().extension() == ".safetensors")) files.push_back(name);
     }
     std::sort(files.begin(), files.end());
     model.clear();
@@ -89,27 +89,52 @@ int threads_here(World& world, int asked) {
   return std::max(1, mine < cores ? mine : cores / std::max(1, num_processes));
 }
 
-Stop agree(World& world, const Stop& mine) {
+namespace {
+
+Bytes packed(const Boundary& boundary) {
+  const Stop& stop = boundary.stop;
+  Packer out;
+  out.add(boundary.save).add(boundary.written).add(stop.signal).add(stop.output_closed);
+  out.add(stop.failure ? static_cast<int>(stop.failure->kind()) : -1);
+  return out.add_text(stop.failure ? stop.failure->what() : "").take();
+}
+
+Boundary unpacked(const Bytes& bytes) {
+  Unpacker in(bytes);
+  Boundary boundary;
+  boundary.save          = in.get<bool>();
+  boundary.written       = in.get<bool>();
+  boundary.stop          = {.signal = in.get<int>(), .output_closed = in.get<bool>()};
+  const int kind         = in.get<int>();
+  const std::string text = in.get_text();
+  if (kind >= 0) boundary.stop.failure.emplace(static_cast<ErrorKind>(kind), text);
+  return boundary;
+}
+
+}  // namespace
+
+Boundary agree(World& world, const Boundary& mine) {
   if (world.peers() == nullptr) return mine;
-  const auto packed = [](const Stop& stop) {
-    Packer out;
-    out.add(stop.signal).add(stop.output_closed).add(stop.failure ? static_cast<int>(stop.failure->kind()) : -1);
-    return out.add_text(stop.failure ? stop.failure->what() : "").take();
-  };
-  const auto unpacked = [](const Bytes& bytes) {
-    Unpacker in(bytes);
-    Stop stop{.signal = in.get<int>(), .output_closed = in.get<bool>()};
-    const int kind         = in.get<int>();
-    const std::string text = in.get_text();
-    if (kind >= 0) stop.failure.emplace(static_cast<ErrorKind>(kind), text);
-    return stop;
-  };
-  Peers& peers = *world.peers();
-  Stop agreed  = mine;
+  Peers& peers    = *world.peers();
+  Boundary agreed = mine;
   for (const Bytes& bytes : peers.gather("the next step", packed(mine))) {
-    if (!agreed.wanted()) agreed = unpacked(bytes);
+    Boundary other = unpacked(bytes);
+    agreed.save    = agreed.save || other.save;
+    agreed.written = agreed.written && other.written;
+    if (!agreed.stop.wanted()) agreed.stop = std::move(other.stop);
   }
   return unpacked(peers.broadcast("the next step", is_first(world) ? packed(agreed) : Bytes()));
+}
+
+Stop agree(World& world, const Stop& mine) { return agree(world, Boundary{.stop = mine}).stop; }
+
+std::string from_first(World& world, std::string_view subject, const std::function<std::string()>& work) {
+  std::string value;
+  in_first(world, subject, [&] { value = work(); });
+  if (world.peers() == nullptr) return value;
+  Packer mine;
+  const Bytes bytes = world.peers()->broadcast(subject, is_first(world) ? mine.add_text(value).take() : Bytes());
+  return Unpacker(bytes).get_text();
 }
 
 }  // namespace stepgraph::cli

@@ -18,8 +18,8 @@ void in_first(World& world, std::string_view subject, const std::function<void()
 
 // Throws Error(config) in every process if two of them have different configs, versions, models, data or options of the
 // command. Keys that may differ are left out: threads and world. Of files, the sizes and hashes of sampled blocks are
-// compared.
-void require_same_job(World& world, const Config& config, std::string_view options = {});
+// compared; of the folder of a loaded model, only config.json unless `with_weights` is set.
+void require_same_job(World& world, const Config& config, std::string_view options = {}, bool with_weights = true);
 
 // An option of a command, for require_same_job: " --steps 3", or nothing if it is not set.
 template <class T>
@@ -40,6 +40,18 @@ struct Stop {
 };
 // All processes stop after the same step: the reason of the first process that has one is that of all.
 [[nodiscard]] Stop agree(World& world, const Stop& mine);
+
+// What a process says before a step, and what all have agreed on.
+struct Boundary {
+  Stop stop    = {};
+  bool save    = false;  // a checkpoint is due: if one process says so
+  bool written = false;  // a checkpoint is under way, and its files are written: if all processes say so
+};
+[[nodiscard]] Boundary agree(World& world, const Boundary& mine);
+
+// A value that process 0 has computed, for all processes; other processes give nothing. An error of process 0 is thrown
+// in all.
+[[nodiscard]] std::string from_first(World& world, std::string_view subject, const std::function<std::string()>& work);
 
 // The size of a file and the hashes of some of its blocks, as text. "missing" if it cannot be read.
 [[nodiscard]] std::string sample_file(const std::string& path);

@@ -33,8 +33,8 @@ void TrainRecords::note(const Error& error) {
 
 std::optional<Error> TrainRecords::failure() const {
   if (!first_failure_) return std::nullopt;
-  return Error(first_failure_->kind(), str(first_failure_->what(), "; ", num_lost_,
-                                           num_lost_ == 1 ? " line is missing" : " lines are missing"));
+  return Error(ErrorKind::run, str(first_failure_->what(), "; ", num_lost_,
+                                   num_lost_ == 1 ? " line is missing" : " lines are missing"));
 }
 
 }  // namespace stepgraph::cli

@@ -73,11 +73,11 @@ TEST_CASE("weights are broadcast and compared on a GPU", "[graphs][cuda]") {
 TEST_CASE("validation on the trainer's weights, groups and ignored targets on a GPU are those of the CPU",
           "[graphs][cuda]") {
   using enum sg::Shard;
-  const Case test                 = GENERATE(Case{1, 1, 1, none}, Case{2, 1, 2, full}, Case{2, 2, 1, zero1});
-  const sg::testing::Golden& gold = golden("llama-tiny");
-  sg::Plan plan                   = plan_of(test);
-  plan.optimizer.schedule         = {.kind = sg::RateKind::linear, .warmup = 1, .steps = 6};
-  plan.optimizer.groups           = {{.match = "*.q_proj.*", .lr = 1e-4}, {.match = "*norm*", .weight_decay = 0.5}};
+  const Case test                = GENERATE(Case{1, 1, 1, none}, Case{2, 1, 2, full}, Case{2, 2, 1, zero1});
+  const sg::testing::Golden gold = golden("llama-tiny");
+  sg::Plan plan                  = plan_of(test);
+  plan.optimizer.schedule        = {.kind = sg::RateKind::linear, .warmup = 1, .steps = 6};
+  plan.optimizer.groups          = {{.match = "*.q_proj.*", .lr = 1e-4}, {.match = "*norm*", .weight_decay = 0.5}};
   const sg::BatchSpec batch{.global = gold.batch.global, .micro = 2, .seq = gold.batch.seq};
   const auto losses = [&](sg::World& world) {
     sg::Trainer trainer(gold.model, plan, batch, world, {.threads = 2, .seed = 5});
