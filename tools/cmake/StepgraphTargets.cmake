@@ -121,8 +121,9 @@ endfunction()
 # the library of one folder. Linking it statically links PRIVATE_LINK too; BUILD_LINK is gone once the library is compiled.
 # SINGLE_THREADED are sources whose code runs on one thread, on data of that thread: ThreadSanitizer would find nothing
 # there. In its build they are a library of their own, compiled as in a release build.
+# UNITY_APART: an asan build compiles the sources of a subfolder as one, but for these, whose local names others have too.
 function(stepgraph_library folder)
-  cmake_parse_arguments(arg "" "" "SANITIZED_AT;SOURCES;SINGLE_THREADED;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SANITIZED_AT;SOURCES;SINGLE_THREADED;UNITY_APART;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
   if(STEPGRAPH_SANITIZE MATCHES "thread" AND arg_SINGLE_THREADED)
     add_library(${target} STATIC ${arg_SOURCES})
@@ -150,6 +151,16 @@ function(stepgraph_library folder)
   if(STEPGRAPH_SANITIZE)
     stepgraph_sanitize(${target} ${arg_SANITIZED_AT})  # LEVEL [NO_BYTES]
     stepgraph_precompile(${target})
+  endif()
+  if(STEPGRAPH_SANITIZE MATCHES "address" AND STEPGRAPH_UNITY AND arg_UNITY_APART)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # GCC takes the sources for headers
+    set(together ${arg_SOURCES} ${arg_SINGLE_THREADED})
+    list(REMOVE_ITEM together ${arg_UNITY_APART})
+    foreach(source IN LISTS together)
+      get_filename_component(subfolder ${source} DIRECTORY)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${subfolder})
+    endforeach()
   endif()
   target_link_libraries(stepgraph_all INTERFACE ${target})
   if(PROJECT_IS_TOP_LEVEL AND NOT STEPGRAPH_SANITIZE)
