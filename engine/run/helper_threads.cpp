@@ -47,16 +47,19 @@ class Queued {
 };
 
 // Work that TBB has queued but never runs, because the process ends first, is never destroyed. A list that knows all
-// states in use keeps that from being a leak. ThreadSanitizer does not see that the last owner of a shared pointer comes
-// after the others, so owners tell it.
+// states in use keeps that from being a leak. ThreadSanitizer does not see that the last owner of a shared pointer
+// comes after the others, so owners tell it.
 std::shared_ptr<Ongoing> make_ongoing() {
-  static std::mutex& mutex                            = *new std::mutex;
-  static std::vector<std::shared_ptr<Ongoing>>& known = *new std::vector<std::shared_ptr<Ongoing>>;
-  const auto destroy                                  = [](Ongoing* last) {
+  // Constant initialisation: ThreadSanitizer does not see the guard of another one.
+  static constinit std::mutex mutex;
+  static constinit std::vector<std::shared_ptr<Ongoing>>* states = nullptr;  // never destroyed
+  const auto destroy                                             = [](Ongoing* last) {
     tsan::acquire(last);
     delete last;
   };
   const std::lock_guard lock(mutex);
+  if (states == nullptr) states = new std::vector<std::shared_ptr<Ongoing>>;
+  std::vector<std::shared_ptr<Ongoing>>& known = *states;
   std::erase_if(known, [](const std::shared_ptr<Ongoing>& each) { return each.use_count() == 1; });
   return known.emplace_back(new Ongoing, destroy);
 }
