@@ -22,11 +22,6 @@ struct Shard {
   std::vector<const CheckpointTensor*> tensors;
 };
 
-std::string digits(std::size_t number) {
-  const std::string text = str(number);
-  return text.size() < 5 ? std::string(5 - text.size(), '0') + text : text;
-}
-
 std::int64_t bytes_of(const CheckpointTensor& tensor, DType type) {
   return num_elements(tensor.shape) * static_cast<std::int64_t>(size_bytes(type));
 }
@@ -45,7 +40,8 @@ std::vector<Shard> shards_of(const CheckpointManifest& manifest, const ExportOpt
   }
   for (std::size_t i = 0; i < shards.size(); ++i)
     shards[i].name = shards.size() == 1 ? std::string(single)
-                                        : str("model-", digits(i + 1), "-of-", digits(shards.size()), ".safetensors");
+                                        : str("model-", with_zeros(static_cast<std::int64_t>(i) + 1, 5), "-of-",
+                                              with_zeros(std::ssize(shards), 5), ".safetensors");
   return shards;
 }
 

@@ -14,11 +14,6 @@ namespace {
 
 constexpr std::string_view folder_prefix = "step-", file_prefix = "rank-", file_suffix = ".safetensors";
 
-std::string padded(std::int64_t number, std::size_t digits) {
-  const std::string text = str(number);
-  return text.size() < digits ? std::string(digits - text.size(), '0') + text : text;
-}
-
 std::uint64_t hash_of(std::string_view text) { return hash_bytes(std::as_bytes(std::span(text))); }
 
 JsonValue json_of(const std::string& text) {
@@ -314,7 +309,12 @@ CheckpointManifest parse_checkpoint_manifest(std::string_view text, std::string_
   return made;
 }
 
-std::string checkpoint_folder_name(std::int64_t steps) { return str(folder_prefix, padded(steps, 9)); }
+std::string with_zeros(std::int64_t number, std::size_t digits) {
+  const std::string text = str(number);
+  return text.size() < digits ? std::string(digits - text.size(), '0') + text : text;
+}
+
+std::string checkpoint_folder_name(std::int64_t steps) { return str(folder_prefix, with_zeros(steps, 9)); }
 
 std::optional<std::int64_t> steps_of_checkpoint(std::string_view folder_name) {
   if (!folder_name.starts_with(folder_prefix)) return std::nullopt;
@@ -322,6 +322,6 @@ std::optional<std::int64_t> steps_of_checkpoint(std::string_view folder_name) {
   return steps && *steps >= 0 && checkpoint_folder_name(*steps) == folder_name ? steps : std::nullopt;
 }
 
-std::string checkpoint_file_name(int rank) { return str(file_prefix, padded(rank, 5), file_suffix); }
+std::string checkpoint_file_name(int rank) { return str(file_prefix, with_zeros(rank, 5), file_suffix); }
 
 }  // namespace stepgraph

@@ -59,7 +59,8 @@ struct CheckpointPart {
     return num_elements() * static_cast<std::int64_t>(size_bytes(type));
   }
 };
-inline constexpr std::int64_t checkpoint_block_bytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t checkpoint_block_bytes    = std::int64_t{1} << 20;
+inline constexpr std::int64_t checkpoint_blocks_at_once = 8;  // of one read
 [[nodiscard]] std::int64_t num_blocks(const CheckpointPart& part) noexcept;
 
 struct CheckpointFile {
@@ -102,7 +103,8 @@ void check_coverage(const CheckpointManifest& manifest, std::string_view subject
 // Throws Error(config), which says whether the text is no manifest, of a newer format, or damaged.
 [[nodiscard]] CheckpointManifest parse_checkpoint_manifest(std::string_view text, std::string_view subject);
 
-[[nodiscard]] std::string checkpoint_folder_name(std::int64_t steps);  // "step-000000120"
+[[nodiscard]] std::string with_zeros(std::int64_t number, std::size_t digits);  // 00012
+[[nodiscard]] std::string checkpoint_folder_name(std::int64_t steps);           // "step-000000120"
 // The completed steps that a folder name says; none: another name.
 [[nodiscard]] std::optional<std::int64_t> steps_of_checkpoint(std::string_view folder_name);
 [[nodiscard]] std::string checkpoint_file_name(int rank);  // "rank-00003.safetensors"

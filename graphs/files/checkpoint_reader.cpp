@@ -17,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t most_manifest_bytes = std::int64_t{1} << 32;
-constexpr std::int64_t blocks_at_once      = 8;
 constexpr std::size_t most_open            = 256;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::config, message); }
@@ -138,8 +137,8 @@ void CheckpointReader::read_whole(std::string_view name, StateKind state, std::s
       const TensorBox from       = box_of(wanted.shape, part.dim, part.begin, part.size);
       const TensorBox to         = box_of(wanted.shape, part.dim, 0, dim);
       const std::int64_t of_part = num_blocks(part);
-      for (std::int64_t block = 0; block < of_part; block += blocks_at_once) {
-        const std::int64_t count = std::min(blocks_at_once, of_part - block);
+      for (std::int64_t block = 0; block < of_part; block += checkpoint_blocks_at_once) {
+        const std::int64_t count = std::min(checkpoint_blocks_at_once, of_part - block);
         const std::int64_t begin = block * checkpoint_block_bytes;
         const std::int64_t bytes = std::min(count * checkpoint_block_bytes, part.num_bytes() - begin);
         const auto read          = read_blocks(file, part, block, count, room);
@@ -174,12 +173,12 @@ void CheckpointReader::check(int threads) const {
   std::vector<Task> tasks;
   for (std::size_t file = 0; file < manifest_.files.size(); ++file)
     for (const CheckpointPart& part : manifest_.files[file].parts)
-      for (std::int64_t first = 0; first < num_blocks(part); first += blocks_at_once)
+      for (std::int64_t first = 0; first < num_blocks(part); first += checkpoint_blocks_at_once)
         tasks.push_back({file, &part, first});
   for (std::size_t file = 0; file < manifest_.files.size(); ++file) check_header(file);
   for_tasks(tasks.size(), threads, [&](std::size_t i) {
     const auto& [file, part, first] = tasks[i];
-    const std::int64_t count        = std::min(blocks_at_once, num_blocks(*part) - first);
+    const std::int64_t count        = std::min(checkpoint_blocks_at_once, num_blocks(*part) - first);
     thread_local AlignedBytes room;
     static_cast<void>(read_blocks(file, *part, first, count, room));
   });

@@ -18,8 +18,6 @@
 namespace stepgraph {
 namespace {
 
-constexpr std::int64_t blocks_at_once = 8;
-
 // Elements [begin, end) of a rank's weight, to be set.
 struct Target {
   LocalPiece piece   = {};
@@ -163,7 +161,7 @@ class Loading {
     for (std::size_t file = 0; file < manifest.files.size(); ++file)
       for (const CheckpointPart& part : manifest.files[file].parts)
         if (targets_.contains({number_of_[part.tensor], part.state}))
-          for (std::int64_t first = 0; first < num_blocks(part); first += blocks_at_once)
+          for (std::int64_t first = 0; first < num_blocks(part); first += checkpoint_blocks_at_once)
             tasks_.push_back({file, &part, first});
   }
 
@@ -181,7 +179,7 @@ class Loading {
   void load(const Task& task) {
     const CheckpointPart& part         = *task.part;
     const std::vector<Target>& targets = targets_.at({number_of_[part.tensor], part.state});
-    const std::int64_t end             = std::min(task.first + blocks_at_once, num_blocks(part));
+    const std::int64_t end             = std::min(task.first + checkpoint_blocks_at_once, num_blocks(part));
     // Blocks that are needed, as many neighbours as there are in one read.
     for (std::int64_t begin = task.first; begin < end;) {
       if (!is_needed(part, targets, begin)) {

@@ -12,13 +12,13 @@
 #include <csignal>
 #include <filesystem>
 #include <map>
-#include <random>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/files/safetensors.hpp"
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/model_folder.hpp"
+#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -28,212 +28,22 @@ namespace sg = stepgraph;
 namespace fs = std::filesystem;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
+using sg::testing::fast_folder;
 using sg::testing::file_bytes;
+using sg::testing::save_checkpoint;
 using sg::testing::small_gpt2;
 using sg::testing::small_llama;
+using sg::testing::states_of;
 using sg::testing::TempFolder;
 using sg::testing::tokens_for;
+using sg::testing::Training;
 using sg::testing::write_file;
 
 namespace {
 
-const sg::BatchSpec batch{.global = 16, .micro = 2, .seq = 4};
-
-// A trainer with its world.
-struct Training {
-  sg::LoopbackWorld world;
-  sg::Trainer trainer;
-  const sg::Model& model;
-  sg::BatchSpec spec;
-  Training(const sg::Model& of, const sg::Plan& plan, const sg::BatchSpec& batch_spec = batch, std::uint64_t seed = 7)
-      : world(sg::Layout(plan.layout).num_ranks()),
-        trainer(of, plan, batch_spec, world, {.threads = 2, .seed = seed}),
-        model(of),
-        spec(batch_spec) {}
-
-  // Steps up to number `end`; returns their losses.
-  std::vector<double> train(int end) {
-    std::vector<double> losses;
-    while (trainer.num_steps() < end) {
-      const int step = static_cast<int>(trainer.num_steps());
-      losses.push_back(trainer.step(tokens_for(spec, step, model.vocab)).loss);
-    }
-    return losses;
-  }
-  [[nodiscard]] std::uint64_t weights() { return sg::testing::hash_weights(trainer.run()); }
-};
-
-// Checkpoints in the folder count as those of the same run.
-std::string save(sg::Trainer& trainer, const fs::path& folder, bool async = true) {
-  const auto there = sg::list_checkpoints(folder.string());
-  sg::CheckpointWriter writer(trainer, {.folder  = folder.string(),
-                                        .loaded  = there.empty() ? std::string() : there.front().path,
-                                        .keep    = 0,
-                                        .async   = async,
-                                        .replace = true});
-  writer.save(trainer.num_steps() * batch.global);
-  return writer.finish().value();
-}
-
-using States = std::map<std::pair<std::string, sg::StateKind>, std::vector<double>>;
-States states_of(const sg::CheckpointReader& reader) {
-  States states;
-  for (const sg::CheckpointTensor& tensor : reader.manifest().tensors) {
-    for (const sg::StateKind state : sg::all_state_kinds) {
-      if (!reader.manifest().has(state)) continue;
-      std::vector<double>& values = states[{tensor.name, state}];
-      values.resize(reader.num_elements(tensor.name));
-      reader.read_tensor(tensor.name, state, std::span<double>(values));
-    }
-  }
-  return states;
-}
-
-sg::Plan random_plan(std::mt19937& random) {
-  const auto pick = [&](std::vector<int> from) { return from[random() % from.size()]; };
-  sg::Plan plan;
-  plan.layout = {.dp = pick({1, 2, 4}), .tp = pick({1, 2}), .pp = pick({1, 2})};
-  if (plan.layout.pp > 1) {
-    const int kind         = pick({0, 1, 2});
-    plan.pipeline.schedule = kind == 0 ? "1f1b" : kind == 1 ? "gpipe" : "interleaved";
-    if (kind == 2) plan.pipeline.chunks = 2;
-  }
-  if (plan.layout.dp > 1) {
-    const sg::Shard kinds[] = {sg::Shard::none, sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full,
-                               sg::Shard::hybrid};
-    plan.shard.strategy     = kinds[pick({0, 1, 2, 3, plan.layout.dp == 4 ? 4 : 3})];
-    if (plan.shard.strategy == sg::Shard::hybrid) plan.shard.group = 2;
-    if (plan.shard.strategy != sg::Shard::none) {
-      plan.shard.flat       = pick({0, 1}) == 1;
-      plan.shard.min_params = pick({1, 1000});
-    }
-  }
-  return plan;
-}
-
-std::string describe(const sg::Plan& plan) {
-  return sg::str("dp ", plan.layout.dp, " tp ", plan.layout.tp, " pp ", plan.layout.pp, " ", plan.pipeline.schedule,
-                 " shard ", static_cast<int>(plan.shard.strategy), " flat ", plan.shard.flat);
-}
-
-// Where files are not synced to a disk.
-fs::path fast_folder() { return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : fs::temp_directory_path(); }
-
-// Hybrid sharding reduces within its groups and then between them, so its sums have another order than those of the
-// other strategies (DESIGN, rule 7: sharding that reduces once per step).
-bool same_bits(const sg::Plan& a, const sg::Plan& b) {
-  return a.layout.dp == b.layout.dp && a.layout.tp == b.layout.tp &&
-         (a.shard.strategy == sg::Shard::hybrid) == (b.shard.strategy == sg::Shard::hybrid);
-}
+const sg::BatchSpec& batch = sg::testing::checkpoint_batch;
 
 }  // namespace
-
-TEST_CASE("a run that goes on in another layout continues the run that never stopped", "[graphs][train][checkpoint]") {
-  std::mt19937 random(19);
-  const sg::Model gpt2 = small_gpt2(), llama = small_llama();
-  int num_equal = 0;
-  for (int pair = 0; pair < sg::testing::cases(40); ++pair) {
-    const sg::Model& model = pair % 2 == 0 ? gpt2 : llama;
-    const sg::Plan before  = random_plan(random);
-    sg::Plan after         = random_plan(random);
-    if (pair % 4 < 2) {  // the same dp and tp, all else may differ
-      do {
-        after = random_plan(random);
-      } while (!same_bits(before, after));
-    }
-    CAPTURE(pair, describe(before), describe(after));
-    const TempFolder folder(fast_folder());
-    Training first(model, before);
-    first.train(2);
-    const std::uint64_t saved = first.weights();
-    const std::string path    = save(first.trainer, folder / "a", pair % 3 != 0);
-    Training second(model, after);
-    const sg::CheckpointState state = sg::load_checkpoint(second.trainer, path);
-    CHECK(state.steps == 2);
-    CHECK(state.position == 2 * batch.global);
-    CHECK(second.weights() == saved);
-    const std::string again = save(second.trainer, folder / "b");
-    CHECK(states_of(sg::CheckpointReader(again)) == states_of(sg::CheckpointReader(path)));
-    const std::vector<double> expected = first.train(4), found = second.train(4);
-    if (same_bits(before, after)) {
-      ++num_equal;
-      CHECK(found == expected);
-      CHECK(second.weights() == first.weights());
-    } else {
-      for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::abs(found[i] / expected[i] - 1) < 1e-5);
-    }
-  }
-  CHECK(num_equal >= sg::testing::at_least(20));
-}
-
-TEST_CASE("all that a run can train with continues in another layout", "[graphs][train][checkpoint]") {
-  struct Case {
-    const char* name;
-    sg::Model model;
-    sg::Plan before;
-    sg::LayoutSpec same, other;  // of the same dp and tp, and of another one
-    double tolerance = 1e-5;
-  };
-  const sg::OptimizerPlan sgd{.kind = sg::OptimizerKind::sgd, .lr = 0.05};
-  const sg::OptimizerPlan groups{
-      .schedule = {.kind = sg::RateKind::cosine, .warmup = 1, .steps = 6, .min = 0.1},
-      .groups = {{.match = "*.bias", .lr = 2e-4, .weight_decay = {}}, {.match = "*wte*", .lr = {}, .weight_decay = 0}}};
-  const sg::PrecisionPlan bf16{.param = sg::DType::bf16, .norm = sg::DType::f32};
-  const sg::Model odd = sg::gpt2({.layers = 4, .width = 32, .heads = 4, .context = 16, .vocab = 61});
-  const std::vector<Case> cases{
-      {"dropout", small_gpt2(0.1), {.layout = {.dp = 2, .tp = 1, .pp = 2}}, {.dp = 2}, {.dp = 1, .tp = 2, .pp = 1}},
-      {"sgd", small_gpt2(), {.layout = {.dp = 2}, .optimizer = sgd}, {.dp = 2, .tp = 1, .pp = 2}, {.dp = 4}},
-      {"bf16 with fp32 norms",
-       small_llama(),
-       {.layout = {.dp = 2, .tp = 1, .pp = 2}, .precision = bf16},
-       {.dp = 2},
-       {.dp = 4},
-       0.02},
-      {"tp of more ranks than key heads",
-       small_llama(),
-       {.layout = {.dp = 1, .tp = 4, .pp = 1}},
-       {.dp = 1, .tp = 4, .pp = 2},
-       {.dp = 2, .tp = 2, .pp = 1}},
-      {"dp 3", small_gpt2(), {.layout = {.dp = 3}}, {.dp = 3, .tp = 1, .pp = 2}, {.dp = 2}},
-      {"a vocabulary that tp does not divide",
-       odd,
-       {.layout = {.dp = 1, .tp = 2, .pp = 2}},
-       {.dp = 1, .tp = 2, .pp = 1},
-       {.dp = 3, .tp = 1, .pp = 1}},
-      {"groups and a schedule",
-       small_gpt2(),
-       {.layout = {.dp = 2}, .optimizer = groups},
-       {.dp = 2, .tp = 1, .pp = 2},
-       {.dp = 1, .tp = 2, .pp = 1}}};
-  const sg::BatchSpec spec{.global = 12, .micro = 1, .seq = 4};
-  for (const Case& each : cases) {
-    CAPTURE(each.name);
-    const TempFolder folder(fast_folder());
-    Training first(each.model, each.before, spec);
-    first.train(2);
-    const std::string path             = save(first.trainer, folder / "a");
-    const std::uint64_t saved          = first.weights();
-    const std::vector<double> expected = first.train(4);
-    for (const bool is_same : {true, false}) {
-      CAPTURE(is_same);
-      sg::Plan plan = each.before;
-      plan.layout   = is_same ? each.same : each.other;
-      if (plan.layout.dp > 1) plan.shard = {.strategy = is_same ? sg::Shard::full : sg::Shard::zero1, .min_params = 1};
-      Training second(each.model, plan, spec);
-      sg::load_checkpoint(second.trainer, path);
-      CHECK(second.weights() == saved);
-      const std::string again = save(second.trainer, folder / (is_same ? "b" : "c"));
-      CHECK(states_of(sg::CheckpointReader(again)) == states_of(sg::CheckpointReader(path)));
-      const std::vector<double> found = second.train(4);
-      if (is_same) {
-        CHECK(found == expected);
-        CHECK(second.weights() == first.weights());
-      } else {
-        for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::abs(found[i] / expected[i] - 1) < each.tolerance);
-      }
-    }
-  }
-}
 
 TEST_CASE("masters, loss scale and skipped updates are in a checkpoint", "[graphs][train][checkpoint]") {
   const sg::Model model = small_gpt2();
@@ -249,7 +59,7 @@ TEST_CASE("masters, loss scale and skipped updates are in a checkpoint", "[graph
   const TempFolder folder;
   Training first(model, plan);
   first.train(30);
-  const std::string path = save(first.trainer, folder.path());
+  const std::string path = save_checkpoint(first.trainer, folder.path());
   Training second(model, other);
   const sg::CheckpointState state = sg::load_checkpoint(second.trainer, path);
   CHECK(state.loss_scale.has_value() == (type == sg::DType::f16));
@@ -261,7 +71,7 @@ TEST_CASE("masters, loss scale and skipped updates are in a checkpoint", "[graph
   // Masters of a run in bf16 become weights of a run in f32.
   Training wide(model, {});
   sg::load_checkpoint(wide.trainer, path);
-  const std::string again = save(wide.trainer, folder / "f32");
+  const std::string again = save_checkpoint(wide.trainer, folder / "f32");
   CHECK(states_of(sg::CheckpointReader(again)) == states_of(sg::CheckpointReader(path)));
 }
 
@@ -318,9 +128,9 @@ TEST_CASE("damage anywhere is refused by name, and an older checkpoint is used",
   CHECK_FALSE(sg::resume_newest(run.trainer, all));
   CHECK_FALSE(sg::resume_newest(run.trainer, all + "/nothing"));
   run.train(1);
-  const std::string older = save(run.trainer, folder.path());
+  const std::string older = save_checkpoint(run.trainer, folder.path());
   run.train(2);
-  const std::string newer = save(run.trainer, folder.path());
+  const std::string newer = save_checkpoint(run.trainer, folder.path());
   const fs::path manifest = fs::path(newer) / "manifest.json", data = fs::path(newer) / "rank-00001.safetensors";
   const std::string good_manifest = file_bytes(manifest), good_data = file_bytes(data);
   Training again(model, {});
@@ -372,7 +182,7 @@ TEST_CASE("a checkpoint of another model or optimizer does not fit", "[graphs][t
   const TempFolder folder;
   Training run(gpt2, {});
   run.train(1);
-  const std::string path = save(run.trainer, folder.path());
+  const std::string path = save_checkpoint(run.trainer, folder.path());
   const auto says        = [](const char* what) { return MessageMatches(ContainsSubstring(what)); };
   Training other(llama, {});
   CHECK_THROWS_MATCHES(sg::load_checkpoint(other.trainer, path), sg::Error,
@@ -430,7 +240,7 @@ TEST_CASE("a run that goes on from an older checkpoint puts the newer ones aside
   const TempFolder folder(fast_folder());
   const std::string all = folder.path().string();
   Training run(model, {});
-  for (int step = 1; step <= 4; ++step) run.train(step), save(run.trainer, folder.path());
+  for (int step = 1; step <= 4; ++step) run.train(step), save_checkpoint(run.trainer, folder.path());
   fs::resize_file(folder / "step-000000004/rank-00000.safetensors", 100);
   Training again(model, {});
   sg::load_checkpoint(again.trainer, folder / "step-000000002");
@@ -464,7 +274,7 @@ TEST_CASE("keep removes no checkpoint of another run", "[graphs][train][checkpoi
   const TempFolder folder(fast_folder());
   const std::string all = (folder / "run").string(), elsewhere = (folder / "elsewhere").string();
   Training run(model, {});
-  for (int step = 1; step <= 4; ++step) run.train(step), save(run.trainer, all);
+  for (int step = 1; step <= 4; ++step) run.train(step), save_checkpoint(run.trainer, all);
   fs::create_directories(elsewhere);
   fs::rename(folder / "run/step-000000002", folder / "elsewhere/step-000000002");
   const bool fresh = GENERATE(true, false);  // else it goes on from a checkpoint of another folder
@@ -497,7 +307,7 @@ TEST_CASE("a checkpoint that the system cannot read now is an error, not damage"
   const sg::Model model = small_gpt2();
   const TempFolder folder(fast_folder());
   Training run(model, {});
-  for (int step = 1; step <= 2; ++step) run.train(step), save(run.trainer, folder.path());
+  for (int step = 1; step <= 2; ++step) run.train(step), save_checkpoint(run.trainer, folder.path());
   const fs::path file = folder / "step-000000002/rank-00000.safetensors";
   fs::rename(file, folder / "kept");
   fs::create_symlink(file, file);  // a loop of links
@@ -515,7 +325,7 @@ TEST_CASE("a change of any byte of a checkpoint is noticed", "[graphs][train][ch
   const sg::Model model = sg::mlp({.layers = 1, .width = 4, .vocab = 8, .inner = 4});
   const TempFolder folder(fast_folder());
   Training run(model, {.layout = {.dp = 2}}, {.global = 2, .micro = 1, .seq = 2});
-  const std::string path = save(run.trainer, folder.path());
+  const std::string path = save_checkpoint(run.trainer, folder.path());
   const auto num_refused = [&](const fs::path& file, std::size_t step) {
     const std::string good = file_bytes(file);
     std::size_t refused    = 0;
@@ -546,7 +356,7 @@ TEST_CASE("a disk that takes no more bytes leaves the older checkpoints", "[grap
   const TempFolder folder;
   Training run(model, {.layout = {.dp = 2}});
   run.train(1);
-  const std::string older = save(run.trainer, folder.path());
+  const std::string older = save_checkpoint(run.trainer, folder.path());
   run.train(2);
   sg::CheckpointWriter writer(run.trainer, {.folder = folder.path().string(), .async = async});
   rlimit limit{};
@@ -659,7 +469,7 @@ TEST_CASE("a checkpoint is exported as a Hugging Face folder", "[graphs][train][
   const TempFolder folder;
   Training run(model, {.layout = {.dp = 2, .tp = 2, .pp = 1}, .shard = {.strategy = sg::Shard::full}});
   run.train(2);
-  const sg::CheckpointReader reader(save(run.trainer, folder / "run"));
+  const sg::CheckpointReader reader(save_checkpoint(run.trainer, folder / "run"));
   sg::save_model(run.trainer.run(), (folder / "saved").string());
   sg::export_checkpoint(reader, (folder / "exported").string());
   CHECK(file_bytes(folder / "exported/model.safetensors") == file_bytes(folder / "saved/model.safetensors"));
