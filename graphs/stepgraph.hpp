@@ -14,6 +14,7 @@
 #include "engine/look/trace.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "engine/plan/memory_plan.hpp"
+#include "engine/plan/workspaces.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/run/memory.hpp"

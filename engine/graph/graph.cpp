@@ -66,6 +66,7 @@ GraphData::GraphData(const GraphData& other)
       accesses(other.accesses),
       regions(other.regions),
       parts(other.parts),
+      workspaces(other.workspaces),
       lane_sizes(other.lane_sizes),
       parts_on_rank(other.parts_on_rank),
       bytes_on_rank(other.bytes_on_rank),
@@ -216,12 +217,23 @@ void Graph::check_part(const NodeSpec& spec, Rank rank) const {
     bad(str("issue position ", part.issue, " (0 to 2^30, or -1 for the next)"));
 }
 
+void Graph::check_workspace(const NodeSpec& spec) {
+  const auto bad = [&](std::string_view why) {
+    refuse(str("graph: node '", spec.name, "': ", spec.workspace_bytes, " bytes of workspace: ", why));
+  };
+  if (spec.workspace_bytes < 0 || spec.workspace_bytes > most_bytes) bad(str("0 to ", most_bytes));
+  if (spec.part) bad("the world says what a part needs (World::part_workspace)");
+  if (spec.kind == NodeKind::host) bad("a host node is on no stream");
+  if (!spec.device) bad("only bodies that can run on a device use workspace (set .device)");
+}
+
 Node Graph::add(const NodeSpec& spec, Body body) {
   const Rank rank = rank_of(spec);
   if (spec.part) {
     check_part(spec, rank);
     if (body) refuse(str("graph: part '", spec.name, "' has a body (the world executes parts)"));
   }
+  if (spec.workspace_bytes != 0) check_workspace(spec);
   GraphData& data = mutate();
   if (data.nodes.size() >= no_node - 1) refuse("graph: more than 2^32 - 2 nodes");
   if (data.names.size() + spec.name.size() > std::numeric_limits<std::uint32_t>::max()) {
@@ -318,6 +330,7 @@ Node Graph::add(const NodeSpec& spec, Body body) {
                           .bytes_read    = bytes_read,
                           .bytes_written = bytes_written});
   }
+  if (spec.workspace_bytes > 0) data.workspaces.push_back({id, spec.workspace_bytes});
   data.names += spec.name;
   data.nodes.push_back(node);
   data.bodies.push_back(std::move(body));
@@ -360,6 +373,13 @@ NodeKind Graph::kind(Node node) const { return record(node).kind; }
 std::string_view Graph::op(Node node) const { return data_->strings[record(node).op]; }
 bool Graph::parallel(Node node) const { return record(node).parallel; }
 bool Graph::device(Node node) const { return record(node).device; }
+std::int64_t Graph::workspace_bytes(Node node) const {
+  (void)record(node);
+  const auto& all  = data_->workspaces;
+  const auto found = std::lower_bound(all.begin(), all.end(), node.id,
+                                      [](const WorkspaceRecord& of, std::uint32_t id) { return of.node < id; });
+  return found != all.end() && found->node == node.id ? found->bytes : 0;
+}
 const Cost& Graph::cost(Node node) const { return record(node).cost; }
 Labels Graph::labels(Node node) const {
   const NodeRecord& of = record(node);
@@ -397,15 +417,16 @@ const GroupSpec& Graph::spec(Group group) const {
 }
 
 NodeSpec Graph::spec(Node node) const {
-  NodeSpec spec{.name     = std::string(name(node)),
-                .lane     = lane(node),
-                .kind     = kind(node),
-                .op       = std::string(op(node)),
-                .parallel = parallel(node),
-                .device   = device(node),
-                .cost     = cost(node),
-                .labels   = labels(node),
-                .rank     = rank(node)};
+  NodeSpec spec{.name            = std::string(name(node)),
+                .lane            = lane(node),
+                .kind            = kind(node),
+                .op              = std::string(op(node)),
+                .parallel        = parallel(node),
+                .device          = device(node),
+                .workspace_bytes = workspace_bytes(node),
+                .cost            = cost(node),
+                .labels          = labels(node),
+                .rank            = rank(node)};
   for (std::size_t i = 0; i < num_accesses(node); ++i) {
     const AccessView view = access(node, i);
     AccessList& list      = view.mode == AccessMode::read    ? spec.reads
@@ -443,7 +464,7 @@ bool operator==(const Graph& a, const Graph& b) {
   const GraphData &x = *a.data_, &y = *b.data_;
   if (&x == &y) return true;
   if (x.num_ranks != y.num_ranks || x.ranks != y.ranks || x.buffers != y.buffers || x.groups != y.groups ||
-      x.nodes.size() != y.nodes.size() || x.names != y.names) {
+      x.nodes.size() != y.nodes.size() || x.names != y.names || x.workspaces != y.workspaces) {
     return false;
   }
   const auto same_part = [&](Node node) {

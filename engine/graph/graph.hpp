@@ -60,6 +60,9 @@ struct NodeSpec {
   std::string op               = {};     // the operation, for rates and drawings ("linear"); may be empty
   bool parallel                = false;  // the body may call Context::parallel_for
   bool device                  = false;  // the body can enqueue its work on a device: Context::device
+  // The most bytes of DeviceQueue::workspace that the body uses on a device. The stream of the node has at least as
+  // many. On the host there is no workspace.
+  std::int64_t workspace_bytes = 0;
   Cost cost                    = {};
   Labels labels                = {};
   std::optional<Rank> rank     = {};
@@ -136,6 +139,7 @@ class Graph {
   [[nodiscard]] std::string_view op(Node node) const;
   [[nodiscard]] bool parallel(Node node) const;
   [[nodiscard]] bool device(Node node) const;
+  [[nodiscard]] std::int64_t workspace_bytes(Node node) const;  // logarithmic in the number of nodes that have some
   [[nodiscard]] const Cost& cost(Node node) const;
   [[nodiscard]] Labels labels(Node node) const;
   [[nodiscard]] std::size_t num_accesses(Node node) const;
@@ -164,6 +168,7 @@ class Graph {
   template <class What>
   void check_rank(Rank rank, const What& what) const;  // `what()` names the caller in the error message
   void check_part(const NodeSpec& spec, Rank rank) const;
+  static void check_workspace(const NodeSpec& spec);
   [[nodiscard]] Rank rank_of(const NodeSpec& spec) const;
 
   std::shared_ptr<GraphData> data_;

@@ -72,6 +72,13 @@ struct PartRecord {
   std::int64_t bytes_written;
 };
 
+// The workspace of a node's body. Few nodes have one, so it is not in NodeRecord.
+struct WorkspaceRecord {
+  std::uint32_t node;
+  std::int64_t bytes;
+  friend bool operator==(const WorkspaceRecord&, const WorkspaceRecord&) = default;
+};
+
 // The accesses of a buffer so far: none, all with one region, or with different regions.
 struct BufferUse {
   enum class State : std::uint8_t { untouched, uniform, mixed };
@@ -90,6 +97,7 @@ struct GraphData {
   std::vector<AccessRecord> accesses;
   std::vector<Region> regions{Region{}, Region{}};
   std::vector<PartRecord> parts;
+  std::vector<WorkspaceRecord> workspaces;  // by node; more than 0 bytes
   std::vector<std::uint32_t> lane_sizes;    // by lane_index
   std::vector<std::int32_t> parts_on_rank;  // by place in `ranks`: next default issue position
   std::vector<std::int64_t> bytes_on_rank;  // by place in `ranks`: of its buffers

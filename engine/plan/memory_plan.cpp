@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,7 @@ class Planner {
     plan_.reuse       = options.reuse;
     plan_.issue_order = options.issue_order;
     plan_.on_machine  = options.machine != nullptr;
+    plan_.workspaces  = plan_workspaces(graph, options.workspaces);
   }
 
   MemoryPlan plan() {
@@ -173,6 +175,43 @@ class Planner {
   std::vector<Succession> successions_;
 };
 
+constexpr std::size_t most_shown = 16;  // lines of a table
+
+std::string ranks_text(Rank first, Rank last) { return last == first ? str(first) : str(first, "-", last); }
+
+// Consecutive ranks with the same workspaces share lines. The node is that of the first of them.
+void print_workspaces(std::ostream& out, const MemoryPlan& plan) {
+  if (plan.workspaces.empty()) return;
+  const auto of_rank = [&](std::size_t begin) {
+    std::size_t end = begin;
+    while (end < plan.workspaces.size() && plan.workspaces[end].rank == plan.workspaces[begin].rank) ++end;
+    return std::span(plan.workspaces).subspan(begin, end - begin);
+  };
+  const auto alike = [](const WorkspacePlan& a, const WorkspacePlan& b) {
+    return a.lane == b.lane && a.size_bytes == b.size_bytes;
+  };
+  out << "  ranks     workspace of" << std::setw(13) << "bytes"
+      << "  for\n";
+  std::size_t lines = 0, i = 0;
+  for (std::size_t next; i < plan.workspaces.size() && lines < most_shown; i = next) {
+    const auto first = of_rank(i);
+    Rank last        = first.front().rank;
+    for (next = i + first.size(); next < plan.workspaces.size();) {
+      const auto other = of_rank(next);
+      if (!std::equal(first.begin(), first.end(), other.begin(), other.end(), alike)) break;
+      last = other.front().rank;
+      next += other.size();
+    }
+    for (const WorkspacePlan& each : first) {
+      out << "  " << std::left << std::setw(10) << ranks_text(first.front().rank, last) << std::setw(12)
+          << to_string(each.lane) << std::right << std::setw(13) << bytes_text(static_cast<double>(each.size_bytes))
+          << "  node " << each.node.id << "\n";
+      ++lines;
+    }
+  }
+  if (i < plan.workspaces.size()) out << "  ... and " << plan.workspaces.size() - i << " more workspaces\n";
+}
+
 }  // namespace
 
 std::string_view to_string(Reuse reuse) noexcept { return reuse == Reuse::free ? "free" : "tight"; }
@@ -185,13 +224,28 @@ ArenaPlan MemoryPlan::arena(Rank rank, Space space) const {
   return {.rank = rank, .space = space};
 }
 
+WorkspacePlan MemoryPlan::largest_workspace(Rank rank) const {
+  WorkspacePlan most{.rank = rank};
+  for (const WorkspacePlan& workspace : workspaces) {
+    if (workspace.rank == rank && workspace.size_bytes > most.size_bytes) most = workspace;
+  }
+  return most;
+}
+
+std::int64_t MemoryPlan::workspace_bytes(Rank rank) const {
+  std::int64_t bytes = 0;
+  for (const WorkspacePlan& workspace : workspaces) bytes += workspace.rank == rank ? workspace.size_bytes : 0;
+  return bytes;
+}
+
+std::int64_t MemoryPlan::device_bytes(Rank rank) const { return arena(rank).size_bytes + workspace_bytes(rank); }
+
 std::int64_t MemoryPlan::num_reuse_edges() const noexcept {
   return std::count_if(reuse_edges.begin(), reuse_edges.end(), [](const ReuseEdge& edge) { return !edge.loop; });
 }
 
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
-  constexpr std::size_t most_shown = 16;
-  const auto sizes                 = [](const ArenaPlan& arena) {
+  const auto sizes = [](const ArenaPlan& arena) {
     return std::array{arena.size_bytes, arena.free_bytes, arena.tight_bytes, arena.lower_bound, arena.persistent_bytes};
   };
   std::ostringstream text;
@@ -206,12 +260,13 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
       if (plan.arenas[next].space != first.space || sizes(plan.arenas[next]) != sizes(first)) break;
     }
     const Rank last = plan.arenas[next - 1].rank;
-    text << "  " << std::left << std::setw(10) << (last == first.rank ? str(first.rank) : str(first.rank, "-", last))
-         << std::setw(7) << to_string(first.space) << std::right;
+    text << "  " << std::left << std::setw(10) << ranks_text(first.rank, last) << std::setw(7) << to_string(first.space)
+         << std::right;
     for (const std::int64_t bytes : sizes(first)) text << std::setw(13) << bytes_text(static_cast<double>(bytes));
     text << "\n";
   }
   if (i < plan.arenas.size()) text << "  ... and " << plan.arenas.size() - i << " more arenas\n";
+  print_workspaces(text, plan);
   const std::int64_t inside = plan.num_reuse_edges(), around = std::ssize(plan.reuse_edges) - inside;
   text << "  " << inside << " reuse edge" << (inside == 1 ? "" : "s") << ", and " << around << " into the next run";
   if (plan.makespan_s > 0) {
@@ -244,6 +299,11 @@ MemoryPlan slice(const Graph& graph, const MemoryPlan& plan, const RankSet& rank
   }
   std::copy_if(plan.arenas.begin(), plan.arenas.end(), std::back_inserter(out.arenas),
                [&](const ArenaPlan& arena) { return ranks.contains(arena.rank); });
+  for (WorkspacePlan workspace : plan.workspaces) {
+    if (!ranks.contains(workspace.rank)) continue;
+    workspace.node.id = new_node[workspace.node.id];
+    out.workspaces.push_back(workspace);
+  }
   for (ReuseEdge edge : plan.reuse_edges) {
     if (!ranks.contains(graph.rank(edge.before))) continue;
     edge.before.id     = new_node[edge.before.id];

@@ -8,6 +8,7 @@
 #include "engine/graph/graph.hpp"
 #include "engine/graph/issue_order.hpp"
 #include "engine/graph/ordered_graph.hpp"
+#include "engine/plan/workspaces.hpp"
 #include "engine/simulate/machine.hpp"
 
 namespace stepgraph {
@@ -50,10 +51,11 @@ struct MemoryPlan {
     return (size_bytes + alignment - 1) / alignment * alignment;
   }
 
-  Reuse reuse                       = Reuse::tight;
-  std::vector<std::int64_t> offsets = {};   // by buffer, in bytes from the start of its arena
-  std::vector<ArenaPlan> arenas     = {};   // by rank, then space; without empty ones
-  std::vector<std::uint32_t> turns  = {};   // by node: its place in the order along which lifetimes were taken; nodes
+  Reuse reuse                           = Reuse::tight;
+  std::vector<std::int64_t> offsets     = {};  // by buffer, in bytes from the start of its arena
+  std::vector<ArenaPlan> arenas         = {};  // by rank, then space; without empty ones
+  std::vector<WorkspacePlan> workspaces = {};  // of devices, beside the arenas: by rank, then lane; without empty ones
+  std::vector<std::uint32_t> turns = {};    // by node: its place in the order along which lifetimes were taken; nodes
                                             // that can only run together (parts that meet, parts issued together)
                                             // share a turn
   std::vector<ReuseEdge> reuse_edges = {};  // the added edges and their reasons; `edges` includes them
@@ -64,16 +66,23 @@ struct MemoryPlan {
   bool on_machine                    = false;  // simulated on a given machine; else all nodes take equally long
 
   [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // size 0: no buffers
-  [[nodiscard]] std::int64_t num_reuse_edges() const noexcept;                  // inside one run
+  // The largest of a rank's workspaces; size 0: it has none. All of them together. And all device memory of the rank:
+  // its arena and its workspaces.
+  [[nodiscard]] WorkspacePlan largest_workspace(Rank rank) const;
+  [[nodiscard]] std::int64_t workspace_bytes(Rank rank) const;
+  [[nodiscard]] std::int64_t device_bytes(Rank rank) const;
+  [[nodiscard]] std::int64_t num_reuse_edges() const noexcept;  // inside one run
 };
 
-// A table of the plan: arenas with both sizes and the lower bound, the number of edges added, simulated times.
+// A table of the plan: arenas with both sizes and the lower bound, workspaces, the number of edges added, simulated
+// times.
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 struct MemoryPlanOptions {
-  Reuse reuse            = Reuse::tight;
-  const Machine* machine = nullptr;  // its simulated timeline gives the order; null: all nodes take equally long
-  IssueOrder issue_order = IssueOrder::any;  // that the world needs; RunnableGraph sets it
+  Reuse reuse               = Reuse::tight;
+  const Machine* machine    = nullptr;  // its simulated timeline gives the order; null: all nodes take equally long
+  IssueOrder issue_order    = IssueOrder::any;  // that the world needs; RunnableGraph sets it
+  WorkspaceNeeds workspaces = {};               // likewise
 };
 
 // Plans along one order: a topological order of all waits (edges, lanes, issue positions, parts that meet), sorted by

@@ -21,9 +21,10 @@ struct DeviceQueue {
   void* stream                   = nullptr;  // cudaStream_t
   void* blas                     = nullptr;  // cublasLtHandle_t
   void* dnn                      = nullptr;  // cudnnHandle_t, which works on the stream
-  std::span<std::byte> workspace = {};       // device memory of this stream only; none on lanes that do not compute
-  std::span<unsigned> counters   = {};       // likewise; 0 between kernels: a kernel that counts there resets them
-  bool tf32                      = false;    // f32 matrix products may use TF32 (19 bits of each number)
+  std::span<std::byte> workspace = {};       // device memory of this stream only: the node's StreamPlan::workspace_of
+  std::span<unsigned> counters   = {};       // of this stream only, on compute lanes; 0 between kernels: a kernel that
+                                             // counts there resets them
+  bool tf32 = false;                         // f32 matrix products may use TF32 (19 bits of each number)
 };
 
 // The memory of the ranks that live on devices. read() and write() wait until the device has done all enqueued work.

@@ -82,8 +82,9 @@ struct Program::Impl {
       tasks[node] = taskflow.emplace(
           [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
     }
-    // A worker goes on with the last successor of a task, if it can run, and wakes others for the rest. A node that waits
-    // is never the last where another one can run: the worker would leave its core, and a woken one might get it late.
+    // A worker goes on with the last successor of a task, if it can run, and wakes others for the rest. A node that
+    // waits is never the last where another one can run: the worker would leave its core, and a woken one might get it
+    // late.
     for (const bool waits : {true, false}) {
       for (const std::uint32_t node : order->task_nodes) {
         if (running.waits(node) != waits) continue;
@@ -95,8 +96,10 @@ struct Program::Impl {
   // On a device a run is one Taskflow task that issues all nodes, and one for each host lane.
   void use_device(const RunnableGraph& graph, World& world, std::vector<std::uint32_t> nodes_in_order) {
     check_device_bodies(graph, world);
-    StreamPlan plan = plan_streams(graph, nodes_in_order);
-    verify_streams(graph, plan);
+    const WorkspaceNeeds needs = workspace_needs(world);
+    StreamPlan plan            = plan_streams(graph, nodes_in_order, needs);
+    verify_streams(graph, plan, needs);
+    if (graph.memory() != nullptr) check_workspaces(*graph.memory(), plan);
     std::erase_if(nodes_in_order, [&](std::uint32_t node) { return order->leader[node] != node; });
     auto host_lanes = std::make_unique<HostLanes>(graph, nodes_in_order);
     waiting_lanes   = host_lanes->lanes();

@@ -12,6 +12,7 @@ namespace {
 
 MemoryPlan plan_for(const Graph& graph, const World& world, MemoryPlanOptions options) {
   options.issue_order = world.issue_order();
+  options.workspaces  = workspace_needs(world);
   return plan_memory(graph, options);
 }
 

@@ -25,7 +25,7 @@ class RunnableGraph {
  public:
   // Each buffer has bytes of its own.
   RunnableGraph(const Graph& graph, const World& world);
-  // Buffers share arenas: plan_memory with these options, and the issue order of the world.
+  // Buffers share arenas: plan_memory with these options, and the issue order and the workspaces of the world.
   RunnableGraph(const Graph& graph, const World& world, MemoryPlanOptions options);
   // With a plan that was made before, for the same graph and the issue order that a world needs. Throws Error(config)
   // when the plan is for another graph or its edges lack some of the graph's or of its own reuse edges.

@@ -113,6 +113,12 @@ std::size_t StreamPlan::num_events() const {
   return num_different(std::move(all));
 }
 
+NodeWorkspace StreamPlan::workspace_of(Node node) const {
+  const auto found = std::lower_bound(node_workspaces.begin(), node_workspaces.end(), node,
+                                      [](const NodeWorkspace& of, Node wanted) { return of.node.id < wanted.id; });
+  return found != node_workspaces.end() && found->node == node ? *found : NodeWorkspace{.node = node};
+}
+
 Lane StreamPlan::lane_of(std::uint32_t number) const {
   return {ranks[number / num_lane_kinds], static_cast<LaneKind>(number % num_lane_kinds)};
 }
@@ -122,7 +128,8 @@ std::string StreamPlan::name(std::uint32_t number) const {
   return str("rank ", lane.rank, " ", lane.kind);
 }
 
-StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32_t> order) {
+StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32_t> order,
+                        const WorkspaceNeeds& needs) {
   const Graph& graph = ordered.graph;
   const Edges& edges = ordered.edges;
   StreamPlan plan;
@@ -135,7 +142,7 @@ StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32
     const auto kind   = static_cast<std::uint32_t>(lane ? lane->kind : LaneKind::compute);
     const auto place  = static_cast<std::uint32_t>(*graph.ranks().place(graph.rank(Node{node})));
     plan.stream[node] = graph.kind(Node{node}) == NodeKind::host ? none : place * num_lane_kinds + kind;
-    if (lane || plan.stream[node] == none) continue;
+    if (lane || plan.stream[node] == none || needs.of(graph, Node{node}) > 0) continue;
     const std::vector<std::uint32_t> before = latest_first(edges.before(Node{node}), position);
     const auto on = std::find_if(before.begin(), before.end(), [&](auto of) { return plan.stream[of] != none; });
     if (on != before.end()) plan.stream[node] = plan.stream[*on];
@@ -168,25 +175,59 @@ StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32
   };
   pack(waits, plan.wait_begin, plan.waits);
   pack(loops, plan.loop_begin, plan.loop_waits);
+  plan.node_workspaces = node_workspaces(graph, needs);
+  for (const WorkspacePlan& workspace : plan_workspaces(graph, needs)) {
+    plan.workspace_bytes.resize(graph.ranks().size() * num_lane_kinds);
+    plan.workspace_bytes[*graph.ranks().place(workspace.rank) * num_lane_kinds +
+                         static_cast<std::size_t>(workspace.lane)] = workspace.size_bytes;
+  }
   return plan;
 }
 
 StreamPlan plan_streams(const RunnableGraph& graph, const World& world) {
-  return plan_streams(graph, issue_order(lower(graph, world), graph.memory()));
+  WorkspaceNeeds needs = workspace_needs(world);
+  needs.bodies         = true;
+  return plan_streams(graph, issue_order(lower(graph, world), graph.memory()), needs);
 }
 
-void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan) {
+void check_workspaces(const MemoryPlan& memory, const StreamPlan& plan) {
+  for (std::uint32_t stream = 0; stream < plan.workspace_bytes.size(); ++stream) {
+    const Lane lane      = plan.lane_of(stream);
+    std::int64_t counted = 0;
+    for (const WorkspacePlan& workspace : memory.workspaces) {
+      if (workspace.rank == lane.rank && workspace.lane == lane.kind) counted = workspace.size_bytes;
+    }
+    if (plan.workspace_of(stream) <= counted) continue;
+    throw Error(
+        ErrorKind::config,
+        str("program: stream '", plan.name(stream), "' needs ", plan.workspace_of(stream),
+            " bytes of workspace, but the memory plan counts ", counted,
+            " (MemoryPlanOptions::workspaces = workspace_needs(world), or RunnableGraph(graph, world, options))"));
+  }
+}
+
+void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan, const WorkspaceNeeds& needs) {
   const Graph& graph = ordered.graph;
   const Edges& edges = ordered.edges;
-  const auto refuse  = [&](std::uint32_t before, std::uint32_t node, bool loop) {
-    const auto where = [&](std::uint32_t of) {
-      return plan.stream[of] == none ? std::string("the host") : str("stream '", plan.name(plan.stream[of]), "'");
-    };
-    throw Error(ErrorKind::graph,
-                 str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
-                     graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
-                     " has ended (an event wait of the first for the second is missing)"));
+  const auto where   = [&](std::uint32_t of) {
+    return plan.stream[of] == none ? std::string("the host") : str("stream '", plan.name(plan.stream[of]), "'");
   };
+  const auto refuse = [&](std::uint32_t before, std::uint32_t node, bool loop) {
+    throw Error(ErrorKind::graph,
+                str("streams: ", graph.describe(Node{node}), " on ", where(node), " may run before ",
+                    graph.describe(Node{before}), loop ? " of the run before it" : "", " on ", where(before),
+                    " has ended (an event wait of the first for the second is missing)"));
+  };
+  for (const NodeWorkspace& needed : node_workspaces(graph, needs)) {
+    const std::uint32_t node  = needed.node.id;
+    const std::int64_t given  = plan.stream[node] == none ? 0 : plan.workspace_of(plan.stream[node]);
+    const NodeWorkspace share = plan.workspace_of(needed.node);
+    if (share == needed && needed.end() <= given) continue;
+    throw Error(ErrorKind::graph,
+                str("streams: ", graph.describe(needed.node), " on ", where(node), " needs bytes ", needed.offset_bytes,
+                    " to ", needed.end(), " of a workspace, but its stream has ", given, ", of which it gets ",
+                    share.offset_bytes, " to ", share.end(), " (its need, apart from parts issued with it)"));
+  }
   Walk walk(graph, plan.stream);
   std::vector<char> issued(graph.num_nodes(), 0);
   Walk::Past past;

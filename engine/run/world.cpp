@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "engine/plan/workspaces.hpp"
+
 namespace stepgraph {
 
 bool is_for_parts(LaneKind kind) noexcept {
@@ -21,6 +23,12 @@ std::vector<std::uint32_t> World::prepare(const Graph&, std::span<const Communic
   std::vector<std::uint32_t> numbers(groups.size());
   std::iota(numbers.begin(), numbers.end(), std::uint32_t{0});
   return numbers;
+}
+
+WorkspaceNeeds workspace_needs(const World& world) {
+  if (world.device() == nullptr) return {};
+  return {.bodies = true,
+          .part   = [&world](const Graph& graph, Node part) { return world.part_workspace(graph, part); }};
 }
 
 void World::communicate_batch(const Context& context, std::span<const Exchange> batch) {

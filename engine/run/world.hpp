@@ -13,10 +13,11 @@
 
 namespace stepgraph {
 
-class Device;        // engine/run/device.hpp
-class Peers;         // engine/run/peers.hpp
-class RunView;       // engine/run/run_view.hpp
-struct DeviceQueue;  // engine/run/device.hpp
+class Device;           // engine/run/device.hpp
+class Peers;            // engine/run/peers.hpp
+class RunView;          // engine/run/run_view.hpp
+struct DeviceQueue;     // engine/run/device.hpp
+struct WorkspaceNeeds;  // engine/plan/workspaces.hpp
 
 // Memory of one access of a part: `region.count` ranges of `region.length` bytes, `region.stride` apart, from `data`
 // on.
@@ -106,6 +107,13 @@ class World {
   // The device that has the memory of its ranks and runs their work; null: memory and bodies are on the host.
   [[nodiscard]] virtual Device* device() const { return nullptr; }
 
+  // The most bytes of its queue's workspace that communicate() uses for a part of a graph. The memory plan counts them.
+  // The needs of parts that a rank issues together on one lane add up.
+  [[nodiscard]] virtual std::int64_t part_workspace(const Graph& graph, Node part) const {
+    static_cast<void>(graph), static_cast<void>(part);
+    return 0;
+  }
+
   // Called when a program is made, with its groups in the order of their names. Groups of the same ranks have different
   // names: else the program was refused. A world of several processes makes its communicators here: all processes make
   // the same programs in the same order. Returns a number for each group, which its exchanges will have. Throws
@@ -145,5 +153,8 @@ class World {
   // that ask about the run wait meanwhile.
   virtual void abort(std::string_view why) noexcept = 0;
 };
+
+// The workspace that nodes need in a world: none without a device. It refers to the world, which must outlive it.
+[[nodiscard]] WorkspaceNeeds workspace_needs(const World& world);
 
 }  // namespace stepgraph

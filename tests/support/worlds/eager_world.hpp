@@ -139,6 +139,9 @@ class EagerWorld final : public World {
     loopback_.communicate(context, exchange);
   }
   void abort(std::string_view) noexcept override { ++num_aborts; }
+  [[nodiscard]] std::int64_t part_workspace(const Graph& graph, Node part) const override {
+    return part_bytes ? part_bytes(graph, part) : 0;
+  }
 
   void end_step() noexcept override { ++num_ends; }
 
@@ -149,6 +152,7 @@ class EagerWorld final : public World {
  public:
   EagerDevice& eager   = *device_;
   int parts_with_queue = 0;
+  std::function<std::int64_t(const Graph&, Node)> part_bytes;  // part_workspace; empty: 0
   std::atomic<int> num_aborts{0}, num_ends{0};
 };
 
