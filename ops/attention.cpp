@@ -7,6 +7,7 @@
 #include "ops/cpu/attention.hpp"
 #include "ops/cuda/attention/attention.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/heads.hpp"
 
@@ -97,15 +98,24 @@ Tensor attention(Tape& tape, const Attention& spec) {
     return reads;
   };
 
+  // The kernels of Stepgraph use no workspace.
+  const bool by_dnn =
+      !dropout.site.active &&
+      cuda::is_dnn_attention(shape.seq, shape.head_size, static_cast<std::int64_t>(size_bytes(tape.type())));
+  const std::int64_t forward_bytes = by_dnn ? cuda::dnn_forward_workspace(sequences, shape.seq, shape.heads) : 0;
+  const std::int64_t backward_bytes =
+      by_dnn ? cuda::dnn_backward_workspace(sequences, shape.seq, shape.heads, shape.head_size) : 0;
+
   const Workspaces rooms{tape.sequences(), shape.heads, dispatch_float(tape.type(), [&]<class T>(T) {
                            return cpu::attention_forward_workspace<T>(shape);
                          })};
-  tape.add<AllTypes>({.op       = "attention",
-                      .reads    = plus_step(qkv),
-                      .writes   = {out, log_sums, rooms.tensor(tape, "attention workspace")},
-                      .cost     = {.flops = flops, .bytes_moved = bytes},
-                      .parallel = true,
-                      .device   = true},
+  tape.add<AllTypes>({.op              = "attention",
+                      .reads           = plus_step(qkv),
+                      .writes          = {out, log_sums, rooms.tensor(tape, "attention workspace")},
+                      .cost            = {.flops = flops, .bytes_moved = bytes},
+                      .parallel        = true,
+                      .device          = true,
+                      .workspace_bytes = forward_bytes},
                      [=]<class T>(const Context& context, T) {
                        if constexpr (cuda::built) {
                          if (const DeviceQueue* queue = context.device()) {
@@ -135,12 +145,13 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                 })};
     const Tensor products = back.tensor("attention_backward products", log_sums.shape, log_sums.type);
     back.add_gradient<AllTypes>(qkv,
-                                {.op       = "attention_backward",
-                                 .reads    = plus_step({qkv, out, log_sums, back.gradient(out)}),
-                                 .writes   = {products, back_rooms.tensor(back, "attention_backward workspace")},
-                                 .cost     = {.flops = 2.5 * flops, .bytes_moved = 2 * bytes},
-                                 .parallel = true,
-                                 .device   = true},
+                                {.op              = "attention_backward",
+                                 .reads           = plus_step({qkv, out, log_sums, back.gradient(out)}),
+                                 .writes          = {products, back_rooms.tensor(back, "attention_backward workspace")},
+                                 .cost            = {.flops = 2.5 * flops, .bytes_moved = 2 * bytes},
+                                 .parallel        = true,
+                                 .device          = true,
+                                 .workspace_bytes = backward_bytes},
                                 [=]<class T>(const Context& context, Into<T> d_qkv) {
                                   if constexpr (cuda::built) {
                                     if (const DeviceQueue* queue = context.device()) {

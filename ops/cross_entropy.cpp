@@ -9,6 +9,7 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/cross_entropy.hpp"
 #include "ops/tape/op_checks.hpp"
 #include "ops/tape/streams.hpp"
@@ -192,13 +193,16 @@ class Adder {
       });
       context.write<double>(2)[0] = total(maxima, sums, targets);
     };
-    tape_.add<AllTypes>(node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 20), body);
+    OpNode all          = node("cross_entropy", {spec_.logits, spec_.targets}, {maxima_, sums_, spec_.loss}, 20);
+    all.workspace_bytes = cuda::cross_entropy_workspace(rows_);
+    tape_.add<AllTypes>(all, body);
   }
 
   // The same, but the gradient also overwrites the logits.
   void add_forward_and_gradient() {
-    OpNode both      = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
-    both.accumulates = spec_.logits;
+    OpNode both          = node("cross_entropy", spec_.targets, {maxima_, sums_, spec_.loss}, 22);
+    both.accumulates     = spec_.logits;
+    both.workspace_bytes = cuda::cross_entropy_workspace(rows_);
     both.cost.bytes_moved *= 2;
     read_scale(both);
     const auto body = [rows = rows_, cols = cols_, shard = shard_, scaling = scaling()]<class T>(const Context& context,
@@ -275,7 +279,11 @@ class Adder {
           });
         });
     tp_all_reduce(tape_, sums_, "all_reduce sums");
-    tape_.add({.op = "cross_entropy", .reads = {maxima_, sums_, spec_.targets}, .writes = spec_.loss, .device = true},
+    tape_.add({.op              = "cross_entropy",
+               .reads           = {maxima_, sums_, spec_.targets},
+               .writes          = spec_.loss,
+               .device          = true,
+               .workspace_bytes = cuda::cross_entropy_workspace(rows_)},
               [rows = rows_](const Context& context) {
                 const auto maxima = context.read<double>(0), sums = context.read<double>(1);
                 const auto targets = context.read<std::int32_t>(2);

@@ -4,6 +4,7 @@
 
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/embedding.hpp"
 #include "ops/tape/op_checks.hpp"
 
@@ -89,13 +90,16 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
   // Each row sums its tokens in order; rows are independent. The forward pass has checked that all tokens are in the
   // vocabulary.
   tape.on_backward({.outputs = {y}, .weight_gradients = [spec, y, shard, width, cost](Tape& back) {
+                      const auto wide_bytes = static_cast<std::int64_t>(size_bytes(back.wide_type()));
+                      const auto sums = cuda::embedding_sums(spec.tokens.num_elements(), shard.size, width, wide_bytes);
                       back.add_weight_gradient<AllTypes>(
                           spec.weight,
-                          {.op       = "embedding_weight_gradient",
-                           .reads    = {spec.tokens, back.gradient(y)},
-                           .cost     = cost,
-                           .parallel = true,
-                           .device   = true},
+                          {.op              = "embedding_weight_gradient",
+                           .reads           = {spec.tokens, back.gradient(y)},
+                           .cost            = cost,
+                           .parallel        = true,
+                           .device          = true,
+                           .workspace_bytes = sums.workspace_bytes},
                           [shard, width]<class T>(const Context& context, Into<T, Wide<T>> into) {
                             const auto tokens = context.read<std::int32_t>(0);
                             const T* const dy = context.read<T>(1).data();

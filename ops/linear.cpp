@@ -8,6 +8,7 @@
 #include "ops/cuda/activation.hpp"
 #include "ops/cuda/column_sum.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/gemm.hpp"
 #include "ops/tape/op_checks.hpp"
 
@@ -45,13 +46,16 @@ void multiply(const Context& context, const Gemm<T, Sum>& problem) {
 }
 
 OpNode product(const Tape& tape, std::string op, std::int64_t m, std::int64_t n, std::int64_t k) {
-  const double element = static_cast<double>(size_bytes(tape.type()));
-  const auto size      = [](std::int64_t rows, std::int64_t cols) { return static_cast<double>(rows * cols); };
-  return {.op       = std::move(op),
-          .cost     = {.flops       = 2 * size(m, n) * static_cast<double>(k),
-                       .bytes_moved = element * (size(m, k) + size(k, n) + size(m, n))},
-          .parallel = num_gemm_tiles(m, n) > 1,
-          .device   = true};
+  const double element  = static_cast<double>(size_bytes(tape.type()));
+  const auto wide_bytes = static_cast<std::int64_t>(size_bytes(tape.wide_type()));
+  const auto size       = [](std::int64_t rows, std::int64_t cols) { return static_cast<double>(rows * cols); };
+  return {.op                       = std::move(op),
+          .cost                     = {.flops       = 2 * size(m, n) * static_cast<double>(k),
+                                       .bytes_moved = element * (size(m, k) + size(k, n) + size(m, n))},
+          .parallel                 = num_gemm_tiles(m, n) > 1,
+          .device                   = true,
+          .workspace_bytes          = cuda::product_workspace(m, n, k, wide_bytes),
+          .in_place_workspace_bytes = cuda::product_in_place_workspace(m, n, k, wide_bytes)};
 }
 
 // --- activations -----------------------------------------------------------------------------------------------------
@@ -317,7 +321,13 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
   const Cost cost{.flops = static_cast<double>(dy.num_elements()), .bytes_moved = static_cast<double>(dy.num_bytes())};
   back.add_weight_gradient<AllTypes>(
       *spec.bias,
-      {.op = "bias_gradient", .reads = dy, .cost = cost, .parallel = sizes.out > cpu::columns_per_tile, .device = true},
+      {.op              = "bias_gradient",
+       .reads           = dy,
+       .cost            = cost,
+       .parallel        = sizes.out > cpu::columns_per_tile,
+       .device          = true,
+       .workspace_bytes = cuda::column_sum_workspace(sizes.rows, sizes.out,
+                                                     static_cast<std::int64_t>(size_bytes(back.type())), false)},
       [sizes]<class T>(const Context& context, Into<T, Wide<T>> into) {
         const T* const of_y = context.read<T>().data();
         if constexpr (cuda::built) {

@@ -49,6 +49,13 @@ OpNode NormParts::backward_node(std::string op, const Tensor& x, const Tensor& g
   return made;
 }
 
+OpNode NormParts::weight_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const {
+  OpNode made = backward_node(std::move(op), x, gradient, moved);
+  made.workspace_bytes =
+      cuda::norm_weight_workspace(rows, width, static_cast<std::int64_t>(size_bytes(x.type)), bias.has_value());
+  return made;
+}
+
 void NormParts::add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const {
   OpNode node = backward_node(op, x, gradient, 3);
   node.reads.push_back(weight);
@@ -103,7 +110,7 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
        .weight_gradients =
            [=](Tape& back) {
              back.add_weight_gradients<AllTypes>(
-                 parts.weights(), parts.backward_node(op + "_weight_gradient", x, back.gradient(y), 2),
+                 parts.weights(), parts.weight_node(op + "_weight_gradient", x, back.gradient(y), 2),
                  [parts]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {
                    parts.with_param<T>([&]<class Param>(Param) {
                      const auto kernel          = parts.backward_kernel<T, Param>(context);

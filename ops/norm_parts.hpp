@@ -6,6 +6,7 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/norm.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/norm.hpp"
 #include "ops/tape/tape.hpp"
 
@@ -87,6 +88,8 @@ struct NormParts {
             .scale  = context.read<Wide<T>>(2).data(),
             .dy     = context.read<T>(1).data()};
   }
+  // A node of the weight gradients.
+  [[nodiscard]] OpNode weight_node(std::string op, const Tensor& x, const Tensor& gradient, double moved) const;
   // Adds to the gradient of x.
   void add_input_gradient(Tape& back, const std::string& op, const Tensor& x, const Tensor& gradient) const;
   // The weight and, for a layer norm, the bias.

@@ -1,5 +1,7 @@
 #include "ops/residual_norm.hpp"
 
+#include <algorithm>
+
 #include "ops/cuda/common/built.hpp"
 #include "ops/norm_parts.hpp"
 #include "ops/residual_parts.hpp"
@@ -42,12 +44,12 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
   const auto weight_gradients = [=](Tape& back) {
     if (!back.has_gradient(normed)) return sum.add_bias_gradient(back, y);  // no op used the normed tensor
     std::vector<Weight> weights = norm.weights();
-    OpNode of_weights =
-        norm.backward_node("residual_norm_weight_gradient", y, back.gradient(normed), spec.bias ? 3 : 2);
+    OpNode of_weights = norm.weight_node("residual_norm_weight_gradient", y, back.gradient(normed), spec.bias ? 3 : 2);
     if (spec.bias) {
       weights.push_back(*spec.bias);
       of_weights.reads.push_back(back.gradient(y));
       if (sum.site.active) of_weights.reads.push_back(sum.site.step);
+      of_weights.workspace_bytes = std::max(of_weights.workspace_bytes, sum.bias_workspace());  // one after the other
     }
     back.add_weight_gradients<AllTypes>(
         weights, of_weights, [=]<class T>(const Context& context, std::span<const Into<T, Wide<T>>> sums) {

@@ -8,6 +8,7 @@
 #include "ops/cuda/column_sum.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/device_drop.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/residual.hpp"
 #include "ops/tape/op_checks.hpp"
 
@@ -106,22 +107,26 @@ struct ResidualParts {
     }
     back.pass_gradient(x, y);
   }
+  // The workspace of the bias gradient.
+  [[nodiscard]] std::int64_t bias_workspace() const {
+    return cuda::column_sum_workspace(num_rows, width, static_cast<std::int64_t>(size_bytes(x.type)), site.active);
+  }
   // Does nothing without a bias.
   void add_bias_gradient(Tape& back, const Tensor& y) const {
     if (!bias) return;
-    back.add_weight_gradient<AllTypes>(
-        *bias, gradient_node("bias_gradient", back.gradient(y)),
-        [*this]<class T>(const Context& context, Into<T, Wide<T>> into) {
-          const T* dy = context.read<T>(0).data();
-          if constexpr (cuda::built) {
-            if (const DeviceQueue* queue = context.device())
-              return cuda::column_sum(*queue, dy, num_rows, width, device_drop(context, 1), into);
-          }
-          const auto mask = drop(context, 1);
-          cpu::for_tiles(context, width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
-            cpu::column_sum(dy, width, mask, into, num_rows, begin, end);
-          });
-        });
+    OpNode node          = gradient_node("bias_gradient", back.gradient(y));
+    node.workspace_bytes = bias_workspace();
+    back.add_weight_gradient<AllTypes>(*bias, node, [*this]<class T>(const Context& context, Into<T, Wide<T>> into) {
+      const T* dy = context.read<T>(0).data();
+      if constexpr (cuda::built) {
+        if (const DeviceQueue* queue = context.device())
+          return cuda::column_sum(*queue, dy, num_rows, width, device_drop(context, 1), into);
+      }
+      const auto mask = drop(context, 1);
+      cpu::for_tiles(context, width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+        cpu::column_sum(dy, width, mask, into, num_rows, begin, end);
+      });
+    });
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include "ops/cpu/rotary_embedding.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/rotary_embedding.hpp"
 #include "ops/heads.hpp"
 
@@ -35,7 +36,9 @@ void add_rotation(Tape& tape, const Tensor& from, const Tensor& to, cpu::Rotatio
               .writes = angles,
               .cost   = {.flops       = 3 * static_cast<double>(from.rows() * rotation.turned_heads * rotation.head_size),
                          .bytes_moved = 2 * static_cast<double>(from.num_bytes())},
-              .device = true};
+              .device = true,
+              .workspace_bytes = cuda::rotary_workspace(rotation.seq, rotation.head_size,
+                                                        static_cast<std::int64_t>(size_bytes(tape.wide_type())))};
   if (in_place) {
     node.accumulates = to;
   } else {

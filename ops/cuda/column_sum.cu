@@ -8,8 +8,9 @@ namespace {
 
 template <class N, class D>
 struct DroppedRows {
-  using Element                 = N;
-  static constexpr int num_sums = 1, rows_at_once = std::is_same_v<D, NoDrop> ? 8 : 4;
+  using Element                     = N;
+  static constexpr int num_sums     = 1,
+                       rows_at_once = std::is_same_v<D, NoDrop> ? column_rows_at_once : dropped_rows_at_once;
   const N* dy;
   std::int64_t width;
   D drop;

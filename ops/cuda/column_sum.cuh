@@ -13,7 +13,6 @@
 // columns, a `Loaded<n>`; `add(loaded, row, column, sums)` adds it to Computed<N> sums[num_sums][n].
 namespace stepgraph::cuda {
 
-inline constexpr int sum_lanes = 32, sum_warps = 16;  // of a block: lanes along columns, warps along rows
 inline constexpr int sum_threads = sum_lanes * sum_warps;
 inline constexpr int sum_groups  = 8;  // of threads, among which the second step divides its rows
 
@@ -150,13 +149,9 @@ void sum_columns(const DeviceQueue& queue, const char* name, const Source& sourc
                  std::int64_t width, bool vectors, const std::array<Sum<W>, Source::num_sums>& into) {
   if (width <= 0) return;
   constexpr int n = elements_per_vector<typename Source::Element>, num_sums = Source::num_sums;
-  // As many blocks as a large device runs at once, two on each of 132 multiprocessors, or fewer. The number depends on
-  // the shape alone, so that sums do not depend on the device.
-  constexpr std::int64_t blocks_wanted = 264, step = sum_warps * Source::rows_at_once;
-  const std::int64_t tiles   = (width + sum_lanes * n - 1) / (sum_lanes * n);
-  const std::int64_t most    = std::max<std::int64_t>(1, blocks_wanted / tiles);
-  const std::int64_t of_each = std::max(step, ((rows + most - 1) / most + step - 1) / step * step);
-  const std::int64_t parts   = std::max<std::int64_t>(1, (rows + of_each - 1) / of_each);
+  const ColumnBlocks blocks_of_rows =
+      column_blocks(rows, width, sizeof(typename Source::Element), Source::rows_at_once);
+  const std::int64_t of_each = blocks_of_rows.rows_per_block, parts = blocks_of_rows.num_blocks;
 
   Workspace workspace(queue, name);
   W* const sums = workspace.take<W>(num_sums * parts * width);

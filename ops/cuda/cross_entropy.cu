@@ -1,5 +1,6 @@
 #include "ops/cuda/cross_entropy.hpp"
 
+#include "ops/cuda/common/workspace.cuh"
 #include "ops/cuda/cross_entropy_rows.cuh"
 
 namespace stepgraph::cuda {
@@ -54,8 +55,6 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 // --- the loss --------------------------------------------------------------------------------------------------------
-
-constexpr int loss_threads = 256;
 
 __global__ void __launch_bounds__(loss_threads)
     row_losses_kernel(const double* maxima, const double* sums, const std::int32_t* targets, std::int64_t rows,
@@ -117,11 +116,7 @@ void cross_entropy_gradient(const DeviceQueue& queue, const LogitRows<T>& of, co
 void cross_entropy_total(const DeviceQueue& queue, const double* maxima, const double* sums,
                          const std::int32_t* targets, std::int64_t rows, double* loss) {
   const unsigned blocks = blocks_for(rows, loss_threads);
-  if (queue.workspace.size() < blocks * sizeof(double)) {
-    throw Error(ErrorKind::backend, str("cuda: cross_entropy of ", rows, " rows needs ", blocks * sizeof(double),
-                                        " bytes of workspace, not ", queue.workspace.size()));
-  }
-  auto* const partial = reinterpret_cast<double*>(queue.workspace.data());
+  auto* const partial   = Workspace(queue, "cross_entropy").take<double>(blocks);
   if (blocks > 0)
     row_losses_kernel<<<blocks, loss_threads, 0, stream_of(queue)>>>(maxima, sums, targets, rows, partial);
   check_launch("cross_entropy's losses");

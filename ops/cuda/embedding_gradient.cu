@@ -9,7 +9,7 @@ namespace stepgraph::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int few     = 32;  // up to this many tokens of a row are ordered by comparison
+constexpr int few     = few_tokens;
 
 // Counters over all rows.
 struct Totals {
@@ -226,6 +226,7 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
   if (count <= 0) return;
   const Sum<W> sum{into.out, into.base == nullptr ? nullptr : into.out};
 
+  const EmbeddingSums sums = embedding_sums(count, rows.size, width, sizeof(W));
   Workspace workspace(queue, "embedding_gradient");
   // Cleared together: totals, counts, and the insert positions.
   const std::int64_t num_cleared = 4 + 2 * rows.size;
@@ -234,7 +235,7 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
   Lists lists{.rows           = rows,
               .num_tokens     = count,
               .tokens         = tokens,
-              .tokens_per_sum = few,
+              .tokens_per_sum = static_cast<int>(sums.tokens_per_sum),
               .totals         = reinterpret_cast<Totals*>(cleared),
               .counts         = cleared + 4,
               .begins         = workspace.take<std::int32_t>(rows.size),
@@ -243,18 +244,10 @@ void embedding_gradient(const DeviceQueue& queue, const std::int32_t* tokens, st
               .sums           = nullptr,
               .many           = nullptr};
   std::int32_t* const ordered = workspace.take<std::int32_t>(count);
-  // A row of c tokens has at most c / tokens_per_sum + 1 sums, and partial sums only if it has more than one.
-  const auto num_parts = [&] { return 2 * (count / lists.tokens_per_sum); };
-  const auto most_sums = [&] { return std::min(rows.size, count) + count / lists.tokens_per_sum; };
-  while (num_parts() > 0 &&
-         num_parts() * width * static_cast<std::int64_t>(sizeof(W)) + 8 * most_sums() + 4 * (count / few) + 1024 >
-             workspace.bytes_left()) {
-    lists.tokens_per_sum *= 2;
-  }
-  const std::int64_t num_sums = most_sums(), most_many = count / (few + 1);
+  const std::int64_t num_sums = sums.num_sums, most_many = sums.most_many;
   lists.sums     = workspace.take<RowSum>(num_sums);
   lists.many     = workspace.take<std::int32_t>(most_many);
-  W* const parts = workspace.take<W>(num_parts() * width);
+  W* const parts = workspace.take<W>(sums.num_parts * width);
 
   const auto check = [] { check_launch("embedding_gradient"); };
   check_cuda(cudaMemsetAsync(cleared, 0, static_cast<std::size_t>(num_cleared) * sizeof(std::int32_t), stream),

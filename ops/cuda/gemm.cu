@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ops/cuda/common/launch.cuh"
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/gemm_choice.cuh"
 
 namespace stepgraph::cuda {
@@ -47,6 +48,11 @@ template <class T>
 cublasComputeType_t compute_type(const DeviceQueue& queue) {
   if (std::is_same_v<T, double>) return CUBLAS_COMPUTE_64F;
   return std::is_same_v<T, float> && queue.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+template <class T, class Sum>
+std::size_t library_share(const Product<T, Sum>& product) {
+  return static_cast<std::size_t>(library_workspace_bytes(product.m, product.n, product.k, sizeof(Wide<T>)));
 }
 
 // A second matrix of an epilogue, with the layout of the output.
@@ -105,7 +111,7 @@ bool enqueue(const DeviceQueue& queue, const Product<T, Sum>& product, cublasLtE
                        .epilogue     = static_cast<std::uint32_t>(epilogue),
                        .alignments   = {alignment(call.a), alignment(call.b), alignment(call.base), alignment(out),
                                         alignment(product.bias), alignment(beside)},
-                       .workspace    = library_workspace(queue).size()},
+                       .workspace    = library_share(product)},
                       call);
 }
 
@@ -156,7 +162,7 @@ void multiply(const DeviceQueue& queue, const Product<T, Sum>& product) {
   throw Error(ErrorKind::backend,
               str("cuda: cuBLASLt has no algorithm for a product of ", product.m, "x", product.k, " and ", product.k,
                   "x", product.n, product.a.transposed ? ", the first transposed" : "",
-                  product.b.transposed ? ", the second transposed" : "", ", with ", library_workspace(queue).size(),
+                  product.b.transposed ? ", the second transposed" : "", ", with ", library_share(product),
                   " bytes of workspace"));
 }
 

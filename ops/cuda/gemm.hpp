@@ -10,7 +10,9 @@
 // partial sums in a nondeterministic order are never chosen, so a product has the same bits every time. A large product
 // is measured when its sizes, types, layout and alignments are first seen in a process, unless its stream is being
 // captured. Of the algorithms whose result, on the actual operands, has the bits of the library's own choice, the
-// fastest is used from then on. Timings vary, so the chosen algorithm may vary; its bits do not.
+// fastest is used from then on. Timings vary, so the chosen algorithm may vary; its bits do not. Uses workspace:
+// product_workspace, and to measure a product that adds in place, product_in_place_workspace. With less than the latter
+// such a product is not measured.
 namespace stepgraph::cuda {
 
 // [rows, cols]; if `transposed`, stored as [cols, rows].

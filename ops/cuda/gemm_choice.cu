@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/hash.hpp"
 
 namespace stepgraph::cuda {
@@ -14,19 +15,17 @@ namespace {
 
 struct Algorithm : cublasLtMatmulAlgo_t {};  // a named type: nvcc fails on a vector of the library's unnamed struct
 
-constexpr std::size_t most_workspace = std::size_t{64} << 20;
-constexpr int most_candidates        = 16;
-constexpr double worth_measuring     = 1e9;   // flops: a few us
-constexpr double short_run           = 3e10;  // flops: about 50 us
-constexpr int num_rounds             = 3;
-constexpr double most_ms             = 500;  // approximate limit per problem: slow problems try fewer candidates
+constexpr int most_candidates = 16;
+constexpr double short_run    = 3e10;  // flops: about 50 us
+constexpr int num_rounds      = 3;
+constexpr double most_ms      = 500;  // approximate limit per problem: slow problems try fewer candidates
 
 double flops(const Problem& problem) {
   return 2 * static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
 }
 
-cublasStatus_t run(const DeviceQueue& queue, Call& call, const Algorithm& algorithm) {
-  const std::span<std::byte> workspace = library_workspace(queue);
+cublasStatus_t run(const DeviceQueue& queue, const Problem& problem, Call& call, const Algorithm& algorithm) {
+  const std::span<std::byte> workspace = library_workspace(queue, problem.workspace);
   return cublasLtMatmul(static_cast<cublasLtHandle_t>(queue.blas), &call.operation, call.one, call.b, &call.first,
                         call.a, &call.second, call.carried, call.base, &call.out, call.written.data(), &call.out,
                         &algorithm, workspace.data(), workspace.size(), stream_of(queue));
@@ -68,8 +67,7 @@ struct Notes {
   std::int64_t hash = 0, hash_beside = 0;
   std::int32_t numbers_of_a = 0, numbers_of_b = 0;
 };
-constexpr std::size_t notes_bytes = 256;
-static_assert(sizeof(Notes) <= notes_bytes);
+static_assert(sizeof(Notes) <= product_notes_bytes);
 
 constexpr int sample_threads = 256, samples_of_thread = 16, num_samples = sample_threads * samples_of_thread;
 
@@ -137,10 +135,10 @@ class Measurement {
  public:
   Measurement(const DeviceQueue& queue, const Problem& problem, Call& call)
       : queue_(queue), problem_(problem), call_(call) {
-    const std::span<std::byte> rest = queue.workspace.subspan(library_workspace(queue).size());
-    if (rest.size() < notes_bytes) return;
-    notes_ = reinterpret_cast<Notes*>(rest.data());
-    saved_ = rest.subspan(notes_bytes);
+    if (queue.workspace.size() < problem.workspace + product_notes_bytes) return;
+    const std::span<std::byte> rest = queue.workspace.subspan(problem.workspace);
+    notes_                          = reinterpret_cast<Notes*>(rest.data());
+    saved_                          = rest.subspan(product_notes_bytes);
   }
 
   [[nodiscard]] bool has_room() const {
@@ -163,7 +161,7 @@ class Measurement {
     Notes expected;
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       copy(call_.written.data(), saved_.data());
-      if (const cublasStatus_t status = run(queue_, call_, candidates[i]); status != CUBLAS_STATUS_SUCCESS) {
+      if (const cublasStatus_t status = run(queue_, problem_, call_, candidates[i]); status != CUBLAS_STATUS_SUCCESS) {
         if (i == 0) check_blas(status, "a product");
         static_cast<void>(cudaGetLastError());
         continue;
@@ -196,7 +194,7 @@ class Measurement {
   [[nodiscard]] float ms_of(const Algorithm& algorithm) {
     const int repeats = flops(problem_) < short_run ? 8 : 1;
     begin_.record(stream_of(queue_));
-    for (int i = 0; i < repeats; ++i) check_blas(run(queue_, call_, algorithm), "a product");
+    for (int i = 0; i < repeats; ++i) check_blas(run(queue_, problem_, call_, algorithm), "a product");
     end_.record(stream_of(queue_));
     return end_.ms_since(begin_) / static_cast<float>(repeats);
   }
@@ -246,7 +244,7 @@ bool is_captured(const DeviceQueue& queue) {
 
 Choice first_choice(const Problem& problem, const std::vector<Algorithm>& candidates) {
   if (candidates.empty()) return {};
-  return {candidates.front(), flops(problem) >= worth_measuring && candidates.size() > 1 ? most_trials : 0};
+  return {candidates.front(), is_measured(problem.m, problem.n, problem.k) && candidates.size() > 1 ? most_trials : 0};
 }
 
 // Shared by all threads. The mutex is not held while measuring: the stream may wait for work that other threads are
@@ -275,13 +273,16 @@ std::optional<Algorithm> choose(const DeviceQueue& queue, const Problem& problem
 
 }  // namespace
 
-std::span<std::byte> library_workspace(const DeviceQueue& queue) {
-  return queue.workspace.first(std::min(queue.workspace.size(), most_workspace));
+std::span<std::byte> library_workspace(const DeviceQueue& queue, std::size_t bytes) {
+  if (queue.workspace.size() < bytes)
+    throw Error(ErrorKind::backend, str("cuda: a product needs ", bytes, " bytes of workspace, but its stream has ",
+                                        queue.workspace.size(), " (NodeSpec::workspace_bytes of its node)"));
+  return queue.workspace.first(bytes);
 }
 
 bool enqueue_call(const DeviceQueue& queue, const Problem& problem, Call& call) {
   const auto chosen = choose(queue, problem, call);
-  if (chosen) check_blas(run(queue, call, *chosen), "a product");
+  if (chosen) check_blas(run(queue, problem, call, *chosen), "a product");
   return chosen.has_value();
 }
 

@@ -33,7 +33,7 @@ struct Problem {
   bool adds, in_place;  // adds to a base; the base is the output
   std::uint32_t epilogue;
   std::array<std::uint32_t, 6> alignments;  // of a, b, base, out, bias and the epilogue's second matrix
-  std::size_t workspace;
+  std::size_t workspace;                    // the library's share
 
   friend auto operator<=>(const Problem&, const Problem&) = default;
 };
@@ -49,8 +49,9 @@ struct Call {
   std::span<std::byte> written_beside = {};       // second output, of the epilogue
 };
 
-// The library's share of the queue's workspace; the rest is for measuring.
-[[nodiscard]] std::span<std::byte> library_workspace(const DeviceQueue& queue);
+// The library's share of the queue's workspace, library_workspace_bytes; the rest is for measuring. Throws
+// Error(backend) if the queue has less.
+[[nodiscard]] std::span<std::byte> library_workspace(const DeviceQueue& queue, std::size_t bytes);
 
 // Returns false if the library has no algorithm. May wait for the stream, unless it is being captured.
 [[nodiscard]] bool enqueue_call(const DeviceQueue& queue, const Problem& problem, Call& call);

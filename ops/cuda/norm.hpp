@@ -40,8 +40,8 @@ struct NormBackward {
 template <class T, class Param>
 void norm_backward(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T>& dx);
 
-// dw (+)= the sum over rows of dy times the normalised x; with a bias, db (+)= the sum of dy. Uses workspace like
-// column_sum, for each of them.
+// dw (+)= the sum over rows of dy times the normalised x; with a bias, db (+)= the sum of dy. Uses counters, and
+// workspace: norm_weight_workspace.
 template <class T, class Param>
 void norm_weight_gradient(const DeviceQueue& queue, const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw,
                           const Into<T, Wide<T>>* db);

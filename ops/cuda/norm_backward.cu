@@ -119,7 +119,7 @@ template <class N, bool centered>
 struct WeightColumns {
   using Element                 = N;
   using W                       = Computed<N>;
-  static constexpr int num_sums = centered ? 2 : 1, rows_at_once = 3;
+  static constexpr int num_sums = centered ? 2 : 1, rows_at_once = norm_rows_at_once;
   const N *x, *dy;
   const W *center, *scale;
   std::int64_t width;

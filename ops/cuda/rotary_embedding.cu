@@ -99,10 +99,9 @@ void rotate(const DeviceQueue& queue, const Rotation& rotation, std::int64_t row
   constexpr int n         = elements_per_vector<T>;
   const std::int64_t half = rotation.head_size / 2, turned = rotation.turned_heads * rotation.head_size;
   Workspace workspace(queue, "rotary_embedding");
-  const std::int64_t at_once = std::clamp<std::int64_t>(
-      (workspace.bytes_left() - 256) / (half * static_cast<std::int64_t>(sizeof(Turn<W>))), 1, rotation.seq);
-  auto* const turns  = workspace.take<Turn<W>>(at_once * half);
-  const bool vectors = half % n == 0 && rotation.row % n == 0 && vectors_fit(in, out);
+  const std::int64_t at_once = rotary_positions(rotation.seq, rotation.head_size, sizeof(W));
+  auto* const turns          = workspace.take<Turn<W>>(at_once * half);
+  const bool vectors         = half % n == 0 && rotation.row % n == 0 && vectors_fit(in, out);
   for (std::int64_t first = 0; first < rotation.seq; first += at_once) {
     const std::int64_t positions = std::min(at_once, rotation.seq - first);
     set_turns(queue, rotation, first, positions, turns);

@@ -15,7 +15,7 @@ struct Rotation {
 };
 
 // out = rotated in; both may be the same. The workspace holds the cosines and sines of a range of positions at a time,
-// usually of all: head_size wide numbers per position.
+// usually of all: rotary_workspace.
 template <class T>
 void rotate(const DeviceQueue& queue, const Rotation& rotation, std::int64_t rows, const T* in, T* out);
 

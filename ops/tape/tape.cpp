@@ -114,16 +114,17 @@ Tensor Tape::same_bytes(const Tensor& of) {
 }
 
 Node Tape::add_node(const OpNode& node, Body body) {
-  return spec_.graph->add({.name        = name(node.op),
-                           .lane        = spec_.graph->lane(spec_.rank, LaneKind::compute),
-                           .reads       = node.reads,
-                           .writes      = node.writes,
-                           .accumulates = node.accumulates,
-                           .op          = node.op,
-                           .parallel    = node.parallel,
-                           .device      = node.device,
-                           .cost        = node.cost,
-                           .labels      = labels()},
+  return spec_.graph->add({.name            = name(node.op),
+                           .lane            = spec_.graph->lane(spec_.rank, LaneKind::compute),
+                           .reads           = node.reads,
+                           .writes          = node.writes,
+                           .accumulates     = node.accumulates,
+                           .op              = node.op,
+                           .parallel        = node.parallel,
+                           .device          = node.device,
+                           .workspace_bytes = node.workspace_bytes,
+                           .cost            = node.cost,
+                           .labels          = labels()},
                           std::move(body));
 }
 

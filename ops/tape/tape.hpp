@@ -45,6 +45,9 @@ struct OpNode {
   Cost cost              = {};
   bool parallel          = false;  // the kernel may call Context::parallel_for
   bool device            = false;  // the kernel can enqueue its work on a device: Context::device
+  // The most bytes of DeviceQueue::workspace that the kernel uses; and how many more if it adds to its output in place.
+  std::int64_t workspace_bytes          = 0;
+  std::int64_t in_place_workspace_bytes = 0;
 };
 
 // The element types a kernel supports: `tape.add<AllTypes>(...)` adds a kernel that also supports bf16 and f16.
@@ -311,6 +314,7 @@ class Tape {
                       accumulated = node.accumulates.view().size();
     if (to.in_place) {
       node.accumulates.push_back(to.out);
+      node.workspace_bytes += node.in_place_workspace_bytes;
     } else {
       node.writes.push_back(to.out);
       if (to.base) node.reads.push_back(*to.base);

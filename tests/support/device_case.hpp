@@ -19,6 +19,10 @@ void need_device();
 // bits in every run.
 void check_on_device(const OpCase& test, const std::vector<DType>& types = {DType::f32, DType::bf16, DType::f16});
 
+// A complete test: with exactly the workspace that its node declares, each body on the device computes the bits that it
+// computes with all of its stream's workspace. In two microbatches, so that weight gradients are also added in place.
+void check_declared_workspace(const OpCase& test, const std::vector<DType>& types);
+
 // Runs a graph after setting persistent buffers to the given values, and returns the values of other buffers.
 [[nodiscard]] std::vector<std::vector<double>> run_graph(const Graph& graph,
                                                          const std::vector<std::pair<Buffer, std::vector<double>>>& set,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <tuple>
 
 #ifdef STEPGRAPH_WITH_CUDA
 #include "backends/cuda/devices.hpp"
@@ -19,6 +20,7 @@
 #include "tests/support/device_case.hpp"
 #include "tests/support/elements.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/worlds/exact_workspace_world.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -34,6 +36,7 @@ struct NetOptions {
   int microbatches     = 1;
   int first_microbatch = 0;  // each microbatch has its own numbers
   bool on_device       = false;
+  bool exact_workspace = false;  // on a device: bodies get the workspace that their nodes declare, and no more
 };
 
 // Seeds of random values.
@@ -99,11 +102,12 @@ class Net {
     }
     for (Microbatch& each : microbatches_) keep_gradients(each);
     verify(graph_);
-    plan_ = plan_memory(graph_);
+    plan_ = plan_memory(graph_, {.workspaces = {.bodies = options_.on_device, .part = {}}});
     verify({graph_, plan_});
     if (options_.on_device) {  // one for all cases: libraries take a while to start
       static const std::shared_ptr<World> device = device_world();
-      world_                                     = device;
+      static const std::shared_ptr<World> exact  = std::make_shared<ExactWorkspaceWorld>(*device);
+      world_                                     = options_.exact_workspace ? exact : device;
     } else {
       world_ = std::make_shared<LoopbackWorld>(1);
     }
@@ -452,6 +456,23 @@ std::unique_ptr<World> device_world(int num_ranks, bool capture) {
   static_cast<void>(capture);
   return nullptr;
 #endif
+}
+
+void check_declared_workspace(const OpCase& test, const std::vector<DType>& types) {
+  Executor executor({.threads = 2});
+  for (const DType type : types) {
+    CAPTURE(type);
+    const auto run = [&](bool exact) {
+      Net net(test,
+              {.type = type, .emit = Emit::together, .microbatches = 2, .on_device = true, .exact_workspace = exact});
+      for (int i = 0; i < 2; ++i) net.run(executor);  // issued, then captured
+      return std::tuple(OpValues{{net.output(0), net.output(1)}, {}}, net.gradients(0), net.gradients(1));
+    };
+    const auto given = run(true), all = run(false);
+    CHECK(same_bits(std::get<0>(given), std::get<0>(all)));
+    CHECK(same_bits(std::get<1>(given), std::get<1>(all)));
+    CHECK(same_bits(std::get<2>(given), std::get<2>(all)));
+  }
 }
 
 void check_on_device(const OpCase& test, const std::vector<DType>& types) {

@@ -12,6 +12,7 @@
 
 #include "engine/base/error.hpp"
 #include "ops/cuda/attention/dnn_attention_graph.cuh"
+#include "ops/cuda/common/workspace_bytes.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -87,9 +88,10 @@ template <class T>
 bool dnn_attends(const DeviceQueue& queue, const AttentionShape& shape, std::int64_t sequences, const T* qkv,
                  const T* out, const AttentionDropout& dropout) {
   const auto aligned = [](const T* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
-  if (queue.dnn == nullptr || dropout.step != nullptr || sequences == 0 || shape.seq % 128 != 0) return false;
-  if ((shape.head_size != 64 && shape.head_size != 128) || !aligned(qkv) || !aligned(out)) return false;
-  return kept_plan(plan_attention_forward, shape, sequences, dnn_type<T>) != nullptr;
+  if (queue.dnn == nullptr || dropout.step != nullptr || sequences == 0) return false;
+  if (!is_dnn_attention(shape.seq, shape.head_size, sizeof(T)) || !aligned(qkv) || !aligned(out)) return false;
+  const DnnPlan* plan = kept_plan(plan_attention_forward, shape, sequences, dnn_type<T>);
+  return plan != nullptr && plan->workspace_bytes() <= dnn_forward_workspace(sequences, shape.seq, shape.heads);
 }
 
 template <class T>
@@ -121,16 +123,26 @@ bool dnn_attention_backward(const DeviceQueue& queue, const AttentionBackward<T>
   };
   const auto aligned = [](const T* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   if (d_qkv.base != nullptr || !aligned(d_qkv.out) || !aligned(attention.d_out)) return false;
-  const DnnPlan* one = plan_for(1);
-  const auto room    = static_cast<std::int64_t>(queue.workspace.size());
+  const DnnPlan* one      = plan_for(1);
+  const std::int64_t all  = attention.sequences;
+  const std::int64_t room = dnn_backward_workspace(all, shape.seq, shape.heads, shape.head_size);
   if (one == nullptr || one->workspace_bytes() > room) return false;
-  // Nearly equal parts of at most as many sequences as the workspace allows.
-  const std::int64_t most = room / std::max<std::int64_t>(1, one->workspace_bytes());
-  const std::int64_t all = attention.sequences, parts = (all + most - 1) / most;
-  for (const std::int64_t size : {all / parts, (all + parts - 1) / parts}) {
-    const DnnPlan* plan = plan_for(size);
-    if (plan == nullptr || plan->workspace_bytes() > room) return false;
+  if (static_cast<std::int64_t>(queue.workspace.size()) < room) {
+    throw Error(ErrorKind::backend, str("cudnn: gradients of attention need a workspace of ", room,
+                                        " bytes (this lane has ", queue.workspace.size(), ")"));
   }
+  // Nearly equal parts of at most as many sequences as the workspace allows.
+  const std::int64_t most = std::min(all, room / std::max<std::int64_t>(1, one->workspace_bytes()));
+  const auto fit          = [&](std::int64_t in_parts) {
+    for (const std::int64_t size : {all / in_parts, (all + in_parts - 1) / in_parts}) {
+      const DnnPlan* plan = plan_for(size);
+      if (plan == nullptr || plan->workspace_bytes() > room) return false;
+    }
+    return true;
+  };
+  std::int64_t parts = (all + most - 1) / most;
+  for (int more = 0; more < 2 && parts < all && !fit(parts); ++more) ++parts;  // a plan may need more than its share
+  if (!fit(parts)) return false;
   Scalars scalars(shape);
   const std::int64_t keys = shape.heads * shape.head_size, values = keys + shape.kv_heads * shape.head_size;
   for (std::int64_t part = 0; part < parts; ++part) {

@@ -3,6 +3,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/device.hpp"
+#include "ops/cuda/common/workspace_bytes.hpp"
 
 // Device memory for data between the kernels of one body. Internal to ops/cuda/.
 namespace stepgraph::cuda {
@@ -16,8 +17,7 @@ class Workspace {
   // Memory for `count` elements. Throws Error(backend) if there is not enough left.
   template <class T>
   T* take(std::int64_t count) {
-    constexpr std::size_t alignment = 256;
-    const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(T) + alignment - 1) / alignment * alignment;
+    const auto bytes = static_cast<std::size_t>(taken_bytes(count, sizeof(T)));
     if (bytes > free_.size()) {
       throw Error(ErrorKind::backend, str("cuda: ", op_, " needs ", bytes, " more bytes of workspace, but only ",
                                           free_.size(), " are left (a larger workspace, or smaller tensors)"));
