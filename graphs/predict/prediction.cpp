@@ -24,7 +24,7 @@ StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& ba
                      .timeline     = {},
                      .tokens_per_s = 0,
                      .unmeasured   = {}};
-  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse});
+  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse, .workspaces = options.workspaces});
   out.timeline = simulate({out.step.graph, out.plan}, machine);
   if (out.makespan_s() > 0)
     out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();
@@ -36,12 +36,12 @@ StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& ba
 Rank StepPrediction::peak_rank() const {
   Rank most{0};
   for (int rank = 0; rank < step.layout.num_ranks(); ++rank) {
-    if (plan.arena(Rank{rank}).size_bytes > plan.arena(most).size_bytes) most = Rank{rank};
+    if (plan.device_bytes(Rank{rank}) > plan.device_bytes(most)) most = Rank{rank};
   }
   return most;
 }
 
-std::int64_t StepPrediction::peak_bytes() const { return plan.arena(peak_rank()).size_bytes; }
+std::int64_t StepPrediction::peak_bytes() const { return plan.device_bytes(peak_rank()); }
 
 StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                             const Calibration& calibration, const StepOptions& options) {

@@ -25,7 +25,8 @@ struct StepPrediction {
   [[nodiscard]] Rank peak_rank() const;           // that rank; of equals, the first
 };
 // On a measured machine, and on the first devices of a described cluster, where layout.devices_per_node is that of the
-// cluster. Algorithm::adaptive chooses for options.machine, or for the machine of the prediction where it is null.
+// cluster. Algorithm::adaptive chooses for options.machine, or for the machine of the prediction where it is null. The
+// memory plan has options.workspaces.
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                           const Calibration& calibration, const StepOptions& options = {});
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,

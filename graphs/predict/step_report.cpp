@@ -15,7 +15,7 @@ StepSize step_size(const StepGraph& step, const MemoryPlan& plan) {
   StepSize size{.nodes       = static_cast<std::int64_t>(step.graph.num_nodes()),
                 .edges       = static_cast<std::int64_t>(plan.edges.preds.size()),
                 .reuse_edges = static_cast<std::int64_t>(plan.num_reuse_edges())};
-  for (const Rank rank : step.graph.ranks()) size.peak_bytes.push_back(plan.arena(rank).size_bytes);
+  for (const Rank rank : step.graph.ranks()) size.peak_bytes.push_back(plan.device_bytes(rank));
   return size;
 }
 

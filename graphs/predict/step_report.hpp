@@ -16,7 +16,7 @@ struct StepSize {
   std::int64_t nodes                   = 0;
   std::int64_t edges                   = 0;  // with reuse edges
   std::int64_t reuse_edges             = 0;
-  std::vector<std::int64_t> peak_bytes = {};  // of device memory, by rank
+  std::vector<std::int64_t> peak_bytes = {};  // of device memory, workspaces included, by rank
 };
 [[nodiscard]] StepSize step_size(const StepGraph& step, const MemoryPlan& plan);  // of the ranks that the step holds
 [[nodiscard]] StepSize step_size(const StepRun& run);                             // process 0: of all ranks

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "engine/base/error.hpp"
@@ -28,12 +29,22 @@ struct Change {
 
 std::string bytes_and_text(std::int64_t bytes) { return str(bytes, " (", bytes_text(static_cast<double>(bytes)), ")"); }
 
-ArenaPlan largest_arena(const MemoryPlan& plan) {
-  ArenaPlan largest;
+// The rank that needs the most device memory; of equals, the first.
+struct Most {
+  Rank rank          = {};
+  std::int64_t bytes = 0;
+};
+Most most_of(const RankSet& ranks, const MemoryPlan& plan) {
+  std::map<Rank, std::int64_t> bytes;
   for (const ArenaPlan& arena : plan.arenas) {
-    if (arena.space == Space::device && arena.size_bytes > largest.size_bytes) largest = arena;
+    if (arena.space == Space::device) bytes[arena.rank] += arena.size_bytes;
   }
-  return largest;
+  for (const WorkspacePlan& workspace : plan.workspaces) bytes[workspace.rank] += workspace.size_bytes;
+  Most most{.rank = ranks[0]};
+  for (const auto& [rank, needed] : bytes) {
+    if (needed > most.bytes) most = {rank, needed};
+  }
+  return most;
 }
 
 // Smaller microbatches, the largest first.
@@ -166,14 +177,15 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
                         const MemoryRequirementOptions& options) {
   if (plan.memory_limit_bytes == 0) return;
-  const MemoryPlan memory = plan_memory(step.graph, {.reuse = plan.reuse});
-  const ArenaPlan arena   = largest_arena(memory);
-  if (arena.size_bytes <= plan.memory_limit_bytes) return;
+  const MemoryPlan memory = plan_memory(step.graph, {.reuse = plan.reuse, .workspaces = options.workspaces});
+  const Most most         = most_of(step.graph.ranks(), memory);
+  if (most.bytes <= plan.memory_limit_bytes) return;
   constexpr std::uint32_t large = 20'000;  // nodes
   Search search{.num_nodes = step.graph.num_nodes()};
   search.whole = [&](const Plan& by, const BatchSpec& of) {
     const StepGraph other = build(by, of);
-    return largest_arena(plan_memory(other.graph, {.reuse = by.reuse})).size_bytes;
+    return most_of(other.graph.ranks(), plan_memory(other.graph, {.reuse = by.reuse, .workspaces = options.workspaces}))
+        .bytes;
   };
   if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 &&
       static_cast<int>(step.graph.ranks().size()) == step.layout.num_ranks()) {
@@ -182,8 +194,8 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
     };
     search.slice_share = 1.0 / step.layout.degree({Axis::dp, Axis::tp});
   }
-  refuse(memory_requirement(step, memory, arena.rank), plan,
-         what_would_fit(plan, step.batch, options.trains, arena.size_bytes, search));
+  refuse(memory_requirement(step, memory, most.rank), plan,
+         what_would_fit(plan, step.batch, options.trains, most.bytes, search));
 }
 
 void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,

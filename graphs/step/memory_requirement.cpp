@@ -25,14 +25,16 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
   MemoryRequirement out{.rank              = rank,
                         .ranks             = {rank},
                         .unused_bytes      = arena.size_bytes,
-                        .peak_bytes        = arena.size_bytes,
-                        .lower_bound_bytes = arena.lower_bound};
+                        .workspace_bytes   = plan.workspace_bytes(rank),
+                        .peak_bytes        = plan.device_bytes(rank),
+                        .lower_bound_bytes = arena.lower_bound + plan.workspace_bytes(rank)};
   for (const Buffer buffer : peak.alive) {
     const std::int64_t bytes = graph.spec(buffer).size_bytes;
     out.at_peak[static_cast<std::size_t>(role(buffer))] += bytes;
     out.unused_bytes -= bytes;
   }
   if (peak.node) out.node = graph.name(*peak.node);
+  if (out.workspace_bytes > 0) out.workspace_node = graph.name(plan.largest_workspace(rank).node);
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) out.num_nodes += graph.rank(Node{i}) == rank;
   return out;
 }
@@ -93,16 +95,15 @@ MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& pl
   return requirement_of(step.graph, plan, rank, [&](Buffer buffer) { return step.role(buffer); });
 }
 
-MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse) {
-  if (step.graph.ranks() == RankSet(rank)) {
-    return memory_requirement(step, plan_memory(step.graph, {.reuse = reuse}), rank);
-  }
+MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse, const WorkspaceNeeds& workspaces) {
+  const MemoryPlanOptions planning{.reuse = reuse, .workspaces = workspaces};
+  if (step.graph.ranks() == RankSet(rank)) return memory_requirement(step, plan_memory(step.graph, planning), rank);
   const Graph own = slice(step.graph, rank);
   std::vector<MemoryRole> roles;  // a slice has the rank's buffers in the same order
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
     if (step.graph.spec(Buffer{i}).rank == rank) roles.push_back(step.role(Buffer{i}));
   }
-  return requirement_of(own, plan_memory(own, {.reuse = reuse}), rank, [&](Buffer buffer) { return roles[buffer.id]; });
+  return requirement_of(own, plan_memory(own, planning), rank, [&](Buffer buffer) { return roles[buffer.id]; });
 }
 
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
@@ -112,7 +113,7 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
     building.only        = rank;
     const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
                                           : build_forward_step(model, plan, batch, ForwardResult::loss, building);
-    return memory_requirement(step, rank, plan.reuse);
+    return memory_requirement(step, rank, plan.reuse, options.workspaces);
   };
   const int num_ranks = Layout(plan.layout).num_ranks();
   if (options.rank) {  // at the cost of its slice, however many ranks there are
@@ -150,11 +151,17 @@ std::string memory_table(std::span<const MemoryRequirement> requirements) {
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> titles{"ranks"};
   for (const MemoryRole role : all_memory_roles) titles.emplace_back(to_string(role));
-  titles.insert(titles.end(), {"unused", "peak", "lower bound"});
+  titles.emplace_back("unused");
+  const bool has_workspaces =
+      std::any_of(requirements.begin(), requirements.end(), [](const auto& row) { return row.workspace_bytes > 0; });
+  if (has_workspaces) titles.emplace_back("workspace");
+  titles.insert(titles.end(), {"peak", "lower bound"});
   lines.push_back(std::move(titles));
   for (const MemoryRequirement& row : requirements) {
     std::vector<std::int64_t> bytes(row.at_peak.begin(), row.at_peak.end());
-    bytes.insert(bytes.end(), {row.unused_bytes, row.peak_bytes, row.lower_bound_bytes});
+    bytes.push_back(row.unused_bytes);
+    if (has_workspaces) bytes.push_back(row.workspace_bytes);
+    bytes.insert(bytes.end(), {row.peak_bytes, row.lower_bound_bytes});
     std::vector<std::string> rounded{ranks_text(row.ranks)}, exact{""};
     for (const std::int64_t number : bytes) {
       rounded.push_back(bytes_text(static_cast<double>(number)));
@@ -183,6 +190,7 @@ std::string roles_text(const MemoryRequirement& requirement) {
   };
   for (const MemoryRole role : all_memory_roles) add(to_string(role), requirement[role]);
   add("unused", requirement.unused_bytes);
+  add("workspace", requirement.workspace_bytes);
   return join_text(parts, ", ", [](const std::string& part) { return part; });
 }
 

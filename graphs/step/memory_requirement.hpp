@@ -13,15 +13,17 @@
 namespace stepgraph {
 
 // The device memory that a rank needs for one step, from its memory plan: the bytes of live buffers at the peak, by
-// role. at_peak and unused_bytes add up to peak_bytes.
+// role, and the workspaces of its streams. at_peak, unused_bytes and workspace_bytes add up to peak_bytes.
 struct MemoryRequirement {
   Rank rank               = {};
   std::vector<Rank> ranks = {};  // all ranks with the same requirement, this one included; ascending
   std::array<std::int64_t, all_memory_roles.size()> at_peak{};  // by role
   std::int64_t unused_bytes      = 0;   // of the arena at the peak: alignment, and gaps between buffers
-  std::int64_t peak_bytes        = 0;   // size of the arena that a run allocates
-  std::int64_t lower_bound_bytes = 0;   // no arena for the plan's order is smaller
-  std::string node               = {};  // the node that runs at the peak
+  std::int64_t workspace_bytes   = 0;   // of all streams of the rank; 0 on the host
+  std::int64_t peak_bytes        = 0;   // what a run allocates: the arena and the workspaces
+  std::int64_t lower_bound_bytes = 0;   // no arena for the plan's order is smaller; with the workspaces
+  std::string node               = {};  // the node that runs at the peak of the arena
+  std::string workspace_node     = {};  // the node that needs the largest workspace; empty: there is none
   std::int64_t num_nodes         = 0;   // of the rank in a step
 
   [[nodiscard]] std::int64_t operator[](MemoryRole role) const noexcept {
@@ -32,13 +34,15 @@ struct MemoryRequirement {
 // From a plan of the whole step; or from a plan of the rank's slice, as a process with this rank alone would make it.
 // The two can differ a little: only the whole step knows when other ranks send.
 [[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& plan, Rank rank);
-[[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse = Reuse::tight);
+[[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse = Reuse::tight,
+                                                   const WorkspaceNeeds& workspaces = {});
 
 struct MemoryRequirementOptions {
-  bool trains              = true;  // false: a forward step
-  bool keep_gradients      = false;
-  std::optional<Rank> rank = {};       // only this rank: it costs what the rank's slice costs
-  const Machine* machine   = nullptr;  // StepOptions::machine
+  bool trains               = true;  // false: a forward step
+  bool keep_gradients       = false;
+  std::optional<Rank> rank  = {};       // only this rank: it costs what the rank's slice costs
+  const Machine* machine    = nullptr;  // StepOptions::machine
+  WorkspaceNeeds workspaces = {};       // of the world on which the step would run
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same
@@ -51,9 +55,10 @@ struct MemoryRequirementOptions {
 // The largest requirement; of equals, the first. There must be at least one.
 [[nodiscard]] const MemoryRequirement& largest(std::span<const MemoryRequirement> requirements);
 
-// A table for people: two lines for each requirement, one rounded and one in bytes.
+// A table for people: two lines for each requirement, one rounded and one in bytes. Without workspaces it has no column
+// for them.
 [[nodiscard]] std::string memory_table(std::span<const MemoryRequirement> requirements);
-// "parameters 112 MiB, ..., unused 1 KiB": all roles with more than 0 bytes.
+// "parameters 112 MiB, ..., unused 1 KiB, workspace 64 MiB": all with more than 0 bytes.
 [[nodiscard]] std::string roles_text(const MemoryRequirement& requirement);
 
 }  // namespace stepgraph

@@ -5,6 +5,7 @@
 
 #include "engine/graph/graph.hpp"
 #include "engine/graph/ordered_graph.hpp"
+#include "engine/plan/workspaces.hpp"
 #include "engine/simulate/machine.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/models/model.hpp"
@@ -131,6 +132,8 @@ struct StepOptions {
   // The machine on which Algorithm::adaptive simulates its candidates. Null: nodes of `devices_per_node` ranks with 100
   // GB/s inside a node and 25 GB/s between nodes, and latencies of 2 and 5 microseconds.
   const Machine* machine = nullptr;
+  // The workspaces that Plan::memory_limit_bytes counts: workspace_needs of the world. The graph has them either way.
+  WorkspaceNeeds workspaces = {};
 };
 
 // What a forward step computes: the mean loss, or the logits of every token.

@@ -9,9 +9,12 @@ namespace {
 StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep& build, bool trains,
                        const StepOptions& options) {
   StepGraph step = build(plan, batch);
-  check_memory_limit(
-      step, plan, build,
-      {.trains = trains, .keep_gradients = options.keep_gradients, .rank = {}, .machine = options.machine});
+  check_memory_limit(step, plan, build,
+                     {.trains         = trains,
+                      .keep_gradients = options.keep_gradients,
+                      .rank           = {},
+                      .machine        = options.machine,
+                      .workspaces     = options.workspaces});
   return step;
 }
 

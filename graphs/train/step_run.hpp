@@ -56,6 +56,7 @@ class StepRun {
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
   [[nodiscard]] const Program& program() const noexcept { return *program_; }
   [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
+  [[nodiscard]] const World& world() const noexcept { return *world_; }
   // The processes of the world; null: this process has all ranks.
   [[nodiscard]] Peers* peers() const noexcept { return peers_; }
   [[nodiscard]] bool is_first() const noexcept;  // process 0

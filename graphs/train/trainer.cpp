@@ -28,7 +28,8 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
                          {.keep_gradients = options.keep_gradients,
                           .seed           = options.seed,
                           .only           = ranks_of(plan, world),
-                          .machine        = options.machine}),
+                          .machine        = options.machine,
+                          .workspaces     = workspace_needs(world)}),
            world,
            {.threads       = options.threads,
             .step_timeout  = options.step_timeout,
@@ -100,14 +101,17 @@ StepResult Trainer::run_step(Recorder* recorder) {
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                      const RunOptions& options)
-    : run_(forward_step(model, plan, batch, ForwardResult::loss,
-                        {.only = ranks_of(plan, world), .machine = options.machine}),
+    : run_(forward_step(
+               model, plan, batch, ForwardResult::loss,
+               {.only = ranks_of(plan, world), .machine = options.machine, .workspaces = workspace_needs(world)}),
            world, options) {}
 
 Evaluator::Evaluator(Trainer& trainer, const BatchSpec& batch)
     : trainer_(&trainer),
       run_(forward_step(trainer.run_.step().model, trainer.plan_, batch, ForwardResult::loss,
-                        {.only = trainer.run_.step().graph.ranks(), .machine = trainer.options_.machine}),
+                        {.only       = trainer.run_.step().graph.ranks(),
+                         .machine    = trainer.options_.machine,
+                         .workspaces = workspace_needs(trainer.run_.world())}),
            trainer.run_,
            {.threads       = trainer.options_.threads,
             .step_timeout  = trainer.options_.step_timeout,
@@ -176,8 +180,9 @@ double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_
 
 // Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
-    : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
-                        {.only = ranks_of(plan, world), .machine = options.machine}),
+    : run_(forward_step(
+               model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
+               {.only = ranks_of(plan, world), .machine = options.machine, .workspaces = workspace_needs(world)}),
            world, options) {}
 
 namespace {

@@ -68,6 +68,44 @@ TEST_CASE("plan-memory has a line for each kind of rank, whose parts add up to i
   CHECK_THAT(refused.err, ContainsSubstring("--rank 1: is not in the layout (0 to 0)"));
 }
 
+TEST_CASE("plan-memory and other commands count the workspaces of backend cuda, without a device",
+          "[tools][memory][workspace]") {
+  const SmallRun small;
+  const std::string cuda = "--set backend=cuda ";
+  const auto host        = json_lines(small.run("plan-memory", "--json").out).at(0);
+  const auto outcome     = small.run("plan-memory", "--json " + cuda);
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto device            = json_lines(outcome.out).at(0);
+  const std::int64_t workspace = device.at("workspace").as_integer(), peak = device.at("peak_bytes").as_integer();
+  CHECK(host.at("workspace") == 0);
+  CHECK(host.find("workspace_node") == nullptr);
+  CHECK(workspace > 0);
+  CHECK(device.at("workspace_node").is_string());
+  CHECK(sum_of(host) == host.at("peak_bytes").as_integer());
+  CHECK(sum_of(device) + workspace == peak);
+  CHECK(peak == host.at("peak_bytes").as_integer() + workspace);
+  CHECK(json_lines(small.run("graph", "--json " + cuda).out).at(0).at("peak_bytes")[0] == peak);
+  CHECK(json_lines(small.run("verify", "--json " + cuda).out).at(0).at("peak_bytes")[0] == peak);
+  for (const char* backend : {"gloo", "mpi"})
+    CHECK(json_lines(small.run("plan-memory", sg::str("--json --set backend=", backend)).out).at(0).at("peak_bytes") ==
+          host.at("peak_bytes"));
+
+  const auto table = small.run("plan-memory", cuda);
+  CHECK_THAT(table.out, ContainsSubstring("unused  workspace ") && ContainsSubstring("\nworkspace: rank 0, for '"));
+  CHECK_THAT(small.run("plan-memory").out, !ContainsSubstring("workspace"));
+
+  // Enough for the arena, but not for the workspaces.
+  const std::string limit = sg::str("--set memory.limit_bytes=", peak - 1, " ");
+  CHECK(small.run("plan-memory", limit).exit_code == 0);
+  for (const char* command : {"plan-memory", "graph"}) {
+    const auto refused = small.run(command, limit + cuda);
+    CHECK(refused.exit_code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(sg::str("memory.limit_bytes: rank 0 needs ", peak, " (")) &&
+                                ContainsSubstring(", workspace "));
+  }
+}
+
 TEST_CASE("a step that needs more memory than the limit is refused by every command, and the offered setting runs",
           "[tools][memory]") {
   const SmallRun small;

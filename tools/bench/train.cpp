@@ -44,7 +44,7 @@ struct Measured {
   double cpu_share            = 0;  // processor time over the time of all threads, including the search for work
   std::int64_t resident_bytes = 0;  // growth of the process
   std::int64_t process_bytes  = 0;
-  std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0;
+  std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0, workspace_bytes = 0;  // planned
   std::vector<OpTime> ops;
 };
 
@@ -54,12 +54,15 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   const std::int64_t before = resident_bytes();
   Training training(what, options.threads, options.backend);
   for (int i = 0; i < warm_up; ++i) training.step();
-  out.process_bytes  = resident_bytes();
-  out.resident_bytes = out.process_bytes - before;
-  for (const ArenaPlan& arena : training.run().plan().arenas) {
-    out.peak_bytes += arena.size_bytes;
-    out.lower_bound_bytes += arena.lower_bound;
-    out.rank_peak_bytes = std::max(out.rank_peak_bytes, arena.size_bytes);
+  out.process_bytes      = resident_bytes();
+  out.resident_bytes     = out.process_bytes - before;
+  const MemoryPlan& plan = training.run().plan();
+  for (const ArenaPlan& arena : plan.arenas) {
+    const std::int64_t workspace = arena.space == Space::device ? plan.workspace_bytes(arena.rank) : 0;
+    out.peak_bytes += arena.size_bytes + workspace;
+    out.lower_bound_bytes += arena.lower_bound + workspace;
+    out.rank_peak_bytes = std::max(out.rank_peak_bytes, arena.size_bytes + workspace);
+    out.workspace_bytes += workspace;
   }
   // Alternates with the same work on one rank, or without sharding, so that both run under the same conditions.
   std::unique_ptr<Training> reference;
@@ -116,6 +119,7 @@ void print_json(const Line& line, const TrainOptions& options) {
                     {"peak_bytes", line.measured.peak_bytes},
                     {"rank_peak_bytes", line.measured.rank_peak_bytes},
                     {"lower_bound_bytes", line.measured.lower_bound_bytes},
+                    {"workspace_bytes", line.measured.workspace_bytes},
                     {"resident_bytes", line.measured.resident_bytes},
                     {"process_bytes", line.measured.process_bytes}};
   cli::print_line(json_line(json));

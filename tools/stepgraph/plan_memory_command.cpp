@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <memory>
+#include <span>
 
 #include "engine/base/error.hpp"
 #include "graphs/files/json_value.hpp"
@@ -22,10 +24,20 @@ std::string row_line(const MemoryRequirement& row) {
   JsonValue line = {{"type", "memory"}, {"rank", index(row.rank)}, {"ranks", ranks}};
   for (const MemoryRole role : all_memory_roles) line.set(to_string(role), row[role]);
   line.add({{"unused", row.unused_bytes},
+            {"workspace", row.workspace_bytes},
             {"peak_bytes", row.peak_bytes},
             {"lower_bound_bytes", row.lower_bound_bytes},
             {"node", row.node}});
+  if (row.workspace_bytes > 0) line.set("workspace_node", row.workspace_node);
   return json_line(line);
+}
+
+// The node that needs the largest workspace; empty if there are none.
+std::string workspace_text(std::span<const MemoryRequirement> rows) {
+  const MemoryRequirement& most = *std::max_element(
+      rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.workspace_bytes < b.workspace_bytes; });
+  if (most.workspace_bytes == 0) return {};
+  return str("\nworkspace: rank ", most.rank, ", for '", most.workspace_node, "'");
 }
 
 void run_plan_memory(const PlanMemoryOptions& options) {
@@ -34,14 +46,16 @@ void run_plan_memory(const PlanMemoryOptions& options) {
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
   const std::optional<Machine> machine = chooser_machine(config);
-  MemoryRequirementOptions asked{.trains = !options.forward, .machine = pointer_to(machine)};
+  MemoryRequirementOptions asked{
+      .trains = !options.forward, .machine = pointer_to(machine), .workspaces = workspaces_of(config)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);
   if (options.config.json) {
     for (const MemoryRequirement& row : rows) print_line(row_line(row));
   } else {
-    print_line(str(memory_table(rows), "peak: rank ", largest(rows).rank, ", in '", largest(rows).node, "'"));
+    print_line(str(memory_table(rows), "peak: rank ", largest(rows).rank, ", in '", largest(rows).node, "'",
+                   workspace_text(rows)));
   }
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }

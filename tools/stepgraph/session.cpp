@@ -121,6 +121,10 @@ std::optional<Machine> chooser_machine(const Config& config) {
   }
 }
 
+WorkspaceNeeds workspaces_of(const Config& config) {
+  return {.bodies = config.backend == "cuda" || config.backend == "nccl"};
+}
+
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {
   start.folder ? stepgraph::set_weights(run, *start.folder) : set_fresh_weights(run, seed);
 }

@@ -44,6 +44,8 @@ struct Start {
 [[nodiscard]] inline const Machine* pointer_to(const std::optional<Machine>& machine) {
   return machine ? &*machine : nullptr;
 }
+// The workspaces that the streams of the config's backend have, for commands that plan a step without a device.
+[[nodiscard]] WorkspaceNeeds workspaces_of(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
 // comm.timeout_ms where this process has all ranks: how long a step may go on without any node that ends. In a world of

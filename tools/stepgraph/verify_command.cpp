@@ -36,7 +36,8 @@ void run_verify(const ConfigOptions& options) {
   const auto look = [&](const StepGraph& step, const char* name) {
     for (const Finding& flaw : find_flaws(step)) findings.push_back(flaw);
     if (!findings.empty()) return;  // a graph with a cycle has no memory plan
-    const RunnableGraph runnable(step.graph, plan_memory(step.graph, {.reuse = config.plan.reuse}));
+    const RunnableGraph runnable(
+        step.graph, plan_memory(step.graph, {.reuse = config.plan.reuse, .workspaces = workspaces_of(config)}));
     for (const Finding& flaw : find_flaws(runnable)) findings.push_back(flaw);
     std::optional<StreamPlan> streams;
     if (findings.empty()) streams = proved_streams(runnable, findings);
@@ -44,7 +45,7 @@ void run_verify(const ConfigOptions& options) {
                          {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
   const std::optional<Machine> machine = chooser_machine(config);
-  const StepOptions building{.machine = pointer_to(machine)};
+  const StepOptions building{.machine = pointer_to(machine), .workspaces = workspaces_of(config)};
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 

@@ -10,6 +10,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/config/config.hpp"
 #include "graphs/train/trainer.hpp"
+#include "tests/support/worlds/eager_world.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -80,6 +81,37 @@ TEST_CASE("a step that needs one byte more than the limit is refused, with the r
   const sg::Config config = with(joined(layout, {limit(needed - 1)}));
   sg::LoopbackWorld world(2);
   CHECK_THROWS_WITH(sg::Trainer(model_of(config), config.plan, config.batch, world), text);
+}
+
+TEST_CASE("a step on a device that fits only without its workspaces is refused, with their bytes",
+          "[graphs][memory][workspace]") {
+  const std::int64_t arena     = peak({});
+  const sg::Config config      = with({limit(arena)});
+  const sg::Model model        = model_of(config);
+  sg::Plan unlimited           = config.plan;
+  unlimited.memory_limit_bytes = 0;
+  const sg::StepOptions on_device{.workspaces = {.bodies = true, .part = {}}};
+  const auto row = sg::memory_requirements(model, unlimited, config.batch, {.workspaces = on_device.workspaces}).at(0);
+  CHECK(row.workspace_bytes > 0);
+  CHECK(row.peak_bytes == arena + row.workspace_bytes);
+  CHECK_FALSE(row.workspace_node.empty());
+
+  CHECK_NOTHROW(sg::training_step(model, config.plan, config.batch));
+  CHECK_THROWS_WITH(sg::training_step(model, config.plan, config.batch, on_device),
+                    ContainsSubstring(sg::str("memory.limit_bytes: rank 0 needs ", row.peak_bytes, " (")) &&
+                        ContainsSubstring(", workspace ") &&
+                        ContainsSubstring(sg::str("; the limit is ", arena, " (")));
+  sg::Plan enough           = config.plan;
+  enough.memory_limit_bytes = row.peak_bytes;
+  CHECK_NOTHROW(sg::training_step(model, enough, config.batch, on_device));
+
+  // A trainer takes them from its world.
+  sg::testing::EagerWorld device(1);
+  CHECK_THROWS_WITH(sg::Trainer(model, config.plan, config.batch, device),
+                    ContainsSubstring(sg::str("rank 0 needs ", row.peak_bytes, " (")));
+  CHECK_THROWS_WITH(
+      sg::check_memory_limit(std::vector{row}, model, config.plan, config.batch, {.workspaces = on_device.workspaces}),
+      ContainsSubstring(", workspace "));
 }
 
 TEST_CASE("a refusal offers the first change that fits", "[graphs][memory]") {

@@ -114,6 +114,32 @@ TEST_CASE("the requirements of a rank add up to its arena, and those of weights 
   }
 }
 
+TEST_CASE("the requirements of a rank on a device add up with its workspaces, in every layout",
+          "[graphs][memory][workspace]") {
+  for (const sg::Plan& plan : {sg::Plan{.layout = {.dp = 2, .tp = 2, .pp = 2}}, sg::Plan{.layout = {.dp = 2},
+                                                                                .shard = {.strategy = sg::Shard::full},
+                                                                                .precision = {.param = sg::DType::bf16},
+                                                                                .recompute = sg::Recompute::full,
+                                                                                .algorithm = sg::Algorithm::ring}}) {
+    const sg::Model model = small(true, 2);
+    const auto host       = sg::memory_requirements(model, plan, batch_of_4);
+    const auto device = sg::memory_requirements(model, plan, batch_of_4, {.workspaces = {.bodies = true, .part = {}}});
+    REQUIRE(host.size() == device.size());
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      CHECK(host[i].workspace_bytes == 0);
+      CHECK(host[i].workspace_node.empty());
+      CHECK(device[i].workspace_bytes > 0);
+      CHECK(device[i].at_peak == host[i].at_peak);
+      CHECK(device[i].peak_bytes == host[i].peak_bytes + device[i].workspace_bytes);
+      CHECK(device[i].lower_bound_bytes == host[i].lower_bound_bytes + device[i].workspace_bytes);
+      CHECK(sum(device[i]) + device[i].workspace_bytes == device[i].peak_bytes);
+    }
+    CHECK_THAT(sg::memory_table(device), ContainsSubstring("unused  workspace "));
+    CHECK_THAT(sg::memory_table(host), !ContainsSubstring("workspace"));
+    CHECK_THAT(sg::roles_text(device[0]), ContainsSubstring(", workspace "));
+  }
+}
+
 TEST_CASE("a rank needs the same memory in the whole step and built alone", "[graphs][memory]") {
   const sg::Plan plan{.layout = {.tp = 2, .pp = 2}, .recompute = sg::Recompute::full};
   const auto step  = sg::training_step(small(true, 2), plan, batch_of_4);
