@@ -14,8 +14,10 @@ namespace {
 
 class Operation {
  public:
-  Operation(const Exchange& exchange, cudaStream_t stream)
-      : what_(exchange.what), parts_(exchange.parts), stream_(stream) {}
+  Operation(const Exchange& exchange, const Queue& queue)
+      : what_(exchange.what), parts_(exchange.parts), stream_(queue.stream()) {
+    queue.check_current();
+  }
 
   void run() const {
     switch (what_.op) {
@@ -195,7 +197,8 @@ void communicate(const Exchange& exchange) {
     check(cudaEventRecord(queue.reached(), queue.stream()), "meeting in a communication");
     check(cudaStreamWaitEvent(leader.stream(), queue.reached(), 0), "meeting in a communication");
   }
-  Operation(exchange, leader.stream()).run();
+  leader.make_current();  // the device of another part may be current
+  Operation(exchange, leader).run();
   if (others.empty()) return;
   check(cudaEventRecord(leader.reached(), leader.stream()), "leaving a communication");
   for (const LocalPart& part : others) {

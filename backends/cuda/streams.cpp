@@ -11,15 +11,6 @@ namespace {
 
 constexpr std::uint32_t none = StreamPlan::none;
 
-cudaEvent_t make_event(unsigned flags) {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, flags), "making an event");
-  return event;
-}
-void drop(cudaEvent_t event) noexcept {
-  if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
-}
-
 // Begins a range that profilers show. Names are not null-terminated, so the name is copied, into memory that is kept.
 void begin_range(std::string_view name) {
   thread_local std::string text;
@@ -29,20 +20,63 @@ void begin_range(std::string_view name) {
 
 }  // namespace
 
-Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan)
-    : shared_(shared), graph_(graph), plan_(std::move(plan)), queues_(graph.ranks().size() * num_lane_kinds, nullptr) {
-  for (auto& events : events_) events.resize(graph.num_nodes(), nullptr);
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    const std::uint32_t stream = plan_.stream[node];
-    has_host_nodes_            = has_host_nodes_ || stream == none;
+Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan, bool captures)
+    : shared_(shared),
+      graph_(graph),
+      plan_(std::move(plan)),
+      captures_(captures),
+      queues_(graph.ranks().size() * num_lane_kinds, nullptr) {
+  try {
+    use_queues();
+    const OnDevice here(origin_device_);
+    give_workspaces();
+    make_events();
+    if (shared_.markers) marks_ = std::make_unique<Marks>(graph_, plan_, shared_.queues.heap());
+    const std::lock_guard guard(shared_.last_mutex);
+    shared_.programs.push_back(this);
+  } catch (...) {
+    free_all();
+    throw;
+  }
+}
+
+void Streams::use_queues() {
+  for (const std::uint32_t stream : plan_.stream) {
     if (stream == none || queues_[stream] != nullptr) continue;
     const Lane lane = plan_.lane_of(stream);
     queues_[stream] = &shared_.queues.of(lane.rank, lane.kind);
   }
+  const Queue& first = shared_.queues.of(shared_.queues.ranks()[0], LaneKind::compute);
+  origin_            = first.stream();
+  origin_device_     = first.device();
+}
+
+// A node gets exactly the workspace that it needs: libraries choose algorithms by its size.
+void Streams::give_workspaces() {
+  handles_.resize(queues_.size());
+  workspaces_.resize(queues_.size());
+  for (std::uint32_t stream = 0; stream < queues_.size(); ++stream) {
+    if (queues_[stream] == nullptr) continue;
+    handles_[stream] = queue_of(stream).handles();
+    if (const auto size = static_cast<std::size_t>(plan_.workspace_of(stream)); size > 0)
+      workspaces_[stream] = queue_of(stream).workspace(size, str("the workspace of ", plan_.name(stream)));
+  }
+  handle_of_ = plan_.stream;
+  for (const NodeWorkspace& of : plan_.node_workspaces) {
+    const std::uint32_t stream = plan_.stream[of.node.id];
+    handle_of_[of.node.id]     = static_cast<std::uint32_t>(handles_.size());
+    handles_.push_back(queue_of(stream).handles());
+    handles_.back().workspace = workspaces_[stream]->bytes().subspan(static_cast<std::size_t>(of.offset_bytes),
+                                                                     static_cast<std::size_t>(of.size_bytes));
+  }
+}
+
+void Streams::make_events() {
+  for (auto& events : events_) events.resize(graph_.num_nodes(), nullptr);
   const auto need = [&](std::uint32_t node) {
-    const OnDevice here(queue_of(plan_.stream[node]).device());
     for (auto& events : events_) {
-      if (events[node] == nullptr) events[node] = make_event(cudaEventDisableTiming);
+      if (events[node] == nullptr)
+        events[node] = make_event(queue_of(plan_.stream[node]).device(), cudaEventDisableTiming);
     }
   };
   for (const std::uint32_t node : plan_.waits) need(node);
@@ -51,29 +85,46 @@ Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan)
   for (const std::uint32_t node : plan_.issue_order) {
     if (events_[0][node] != nullptr) with_event_[plan_.stream[node]].push_back(node);
   }
-  origin_ = shared_.queues.of(Rank{0}, LaneKind::compute).stream();
-  fork_   = make_event(cudaEventDisableTiming);
-  tail_   = make_event(cudaEventDisableTiming);
+  fork_ = make_event(origin_device_, cudaEventDisableTiming);
+  tail_ = make_event(origin_device_, cudaEventDisableTiming);
 }
 
-// The run of a program that is destroyed is over, so the device is done with it.
-Streams::~Streams() {
-  if (shared_.queues.abandoned()) return;
-  try {
-    shared_.queues.synchronize();
-  } catch (const Error&) {  // already reported
-  }
-  {
-    const std::lock_guard guard(shared_.last_mutex);
-    if (shared_.last == this) shared_.last = nullptr;
-  }
-  if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
-  drop_timing();
+void Streams::free_all() noexcept {
+  drop_capture();
+  timing_.reset();
   drop(fork_);
   drop(tail_);
   for (const auto& events : events_) {
     for (const cudaEvent_t event : events) drop(event);
   }
+}
+
+// The run of a program that is destroyed is over, so the device is done with it.
+Streams::~Streams() {
+  {
+    const std::lock_guard guard(shared_.last_mutex);
+    if (shared_.last == this) shared_.last = nullptr;
+    std::erase(shared_.programs, this);
+  }
+  if (shared_.queues.abandoned()) {
+    static_cast<void>(timing_.release());  // the device may still use its events
+    return;
+  }
+  try {
+    const OnDevice here(origin_device_);
+    try {
+      shared_.queues.synchronize();
+    } catch (const Error&) {  // already reported
+    }
+    free_all();
+  } catch (const Error&) {  // the device has failed: nothing can be freed
+  }
+}
+
+void Streams::drop_capture() noexcept {
+  if (graph_exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(graph_exec_));
+  graph_exec_ = nullptr;
+  runs_       = 0;
 }
 
 std::string Streams::doing(const char* what, Node node) const {
@@ -82,6 +133,7 @@ std::string Streams::doing(const char* what, Node node) const {
 }
 
 bool Streams::vacant() {
+  const OnDevice here(origin_device_);
   const std::unique_lock lock(shared_.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   const std::lock_guard guard(shared_.last_mutex);
@@ -94,15 +146,19 @@ void Streams::take_turn(bool captured) {
   shared_.queues.check_usable();
   one_launch_ = captured;
   known_.assign(queues_.size(), 0);
-  if (shared_.last == this && shared_.last_captured == captured) return;
-  shared_.queues.synchronize();
-  const std::lock_guard guard(shared_.last_mutex);
-  shared_.last          = this;
-  shared_.last_captured = captured;
+  if (shared_.last != this || shared_.last_captured != captured) {
+    shared_.queues.synchronize();
+    const std::lock_guard guard(shared_.last_mutex);
+    shared_.last          = this;
+    shared_.last_captured = captured;
+  }
+  if (marks_) marks_->reset();
+  shared_.queues.set_busy();
 }
 
 bool Streams::replay() {
   if (graph_exec_ == nullptr || !shared_.capture) return false;
+  const OnDevice here(origin_device_);
   const std::lock_guard lock(shared_.mutex);
   take_turn(true);
   check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");
@@ -112,39 +168,31 @@ bool Streams::replay() {
 
 // The first run is issued, not captured: libraries then choose algorithms and load kernels, which cannot be captured.
 void Streams::begin(bool recorded) {
+  const OnDevice here(origin_device_);
   std::unique_lock turn(shared_.mutex);  // released if this throws, because end() is not called then
   recorded_ = recorded;
-  if (!recorded && shared_.capture && !has_host_nodes_ && runs_ > 0) {
+  if (!recorded && shared_.capture && captures_ && runs_ > 0) {
     take_turn(true);
     joined_.assign(queues_.size(), 0);
+    std::unique_lock no_waiting(shared_.queues.capture_mutex());
+    // Only calls of this thread are restricted while it captures: other threads may make and run programs.
     check(cudaStreamBeginCapture(origin_, cudaStreamCaptureModeThreadLocal), "beginning to capture a step");
-    capturing_ = true;
+    no_waiting_ = std::move(no_waiting);
+    capturing_  = true;
     if (const cudaError_t status = cudaEventRecord(fork_, origin_); status != cudaSuccess) {
       end_capture(false);
       check(status, "beginning to capture a step");
     }
   } else {
     take_turn(false);
-    if (recorded) begin_timing();
-  }
-  turn_ = std::move(turn);
-}
-
-void Streams::begin_timing() {
-  shared_.queues.synchronize();
-  if (timing_.empty()) {
-    timing_.resize(graph_.num_nodes());
-    base_ = make_event(cudaEventDefault);
-    for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
-      if (plan_.stream[node] == none) continue;
-      timing_[node].begin = make_event(cudaEventDefault);
-      timing_[node].end   = make_event(cudaEventDefault);
+    if (recorded) {
+      shared_.queues.synchronize();
+      if (!timing_) timing_ = std::make_unique<NodeTiming>(plan_, queues_);
+      timing_->begin();
+      shared_.queues.set_busy();
     }
   }
-  for (Timing& timing : timing_) timing.issued = false;
-  check(cudaEventRecord(base_, origin_), "starting the clock");
-  check(cudaEventSynchronize(base_), "starting the clock");
-  base_time_ = Clock::now();
+  turn_ = std::move(turn);
 }
 
 // A stream joins a capture when it waits for an event of the capture.
@@ -157,6 +205,7 @@ void Streams::join_capture(std::uint32_t stream) {
 
 bool Streams::ready(Node node) {
   if (plan_.stream[node.id] != none) return true;
+  const OnDevice here(origin_device_);
   const auto is_done = [&](std::uint32_t other) {
     const cudaError_t status = cudaEventQuery(event(other));
     if (status == cudaErrorNotReady) return false;
@@ -170,11 +219,11 @@ const DeviceQueue* Streams::before(Node node) {
   begin_range(graph_.name(node));
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
-    if (recorded_) timing_[node.id].host_begin_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
+    if (recorded_) timing_->before_host(node.id);
     return nullptr;
   }
   Queue& queue = queue_of(stream);
-  check(cudaSetDevice(queue.device()), [&] { return doing("choosing the device of", node); });
+  queue.make_current();
   if (capturing_) join_capture(stream);
   for (const std::uint32_t other : plan_.waits_of(node))
     check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
@@ -184,25 +233,21 @@ const DeviceQueue* Streams::before(Node node) {
       check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
             [&] { return doing("waiting for predecessors of", node); });
   }
-  if (recorded_) check(cudaEventRecord(timing_[node.id].begin, queue.stream()), [&] { return doing("timing", node); });
-  return &queue.handles();
+  if (marks_) marks_->before(node.id, queue.stream());
+  if (recorded_) check(timing_->before(node.id, queue.stream()), [&] { return doing("timing", node); });
+  return &handles_[handle_of_[node.id]];
 }
 
 void Streams::after(Node node) {
   nvtxRangePop();
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
-    if (recorded_) {
-      timing_[node.id].host_end_s = std::chrono::duration<double>(Clock::now() - base_time_).count();
-      timing_[node.id].issued     = true;
-    }
+    if (recorded_) timing_->after_host(node.id);
     return;
   }
   const cudaStream_t on = queue_of(stream).stream();
-  if (recorded_) {
-    check(cudaEventRecord(timing_[node.id].end, on), [&] { return doing("timing", node); });
-    timing_[node.id].issued = true;
-  }
+  if (recorded_) check(timing_->after(node.id, on), [&] { return doing("timing", node); });
+  if (marks_) marks_->after(node.id, on);
   if (const cudaEvent_t waited_for = event(node.id); waited_for != nullptr)
     check(cudaEventRecord(waited_for, on), [&] { return doing("recording an event after", node); });
   if (shared_.check_nodes && !capturing_) check(cudaStreamSynchronize(on), [&] { return doing("running", node); });
@@ -210,32 +255,9 @@ void Streams::after(Node node) {
 
 std::vector<NodeTime> Streams::times() {
   if (!recorded_) return {};
+  const OnDevice here(origin_device_);
   shared_.queues.synchronize();
-  std::vector<NodeTime> times(graph_.num_nodes());
-  for (std::uint32_t node = 0; node < graph_.num_nodes(); ++node) {
-    const Timing& timing = timing_[node];
-    if (!timing.issued) continue;  // its times are those of an earlier run, if any
-    if (timing.begin == nullptr) {
-      times[node] = {.begin_s = timing.host_begin_s, .end_s = timing.host_end_s};
-      continue;
-    }
-    const auto since = [&](cudaEvent_t event) -> double {
-      float ms = -1000;
-      if (cudaEventElapsedTime(&ms, base_, event) != cudaSuccess) static_cast<void>(cudaGetLastError());
-      return static_cast<double>(ms) / 1000;
-    };
-    times[node].begin_s = since(timing.begin);
-    times[node].end_s   = since(timing.end);
-  }
-  return times;
-}
-
-void Streams::drop_timing() noexcept {
-  for (const Timing& timing : timing_) {
-    drop(timing.begin);
-    drop(timing.end);
-  }
-  drop(base_);
+  return timing_->times();
 }
 
 // The origin stream continues when every stream has reached this point.
@@ -252,12 +274,20 @@ void Streams::join_all() {
 // A failed run does not count: libraries may not have seen all nodes.
 void Streams::finish(bool good) {
   runs_ += good ? 1 : 0;
+  shared_.queues.set_busy();
   check(cudaEventRecord(tail_, origin_), "recording the end of a step");
 }
 
 void Streams::end(bool good) {
   const std::unique_lock<std::mutex> turn = std::move(turn_);
+  const OnDevice here(origin_device_);
   if (capturing_) {
+    try {
+      if (good) join_all();
+    } catch (...) {
+      end_capture(false);
+      throw;
+    }
     end_capture(good);
     if (!good) return;
     check(cudaGraphLaunch(graph_exec_, origin_), "launching a step");
@@ -268,32 +298,39 @@ void Streams::end(bool good) {
 }
 
 void Streams::end_capture(bool good) {
-  if (good) join_all();
   capturing_               = false;
   cudaGraph_t captured     = nullptr;
   const cudaError_t status = cudaStreamEndCapture(origin_, &captured);
+  no_waiting_              = {};
   if (!good) {  // nothing of the capture has run
     if (captured != nullptr) static_cast<void>(cudaGraphDestroy(captured));
     static_cast<void>(cudaGetLastError());
     return;
   }
   check(status, "capturing a step");
-  const cudaError_t made = cudaGraphInstantiate(&graph_exec_, captured, 0);
+  // Nodes keep the priorities of their streams.
+  const cudaError_t made = cudaGraphInstantiate(&graph_exec_, captured, cudaGraphInstantiateFlagUseNodePriority);
   static_cast<void>(cudaGraphDestroy(captured));
   check(made, "making a CUDA graph of a step");
 }
 
 bool Streams::done() {
+  const OnDevice here(origin_device_);
   const cudaError_t status = cudaEventQuery(tail_);
   if (status == cudaErrorNotReady) return false;
   check(status, "running a step (CudaWorldOptions::check_nodes names the node)");
+  if (shared_.aborted) {
+    if (const auto why = shared_.aborted()) throw Error(ErrorKind::backend, *why);
+  }
   return true;
 }
 
 // Only nodes with an event are counted. An event that was not recorded in this run may be that of the run before, so
 // this is asked only when all nodes were issued.
 std::optional<std::uint64_t> Streams::num_done() {
+  if (marks_) return marks_->progress().num_done;
   if (one_launch_) return std::nullopt;
+  const OnDevice here(origin_device_);
   std::uint64_t num = 0;
   for (std::size_t stream = 0; stream < known_.size(); ++stream) {
     const std::vector<std::uint32_t>& nodes = with_event_[stream];
@@ -305,13 +342,21 @@ std::optional<std::uint64_t> Streams::num_done() {
 }
 
 std::vector<Lane> Streams::unfinished() {
+  const OnDevice here(origin_device_);
   std::vector<Lane> lanes;
-  for (std::uint32_t stream = 0; stream < queues_.size() && !one_launch_; ++stream) {
-    if (queues_[stream] != nullptr && cudaStreamQuery(queue_of(stream).stream()) == cudaErrorNotReady)
-      lanes.push_back(plan_.lane_of(stream));
+  for (std::uint32_t stream = 0; stream < queues_.size(); ++stream) {
+    if (queues_[stream] == nullptr) continue;
+    const bool busy = one_launch_ ? marks_ && marks_->is_busy(stream)
+                                  : cudaStreamQuery(queue_of(stream).stream()) == cudaErrorNotReady;
+    if (busy) lanes.push_back(plan_.lane_of(stream));
   }
   return lanes;
 }
+
+std::optional<DeviceProgress> Streams::progress() const {
+  return marks_ ? std::optional(marks_->progress()) : std::nullopt;
+}
+std::vector<Node> Streams::parts_entered() { return progress().value_or(DeviceProgress{}).parts_entered; }
 
 void Streams::abandon(std::shared_ptr<void> program) noexcept {
   shared_.queues.abandon();

@@ -1,5 +1,4 @@
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -7,7 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "backends/cuda/marks.hpp"
 #include "backends/cuda/queues.hpp"
+#include "backends/cuda/timing.hpp"
 #include "engine/run/device.hpp"
 #include "engine/run/streams.hpp"
 
@@ -15,17 +16,20 @@ namespace stepgraph::cuda {
 
 class Streams;
 
-// State shared by all programs of a world.
+// State shared by all programs of a Ranks.
 struct Shared {
-  Shared(Queues& all, bool captures, bool checks) : queues(all), capture(captures), check_nodes(checks) {}
+  Shared(Queues& all, bool captures, bool checks, bool marks)
+      : queues(all), capture(captures), check_nodes(checks), markers(marks) {}
   Queues& queues;
-  bool capture, check_nodes;
+  bool capture, check_nodes, markers;
   // The last program that ran, and whether it was captured. Events do not order the streams of different programs, so
   // take_turn() synchronizes when either changes.
   Streams* last      = nullptr;
   bool last_captured = false;
-  std::mutex mutex;       // held while a run is issued
-  std::mutex last_mutex;  // guards `last`; locked after `mutex`
+  std::vector<Streams*> programs;                       // all that exist
+  std::function<std::optional<std::string>()> aborted;  // of RanksOptions
+  std::mutex mutex;                                     // held while a run is issued
+  std::mutex last_mutex;                                // guards `last` and `programs`; locked after `mutex`
 
   // After a step that the device has not finished: programs whose memory it may still use, and the owner of this
   // object. They refer to each other, so nothing of this is ever freed.
@@ -35,10 +39,12 @@ struct Shared {
 
 // A graph's nodes on the streams of their lanes. An event is recorded after each node that another stream waits for.
 // One event per node also serves the next run: a node that waits for a node of the previous run comes before that
-// node's next execution.
+// node's next execution. Streams, events and workspaces are on the device of their rank; a capture begins on the
+// compute stream of the first rank, and streams of other devices join it.
 class Streams final : public DeviceStreams {
  public:
-  Streams(Shared& shared, const Graph& graph, StreamPlan plan);
+  // `captures`: whether its runs may be captured; all processes have agreed on it.
+  Streams(Shared& shared, const Graph& graph, StreamPlan plan, bool captures);
   ~Streams() override;
   Streams(const Streams&)            = delete;
   Streams& operator=(const Streams&) = delete;
@@ -54,18 +60,19 @@ class Streams final : public DeviceStreams {
   [[nodiscard]] std::vector<NodeTime> times() override;
   [[nodiscard]] std::optional<std::uint64_t> num_done() override;
   [[nodiscard]] std::vector<Lane> unfinished() override;
+  [[nodiscard]] std::vector<Node> parts_entered() override;
+  [[nodiscard]] std::optional<DeviceProgress> progress() const;  // none: without markers
   void abandon(std::shared_ptr<void> program) noexcept override;
 
- private:
-  using Clock = std::chrono::steady_clock;
-  struct Timing {
-    cudaEvent_t begin = nullptr, end = nullptr;
-    double host_begin_s = -1, host_end_s = -1;  // for host nodes
-    bool issued = false;                        // in this run; else a failure came before the node
-  };
+  void drop_capture() noexcept;  // begins again with an issued run; the device is idle
+  [[nodiscard]] cudaGraphExec_t captured() const noexcept { return graph_exec_; }  // null: no run was captured yet
 
+ private:
+  void use_queues();
+  void give_workspaces();
+  void make_events();
+  void free_all() noexcept;
   void take_turn(bool captured);
-  void begin_timing();
   void join_capture(std::uint32_t stream);
   void end_capture(bool good);
   void join_all();
@@ -73,22 +80,23 @@ class Streams final : public DeviceStreams {
   [[nodiscard]] cudaEvent_t event(std::uint32_t node) const { return events_[capturing_ ? 1 : 0][node]; }
   [[nodiscard]] Queue& queue_of(std::uint32_t stream) const { return *queues_[stream]; }
   [[nodiscard]] std::string doing(const char* what, Node node) const;
-  void drop_timing() noexcept;
 
   Shared& shared_;
   Graph graph_;
   StreamPlan plan_;
-  std::vector<Queue*> queues_;          // by stream; null: it has no nodes
+  bool captures_;
+  std::vector<Queue*> queues_;                                // by stream; null: it has no nodes
+  std::vector<std::shared_ptr<const Workspace>> workspaces_;  // of the streams
+  std::vector<DeviceQueue> handles_;                          // by stream, then those of nodes with their own workspace
+  std::vector<std::uint32_t> handle_of_;                      // by node
   std::vector<cudaEvent_t> events_[2];  // by node, for issued and for captured runs; null: no stream waits
-  bool has_host_nodes_ = false;
-  std::int64_t runs_   = 0;
-  cudaEvent_t tail_    = nullptr;      // recorded at the end of a run
+  std::int64_t runs_ = 0;
+  cudaEvent_t tail_  = nullptr;        // recorded at the end of a run
   std::unique_lock<std::mutex> turn_;  // held while this program issues a run
 
   bool recorded_ = false;
-  std::vector<Timing> timing_;  // by node
-  cudaEvent_t base_ = nullptr;
-  Clock::time_point base_time_;
+  std::unique_ptr<NodeTiming> timing_;  // null: no run was recorded yet
+  std::unique_ptr<Marks> marks_;        // null: without
 
   // How far the events of a run are known to have come, by stream: places in `with_event_`.
   std::vector<std::vector<std::uint32_t>> with_event_;  // by stream: nodes that have an event, in issue order
@@ -96,8 +104,10 @@ class Streams final : public DeviceStreams {
   bool one_launch_ = false;  // the run is one CUDA graph
 
   bool capturing_ = false;
-  std::vector<char> joined_;  // by stream: it has joined the capture
-  cudaStream_t origin_        = nullptr;
+  std::unique_lock<std::recursive_mutex> no_waiting_;  // held while capturing: no thread waits for the streams
+  std::vector<char> joined_;                           // by stream: it has joined the capture
+  int origin_device_          = 0;
+  cudaStream_t origin_        = nullptr;  // where captures begin and graphs are launched
   cudaEvent_t fork_           = nullptr;
   cudaGraphExec_t graph_exec_ = nullptr;
 };

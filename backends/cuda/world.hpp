@@ -5,9 +5,14 @@
 #include "engine/run/world.hpp"
 
 namespace stepgraph {
+namespace cuda {
+class Ranks;  // backends/cuda/ranks.hpp
+}
 
 struct CudaWorldOptions {
-  std::vector<int> devices = {0};  // rank r uses devices[r % size]
+  // Rank r uses devices[r % size]. At most as many as ranks. A number may come several times: {0, 0} is two logical
+  // devices on one GPU. Empty: all visible devices, at most one for each rank.
+  std::vector<int> devices = {0};
   // Captures whole steps as CUDA graphs: the second run is captured, later runs replay it. Steps with host nodes and
   // recorded steps are issued node by node every time.
   bool capture = true;
@@ -17,11 +22,14 @@ struct CudaWorldOptions {
 };
 
 // Ranks of this process on CUDA devices, possibly several per device. Each rank has its own arenas and one stream per
-// lane. A communication is copies and reductions in rank order: the same bits as on loopback.
+// lane. A communication is copies and reductions in rank order, by the device of its first member: the same bits as on
+// loopback. Several devices use each other's memory (peer access).
 //
 // One thread issues a step, node by node. Host nodes wait on a thread per lane. Waiting for a step waits for the
-// device. A device that has not finished a stopped step in time is given up: later runs, reads and writes throw
-// Error(backend). Throws Error(backend) if a device does not exist or the driver is too old.
+// streams of this world, and not for other work on the devices: worlds in several threads do not disturb each other. A
+// device that has not finished a stopped step in time is given up: later runs, reads and writes throw Error(backend).
+// Throws Error(config) for a list of devices that is longer than the ranks, and Error(backend) if a device does not
+// exist, two devices have no peer access, or the driver is too old.
 class CudaWorld final : public World {
  public:
   explicit CudaWorld(int num_ranks, const CudaWorldOptions& options = {});
@@ -29,7 +37,7 @@ class CudaWorld final : public World {
   CudaWorld(const CudaWorld&)            = delete;
   CudaWorld& operator=(const CudaWorld&) = delete;
 
-  [[nodiscard]] int num_ranks() const override;
+  [[nodiscard]] int num_ranks() const override { return num_ranks_; }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   [[nodiscard]] Device* device() const override;
@@ -40,8 +48,8 @@ class CudaWorld final : public World {
   void synchronize();              // waits for all issued work; throws Error(backend) if it failed
 
  private:
-  struct Impl;
-  std::shared_ptr<Impl> impl_;  // stays alive if a device never finishes a step
+  int num_ranks_;
+  std::shared_ptr<cuda::Ranks> ranks_;  // stays alive if a device never finishes a step
 };
 
 }  // namespace stepgraph

@@ -68,10 +68,20 @@ class DeviceStreams {
   // the lanes whose work is not done, where the device can tell.
   [[nodiscard]] virtual std::optional<std::uint64_t> num_done() = 0;
   [[nodiscard]] virtual std::vector<Lane> unfinished()          = 0;
+  // The parts that the device has begun and not ended, where it can tell. Any thread may ask.
+  [[nodiscard]] virtual std::vector<Node> parts_entered() { return {}; }
   // The run was stopped, and the device has not finished in time. From now on the device keeps `program`, which owns
   // this object and the memory of the run, and itself, for the life of the process: it may still use them. Later runs
   // on it throw Error(backend).
   virtual void abandon(std::shared_ptr<void> program) noexcept = 0;
+};
+
+// How far a run is on a device that can tell, also in a replayed run.
+struct DeviceProgress {
+  std::vector<Node> parts_entered = {};     // begun and not ended; parts that are issued together begin together
+  bool computes                   = false;  // another node has begun and not ended
+  std::uint64_t num_done          = 0;      // nodes, at least
+  std::optional<Node> last_done   = {};     // of these, the last in the issue order
 };
 
 class Device {
@@ -79,6 +89,13 @@ class Device {
   virtual ~Device()                                                                               = default;
   [[nodiscard]] virtual DeviceMemory& memory()                                                    = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) = 0;
+
+  // DeviceStreams::parts_entered of the run that was begun last. Any thread may ask.
+  [[nodiscard]] virtual std::vector<Node> parts_entered() { return {}; }
+  [[nodiscard]] virtual std::optional<DeviceProgress> progress() { return std::nullopt; }  // of that run; any thread
+  // Between runs: a device that replays captured runs forgets them, and issues the next run of every program node by
+  // node. A world asks for it before it gives up communicators that captured runs use.
+  virtual void drop_captures() {}
 };
 
 }  // namespace stepgraph

@@ -145,10 +145,27 @@ void read_world(const ConfigReader& root, Config& config) {
                                num_ranks == 1 ? " rank" : " ranks", " (as many)"));
 }
 
+// Needs layout and backend.
+void read_devices(const ConfigReader& root, Config& config) {
+  constexpr int max_device = 1023;
+  if (!root.has("devices")) return;
+  std::vector<int> devices;  // "all": empty
+  root.integers("devices", devices, "all", 0, max_device);
+  if (config.backend != "cuda" && config.backend != "nccl")
+    root.refuse("devices", str("with backend ", config.backend, ", whose ranks are not on GPUs (cuda)"));
+  const int num_devices = static_cast<int>(devices.size()), num_ranks = Layout(config.plan.layout).num_ranks();
+  if (config.backend == "cuda" && num_devices > num_ranks) {
+    root.refuse("devices", str("has ", num_devices, " devices, but the layout has ", num_ranks,
+                               num_ranks == 1 ? " rank" : " ranks", " (at most ", num_ranks, ")"));
+  }
+  config.devices = std::move(devices);
+}
+
 Config read(const JsonValue& value) {
-  const ConfigReader root(&value, "",
-                          {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer",
-                           "recompute", "memory", "comm", "checkpoint", "eval", "world", "seed", "threads", "backend"});
+  const ConfigReader root(
+      &value, "",
+      {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer", "recompute",
+       "memory", "comm", "checkpoint", "eval", "world", "seed", "threads", "backend", "devices"});
   Config config;
   config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
   config.data  = read_data(root);
@@ -170,6 +187,7 @@ Config read(const JsonValue& value) {
   config.backend = backends[root.choice("backend", 0, backends, {"nccl"})];
   check_fit(config);
   read_world(root, config);
+  read_devices(root, config);
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "graphs/files/batches.hpp"
 #include "graphs/models/gpt2.hpp"
@@ -71,6 +72,9 @@ struct Config {
   std::uint64_t seed        = 0;  // of fresh weights, dropout and the shuffle of data
   int threads               = 0;  // 0: all cores
   std::string backend       = "loopback";
+  // The GPUs of the ranks of this process, in the order of the ranks; an empty list: all that are visible. None: as the
+  // backend has it, which is [0] for cuda. Only for backends on GPUs.
+  std::optional<std::vector<int>> devices = {};
 
   friend bool operator==(const Config&, const Config&) = default;
 };

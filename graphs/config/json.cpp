@@ -192,7 +192,10 @@ std::string to_json(const Config& config) {
            {"threads", config.threads},
            {"backend", config.backend},
   };
-  return json_line(out);
+  if (!config.devices) return json_line(out);
+  JsonValue with_devices = out;
+  with_devices.set("devices", config.devices->empty() ? JsonValue("all") : JsonValue(*config.devices));
+  return json_line(with_devices);
 }
 
 }  // namespace stepgraph

@@ -7,7 +7,16 @@
 namespace stepgraph::cuda {
 namespace {
 
-constexpr int shared_bytes = 230000;  // shared memory of a block for its row, beside that for reductions
+// Shared memory of a block for its row, beside that for reductions: 230000 bytes from compute capability 9.0 on, less
+// on older devices.
+int row_bytes_of_block() {
+  constexpr int most = 230000, reductions = 2448;
+  int device = 0, there = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  check_cuda(cudaDeviceGetAttribute(&there, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "asking for shared memory");
+  return std::min(most, there - reductions);
+}
 
 // --- 2-byte types: a row is in shared memory while the next row is being loaded --------------------------------------
 
@@ -232,7 +241,7 @@ __global__ void __launch_bounds__(most_threads, 2)
 
 template <class T>
 void launch_resident(const DeviceQueue& queue, const LogitRows<T>& of, double* maxima, double* sums,
-                     const LossScale& scale, T* gradient) {
+                     const LossScale& scale, T* gradient, int shared_bytes) {
   const auto kernel      = &resident_kernel<Native<T>>;
   const unsigned threads = threads_for(of);
   const auto shared      = static_cast<std::size_t>(of.cols / elements) * vector_bytes;
@@ -253,7 +262,7 @@ void launch_resident(const DeviceQueue& queue, const LogitRows<T>& of, double* m
 
 template <class T>
 void launch_any(const DeviceQueue& queue, const LogitRows<T>& of, double* maxima, double* sums, const LossScale& scale,
-                T* gradient) {
+                T* gradient, int shared_bytes) {
   constexpr int n          = elements_per_vector<T>;
   const std::int64_t bytes = of.cols / n * static_cast<std::int64_t>(vector_bytes);
   const bool kept          = bytes <= shared_bytes;
@@ -274,11 +283,12 @@ template <class T>
 void cross_entropy_all_in_place(const DeviceQueue& queue, const LogitRows<T>& of, double* maxima, double* sums,
                                 const LossScale& scale, T* gradient) {
   if (of.rows == 0) return;
+  const int shared_bytes = row_bytes_of_block();
   if constexpr (sizeof(T) == 2) {
     if (of.cols / elements * static_cast<std::int64_t>(vector_bytes) <= shared_bytes)
-      return launch_resident(queue, of, maxima, sums, scale, gradient);
+      return launch_resident(queue, of, maxima, sums, scale, gradient, shared_bytes);
   }
-  launch_any(queue, of, maxima, sums, scale, gradient);
+  launch_any(queue, of, maxima, sums, scale, gradient, shared_bytes);
 }
 
 #define STEPGRAPH_CROSS_ENTROPY(T)                                                                    \

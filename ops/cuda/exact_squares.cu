@@ -2,6 +2,8 @@
 
 #include <cooperative_groups.h>
 
+#include <array>
+#include <atomic>
 #include <type_traits>
 #include <utility>
 
@@ -174,25 +176,33 @@ __device__ void add_up(const long long (*limbs)[32], int count, Limb* sum) {
 }
 
 template <int n, class N>
-__device__ WarpSum block_squares(const Strided<const N>& values, std::int64_t size) {
+__device__ WarpSum block_squares(const Strided<const N>& values, std::int64_t size, std::int64_t block) {
   unsigned sizes[elements_per_thread];
   WarpSum sum{static_cast<int>(threadIdx.x % 32)};
-  const std::int64_t begin =
-      (static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / 32) * std::int64_t{elements_per_warp};
+  const std::int64_t begin = (block * warps + threadIdx.x / 32) * std::int64_t{elements_per_warp};
   if (begin >= size) return sum;  // true for the whole warp
   load_values<n>(values, begin, size, sizes);
   add_squares_of(sum, sizes);
   return sum;
 }
 
+// Clusters exist from compute capability 9.0 on. Code for older devices has no cluster dimensions, and is never
+// launched (see has_clusters).
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define STEPGRAPH_TILE_CLUSTER __cluster_dims__(blocks_per_tile, 1, 1)
+#else
+#define STEPGRAPH_TILE_CLUSTER
+#endif
+
 // One cluster per tile.
 template <int n, class N>
-__global__ void __cluster_dims__(blocks_per_tile, 1, 1) __launch_bounds__(threads, 3)
+__global__ void STEPGRAPH_TILE_CLUSTER __launch_bounds__(threads, 3)
     squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   __shared__ long long limbs[blocks_per_tile * warps][32];  // of the whole tile; used in its first block
   const auto cluster = cooperative_groups::this_cluster();
   auto started       = cluster.barrier_arrive();
-  const WarpSum mine = block_squares<n>(values, size);
+  const WarpSum mine = block_squares<n>(values, size, blockIdx.x);
   cluster.barrier_wait(std::move(started));  // the first block has started, so its shared memory exists
   const unsigned rank      = cluster.block_rank();
   auto* const of_first     = cluster.map_shared_rank(&limbs[0][0], 0);
@@ -200,6 +210,38 @@ __global__ void __cluster_dims__(blocks_per_tile, 1, 1) __launch_bounds__(thread
   of_first[at + mine.lane] = mine.limb;
   cluster.sync();
   if (rank == 0 && threadIdx.x < 32) add_up(limbs, blocks_per_tile * warps, sum);
+#endif
+}
+
+// Without clusters, one block per tile: the same sums are carried together, so the limbs have the same bits.
+template <int n, class N>
+__global__ void __launch_bounds__(threads)
+    tile_squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
+  __shared__ long long limbs[warps][32];
+  WarpSum mine{static_cast<int>(threadIdx.x % 32)};
+  for (int block = 0; block < blocks_per_tile; ++block)
+    mine.limb += block_squares<n>(values, size, std::int64_t{blockIdx.x} * blocks_per_tile + block).limb;
+  limbs[threadIdx.x / 32][mine.lane] = mine.limb;
+  __syncthreads();
+  if (threadIdx.x < 32) add_up(limbs, warps, sum);
+}
+
+// Whether the code that the current device would run has clusters. Code for 8.0 that the driver compiles for a newer
+// device has none.
+template <int n, class N>
+bool has_clusters() {
+  static std::array<std::atomic<int>, 64> known{};  // by device; 0: not known, 1: yes, 2: no
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  std::atomic<int>& noted = known[static_cast<std::size_t>(device) % known.size()];
+  if (static_cast<std::size_t>(device) >= known.size() || noted == 0) {
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, squares_kernel<n, N>), "asking for the attributes of a kernel");
+    const bool has = attributes.requiredClusterWidth == blocks_per_tile;
+    if (static_cast<std::size_t>(device) >= known.size()) return has;
+    noted = has ? 1 : 2;
+  }
+  return noted == 1;
 }
 
 // For inputs of at most one block.
@@ -207,19 +249,22 @@ template <int n, class N>
 __global__ void __launch_bounds__(threads)
     few_squares_kernel(const Strided<const N> values, std::int64_t size, Limb* sum) {
   __shared__ long long limbs[warps][32];
-  const WarpSum mine                 = block_squares<n>(values, size);
+  const WarpSum mine                 = block_squares<n>(values, size, 0);
   limbs[threadIdx.x / 32][mine.lane] = mine.limb;
   __syncthreads();
   if (threadIdx.x < 32) add_up(limbs, warps, sum);
 }
 
 template <int n, class N>
-void launch_squares(const DeviceQueue& queue, const Strided<const N>& values, std::int64_t size, Limb* sum) {
+void launch_squares(const DeviceQueue& queue, const Strided<const N>& values, std::int64_t size, Limb* sum,
+                    bool clusters) {
   if (size <= elements_per_block) {
     few_squares_kernel<n><<<1, threads, 0, stream_of(queue)>>>(values, size, sum);
-  } else {
+  } else if (clusters && has_clusters<n, N>()) {
     squares_kernel<n>
         <<<blocks_for(size, squares_per_tile) * blocks_per_tile, threads, 0, stream_of(queue)>>>(values, size, sum);
+  } else {
+    tile_squares_kernel<n><<<blocks_for(size, squares_per_tile), threads, 0, stream_of(queue)>>>(values, size, sum);
   }
 }
 
@@ -324,7 +369,7 @@ __global__ void clip_factor_kernel(ClipFactorCall call) {
 }  // namespace
 
 template <class T>
-void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum) {
+void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum, bool clusters) {
   const std::int64_t size = values.length * values.count;
   if (size <= 0) return;
   const auto rows   = strided(values);
@@ -334,9 +379,9 @@ void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int
   } else {
     constexpr int n = elements_per_vector<T>;
     if (packs_fit<n>(rows)) {
-      launch_squares<n>(queue, rows, size, limbs);
+      launch_squares<n>(queue, rows, size, limbs, clusters);
     } else {
-      launch_squares<1>(queue, rows, size, limbs);
+      launch_squares<1>(queue, rows, size, limbs, clusters);
     }
   }
   check_launch("add_squares");
@@ -349,10 +394,10 @@ void clip_factor(const DeviceQueue& queue, const ClipFactorCall& call) {
   check_launch("clip_factor");
 }
 
-template void add_squares(const DeviceQueue&, const Rows<const float>&, std::int64_t*);
-template void add_squares(const DeviceQueue&, const Rows<const double>&, std::int64_t*);
-template void add_squares(const DeviceQueue&, const Rows<const bf16>&, std::int64_t*);
-template void add_squares(const DeviceQueue&, const Rows<const f16>&, std::int64_t*);
+template void add_squares(const DeviceQueue&, const Rows<const float>&, std::int64_t*, bool);
+template void add_squares(const DeviceQueue&, const Rows<const double>&, std::int64_t*, bool);
+template void add_squares(const DeviceQueue&, const Rows<const bf16>&, std::int64_t*, bool);
+template void add_squares(const DeviceQueue&, const Rows<const f16>&, std::int64_t*, bool);
 template void clip_factor<float>(const DeviceQueue&, const ClipFactorCall&);
 template void clip_factor<double>(const DeviceQueue&, const ClipFactorCall&);
 

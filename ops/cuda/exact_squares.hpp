@@ -9,10 +9,10 @@
 namespace stepgraph::cuda {
 
 // The same as cpu::add_squares on tiles of 32768 elements: the limbs that a tile adds to `sum` are below 2^32. `sum`
-// has cpu::exact_size elements of the wide type.
+// has cpu::exact_size elements of the wide type. Devices with clusters of blocks use them, unless `clusters` is false.
 inline constexpr std::int64_t squares_per_tile = 32768;
 template <class T>
-void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum);
+void add_squares(const DeviceQueue& queue, const Rows<const T>& values, std::int64_t* sum, bool clusters = true);
 
 // The kernel of op clip_factor. `scale` and `overflow` are both set or both null.
 struct ClipFactorCall {

@@ -27,6 +27,22 @@ TEST_CASE("a CUDA world passes the conformance suite, in rank order", "[backends
                                   .step_timeout = std::chrono::seconds(60) * sg::testing::scale()});
 }
 
+TEST_CASE("a CUDA world of several logical devices passes the conformance suite", "[backends][cuda][conformance]") {
+  sg::testing::need_device();
+  for (const int ranks : {2, 5}) {
+    for (const bool capture : {true, false}) {
+      CAPTURE(ranks, capture);
+      sg::CudaWorld world(ranks, {.devices = {0, 0}, .capture = capture});
+      CHECK(
+          sg::testing::world_conformance(world, {.rank_order  = true,
+                                                 .large_bytes = (4 << 20) / sg::testing::scale() / sg::testing::scale(),
+                                                 .num_random  = sg::testing::cases(4),
+                                                 .step_timeout = std::chrono::seconds(60) * sg::testing::scale()}) ==
+          std::vector<std::string>{});
+    }
+  }
+}
+
 TEST_CASE("an all-reduce on a CUDA device reduces every byte of rows that cut elements", "[backends][cuda]") {
   const auto world = sg::testing::device_world(2);
   sg::Graph graph(2);

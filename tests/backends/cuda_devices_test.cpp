@@ -15,7 +15,8 @@ TEST_CASE("CUDA devices are listed, or their absence is a backend error", "[back
     CHECK_THAT(sg::describe_cuda(), ContainsSubstring(devices.empty() ? "no device" : "compute capability"));
   } catch (const sg::Error& error) {
     CHECK(error.kind() == sg::ErrorKind::backend);
-    CHECK_THAT(error.what(), ContainsSubstring("cuda: counting devices: ") && ContainsSubstring("or use backend loopback"));
+    CHECK_THAT(error.what(),
+               ContainsSubstring("cuda: counting devices: ") && ContainsSubstring("or use backend loopback"));
     CHECK_THAT(sg::describe_cuda(), ContainsSubstring(error.what()));
   }
 }

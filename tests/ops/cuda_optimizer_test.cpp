@@ -5,6 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "engine/run/context.hpp"
+#include "engine/run/device.hpp"
+#include "ops/cuda/exact_squares.hpp"
 #include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
 #include "tests/support/device_case.hpp"
@@ -123,6 +126,28 @@ TEST_CASE("squares of numbers of every exponent are the same on a device", "[ops
   const auto device = run.on(true), host = run.on(false);
   CHECK(device[1] == host[1]);
 }
+
+#if defined(STEPGRAPH_WITH_CUDA)
+TEST_CASE("sums of squares on a device have the same bits without clusters of blocks", "[ops][cuda]") {
+  const std::int64_t count = GENERATE(9000, 32768, 100'003);  // part of a tile, a tile, several
+  CAPTURE(count);
+  Run run;
+  Numbers values = some(count, 5);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(values[i], static_cast<int>(i % 61) - 30);
+  const sg::Buffer of = run.add("values", sg::DType::f32, values);
+  std::vector<sg::Buffer> sums;
+  for (const bool clusters : {true, false}) {
+    sums.push_back(run.add(clusters ? "with" : "without", sg::DType::i64, Numbers(20, 0)));
+    run.graph.add({.name = "squares", .reads = of, .accumulates = sums.back(), .device = true},
+                  [clusters, count](const sg::Context& c) {
+                    sg::cuda::add_squares<float>(*c.device(), {c.read<float>().data(), count, count, 1},
+                                                 c.accumulate<std::int64_t>().data(), clusters);
+                  });
+  }
+  const auto found = run.on(true);
+  CHECK(found[1] == found[2]);
+}
+#endif
 
 TEST_CASE("norm and clip factor have the same bits on a device", "[ops][cuda]") {
   const auto type   = GENERATE(sg::DType::f32, sg::DType::f64);

@@ -11,8 +11,10 @@ namespace stepgraph::testing {
 
 // Skips the test if this build or this machine has no device. Call it before any check.
 void need_device();
-// Ranks on CUDA device 0; skips the test if this build or this machine has none.
-[[nodiscard]] std::unique_ptr<World> device_world(int num_ranks = 1, bool capture = true);
+// Ranks on CUDA device 0, or on a list of devices; skips the test if this build or this machine has none. {0, 0} is two
+// logical devices on one GPU.
+[[nodiscard]] std::unique_ptr<World> device_world(int num_ranks = 1, bool capture = true,
+                                                  const std::vector<int>& devices = {0});
 
 // A complete test: output and gradients on the device equal those of the CPU for the same values, within the precision
 // of the type (f32: the tolerance of the case), also when a gradient is added to a previous one; and they have the same

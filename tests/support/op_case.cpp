@@ -447,13 +447,14 @@ void need_device() {
 #endif
 }
 
-std::unique_ptr<World> device_world(int num_ranks, bool capture) {
+std::unique_ptr<World> device_world(int num_ranks, bool capture, const std::vector<int>& devices) {
   need_device();
 #ifdef STEPGRAPH_WITH_CUDA
-  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.capture = capture});
+  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.devices = devices, .capture = capture});
 #else
   static_cast<void>(num_ranks);
   static_cast<void>(capture);
+  static_cast<void>(devices);
   return nullptr;
 #endif
 }

@@ -52,7 +52,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   Measured out;
   const int steps = options.dry_run ? 1 : options.steps, warm_up = options.dry_run ? 1 : 2;
   const std::int64_t before = resident_bytes();
-  Training training(what, options.threads, options.backend);
+  Training training(what, options.threads, options.backend, options.devices);
   for (int i = 0; i < warm_up; ++i) training.step();
   out.process_bytes      = resident_bytes();
   out.resident_bytes     = out.process_bytes - before;
@@ -67,9 +67,10 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   // Alternates with the same work on one rank, or without sharding, so that both run under the same conditions.
   std::unique_ptr<Training> reference;
   if (what.plan.shard.strategy != Shard::none) {
-    reference = std::make_unique<Training>(what.not_sharded(), options.threads, options.backend);
+    reference = std::make_unique<Training>(what.not_sharded(), options.threads, options.backend, options.devices);
   } else if (what.layout != "1x1x1") {
-    reference = std::make_unique<Training>(what.on_one_rank(), options.threads, options.backend);
+    const std::vector<int> first(options.devices.begin(), options.devices.begin() + !options.devices.empty());
+    reference = std::make_unique<Training>(what.on_one_rank(), options.threads, options.backend, first);
   }
   if (reference) reference->step();
   double busy_s = 0;

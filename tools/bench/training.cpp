@@ -113,8 +113,8 @@ TrainingCase training_case(const std::string& model, const std::string& layout, 
   return out;
 }
 
-Training::Training(const TrainingCase& what, int threads, const std::string& backend)
-    : own_world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks())),
+Training::Training(const TrainingCase& what, int threads, const std::string& backend, const std::vector<int>& devices)
+    : own_world_(cli::make_world(backend, Layout(what.plan.layout).num_ranks(), devices)),
       world_(*own_world_),
       trainer_(gpt2(what.spec), what.plan, what.batch, world_, {.threads = backend == "cuda" ? 0 : threads}),
       tokens_(tokens_of(what)) {}

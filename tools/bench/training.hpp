@@ -37,7 +37,9 @@ struct TrainingCase {
 // A trainer on synthetic tokens, ready to run steps.
 class Training {
  public:
-  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback");
+  // `devices`: of backend cuda, at most as many as ranks; empty: all.
+  Training(const TrainingCase& what, int threads, const std::string& backend = "loopback",
+           const std::vector<int>& devices = {0});
   Training(const TrainingCase& what, int threads, World& world);  // which outlives it
   double step(Recorder* recorder = nullptr);  // seconds; throws Error(run) if the loss is not finite
   [[nodiscard]] StepRun& run() { return trainer_.run(); }

@@ -187,6 +187,8 @@ void add_bench_train(Command bench) {
       .one_of({"none", "zero1", "grad_op", "full"});
   command.option("--backend", options->backend, "Where ranks are; with gloo and mpi start one process for each rank")
       .one_of({"loopback", "cuda", "gloo", "mpi"});
+  auto devices = std::make_shared<std::optional<std::string>>();
+  add_devices_option(command, *devices);
   command.list("--split", options->split, "Layers of each pipeline stage, as in 3,1 (default: even)").between(1, 9999);
   command.footer(
       str(models_text,
@@ -199,7 +201,11 @@ void add_bench_train(Command bench) {
           "ratio_to_loopback: over processes, the speed over that of loopback with the threads of all processes\n"
           "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
           "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1"));
-  command.run([options] {
+  command.run([options, devices] {
+    if (*devices && options->backend != "cuda")
+      throw Error(ErrorKind::config,
+                  str("--devices: with backend ", options->backend, ", whose ranks are not on GPUs (cuda)"));
+    if (*devices) options->devices = parse_devices(**devices);
     if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::train(*options);
   });

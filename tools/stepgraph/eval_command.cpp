@@ -117,6 +117,7 @@ void add_eval(Command program) {
       "all of the data, also those that do not fill a batch");
   auto options = std::make_shared<EvalOptions>();
   add_config_options(command, options->config, true);
+  add_devices_option(command, options->config.devices);
   command.option("--steps", options->steps, "Number of batches (default: all of the data)")
       .between(std::int64_t{1}, std::int64_t{1} << 40);
   add_flight_option(command, options->flight);

@@ -126,6 +126,7 @@ void add_generate(Command program) {
       "that fit into its context");
   auto options = std::make_shared<GenerateOptions>();
   add_config_options(command, options->config, true);
+  add_devices_option(command, options->config.devices);
   command
       .option("--prompt", options->prompt,
               "Token ids, separated by commas or blanks, or text in which each byte is a token")

@@ -68,6 +68,7 @@ void add_train(Command program) {
                                        "speed; on a terminal, one line that is updated");
   auto options    = std::make_shared<TrainOptions>();
   add_config_options(command, options->config, true);
+  add_devices_option(command, options->config.devices);
   command.option("--steps", options->steps, "Number of steps (default: all of the data)")
       .between(std::int64_t{0}, std::int64_t{1} << 40);
   command

@@ -31,10 +31,11 @@
 
 namespace stepgraph::cli {
 
-std::unique_ptr<World> make_world(std::string_view backend, int num_ranks) {
+std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
+                                  [[maybe_unused]] const std::vector<int>& devices) {
   if (backend == "loopback") return std::make_unique<LoopbackWorld>(num_ranks);
 #ifdef STEPGRAPH_WITH_CUDA
-  return std::make_unique<CudaWorld>(num_ranks);
+  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.devices = devices});
 #else
   throw Error(ErrorKind::backend, str("backend ", backend,
                                       ": not in this build (configure with STEPGRAPH_WITH_CUDA=ON, "
@@ -245,7 +246,8 @@ void in_world(const WorldOptions& options, const Config& config, const std::func
   if (const std::optional<RankOfSize> place = launched_among(process_environment()))
     throw Error(ErrorKind::config, str("backend: is ", config.backend, ", but this is process ", place->rank, " of ",
                                        place->size, " (gloo or mpi; or start one process)"));
-  const std::unique_ptr<World> world = make_world(config.backend, Layout(config.plan.layout).num_ranks());
+  const std::unique_ptr<World> world =
+      make_world(config.backend, Layout(config.plan.layout).num_ranks(), config.devices.value_or(std::vector<int>{0}));
   work(*world);
 }
 

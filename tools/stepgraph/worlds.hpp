@@ -13,8 +13,9 @@
 namespace stepgraph::cli {
 
 // The world of a backend, "loopback" or "cuda", with all ranks in this process. Throws Error(backend) if this build or
-// this machine does not have it.
-[[nodiscard]] std::unique_ptr<World> make_world(std::string_view backend, int num_ranks);
+// this machine does not have it. `devices`: of backend cuda; empty: all (CudaWorldOptions).
+[[nodiscard]] std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
+                                                const std::vector<int>& devices = {0});
 
 struct WorldOptions {
   std::string_view command          = {};  // for messages

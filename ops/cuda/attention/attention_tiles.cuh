@@ -278,8 +278,15 @@ void launch_tiles(const DeviceQueue& queue, std::string_view name, Kernel* kerne
   if (blocks == 0) return;
   if (blocks > 0x7fffffff)
     throw Error(ErrorKind::config, str("cuda: ", name, ": ", blocks, " tiles (at most 2^31 - 1)"));
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-             name);
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (status == cudaErrorInvalidValue) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorKind::backend, str("cuda: ", name, ": a block needs ", shared_bytes,
+                                        " bytes of shared memory, more than this device has "
+                                        "(compute capability 9.0 or newer, smaller heads, or bf16)"));
+  }
+  check_cuda(status, name);
   kernel<<<static_cast<unsigned>(blocks), attention_threads, shared_bytes, stream_of(queue)>>>(arguments...);
   check_launch(name);
 }

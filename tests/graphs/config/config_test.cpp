@@ -132,6 +132,9 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"layout.dp=4", "backend=mpi", "world.rank=3", "world.size=4", "world.address=node0"}).world ==
         sg::WorldSpec{.rank = 3, .size = 4, .address = "node0"});
   CHECK(with({"world.rank=-1", "world.size=0", "world.address="}).world == sg::WorldSpec{});
+  CHECK_FALSE(with({"backend=cuda"}).devices);
+  CHECK(with({"layout.dp=4", "backend=cuda", "devices=[1, 0, 1]"}).devices == std::vector{1, 0, 1});
+  CHECK(with({"backend=cuda", "devices=all"}).devices == std::vector<int>{});
   CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
   CHECK(with({"memory.limit_bytes=24GiB"}).plan.memory_limit_bytes == std::int64_t{24} << 30);
   CHECK(with({"memory.limit_bytes=\"1.5 MB\""}).plan.memory_limit_bytes == 1'500'000);
@@ -194,6 +197,8 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
            {"optimizer.schedule.kind=wsd", "optimizer.schedule.decay=3", "optimizer.schedule.steps=9"},
            {R"(optimizer.groups=[{"match": "a*", "lr": 0}, {"match": "?", "lr": 0.1, "weight_decay": 1e-3}])"},
            {"layout.dp=2", "backend=gloo", "world.rank=1", "world.size=2", "world.address=node0:29500"},
+           {"layout.dp=2", "backend=cuda", "devices=[0,1]"},
+           {"layout.dp=2", "backend=cuda", "devices=all"},
            {"precision.reduce=bf16", R"(model={"load": "DIR", "dropout": 0.5})", "data.synthetic=1"},
            {"model.activation=gelu", "memory.reuse=free", "threads=2", "comm.timeout_ms=1", "recompute=selective"},
        }) {

@@ -103,11 +103,11 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"modle=1"},
        "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
        "precision, "
-       "optimizer, recompute, memory, comm, checkpoint, eval, world, seed, threads, backend)"},
+       "optimizer, recompute, memory, comm, checkpoint, eval, world, seed, threads, backend, devices)"},
       {{"zzz=1"},
        "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, precision, optimizer, "
        "recompute, "
-       "memory, comm, checkpoint, eval, world, seed, threads, backend)"},
+       "memory, comm, checkpoint, eval, world, seed, threads, backend, devices)"},
       {{"model.layer=2"},
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
@@ -526,5 +526,23 @@ TEST_CASE("a place in a job that contradicts other keys is refused", "[graphs][c
       {{two, gloo, "world.rank=2", "world.size=3"}, "world.size: is 3, but the layout has 2 ranks (as many)"},
       {{gloo, "world.address=1"}, "world.address: 1 is not a string (text in quotes)"},
       {{gloo, "world.port=1"}, "world.port: unknown key (known: rank, size, address)"},
+  });
+}
+
+TEST_CASE("devices that a backend or a layout has no use for are refused", "[graphs][config][refuses]") {
+  const std::string right = "(\"all\", or a list of integers from 0 to 1023)", two = "layout.dp=2",
+                    cuda = "backend=cuda";
+  check_all({
+      {{"devices=[0]"}, "devices: with backend loopback, whose ranks are not on GPUs (cuda)"},
+      {{two, "backend=gloo", "devices=[0,1]"}, "devices: with backend gloo, whose ranks are not on GPUs (cuda)"},
+      {{"backend=mpi", "devices=all"}, "devices: with backend mpi, whose ranks are not on GPUs (cuda)"},
+      {{two, cuda, "devices=[0,1,2]"}, "devices: has 3 devices, but the layout has 2 ranks (at most 2)"},
+      {{cuda, "devices=[0,0]"}, "devices: has 2 devices, but the layout has 1 rank (at most 1)"},
+      {{cuda, "devices=[]"}, "devices: [] is not a list " + right},
+      {{cuda, "devices=0"}, "devices: 0 is not a list " + right},
+      {{cuda, "devices=every"}, "devices: \"every\" is not a list " + right},
+      {{cuda, "devices=[-1]"}, "devices: -1 in the list " + right},
+      {{cuda, "devices=[1024]"}, "devices: 1024 in the list " + right},
+      {{cuda, "devices=[\"0\"]"}, "devices: \"0\" in the list " + right},
   });
 }

@@ -43,14 +43,16 @@ void check_layouts(const std::string& model) {
 void check_captured(const std::string& model) {
   const Case test{2, 2, 2, sg::Shard::full};
   const int steps  = std::max(3, sg::testing::cases(5));
-  const auto train = [&](bool capture) {
-    const auto world = sg::testing::device_world(8, capture);
+  const auto train = [&](bool capture, const std::vector<int>& devices) {
+    const auto world = sg::testing::device_world(8, capture, devices);
     return sg::testing::train(golden(model), plan_of(test), 1, steps, *world);
   };
-  const auto captured = train(true), issued = train(false);
-  CHECK(captured.loss == issued.loss);
-  CHECK(captured.grad_norm == issued.grad_norm);
-  CHECK(captured.gradients == issued.gradients);
+  const auto captured = train(true, {0});
+  for (const auto& other : {train(false, {0}), train(true, {0, 0}), train(false, {0, 0, 0})}) {
+    CHECK(captured.loss == other.loss);
+    CHECK(captured.grad_norm == other.grad_norm);
+    CHECK(captured.gradients == other.gradients);
+  }
 }
 
 }  // namespace
@@ -60,6 +62,17 @@ TEST_CASE("a GPU trains GPT-2 as transformers does, in every layout", "[graphs][
 }
 TEST_CASE("a GPU trains Llama as transformers does, in every layout", "[graphs][cuda][golden]") {
   check_layouts("llama-tiny");
+}
+
+TEST_CASE("two logical devices train GPT-2 as transformers does", "[graphs][cuda][golden]") {
+  using enum sg::Shard;
+  const Case test = GENERATE(Case{2, 1, 1, full}, Case{1, 2, 1, none}, Case{1, 1, 2, none}, Case{2, 2, 2, full});
+  if (sg::testing::sanitized() && test.tp * test.pp > 1) return;
+  CAPTURE(test.dp, test.tp, test.pp);
+  const auto world = sg::testing::device_world(test.dp * test.tp * test.pp, true, {0, 0});
+  const int steps  = std::max(3, sg::testing::cases(20));
+  sg::testing::check_golden_bounds(golden("gpt2-tiny"),
+                                   sg::testing::train(golden("gpt2-tiny"), plan_of(test), 2, steps, *world), steps);
 }
 
 TEST_CASE("weights are broadcast and compared on a GPU", "[graphs][cuda]") {
@@ -98,9 +111,11 @@ TEST_CASE("validation on the trainer's weights, groups and ignored targets on a 
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(found[i] - expected[i]) < 1e-5 * expected[i]);
 }
 
-TEST_CASE("a GPU trains GPT-2 to the same bits with and without capture", "[graphs][cuda]") {
+TEST_CASE("a GPU trains GPT-2 to the same bits with and without capture, on one and several logical devices",
+          "[graphs][cuda]") {
   check_captured("gpt2-tiny");
 }
-TEST_CASE("a GPU trains Llama to the same bits with and without capture", "[graphs][cuda]") {
+TEST_CASE("a GPU trains Llama to the same bits with and without capture, on one and several logical devices",
+          "[graphs][cuda]") {
   check_captured("llama-tiny");
 }
