@@ -27,6 +27,14 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
+std::string_view remedy(std::string_view backend) {
+  if (backend == "nccl")
+    return "install the CUDA Toolkit and libnccl-dev, and configure with STEPGRAPH_WITH_CUDA=ON and "
+           "STEPGRAPH_WITH_NCCL=ON";
+  return backend == "mpi" ? "install libopenmpi-dev and configure with STEPGRAPH_WITH_MPI=ON"
+                          : "install libgloo-dev and configure with STEPGRAPH_WITH_GLOO=ON";
+}
+
 }  // namespace
 
 bool has_process_backend([[maybe_unused]] std::string_view backend) noexcept {
@@ -36,18 +44,17 @@ bool has_process_backend([[maybe_unused]] std::string_view backend) noexcept {
 #ifdef STEPGRAPH_WITH_MPI
   if (backend == "mpi") return true;
 #endif
+#ifdef STEPGRAPH_WITH_NCCL
+  if (backend == "nccl") return true;
+#endif
   return false;
 }
 
 std::unique_ptr<ProcessWorld> init_world(std::string_view backend, const InitOptions& options) {
-  if (backend != "gloo" && backend != "mpi")
-    throw Error(ErrorKind::config, str("backend '", backend, "': has no processes (known: gloo, mpi)"));
-  if (!has_process_backend(backend)) {
-    const bool is_mpi = backend == "mpi";
-    throw Error(ErrorKind::backend,
-                str("backend ", backend, ": not in this build (install ", is_mpi ? "libopenmpi-dev" : "libgloo-dev",
-                    " and configure with STEPGRAPH_WITH_", is_mpi ? "MPI" : "GLOO", "=ON)"));
-  }
+  if (backend != "gloo" && backend != "mpi" && backend != "nccl")
+    throw Error(ErrorKind::config, str("backend '", backend, "': has no processes (known: gloo, mpi, nccl)"));
+  if (!has_process_backend(backend))
+    throw Error(ErrorKind::backend, str("backend ", backend, ": not in this build (", remedy(backend), ")"));
   ignore_broken_pipes();
   allow_many_files();
   // The first process that ends brings the end of the others. So each looks for the cause before any of them ends.
@@ -68,6 +75,10 @@ std::unique_ptr<ProcessWorld> init_world(std::string_view backend, const InitOpt
   });
 #ifdef STEPGRAPH_WITH_MPI
   if (backend == "mpi") return std::make_unique<MpiWorld>(options.place, options.world);
+#endif
+#ifdef STEPGRAPH_WITH_NCCL
+  if (backend == "nccl")
+    return make_nccl_world(find_place(process_environment(), options.place), options.world, options.nccl);
 #endif
 #ifdef STEPGRAPH_WITH_GLOO
   return std::make_unique<GlooWorld>(find_place(process_environment(), options.place), options.world);

@@ -119,7 +119,8 @@ void Heap::release(int device, std::byte* bytes) noexcept {
 
 std::byte* Heap::pin(std::size_t size, const std::string& what) {
   const std::lock_guard lock(mutex_);
-  if (const auto fits = unused_.lower_bound(size); fits != unused_.end()) {
+  // A much larger block stays for what needs it.
+  if (const auto fits = unused_.lower_bound(size); fits != unused_.end() && fits->first / 2 <= size) {
     std::byte* const bytes = fits->second;
     unused_.erase(fits);
     return bytes;

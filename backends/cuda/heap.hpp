@@ -43,7 +43,7 @@ class Heap {
   // For copies and fills that the host waits for. No node uses it.
   [[nodiscard]] cudaStream_t copy_stream(int device);
 
-  // A device may use the memory for ever: nothing is freed any more.
+  // A device that was given up may still use the memory: nothing is freed any more.
   void abandon() noexcept { abandoned_ = true; }
   [[nodiscard]] bool abandoned() const noexcept { return abandoned_; }
 

@@ -46,8 +46,7 @@ void Marks::cut(const Graph& graph, const StreamPlan& plan) {
   std::map<std::pair<int, std::int32_t>, std::uint32_t> batch_at;  // by rank and issue position
   const auto batch_of = [&](Node node) {
     const auto next  = static_cast<std::uint32_t>(batches_.size());
-    const auto issue = graph.part(node).issue;
-    const auto batch = issue < 0 ? next : batch_at.try_emplace({index(graph.rank(node)), issue}, next).first->second;
+    const auto batch = batch_at.try_emplace({index(graph.rank(node)), graph.part(node).issue}, next).first->second;
     if (batch == next) batches_.emplace_back();
     return batch;
   };

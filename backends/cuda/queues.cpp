@@ -145,20 +145,17 @@ void Queues::check_usable() const {
                 "cuda: a step has not finished in time, and the devices may still work on it (start a new process)");
 }
 
-// A run that begins meanwhile sets `busy_` again, also when all of it is enqueued.
+// A run that begins meanwhile counts again, also when all of it is enqueued.
 void Queues::synchronize() {
   check_usable();
-  if (!busy_) return;
+  if (enqueued_ == waited_) return;
   const std::lock_guard no_capture(capture_mutex_);
   const OnDevice here(devices_.front());
-  busy_ = false;
+  const std::uint64_t enqueued = enqueued_;
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, queue] : queues_) {
-    const cudaError_t status = cudaStreamSynchronize(queue->stream());
-    if (status == cudaSuccess) continue;
-    busy_ = true;
-    check(status, [&] { return str("waiting for rank ", key.first, " ", key.second); });
-  }
+  for (const auto& [key, queue] : queues_)
+    check(cudaStreamSynchronize(queue->stream()), [&] { return str("waiting for rank ", key.first, " ", key.second); });
+  waited_ = enqueued;
 }
 
 }  // namespace stepgraph::cuda

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -95,7 +96,7 @@ class Queues {
 
   // Waits for all work that was enqueued on these queues. Work of other worlds on the same devices does not matter.
   void synchronize();
-  void set_busy() noexcept { busy_ = true; }  // work was enqueued
+  void set_busy() noexcept { ++enqueued_; }  // work was enqueued
   // While a step is captured, its streams cannot be waited for: the capture would fail. The thread that captures holds
   // this, and synchronize() waits for it.
   [[nodiscard]] std::recursive_mutex& capture_mutex() noexcept { return capture_mutex_; }
@@ -109,7 +110,8 @@ class Queues {
   [[nodiscard]] std::size_t logical_of(Rank rank) const;
   [[nodiscard]] int device_with(const void* memory) const;
 
-  std::atomic<bool> busy_ = false;
+  std::atomic<std::uint64_t> enqueued_ = 0;  // calls of set_busy() ...
+  std::atomic<std::uint64_t> waited_   = 0;  // ... and how many of them synchronize() has waited for
   RankSet ranks_;
   std::vector<int> devices_;
   bool one_device_;  // all numbers are equal

@@ -64,9 +64,7 @@ struct Ranks::Impl {
       : queues(ranks, std::move(options.devices), options.tf32),
         arenas(queues),
         shared(queues, options.capture, options.check_nodes, options.markers),
-        may_capture(std::move(options.may_capture)) {
-    shared.aborted = std::move(options.aborted);
-  }
+        may_capture(std::move(options.may_capture)) {}
 
   Queues queues;
   Arenas arenas;
@@ -98,8 +96,6 @@ std::unique_ptr<DeviceStreams> Ranks::lower(const Graph& graph, StreamPlan plan)
   if (impl_->may_capture) captures = impl_->may_capture(captures && impl_->shared.capture) && captures;
   return std::make_unique<Streams>(impl_->shared, graph, std::move(plan), captures);
 }
-
-std::vector<Node> Ranks::parts_entered() { return progress().value_or(DeviceProgress{}).parts_entered; }
 
 std::optional<DeviceProgress> Ranks::progress() {
   const std::lock_guard guard(impl_->shared.last_mutex);

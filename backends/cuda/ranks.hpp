@@ -14,8 +14,8 @@
 namespace stepgraph::cuda {
 
 struct RanksOptions {
-  // The device of each rank: the k-th rank of this process uses devices[k % size]. A number may come several times:
-  // then the device stands for several ones. Must not be empty, nor longer than the number of ranks.
+  // The device of each rank: the k-th rank of this process uses devices[k % size]. A number that comes
+  // several times is several logical devices. Must not be empty, nor longer than the number of ranks.
   std::vector<int> devices = {0};
   // Captures whole steps as CUDA graphs: the second run is captured, later runs replay it. Steps with host nodes and
   // recorded steps are issued node by node every time.
@@ -27,10 +27,6 @@ struct RanksOptions {
   // what this process could do (capture is on, and the program has no host nodes). All processes make the same programs
   // in the same order, so it can ask them all. Empty: as this process wishes.
   std::function<bool(bool wishes)> may_capture = {};
-  // For a world whose communications can be aborted: their work then ends early, and the device is done as after a good
-  // run. Asked when the device is done with a run; a text says why its results mean nothing, and the run fails. Empty:
-  // never.
-  std::function<std::optional<std::string>()> aborted = {};
   // Whether the device tells the host how far it is, in captured runs too (Device::progress). Two
   // small writes for each part and for every few other nodes.
   bool markers = false;
@@ -56,7 +52,6 @@ class Ranks final : public Device, public std::enable_shared_from_this<Ranks> {
 
   [[nodiscard]] DeviceMemory& memory() override;
   [[nodiscard]] std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) override;
-  [[nodiscard]] std::vector<Node> parts_entered() override;
   [[nodiscard]] std::optional<DeviceProgress> progress() override;
   // Every program forgets its captured step, and begins again with an issued run. Not during a run: waits for the
   // streams of this world first. Does nothing if a device was given up.

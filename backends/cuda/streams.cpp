@@ -319,9 +319,6 @@ bool Streams::done() {
   const cudaError_t status = cudaEventQuery(tail_);
   if (status == cudaErrorNotReady) return false;
   check(status, "running a step (CudaWorldOptions::check_nodes names the node)");
-  if (shared_.aborted) {
-    if (const auto why = shared_.aborted()) throw Error(ErrorKind::backend, *why);
-  }
   return true;
 }
 
@@ -356,8 +353,6 @@ std::vector<Lane> Streams::unfinished() {
 std::optional<DeviceProgress> Streams::progress() const {
   return marks_ ? std::optional(marks_->progress()) : std::nullopt;
 }
-std::vector<Node> Streams::parts_entered() { return progress().value_or(DeviceProgress{}).parts_entered; }
-
 void Streams::abandon(std::shared_ptr<void> program) noexcept {
   shared_.queues.abandon();
   shared_.kept.push_back(std::move(program));

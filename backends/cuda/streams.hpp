@@ -26,10 +26,9 @@ struct Shared {
   // take_turn() synchronizes when either changes.
   Streams* last      = nullptr;
   bool last_captured = false;
-  std::vector<Streams*> programs;                       // all that exist
-  std::function<std::optional<std::string>()> aborted;  // of RanksOptions
-  std::mutex mutex;                                     // held while a run is issued
-  std::mutex last_mutex;                                // guards `last` and `programs`; locked after `mutex`
+  std::vector<Streams*> programs;  // all that exist
+  std::mutex mutex;                // held while a run is issued
+  std::mutex last_mutex;           // guards `last` and `programs`; locked after `mutex`
 
   // After a step that the device has not finished: programs whose memory it may still use, and the owner of this
   // object. They refer to each other, so nothing of this is ever freed.
@@ -60,7 +59,6 @@ class Streams final : public DeviceStreams {
   [[nodiscard]] std::vector<NodeTime> times() override;
   [[nodiscard]] std::optional<std::uint64_t> num_done() override;
   [[nodiscard]] std::vector<Lane> unfinished() override;
-  [[nodiscard]] std::vector<Node> parts_entered() override;
   [[nodiscard]] std::optional<DeviceProgress> progress() const;  // none: without markers
   void abandon(std::shared_ptr<void> program) noexcept override;
 

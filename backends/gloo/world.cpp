@@ -7,7 +7,7 @@
 namespace stepgraph {
 
 GlooWorld::GlooWorld(const ProcessPlace& place, ProcessWorldOptions options)
-    : ProcessWorld(place, options, [timeout = options.timeout](Job& job, Hooks hooks) {
+    : MessageWorld(place, options, [timeout = options.timeout](Job& job, Hooks hooks) {
         return std::make_unique<GlooNetwork>(job, std::move(hooks), timeout);
       }) {}
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "backends/process/world.hpp"
+#include "backends/process/message_world.hpp"
 
 namespace stepgraph {
 
@@ -7,7 +7,7 @@ namespace stepgraph {
 // within the time-out, if not all processes come: Error(config) if they do not fit together, else Error(backend).
 // Gloo listens on the loopback address if that is the address of the job, else on the address that leads to process 0,
 // or on the interface GLOO_SOCKET_IFNAME.
-class GlooWorld final : public ProcessWorld {
+class GlooWorld final : public MessageWorld {
  public:
   explicit GlooWorld(const ProcessPlace& place, ProcessWorldOptions options = {});
   [[nodiscard]] std::unique_ptr<LibraryAllReduce> library_all_reduce() override;

@@ -164,7 +164,7 @@ MpiWorld::MpiWorld(const PlaceOverrides& overrides, const ProcessWorldOptions& o
     : MpiWorld(Started(overrides), options) {}
 
 MpiWorld::MpiWorld(const Started& started, const ProcessWorldOptions& options)
-    : ProcessWorld(started.place, options,
+    : MessageWorld(started.place, options,
                    [](Job& job, Hooks hooks) { return std::make_unique<MpiNetwork>(job, std::move(hooks)); }),
       ends_mpi_(started.starts_mpi) {}
 

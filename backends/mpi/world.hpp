@@ -1,5 +1,5 @@
 #pragma once
-#include "backends/process/world.hpp"
+#include "backends/process/message_world.hpp"
 
 namespace stepgraph {
 
@@ -8,7 +8,7 @@ namespace stepgraph {
 // not done yet; then the destructor ends MPI, which can be started only once in a process. One MpiWorld at a time.
 //
 // After a failure of the job MPI is not called any more: end the process.
-class MpiWorld final : public ProcessWorld {
+class MpiWorld final : public MessageWorld {
  public:
   explicit MpiWorld(const PlaceOverrides& overrides = {}, const ProcessWorldOptions& options = {});
   ~MpiWorld() override;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "backends/process/message.hpp"
 #include "engine/base/error.hpp"
@@ -37,7 +38,7 @@ std::string to_text(const ShardSizes& sizes) {
 // Collects the outlines of a graph.
 class Outliner {
  public:
-  Outliner(const Graph& graph, std::span<const Communicator> groups) : graph_(graph) {
+  Outliner(const Graph& graph, std::span<const Communicator> groups, bool batches) : graph_(graph), batches_(batches) {
     for (const Communicator& each : groups) {
       const std::string subject = subject_of(each.group);
       groups_[subject]          = out_.size();
@@ -114,6 +115,11 @@ class Outliner {
         for (const std::uint32_t node : nodes) add_pairs({node}, what.group);
         break;
     }
+    if (batches_) {
+      const auto [at, is_first] = last_issue_.try_emplace(what.group.id, what.issue);
+      if (!is_first && std::exchange(at->second, what.issue) == what.issue)
+        text += ", issued together with that before";
+    }
     out_[groups_.at(subject(what.group))].lines.push_back(std::move(text));
   }
 
@@ -160,6 +166,8 @@ class Outliner {
   }
 
   const Graph& graph_;
+  const bool batches_;
+  std::map<std::uint32_t, std::int32_t> last_issue_;  // by group: of its last collective
   std::vector<Outline> out_;
   std::map<std::uint32_t, std::string> subjects_;                          // by group: groups can share a name
   std::map<std::string, std::size_t> groups_;                              // place by subject
@@ -253,12 +261,12 @@ std::string explain(const std::vector<Bytes>& messages) {
 
 }  // namespace
 
-std::vector<Outline> outline(const Graph& graph, std::span<const Communicator> groups) {
-  return Outliner(graph, groups).run();
+std::vector<Outline> outline(const Graph& graph, std::span<const Communicator> groups, bool batches) {
+  return Outliner(graph, groups, batches).run();
 }
 
-Agreed Agreement::agree(Peers& peers, const Graph& graph, std::span<const Communicator> groups) {
-  const std::vector<Outline> outlines = outline(graph, groups);
+Agreed Agreement::agree(Peers& peers, const Graph& graph, std::span<const Communicator> groups, bool batches) {
+  const std::vector<Outline> outlines = outline(graph, groups, batches);
   const std::vector<Bytes> all        = peers.gather("communicators of a program", to_message(outlines));
   const Bytes answered = peers.broadcast("numbers of communicators", peers.process() == 0 ? answer(all) : Bytes());
   MessageReader from(answered);

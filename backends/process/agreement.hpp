@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "backends/process/links.hpp"
 #include "backends/process/secret.hpp"
-#include "backends/process/transport.hpp"
 #include "engine/run/peers.hpp"
 #include "engine/run/world.hpp"
 
@@ -25,12 +25,14 @@ struct Outline {
   std::uint32_t all              = 0;   // how many there are
   std::vector<std::string> lines = {};  // by turn
 };
-// The outlines of groups come first, in the order of `groups`.
-[[nodiscard]] std::vector<Outline> outline(const Graph& graph, std::span<const Communicator> groups);
+// The outlines of groups come first, in the order of `groups`. `batches`: the world takes collectives that are issued
+// together as one, so all members must issue the same ones together.
+[[nodiscard]] std::vector<Outline> outline(const Graph& graph, std::span<const Communicator> groups,
+                                           bool batches = false);
 
 struct Agreed {
   std::vector<std::uint32_t> numbers = {};  // of the groups, in their order
-  Connections connections            = {};  // what the network must have for the program
+  Connections connections            = {};  // what the links must have for the program
 };
 
 // Numbers the groups of programs. Groups of equal names and ranks get equal numbers, in all processes and programs.
@@ -38,7 +40,8 @@ class Agreement {
  public:
   // Collective. Throws Error(config) in all processes if their programs do not fit together, with the first operation
   // that differs.
-  [[nodiscard]] Agreed agree(Peers& peers, const Graph& graph, std::span<const Communicator> groups);
+  [[nodiscard]] Agreed agree(Peers& peers, const Graph& graph, std::span<const Communicator> groups,
+                             bool batches = false);
 
  private:
   [[nodiscard]] Bytes answer(const std::vector<Bytes>& all);

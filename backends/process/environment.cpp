@@ -291,7 +291,9 @@ ProcessPlace find_place(const Environment& environment, const PlaceOverrides& ov
   const auto [ranks, source] = find_ranks(variables, overrides);
   place_ranks(place, ranks, overrides);
   place_address(place, variables, overrides, source);
+  place.local_is_known = ranks.local_rank || overrides.local_rank || place.size == 1;
   if (is_loopback_name(place.address)) {  // all are on this machine
+    place.local_is_known = true;
     if (!ranks.local_rank && !overrides.local_rank) place.local_rank = place.rank;
     if (!ranks.local_size && !overrides.local_size) place.local_size = place.size;
   }

@@ -13,9 +13,10 @@ using Environment = std::map<std::string, std::string, std::less<>>;
 struct ProcessPlace {
   int rank            = 0;
   int size            = 1;
-  int local_rank      = 0;   // among the processes of this machine
-  int local_size      = 1;   // 1 also if it is not known
-  std::string address = {};  // where process 0 listens; empty: not known yet (MPI tells it)
+  int local_rank      = 0;     // among the processes of this machine; 0 also if it is not known
+  int local_size      = 1;     // 1 also if it is not known
+  bool local_is_known = true;  // local_rank is
+  std::string address = {};    // where process 0 listens; empty: not known yet (MPI tells it)
   int port            = 0;
   bool next_port_too  = false;  // process 0 takes port + 1 if `port` is taken; the others try both
   std::string secret  = {};     // empty: none, and only loopback addresses are allowed

@@ -2,11 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
+#include "backends/process/links.hpp"
 #include "engine/base/types.hpp"
-#include "engine/graph/part.hpp"
 
 namespace stepgraph {
 
@@ -66,40 +64,12 @@ struct MessageKey {
   }
 };
 
-struct NumberedGroup {
-  const GroupSpec* group;
-  std::uint32_t number;  // of the communicator
-};
-
-// What a program needs of the network, from all processes alike.
-struct Connections {
-  std::vector<NumberedGroup> groups  = {};  // the new ones of this process; all their members make them now. By number
-  std::vector<std::uint32_t> partial = {};  // new ones, some of whose members take no part: all processes make these
-  std::vector<Rank> peers            = {};  // ranks of other processes that this one exchanges messages with
-};
-
-// The network of a world of processes: a transport with what is needed around runs.
-class Network : public Transport {
+// The network of a world of processes that exchange messages.
+class Network : public Transport, public Links {
  public:
-  // Makes the messages of a program possible. Collective, outside runs. A peer may abort its run meanwhile: that is no
-  // error of this call.
-  virtual void connect(const Connections& connections) = 0;
-
-  // All waits throw Error(backend) with this text, those to come too, until recover(). Any thread; must not wait for
-  // another process. There is no recovery from a failure.
-  enum class Interruption : std::uint8_t { aborted, failed };  // all processes live; one of them has failed
-  virtual void interrupt(Interruption kind, const std::string& why) noexcept = 0;
-
   // Ends the requests that the calling thread has made and not waited for. Their memory is not used any more when it
   // returns. Only after an error.
   virtual void drop_requests() noexcept = 0;
-
-  // After an interrupted run: no message of it arrives any more, and messages are possible again. Collective, outside
-  // runs. `generation` counts the calls.
-  virtual void recover(std::uint64_t generation) = 0;
-
-  // The normal end. Collective, after the last message.
-  virtual void close() = 0;
 };
 
 }  // namespace stepgraph

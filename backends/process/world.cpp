@@ -8,11 +8,11 @@
 
 #include "backends/process/flight.hpp"
 #include "backends/process/message.hpp"
-#include "backends/process/message_exchange.hpp"
+#include "backends/process/transport.hpp"
 #include "backends/process/watchdog.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
-#include "engine/run/context.hpp"
+#include "engine/run/device.hpp"
 
 namespace stepgraph {
 namespace {
@@ -26,31 +26,8 @@ constexpr auto agreement_time = std::chrono::minutes(30);  // a peer that lives,
 
 std::string_view program_version() noexcept { return STEPGRAPH_VERSION; }
 
-// Notes the rank that the thread of a node waits for.
-class ProcessWorld::Watched final : public Transport {
- public:
-  Watched(Network& network, const Context& context) : network_(network), context_(context) {}
-
-  [[nodiscard]] Request send(Rank from, Rank to, std::uint64_t key, std::span<const std::byte> bytes) override {
-    return network_.send(from, to, key, bytes);
-  }
-  [[nodiscard]] Request receive(Rank from, Rank to, std::uint64_t key, std::span<std::byte> bytes) override {
-    return network_.receive(from, to, key, bytes);
-  }
-  [[nodiscard]] std::int64_t chunk_bytes() const override { return network_.chunk_bytes(); }
-  void wait(Request request) override {
-    context_.waiting_for(request.peer);
-    network_.wait(request);
-    context_.waiting_for(Rank{-1});
-  }
-
- private:
-  Network& network_;
-  const Context& context_;
-};
-
 ProcessWorld::ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ranks, ProcessWorldOptions options,
-                           const MakeNetwork& make_network)
+                           const MakeLinks& make_links)
     : process_(place.rank),
       num_processes_(place.size),
       num_ranks_(num_ranks),
@@ -71,37 +48,38 @@ ProcessWorld::ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ran
     live_job_ = job_.get();
   }
   try {
-    network_ = make_network(
-        *job_, {.explain = [this](Rank peer, const std::string& problem) { return explain(peer, problem); },
-                .is_idle = [this] { return is_idle(); }});
+    links_ =
+        make_links(*job_, {.explain = [this](Rank peer, const std::string& problem) { return explain(peer, problem); },
+                           .is_idle = [this] { return is_idle(); },
+                           .abort_reason = [this] { return abort_reason(); }});
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
   }
   const std::lock_guard lock(mutex_);
-  live_network_ = network_.get();
-  if (!verdict_.empty()) live_network_->interrupt(Network::Interruption::failed, verdict_);
+  live_links_ = links_.get();
+  if (!verdict_.empty()) live_links_->interrupt(Links::Interruption::failed, verdict_);
 }
 
 ProcessWorld::~ProcessWorld() {
   end();
   const std::lock_guard lock(mutex_);
-  live_network_ = nullptr;
-  live_job_     = nullptr;
+  live_links_ = nullptr;
+  live_job_   = nullptr;
 }
 
 bool ProcessWorld::end() noexcept {
   if (ended_) return *ended_;
   ended_ = false;
   try {
-    if (failure()) return false;
+    if (ProcessWorld::failure()) return false;
     if (std::uncaught_exceptions() > num_exceptions_) {
       fail("has ended because of an error");
       return false;
     }
     tell_end();
     job_->peers().barrier("the world ends");
-    network_->close();
+    links_->close();
     ended_ = job_->close();
   } catch (const std::exception&) {  // a peer has failed; its name was printed
   }
@@ -125,16 +103,14 @@ bool ProcessWorld::fail(const std::string& text) noexcept {
   }
 }
 
-bool ProcessWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
-
 std::vector<std::uint32_t> ProcessWorld::prepare(const Graph& graph, std::span<const Communicator> groups) {
-  Agreed agreed = agreement_.agree(job_->peers(), graph, groups);
+  Agreed agreed = agreement_.agree(job_->peers(), graph, groups, batches());
   for (std::size_t i = 0; i < groups.size(); ++i) {
     if (agreed.numbers[i] < std::uint32_t{1} << MessageKey::communicator_bits) continue;
     throw Error(ErrorKind::config, str("group '", groups[i].group.name, "': has number ", agreed.numbers[i],
                                        " (the programs of a world have less than 65536 groups together)"));
   }
-  network_->connect(agreed.connections);
+  links_->connect(agreed.connections);
   return std::move(agreed.numbers);
 }
 
@@ -143,12 +119,19 @@ std::optional<std::string> ProcessWorld::failure() const {
   return job_->control().interrupt().why();
 }
 
+std::optional<std::string> ProcessWorld::interruption() const {
+  const std::lock_guard lock(mutex_);
+  if (!verdict_.empty()) return verdict_;
+  if (view_ && is_aborted()) return why_aborted_;
+  return std::nullopt;
+}
+
 Patience ProcessWorld::patience() const { return {Clock::now() + agreement_time, &job_->control().interrupt()}; }
 
 // --- runs ----------------------------------------------------------------------------------------------------------
 
 void ProcessWorld::begin_step(std::shared_ptr<const RunView> run) {
-  if (const auto why = failure()) throw Error(ErrorKind::backend, *why);
+  if (const auto why = ProcessWorld::failure()) throw Error(ErrorKind::backend, *why);
   bool aborted;
   {
     const std::lock_guard lock(mutex_);
@@ -159,28 +142,27 @@ void ProcessWorld::begin_step(std::shared_ptr<const RunView> run) {
   ++run_;
   view_ = std::move(run);
   // A peer that is ahead has aborted this run.
-  if (is_aborted()) network_->interrupt(Network::Interruption::aborted, why_aborted_);
+  if (is_aborted()) links_->interrupt(Links::Interruption::aborted, why_aborted_);
 }
 
 // Whether the run that is under way here, or the last one, was aborted: not one that only peers have begun. With
 // mutex_.
 bool ProcessWorld::is_aborted() const { return good_from_ > generation_ && aborted_run_ <= run_; }
 
+// Likewise, or the next run. With mutex_.
+bool ProcessWorld::next_is_aborted() const { return good_from_ > generation_ && aborted_run_ <= run_ + 1; }
+
+std::optional<std::string> ProcessWorld::abort_reason() const {
+  const std::lock_guard lock(mutex_);
+  if (next_is_aborted()) return why_aborted_;
+  return std::nullopt;
+}
+
 void ProcessWorld::end_step() noexcept {
   const std::lock_guard lock(mutex_);
   view_.reset();
   if (good_from_ > generation_ && aborted_run_ == run_ + 1)  // the next run, by a peer that is ahead
-    network_->interrupt(Network::Interruption::aborted, why_aborted_);
-}
-
-void ProcessWorld::communicate(const Context& context, const Exchange& exchange) {
-  Watched transport(*network_, context);
-  try {
-    exchange_by_messages(exchange, transport, run_);
-  } catch (...) {
-    network_->drop_requests();
-    throw;
-  }
+    links_->interrupt(Links::Interruption::aborted, why_aborted_);
 }
 
 // Called with the run's mutex locked: sends and returns.
@@ -192,7 +174,7 @@ void ProcessWorld::abort(std::string_view why) noexcept {
     aborted_run_ = run_;
     aborted_by_  = process_;
     why_aborted_ = str("the step was aborted here: ", why);
-    network_->interrupt(Network::Interruption::aborted, why_aborted_);
+    links_->interrupt(Links::Interruption::aborted, why_aborted_);
     job_->control().tell(str(generation_, ' ', run_, ' ', why));
     changed_.notify_all();
   } catch (const std::exception&) {  // out of memory: time-outs end the run elsewhere
@@ -213,12 +195,11 @@ void ProcessWorld::take_note(int rank, const std::string& note) {
   aborted_by_  = rank;
   why_aborted_ = str("the step was aborted by process ", rank, ": ",
                      std::string_view(note).substr(words[0].size() + words[1].size() + 2));
-  // This process may still be in recover(), which looks at good_from_ at its end. If it is a run behind, that run goes
-  // on: the peers that are ahead have ended it well. end_step() then interrupts the network: messages of the aborted
-  // run are received before it begins here.
-  const bool next_too = !view_ && aborted_run_ == run_ + 1;
-  if (*told == generation_ && (is_aborted() || next_too) && live_network_ != nullptr)
-    live_network_->interrupt(Network::Interruption::aborted, why_aborted_);
+  // If this process is a run behind, that run goes on: the peers that are ahead have ended it well. end_step() then
+  // interrupts the network: messages of the aborted run are received before it begins here. If this process has not
+  // begun the generation of the note yet, recover() looks at good_from_.
+  if (*told == generation_ && (view_ ? is_aborted() : next_is_aborted()) && live_links_ != nullptr)
+    live_links_->interrupt(Links::Interruption::aborted, why_aborted_);
   changed_.notify_all();
 }
 
@@ -233,7 +214,7 @@ void ProcessWorld::take_verdict(const Verdict& verdict, const std::string& line)
   if (options_.after_report) options_.after_report();
   const std::lock_guard lock(mutex_);
   verdict_ = line;
-  if (live_network_ != nullptr) live_network_->interrupt(Network::Interruption::failed, line);
+  if (live_links_ != nullptr) live_links_->interrupt(Links::Interruption::failed, line);
   changed_.notify_all();
 }
 
@@ -263,12 +244,18 @@ void ProcessWorld::record_flight(const std::string& line) const {
   }
 }
 
+// Before an error of a library is believed, which can be the first to see that a peer is gone.
+std::chrono::milliseconds ProcessWorld::grace() const {
+  return std::min<std::chrono::milliseconds>(explain_time, options_.timeout / 2);
+}
+
 std::string ProcessWorld::explain(Rank peer, const std::string& problem) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, explain_time, [&] { return !verdict_.empty() || good_from_ > generation_; });
+  const auto most = peer == Rank{-1} ? grace() : std::chrono::milliseconds(explain_time);
+  changed_.wait_for(lock, most, [&] { return !verdict_.empty() || good_from_ > generation_; });
   if (!verdict_.empty()) return verdict_;
   if (good_from_ > generation_) return why_aborted_;
-  return str("rank ", peer, ": ", problem);
+  return peer == Rank{-1} ? problem : str("rank ", peer, ": ", problem);
 }
 
 bool ProcessWorld::is_idle() const {
@@ -304,12 +291,37 @@ void ProcessWorld::recover() {
   }
   const std::uint64_t highest = number_of(store.get(prefix + "run", patience()));
   if (highest == ended_run) throw Error(ErrorKind::backend, "another process has ended, and the last run was aborted");
-  network_->recover(next);
+  {
+    // From now on notes of the last generation are late, and those of the new one interrupt the links.
+    const std::lock_guard lock(mutex_);
+    run_        = highest;
+    generation_ = next;
+  }
+  recover_links();
   const std::lock_guard lock(mutex_);
-  run_        = highest;
-  generation_ = next;
-  if (is_aborted()) network_->interrupt(Network::Interruption::aborted, why_aborted_);
-  if (!verdict_.empty()) network_->interrupt(Network::Interruption::failed, verdict_);
+  if (next_is_aborted()) links_->interrupt(Links::Interruption::aborted, why_aborted_);
+  if (!verdict_.empty()) links_->interrupt(Links::Interruption::failed, verdict_);
+}
+
+// Peers that have recovered do not wait for this process. If one of them has aborted a run already, its links are gone:
+// the next run fails here too, and there is another recovery. Any other error is final: no peer would recover again.
+void ProcessWorld::recover_links() {
+  std::string problem;
+  try {
+    links_->recover(generation_);
+    return;
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (verdict_.empty() && good_from_ > generation_) {
+      links_->interrupt(Links::Interruption::aborted, why_aborted_);
+      return;
+    }
+  }
+  fail(problem);
+  throw Error(ErrorKind::backend, problem);
 }
 
 // --- heartbeats and reports ----------------------------------------------------------------------------------------
@@ -337,7 +349,46 @@ Progress ProcessWorld::progress() const {
   }
   const std::vector<RunView::Ended> last = view->last_nodes();
   if (!last.empty()) progress.last_node = graph.name(last.back().node);
+  add_device_progress(progress, graph);
   return progress;
+}
+
+// On a device, bodies have returned long before their work is done. There the parts that the device is in say which
+// ranks it waits for.
+void ProcessWorld::add_device_progress(Progress& progress, const Graph& graph) const {
+  const std::optional<DeviceProgress> now = device_progress(graph);
+  if (!now) return;
+  progress.nodes_done += now->num_done;
+  progress.num_computing = now->computes || now->parts_entered.empty() ? 1 : 0;
+  progress.last_node     = now->last_done ? graph.name(*now->last_done) : std::string_view();
+  progress.waits.clear();
+  for (const Node node : now->parts_entered) {
+    const Graph::PartView part = graph.part(node);
+    const auto waits_for       = [&](Rank rank) {
+      if (rank != Rank{-1} && rank != graph.rank(node) && progress.waits.size() < most_waits)
+        progress.waits.push_back({index(rank), std::string(graph.name(node))});
+    };
+    if (point_to_point(part.op) || part.op == PartOp::permute) {
+      waits_for(part.peer);
+      waits_for(part.source);
+      continue;
+    }
+    // From the next member on: a group can have more members than a heartbeat has waits, and each is named by some.
+    const GroupSpec& group = graph.spec(part.group);
+    const auto own         = static_cast<std::size_t>(member_of(group, graph.rank(node)));
+    for (std::size_t i = 1; i < group.ranks.size(); ++i) waits_for(group.ranks[(own + i) % group.ranks.size()]);
+  }
+}
+
+// Without nodes of an earlier run: the device may not have begun this one yet.
+std::optional<DeviceProgress> ProcessWorld::device_progress(const Graph& graph) const {
+  const std::lock_guard lock(mutex_);
+  Device* const device              = live_links_ != nullptr ? live_links_->device() : nullptr;
+  std::optional<DeviceProgress> now = device != nullptr ? device->progress() : std::nullopt;
+  if (!now) return now;
+  std::erase_if(now->parts_entered, [&](Node node) { return node.id >= graph.num_nodes() || !graph.has_part(node); });
+  if (now->last_done && now->last_done->id >= graph.num_nodes()) now->last_done = std::nullopt;
+  return now;
 }
 
 // On the control thread, while the run may still be under way.
@@ -364,6 +415,9 @@ void ProcessWorld::write_flight(const std::string& line) const {
     for (const RunView::Ended& each : view->last_nodes())
       lane_of(each.node).last.push_back({std::string(graph.name(each.node)), each.ago_s});
     for (const RunView::Running& each : view->running()) lane_of(each.node).running = graph.name(each.node);
+    if (const std::optional<DeviceProgress> now = device_progress(graph)) {
+      for (const Node node : now->parts_entered) lane_of(node).running = graph.name(node);
+    }
   }
   for (auto& [name, lane] : lanes) flight.lanes.push_back(std::move(lane));
   stepgraph::write_flight(options_.flight_folder, flight);

@@ -13,7 +13,8 @@
 #include "backends/process/agreement.hpp"
 #include "backends/process/job.hpp"
 #include "backends/process/library_all_reduce.hpp"
-#include "backends/process/transport.hpp"
+#include "backends/process/links.hpp"
+#include "engine/run/device.hpp"
 #include "engine/run/run_view.hpp"
 #include "engine/run/world.hpp"
 
@@ -36,43 +37,42 @@ struct ProcessWorldOptions {
   std::function<void()> on_signal = {};
 };
 
-// The ranks of one process of a job: what the worlds of MPI and Gloo have in common. Communications are exchanges of
-// messages over a Network (backends/process/message_exchange.hpp). Keys of messages name communicator, run and turn, so
-// parts can be issued in any order.
+// The ranks of one process of a job: what all worlds of processes have in common. Derived worlds communicate, over the
+// links that they make.
 //
 // Constructor and destructor are collective: all processes of the job make the world, and end it. A destructor that
 // runs because of an exception reports a failure of this process instead.
 class ProcessWorld : public World {
  public:
-  // What a network tells its world. Any thread.
+  // What links ask of their world. Any thread.
   struct Hooks {
-    // A message to or from this rank has failed. The cause may be known soon: an abort, or a verdict. Returns the text
-    // of the error to throw.
+    // A communication with this rank has failed; -1: with some rank. The cause may be known soon: an abort, or a
+    // verdict. Returns the text of the error to throw.
     std::function<std::string(Rank peer, const std::string& problem)> explain;
     // Whether no thread of this process computes: then a thread that waits can use the core.
     std::function<bool()> is_idle;
+    // Why the last run, or the next one, was aborted; in Links::recover(): a run of the new generation, by a peer that
+    // has recovered already. None: it was not.
+    std::function<std::optional<std::string>()> abort_reason;
   };
-  using MakeNetwork = std::function<std::unique_ptr<Network>(Job& job, Hooks hooks)>;
+  using MakeLinks = std::function<std::unique_ptr<Links>(Job& job, Hooks hooks)>;
 
   // `ranks`: of this process. Together the processes of the job have the ranks 0 to num_ranks - 1.
   ProcessWorld(const ProcessPlace& place, int num_ranks, RankSet ranks, ProcessWorldOptions options,
-               const MakeNetwork& make_network);
+               const MakeLinks& make_links);
   // One rank in each process.
-  ProcessWorld(const ProcessPlace& place, ProcessWorldOptions options, const MakeNetwork& make_network)
-      : ProcessWorld(place, place.size, Rank{place.rank}, std::move(options), make_network) {}
+  ProcessWorld(const ProcessPlace& place, ProcessWorldOptions options, const MakeLinks& make_links)
+      : ProcessWorld(place, place.size, Rank{place.rank}, std::move(options), make_links) {}
   ~ProcessWorld() override;
   ProcessWorld(const ProcessWorld&)            = delete;
   ProcessWorld& operator=(const ProcessWorld&) = delete;
 
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
   [[nodiscard]] RankSet local_ranks() const override { return ranks_; }
-  [[nodiscard]] bool waits(LaneKind kind) const override;
-  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   [[nodiscard]] std::vector<std::uint32_t> prepare(const Graph& graph, std::span<const Communicator> groups) override;
   [[nodiscard]] Peers* peers() override { return &job_->peers(); }
   void begin_step(std::shared_ptr<const RunView> run) override;
   void end_step() noexcept override;
-  void communicate(const Context& context, const Exchange& exchange) override;
   [[nodiscard]] std::optional<std::string> failure() const override;
   void abort(std::string_view why) noexcept override;
 
@@ -93,10 +93,17 @@ class ProcessWorld : public World {
   // The normal end, which the destructor makes otherwise. Collective. False: the job has failed.
   bool end() noexcept;
 
- private:
-  class Watched;
+ protected:
+  [[nodiscard]] Links& links() noexcept { return *links_; }
+  [[nodiscard]] std::uint64_t run() const noexcept { return run_; }  // the number of the run; not from other threads
+  // Why the run that is under way cannot go on: a verdict, or an abort by any process. Any thread.
+  [[nodiscard]] std::optional<std::string> interruption() const;
+  [[nodiscard]] std::chrono::milliseconds grace() const;  // for the cause of an error to become known
 
+ private:
   [[nodiscard]] Progress progress() const;
+  void add_device_progress(Progress& progress, const Graph& graph) const;
+  [[nodiscard]] std::optional<DeviceProgress> device_progress(const Graph& graph) const;
   void take_verdict(const Verdict& verdict, const std::string& line);
   void take_signal(const Progress& then);
   void record_flight(const std::string& line) const;
@@ -105,7 +112,10 @@ class ProcessWorld : public World {
   [[nodiscard]] std::string explain(Rank peer, const std::string& problem);
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] bool is_aborted() const;
+  [[nodiscard]] bool next_is_aborted() const;
+  [[nodiscard]] std::optional<std::string> abort_reason() const;
   void recover();
+  void recover_links();
   void tell_end();
   [[nodiscard]] Patience patience() const;
 
@@ -117,7 +127,8 @@ class ProcessWorld : public World {
   std::optional<bool> ended_;
 
   // A generation of runs ends with an aborted one. Processes learn of an abort at different times, some before they
-  // begin that run: it then fails there too. All begin the next generation together.
+  // begin that run: it then fails there too. All begin the next generation together; links are made after that, so a
+  // peer can abort a run of it before they are all made here.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t generation_  = 0;
@@ -132,9 +143,9 @@ class ProcessWorld : public World {
   std::shared_ptr<const RunView> view_;  // of the run that is under way
 
   Agreement agreement_;
-  Network* live_network_ = nullptr;  // for the control thread, once it is made; with mutex_
+  Links* live_links_ = nullptr;  // for the control thread, once they are made; with mutex_
   std::unique_ptr<Job> job_;
-  std::unique_ptr<Network> network_;
+  std::unique_ptr<Links> links_;
 };
 
 // Of this library: processes with another version do not fit into a job.

@@ -68,8 +68,6 @@ class DeviceStreams {
   // the lanes whose work is not done, where the device can tell.
   [[nodiscard]] virtual std::optional<std::uint64_t> num_done() = 0;
   [[nodiscard]] virtual std::vector<Lane> unfinished()          = 0;
-  // The parts that the device has begun and not ended, where it can tell. Any thread may ask.
-  [[nodiscard]] virtual std::vector<Node> parts_entered() { return {}; }
   // The run was stopped, and the device has not finished in time. From now on the device keeps `program`, which owns
   // this object and the memory of the run, and itself, for the life of the process: it may still use them. Later runs
   // on it throw Error(backend).
@@ -90,9 +88,8 @@ class Device {
   [[nodiscard]] virtual DeviceMemory& memory()                                                    = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) = 0;
 
-  // DeviceStreams::parts_entered of the run that was begun last. Any thread may ask.
-  [[nodiscard]] virtual std::vector<Node> parts_entered() { return {}; }
-  [[nodiscard]] virtual std::optional<DeviceProgress> progress() { return std::nullopt; }  // of that run; any thread
+  // Of the run that was begun last, where the device can tell. Any thread may ask.
+  [[nodiscard]] virtual std::optional<DeviceProgress> progress() { return std::nullopt; }
   // Between runs: a device that replays captured runs forgets them, and issues the next run of every program node by
   // node. A world asks for it before it gives up communicators that captured runs use.
   virtual void drop_captures() {}

@@ -276,12 +276,16 @@ struct Run::Impl {
     }
   }
 
-  // With the mutex locked. A device that has failed is done.
+  // With the mutex locked. A device that has failed is done. After an abort by a peer, the work of communications ends
+  // early: the device is done, and its results mean nothing.
   bool is_done(DeviceStreams& device) {
     try {
       if (!device.done()) return false;
+      if (const auto failure = program_->running.world().failure())
+        throw Error(ErrorKind::backend, str("step: ", *failure));
       if (recording) recording->set_times(device.times());
     } catch (const Error& error) {
+      if (!state.error()) program_->running.abort(error.what());  // peers may wait for this rank
       state.fail(error);
     }
     return true;

@@ -174,6 +174,7 @@ class RunningProgram {
 
   [[nodiscard]] const Graph& graph() const noexcept { return graph_; }
   [[nodiscard]] const World& world() const noexcept { return world_; }
+  void abort(std::string_view why) noexcept { world_.abort(why); }  // of the world: this process cannot go on
   [[nodiscard]] Memory& memory() const noexcept { return *memory_; }
   void parallel_for(Node node, std::int64_t num_tiles, TileCall tile);
   void waiting_for(std::string_view what);

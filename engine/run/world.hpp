@@ -103,6 +103,8 @@ class World {
   [[nodiscard]] bool is_local(Rank rank) const { return local_ranks().contains(rank); }
   [[nodiscard]] virtual bool waits(LaneKind) const     = 0;  // nodes on such a lane block their thread
   [[nodiscard]] virtual IssueOrder issue_order() const = 0;
+  // Whether reductions have the bits of sums in group order. False: they agree within a tolerance.
+  [[nodiscard]] virtual bool reduces_in_order() const { return true; }
 
   // The device that has the memory of its ranks and runs their work; null: memory and bodies are on the host.
   [[nodiscard]] virtual Device* device() const { return nullptr; }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "engine/base/error.hpp"
 #include "engine/base/partial.hpp"
@@ -108,15 +109,32 @@ void read_memory(const ConfigReader& root, Config& config) {
   config.plan.reuse = section.choice("reuse", 1, {"free", "tight"}) == 0 ? Reuse::free : Reuse::tight;
 }
 
+const Names comm_keys{"algorithm", "timeout_ms", "machine", "exact"};
+
 void read_comm(const ConfigReader& root, Config& config) {
-  const ConfigReader section = root.section("comm", {"algorithm", "timeout_ms", "machine"});
+  const ConfigReader section = root.section("comm", comm_keys);
   config.plan.algorithm      = read_enum(section, "algorithm", Algorithm::direct, Algorithm::adaptive);
   section.integer("timeout_ms", config.timeout_ms, 1, max_int);
+  section.boolean("exact", config.exact);
   if (section.is_empty_text("machine")) return;  // the default
   section.text("machine", config.machine);
   if (!config.machine.empty() && config.plan.algorithm != Algorithm::adaptive)
     section.refuse("machine", str("'", config.machine, "' with algorithm ", config.plan.algorithm,
                                   ", which does not look at a machine (adaptive)"));
+}
+
+// Needs `comm`. NCCL has algorithms of its own, which it chooses among unless it is told one.
+void check_nccl(const ConfigReader& root, Config& config) {
+  if (config.backend != "nccl") return;
+  const ConfigReader section = root.section("comm", comm_keys);
+  const Algorithm algorithm  = std::exchange(config.plan.algorithm, Algorithm::direct);
+  if (algorithm == Algorithm::hierarchical || algorithm == Algorithm::adaptive)
+    section.refuse("algorithm", str("'", algorithm,
+                                    "' with backend nccl, which cannot be told that (direct, where NCCL "
+                                    "chooses; ring or tree)"));
+  if (config.exact && algorithm != Algorithm::direct)
+    section.refuse("algorithm", str("'", algorithm, "' with comm.exact, where NCCL reduces nothing (direct)"));
+  config.nccl_algorithm = algorithm;
 }
 
 // Needs layout and backend.
@@ -131,8 +149,9 @@ void read_world(const ConfigReader& root, Config& config) {
                                  : world.address.empty() ? ""
                                                          : "address";
   if (given.empty()) return;
-  if (config.backend != "gloo" && config.backend != "mpi")
-    section.refuse(given, str("with backend ", config.backend, ", which has all ranks in one process (gloo or mpi)"));
+  if (!has_processes(config.backend))
+    section.refuse(given,
+                   str("with backend ", config.backend, ", which has all ranks in one process (gloo, mpi or nccl)"));
   if (world.rank >= 0 && world.size == 0)
     section.refuse("rank", str("is ", world.rank, ", but size is not given (both, or none of them)"));
   if (world.rank < 0 && world.size > 0)
@@ -151,8 +170,10 @@ void read_devices(const ConfigReader& root, Config& config) {
   if (!root.has("devices")) return;
   std::vector<int> devices;  // "all": empty
   root.integers("devices", devices, "all", 0, max_device);
+  const bool is_default = config.backend == "nccl" ? devices.empty() : devices == std::vector<int>{0};
+  if (is_default) return;
   if (config.backend != "cuda" && config.backend != "nccl")
-    root.refuse("devices", str("with backend ", config.backend, ", whose ranks are not on GPUs (cuda)"));
+    root.refuse("devices", str("with backend ", config.backend, ", whose ranks are not on GPUs (cuda or nccl)"));
   const int num_devices = static_cast<int>(devices.size()), num_ranks = Layout(config.plan.layout).num_ranks();
   if (config.backend == "cuda" && num_devices > num_ranks) {
     root.refuse("devices", str("has ", num_devices, " devices, but the layout has ", num_ranks,
@@ -183,8 +204,9 @@ Config read(const JsonValue& value) {
   config.eval       = read_eval(root, config.data);
   root.integer("seed", config.seed, 0, max_seed);
   root.integer("threads", config.threads, 0, 1024);
-  const Names backends{"loopback", "cuda", "gloo", "mpi"};
-  config.backend = backends[root.choice("backend", 0, backends, {"nccl"})];
+  const Names backends{"loopback", "cuda", "gloo", "mpi", "nccl"};
+  config.backend = backends[root.choice("backend", 0, backends)];
+  check_nccl(root, config);
   check_fit(config);
   read_world(root, config);
   read_devices(root, config);
@@ -220,6 +242,10 @@ Config parse(std::string_view text, std::span<const std::string> overrides, cons
 }
 
 }  // namespace
+
+bool has_processes(std::string_view backend) noexcept {
+  return backend == "gloo" || backend == "mpi" || backend == "nccl";
+}
 
 Config parse_config(std::string_view text, std::span<const std::string> overrides) {
   return parse(text, overrides, {});

@@ -26,7 +26,7 @@ struct LoadFrom {
 // A fresh model, or a saved one.
 using ModelSource = std::variant<Gpt2Spec, LlamaSpec, MlpSpec, LoadFrom>;
 
-// The place of this process in a job of several (backends gloo and mpi). It replaces what the environment says.
+// The place of this process in a job of several (backends gloo, mpi and nccl). It replaces what the environment says.
 struct WorldSpec {
   int rank                                                   = -1;  // -1: as the environment says
   int size                                                   = 0;   // processes of the job; 0: as the environment says
@@ -65,6 +65,8 @@ struct Config {
   Plan plan                 = {};
   MemoryPreset preset       = MemoryPreset::basic;  // sets those parts of the plan that have no key in the config
   int timeout_ms            = 30'000;               // a step fails if no node ends for so long
+  bool exact                = false;                // NCCL too adds in rank order: the bits of other backends on GPUs
+  Algorithm nccl_algorithm  = Algorithm::direct;    // that NCCL is told to use; that of the plan is direct then
   std::string machine       = {};  // a file with the machine that `adaptive` chooses for; empty: a usual one
   WorldSpec world           = {};
   CheckpointPlan checkpoint = {};
@@ -73,11 +75,14 @@ struct Config {
   int threads               = 0;  // 0: all cores
   std::string backend       = "loopback";
   // The GPUs of the ranks of this process, in the order of the ranks; an empty list: all that are visible. None: as the
-  // backend has it, which is [0] for cuda. Only for backends on GPUs.
+  // backend has it: [0] for cuda, all for nccl. Only for backends on GPUs.
   std::optional<std::vector<int>> devices = {};
 
   friend bool operator==(const Config&, const Config&) = default;
 };
+
+// Whether each rank of the backend has a process of its own.
+[[nodiscard]] bool has_processes(std::string_view backend) noexcept;
 
 // Reads a config after `path=value` overrides, in order: "layout.dp=2", "optimizer.kind=sgd", or a whole section,
 // "data={\"synthetic\": 1}". A value that is not JSON is a string; missing objects are created. Throws Error(config):

@@ -24,7 +24,8 @@ StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& ba
                      .timeline     = {},
                      .tokens_per_s = 0,
                      .unmeasured   = {}};
-  out.plan     = plan_memory(out.step.graph, {.reuse = plan.reuse, .workspaces = options.workspaces});
+  out.plan     = plan_memory(out.step.graph,
+                             {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
   out.timeline = simulate({out.step.graph, out.plan}, machine);
   if (out.makespan_s() > 0)
     out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();

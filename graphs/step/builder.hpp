@@ -69,6 +69,7 @@ class StepBuilder {
   void declare_inputs(bool trains, ForwardResult result);
   void declare_weights(bool trains);
   void declare_weight(Stage stage, std::size_t block, std::size_t number, bool trains);
+  [[nodiscard]] bool joins_first(const StepWeight& weight) const;
   void share_tied_values();
   [[nodiscard]] const StepWeight* find_weight(const std::string& name);  // by its name in the model; null: not here
   void fill_buckets();
@@ -105,6 +106,7 @@ class StepBuilder {
   [[nodiscard]] CountedTargets counted_targets();
   void sum_losses();
 
+  void add_tied_gradient(const StepWeight& owner, const StepWeight& tied, const Labels& labels);
   void join_tied_weights();
   void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();

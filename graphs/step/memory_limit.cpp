@@ -177,15 +177,17 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
                         const MemoryRequirementOptions& options) {
   if (plan.memory_limit_bytes == 0) return;
-  const MemoryPlan memory = plan_memory(step.graph, {.reuse = plan.reuse, .workspaces = options.workspaces});
+  const auto plan_of = [&](const Graph& graph, Reuse reuse) {
+    return plan_memory(graph, {.reuse = reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+  };
+  const MemoryPlan memory = plan_of(step.graph, plan.reuse);
   const Most most         = most_of(step.graph.ranks(), memory);
   if (most.bytes <= plan.memory_limit_bytes) return;
   constexpr std::uint32_t large = 20'000;  // nodes
   Search search{.num_nodes = step.graph.num_nodes()};
   search.whole = [&](const Plan& by, const BatchSpec& of) {
     const StepGraph other = build(by, of);
-    return most_of(other.graph.ranks(), plan_memory(other.graph, {.reuse = by.reuse, .workspaces = options.workspaces}))
-        .bytes;
+    return most_of(other.graph.ranks(), plan_of(other.graph, by.reuse)).bytes;
   };
   if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 &&
       static_cast<int>(step.graph.ranks().size()) == step.layout.num_ranks()) {

@@ -39,7 +39,9 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
   return out;
 }
 
-// Ranks with equal likeness need the same memory.
+// Ranks with equal likeness need the same memory. That includes what a world needs for parts (WorkspaceNeeds::part):
+// backends/nccl/calls.hpp takes the same workspace at every place of a group. Planning every rank instead would take a
+// minute for 256 ranks of a large model.
 struct Likeness {
   int pp = 0;
   std::vector<TensorShape> weights;
@@ -95,8 +97,7 @@ MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& pl
   return requirement_of(step.graph, plan, rank, [&](Buffer buffer) { return step.role(buffer); });
 }
 
-MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse, const WorkspaceNeeds& workspaces) {
-  const MemoryPlanOptions planning{.reuse = reuse, .workspaces = workspaces};
+MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const MemoryPlanOptions& planning) {
   if (step.graph.ranks() == RankSet(rank)) return memory_requirement(step, plan_memory(step.graph, planning), rank);
   const Graph own = slice(step.graph, rank);
   std::vector<MemoryRole> roles;  // a slice has the rank's buffers in the same order
@@ -108,12 +109,14 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reu
 
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  StepOptions building{.keep_gradients = options.keep_gradients, .machine = options.machine};
+  StepOptions building{
+      .keep_gradients = options.keep_gradients, .join_tied_first = options.join_tied_first, .machine = options.machine};
   const auto requirement_of = [&](Rank rank) {
     building.only        = rank;
     const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
                                           : build_forward_step(model, plan, batch, ForwardResult::loss, building);
-    return memory_requirement(step, rank, plan.reuse, options.workspaces);
+    return memory_requirement(
+        step, rank, {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
   };
   const int num_ranks = Layout(plan.layout).num_ranks();
   if (options.rank) {  // at the cost of its slice, however many ranks there are

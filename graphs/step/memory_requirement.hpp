@@ -34,15 +34,17 @@ struct MemoryRequirement {
 // From a plan of the whole step; or from a plan of the rank's slice, as a process with this rank alone would make it.
 // The two can differ a little: only the whole step knows when other ranks send.
 [[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& plan, Rank rank);
-[[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, Reuse reuse = Reuse::tight,
-                                                   const WorkspaceNeeds& workspaces = {});
+[[nodiscard]] MemoryRequirement memory_requirement(const StepGraph& step, Rank rank,
+                                                   const MemoryPlanOptions& planning = {});
 
 struct MemoryRequirementOptions {
   bool trains               = true;  // false: a forward step
   bool keep_gradients       = false;
-  std::optional<Rank> rank  = {};       // only this rank: it costs what the rank's slice costs
-  const Machine* machine    = nullptr;  // StepOptions::machine
-  WorkspaceNeeds workspaces = {};       // of the world on which the step would run
+  std::optional<Rank> rank  = {};               // only this rank: it costs what the rank's slice costs
+  bool join_tied_first      = false;            // StepOptions::join_tied_first ...
+  const Machine* machine    = nullptr;          // ... and machine
+  IssueOrder issue_order    = IssueOrder::any;  // of the world on which the step would run ...
+  WorkspaceNeeds workspaces = {};               // ... and its workspaces
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same

@@ -324,13 +324,17 @@ void StepBuilder::reduce_gradients(Stage stage) {
     if (!reduces_each()) reduce_unit(*unit, labels_of(unit->spec->layer));
     if (shard_group_.size < setup_.plan.layout.dp) join_replicas(*unit, labels_of(unit->spec->layer));
   }
+  for (const StepWeight& weight : weights) {
+    if (weight.stage == stage && joins_first(weight))
+      add_tied_gradient(*find_weight(setup_.step.spec(weight).tied_to), weight, labels_of(-1));
+  }
   for (const Bucket& bucket : buckets_) {
     if (bucket.stage != stage) continue;
     const int layer = setup_.step.model.blocks[weights[bucket.weights.front()].block].layer;
     reduce_bucket(bucket, labels_of(bucket.weights.size() == 1 ? layer : -1));
   }
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
-    if (weight->stage != stage || weight->gradient.empty()) continue;
+    if (weight->stage != stage || weight->gradient.empty() || joins_first(*weight)) continue;
     join_tensor_parallel(*weight, labels_of(setup_.step.model.blocks[weight->block].layer));
   }
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/graph/graph.hpp"
+#include "engine/graph/issue_order.hpp"
 #include "engine/graph/ordered_graph.hpp"
 #include "engine/plan/workspaces.hpp"
 #include "engine/simulate/machine.hpp"
@@ -129,9 +130,16 @@ struct StepOptions {
   // The norm of a weight that is not sharded: true: one data-parallel rank sums its squares, another rank for each
   // weight; false: every rank sums all squares.
   bool share_norm = true;
+  // Gradients of tied weights that a rank has in one bucket stage are added before data-parallel ranks reduce them: one
+  // reduction instead of two. The bits are then not those of other pipeline splits and sharding, so it is for worlds
+  // whose reductions have other bits anyway (World::reduces_in_order).
+  bool join_tied_first = false;
   // The machine on which Algorithm::adaptive simulates its candidates. Null: nodes of `devices_per_node` ranks with 100
   // GB/s inside a node and 25 GB/s between nodes, and latencies of 2 and 5 microseconds.
   const Machine* machine = nullptr;
+  // The order of communications that the world needs, for the memory plan that Plan::memory_limit_bytes is compared
+  // with.
+  IssueOrder issue_order = IssueOrder::any;
   // The workspaces that Plan::memory_limit_bytes counts: workspace_needs of the world. The graph has them either way.
   WorkspaceNeeds workspaces = {};
 };

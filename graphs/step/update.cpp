@@ -47,7 +47,7 @@ void StepBuilder::all_reduce(const std::string& name, Group group, int members, 
 }
 
 // Adds the gradients of weights that are tied to one owner: the owner's first, then those of the tied weights in their
-// order. Each is already summed over microbatches and data-parallel ranks.
+// order. Each is already summed over microbatches and data-parallel ranks. Some were added before (joins_first).
 void StepBuilder::join_tied_weights() {
   std::map<std::string, std::vector<const WeightSpec*>> tied;  // by owner
   for (const Block& block : setup_.step.model.blocks) {
@@ -60,6 +60,15 @@ void StepBuilder::join_tied_weights() {
       if (const auto found = tied.find(spec.name); found != tied.end()) join_tied_ranks(spec, found->second);
     }
   }
+}
+
+// Both are on this rank.
+void StepBuilder::add_tied_gradient(const StepWeight& owner, const StepWeight& tied, const Labels& labels) {
+  reduce_into(graph(), {.name   = "add gradient of " + setup_.step.spec(tied).name,
+                        .lane   = std::nullopt,
+                        .into   = access(owner.gradient),
+                        .from   = access(tied.gradient),
+                        .labels = labels});
 }
 
 // The owner's rank adds the gradients one after another, so that the bits of the sum do not depend on the pipeline
@@ -91,11 +100,7 @@ void StepBuilder::join_tied_ranks(const WeightSpec& owner, const std::vector<con
     if (mine == nullptr || mine->gradient.empty()) continue;
     if (with_owner) {
       if (own == nullptr) continue;
-      reduce_into(graph(), {.name   = "add gradient of " + spec->name,
-                            .lane   = std::nullopt,
-                            .into   = access(own->gradient),
-                            .from   = access(there->gradient),
-                            .labels = labels});
+      if (!joins_first(*there)) add_tied_gradient(*own, *there, labels);
     } else {
       add_part_of(*spec, *mine, tied.size() == 1 ? PartOp::all_reduce : PartOp::reduce);
       elsewhere.emplace_back(spec, mine);

@@ -24,7 +24,7 @@ StoredRange StepWeight::*member_of(WeightTensor tensor) noexcept {
 
 WeightEntry gradient_entry(const Plan& plan, const WeightTraits& weight, DType sums, Lifetime lifetime) {
   if (!weight.sharded) {
-    const bool in_bucket = plan.layout.dp > 1 && plan.shard.bucket_views;
+    const bool in_bucket = plan.layout.dp > 1 && plan.shard.bucket_views && !weight.joined_first;
     return {Extent::whole, in_bucket ? Placement::bucket : Placement::own, sums, lifetime};
   }
   if (keeps_rounded_gradients(plan)) {

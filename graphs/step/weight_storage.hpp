@@ -46,6 +46,8 @@ struct WeightTraits {
   bool sharded   = false;  // the weight belongs to a shard unit
   bool flat      = false;  // and lies in the unit's flat
   bool tied_here = false;  // tied to a weight of the same rank: they share value, master and moments
+  // Its gradient is added to that of its owner before it is reduced: it is in no bucket.
+  bool joined_first = false;
 };
 
 // `plan` is a resolved plan: with dp 1 nothing is sharded.

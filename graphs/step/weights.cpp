@@ -107,16 +107,26 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
   const WeightSpec& spec          = setup_.step.model.blocks[block].weights[number];
   const UnitWeight* const sharded = unit_weight(spec);
   StepWeight weight{.block = block, .number = number, .stage = stage, .tied = !spec.tied_to.empty()};
-  const WeightTraits traits{.norm      = spec.norm,
-                            .sharded   = sharded != nullptr,
-                            .flat      = sharded != nullptr && sharded->weight->flat,
-                            .tied_here = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to))};
+  const WeightTraits traits{.norm         = spec.norm,
+                            .sharded      = sharded != nullptr,
+                            .flat         = sharded != nullptr && sharded->weight->flat,
+                            .tied_here    = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)),
+                            .joined_first = joins_first(weight)};
   const WeightStorageOptions options{.trains = trains, .keep_gradients = setup_.options.keep_gradients};
   for (const WeightTensor tensor : all_weight_tensors) {
     stored(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
   }
   if (sharded != nullptr) units_[sharded->unit].weights.push_back(here().weights.size());
   here().weights.push_back(weight);
+}
+
+// Whether the gradient of a tied weight is added to its owner's before both are reduced. Both are in buckets of one
+// stage, so both are complete at the same time.
+bool StepBuilder::joins_first(const StepWeight& weight) const {
+  const WeightSpec& spec = setup_.step.spec(weight);
+  if (!setup_.options.join_tied_first || spec.tied_to.empty() || setup_.plan.layout.dp == 1) return false;
+  return setup_.stage_of_weight.at(spec.tied_to) == weight.stage && unit_weight(spec) == nullptr &&
+         unit_weight(setup_.weight_named(spec.tied_to)) == nullptr;
 }
 
 // A weight that is tied to one of the same rank has its value. The owner may be declared later.
@@ -142,7 +152,7 @@ void StepBuilder::fill_buckets() {
   auto& weights         = here().weights;
   for (std::size_t i = weights.size(); i-- > 0;) {
     const WeightSpec& spec = setup_.step.spec(weights[i]);
-    if (unit_weight(spec) != nullptr) continue;
+    if (unit_weight(spec) != nullptr || joins_first(weights[i])) continue;
     const std::int64_t elements = num_elements(local_shape(spec, tp_.size, tp_.index));
     const bool goes_on          = !buckets_.empty() && buckets_.back().stage == weights[i].stage;
     const bool first   = !goes_on || buckets_.size() < 2 || buckets_[buckets_.size() - 2].stage != weights[i].stage;

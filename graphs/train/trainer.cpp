@@ -25,11 +25,13 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
     : plan_(plan),
       options_(options),
       run_(training_step(model, plan, batch,
-                         {.keep_gradients = options.keep_gradients,
-                          .seed           = options.seed,
-                          .only           = ranks_of(plan, world),
-                          .machine        = options.machine,
-                          .workspaces     = workspace_needs(world)}),
+                         {.keep_gradients  = options.keep_gradients,
+                          .seed            = options.seed,
+                          .only            = ranks_of(plan, world),
+                          .join_tied_first = !world.reduces_in_order(),
+                          .machine         = options.machine,
+                          .issue_order     = world.issue_order(),
+                          .workspaces      = workspace_needs(world)}),
            world,
            {.threads       = options.threads,
             .step_timeout  = options.step_timeout,
@@ -101,17 +103,20 @@ StepResult Trainer::run_step(Recorder* recorder) {
 
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                      const RunOptions& options)
-    : run_(forward_step(
-               model, plan, batch, ForwardResult::loss,
-               {.only = ranks_of(plan, world), .machine = options.machine, .workspaces = workspace_needs(world)}),
+    : run_(forward_step(model, plan, batch, ForwardResult::loss,
+                        {.only        = ranks_of(plan, world),
+                         .machine     = options.machine,
+                         .issue_order = world.issue_order(),
+                         .workspaces  = workspace_needs(world)}),
            world, options) {}
 
 Evaluator::Evaluator(Trainer& trainer, const BatchSpec& batch)
     : trainer_(&trainer),
       run_(forward_step(trainer.run_.step().model, trainer.plan_, batch, ForwardResult::loss,
-                        {.only       = trainer.run_.step().graph.ranks(),
-                         .machine    = trainer.options_.machine,
-                         .workspaces = workspace_needs(trainer.run_.world())}),
+                        {.only        = trainer.run_.step().graph.ranks(),
+                         .machine     = trainer.options_.machine,
+                         .issue_order = trainer.run_.world().issue_order(),
+                         .workspaces  = workspace_needs(trainer.run_.world())}),
            trainer.run_,
            {.threads       = trainer.options_.threads,
             .step_timeout  = trainer.options_.step_timeout,
@@ -180,9 +185,11 @@ double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_
 
 // Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
-    : run_(forward_step(
-               model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
-               {.only = ranks_of(plan, world), .machine = options.machine, .workspaces = workspace_needs(world)}),
+    : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
+                        {.only        = ranks_of(plan, world),
+                         .machine     = options.machine,
+                         .issue_order = world.issue_order(),
+                         .workspaces  = workspace_needs(world)}),
            world, options) {}
 
 namespace {

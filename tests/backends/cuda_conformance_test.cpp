@@ -29,7 +29,7 @@ TEST_CASE("a CUDA world passes the conformance suite, in rank order", "[backends
 
 TEST_CASE("a CUDA world of several logical devices passes the conformance suite", "[backends][cuda][conformance]") {
   sg::testing::need_device();
-  for (const int ranks : {2, 5}) {
+  for (const int ranks : {2, 5, 8}) {
     for (const bool capture : {true, false}) {
       CAPTURE(ranks, capture);
       sg::CudaWorld world(ranks, {.devices = {0, 0}, .capture = capture});

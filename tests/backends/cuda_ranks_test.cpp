@@ -160,10 +160,6 @@ TEST_CASE("nodes of a captured step have the priorities of their lanes", "[backe
     REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
     REQUIRE(least != greatest);
     CHECK(priorities == std::multiset<int>{least, least, greatest, greatest});
-    unsigned long long flags = 0;
-    REQUIRE(driven.streams().captured() != nullptr);
-    REQUIRE(cudaGraphExecGetFlags(driven.streams().captured(), &flags) == cudaSuccess);
-    CHECK((flags & cudaGraphInstantiateFlagUseNodePriority) != 0);
     CHECK(driven.run(work));
   }
   ranks->memory().release(sg::Rank{0}, sg::Space::device, x);
@@ -299,7 +295,6 @@ TEST_CASE("markers tell how far a run is, also inside a captured step", "[backen
     CHECK(is_at({}, true, 0));
     opened = 1;
     CHECK(is_at({part}, false, 1));
-    CHECK(ranks->parts_entered() == std::vector{part});
     opened = 2;
     CHECK(is_at({}, true, 2));
     opened = 3;

@@ -241,5 +241,5 @@ TEST_CASE("a world that cannot be made says why", "[backends][gloo][jobs]") {
 }
 
 TEST_CASE("init_world names a backend that has no processes", "[backends]") {
-  CHECK_THROWS_WITH(sg::init_world("loopback"), ContainsSubstring("known: gloo, mpi"));
+  CHECK_THROWS_WITH(sg::init_world("loopback"), ContainsSubstring("known: gloo, mpi, nccl"));
 }

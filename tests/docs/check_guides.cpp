@@ -172,7 +172,8 @@ TEST_CASE("the table of config keys has every key with its default", "[docs][con
     CHECK_FALSE(row[3].empty());
   }
   // Without a default.
-  std::set<std::string> known{"model.load", "data.text", "data.tokens", "data.type", "data.ignore", "eval.data"};
+  std::set<std::string> known{"model.load",  "data.text", "data.tokens", "data.type",
+                              "data.ignore", "eval.data", "devices"};
   const auto check = [&](const sg::Config& config) {
     for (const auto& [key, value] : flat_keys(sg::parse_json(sg::to_json(config)))) {
       CAPTURE(key);

@@ -9,6 +9,7 @@
 #include "graphs/files/token_data.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/models/model_folder.hpp"
+#include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
 
 namespace stepgraph::testing {
@@ -17,6 +18,17 @@ namespace {
 std::string text_of(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::map<std::string, std::vector<double>> read_tensors(const std::string& path) {
+  std::map<std::string, std::vector<double>> tensors;
+  const Safetensors file(path);
+  for (const std::string& tensor : file.names()) {
+    auto& values = tensors[tensor];
+    values.resize(static_cast<std::size_t>(num_elements(file.info(tensor).shape)));
+    file.read(tensor, std::span<double>(values));
+  }
+  return tensors;
 }
 
 Golden read(const std::string& name) {
@@ -38,12 +50,7 @@ Golden read(const std::string& name) {
   const TokenData data(TokenFiles{{golden.folder + "/tokens.u16"}}, golden.model.vocab);
   golden.tokens.resize(static_cast<std::size_t>(*data.num_tokens()));
   data.read(0, golden.tokens);
-  const Safetensors gradients(golden.folder + "/grads_step0.safetensors");
-  for (const std::string& tensor : gradients.names()) {
-    auto& values = golden.gradients[tensor];
-    values.resize(static_cast<std::size_t>(num_elements(gradients.info(tensor).shape)));
-    gradients.read(tensor, std::span<double>(values));
-  }
+  golden.gradients = read_tensors(golden.folder + "/grads_step0.safetensors");
   return golden;
 }
 
@@ -73,6 +80,26 @@ const Golden& golden(const std::string& name) {
   static std::map<std::string, Golden> known;
   const auto found = known.find(name);
   return found != known.end() ? found->second : known.emplace(name, read(name)).first->second;
+}
+
+std::string golden_config(const std::string& name) {
+  const Golden& what = golden(name);
+  return json_line({{"model", {{"load", what.folder}}},
+                    {"data", {{"tokens", what.folder + "/tokens.u16"}}},
+                    {"batch", {{"global", what.batch.global}, {"micro", 1}, {"seq", what.batch.seq}}},
+                    {"optimizer", {{"clip", what.optimizer.clip}}},
+                    {"threads", 1}});
+}
+
+Trained trained_by_command(const std::string& out, const std::string& gradients) {
+  Trained trained;
+  for (const JsonValue& line : json_lines(out)) {
+    if (line.at("type") != "step") continue;
+    trained.loss.push_back(line.at("loss").as_real());
+    trained.grad_norm.push_back(line.at("grad_norm").as_real());
+  }
+  trained.gradients = read_tensors(gradients);
+  return trained;
 }
 
 Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads) {

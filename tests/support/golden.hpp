@@ -22,6 +22,9 @@ struct Golden {
 
   [[nodiscard]] std::span<const std::int32_t> tokens_of(int step) const;
 };
+// A config that trains it with the command: one sequence in a microbatch, one thread.
+[[nodiscard]] std::string golden_config(const std::string& name);
+
 [[nodiscard]] const Golden& golden(const std::string& name);  // "gpt2-tiny", "llama-tiny"; read once
 
 // The results of some steps from the golden start.
@@ -32,6 +35,9 @@ struct Trained {
 [[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, int threads = 2);
 [[nodiscard]] Trained train(const Golden& golden, const Plan& plan, int micro, int steps, World& world,
                             int threads = 2);
+
+// The same of a run of the command: the lines of train --json, and the file of --dump-grads.
+[[nodiscard]] Trained trained_by_command(const std::string& out, const std::string& gradients);
 
 // Largest relative differences from the golden run; for gradients, of a whole tensor.
 struct GoldenErrors {

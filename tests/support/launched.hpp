@@ -3,7 +3,7 @@
 
 #include "tests/support/process.hpp"
 
-// Commands over processes: with mpirun for MPI, with `stepgraph launch` for Gloo.
+// Commands over processes: with mpirun for MPI, with `stepgraph launch` for Gloo and NCCL.
 namespace stepgraph::testing {
 
 // Skips the test if the backend is not in this build or cannot run here. Sanitized builds run MPI in

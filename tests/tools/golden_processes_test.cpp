@@ -4,6 +4,7 @@
 
 #include "engine/base/error.hpp"
 #include "tests/support/command_run.hpp"
+#include "tests/support/golden.hpp"
 #include "tests/support/launched.hpp"
 #include "tests/support/paths.hpp"
 
@@ -23,16 +24,9 @@ const Setting zero_bubble{2, "--set layout.pp=2 --set pipeline.schedule=zb-h1"};
 void check_golden(const std::string& backend, const std::string& model, const Setting& setting, int limit_s = 100) {
   CAPTURE(backend, model, setting.size, setting.options);
   sg::testing::require_backend(backend);
-  const std::string folder  = sg::testing::data_file("golden/" + model).string();
-  const sg::JsonValue given = sg::parse_json(sg::testing::file_bytes(folder + "/expected.json"));
-  const sg::JsonValue config{{"model", {{"load", folder}}},
-                             {"data", {{"tokens", folder + "/tokens.u16"}}},
-                             {"batch", {{"global", given.at("batch")}, {"micro", 1}, {"seq", given.at("seq")}}},
-                             {"optimizer", {{"clip", given.at("optimizer").at("clip_grad_norm")}}},
-                             {"threads", 1}};
   const sg::testing::TempFolder files;
-  const std::string run  = str("train ", files.put("run.json", sg::json_line(config)).string(), " --steps 20 --json ",
-                               setting.options, " --dump-grads ");
+  const std::string run  = str("train ", files.put("run.json", sg::testing::golden_config(model)).string(),
+                               " --steps 20 --json ", setting.options, " --dump-grads ");
   const std::string here = (files / "here.safetensors").string(), there = (files / "there.safetensors").string();
   const Outcome loopback = sg::testing::run_stepgraph(run + here);
   const Outcome found    = sg::testing::run_over(backend, setting.size, run + there, limit_s);

@@ -77,7 +77,7 @@ TEST_CASE("commands in one of several processes refuse a backend with all ranks 
   CHECK(launched.exit_code == 2);
   for (const char* rank : {"0", "1"})
     CHECK_THAT(launched.err, ContainsSubstring(std::string("backend: is loopback, but this is process ") + rank +
-                                               " of 2 (gloo or mpi; or start one process)"));
+                                               " of 2 (gloo, mpi or nccl; or start one process)"));
   const auto with = [&](const std::string& variables, const std::string& command) {
     return sg::testing::run_bash("env " + variables + " " + command_path() + " " + command + " " + run.config())
         .exit_code;

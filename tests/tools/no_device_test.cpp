@@ -40,14 +40,14 @@ TEST_CASE("a list of devices that is none, or that the backend has no use for, i
   const SmallRun small;
   const auto train = [&](const std::string& rest) { return "train " + small.config() + " --steps 1 " + rest; };
   for (const auto& [arguments, why] : sg::testing::some_of(std::vector<std::pair<std::string, std::string>>{
-           {train("--devices 0"), "devices: with backend loopback, whose ranks are not on GPUs (cuda)"},
+           {train("--devices 1"), "devices: with backend loopback, whose ranks are not on GPUs (cuda or nccl)"},
            {train("--set backend=cuda --devices 0,1,2"), "devices: has 3 devices, but the layout has "},
            {train("--set backend=cuda --devices 0,x"), "--devices: '0,x' is no list of devices (as in 0,1; or all)"},
            {train("--set backend=cuda --devices 0,"), "--devices: '0,' is no list of devices"},
            {"eval " + small.config() + " --devices all", "devices: with backend loopback"},
-           {"generate " + small.config() + " --prompt 1 --devices 0", "devices: with backend loopback"},
+           {"generate " + small.config() + " --prompt 1 --devices 1", "devices: with backend loopback"},
            {"bench train --devices 0 --dry-run",
-            "--devices: with backend loopback, whose ranks are not on GPUs (cuda)"},
+            "--devices: with backend loopback, whose ranks are not on GPUs (cuda or nccl)"},
            {"bench train --backend cuda --devices -1 --dry-run", "--devices: '-1' is no list of devices"},
        })) {
     CAPTURE(arguments);

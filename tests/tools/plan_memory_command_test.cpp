@@ -106,6 +106,31 @@ TEST_CASE("plan-memory and other commands count the workspaces of backend cuda, 
   }
 }
 
+TEST_CASE("with backend nccl, each rank needs what the row of its kind says", "[tools][memory][workspace][nccl]") {
+  const SmallRun small;
+  for (const char* layout : {"--set layout.dp=4 ", "--set layout.dp=2 --set layout.pp=2 ",
+                             "--set layout.dp=3 --set shard.strategy=full --set batch.global=6 "}) {
+    for (const char* exact : {"false", "true"}) {
+      CAPTURE(layout, exact);
+      const std::string more = sg::str("--json --set backend=nccl --set comm.exact=", exact, " ", layout);
+      const auto outcome     = small.run("plan-memory", more);
+      CAPTURE(outcome.err);
+      REQUIRE(outcome.exit_code == 0);
+      for (const auto& row : json_lines(outcome.out)) {
+        for (const auto& rank : row.at("ranks").items) {
+          const auto one = json_lines(small.run("plan-memory", sg::str(more, "--rank ", rank.as_integer())).out).at(0);
+          CAPTURE(rank.as_integer());
+          for (const char* bytes : {"workspace", "peak_bytes", "lower_bound_bytes"})
+            CHECK(one.at(bytes) == row.at(bytes));
+        }
+      }
+      const auto verified = small.run("verify", more);
+      CAPTURE(verified.err);
+      CHECK(verified.exit_code == 0);
+    }
+  }
+}
+
 TEST_CASE("a step that needs more memory than the limit is refused by every command, and the offered setting runs",
           "[tools][memory]") {
   const SmallRun small;

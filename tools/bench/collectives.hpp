@@ -12,7 +12,9 @@ struct CollectivesOptions {
   std::vector<std::int64_t> sizes     = {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   int threads                         = 2;
   int runs                            = 7;
-  std::string backend                 = "loopback";  // or gloo, mpi
+  std::string backend                 = "loopback";  // or gloo, mpi, nccl
+  std::vector<int> devices            = {};          // of backend nccl; empty: all
+  bool exact                          = false;       // of backend nccl: sums in rank order
   bool dry_run                        = false;
   bool json                           = false;
 };
@@ -20,7 +22,7 @@ struct CollectivesOptions {
 [[nodiscard]] std::vector<std::string> known_collectives();
 [[nodiscard]] std::vector<std::string> known_algorithms();
 
-// Times in-place f32 collectives. With gloo or mpi: tools/bench/process_collectives.hpp. On loopback, each is a chain
+// Times in-place f32 collectives. Over processes: tools/bench/process_collectives.hpp. On loopback, each is a chain
 // in one graph, beside a memcpy with the same threads and amount of memory. The result of each run is checked bit by
 // bit; a wrong one throws Error(run). Prints on stdout.
 void collectives(const CollectivesOptions& options);

@@ -49,7 +49,8 @@ class ProcessTrial {
   }
   double run_library(LibraryAllReduce& library) {
     return measure([&] {
-      for (int k = 0; k < chain_.length; ++k) library.run(values(Buffer{0}));
+      const std::span<float> values = program_->memory().span<float>(Buffer{0});
+      for (int k = 0; k < chain_.length; ++k) library.run(values);
     });
   }
 
@@ -61,25 +62,25 @@ class ProcessTrial {
                          .type       = DType::f32,
                          .lifetime   = Lifetime::persistent});
   }
-  [[nodiscard]] std::span<float> values(Buffer buffer) const { return program_->memory().span<float>(buffer); }
 
   template <class Work>
   double measure(const Work& work) {
     const double scale = start_scale(what_, chain_.num_ranks);
-    const auto before  = values(Buffer{0});
-    for (std::size_t i = 0; i < before.size(); ++i)
-      before[i] = static_cast<float>(start_value(rank_, static_cast<std::int64_t>(i)) * scale);
+    std::vector<float> values(static_cast<std::size_t>(chain_.elements));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(start_value(rank_, static_cast<std::int64_t>(i)) * scale);
+    program_->memory().write(Buffer{0}, std::span<const float>(values));
     world_.peers()->barrier("bench");
     const auto begin = std::chrono::steady_clock::now();
     work();
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    const auto after                         = values(Buffer{what_.alternates && chain_.length % 2 == 1 ? 1U : 0U});
-    for (std::size_t i = 0; i < after.size(); ++i) {
+    program_->memory().read(Buffer{what_.alternates && chain_.length % 2 == 1 ? 1U : 0U}, std::span<float>(values));
+    for (std::size_t i = 0; i < values.size(); ++i) {
       const double expected = what_.expected(chain_, rank_, static_cast<std::int64_t>(i)) * scale;
-      if (after[i] == static_cast<float>(expected)) continue;
+      if (values[i] == static_cast<float>(expected)) continue;
       throw Error(ErrorKind::run,
                   str(what_.name, " on ", chain_.num_ranks, " ranks, ", 4 * chain_.elements, " bytes: rank ", rank_,
-                      " holds ", after[i], " as element ", i, " (", expected, ")"));
+                      " holds ", values[i], " as element ", i, " (", expected, ")"));
     }
     return time.count() / chain_.length;
   }
@@ -118,7 +119,7 @@ void bench(const CollectiveCase& what, std::int64_t size, const CollectivesOptio
   if (options.json) {
     JsonValue line{{"type", "collective"},
                    {"op", what.name},
-                   {"algorithm", "direct"},
+                   {"algorithm", options.exact ? "exact" : "direct"},
                    {"backend", options.backend},
                    {"ranks", ranks},
                    {"bytes", bytes},
@@ -143,7 +144,10 @@ void bench(const CollectiveCase& what, std::int64_t size, const CollectivesOptio
 }  // namespace
 
 void process_collectives(const CollectivesOptions& options) {
-  const std::unique_ptr<ProcessWorld> world = init_world(options.backend);
+  InitOptions init;
+  init.nccl.devices                         = options.devices;
+  init.nccl.exact                           = options.exact;
+  const std::unique_ptr<ProcessWorld> world = init_world(options.backend, init);
   try {
     int num_lanes = 0;
     for (std::size_t kind = 0; kind < num_lane_kinds; ++kind) num_lanes += world->waits(static_cast<LaneKind>(kind));

@@ -75,6 +75,8 @@ void set_random(const Memory& memory, Buffer buffer, std::int64_t size) {
 
 }  // namespace
 
+std::vector<std::int64_t> peak_sizes() { return {512, 768, 1024, 1536, 2048}; }
+
 double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs) {
   Executor executor({.threads = threads});
   double best = 0;
@@ -83,7 +85,7 @@ double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs)
 }
 
 // Times come from the device's clock. The first runs choose an algorithm.
-double product_peak(const std::string& backend, DType type, std::int64_t size, int runs) {
+double product_peak(int device, DType type, std::int64_t size, int runs) {
   Graph graph;
   WeightTable weights;
   const std::int64_t bytes = size * size * static_cast<std::int64_t>(size_bytes(type));
@@ -95,7 +97,7 @@ double product_peak(const std::string& backend, DType type, std::int64_t size, i
   Tape tape({.graph = &graph, .weights = &weights, .type = type, .seq = size, .records = false});
   const Tensor a = tape.input(left, {size, size}, type, false);
   (void)linear(tape, {.x = a, .weight = tape.weight("b")});
-  const std::unique_ptr<World> world = cli::make_world(backend, 1);
+  const std::unique_ptr<World> world = cli::make_world("cuda", 1, {device});
   const Program program(graph, *world);
   dispatch_float(type, [&]<class T>(T) {
     for (const Buffer operand : {left, right}) set_random<T>(program.memory(), operand, size * size);

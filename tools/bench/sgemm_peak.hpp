@@ -11,7 +11,9 @@ namespace stepgraph::bench {
 // with. Uses the kernel of the ops, with its tiles spread over the executor's threads.
 [[nodiscard]] double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs);
 
-// The median GFLOP/s of one square product with the op of the models, on another backend and by its device's clock.
-[[nodiscard]] double product_peak(const std::string& backend, DType type, std::int64_t size, int runs);
+[[nodiscard]] std::vector<std::int64_t> peak_sizes();  // those that benchmarks try
+
+// The median GFLOP/s of one square product with the op of the models, on a GPU and by its clock.
+[[nodiscard]] double product_peak(int device, DType type, std::int64_t size, int runs);
 
 }  // namespace stepgraph::bench

@@ -16,6 +16,7 @@
 #include "engine/base/quantile.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/run/recorder.hpp"
+#include "graphs/config/config.hpp"
 #include "graphs/files/json_value.hpp"
 #include "tools/bench/process_train.hpp"
 #include "tools/bench/sgemm_peak.hpp"
@@ -182,12 +183,12 @@ void train(const TrainOptions& options) {
       if (cases.back().plan.layout.pp > 1) cases.back().plan.pipeline.split = options.split;
     }
   }
-  if (options.backend == "gloo" || options.backend == "mpi") return process_train(cases, options);
-  using Sizes = std::vector<std::int64_t>;
+  if (has_processes(options.backend)) return process_train(cases, options);
   const double peak_gflops =
       options.backend == "cuda"
-          ? product_peak(options.backend, cases.front().plan.precision.param, options.dry_run ? 256 : 8192, 10)
-          : sgemm_peak(options.threads, options.dry_run ? Sizes{64} : Sizes{512, 768, 1024, 1536, 2048},
+          ? product_peak(options.devices.empty() ? 0 : options.devices.front(), cases.front().plan.precision.param,
+                         options.dry_run ? 256 : 8192, 10)
+          : sgemm_peak(options.threads, options.dry_run ? std::vector<std::int64_t>{64} : peak_sizes(),
                        options.dry_run ? 1 : 5);
   for (const TrainingCase& what : cases) {
     const Measured measured = measure(what, options);

@@ -9,8 +9,9 @@ struct TrainOptions {
   std::vector<std::string> layouts = {"1x1x1", "2x1x1", "1x2x1", "1x1x2"};
   std::string shard                = "none";  // sharding strategy; unless none, compared with plain data parallelism
   std::string backend              = "loopback";
-  std::vector<int> devices         = {0};  // of backend cuda; empty: all
-  std::vector<int> split           = {};   // layers of each pipeline stage; empty: even
+  std::vector<int> devices         = {0};    // of backend cuda and nccl; empty: all
+  bool exact                       = false;  // of backend nccl: sums in rank order
+  std::vector<int> split           = {};     // layers of each pipeline stage; empty: even
   int steps                        = 7;
   int threads                      = 2;
   bool dry_run                     = false;

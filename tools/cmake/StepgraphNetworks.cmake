@@ -1,23 +1,31 @@
-# Targets stepgraph::gloo and stepgraph::mpi, the libraries of process worlds. Used by the build and by the installed package.
+# Targets stepgraph::gloo, stepgraph::mpi and stepgraph::nccl, the libraries of process worlds. Used by the build and by the installed package.
 
-# stepgraph_find_gloo(found): defines the target; sets `found` to whether the library exists. Gloo's own package file has an
-# absolute path, so it is of no use in a prefix.
-function(stepgraph_find_gloo found)
+# stepgraph_find_network(found name header hints...): defines the target stepgraph::name of a library of that name; sets
+# `found` to whether it exists. Gloo's own package file has an absolute path, so it is of no use in a prefix.
+function(stepgraph_find_network found name header)
   set(${found} FALSE PARENT_SCOPE)
   # Not cached: a package may be installed or removed between two runs.
-  find_library(library NAMES gloo NO_CACHE)
-  find_path(include_dir NAMES gloo/transport/tcp/device.h NO_CACHE)
+  find_library(library NAMES ${name} HINTS ${ARGN} NO_CACHE)
+  find_path(include_dir NAMES ${header} HINTS ${ARGN} NO_CACHE)
   if(NOT library OR NOT include_dir)
     return()
   endif()
-  if(NOT TARGET stepgraph::gloo)
-    add_library(stepgraph::gloo UNKNOWN IMPORTED GLOBAL)
-    set_target_properties(stepgraph::gloo PROPERTIES IMPORTED_LOCATION ${library}
-                                                     INTERFACE_INCLUDE_DIRECTORIES ${include_dir}
-                                                     INTERFACE_LINK_LIBRARIES Threads::Threads)
+  if(NOT TARGET stepgraph::${name})
+    add_library(stepgraph::${name} UNKNOWN IMPORTED GLOBAL)
+    set_target_properties(stepgraph::${name} PROPERTIES IMPORTED_LOCATION ${library}
+                                                        INTERFACE_INCLUDE_DIRECTORIES ${include_dir}
+                                                        INTERFACE_LINK_LIBRARIES Threads::Threads)
   endif()
   set(${found} TRUE PARENT_SCOPE)
 endfunction()
+
+# The same for each library: stepgraph_find_NAME(found). NCCL is beside the CUDA Toolkit, or in the system.
+macro(stepgraph_find_gloo found)
+  stepgraph_find_network(${found} gloo gloo/transport/tcp/device.h)
+endmacro()
+macro(stepgraph_find_nccl found)
+  stepgraph_find_network(${found} nccl nccl.h ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+endmacro()
 
 # stepgraph_find_mpi(found): the same for MPI, whose C interface is used. A macro: find_package sets variables.
 macro(stepgraph_find_mpi found)

@@ -45,6 +45,33 @@ void add_adam(Command bench) {
   });
 }
 
+// Options of backends on GPUs.
+struct GpuOptions {
+  std::optional<std::string> devices = {};
+  bool exact                         = false;
+};
+std::shared_ptr<GpuOptions> add_gpu_options(Command command) {
+  auto options = std::make_shared<GpuOptions>();
+  add_devices_option(command, options->devices);
+  command.flag("--exact", options->exact, "With backend nccl: sums in rank order, with the bits of one process");
+  return options;
+}
+template <class Options>
+void apply(const GpuOptions& gpus, Options& options) {
+  if (gpus.devices && options.backend != "cuda" && options.backend != "nccl")
+    throw Error(ErrorKind::config,
+                str("--devices: with backend ", options.backend, ", whose ranks are not on GPUs (cuda or nccl)"));
+  if (gpus.exact && options.backend != "nccl")
+    throw Error(ErrorKind::config,
+                str("--exact: with backend ", options.backend, ", which always adds in rank order (nccl)"));
+  options.exact = gpus.exact;
+  if (gpus.devices) {
+    options.devices = parse_devices(*gpus.devices);
+  } else if (options.backend == "nccl") {
+    options.devices.clear();  // all
+  }
+}
+
 void add_collectives(Command bench) {
   Command command =
       bench.subcommand("collectives",
@@ -52,8 +79,10 @@ void add_collectives(Command bench) {
                        "beside the library's own all-reduce");
   auto options = std::make_shared<bench::CollectivesOptions>();
   command.list("--ranks", options->ranks, "Numbers of ranks; over processes, as many as there are").between(2, 512);
-  command.option("--backend", options->backend, "Where ranks are; with gloo and mpi start one process for each rank")
-      .one_of({"loopback", "gloo", "mpi"});
+  command
+      .option("--backend", options->backend, "Where ranks are; with gloo, mpi and nccl start one process for each rank")
+      .one_of({"loopback", "gloo", "mpi", "nccl"});
+  const auto gpus = add_gpu_options(command);
   command.list("--ops", options->ops, "Collectives").one_of(bench::known_collectives());
   command.list("--algorithms", options->algorithms, "Algorithms").one_of(bench::known_algorithms());
   command.list("--sizes", options->sizes, "Size of the larger buffer of a rank, in bytes or as in 64MiB")
@@ -66,7 +95,8 @@ void add_collectives(Command bench) {
       "Lists have commas: --ranks 2,4,8.\nExample: stepgraph bench collectives --ranks 2,4,8 --json\n"
       "         stepgraph launch -n 2 -- bench collectives --backend gloo --ops all_reduce\n"
       "         mpirun -n 2 stepgraph bench collectives --backend mpi --ops all_reduce");
-  command.run([options] {
+  command.run([options, gpus] {
+    apply(*gpus, *options);
     if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::collectives(*options);
   });
@@ -185,10 +215,10 @@ void add_bench_train(Command bench) {
   add_training_options(command, *options);
   command.option("--shard", options->shard, "Sharding over data-parallel ranks")
       .one_of({"none", "zero1", "grad_op", "full"});
-  command.option("--backend", options->backend, "Where ranks are; with gloo and mpi start one process for each rank")
-      .one_of({"loopback", "cuda", "gloo", "mpi"});
-  auto devices = std::make_shared<std::optional<std::string>>();
-  add_devices_option(command, *devices);
+  command
+      .option("--backend", options->backend, "Where ranks are; with gloo, mpi and nccl start one process for each rank")
+      .one_of({"loopback", "cuda", "gloo", "mpi", "nccl"});
+  const auto gpus = add_gpu_options(command);
   command.list("--split", options->split, "Layers of each pipeline stage, as in 3,1 (default: even)").between(1, 9999);
   command.footer(
       str(models_text,
@@ -198,14 +228,12 @@ void add_bench_train(Command bench) {
           "6 (12 L d^2 + V d) + 12 L T d flops\n"
           "peak_bytes: the planned memory of all ranks; resident_bytes: the growth of the process\n"
           "cpu_share: processor time over the time of all threads\n"
-          "ratio_to_loopback: over processes, the speed over that of loopback with the threads of all processes\n"
+          "ratio_to_loopback: over gloo and mpi, the speed over that of loopback with the threads of all processes\n"
           "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
-          "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1"));
-  command.run([options, devices] {
-    if (*devices && options->backend != "cuda")
-      throw Error(ErrorKind::config,
-                  str("--devices: with backend ", options->backend, ", whose ranks are not on GPUs (cuda)"));
-    if (*devices) options->devices = parse_devices(**devices);
+          "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1\n"
+          "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1"));
+  command.run([options, gpus] {
+    apply(*gpus, *options);
     if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::train(*options);
   });

@@ -37,10 +37,13 @@ void run_graph(const GraphOptions& options) {
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
   const Model model                    = model_of(config);
   const std::optional<Machine> machine = chooser_machine(config);
-  const StepOptions building{.machine = pointer_to(machine), .workspaces = workspaces_of(config)};
+  const StepOptions building{.join_tied_first = joins_tied_first(config),
+                             .machine         = pointer_to(machine),
+                             .issue_order     = issue_order_of(config),
+                             .workspaces      = workspaces_of(config)};
   const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
                                          : training_step(model, config.plan, config.batch, building);
-  const MemoryPlan plan = plan_memory(step.graph, {.reuse = config.plan.reuse, .workspaces = workspaces_of(config)});
+  const MemoryPlan plan = plan_memory(step.graph, planning_of(config));
   const OrderedGraph ordered(step.graph, plan);
   DotOptions drawing{.title =
                          str(model.kind, ", ", to_string(config.plan.layout), ", ", config.plan.pipeline.schedule)};

@@ -67,7 +67,7 @@ void add_launch(Command program) {
       "Run a command once for each of N ranks, as processes on this machine. The output of rank 0 passes through; "
       "lines "
       "of the others, and of stderr, are printed to stderr behind their rank. If a rank fails, all are ended, and the "
-      "exit code is that of the first failure. In the config, backend is gloo");
+      "exit code is that of the first failure. In the config, backend is gloo or nccl");
   auto options = std::make_shared<Options>();
   command.option("-n,--processes", options->num_processes, "How many processes").between(1, 4096);
   command

@@ -46,8 +46,11 @@ void run_plan_memory(const PlanMemoryOptions& options) {
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
   const std::optional<Machine> machine = chooser_machine(config);
-  MemoryRequirementOptions asked{
-      .trains = !options.forward, .machine = pointer_to(machine), .workspaces = workspaces_of(config)};
+  MemoryRequirementOptions asked{.trains          = !options.forward,
+                                 .join_tied_first = joins_tied_first(config),
+                                 .machine         = pointer_to(machine),
+                                 .issue_order     = issue_order_of(config),
+                                 .workspaces      = workspaces_of(config)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);

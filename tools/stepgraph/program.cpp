@@ -20,7 +20,7 @@ namespace sg = stepgraph;
 
 std::string version() {
   std::string text = sg::str("stepgraph ", STEPGRAPH_VERSION, "\n");
-  for (const char* const backend : {"gloo", "mpi"})
+  for (const char* const backend : {"gloo", "mpi", "nccl"})
     text += sg::str(backend, ": ", sg::has_process_backend(backend) ? "" : "not ", "built in\n");
 #if defined(STEPGRAPH_WITH_CUDA)
   text += sg::describe_cuda() + "\n";

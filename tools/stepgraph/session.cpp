@@ -6,6 +6,7 @@
 #include <charconv>
 #include <iostream>
 
+#include "backends/nccl/calls.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/output_folder.hpp"
 #include "engine/base/words.hpp"
@@ -71,8 +72,10 @@ void add_config_options(Command command, ConfigOptions& options, bool runs) {
 }
 
 void add_devices_option(Command command, std::optional<std::string>& devices) {
-  command.option("--devices", devices,
-                 "With backend cuda: the GPUs of the ranks, as in 0,1, or all (default: the config's, or 0)");
+  command.option(
+      "--devices", devices,
+      "With backend cuda: the GPUs of the ranks, as in 0,1, or all (default: the config's, or 0). With nccl: those of "
+      "the processes of this machine (default: all); 0,0 lets two processes share one");
 }
 
 std::vector<int> parse_devices(std::string_view text) {
@@ -149,8 +152,22 @@ std::optional<Machine> chooser_machine(const Config& config) {
   }
 }
 
+IssueOrder issue_order_of(const Config& config) {
+  return config.backend == "nccl" ? IssueOrder::per_rank : IssueOrder::any;
+}
+
 WorkspaceNeeds workspaces_of(const Config& config) {
-  return {.bodies = config.backend == "cuda" || config.backend == "nccl"};
+  if (config.backend == "cuda") return {.bodies = true};
+  if (config.backend != "nccl") return {};
+  return {.bodies = true, .part = [calls = nccl::CallOptions{.exact = config.exact}](const Graph& graph, Node part) {
+            return nccl::workspace_bytes(graph, part, calls);
+          }};
+}
+
+bool joins_tied_first(const Config& config) { return config.backend == "nccl" && !config.exact; }
+
+MemoryPlanOptions planning_of(const Config& config) {
+  return {.reuse = config.plan.reuse, .issue_order = issue_order_of(config), .workspaces = workspaces_of(config)};
 }
 
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {

@@ -48,8 +48,12 @@ struct Start {
 [[nodiscard]] inline const Machine* pointer_to(const std::optional<Machine>& machine) {
   return machine ? &*machine : nullptr;
 }
-// The workspaces that the streams of the config's backend have, for commands that plan a step without a device.
+// What the config's backend needs, for commands that plan a step without a world: the order of communications, the
+// workspaces of streams, and both with the config's reuse.
+[[nodiscard]] IssueOrder issue_order_of(const Config& config);
 [[nodiscard]] WorkspaceNeeds workspaces_of(const Config& config);
+[[nodiscard]] bool joins_tied_first(const Config& config);  // StepOptions::join_tied_first
+[[nodiscard]] MemoryPlanOptions planning_of(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
 // comm.timeout_ms where this process has all ranks: how long a step may go on without any node that ends. In a world of

@@ -124,7 +124,10 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
   const StepPrediction prediction      = [&] {
     try {
       return predict_step(model, config.plan, config.batch, cluster,
-                               {.machine = pointer_to(chooser), .workspaces = workspaces_of(config)});
+                               {.join_tied_first = joins_tied_first(config),
+                                .machine         = pointer_to(chooser),
+                                .issue_order     = issue_order_of(config),
+                                .workspaces      = workspaces_of(config)});
     } catch (const Error& error) {
       const std::string_view what = error.what();
       if (!what.starts_with("cluster: ") && !what.starts_with("rates.")) throw;
@@ -145,7 +148,10 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
     std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
               << " cores: sharing a core is not simulated\n";
   const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration,
-                                                 {.machine = pointer_to(chooser), .workspaces = workspaces_of(config)});
+                                                 {.join_tied_first = joins_tied_first(config),
+                                                  .machine         = pointer_to(chooser),
+                                                  .issue_order     = issue_order_of(config),
+                                                  .workspaces      = workspaces_of(config)});
   if (config.plan.precision.param != DType::f32)
     std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';

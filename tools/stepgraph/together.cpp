@@ -48,6 +48,7 @@ void require_same_job(World& world, const Config& config, std::string_view optio
   Config shared  = config;
   shared.threads = 0;
   shared.world   = {};
+  shared.devices = {};  // those of a machine
   world.peers()->require_same("version", STEPGRAPH_VERSION);
   world.peers()->require_same("config", to_json(shared));
   world.peers()->require_same("options", options);

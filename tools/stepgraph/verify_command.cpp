@@ -15,12 +15,17 @@
 namespace stepgraph::cli {
 namespace {
 
-// The streams and event waits that a device would use, with all ranks in one process.
-StreamPlan proved_streams(const RunnableGraph& runnable, std::vector<Finding>& findings) {
+// The streams and event waits that a device would use, with all ranks in one process, and the workspaces that the
+// config's backend needs for bodies and for communication.
+StreamPlan proved_streams(const RunnableGraph& runnable, WorkspaceNeeds needs, std::vector<Finding>& findings) {
   const LoopbackWorld world(runnable.graph().num_ranks());
   StreamPlan streams = plan_streams(runnable, world);
+  const bool counted = needs.bodies;  // in the memory plan: on the host nothing is
+  needs.bodies       = true;
+  if (needs.part) streams = plan_streams(runnable, std::vector<std::uint32_t>(streams.issue_order), needs);
   try {
-    verify_streams(runnable, streams);
+    verify_streams(runnable, streams, needs);
+    if (counted) check_workspaces(*runnable.memory(), streams);
   } catch (const Error& error) {
     findings.push_back({Flaw::race, error.what()});
   }
@@ -36,16 +41,18 @@ void run_verify(const ConfigOptions& options) {
   const auto look = [&](const StepGraph& step, const char* name) {
     for (const Finding& flaw : find_flaws(step)) findings.push_back(flaw);
     if (!findings.empty()) return;  // a graph with a cycle has no memory plan
-    const RunnableGraph runnable(
-        step.graph, plan_memory(step.graph, {.reuse = config.plan.reuse, .workspaces = workspaces_of(config)}));
+    const RunnableGraph runnable(step.graph, plan_memory(step.graph, planning_of(config)));
     for (const Finding& flaw : find_flaws(runnable)) findings.push_back(flaw);
     std::optional<StreamPlan> streams;
-    if (findings.empty()) streams = proved_streams(runnable, findings);
+    if (findings.empty()) streams = proved_streams(runnable, workspaces_of(config), findings);
     print_line(plan_text(config, step, step_size(step, *runnable.memory()),
                          {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
   const std::optional<Machine> machine = chooser_machine(config);
-  const StepOptions building{.machine = pointer_to(machine), .workspaces = workspaces_of(config)};
+  const StepOptions building{.join_tied_first = joins_tied_first(config),
+                             .machine         = pointer_to(machine),
+                             .issue_order     = issue_order_of(config),
+                             .workspaces      = workspaces_of(config)};
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 

@@ -20,6 +20,7 @@
 #endif
 #include "backends/init_world.hpp"
 #include "backends/loopback/world.hpp"
+#include "backends/nccl/world.hpp"
 #include "backends/process/siblings.hpp"
 #include "backends/process/watchdog.hpp"
 #include "engine/base/error.hpp"
@@ -161,6 +162,9 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
   InitOptions options;
   options.place               = place_of(config.world);
   options.world.timeout       = std::chrono::milliseconds(config.timeout_ms);
+  options.nccl                = {.devices   = config.devices.value_or(std::vector<int>{}),
+                                 .exact     = config.exact,
+                                 .algorithm = std::string(to_string(config.nccl_algorithm))};
   options.world.flight_folder = given.flight.value_or(flight_folder());
   // Why the job has failed. If this process is the cause, it prints its own error.
   std::atomic<bool> printed = false;
@@ -242,19 +246,20 @@ void add_flight_option(Command command, std::optional<std::string>& folder) {
 }
 
 void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work) {
-  if (config.backend == "gloo" || config.backend == "mpi") return in_process_world(options, config, work);
+  if (has_processes(config.backend)) return in_process_world(options, config, work);
   if (const std::optional<RankOfSize> place = launched_among(process_environment()))
     throw Error(ErrorKind::config, str("backend: is ", config.backend, ", but this is process ", place->rank, " of ",
-                                       place->size, " (gloo or mpi; or start one process)"));
+                                       place->size, " (gloo, mpi or nccl; or start one process)"));
   const std::unique_ptr<World> world =
       make_world(config.backend, Layout(config.plan.layout).num_ranks(), config.devices.value_or(std::vector<int>{0}));
   work(*world);
 }
 
-void set_capture([[maybe_unused]] World& world, [[maybe_unused]] bool capture) {
+void set_capture(World& world, bool capture) {
 #ifdef STEPGRAPH_WITH_CUDA
   if (auto* const cuda = dynamic_cast<CudaWorld*>(&world)) cuda->set_capture(capture);
 #endif
+  if (auto* const nccl = dynamic_cast<NcclWorld*>(&world)) nccl->set_capture(capture);
 }
 
 }  // namespace stepgraph::cli

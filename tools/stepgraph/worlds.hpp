@@ -24,9 +24,9 @@ struct WorldOptions {
 };
 void add_flight_option(Command command, std::optional<std::string>& folder);  // --flight
 
-// Calls `work` in the world of a config. With backend gloo or mpi this is one process of several, and the layout must
-// have a rank for each; an error that `work` throws is told to the other processes. If another process has failed, its
-// name is printed to stderr, and Exit is thrown. After a signal process 0 prints, under the name of the command, and
+// Calls `work` in the world of a config. With backend gloo, mpi or nccl this is one process of several, and the layout
+// must have a rank for each; an error that `work` throws is told to the other processes. If another process has failed,
+// its name is printed to stderr, and Exit is thrown. After a signal process 0 prints, under the name of the command, and
 // Exit is thrown as well. With another backend, a process that was started as one of several is refused: Error(config).
 void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work);
 

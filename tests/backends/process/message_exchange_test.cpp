@@ -6,13 +6,13 @@
 #include "tests/support/conformance/world_conformance.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/worlds/hub_world.hpp"
-#include "tests/support/worlds/message_world.hpp"
+#include "tests/support/worlds/message_hub.hpp"
 
 namespace sg = stepgraph;
 using sg::Rank;
 using sg::RankSet;
 using sg::testing::MessageHub;
-using sg::testing::MessageWorld;
+using sg::testing::MessageHubWorld;
 
 namespace {
 
@@ -40,7 +40,7 @@ TEST_CASE("exchanges by messages that overtake each other pass the conformance s
   CAPTURE(processes.size(), num_ranks);
   MessageHub hub(num_ranks);
   const auto failures = sg::testing::on_every_process(cut(processes), [&](const RankSet& mine) {
-    MessageWorld world(hub, mine);
+    MessageHubWorld world(hub, mine);
     return sg::testing::world_conformance(world, {.rank_order   = true,
                                                   .large_bytes  = 3'000'000 / sg::testing::scale(),
                                                   .num_random   = sg::testing::cases(4),

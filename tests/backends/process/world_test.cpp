@@ -1,4 +1,4 @@
-#include "backends/process/world.hpp"
+#include "backends/process/message_world.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -80,7 +80,7 @@ TEST_CASE("a world of processes passes the conformance suite", "[backends][proce
   const auto errors = run_processes(size, [&](int process) {
     std::vector<Rank> ranks;
     for (const int rank : processes[static_cast<std::size_t>(process)]) ranks.push_back(Rank{rank});
-    sg::ProcessWorld world(places.of(process), num_ranks, RankSet(ranks), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), num_ranks, RankSet(ranks), quiet(), over(letters));
     failures[static_cast<std::size_t>(process)] =
         sg::testing::world_conformance(world, {.rank_order   = true,
                                                .large_bytes  = 3'000'000 / sg::testing::scale(),
@@ -96,7 +96,7 @@ TEST_CASE("programs that do not fit together are refused by all processes, with 
   const Places places(3);
   MemoryLetters letters;
   const auto errors = run_processes(3, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const Rank rank{process};
     const sg::Program same(ring(3, rank, 64), world);
     try {
@@ -118,7 +118,7 @@ TEST_CASE("groups of one name and different ranks have their own collectives", "
   MemoryLetters letters;
   std::vector<float> sums(3);
   const auto errors = run_processes(3, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const Rank me{process};
     sg::Graph graph(3, me);
     const sg::Buffer data = graph.buffer({.name = "data", .rank = me, .size_bytes = 4, .type = sg::DType::f32});
@@ -171,7 +171,7 @@ TEST_CASE("a group of a refused program is new in the next one", "[backends][pro
   std::vector<std::size_t> num_made(2);
   const auto errors = run_processes(2, [&](int process) {
     MemoryNetwork* network = nullptr;
-    sg::ProcessWorld world(places.of(process), quiet(), [&](sg::Job&, const sg::ProcessWorld::Hooks&) {
+    sg::MessageWorld world(places.of(process), quiet(), [&](sg::Job&, const sg::ProcessWorld::Hooks&) {
       auto made = std::make_unique<MemoryNetwork>(letters);
       network   = made.get();
       return made;
@@ -196,7 +196,7 @@ TEST_CASE("an abort does not end an earlier run of a process that is behind", "[
   MemoryLetters letters;
   std::vector<std::string> results(2);  // of each run: good or aborted
   const auto errors = run_processes(2, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const Rank me{process}, other{1 - process};
     sg::Graph graph(2, me);
     const sg::Group pair  = graph.group({.name = "pair", .ranks = {Rank{0}, Rank{1}}});
@@ -248,7 +248,7 @@ TEST_CASE("the end of a world says whether the job has failed", "[backends][proc
   MemoryLetters letters;
   std::vector<int> good(3, -1);
   const auto errors = run_processes(3, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const sg::Program program(ring(3, Rank{process}, 64), world);
     sg::Executor executor({.threads = 1, .waiting_lanes = 1});
     executor.run(program);
@@ -269,7 +269,7 @@ TEST_CASE("a process leaves a report if it is told to end while it waits", "[bac
   const auto errors         = run_processes(2, [&](int process) {
     sg::ProcessWorldOptions options = quiet();
     if (process == 0) options.flight_folder = folder.path().string();
-    sg::ProcessWorld world(places.of(process), options, over(letters));
+    sg::MessageWorld world(places.of(process), options, over(letters));
     const sg::Program program(ring(2, Rank{process}, 64), world);
     sg::Executor executor({.threads = 1, .waiting_lanes = 1});
     if (process == 1) static_cast<void>(sg::testing::eventually([&] { return written.load(); }));
@@ -294,7 +294,7 @@ TEST_CASE("a process that leaves ends the run of all others with its name", "[ba
   MemoryLetters letters;
   std::vector<std::string> lines(4);
   const auto errors = run_processes(4, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(&lines, process), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(&lines, process), over(letters));
     const sg::Program program(ring(4, Rank{process}, 1 << 20), world);
     if (process == dead) throw std::runtime_error("planned");
     sg::Executor executor({.threads = 1, .waiting_lanes = 1});
@@ -316,7 +316,7 @@ TEST_CASE("a run that is aborted by one process ends in all, and the next one wo
   std::vector<std::size_t> num_left(3, 1);
   const auto errors = run_processes(3, [&](int process) {
     MemoryNetwork* network = nullptr;
-    sg::ProcessWorld world(places.of(process), quiet(), [&](sg::Job&, const sg::ProcessWorld::Hooks&) {
+    sg::MessageWorld world(places.of(process), quiet(), [&](sg::Job&, const sg::ProcessWorld::Hooks&) {
       auto made = std::make_unique<MemoryNetwork>(letters);
       network   = made.get();
       return made;
@@ -359,7 +359,7 @@ TEST_CASE("a process that ends after an aborted run keeps no other one waiting",
   MemoryLetters letters;
   bool good         = true;
   const auto errors = run_processes(3, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const bool gives_up = process == 1;  // before it sends what the others wait for
     const sg::Program program(ring(3, Rank{process}, 1 << 20,
                                    [&](const sg::Context& context) {
@@ -399,7 +399,7 @@ TEST_CASE("a process that has ended before the abort of a run keeps no other one
   bool good         = true;
   bool aborted      = false;
   const auto errors = run_processes(2, [&](int process) {
-    sg::ProcessWorld world(places.of(process), quiet(), over(letters));
+    sg::MessageWorld world(places.of(process), quiet(), over(letters));
     const sg::Program program(ring(2, Rank{process}, 64), world);
     sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 20s * sg::testing::slowness()});
     executor.run(program);

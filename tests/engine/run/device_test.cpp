@@ -342,10 +342,11 @@ TEST_CASE("a run on a device can be cancelled and run out of time after all node
   SECTION("out of time, and the device never ends") {
     sg::Executor executor(
         {.threads = 1, .step_timeout = std::chrono::milliseconds(500), .drain_timeout = std::chrono::milliseconds(20)});
-    CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
-                         MessageMatches(ContainsSubstring("step: ran out of time after 500 ms; all nodes were issued") &&
-                                        ContainsSubstring("20 ms later these lanes of the device have not finished: "
-                                                          "rank 0 compute")));
+    CHECK_THROWS_MATCHES(
+        executor.run(program), sg::Error,
+        MessageMatches(ContainsSubstring("step: ran out of time after 500 ms; all nodes were issued") &&
+                       ContainsSubstring("20 ms later these lanes of the device have not finished: "
+                                         "rank 0 compute")));
     world.eager.forget();
   }
   SECTION("cancelled when the device is done") {
@@ -506,6 +507,16 @@ TEST_CASE("a program waits until a device has no work of another program, and a 
   vacant = true;
   CHECK_NOTHROW(sg::Executor({.threads = 1}).run(program));
   CHECK(world.eager.num_runs == 1);
+}
+
+TEST_CASE("peers are told of a device that fails after all nodes were issued", "[engine][device][errors]") {
+  EagerWorld world(1);
+  const sg::Program program(one_node(), world);
+  world.eager.is_done = []() -> bool { throw sg::Error(sg::ErrorKind::backend, "eager: a kernel has failed"); };
+  sg::Executor executor({.threads = 1});
+  CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("a kernel has failed")));
+  CHECK(world.num_aborts == 1);
+  CHECK(world.num_ends == 1);
 }
 
 TEST_CASE("a device that does no more nodes stalls, one that cannot count them does not", "[engine][device][timeout]") {

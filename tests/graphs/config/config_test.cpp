@@ -50,7 +50,7 @@ TEST_CASE("a config that spells out every default equals the smallest config", "
       "checkpoint": {"folder": "", "every": 0, "every_s": 0, "keep": 2, "async": true},
       "eval": {"every": 0, "steps": 10},
       "recompute": "none",  "memory": {"limit_bytes": 0, "reuse": "tight"},
-      "comm": {"algorithm": "direct", "timeout_ms": 30000},
+      "comm": {"algorithm": "direct", "timeout_ms": 30000, "exact": false},
       "seed": 0,  "threads": 0,  "backend": "loopback" })");
   CHECK(config == sg::parse_config(smallest));
 }
@@ -133,6 +133,10 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
         sg::WorldSpec{.rank = 3, .size = 4, .address = "node0"});
   CHECK(with({"world.rank=-1", "world.size=0", "world.address="}).world == sg::WorldSpec{});
   CHECK_FALSE(with({"backend=cuda"}).devices);
+  CHECK_FALSE(with({"backend=cuda", "devices=[0]"}).devices);  // the default
+  CHECK_FALSE(with({"devices=[0]"}).devices);
+  CHECK_FALSE(with({"backend=nccl", "devices=all"}).devices);
+  CHECK(with({"backend=nccl", "devices=[0]"}).devices == std::vector{0});
   CHECK(with({"layout.dp=4", "backend=cuda", "devices=[1, 0, 1]"}).devices == std::vector{1, 0, 1});
   CHECK(with({"backend=cuda", "devices=all"}).devices == std::vector<int>{});
   CHECK(with({"memory.limit_bytes=123456789012"}).plan.memory_limit_bytes == 123'456'789'012);
@@ -162,6 +166,10 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({R"(optimizer.groups=[{"match": "*.bias", "weight_decay": 0}, {"match": "wte*", "lr": 1e-4}])"})
             .plan.optimizer.groups ==
         std::vector<sg::OptimizerGroup>{{.match = "*.bias", .weight_decay = 0.0}, {.match = "wte*", .lr = 1e-4}});
+  CHECK(with({"backend=nccl", "comm.algorithm=ring"}).nccl_algorithm == sg::Algorithm::ring);
+  CHECK(with({"backend=nccl", "comm.algorithm=ring"}).plan.algorithm == sg::Algorithm::direct);
+  CHECK(with({"backend=nccl", "comm.exact=true"}).exact);
+  CHECK(!with({"backend=nccl"}).exact);
   CHECK(with({}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=selective"}).plan.recompute == sg::Recompute::selective);
@@ -187,6 +195,8 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
             "precision.keep_low_precision_grads=true"},
            {"precision.loss_scale=0.1"},
            {"comm.algorithm=adaptive", "comm.machine=m.json"},
+           {"backend=nccl", "comm.algorithm=tree"},
+           {"backend=nccl", "comm.exact=true"},
            {"layout.pp=2", "pipeline.split=[3,1]"},
            {R"(data={"tokens": ["a.u32", "b.bin"], "type": "u32", "epochs": 0, "shuffle": true, "validation": 0.1})",
             "data.ignore=7", "eval.every=5"},

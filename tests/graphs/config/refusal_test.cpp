@@ -146,7 +146,7 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
        "beta2, eps, "
        "momentum)"},
       {{"memory.limit=0"}, "memory.limit: unknown key (known: limit_bytes, reuse, preset)"},
-      {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms, machine)"},
+      {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms, machine, exact)"},
   });
   std::string long_key(100'000, 'x');
   CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
@@ -224,7 +224,7 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"seed=x"}, "seed: \"x\" is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"seed=1.5"}, "seed: 1.5 is not an integer (an integer from 0 to 18446744073709551615)"},
       {{"threads=all"}, "threads: \"all\" is not an integer (an integer from 0 to 1024)"},
-      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda, gloo, mpi)"},
+      {{"backend=1"}, "backend: 1 is not a string (one of: loopback, cuda, gloo, mpi, nccl)"},
   });
 }
 
@@ -366,8 +366,16 @@ TEST_CASE("settings that this version does not support are refused", "[graphs][c
       {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
       {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
       {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
-      {{"backend=nccl"}, "backend: 'nccl' is not supported by this version (supported: loopback, cuda, gloo, mpi)"},
-      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda, gloo, mpi)"},
+      {{"backend=nccl", "comm.algorithm=hierarchical"},
+       "comm.algorithm: 'hierarchical' with backend nccl, which cannot be told that (direct, where NCCL chooses; ring "
+       "or "
+       "tree)"},
+      {{"backend=nccl", "comm.algorithm=adaptive"},
+       "comm.algorithm: 'adaptive' with backend nccl, which cannot be told that (direct, where NCCL chooses; ring or "
+       "tree)"},
+      {{"backend=nccl", "comm.algorithm=ring", "comm.exact=true"},
+       "comm.algorithm: 'ring' with comm.exact, where NCCL reduces nothing (direct)"},
+      {{"backend=\xff"}, "backend: \"\\ufffd\" is unknown (known: loopback, cuda, gloo, mpi, nccl)"},
   });
 }
 
@@ -515,11 +523,11 @@ TEST_CASE("a place in a job that contradicts other keys is refused", "[graphs][c
   const std::string two = "layout.dp=2", gloo = "backend=gloo";
   check_all({
       {{two, "world.rank=1", "world.size=2"},
-       "world.rank: with backend loopback, which has all ranks in one process (gloo or mpi)"},
+       "world.rank: with backend loopback, which has all ranks in one process (gloo, mpi or nccl)"},
       {{two, "world.size=2", "backend=cuda"},
-       "world.size: with backend cuda, which has all ranks in one process (gloo or mpi)"},
+       "world.size: with backend cuda, which has all ranks in one process (gloo, mpi or nccl)"},
       {{"world.address=node0"},
-       "world.address: with backend loopback, which has all ranks in one process (gloo or mpi)"},
+       "world.address: with backend loopback, which has all ranks in one process (gloo, mpi or nccl)"},
       {{two, gloo, "world.rank=0"}, "world.rank: is 0, but size is not given (both, or none of them)"},
       {{two, gloo, "world.size=2"}, "world.size: is 2, but rank is not given (both, or none of them)"},
       {{two, gloo, "world.rank=2", "world.size=2"}, "world.rank: is 2, but size is 2 (0 to 1)"},
@@ -533,9 +541,10 @@ TEST_CASE("devices that a backend or a layout has no use for are refused", "[gra
   const std::string right = "(\"all\", or a list of integers from 0 to 1023)", two = "layout.dp=2",
                     cuda = "backend=cuda";
   check_all({
-      {{"devices=[0]"}, "devices: with backend loopback, whose ranks are not on GPUs (cuda)"},
-      {{two, "backend=gloo", "devices=[0,1]"}, "devices: with backend gloo, whose ranks are not on GPUs (cuda)"},
-      {{"backend=mpi", "devices=all"}, "devices: with backend mpi, whose ranks are not on GPUs (cuda)"},
+      {{"devices=[1]"}, "devices: with backend loopback, whose ranks are not on GPUs (cuda or nccl)"},
+      {{two, "backend=gloo", "devices=[0,1]"},
+       "devices: with backend gloo, whose ranks are not on GPUs (cuda or nccl)"},
+      {{"backend=mpi", "devices=all"}, "devices: with backend mpi, whose ranks are not on GPUs (cuda or nccl)"},
       {{two, cuda, "devices=[0,1,2]"}, "devices: has 3 devices, but the layout has 2 ranks (at most 2)"},
       {{cuda, "devices=[0,0]"}, "devices: has 2 devices, but the layout has 1 rank (at most 1)"},
       {{cuda, "devices=[]"}, "devices: [] is not a list " + right},

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "backends/nccl/calls.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
@@ -137,6 +138,33 @@ TEST_CASE("the requirements of a rank on a device add up with its workspaces, in
     CHECK_THAT(sg::memory_table(device), ContainsSubstring("unused  workspace "));
     CHECK_THAT(sg::memory_table(host), !ContainsSubstring("workspace"));
     CHECK_THAT(sg::roles_text(device[0]), ContainsSubstring(", workspace "));
+  }
+}
+
+TEST_CASE("the ranks of a row need the same workspaces for communication over NCCL",
+          "[graphs][memory][workspace][nccl]") {
+  const std::vector<sg::Plan> all = plans();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (const bool exact : {false, true}) {
+      const sg::Plan& plan  = all[i];
+      const sg::Model model = small(i % 2 == 1, 2 * plan.pipeline.chunks);
+      CAPTURE(i, exact, to_string(plan.layout));
+      sg::MemoryRequirementOptions options{.join_tied_first = !exact, .issue_order = sg::IssueOrder::per_rank};
+      options.workspaces = {.bodies = true, .part = [&](const sg::Graph& graph, sg::Node part) {
+                              return sg::nccl::workspace_bytes(graph, part, {.exact = exact});
+                            }};
+      for (const auto& row : sg::memory_requirements(model, plan, batch_of_4, options)) {
+        for (const sg::Rank rank : row.ranks) {
+          CAPTURE(rank);
+          options.rank   = rank;
+          const auto one = sg::memory_requirements(model, plan, batch_of_4, options).at(0);
+          CHECK(one.workspace_bytes == row.workspace_bytes);
+          CHECK(one.peak_bytes == row.peak_bytes);
+          CHECK(one.lower_bound_bytes == row.lower_bound_bytes);
+          CHECK(one.at_peak == row.at_peak);
+        }
+      }
+    }
   }
 }
 

@@ -1,10 +1,12 @@
 // Weights that share their values with another weight: in any order, any number, on any stages.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
+#include "graphs/models/gpt2.hpp"
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/weights.hpp"
 #include "tests/support/scale.hpp"
@@ -35,6 +37,32 @@ sg::Model tied(int owner) {
   }
   model.blocks.back().weights[0].tied_to = "embedding.weight";
   return model;
+}
+
+// Loopback that says that its sums have other bits, as NCCL's.
+class LooseWorld final : public sg::World {
+ public:
+  explicit LooseWorld(int num_ranks) : inner_(num_ranks) {}
+  [[nodiscard]] int num_ranks() const override { return inner_.num_ranks(); }
+  [[nodiscard]] bool waits(sg::LaneKind lane) const override { return inner_.waits(lane); }
+  [[nodiscard]] sg::IssueOrder issue_order() const override { return inner_.issue_order(); }
+  [[nodiscard]] bool reduces_in_order() const override { return false; }
+  void communicate(const sg::Context& context, const sg::Exchange& exchange) override {
+    inner_.communicate(context, exchange);
+  }
+  void abort(std::string_view why) noexcept override { inner_.abort(why); }
+
+ private:
+  sg::LoopbackWorld inner_;
+};
+
+std::int64_t bytes_reduced(const sg::Graph& graph) {
+  std::int64_t bytes = 0;
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const sg::Node at{node};
+    if (graph.has_part(at) && graph.part(at).op == sg::PartOp::all_reduce) bytes += graph.part(at).bytes_read;
+  }
+  return bytes;
 }
 
 History train(const sg::Model& model, const sg::Plan& plan) { return sg::testing::train(model, plan, batch, 4); }
@@ -146,4 +174,34 @@ TEST_CASE("a tied weight has the sections of its owner", "[graphs][step][tied]")
   const History reference = train(with_sections(false), one);
   CHECK(train(with_sections(true), one) == reference);
   CHECK(train(with_sections(false), {.layout = {.pp = 2}, .optimizer = {.lr = 1e-2}}) == reference);
+}
+
+TEST_CASE("where sums have other bits anyway, gradients of tied weights are added before they are reduced",
+          "[graphs][step][tied]") {
+  const sg::Model model = sg::gpt2({.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 32});
+  const int tp          = GENERATE(1, 2);
+  CAPTURE(tp);
+  const sg::Plan plan{.layout = {.dp = 2, .tp = tp}, .optimizer = {.lr = 1e-2}};
+  LooseWorld loose(2 * tp);
+  sg::LoopbackWorld strict(2 * tp);
+  sg::Trainer joined(model, plan, batch, loose, {.threads = 2}), apart(model, plan, batch, strict, {.threads = 2});
+  const std::int64_t tied_bytes = 2 * 32 * 16 * 4;  // of both data-parallel ranks
+  CHECK(bytes_reduced(apart.run().step().graph) - bytes_reduced(joined.run().step().graph) == tied_bytes);
+  for (int step = 0; step < 4; ++step) {
+    const auto tokens      = sg::testing::tokens_for(batch, step, model.vocab);
+    const sg::StepResult a = joined.step(tokens), b = apart.step(tokens);
+    CHECK_THAT(a.loss, Catch::Matchers::WithinRel(b.loss, 1e-6));
+    CHECK_THAT(a.grad_norm, Catch::Matchers::WithinRel(b.grad_norm, 1e-5));
+  }
+}
+
+TEST_CASE("tied weights of several stages, or sharded ones, are reduced as always", "[graphs][step][tied]") {
+  const sg::Model model = sg::gpt2({.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 32});
+  sg::Plan plan{.layout = {.dp = 2}};
+  const bool staged = GENERATE(true, false);
+  if (staged) plan.layout.pp = 2;
+  if (!staged) plan.shard = {.strategy = sg::Shard::full, .min_params = 0};
+  CAPTURE(staged);
+  CHECK(sg::training_step(model, plan, batch, {.join_tied_first = true}).graph ==
+        sg::training_step(model, plan, batch, {}).graph);
 }

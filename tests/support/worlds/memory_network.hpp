@@ -22,7 +22,7 @@ struct MemoryLetters {
   std::map<Address, std::vector<std::byte>> letters;
 };
 
-// The network of one process of a ProcessWorld in tests: the simplest correct one. A send is a copy.
+// The network of one process of a MessageWorld in tests: the simplest correct one. A send is a copy.
 class MemoryNetwork final : public Network {
  public:
   explicit MemoryNetwork(MemoryLetters& all) : all_(all) {}

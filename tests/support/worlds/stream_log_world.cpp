@@ -25,9 +25,10 @@ bool HappensBefore::ordered(std::uint32_t a, std::uint32_t b) const {
   return a <= b && (before_[b][a / 64] >> a % 64 & 1) != 0;
 }
 
-StreamLog::StreamLog(const Graph& graph, StreamPlan plan)
+StreamLog::StreamLog(const Graph& graph, StreamPlan plan, IssueOrder issue_order)
     : graph_(graph),
       plan_(std::move(plan)),
+      issue_order_(issue_order),
       stream_last_(graph.ranks().size() * num_lane_kinds, none),
       event_(graph.num_nodes(), none) {}
 
@@ -119,6 +120,10 @@ std::string StreamLog::find_unordered(const MemoryPlan& memory, int* num_pairs) 
     }
     return shares ? Need::some_order : Need::nothing;
   };
+  const auto issued_before = [&](Node a, Node b) {
+    return issue_order_ == IssueOrder::per_rank && graph_.has_part(a) && graph_.has_part(b) &&
+           graph_.part(a).issue < graph_.part(b).issue;
+  };
   const auto describe = [&](Node a, Node b, const char* where) {
     return str(graph_.describe(a), " and ", graph_.describe(b), " ", where);
   };
@@ -127,14 +132,16 @@ std::string StreamLog::find_unordered(const MemoryPlan& memory, int* num_pairs) 
     for (std::uint32_t k = 0; k < graph_.num_nodes(); ++k) {
       const Node a{i}, b{k};
       if (graph_.rank(a) != graph_.rank(b)) continue;
-      const Need need = same_bytes(a, b);
-      const bool lane = graph_.lane(a) && graph_.lane(a) == graph_.lane(b);
-      if (num_pairs != nullptr) *num_pairs += need != Need::nothing || lane ? 1 : 0;
+      const Need need  = same_bytes(a, b);
+      const bool lane  = graph_.lane(a) && graph_.lane(a) == graph_.lane(b);
+      const bool issue = issued_before(a, b);
+      if (num_pairs != nullptr) *num_pairs += need != Need::nothing || lane || issue ? 1 : 0;
       for (std::size_t run = 0; run < runs_.size(); ++run) {
         const bool there = i < k && ordered(a, run, b, run), back = i < k && ordered(b, run, a, run);
         if (i < k && (lane || need == Need::in_order) && !there) return describe(a, b, "of one run");
         if (i < k && need == Need::some_order && !there && !back)
           return describe(a, b, "of one run, which share memory");
+        if (issue && !ordered(a, run, b, run)) return describe(a, b, "of one run, which are issued in this order");
         if (run > 0 && need != Need::nothing && !ordered(a, run - 1, b, run))
           return describe(a, b, "of the run before and the next");
       }
@@ -181,20 +188,23 @@ struct StreamLogWorld::LogDevice final : Device {
   [[nodiscard]] DeviceMemory& memory() override { return bytes; }
   [[nodiscard]] std::unique_ptr<DeviceStreams> lower(const Graph& graph, StreamPlan plan) override {
     if (change) change(plan);
-    log = std::make_shared<StreamLog>(graph, std::move(plan));
+    log = std::make_shared<StreamLog>(graph, std::move(plan), issue_order);
     return std::make_unique<Streams>(log, graph);
   }
   Bytes bytes;
   std::function<void(StreamPlan&)> change;
+  IssueOrder issue_order = IssueOrder::any;
   std::shared_ptr<StreamLog> log;
 };
 
-StreamLogWorld::StreamLogWorld(int num_ranks, std::function<void(StreamPlan&)> change)
-    : num_ranks_(num_ranks), device_(std::make_unique<LogDevice>()) {
-  device_->change = std::move(change);
+StreamLogWorld::StreamLogWorld(int num_ranks, StreamLogOptions options)
+    : num_ranks_(num_ranks), rank_(options.rank), device_(std::make_unique<LogDevice>()) {
+  device_->change      = std::move(options.change);
+  device_->issue_order = options.issue_order;
 }
 StreamLogWorld::~StreamLogWorld() = default;
 
+IssueOrder StreamLogWorld::issue_order() const { return device_->issue_order; }
 Device* StreamLogWorld::device() const { return device_.get(); }
 const StreamLog& StreamLogWorld::log() const { return *device_->log; }
 

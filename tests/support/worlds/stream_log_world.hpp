@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,8 @@ class StreamLog {
  public:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
-  StreamLog(const Graph& graph, StreamPlan plan);
+  // `issue_order`: what the world asks for, any or per_rank.
+  StreamLog(const Graph& graph, StreamPlan plan, IssueOrder issue_order);
   void begin_run();
   void enter(Node node);                      // its waits; a host node: the host waits, and the node begins
   void work(const std::vector<Node>& nodes);  // enqueued on the streams of all nodes, as one; they meet
@@ -41,7 +43,8 @@ class StreamLog {
 
   // The first pair of nodes that must have an order and has none, in one run or from one run to the next; empty: none.
   // They must have one if they are on one lane, use the same byte and one of them writes it, or use buffers that share
-  // memory. `num_pairs`: how many were looked at.
+  // memory; with IssueOrder::per_rank also if they are parts with different issue positions. `num_pairs`: how many were
+  // looked at.
   [[nodiscard]] std::string find_unordered(const MemoryPlan& memory, int* num_pairs = nullptr) const;
 
  private:
@@ -55,6 +58,7 @@ class StreamLog {
 
   Graph graph_;
   StreamPlan plan_;
+  IssueOrder issue_order_;
   mutable std::mutex mutex_;  // guards the rest
   HappensBefore steps_;
   std::uint32_t host_ = none;               // the latest step of any host thread, the begins of host nodes aside
@@ -63,14 +67,21 @@ class StreamLog {
   std::vector<std::vector<Span>> runs_;     // [run][node]
 };
 
+struct StreamLogOptions {
+  std::function<void(StreamPlan&)> change = {};               // may break the plan before the device gets it
+  IssueOrder issue_order                  = IssueOrder::any;  // or per_rank: with batches, as over NCCL
+  std::optional<Rank> rank                = {};               // the only one in this process; none: all are
+};
+
 class StreamLogWorld final : public World {
  public:
-  // `change` may break the plan before the device gets it.
-  explicit StreamLogWorld(int num_ranks, std::function<void(StreamPlan&)> change = {});
+  explicit StreamLogWorld(int num_ranks, StreamLogOptions options = {});
   ~StreamLogWorld() override;
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
+  [[nodiscard]] RankSet local_ranks() const override { return rank_ ? RankSet(*rank_) : RankSet::all(num_ranks_); }
   [[nodiscard]] bool waits(LaneKind) const override { return false; }
-  [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
+  [[nodiscard]] IssueOrder issue_order() const override;
+  [[nodiscard]] bool batches() const override { return issue_order() == IssueOrder::per_rank; }
   [[nodiscard]] Device* device() const override;
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view) noexcept override {}
@@ -80,6 +91,7 @@ class StreamLogWorld final : public World {
  private:
   struct LogDevice;
   int num_ranks_;
+  std::optional<Rank> rank_;
   std::unique_ptr<LogDevice> device_;
 };
 

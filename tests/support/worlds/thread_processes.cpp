@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tests/support/worlds/hub_world.hpp"
-#include "tests/support/worlds/message_world.hpp"
+#include "tests/support/worlds/message_hub.hpp"
 #include "tests/support/worlds/thread_peers.hpp"
 
 namespace stepgraph::testing {
@@ -39,7 +39,7 @@ void in_processes(const std::vector<RankSet>& processes, Exchanges exchanges,
     if (exchanges == Exchanges::hub) {
       world = std::make_unique<HubWorld>(hub, ranks, &peers.of(number));
     } else {
-      world = std::make_unique<MessageWorld>(messages, ranks, &peers.of(number));
+      world = std::make_unique<MessageHubWorld>(messages, ranks, &peers.of(number));
     }
     try {
       process(*world);

@@ -71,9 +71,9 @@ class MessageHub {
 };
 
 // One process of a world that exchanges by messages: the collectives of process worlds, without processes.
-class MessageWorld : public World {
+class MessageHubWorld : public World {
  public:
-  MessageWorld(MessageHub& hub, RankSet ranks, Peers* peers = nullptr)
+  MessageHubWorld(MessageHub& hub, RankSet ranks, Peers* peers = nullptr)
       : hub_(hub), ranks_(std::move(ranks)), peers_(peers), transport_(*this) {}
 
   [[nodiscard]] int num_ranks() const override { return hub_.num_ranks(); }
@@ -91,7 +91,7 @@ class MessageWorld : public World {
  private:
   class HubTransport final : public Transport {
    public:
-    explicit HubTransport(MessageWorld& world) : world_(world) {}
+    explicit HubTransport(MessageHubWorld& world) : world_(world) {}
     Request send(Rank from, Rank to, std::uint64_t key, std::span<const std::byte> bytes) override {
       return {post(from, to, key, true, const_cast<std::byte*>(bytes.data()), bytes.size()), to};
     }
@@ -104,7 +104,7 @@ class MessageWorld : public World {
     std::uint64_t post(Rank from, Rank to, std::uint64_t key, bool sends, std::byte* data, std::size_t size) {
       return world_.hub_.post({{from, to, key}, world_.run_, sends, data, size});
     }
-    MessageWorld& world_;
+    MessageHubWorld& world_;
   };
 
   MessageHub& hub_;

@@ -1,4 +1,4 @@
-#include "tests/support/worlds/message_world.hpp"
+#include "tests/support/worlds/message_hub.hpp"
 
 #include <chrono>
 #include <cstring>
@@ -110,9 +110,9 @@ std::size_t MessageHub::num_left() {
   return entries_.size();
 }
 
-bool MessageWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
+bool MessageHubWorld::waits(LaneKind kind) const { return is_for_parts(kind); }
 
-std::vector<std::uint32_t> MessageWorld::prepare(const Graph&, std::span<const Communicator> groups) {
+std::vector<std::uint32_t> MessageHubWorld::prepare(const Graph&, std::span<const Communicator> groups) {
   std::vector<std::uint32_t> numbers;
   for (const Communicator& group : groups) numbers.push_back(hub_.number_of(group.group));
   return numbers;
