@@ -147,8 +147,7 @@ inline constexpr std::int64_t dnn_attention_slack = std::int64_t{1} << 20;
                                                            std::int64_t heads) {
   return taken_bytes(sequences * heads * seq, 8) + dnn_attention_slack;
 }
-// As many sequences at a time as fit the limit, at least one. With a limit of 256 MiB, a step of GPT-2 124M with 64
-// sequences took 1.2% longer.
+// As many sequences at a time as fit the limit, at least one.
 [[nodiscard]] constexpr std::int64_t dnn_backward_workspace(std::int64_t sequences, std::int64_t seq,
                                                             std::int64_t heads, std::int64_t head_size) {
   constexpr std::int64_t most = std::int64_t{1} << 30;
