@@ -153,8 +153,10 @@ TEST_CASE("a process of an MPI world that is killed is named by all others, whic
   }
   REQUIRE(processes.size() == 4);
   ::kill(processes.at(dead), SIGKILL);
-  CHECK(job.wait(a_wait) == std::vector<int>{128 + SIGKILL});
-  CAPTURE(job.err(0));
+  // mpirun ends with the code of the process whose end it sees first. Survivors can be faster than the killed process.
+  const std::vector<int> codes = job.wait(a_wait);
+  CAPTURE(codes, job.err(0));
+  CHECK((codes == std::vector<int>{128 + SIGKILL} || codes == std::vector<int>{3}));
   CHECK(count(job.err(0), "stepgraph: rank " + std::to_string(dead) + " is gone") == 3);
   // mpirun does not wait until its processes have gone.
   const auto some_left = [&] {
