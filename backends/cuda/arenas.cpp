@@ -1,16 +1,30 @@
 #include "backends/cuda/arenas.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "backends/cuda/check.hpp"
 #include "engine/base/error.hpp"
 
 namespace stepgraph::cuda {
+
+namespace {
+
+std::byte* pageable(std::size_t size, const std::string& what) {
+  constexpr std::size_t page = 4096;
+  void* const bytes          = std::aligned_alloc(page, (size + page - 1) / page * page);
+  if (bytes == nullptr)
+    throw Error(ErrorKind::backend, str("cuda: ", what, " needs ", size, " bytes of host memory, which are not free"));
+  return static_cast<std::byte*>(bytes);
+}
+
+}  // namespace
 
 std::byte* Arenas::allocate(Rank rank, Space space, std::size_t size) {
   queues_.check_usable();
   const std::string what = str("the planned arena of rank ", rank);
   if (space == Space::pinned) {
-    std::byte* const bytes = queues_.heap().pin(size, what);
+    std::byte* const bytes = pinned_ ? queues_.heap().pin(size, what) : pageable(size, what);
     std::fill_n(bytes, size, std::byte{0});
     return bytes;
   }
@@ -31,7 +45,23 @@ void Arenas::release(Rank rank, Space space, std::byte* bytes) noexcept {
     queues_.synchronize();
   } catch (const Error&) {  // already reported
   }
-  space == Space::pinned ? queues_.heap().unpin(bytes) : queues_.heap().release(queues_.device_of(rank), bytes);
+  if (space != Space::pinned) {
+    queues_.heap().release(queues_.device_of(rank), bytes);
+  } else if (pinned_) {
+    queues_.heap().unpin(bytes);
+  } else {
+    std::free(bytes);
+  }
+}
+
+std::int64_t Arenas::size_bytes(Rank rank) const {
+  const int device = queues_.device_of(rank);
+  std::int64_t num = 0;
+  for (const Rank other : queues_.ranks()) num += queues_.device_of(other) == device;
+  const OnDevice here(device);
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking for the memory of a device");
+  return static_cast<std::int64_t>(total) / num;
 }
 
 void Arenas::read(const std::byte* from, std::span<std::byte> to) {

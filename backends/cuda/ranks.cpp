@@ -62,8 +62,8 @@ std::vector<int> all_devices() {
 struct Ranks::Impl {
   Impl(const RankSet& ranks, RanksOptions&& options)
       : queues(ranks, std::move(options.devices), options.tf32),
-        arenas(queues),
-        shared(queues, options.capture, options.check_nodes, options.markers),
+        arenas(queues, options.pinned),
+        shared(queues, options.capture && options.pinned, options.check_nodes, options.markers),
         may_capture(std::move(options.may_capture)) {}
 
   Queues queues;

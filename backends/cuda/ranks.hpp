@@ -21,6 +21,9 @@ struct RanksOptions {
   // recorded steps are issued node by node every time.
   bool capture = true;
   bool tf32    = false;  // f32 products may use 19 bits of each operand
+  // False: Space::pinned is pageable memory, whose copies are slower and keep the issuing thread waiting. Nothing is
+  // captured then.
+  bool pinned = true;
   // Synchronizes after every node, so that a kernel error names the node that enqueued it. Slow.
   bool check_nodes = false;
   // For a world of several processes: whether a program is captured. Called by lower(), once for each program, with

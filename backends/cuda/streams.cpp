@@ -31,6 +31,8 @@ Streams::Streams(Shared& shared, const Graph& graph, StreamPlan plan, bool captu
     const OnDevice here(origin_device_);
     give_workspaces();
     make_events();
+    if (!plan_.host_waits.empty() && HostFlags::supported(origin_device_))
+      host_flags_ = std::make_unique<HostFlags>(graph_, plan_, shared_.queues.heap());
     if (shared_.markers) marks_ = std::make_unique<Marks>(graph_, plan_, shared_.queues.heap());
     const std::lock_guard guard(shared_.last_mutex);
     shared_.programs.push_back(this);
@@ -171,6 +173,7 @@ void Streams::begin(bool recorded) {
   const OnDevice here(origin_device_);
   std::unique_lock turn(shared_.mutex);  // released if this throws, because end() is not called then
   recorded_ = recorded;
+  if (host_flags_) host_flags_->begin();
   if (!recorded && shared_.capture && captures_ && runs_ > 0) {
     take_turn(true);
     joined_.assign(queues_.size(), 0);
@@ -233,6 +236,15 @@ const DeviceQueue* Streams::before(Node node) {
       check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
             [&] { return doing("waiting for predecessors of", node); });
   }
+  if (host_flags_) {
+    for (const std::uint32_t host : plan_.host_waits_of(node)) {
+      // First for the nodes that feed the host node, by events: then the device never holds them up behind the flag.
+      for (const std::uint32_t other : plan_.waits_of(Node{host}))
+        check(cudaStreamWaitEvent(queue.stream(), event(other), 0),
+              [&] { return doing("waiting for predecessors of", node); });
+      host_flags_->wait(queue.stream(), host);
+    }
+  }
   if (marks_) marks_->before(node.id, queue.stream());
   if (recorded_) check(timing_->before(node.id, queue.stream()), [&] { return doing("timing", node); });
   return &handles_[handle_of_[node.id]];
@@ -243,6 +255,7 @@ void Streams::after(Node node) {
   const std::uint32_t stream = plan_.stream[node.id];
   if (stream == none) {
     if (recorded_) timing_->after_host(node.id);
+    if (host_flags_) host_flags_->set_done(node.id);
     return;
   }
   const cudaStream_t on = queue_of(stream).stream();
@@ -280,6 +293,7 @@ void Streams::finish(bool good) {
 
 void Streams::end(bool good) {
   const std::unique_lock<std::mutex> turn = std::move(turn_);
+  if (host_flags_) host_flags_->release();
   const OnDevice here(origin_device_);
   if (capturing_) {
     try {

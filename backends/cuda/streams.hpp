@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/cuda/host_flags.hpp"
 #include "backends/cuda/marks.hpp"
 #include "backends/cuda/queues.hpp"
 #include "backends/cuda/timing.hpp"
@@ -52,6 +53,10 @@ class Streams final : public DeviceStreams {
   [[nodiscard]] bool replay() override;
   void begin(bool recorded) override;
   [[nodiscard]] bool ready(Node node) override;
+  [[nodiscard]] bool waits_for_host() const noexcept override { return host_flags_ != nullptr; }
+  void stop_waiting() noexcept override {
+    if (host_flags_) host_flags_->release();
+  }
   [[nodiscard]] const DeviceQueue* before(Node node) override;
   void after(Node node) override;
   void end(bool good) override;
@@ -93,8 +98,9 @@ class Streams final : public DeviceStreams {
   std::unique_lock<std::mutex> turn_;  // held while this program issues a run
 
   bool recorded_ = false;
-  std::unique_ptr<NodeTiming> timing_;  // null: no run was recorded yet
-  std::unique_ptr<Marks> marks_;        // null: without
+  std::unique_ptr<NodeTiming> timing_;     // null: no run was recorded yet
+  std::unique_ptr<Marks> marks_;           // null: without
+  std::unique_ptr<HostFlags> host_flags_;  // null: no node follows a host lane's, or the device cannot wait for one
 
   // How far the events of a run are known to have come, by stream: places in `with_event_`.
   std::vector<std::vector<std::uint32_t>> with_event_;  // by stream: nodes that have an event, in issue order

@@ -19,6 +19,7 @@ std::shared_ptr<cuda::Ranks> make_ranks(int num_ranks, const CudaWorldOptions& o
   return cuda::Ranks::make(RankSet::all(num_ranks), {.devices     = std::move(devices),
                                                      .capture     = options.capture,
                                                      .tf32        = options.tf32,
+                                                     .pinned      = options.pinned,
                                                      .check_nodes = options.check_nodes});
 }
 

@@ -17,6 +17,7 @@ struct CudaWorldOptions {
   // recorded steps are issued node by node every time.
   bool capture = true;
   bool tf32    = false;  // f32 products may use 19 bits of each operand
+  bool pinned  = true;   // false: host memory of ranks is pageable, and nothing is captured: for comparison
   // Synchronizes after every node, so that a kernel error names the node that enqueued it. Slow.
   bool check_nodes = false;
 };

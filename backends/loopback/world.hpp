@@ -18,7 +18,7 @@ class LoopbackWorld final : public World {
   explicit LoopbackWorld(const Ranked& ranked) : LoopbackWorld(ranked.num_ranks()) {}
 
   [[nodiscard]] int num_ranks() const override { return num_ranks_; }
-  [[nodiscard]] bool waits(LaneKind) const override { return false; }
+  [[nodiscard]] bool waits(LaneKind kind) const override { return kind == LaneKind::disk; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   void communicate(const Context& context, const Exchange& exchange) override;
   void abort(std::string_view) noexcept override {}

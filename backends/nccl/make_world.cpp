@@ -60,12 +60,12 @@ std::unique_ptr<ProcessWorld> make_nccl_world(const ProcessPlace& place, const P
   } catch (const Error&) {
     flaw = std::current_exception();
   }
-  const NcclWorldOptions nccl{.calls = {.exact = choice.exact}};
+  const NcclWorldOptions nccl{.calls = {.exact = choice.exact}, .capture = choice.pinned};
   return std::make_unique<NcclWorld>(place, options, nccl, [&](std::function<bool(bool)> may_capture) {
     if (flaw) std::rethrow_exception(flaw);
-    const auto ranks =
-        cuda::Ranks::make(RankSet(Rank{place.rank}),
-                          {.devices = {device.device}, .may_capture = std::move(may_capture), .markers = true});
+    const auto ranks = cuda::Ranks::make(
+        RankSet(Rank{place.rank}),
+        {.devices = {device.device}, .pinned = choice.pinned, .may_capture = std::move(may_capture), .markers = true});
     return NcclWorld::Parts{
         .device      = ranks,
         .library     = nccl::make_nccl_library(device.device),

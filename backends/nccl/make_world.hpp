@@ -14,6 +14,7 @@ struct NcclChoice {
   // comes several times is a GPU that processes share; NCCL is then told that they are on different machines.
   std::vector<int> devices = {};
   bool exact               = false;     // reductions add in rank order
+  bool pinned              = true;      // cuda::RanksOptions::pinned
   std::string algorithm    = "direct";  // NCCL's own choice; or ring, tree. Equal for all worlds of a process
 };
 

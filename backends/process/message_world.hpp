@@ -21,7 +21,7 @@ class MessageWorld : public ProcessWorld {
   MessageWorld(const ProcessPlace& place, ProcessWorldOptions options, const MakeNetwork& make_network)
       : MessageWorld(place, place.size, Rank{place.rank}, std::move(options), make_network) {}
 
-  [[nodiscard]] bool waits(LaneKind kind) const override { return is_for_parts(kind); }
+  [[nodiscard]] bool waits(LaneKind kind) const override { return is_for_parts(kind) || kind == LaneKind::disk; }
   [[nodiscard]] IssueOrder issue_order() const override { return IssueOrder::any; }
   void communicate(const Context& context, const Exchange& exchange) override;
 

@@ -282,6 +282,21 @@ struct Common {
   bool same_phase = true, same_op = true;
 };
 
+// "pinned to device", "in pinned", "device, pinned to pinned"; empty where all is on the device.
+std::string spaces_text(const Box& box) {
+  const auto names = [](const std::array<bool, 3>& used) {
+    std::string text;
+    for (const Space space : {Space::device, Space::pinned, Space::disk})
+      if (used[static_cast<std::size_t>(space)]) text += str(text.empty() ? "" : ", ", to_string(space));
+    return text;
+  };
+  const std::string from = names(box.reads), to = names(box.writes);
+  const std::string_view device = to_string(Space::device);
+  if ((from.empty() || from == device) && (to.empty() || to == device)) return {};
+  if (from.empty() || from == to) return str("in ", to);
+  return to.empty() ? str("from ", from) : str(from, " to ", to);
+}
+
 void describe(Box& box, const Common& common, const GraphData& data, Detail detail, const Cluster& cluster) {
   std::string name(data.name(box.first_node));
   const auto num_shades_used = std::count_if(box.shades.begin(), box.shades.end(), [](auto n) { return n > 0; });
@@ -310,6 +325,7 @@ void describe(Box& box, const Common& common, const GraphData& data, Detail deta
   box.title = wrap(name);
   std::vector<std::string> facts;
   if (detail != Detail::op && box.num_nodes > 1) facts.push_back(str(box.num_nodes, " nodes"));
+  if (std::string spaces = spaces_text(box); !spaces.empty()) facts.push_back(std::move(spaces));
   if (box.bytes > 0) facts.push_back(bytes_text(box.bytes));
   if (box.flops > 0) facts.push_back(flops_text(box.flops));
   for (std::size_t i = 0; i < facts.size(); ++i) {
@@ -382,7 +398,11 @@ std::vector<Box> make_boxes(const Graph& graph, const std::vector<std::uint32_t>
     for (std::size_t i = 0; i < graph.num_accesses({node}); ++i) {
       const auto access = graph.access({node}, i);
       const bool counts = shade == Shade::send ? reads(access.mode) : writes(access.mode);  // a send only reads
-      if (counts && !graph.spec(access.buffer).token) box.bytes += static_cast<double>(access.region.num_bytes());
+      if (graph.spec(access.buffer).token) continue;
+      if (counts) box.bytes += static_cast<double>(access.region.num_bytes());
+      const auto space = static_cast<std::size_t>(graph.spec(access.buffer).space);
+      box.reads[space] |= reads(access.mode);
+      box.writes[space] |= writes(access.mode);
     }
   }
   for (std::size_t i = 0; i < stages.size(); ++i) {

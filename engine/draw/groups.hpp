@@ -39,8 +39,9 @@ struct Box {
   std::uint32_t num_nodes                      = 0;
   std::array<std::uint32_t, num_shades> shades = {};  // number of nodes of each shade
   double bytes = 0, flops = 0;
-  std::vector<std::string> title = {};  // lines
-  std::vector<std::string> facts = {};  // lines in smaller print
+  std::array<bool, 3> reads = {}, writes = {};  // by Space: where its nodes have buffers
+  std::vector<std::string> title = {};          // lines
+  std::vector<std::string> facts = {};          // lines in smaller print
   std::string tooltip            = {};
   [[nodiscard]] bool only_parts() const noexcept;
 };

@@ -243,20 +243,55 @@ std::vector<double> lanes_at_once(const Graph& graph, const Timeline& timeline) 
   return out;
 }
 
-std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline) {
+namespace {
+
+// How long nodes run for which `counts` is true, and for how much of that time other nodes of the rank compute. By
+// place.
+template <class Hidden, class Counts>
+std::vector<Hidden> hidden_behind_compute(const Graph& graph, const Timeline& timeline, const Counts& counts) {
   check(graph, timeline);
   const GraphData& data = graph.data();
-  std::vector<std::vector<Interval>> communicate(data.ranks.size()), compute(communicate);
+  std::vector<std::vector<Interval>> counted(data.ranks.size()), compute(counted);
   for (const std::uint32_t node : by_begin(timeline)) {
     const std::size_t place = data.nodes[node].place;
-    if (data.nodes[node].kind == NodeKind::communicate) join(communicate[place], timeline.nodes[node]);
-    if (data.nodes[node].kind == NodeKind::compute) join(compute[place], timeline.nodes[node]);
+    if (counts(node)) {
+      join(counted[place], timeline.nodes[node]);
+    } else if (data.nodes[node].kind == NodeKind::compute) {
+      join(compute[place], timeline.nodes[node]);
+    }
   }
-  std::vector<HiddenCommunication> out(communicate.size());
-  for (std::size_t place = 0; place < out.size(); ++place) {
-    out[place] = {length(communicate[place]), common_length(communicate[place], compute[place])};
-  }
+  std::vector<Hidden> out(counted.size());
+  for (std::size_t place = 0; place < out.size(); ++place)
+    out[place] = {length(counted[place]), common_length(counted[place], compute[place])};
   return out;
+}
+
+}  // namespace
+
+std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline) {
+  return hidden_behind_compute<HiddenCommunication>(
+      graph, timeline, [&](std::uint32_t node) { return graph.data().nodes[node].kind == NodeKind::communicate; });
+}
+
+bool is_transfer(const Graph& graph, Node node) {
+  if (const auto lane = graph.lane(node)) {
+    const LaneKind kind = lane->kind;
+    if (kind == LaneKind::h2d || kind == LaneKind::d2h || kind == LaneKind::disk || kind == LaneKind::host) return true;
+  }
+  unsigned from = 0, to = 0;  // a bit for each space
+  for (std::size_t i = 0; i < graph.num_accesses(node); ++i) {
+    const auto access        = graph.access(node, i);
+    const BufferSpec& buffer = graph.spec(access.buffer);
+    if (buffer.token) continue;
+    if (reads(access.mode)) from |= 1u << static_cast<unsigned>(buffer.space);
+    if (writes(access.mode)) to |= 1u << static_cast<unsigned>(buffer.space);
+  }
+  return from != 0 && to != 0 && (from & to) == 0;
+}
+
+std::vector<HiddenTransfers> hidden_transfers(const Graph& graph, const Timeline& timeline) {
+  return hidden_behind_compute<HiddenTransfers>(graph, timeline,
+                                                [&](std::uint32_t node) { return is_transfer(graph, Node{node}); });
 }
 
 std::vector<MemoryUse> memory_use(const Graph& graph, const Timeline& timeline) {

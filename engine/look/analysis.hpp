@@ -56,6 +56,17 @@ struct HiddenCommunication {
 };
 [[nodiscard]] std::vector<HiddenCommunication> hidden_communication(const Graph& graph, const Timeline& timeline);
 
+// How long a rank moves bytes between device, host memory and disk, and for how much of that time it also computes. A
+// transfer is a node that reads buffers in one space and writes buffers in another, or that is on one of the lanes h2d,
+// d2h, disk and host: work of the host on such bytes counts too. One entry for each place.
+struct HiddenTransfers {
+  double transfer_s = 0;
+  double hidden_s   = 0;
+  [[nodiscard]] double exposed_s() const noexcept { return transfer_s - hidden_s; }
+};
+[[nodiscard]] std::vector<HiddenTransfers> hidden_transfers(const Graph& graph, const Timeline& timeline);
+[[nodiscard]] bool is_transfer(const Graph& graph, Node node);
+
 // Bytes alive on one rank in one space: persistent buffers always, a step buffer from the begin of its first access to
 // the end of its last; tokens have none. A buffer that lives for no time does not show.
 struct MemoryUse {

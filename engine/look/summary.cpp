@@ -169,6 +169,10 @@ Summary summarize(const OrderedGraph& ordered, const Timeline& timeline) {
     out.hidden_in_all.communicate_s += rank.communicate_s;
     out.hidden_in_all.hidden_s += rank.hidden_s;
   }
+  for (const HiddenTransfers& rank : hidden_transfers(graph, timeline)) {
+    out.transfers_in_all.transfer_s += rank.transfer_s;
+    out.transfers_in_all.hidden_s += rank.hidden_s;
+  }
   std::map<std::tuple<std::string_view, NodeKind>, Summary::OpTime> ops;
   for (const PathStep& step : out.critical_path) {
     const NodeTime& time = timeline.nodes[step.node.id];
@@ -199,6 +203,10 @@ std::string to_string(const Summary& summary) {
   if (summary.hidden_in_all.communicate_s > 0) {
     out += str("communication  ", percent(summary.hidden_in_all.share()),
                " of its time hidden behind compute of the same rank\n");
+  }
+  if (summary.transfers_in_all.transfer_s > 0) {
+    out += str("transfers      ", percent(summary.transfers_in_all.hidden_s / summary.transfers_in_all.transfer_s),
+               " of their time hidden behind compute of the same rank\n");
   }
   if (const std::string table = rank_table(summary); !table.empty()) {
     out += str("busy share of each lane, and peak memory:\n", table);

@@ -31,6 +31,7 @@ struct Summary {
   std::vector<WorkerBusy> workers         = {};
   std::vector<HiddenCommunication> hidden = {};  // by place
   HiddenCommunication hidden_in_all       = {};  // sums over ranks
+  HiddenTransfers transfers_in_all        = {};  // likewise
   std::vector<MemoryUse> memory           = {};
 };
 [[nodiscard]] Summary summarize(const OrderedGraph& graph, const Timeline& timeline);

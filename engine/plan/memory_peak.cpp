@@ -9,18 +9,18 @@ namespace stepgraph {
 
 MemoryPeak memory_peak(const Graph& graph, const MemoryPlan& plan, Rank rank, Space space) {
   MemoryPeak peak;
+  peak.bytes         = plan.arena(rank, space).persistent_bytes;
   const auto is_here = [&](const BufferSpec& buffer) { return buffer.rank == rank && buffer.space == space; };
   for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
     const BufferSpec& buffer = graph.spec(Buffer{i});
     if (!is_here(buffer) || buffer.token || buffer.lifetime != Lifetime::persistent) continue;
-    peak.bytes += MemoryPlan::aligned(buffer.size_bytes);
     peak.alive.push_back(Buffer{i});
   }
   std::vector<Tenant> tenants = find_tenants(graph, plan.turns);
   std::erase_if(tenants, [&](const Tenant& tenant) { return !is_here(graph.spec(Buffer{tenant.buffer})); });
   std::map<std::uint32_t, std::int64_t> changes;  // change of the bytes alive, by turn
   for (const Tenant& tenant : tenants) {
-    const std::int64_t bytes = MemoryPlan::aligned(graph.spec(Buffer{tenant.buffer}).size_bytes);
+    const std::int64_t bytes = MemoryPlan::room_of(graph.spec(Buffer{tenant.buffer}));
     changes[tenant.first] += bytes;
     changes[tenant.last + 1] -= bytes;
   }

@@ -30,10 +30,25 @@ Machine even_machine(int num_ranks) {
   return machine;
 }
 
+bool moves_between_spaces(const Graph& graph) {
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    const auto lane = graph.lane(Node{node});
+    if (lane && (lane->kind == LaneKind::h2d || lane->kind == LaneKind::d2h || lane->kind == LaneKind::disk))
+      return true;
+  }
+  return false;
+}
+
+// The machine that orders nodes where none is given. If all nodes took equally long, thousands of small transfers would
+// seem to outlast the computation that they belong to.
+Machine usual_machine(const Graph& graph) {
+  return moves_between_spaces(graph) ? device_machine({.ranks = graph.num_ranks()}) : even_machine(graph.num_ranks());
+}
+
 class Planner {
  public:
   Planner(const Graph& graph, const MemoryPlanOptions& options)
-      : graph_(graph), machine_(options.machine ? *options.machine : even_machine(graph.num_ranks())) {
+      : graph_(graph), machine_(options.machine ? *options.machine : usual_machine(graph)) {
     plan_.reuse       = options.reuse;
     plan_.issue_order = options.issue_order;
     plan_.on_machine  = options.machine != nullptr;
@@ -48,12 +63,17 @@ class Planner {
     tenants_                = find_tenants(graph_, plan_.turns);
     order_                  = std::make_unique<TenantOrder>(OrderedGraph(graph_, plan_.edges), tenants_);
     place_persistent();
+    // Within an arena, tenants with the larger alignment come first.
+    std::map<std::tuple<Rank, Space, std::int64_t>, std::vector<std::uint32_t>> by_region;
     std::map<std::pair<Rank, Space>, std::vector<std::uint32_t>> by_arena;
     for (std::uint32_t i = 0; i < tenants_.size(); ++i) {
       const BufferSpec& buffer = graph_.spec(Buffer{tenants_[i].buffer});
+      by_region[{buffer.rank, buffer.space, -MemoryPlan::alignment_of(buffer)}].push_back(i);
       by_arena[{buffer.rank, buffer.space}].push_back(i);
     }
-    for (const auto& [where, tenants] : by_arena) place(arena(where.first, where.second), tenants);
+    for (const auto& [where, tenants] : by_arena)
+      arena(where.first, where.second).lower_bound += most_at_once(items_of(tenants));
+    for (const auto& [where, tenants] : by_region) place(arena(std::get<Rank>(where), std::get<Space>(where)), tenants);
     for (const auto& [where, arena] : arenas_) plan_.arenas.push_back(arena);
     order_.reset();  // looks at the edges that are changed now
     plan_.reuse_edges = add_reuse_edges(graph_, plan_.turns, tenants_, successions_, plan_.edges);
@@ -67,16 +87,25 @@ class Planner {
     return arenas_.try_emplace({rank, space}, ArenaPlan{.rank = rank, .space = space}).first->second;
   }
 
-  // Persistent buffers come first, in the order they were created. Graphs with the same persistent buffers therefore
-  // place them at the same offsets.
+  // Persistent buffers come first: those of whole blocks, then the others, both in the order they were created. Graphs
+  // with the same persistent buffers therefore place them at the same offsets.
   void place_persistent() {
     plan_.offsets.assign(graph_.num_buffers(), MemoryPlan::nowhere);
-    for (std::uint32_t i = 0; i < graph_.num_buffers(); ++i) {
-      const BufferSpec& buffer = graph_.spec(Buffer{i});
-      if (buffer.token || buffer.lifetime != Lifetime::persistent) continue;
-      ArenaPlan& in    = arena(buffer.rank, buffer.space);
-      plan_.offsets[i] = in.persistent_bytes;
-      in.persistent_bytes += MemoryPlan::aligned(buffer.size_bytes);
+    for (const std::int64_t alignment : {MemoryPlan::block_alignment, MemoryPlan::alignment}) {
+      for (std::uint32_t i = 0; i < graph_.num_buffers(); ++i) {
+        const BufferSpec& buffer = graph_.spec(Buffer{i});
+        if (buffer.token || buffer.lifetime != Lifetime::persistent || MemoryPlan::alignment_of(buffer) != alignment)
+          continue;
+        ArenaPlan& in    = arena(buffer.rank, buffer.space);
+        plan_.offsets[i] = in.persistent_bytes;
+        in.persistent_bytes += MemoryPlan::room_of(buffer);
+      }
+    }
+    // The tenants behind them begin at a multiple of their alignment.
+    for (const Tenant& tenant : tenants_) {
+      const BufferSpec& buffer = graph_.spec(Buffer{tenant.buffer});
+      ArenaPlan& in            = arena(buffer.rank, buffer.space);
+      in.persistent_bytes      = MemoryPlan::round_up(in.persistent_bytes, MemoryPlan::alignment_of(buffer));
     }
     for (auto& [where, in] : arenas_)
       in.size_bytes = in.lower_bound = in.free_bytes = in.tight_bytes = in.persistent_bytes;
@@ -94,8 +123,8 @@ class Planner {
     };
     std::vector<PackItem> items;
     for (const std::uint32_t i : tenants)
-      items.push_back({MemoryPlan::aligned(graph_.spec(Buffer{tenants_[i].buffer}).size_bytes),
-                       count(tenants_[i].first), count(tenants_[i].last)});
+      items.push_back({MemoryPlan::room_of(graph_.spec(Buffer{tenants_[i].buffer})), count(tenants_[i].first),
+                       count(tenants_[i].last)});
     return items;
   }
 
@@ -110,13 +139,13 @@ class Planner {
     if (is_new || !is_free(tenants, items, packed.free))
       packed.free = is_free(tenants, items, packed.tight) ? packed.tight : pack_free(tenants, items, effort);
     if (packed.free.size <= packed.tight.size) packed.tight = packed.free;  // no larger, and adds no reuse edges
-    const Packing& chosen = plan_.reuse == Reuse::free ? packed.free : packed.tight;
-    arena.lower_bound += most_at_once(items);
+    const Packing& chosen    = plan_.reuse == Reuse::free ? packed.free : packed.tight;
+    const std::int64_t begin = arena.size_bytes;
     arena.free_bytes += packed.free.size;
     arena.tight_bytes += packed.tight.size;
     arena.size_bytes += chosen.size;
     for (std::size_t i = 0; i < tenants.size(); ++i)
-      plan_.offsets[tenants_[tenants[i]].buffer] = arena.persistent_bytes + chosen.offsets[i];
+      plan_.offsets[tenants_[tenants[i]].buffer] = begin + chosen.offsets[i];
     for (const Succession& succession : find_successions(tenants_, tenants, stays(items, chosen))) {
       // No edge is needed where the graph already orders the two tenants.
       if (succession.loop || !order_->before(succession.old_tenant, succession.new_tenant))

@@ -22,7 +22,7 @@ enum class Reuse : std::uint8_t {
 [[nodiscard]] std::string_view to_string(Reuse reuse) noexcept;
 
 // The memory of one rank in one space: first persistent buffers, which share no bytes, then the bytes that step buffers
-// share.
+// share. In pinned memory, buffers of whole blocks and smaller ones lie apart, and share no bytes.
 struct ArenaPlan {
   Rank rank                     = {};
   Space space                   = Space::device;
@@ -48,7 +48,25 @@ struct MemoryPlan {
   static constexpr std::int64_t nowhere   = -1;  // tokens, and step buffers that no node uses
   static constexpr std::int64_t alignment = 64;  // a cache line: neighbours do not share one
   [[nodiscard]] static constexpr std::int64_t aligned(std::int64_t size_bytes) noexcept {
-    return (size_bytes + alignment - 1) / alignment * alignment;
+    return round_up(size_bytes, alignment);
+  }
+  // Of buffers on disk, and of those in pinned memory that are no smaller: the disk transfers whole blocks.
+  static constexpr std::int64_t block_alignment = 4096;  // Storage::block_bytes
+  [[nodiscard]] static std::int64_t alignment_of(const BufferSpec& buffer) noexcept {
+    const bool in_blocks =
+        buffer.space == Space::disk || (buffer.space == Space::pinned && buffer.size_bytes >= block_alignment);
+    return in_blocks ? block_alignment : alignment;
+  }
+  // The largest alignment of buffers in an arena, and that of the arena.
+  [[nodiscard]] static constexpr std::int64_t alignment_of(Space space) noexcept {
+    return space == Space::device ? alignment : block_alignment;
+  }
+  // The size of a buffer, rounded up to its alignment: its bytes in an arena.
+  [[nodiscard]] static std::int64_t room_of(const BufferSpec& buffer) noexcept {
+    return round_up(buffer.size_bytes, alignment_of(buffer));
+  }
+  [[nodiscard]] static constexpr std::int64_t round_up(std::int64_t size_bytes, std::int64_t to) noexcept {
+    return (size_bytes + to - 1) / to * to;
   }
 
   Reuse reuse                           = Reuse::tight;
@@ -63,7 +81,7 @@ struct MemoryPlan {
   Edges edges                        = {};     // the graph's, the issue order's and the reuse edges: what runs
   double makespan_s                  = 0;      // simulated, without the reuse edges ...
   double makespan_with_reuse_s       = 0;      // ... and with the reuse edges of `edges`
-  bool on_machine                    = false;  // simulated on a given machine; else all nodes take equally long
+  bool on_machine                    = false;  // simulated on a given machine; else on the default one
 
   [[nodiscard]] ArenaPlan arena(Rank rank, Space space = Space::device) const;  // size 0: no buffers
   // The largest of a rank's workspaces; size 0: it has none. All of them together. And all device memory of the rank:
@@ -79,8 +97,10 @@ struct MemoryPlan {
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 struct MemoryPlanOptions {
-  Reuse reuse               = Reuse::tight;
-  const Machine* machine    = nullptr;  // its simulated timeline gives the order; null: all nodes take equally long
+  Reuse reuse = Reuse::tight;
+  // Its simulated timeline gives the order. Null: all nodes take equally long; in a graph with transfers between
+  // device, host and disk, as long as on device_machine.
+  const Machine* machine    = nullptr;
   IssueOrder issue_order    = IssueOrder::any;  // that the world needs; RunnableGraph sets it
   WorkspaceNeeds workspaces = {};               // likewise
 };

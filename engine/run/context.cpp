@@ -7,7 +7,7 @@
 
 namespace stepgraph {
 
-Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element) const {
+const AccessRecord& Context::access(AccessMode mode, std::size_t i) const {
   // The accesses of a node lie together by mode: reads, writes, accumulates (Graph::add).
   const GraphData& data = program_->graph().data();
   const auto begin      = data.accesses.begin();
@@ -21,11 +21,39 @@ Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element
     throw Error(ErrorKind::config,
                 str(to_string(mode), "(", i, "): the node declares ", count, " such access", count == 1 ? "" : "es"));
   }
-  const AccessRecord& access = first[static_cast<std::ptrdiff_t>(i)];
+  return first[static_cast<std::ptrdiff_t>(i)];
+}
+
+StoredBytes Context::stored(AccessMode mode, std::size_t i) const {
+  const GraphData& data      = program_->graph().data();
+  const AccessRecord& record = access(mode, i);
+  const Region region        = data.region(record);
+  StoredBytes found          = program_->memory().stored({record.buffer()});
+  if (found.storage == nullptr) {
+    const BufferSpec& buffer = data.buffers[record.buffer()];
+    throw Error(ErrorKind::config, str("stored(", to_string(mode), ", ", i, "): buffer '", buffer.name, "' is in ",
+                                       to_string(buffer.space), " memory (use ", to_string(mode), ")"));
+  }
+  if (region.count != 1)
+    throw Error(ErrorKind::config, str("stored(", to_string(mode), ", ", i, ") is strided, ", region.count,
+                                       " rows (one access for each range on disk)"));
+  found.offset += region.offset;
+  found.size_bytes = region.length;
+  return found;
+}
+
+Rows<std::byte> Context::strided(AccessMode mode, std::size_t i, Element element) const {
+  const GraphData& data      = program_->graph().data();
+  const AccessRecord& access = this->access(mode, i);
   const BufferSpec& buffer   = data.buffers[access.buffer()];
   const Region region        = data.region(access);
   const auto size            = static_cast<std::int64_t>(element.size_bytes);
   if (buffer.token) throw Error(ErrorKind::config, str(to_string(mode), "(", i, ") is a token, which has no memory"));
+  if (buffer.space == Space::disk) {
+    throw Error(ErrorKind::config, str(to_string(mode), "(", i, "): buffer '", buffer.name,
+                                       "' is on disk, where it has no address (use stored, or copy it to a buffer in ",
+                                       to_string(Space::pinned), " memory first)"));
+  }
   // Bytes read as anything, and anything as bytes.
   const bool fits = size == 1 || buffer.type == DType::u8 ||
                     (element.type ? *element.type == buffer.type : element.size_bytes == size_bytes(buffer.type));

@@ -7,10 +7,12 @@
 #include <type_traits>
 
 #include "engine/graph/graph.hpp"
+#include "engine/run/storage.hpp"
 
 namespace stepgraph {
 
 struct DeviceQueue;    // engine/run/device.hpp
+struct AccessRecord;   // engine/graph/graph_data.hpp
 class RunningProgram;  // engine/run/running_program.hpp
 struct TaskRecord;     // engine/run/running_program.hpp
 
@@ -72,6 +74,10 @@ class Context {
     return rows<T>(AccessMode::accumulate, i);
   }
 
+  // For a buffer on disk, which has no addresses: where the i-th entry of `reads`, `writes` or `accumulates` lies. One
+  // range of bytes.
+  [[nodiscard]] StoredBytes stored(AccessMode mode, std::size_t i = 0) const;
+
   // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
   // the first tile's exception. The node must have been declared `parallel`; a part always is.
   // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), can get several
@@ -112,6 +118,7 @@ class Context {
     std::size_t size_bytes;
     std::optional<DType> type;  // none: a type of the caller
   };
+  [[nodiscard]] const AccessRecord& access(AccessMode mode, std::size_t i) const;
   [[nodiscard]] Rows<std::byte> strided(AccessMode mode, std::size_t i, Element element) const;
   [[nodiscard]] Rows<std::byte> range(AccessMode mode, std::size_t i, Element element) const;
   template <class T>

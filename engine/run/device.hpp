@@ -37,8 +37,13 @@ class DeviceMemory {
   [[nodiscard]] virtual std::byte* allocate(Rank rank, Space space, std::size_t size) = 0;
   virtual void release(Rank rank, Space space, std::byte* bytes) noexcept             = 0;
   [[nodiscard]] virtual bool host_sees(Space space) const noexcept                    = 0;
-  virtual void read(const std::byte* from, std::span<std::byte> to)                   = 0;
-  virtual void write(std::byte* to, std::span<const std::byte> from)                  = 0;
+  // The memory of a rank's device; of ranks that share a device, an equal part. 0: not known.
+  [[nodiscard]] virtual std::int64_t size_bytes(Rank rank) const {
+    static_cast<void>(rank);
+    return 0;
+  }
+  virtual void read(const std::byte* from, std::span<std::byte> to)  = 0;
+  virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
 };
 
 // The streams of one program on a device: a StreamPlan made real. One thread issues a run, node by node in the plan's
@@ -57,10 +62,17 @@ class DeviceStreams {
   virtual void begin(bool recorded)   = 0;  // of a run; recorded: `times` returns its times when it is done
   // Whether before() of a host node can be called: the nodes that it follows are done. Other nodes: true.
   [[nodiscard]] virtual bool ready(Node node) = 0;
+  // Whether before() makes the node's stream wait for the nodes of host lanes that it follows (StreamPlan::host_waits),
+  // and for the nodes that those wait for. The engine then issues the node before they are done. Else it waits first.
+  [[nodiscard]] virtual bool waits_for_host() const noexcept { return false; }
   // Makes the node's stream wait for the nodes it follows. Null: a host node.
   [[nodiscard]] virtual const DeviceQueue* before(Node node) = 0;
   virtual void after(Node node)                              = 0;
-  virtual void end(bool good)                                = 0;  // all nodes were issued, or a node failed
+  // The run was stopped: no stream waits for a host node from here on. Any thread may call it during a run; the issuing
+  // thread may be held up by a stream that waits.
+  virtual void stop_waiting() noexcept {}
+  // All nodes were issued, or a node failed. No stream waits for a host node from here on.
+  virtual void end(bool good)                         = 0;
   [[nodiscard]] virtual bool done()                   = 0;  // the device is done; throws Error(backend) if it failed
   [[nodiscard]] virtual std::vector<NodeTime> times() = 0;
 

@@ -37,10 +37,10 @@ class WorkerNaming : public tf::WorkerInterface {
   Pool& pool_;
 };
 
-std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world) {
+std::shared_ptr<Memory> memory_for(const RunnableGraph& graph, World& world, const MakeStorage& make) {
   DeviceMemory* const device = world.device() != nullptr ? &world.device()->memory() : nullptr;
-  return graph.memory() ? std::make_shared<Memory>(graph, *graph.memory(), device)
-                        : std::make_shared<Memory>(graph, device);
+  return graph.memory() ? std::make_shared<Memory>(graph, *graph.memory(), device, make)
+                        : std::make_shared<Memory>(graph, device, make);
 }
 
 }  // namespace
@@ -118,8 +118,8 @@ struct Program::Impl {
   tf::Taskflow taskflow;
 };
 
-Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory) {
-  if (!memory) memory = memory_for(graph, world);
+Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory, const MakeStorage& make) {
+  if (!memory) memory = memory_for(graph, world, make);
   memory->check_fits(graph, graph.memory());
   Lowering lowering = lower(graph, world);
   prepare_world(world, graph, lowering.matches);
@@ -128,8 +128,8 @@ Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memor
   impl_ = std::make_shared<Impl>(graph, world, std::move(memory), std::move(lowering), std::move(nodes_in_order));
 }
 
-Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory)
-    : Program(RunnableGraph(graph, world), world, std::move(memory)) {}
+Program::Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory, const MakeStorage& make)
+    : Program(RunnableGraph(graph, world), world, std::move(memory), make) {}
 
 Memory& Program::memory() const noexcept { return impl_->running.memory(); }
 std::size_t Program::num_tasks() const noexcept { return impl_->num_tasks; }

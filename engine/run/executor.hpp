@@ -17,10 +17,11 @@ namespace stepgraph {
 // Cheap to copy; copies are the same program.
 class Program {
  public:
-  // Without `memory`: on zeroed memory of its own.
-  Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
+  // Without `memory`: on zeroed memory of its own. `make` then makes the storage of buffers on disk.
+  Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory = nullptr,
+          const MakeStorage& make = {});
   // The same for RunnableGraph(graph, world): each buffer has bytes of its own.
-  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory = nullptr);
+  Program(const Graph& graph, World& world, std::shared_ptr<Memory> memory = nullptr, const MakeStorage& make = {});
 
   [[nodiscard]] Memory& memory() const noexcept;
   [[nodiscard]] std::size_t num_tasks() const noexcept;

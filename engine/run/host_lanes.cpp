@@ -81,9 +81,10 @@ void HostLanes::set_done(std::size_t lane) noexcept {
   queues_[lane].done.notify_all();
 }
 
-void HostLanes::wait_before(std::uint32_t node) const noexcept {
+void HostLanes::wait_before(std::uint32_t node, bool device_waits) const noexcept {
   for (std::uint32_t i = first_[node]; i < first_[node + 1]; ++i) {
     const Place& place = place_[followed_[i]];
+    if (device_waits && queues_[place.queue].lane.kind == LaneKind::host) continue;
     wait_for(queues_[place.queue].done, place.number + 1);
   }
 }

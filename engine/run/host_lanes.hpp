@@ -10,8 +10,8 @@ namespace stepgraph {
 
 // The host nodes of a program on a device: internal to engine/. Each lane with host nodes has a thread of its own,
 // which runs them and waits for the nodes that they follow. The thread that issues nodes to the device goes on
-// meanwhile, and waits only before a node that follows a host node. Host nodes without a lane run on the issuing
-// thread.
+// meanwhile, and waits only before a node that follows a host node; of nodes on LaneKind::host only where the device
+// cannot wait for them itself (DeviceStreams::waits_for_host). Host nodes without a lane run on the issuing thread.
 class HostLanes {
  public:
   HostLanes(const OrderedGraph& ordered, std::span<const std::uint32_t> issue_order);
@@ -31,8 +31,9 @@ class HostLanes {
   void wait_until_handed(std::size_t lane, std::size_t i) const noexcept;
   void set_done(std::size_t lane) noexcept;
 
-  // On any thread: waits until the host nodes of other lanes that `node` follows are done, or stop().
-  void wait_before(std::uint32_t node) const noexcept;
+  // On any thread: waits until the host nodes of other lanes that `node` follows are done, or stop(). With
+  // `device_waits`, those of LaneKind::host are left to the device.
+  void wait_before(std::uint32_t node, bool device_waits = false) const noexcept;
 
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0}, stopped = std::uint32_t{1} << 31;

@@ -29,6 +29,7 @@ class Lowerer {
       lower_edges_unmatched();
       if (&edges_ != &graph_.edges()) check_acyclic();  // derived edges follow the order of adding
     } else {
+      check_memory_of_parts();
       match_parts();
       lower_edges();
       check_acyclic();
@@ -81,6 +82,20 @@ class Lowerer {
           out_.leader[node]        = leader;
           out_.match_of_node[node] = first;
         }
+      }
+    }
+  }
+
+  // A world gets the addresses of what a part reads and writes.
+  void check_memory_of_parts() const {
+    for (const PartRecord& part : data_.parts) {
+      for (std::uint32_t i = data_.nodes[part.node].access_begin; i < data_.access_end(part.node); ++i) {
+        const BufferSpec& buffer = data_.buffers[data_.accesses[i].buffer()];
+        if (buffer.space != Space::disk) continue;
+        throw Error(
+            ErrorKind::config,
+            str("program: part '", data_.name(part.node), "' of rank ", buffer.rank, " uses buffer '", buffer.name,
+                "', which is on disk (copy it to a buffer in ", to_string(Space::pinned), " memory first)"));
       }
     }
   }

@@ -5,37 +5,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <utility>
 
 #include "engine/run/device.hpp"
 
 namespace stepgraph {
+
+static_assert(MemoryPlan::block_alignment == Storage::block_bytes);
+
 namespace {
-
-std::int64_t aligned(std::int64_t size) {
-  return (size + MemoryPlan::alignment - 1) / MemoryPlan::alignment * MemoryPlan::alignment;
-}
-
-// Offsets and arenas without shared bytes: persistent buffers first, as in a plan.
-MemoryPlan apart(const Graph& graph) {
-  MemoryPlan plan;
-  plan.offsets.assign(graph.num_buffers(), MemoryPlan::nowhere);
-  std::map<std::pair<Rank, Space>, ArenaPlan> arenas;
-  for (const Lifetime lifetime : {Lifetime::persistent, Lifetime::step}) {
-    for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-      const BufferSpec& buffer = graph.spec(Buffer{i});
-      if (buffer.token || buffer.lifetime != lifetime) continue;
-      ArenaPlan& arena =
-          arenas.try_emplace({buffer.rank, buffer.space}, ArenaPlan{.rank = buffer.rank, .space = buffer.space})
-              .first->second;
-      plan.offsets[i] = std::exchange(arena.size_bytes, arena.size_bytes + aligned(buffer.size_bytes));
-      if (lifetime == Lifetime::persistent) arena.persistent_bytes = arena.size_bytes;
-    }
-  }
-  for (const auto& [where, arena] : arenas) plan.arenas.push_back(arena);
-  return plan;
-}
 
 // A pattern that real data is unlikely to contain for more than a few bytes.
 std::byte pattern(std::int64_t at) {
@@ -71,93 +48,29 @@ Memory::Block Memory::allocate(std::size_t size) {
   return Block(static_cast<std::byte*>(pages), Free{size});
 }
 
-Memory::Memory(const Graph& graph, DeviceMemory* device) : Memory(graph, apart(graph), device) {}
-
-Memory::Memory(const Graph& graph, const MemoryPlan& plan, DeviceMemory* device) : graph_(graph), device_(device) {
-  if (plan.offsets.size() != graph.num_buffers()) {
-    throw Error(ErrorKind::config, str("memory: the plan is for ", plan.offsets.size(), " buffers, the graph has ",
-                                       graph.num_buffers(), " (plan the graph that runs)"));
-  }
-  if (!std::is_sorted(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& a, const ArenaPlan& b) {
-        return std::pair(a.rank, a.space) < std::pair(b.rank, b.space);
-      })) {
-    throw Error(ErrorKind::config, "memory: the plan's arenas are not sorted by rank and space");
-  }
-  for (const ArenaPlan& arena : plan.arenas) {
-    if (arena.space == Space::disk && arena.size_bytes > 0) {
+Memory::Arena Memory::make_arena(const ArenaPlan& plan) const {
+  Arena arena{plan.rank, plan.space, plan.size_bytes, plan.persistent_bytes};
+  if (plan.space == Space::disk) {
+    if (plan.size_bytes == 0) return arena;
+    if (!make_) {
       throw Error(ErrorKind::config,
-                  str("memory: rank ", arena.rank,
-                      " has buffers on disk, which this memory cannot hold (use space device or pinned)"));
+                  str("memory: rank ", plan.rank, " has ", plan.size_bytes,
+                      " bytes of buffers on disk, and nothing makes their storage (pass a MakeStorage, as "
+                      "RunOptions::storage; spill_files makes one)"));
     }
-    const auto size = static_cast<std::size_t>(arena.size_bytes + MemoryPlan::alignment);
-    Block block     = device_ != nullptr ? Block(device_->allocate(arena.rank, arena.space, size),
-                                                 Free{0, device_, arena.rank, arena.space})
-                                         : allocate(size);
-    if (!block) throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", arena.rank));
-    const auto address     = reinterpret_cast<std::intptr_t>(block.get());
-    std::byte* const begin = block.get() + (aligned(address) - address);
-    arenas_.push_back({arena.rank, arena.space, arena.size_bytes, arena.persistent_bytes, std::move(block), begin});
+    arena.own_storage = make_(plan.rank, plan.size_bytes);
+    arena.stored      = {arena.own_storage.get(), 0, plan.size_bytes};
+    return arena;
   }
-  // A buffer shares bytes if it begins before one below it ends, or if the next one begins before it ends.
-  std::vector<std::uint32_t> order;
-  places_.reserve(graph.num_buffers());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& buffer  = graph.spec(Buffer{i});
-    const std::int64_t offset = plan.offsets[i];
-    places_.push_back(
-        {nullptr, offset, buffer.token || offset == MemoryPlan::nowhere ? 0 : buffer.size_bytes, false, false});
-    if (buffer.token || offset == MemoryPlan::nowhere) continue;
-    const Arena* const arena = find(buffer.rank, buffer.space);
-    if (!arena || offset < 0 || offset + buffer.size_bytes > arena->size_bytes) {
-      throw Error(ErrorKind::config, str("memory: the plan puts ", graph.describe(Buffer{i}), " of rank ", buffer.rank,
-                                         " at ", offset, ", outside its arena"));
-    }
-    places_[i].data = arena->begin + offset;
-    if (buffer.size_bytes > 0) order.push_back(i);
-  }
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return places_[a].data < places_[b].data; });
-  const std::byte* end = nullptr;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    Place& place                  = places_[order[i]];
-    const std::byte* const behind = place.data + place.size_bytes;
-    place.shared                  = place.data < end || (i + 1 < order.size() && places_[order[i + 1]].data < behind);
-    end                           = std::max(end, behind);
-  }
-}
-
-Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan> loans, DeviceMemory* device)
-    : Memory(graph, plan, device) {
-  borrow(loans);
-}
-
-void Memory::borrow(std::span<const Loan> loans) {
-  std::map<const std::byte*, Buffer> ends;  // of the loans so far
-  for (const Loan& loan : loans) {
-    const auto refuse = [&](const std::string& why) {
-      throw Error(ErrorKind::config, str("memory: ", describe(loan.buffer), why));
-    };
-    if (loan.buffer.id >= places_.size()) {
-      throw Error(ErrorKind::config, str("memory: bytes are lent to buffer #", loan.buffer.id,
-                                         ", which is not in this graph (it has ", places_.size(), " buffers)"));
-    }
-    Place& place = places_[loan.buffer.id];
-    if (graph_.spec(loan.buffer).lifetime != Lifetime::persistent)
-      refuse(" is lent bytes, but is not persistent (declare it persistent)");
-    if (static_cast<std::int64_t>(loan.bytes.size()) != place.size_bytes) {
-      refuse(str(" has ", place.size_bytes, " bytes, but is lent ", loan.bytes.size()));
-    }
-    if (place.size_bytes == 0) continue;
-    const std::byte* const begin = loan.bytes.data();
-    const std::byte* const end   = begin + loan.bytes.size();
-    const auto next              = ends.upper_bound(begin);
-    if (next != ends.end() && next->first - places_[next->second.id].size_bytes < end) {
-      refuse(
-          str(" is lent bytes that are also lent to ", describe(next->second), ", and no edge orders their accesses"));
-    }
-    ends.emplace(end, loan.buffer);
-    place.data = loan.bytes.data();
-    place.lent = true;
-  }
+  const std::int64_t alignment = MemoryPlan::alignment_of(plan.space);
+  const auto size              = static_cast<std::size_t>(plan.size_bytes + alignment);
+  const Free on_device{0, device_, plan.rank, plan.space};
+  arena.block = device_ != nullptr ? Block(device_->allocate(plan.rank, plan.space, size), on_device) : allocate(size);
+  if (!arena.block)
+    throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", plan.rank));
+  const auto address = reinterpret_cast<std::intptr_t>(arena.block.get());
+  arena.begin        = arena.block.get() + (MemoryPlan::round_up(address, alignment) - address);
+  return arena;
 }
 
 // Arenas are in the order of rank and space.
@@ -172,7 +85,7 @@ std::string Memory::describe(Buffer buffer) const {
   return str(graph_.describe(buffer), " of rank ", graph_.spec(buffer).rank);
 }
 
-std::byte* Memory::within(Buffer buffer, std::int64_t offset, std::size_t size) const {
+const Memory::Place& Memory::require(Buffer buffer, std::int64_t offset, std::size_t size) const {
   if (buffer.id >= places_.size()) {
     throw Error(ErrorKind::config,
                 str("memory: buffer #", buffer.id, " is not in this graph (it has ", places_.size(), " buffers)"));
@@ -187,42 +100,47 @@ std::byte* Memory::within(Buffer buffer, std::int64_t offset, std::size_t size) 
     throw Error(ErrorKind::config, str("memory: bytes ", offset, " to ", offset + static_cast<std::int64_t>(size),
                                        " of ", describe(buffer), ", which has ", place.size_bytes, " bytes"));
   }
-  return place.data + offset;
+  return place;
 }
 
 std::span<std::byte> Memory::bytes(Buffer buffer) const {
-  std::byte* const data = within(buffer, 0, 0);
-  if (device_ != nullptr && !device_->host_sees(graph_.spec(buffer).space)) {
+  const Place& place = require(buffer, 0, 0);
+  if (place.space == Space::disk)
+    throw Error(ErrorKind::config, str("memory: ", describe(buffer), " is on disk (read() and write() copy)"));
+  if (device_ != nullptr && !device_->host_sees(place.space))
     throw Error(ErrorKind::config, str("memory: ", describe(buffer), " is on a device (read() and write() copy)"));
-  }
-  return {data, static_cast<std::size_t>(places_[buffer.id].size_bytes)};
+  return {place.data, static_cast<std::size_t>(place.size_bytes)};
 }
 
-std::span<std::byte> Memory::loan(Buffer buffer) const {
-  return {within(buffer, 0, 0), static_cast<std::size_t>(places_[buffer.id].size_bytes)};
-}
+StoredBytes Memory::stored(Buffer buffer) const { return places_[buffer.id].stored; }
 
 void Memory::read_bytes(Buffer buffer, std::int64_t offset, std::span<std::byte> to) const {
-  const std::byte* const from = within(buffer, offset, to.size());
+  const Place& place = require(buffer, offset, to.size());
   if (to.empty()) return;
-  if (device_ != nullptr) {
-    device_->read(from, to);
+  if (place.stored.storage != nullptr) {
+    place.stored.storage->read(place.stored.offset + offset, to);
+  } else if (device_ != nullptr) {
+    device_->read(place.data + offset, to);
   } else {
-    std::memcpy(to.data(), from, to.size());
+    std::memcpy(to.data(), place.data + offset, to.size());
   }
 }
 
 void Memory::write_bytes(Buffer buffer, std::int64_t offset, std::span<const std::byte> from) const {
-  std::byte* const to = within(buffer, offset, from.size());
+  const Place& place = require(buffer, offset, from.size());
   if (from.empty()) return;
-  if (device_ != nullptr) {
-    device_->write(to, from);
+  if (place.stored.storage != nullptr) {
+    place.stored.storage->write(place.stored.offset + offset, from);
+  } else if (device_ != nullptr) {
+    device_->write(place.data + offset, from);
   } else {
-    std::memcpy(to, from.data(), from.size());
+    std::memcpy(place.data + offset, from.data(), from.size());
   }
 }
 
 std::span<std::byte> Memory::arena(Rank rank, Space space) const {
+  if (space == Space::disk)
+    throw Error(ErrorKind::config, str("memory: the arena of rank ", rank, " on disk has no addresses"));
   const Arena* const arena = find(rank, space);
   if (!arena) return {};
   return {arena->begin, static_cast<std::size_t>(arena->size_bytes)};
@@ -234,13 +152,34 @@ std::int64_t Memory::size_bytes(Rank rank) const {
   return total;
 }
 
+void Memory::read_arena(const Arena& arena, std::int64_t offset, std::span<std::byte> to) const {
+  if (to.empty()) return;
+  if (arena.stored.storage != nullptr) {
+    arena.stored.storage->read(arena.stored.offset + offset, to);
+  } else if (device_ != nullptr) {
+    device_->read(arena.begin + offset, to);
+  } else {
+    std::memcpy(to.data(), arena.begin + offset, to.size());
+  }
+}
+
+void Memory::write_arena(const Arena& arena, std::int64_t offset, std::span<const std::byte> from) const {
+  if (from.empty()) return;
+  if (arena.stored.storage != nullptr) {
+    arena.stored.storage->write(arena.stored.offset + offset, from);
+  } else if (device_ != nullptr) {
+    device_->write(arena.begin + offset, from);
+  } else {
+    std::memcpy(arena.begin + offset, from.data(), from.size());
+  }
+}
+
 void Memory::poison() {
   for (const Arena& arena : arenas_) {
-    const std::int64_t first = arena.persistent_bytes, size = arena.size_bytes - first;
-    std::vector<std::byte> there(device_ != nullptr ? static_cast<std::size_t>(size) : 0);
-    std::byte* const bytes = device_ != nullptr ? there.data() : arena.begin + first;
-    for (std::int64_t i = 0; i < size; ++i) bytes[i] = pattern(first + i);
-    if (!there.empty()) device_->write(arena.begin + first, there);
+    const std::int64_t first = arena.persistent_bytes;
+    std::vector<std::byte> bytes(static_cast<std::size_t>(arena.size_bytes - first));
+    for (std::int64_t i = 0; i < std::ssize(bytes); ++i) bytes[static_cast<std::size_t>(i)] = pattern(first + i);
+    write_arena(arena, first, bytes);
   }
 }
 
@@ -248,15 +187,10 @@ std::int64_t Memory::used_bytes(Rank rank, Space space) const {
   const Arena* const arena = find(rank, space);
   if (!arena) return 0;
   const std::int64_t first = arena->persistent_bytes;
-  std::vector<std::byte> copy;
-  const std::byte* bytes = arena->begin + first;
-  if (device_ != nullptr) {
-    copy.resize(static_cast<std::size_t>(arena->size_bytes - first));
-    if (!copy.empty()) device_->read(bytes, copy);
-    bytes = copy.data();
-  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(arena->size_bytes - first));
+  read_arena(*arena, first, bytes);
   std::int64_t end = arena->size_bytes;
-  while (end > first && bytes[end - 1 - first] == pattern(end - 1)) --end;
+  while (end > first && bytes[static_cast<std::size_t>(end - 1 - first)] == pattern(end - 1)) --end;
   return end;
 }
 
@@ -273,8 +207,7 @@ void Memory::check_fits(const Graph& graph, const MemoryPlan* plan) const {
       throw Error(ErrorKind::config, str("memory: ", graph.describe(Buffer{i}), " has ", wanted, " bytes, but ",
                                          place.size_bytes, " bytes were allocated for buffer #", i));
     }
-    const Arena* const arena = wanted > 0 ? find(buffer.rank, buffer.space) : nullptr;
-    if (wanted > 0 && (!arena || (!place.lent && arena->begin + place.offset != place.data))) {
+    if (wanted > 0 && (buffer.rank != place.rank || buffer.space != place.space)) {
       throw Error(ErrorKind::config,
                   str("memory: ", graph.describe(Buffer{i}), " is of rank ", buffer.rank, " in ",
                       to_string(buffer.space), " memory, but buffer #", i, " was allocated elsewhere"));

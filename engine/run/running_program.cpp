@@ -311,9 +311,10 @@ void RunningProgram::use_device(std::unique_ptr<DeviceStreams> device, std::vect
 
 // Each part of a communication can follow host nodes of its own rank.
 void RunningProgram::wait_for_host(std::uint32_t node) noexcept {
-  if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node);
+  const bool device_waits = device_->waits_for_host() && graph_.kind(Node{node}) != NodeKind::host;
+  if (data_.nodes[node].part < 0) return host_lanes_->wait_before(node, device_waits);
   for (const Match& match : batch_of(node)) {
-    for (const LocalPart& part : match.parts) host_lanes_->wait_before(part.node.id);
+    for (const LocalPart& part : match.parts) host_lanes_->wait_before(part.node.id, device_waits);
   }
 }
 
@@ -364,6 +365,7 @@ void RunningProgram::stop(RunState& run, const Error& why, bool name_running) {
     run.stop(Error(why.kind(), reason));
   }
   if (host_lanes_) host_lanes_->stop();
+  if (device_) device_->stop_waiting();
   world_.abort(reason);
 }
 

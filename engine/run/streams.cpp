@@ -87,6 +87,33 @@ std::vector<std::uint32_t> positions(const std::vector<std::uint32_t>& order, st
   return position;
 }
 
+// Work on such a stream would hold up the copies that follow.
+bool is_for_copies(LaneKind kind) { return kind == LaneKind::h2d || kind == LaneKind::d2h; }
+
+bool is_on_host_lane(const Graph& graph, std::uint32_t node) {
+  const auto lane = graph.lane(Node{node});
+  return graph.kind(Node{node}) == NodeKind::host && lane && lane->kind == LaneKind::host;
+}
+
+// By node on a stream: the last node of its rank's host lane that it follows, unless its stream has waited for it
+// before.
+std::vector<std::vector<std::uint32_t>> waits_for_host_lanes(const OrderedGraph& ordered, const StreamPlan& plan,
+                                                             const std::vector<std::uint32_t>& position) {
+  const Graph& graph = ordered.graph;
+  std::vector<std::vector<std::uint32_t>> waits(graph.num_nodes());
+  std::vector<std::uint32_t> known(graph.ranks().size() * num_lane_kinds, 0);  // by stream: positions, from 1
+  for (const std::uint32_t node : plan.issue_order) {
+    if (plan.stream[node] == none) continue;
+    std::uint32_t& waited = known[plan.stream[node]];
+    for (const std::uint32_t before : latest_first(ordered.edges.before(Node{node}), position)) {
+      if (!is_on_host_lane(graph, before) || position[before] < waited) continue;
+      waits[node].push_back(before);
+      waited = position[before] + 1;
+    }
+  }
+  return waits;
+}
+
 std::size_t num_different(std::vector<std::uint32_t> numbers) {
   std::sort(numbers.begin(), numbers.end());
   return static_cast<std::size_t>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
@@ -99,6 +126,10 @@ std::span<const std::uint32_t> StreamPlan::waits_of(Node node) const {
 }
 std::span<const std::uint32_t> StreamPlan::loop_waits_of(Node node) const {
   return std::span(loop_waits).subspan(loop_begin[node.id], loop_begin[node.id + 1] - loop_begin[node.id]);
+}
+
+std::span<const std::uint32_t> StreamPlan::host_waits_of(Node node) const {
+  return std::span(host_waits).subspan(host_begin[node.id], host_begin[node.id + 1] - host_begin[node.id]);
 }
 
 std::size_t StreamPlan::num_streams() const {
@@ -144,7 +175,9 @@ StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32
     plan.stream[node] = graph.kind(Node{node}) == NodeKind::host ? none : place * num_lane_kinds + kind;
     if (lane || plan.stream[node] == none || needs.of(graph, Node{node}) > 0) continue;
     const std::vector<std::uint32_t> before = latest_first(edges.before(Node{node}), position);
-    const auto on = std::find_if(before.begin(), before.end(), [&](auto of) { return plan.stream[of] != none; });
+    const auto on                           = std::find_if(before.begin(), before.end(), [&](auto of) {
+      return plan.stream[of] != none && !is_for_copies(plan.lane_of(plan.stream[of]).kind);
+    });
     if (on != before.end()) plan.stream[node] = plan.stream[*on];
   }
   std::vector<std::vector<std::uint32_t>> waits(graph.num_nodes()), loops(graph.num_nodes());
@@ -175,6 +208,7 @@ StreamPlan plan_streams(const OrderedGraph& ordered, std::span<const std::uint32
   };
   pack(waits, plan.wait_begin, plan.waits);
   pack(loops, plan.loop_begin, plan.loop_waits);
+  pack(waits_for_host_lanes(ordered, plan, position), plan.host_begin, plan.host_waits);
   plan.node_workspaces = node_workspaces(graph, needs);
   for (const WorkspacePlan& workspace : plan_workspaces(graph, needs)) {
     plan.workspace_bytes.resize(graph.ranks().size() * num_lane_kinds);
@@ -206,6 +240,25 @@ void check_workspaces(const MemoryPlan& memory, const StreamPlan& plan) {
   }
 }
 
+namespace {
+
+// A host lane runs its nodes in issue order, so a wait for one of them is a wait for all before it.
+void check_host_waits(const OrderedGraph& ordered, const StreamPlan& plan, const auto& refuse) {
+  const Graph& graph                        = ordered.graph;
+  const std::vector<std::uint32_t> position = positions(plan.issue_order, graph.num_nodes());
+  std::vector<std::uint32_t> waited(graph.ranks().size() * num_lane_kinds, 0);  // by stream: positions, from 1
+  for (const std::uint32_t node : plan.issue_order) {
+    if (plan.stream[node] == none) continue;
+    std::uint32_t& known = waited[plan.stream[node]];
+    for (const std::uint32_t before : plan.host_waits_of(Node{node})) known = std::max(known, position[before] + 1);
+    for (const std::uint32_t before : ordered.edges.before(Node{node})) {
+      if (is_on_host_lane(graph, before) && position[before] >= known) refuse(before, node, false);
+    }
+  }
+}
+
+}  // namespace
+
 void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan, const WorkspaceNeeds& needs) {
   const Graph& graph = ordered.graph;
   const Edges& edges = ordered.edges;
@@ -228,6 +281,7 @@ void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan, const W
                     " to ", needed.end(), " of a workspace, but its stream has ", given, ", of which it gets ",
                     share.offset_bytes, " to ", share.end(), " (its need, apart from parts issued with it)"));
   }
+  check_host_waits(ordered, plan, refuse);
   Walk walk(graph, plan.stream);
   std::vector<char> issued(graph.num_nodes(), 0);
   Walk::Past past;
@@ -241,7 +295,7 @@ void verify_streams(const OrderedGraph& ordered, const StreamPlan& plan, const W
       if (second) {
         for (const std::uint32_t before : plan.loop_waits_of(Node{node})) walk.join(clock, past.at[before]);
       }
-      // A host node is done before the nodes that follow it are issued, and so is all that it has waited for.
+      // A host node is done before the nodes that follow it run, and so is all that it has waited for.
       for (const std::uint32_t before : edges.before(Node{node})) {
         if (!issued[before]) refuse(before, node, false);
         if (plan.stream[before] == none) walk.join(clock, walk.at(before));

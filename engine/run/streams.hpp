@@ -15,9 +15,10 @@ class World;  // engine/run/world.hpp
 // A graph on the streams of a device. A stream runs its nodes in the order in which they are issued; a node can wait
 // for nodes of other streams (an event wait). The plan is data, so it can be verified without a device.
 //
-// Each lane of a rank is a stream. A node without a lane is put on the stream of the latest node that it follows, or on
-// its rank's compute stream if it follows none or needs workspace, at its place in the issue order. That can add order
-// to the graph, but never removes any. A host node is on no stream: the host thread that runs it waits.
+// Each lane of a rank is a stream. A node without a lane is put on the stream of the latest node that it follows, those
+// of copies (h2d, d2h) aside; or on its rank's compute stream if it follows none or needs workspace, at its place in
+// the issue order. That can add order to the graph, but never removes any. A host node is on no stream: the host thread
+// that runs it waits. A node that follows host nodes runs when they are done.
 struct StreamPlan {
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
@@ -28,6 +29,9 @@ struct StreamPlan {
   // order of streams and from other waits are left out. `loop` waits are for nodes of the previous run.
   std::vector<std::uint32_t> wait_begin, waits;
   std::vector<std::uint32_t> loop_begin, loop_waits;
+  // Likewise: the nodes of host lanes (LaneKind::host) that a node on a stream follows. Its stream waits for them where
+  // the device can (DeviceStreams::waits_for_host); else the thread that issues nodes does.
+  std::vector<std::uint32_t> host_begin, host_waits;
   // By stream, as numbered above: the workspace that its nodes share. Empty: no stream has any.
   std::vector<std::int64_t> workspace_bytes;
   // The bytes of its stream's workspace that a node's DeviceQueue has, by node; other nodes have none. Exactly these:
@@ -36,6 +40,7 @@ struct StreamPlan {
 
   [[nodiscard]] std::span<const std::uint32_t> waits_of(Node node) const;
   [[nodiscard]] std::span<const std::uint32_t> loop_waits_of(Node node) const;
+  [[nodiscard]] std::span<const std::uint32_t> host_waits_of(Node node) const;
   [[nodiscard]] Lane lane_of(std::uint32_t number) const;
   [[nodiscard]] std::string name(std::uint32_t number) const;  // "rank 3 gather"
   [[nodiscard]] std::size_t num_streams() const;               // that have nodes

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "engine/plan/workspaces.hpp"
+#include "engine/run/device.hpp"
 
 namespace stepgraph {
 
@@ -23,6 +24,16 @@ std::vector<std::uint32_t> World::prepare(const Graph&, std::span<const Communic
   std::vector<std::uint32_t> numbers(groups.size());
   std::iota(numbers.begin(), numbers.end(), std::uint32_t{0});
   return numbers;
+}
+
+std::int64_t device_memory_bytes(const World& world) {
+  if (world.device() == nullptr) return 0;
+  std::int64_t least = 0;
+  for (const Rank rank : world.local_ranks()) {
+    const std::int64_t bytes = world.device()->memory().size_bytes(rank);
+    if (least == 0 || bytes < least) least = bytes;
+  }
+  return least;
 }
 
 WorkspaceNeeds workspace_needs(const World& world) {

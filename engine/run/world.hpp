@@ -88,7 +88,7 @@ struct Communicator {
   std::uint32_t num_operations;  // of this process in a run, messages included
 };
 
-// Lanes for collectives and messages: worlds of processes wait on these and on no others.
+// Lanes for collectives and messages. Worlds of processes wait on these. Worlds without a device wait on disk lanes.
 [[nodiscard]] bool is_for_parts(LaneKind kind) noexcept;
 
 // Where ranks live and how a communication is executed: the interface to networks and devices. Implementations are in
@@ -155,6 +155,9 @@ class World {
   // that ask about the run wait meanwhile.
   virtual void abort(std::string_view why) noexcept = 0;
 };
+
+// The least memory that a rank of this process has on its device; 0: not known, or the ranks are on the host.
+[[nodiscard]] std::int64_t device_memory_bytes(const World& world);
 
 // The workspace that nodes need in a world: none without a device. It refers to the world, which must outlive it.
 [[nodiscard]] WorkspaceNeeds workspace_needs(const World& world);

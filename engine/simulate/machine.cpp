@@ -208,6 +208,19 @@ Machine loopback_machine(const LoopbackMachine& spec) {
   return machine;
 }
 
+Machine device_machine(const DeviceMachine& spec) {
+  Machine machine(spec.ranks);
+  const auto moved = [&](double bytes_per_s) { return Rate{.bytes_per_s = bytes_per_s, .overhead_s = spec.launch_s}; };
+  set_rates(machine, {.compute     = {spec.flops_per_s, spec.bytes_per_s, spec.launch_s},
+                      .communicate = moved(spec.bytes_per_s),
+                      .copy        = moved(spec.bytes_per_s),
+                      .host        = moved(spec.host_bytes_per_s)});
+  // Costs count bytes read and bytes written; a transfer moves half of their sum.
+  for (const char* const op : {"h2d", "d2h"}) machine.rate(op, moved(2 * spec.link_bytes_per_s));
+  for (const char* const op : {"disk_read", "disk_write"}) machine.rate(op, moved(2 * spec.disk_bytes_per_s));
+  return machine;
+}
+
 Machine two_level_machine(const TwoLevelMachine& spec) {
   if (spec.ranks_per_node < 1) {
     throw Error(ErrorKind::config, str("machine: ranks_per_node = ", spec.ranks_per_node, " (at least 1)"));

@@ -168,6 +168,19 @@ struct LoopbackMachine {
 };
 [[nodiscard]] Machine loopback_machine(const LoopbackMachine& spec);
 
+// Ranks on devices of their own, each with a link to the host in both directions, a share of the host and a disk. The
+// defaults are those of a data-centre GPU of 2023, rounded: good enough to order nodes, not to predict times.
+struct DeviceMachine {
+  int ranks               = 1;
+  double flops_per_s      = 4e14;
+  double bytes_per_s      = 2.5e12;  // of the device's memory
+  double link_bytes_per_s = 45e9;    // of copies between device and host, each way
+  double host_bytes_per_s = 60e9;    // of the host's memory, for host nodes
+  double disk_bytes_per_s = 3e9;
+  double launch_s         = 4e-6;  // before each node
+};
+[[nodiscard]] Machine device_machine(const DeviceMachine& spec);
+
 // Nodes of several ranks each. A route inside a node has the latency of `inside`, one between nodes that of `between`,
 // which must not be less. Each rank has one port in and one out, of inside.bytes_per_s; the ranks of a node share one
 // NIC in and one out, of between.bytes_per_s. The last node may have fewer ranks.

@@ -73,10 +73,11 @@ class ArenaChecker {
   bool is_inside(std::uint32_t id) {
     const BufferSpec& buffer  = graph_.spec(Buffer{id});
     const std::int64_t offset = plan_.offsets[id], size = plan_.arena(buffer.rank, buffer.space).size_bytes;
-    if (offset >= 0 && offset % MemoryPlan::alignment == 0 && offset + buffer.size_bytes <= size) return true;
+    const std::int64_t alignment = MemoryPlan::alignment_of(buffer);
+    if (offset >= 0 && offset % alignment == 0 && offset + buffer.size_bytes <= size) return true;
     findings_.add(Flaw::bad_place,
                   str(graph_.describe(Buffer{id}), " of rank ", buffer.rank, " has ", buffer.size_bytes, " bytes at ",
-                      offset, " of an arena of ", size, " (inside it, and a multiple of ", MemoryPlan::alignment, ")"));
+                      offset, " of an arena of ", size, " (inside it, and a multiple of ", alignment, ")"));
     return false;
   }
 

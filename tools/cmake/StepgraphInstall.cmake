@@ -7,7 +7,7 @@ set(stepgraph_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/stepgraph)
 set(stepgraph_libraries engine ops graphs backends)  # also the package's components
 
 set(stepgraph_networks "")
-foreach(network IN ITEMS gloo mpi nccl)
+foreach(network IN ITEMS gloo lz4 mpi nccl uring)
   string(TOUPPER ${network} name)
   if(STEPGRAPH_HAS_${name})
     string(APPEND stepgraph_networks " ${network}")

@@ -1,4 +1,5 @@
-# Targets stepgraph::gloo, stepgraph::mpi and stepgraph::nccl, the libraries of process worlds. Used by the build and by the installed package.
+# Targets stepgraph::gloo, stepgraph::mpi and stepgraph::nccl, the libraries of process worlds, stepgraph::lz4, and
+# stepgraph::uring, that of files on disk. Used by the build and by the installed package.
 
 # stepgraph_find_network(found name header hints...): defines the target stepgraph::name of a library of that name; sets
 # `found` to whether it exists. Gloo's own package file has an absolute path, so it is of no use in a prefix.
@@ -23,6 +24,12 @@ endfunction()
 macro(stepgraph_find_gloo found)
   stepgraph_find_network(${found} gloo gloo/transport/tcp/device.h)
 endmacro()
+macro(stepgraph_find_lz4 found)
+  stepgraph_find_network(${found} lz4 lz4.h)
+endmacro()
+macro(stepgraph_find_uring found)
+  stepgraph_find_network(${found} uring liburing.h)
+endmacro()
 macro(stepgraph_find_nccl found)
   stepgraph_find_network(${found} nccl nccl.h ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_INCLUDE_DIRS})
 endmacro()
@@ -38,9 +45,13 @@ macro(stepgraph_find_mpi found)
   endif()
 endmacro()
 
-# stepgraph_choose_network(NAME package): follows STEPGRAPH_WITH_NAME, which is AUTO, ON or OFF, and sets
-# STEPGRAPH_HAS_NAME in the caller.
+# stepgraph_choose_network(NAME package [what]): follows STEPGRAPH_WITH_NAME, which is AUTO, ON or OFF, and sets
+# STEPGRAPH_HAS_NAME in the caller. `what` is its name in messages; "Backend" if it is not given.
 macro(stepgraph_choose_network name package)
+  set(stepgraph_what ${ARGN})
+  if(NOT stepgraph_what)
+    set(stepgraph_what Backend)
+  endif()
   string(TOUPPER "${STEPGRAPH_WITH_${name}}" stepgraph_wanted)
   set(STEPGRAPH_HAS_${name} OFF)
   string(TOLOWER ${name} stepgraph_network)
@@ -50,9 +61,9 @@ macro(stepgraph_choose_network name package)
     cmake_language(CALL stepgraph_find_${stepgraph_network} stepgraph_found)
     if(stepgraph_found)
       set(STEPGRAPH_HAS_${name} ON)
-      message(STATUS "Backend ${stepgraph_network}: yes")
+      message(STATUS "${stepgraph_what} ${stepgraph_network}: yes")
     elseif(stepgraph_wanted STREQUAL "AUTO")
-      message(STATUS "Backend ${stepgraph_network}: left out, because its library was not found (install ${package})")
+      message(STATUS "${stepgraph_what} ${stepgraph_network}: left out, because its library was not found (install ${package})")
     else()
       message(FATAL_ERROR "STEPGRAPH_WITH_${name} is ${STEPGRAPH_WITH_${name}}, but the library was not found (install "
                           "${package}, or leave STEPGRAPH_WITH_${name} at AUTO)")
