@@ -3,15 +3,12 @@
 
 #include <cstdint>
 
+#include "ops/optimizer_scalars.hpp"
+
 // AdamW for 64-bit Arm: the operations of the portable loop with the same rounding, in an order that keeps the divider
 // busy. On Neoverse V1, the square root and the division of one vector occupy the divider for 6.5 cycles, more than
 // everything else together. A loop over single vectors leaves it idle for another 1.8 cycles, waiting for operands.
 namespace stepgraph::cpu {
-
-// Scalars that are the same for all elements.
-struct NeonAdamW {
-  float factor, keep, new1, beta2, new2, unroot2, eps, size;
-};
 
 // Loads a vector at this point of the program. fmla overwrites its addend, so it needs a copy. A compiler would copy a
 // register, which takes a slot in the divider's pipes; this load takes a slot in the load pipes.
@@ -26,7 +23,7 @@ struct NeonAdamW {
 // This is a software pipeline over pairs of vectors with three stages. Each step runs one stage of three different
 // pairs: the weights of the oldest pair, the quotients of a pair two steps younger, and the roots of the youngest. The
 // operands of a step are therefore ready when it begins. Pairs use four register sets in turn; four steps are one turn.
-[[gnu::noinline]] inline std::int64_t adamw_turns(const NeonAdamW& of, float* __restrict weight,
+[[gnu::noinline]] inline std::int64_t adamw_turns(const AdamWFactors<float>& of, float* __restrict weight,
                                                   float* __restrict first, float* __restrict second,
                                                   const float* __restrict gradient, std::int64_t count) {
   constexpr int vectors = 2, places = 4;

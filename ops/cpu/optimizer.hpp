@@ -1,18 +1,25 @@
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
+#include "ops/optimizer_scalars.hpp"
 
 // Weight updates, element by element. Scalars that change from step to step are passed as doubles and rounded to the
 // weight's type once. Gradients have the weight's type, or a 2-byte type beside an f32 weight. Values have a 2-byte
 // type.
 namespace stepgraph::cpu {
 
-struct AdamWScalars {
-  double factor, rate, beta1, beta2, eps, weight_decay;
-  std::int64_t step;  // from 1
-};
+// The instructions of x86-64 that a call uses; other machines have the first only. All give the same bits: those of a
+// device, which fuses the same products with additions. The first calls a function of the C library for each of these,
+// unless it is compiled for a machine that fuses them.
+enum class Instructions : std::uint8_t { of_the_build, avx2, avx512 };
+inline constexpr std::array all_instructions{Instructions::of_the_build, Instructions::avx2, Instructions::avx512};
+[[nodiscard]] bool has(Instructions instructions) noexcept;  // this machine and this build
+[[nodiscard]] Instructions best_instructions() noexcept;
+
+using stepgraph::AdamWScalars;
 template <class T, class Gradient = T, class Value = bf16>
 struct AdamWRows {
   Rows<T> weight, first, second;
@@ -21,8 +28,8 @@ struct AdamWRows {
 };
 // Elements [begin, end) of concatenated rows.
 template <class T, class Gradient = T, class Value = bf16>
-void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin,
-           std::int64_t end);
+void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin, std::int64_t end,
+           Instructions instructions = best_instructions());
 
 struct SgdScalars {
   double factor, rate, momentum, weight_decay;
@@ -34,6 +41,7 @@ struct SgdRows {
   Rows<Value> value = {};
 };
 template <class T, class Gradient = T, class Value = bf16>
-void sgd(const SgdRows<T, Gradient, Value>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end);
+void sgd(const SgdRows<T, Gradient, Value>& rows, const SgdScalars& scalars, std::int64_t begin, std::int64_t end,
+         Instructions instructions = best_instructions());
 
 }  // namespace stepgraph::cpu

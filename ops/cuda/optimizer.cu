@@ -4,6 +4,7 @@
 
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/common/strided.cuh"
+#include "ops/optimizer_scalars.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -18,9 +19,7 @@ __device__ void store(const Strided<N>& rows, std::int64_t i, const Pack<N, n>& 
   *reinterpret_cast<Pack<N, n>*>(rows.at(i)) = pack;
 }
 
-// A separately rounded product, and a fused multiply-add: explicit, as on the CPU.
-__device__ float multiply(float a, float b) { return __fmul_rn(a, b); }
-__device__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+// Fused: explicit, as on the CPU. This file is compiled without contraction, so other products are rounded.
 __device__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 
@@ -34,19 +33,6 @@ __device__ void store_value(const Strided<V>& value, std::int64_t i, const Pack<
   store(value, i, rounded);
 }
 
-// beta1 and beta2 to the power of `steps`, interleaved, since all threads wait for them. The relative error of repeated
-// squaring grows with the steps, but the powers shrink as fast.
-struct Powers {
-  double of_beta1 = 1, of_beta2 = 1;
-  __device__ Powers(double beta1, double beta2, std::int64_t steps) {
-    for (; steps > 0; steps >>= 1, beta1 *= beta1, beta2 *= beta2) {
-      if ((steps & 1) == 0) continue;
-      of_beta1 *= beta1;
-      of_beta2 *= beta2;
-    }
-  }
-};
-
 // --- updates ---------------------------------------------------------------------------------------------------------
 // Each update defines the scalars of a step (Scalars, computed by one thread), the data that a thread loads for n
 // elements (Loaded), and how it uses them.
@@ -58,21 +44,15 @@ struct AdamW {
   Strided<V> value;
   AdamWNumbers numbers;
 
-  struct Scalars {
-    T factor, keep, new1, beta2, new2, unroot2, eps, size;
-  };
+  using Scalars = AdamWFactors<T>;
   [[nodiscard]] __device__ Scalars scalars() const {
-    const double rate = *numbers.rate, factor = *numbers.factor;
-    const Powers powers(numbers.beta1, numbers.beta2, *numbers.step);
-    const double unbiased1 = 1 - powers.of_beta1, unbiased2 = 1 - powers.of_beta2;
-    return {.factor  = static_cast<T>(factor),
-            .keep    = static_cast<T>(1 - rate * numbers.weight_decay),
-            .new1    = static_cast<T>(1 - numbers.beta1),
-            .beta2   = static_cast<T>(numbers.beta2),
-            .new2    = static_cast<T>(1 - numbers.beta2),
-            .unroot2 = static_cast<T>(1 / sqrt(unbiased2)),
-            .eps     = static_cast<T>(numbers.eps),
-            .size    = static_cast<T>(rate / unbiased1)};
+    return adamw_factors<T>({.factor       = *numbers.factor,
+                             .rate         = *numbers.rate,
+                             .beta1        = numbers.beta1,
+                             .beta2        = numbers.beta2,
+                             .eps          = numbers.eps,
+                             .weight_decay = numbers.weight_decay,
+                             .step         = *numbers.step});
   }
 
   template <int n>
@@ -88,13 +68,13 @@ struct AdamW {
   __device__ void update(std::int64_t i, Loaded<n> of, const Scalars& by) const {
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      const T g       = multiply(widen(of.gradient.at[k]), by.factor);
+      const T g       = widen(of.gradient.at[k]) * by.factor;
       const T m       = multiply_add(g - of.first.at[k], by.new1, of.first.at[k]);
-      const T v       = multiply_add(multiply(by.new2, g), g, multiply(of.second.at[k], by.beta2));
+      const T v       = multiply_add(by.new2 * g, g, of.second.at[k] * by.beta2);
       of.first.at[k]  = m;
       of.second.at[k] = v;
       of.weight.at[k] =
-          multiply_add(-by.size, m / multiply_add(sqrt(v), by.unroot2, by.eps), multiply(of.weight.at[k], by.keep));
+          multiply_add(-by.size, m / multiply_add(sqrt(v), by.unroot2, by.eps), of.weight.at[k] * by.keep);
     }
     store(weight, i, of.weight);
     store(first, i, of.first);
@@ -134,7 +114,7 @@ struct Sgd {
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       const T w = of.weight.at[k], g = widen(of.gradient.at[k]);
-      const T v = multiply_add(by.momentum, of.velocity.at[k], multiply_add(by.factor, g, multiply(by.decay, w)));
+      const T v         = multiply_add(by.momentum, of.velocity.at[k], multiply_add(by.factor, g, by.decay * w));
       of.velocity.at[k] = v;
       of.weight.at[k]   = multiply_add(-by.rate, v, w);
     }
