@@ -61,12 +61,6 @@ constexpr ConfigReader::OtherName types_elsewhere[] = {
     {"float16", "\"fp16\""}, {"f16", "\"fp16\""},
 };
 
-void check_offload(const ConfigReader& root) {
-  const Names keys{"params", "grads", "optimizer"};
-  const ConfigReader section = root.section("offload", keys);
-  for (const std::string_view key : keys) section.only_false(key);
-}
-
 // A value equal to the default is not stored as given, so that to_json() followed by parse_config() gives an equal
 // config.
 void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionPlan& precision) {
@@ -195,7 +189,7 @@ Config read(const JsonValue& value) {
   read_layout(root, config.plan.layout);
   read_pipeline(root, config.plan.pipeline);
   read_shard(root, config.plan.shard);
-  check_offload(root);
+  read_offload(root, value.find("offload"), config.plan.offload);
   read_precision(root, value.find("precision"), config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
   config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::full);

@@ -136,6 +136,24 @@ JsonValue shard_json(const ShardPlan& plan) {
           {"reduction", to_string(plan.reduction)}};
 }
 
+JsonValue offload_json(const OffloadPlan& plan) {
+  return {{"params", plan.params},
+          {"grads", plan.grads},
+          {"optimizer", plan.optimizer},
+          {"activations", plan.activations},
+          {"strategy", to_string(plan.strategy)},
+          {"device_bytes", plan.device_bytes},
+          {"device_param_bytes", plan.device_param_bytes},
+          {"host_bytes", plan.host_bytes},
+          {"disk_bytes", plan.disk_bytes},
+          {"disk", plan.disk},
+          {"slots", plan.slots},
+          {"async", plan.async},
+          {"overlap", plan.overlap},
+          {"pinned", plan.pinned},
+          {"compress", to_string(plan.compress)}};
+}
+
 JsonValue precision_json(const PrecisionPlan& plan) {
   JsonValue out    = {{"param", config_name(plan.param)}, {"reduce", config_name(plan.reduce_type())}};
   const auto scale = plan.scaling();
@@ -170,7 +188,7 @@ std::string to_json(const Config& config) {
                    {"chunks", plan.pipeline.chunks},
                    {"split", plan.pipeline.split.empty() ? JsonValue("even") : JsonValue(plan.pipeline.split)}}},
                  {"shard", shard_json(plan.shard)},
-                 {"offload", {{"params", false}, {"grads", false}, {"optimizer", false}}},
+                 {"offload", offload_json(plan.offload)},
                  {"precision", precision_json(plan.precision)},
                  {"optimizer", optimizer_json(plan.optimizer)},
                  {"recompute", to_string(plan.recompute)},

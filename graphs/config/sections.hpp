@@ -22,6 +22,9 @@ void read_optimizer(const ConfigReader& root, const JsonValue* value, OptimizerP
 // Reads `shard` of the root object. The fields of `shard` have the values of the preset.
 void read_shard(const ConfigReader& root, ShardPlan& shard);
 
+// Reads and checks `offload` of the root object; `value` is this section, or null.
+void read_offload(const ConfigReader& root, const JsonValue* value, OffloadPlan& offload);
+
 // Checks that model, batch, layout and schedule fit each other, as far as possible without opening a file.
 void check_fit(const Config& config);
 

@@ -8,6 +8,7 @@
 #include "engine/plan/memory_plan.hpp"
 #include "graphs/collectives/algorithms.hpp"
 #include "graphs/layout/layout.hpp"
+#include "graphs/plan/offload_plan.hpp"
 #include "graphs/plan/precision.hpp"
 #include "graphs/plan/rate_schedule.hpp"
 #include "graphs/plan/recompute.hpp"
@@ -58,6 +59,7 @@ struct Plan {
   LayoutSpec layout               = {};
   PipelinePlan pipeline           = {};
   ShardPlan shard                 = {};
+  OffloadPlan offload             = {};
   PrecisionPlan precision         = {};
   OptimizerPlan optimizer         = {};
   Recompute recompute             = Recompute::none;

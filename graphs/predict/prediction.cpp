@@ -44,6 +44,20 @@ Rank StepPrediction::peak_rank() const {
 
 std::int64_t StepPrediction::peak_bytes() const { return plan.device_bytes(peak_rank()); }
 
+namespace {
+
+std::int64_t largest_arena(const MemoryPlan& plan, Space space) {
+  std::int64_t most = 0;
+  for (const ArenaPlan& arena : plan.arenas)
+    if (arena.space == space) most = std::max(most, arena.size_bytes);
+  return most;
+}
+
+}  // namespace
+
+std::int64_t StepPrediction::host_bytes() const { return largest_arena(plan, Space::pinned); }
+std::int64_t StepPrediction::disk_bytes() const { return largest_arena(plan, Space::disk); }
+
 StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                             const Calibration& calibration, const StepOptions& options) {
   StepPrediction out =

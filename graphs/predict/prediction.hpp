@@ -23,6 +23,8 @@ struct StepPrediction {
   [[nodiscard]] double makespan_s() const noexcept { return timeline.makespan_s; }
   [[nodiscard]] std::int64_t peak_bytes() const;  // of the rank that needs most
   [[nodiscard]] Rank peak_rank() const;           // that rank; of equals, the first
+  [[nodiscard]] std::int64_t host_bytes() const;  // of what is offloaded, of the rank that has most there ...
+  [[nodiscard]] std::int64_t disk_bytes() const;  // ... and on disk
 };
 // On a measured machine, and on the first devices of a described cluster, where layout.devices_per_node is that of the
 // cluster. Algorithm::adaptive chooses for options.machine, or for the machine of the prediction where it is null. The

@@ -15,7 +15,11 @@ StepSize step_size(const StepGraph& step, const MemoryPlan& plan) {
   StepSize size{.nodes       = static_cast<std::int64_t>(step.graph.num_nodes()),
                 .edges       = static_cast<std::int64_t>(plan.edges.preds.size()),
                 .reuse_edges = static_cast<std::int64_t>(plan.num_reuse_edges())};
-  for (const Rank rank : step.graph.ranks()) size.peak_bytes.push_back(plan.device_bytes(rank));
+  for (const Rank rank : step.graph.ranks()) {
+    size.peak_bytes.push_back(plan.device_bytes(rank));
+    size.host_bytes.push_back(plan.arena(rank, Space::pinned).size_bytes);
+    size.disk_bytes.push_back(plan.arena(rank, Space::disk).size_bytes);
+  }
   return size;
 }
 
@@ -24,17 +28,22 @@ StepSize step_size(const StepRun& run) {
   if (run.peers() == nullptr) return mine;
   Packer sent;
   sent.add(mine.nodes).add(mine.edges).add(mine.reuse_edges);
-  for (std::size_t i = 0; i < mine.peak_bytes.size(); ++i)
-    sent.add(run.step().ranks.ranks()[i]).add(mine.peak_bytes[i]);
-  StepSize all{.peak_bytes = std::vector<std::int64_t>(static_cast<std::size_t>(run.step().layout.num_ranks()))};
+  for (std::size_t i = 0; i < mine.peak_bytes.size(); ++i) {
+    sent.add(run.step().ranks.ranks()[i]);
+    sent.add(mine.peak_bytes[i]).add(mine.host_bytes[i]).add(mine.disk_bytes[i]);
+  }
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(run.step().layout.num_ranks()));
+  StepSize all{.peak_bytes = zeros, .host_bytes = zeros, .disk_bytes = zeros};
   for (const Bytes& bytes : run.peers()->gather("the size of the step", sent.take())) {
     Unpacker received(bytes);
     all.nodes += received.get<std::int64_t>();
     all.edges += received.get<std::int64_t>();
     all.reuse_edges += received.get<std::int64_t>();
     while (!received.empty()) {
-      const auto rank                                          = received.get<Rank>();
-      all.peak_bytes.at(static_cast<std::size_t>(index(rank))) = received.get<std::int64_t>();
+      const auto rank         = static_cast<std::size_t>(index(received.get<Rank>()));
+      all.peak_bytes.at(rank) = received.get<std::int64_t>();
+      all.host_bytes.at(rank) = received.get<std::int64_t>();
+      all.disk_bytes.at(rank) = received.get<std::int64_t>();
     }
   }
   return run.is_first() ? all : mine;
@@ -54,7 +63,7 @@ StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
     hidden_s += rank.hidden_s;
   }
   for (const Rank rank : step.graph.ranks()) {
-    mine.planned_bytes = std::max(mine.planned_bytes, run.memory().size_bytes(rank));
+    mine.planned_bytes = std::max(mine.planned_bytes, run.plan().arena(rank).size_bytes);
     mine.used_bytes    = std::max(mine.used_bytes, run.memory().used_bytes(rank));
   }
   std::vector<Costs> costs = stage_costs(step, timeline);

@@ -16,7 +16,9 @@ struct StepSize {
   std::int64_t nodes                   = 0;
   std::int64_t edges                   = 0;  // with reuse edges
   std::int64_t reuse_edges             = 0;
-  std::vector<std::int64_t> peak_bytes = {};  // of device memory, workspaces included, by rank
+  std::vector<std::int64_t> peak_bytes = {};  // of device memory, workspaces included, by rank ...
+  std::vector<std::int64_t> host_bytes = {};  // ... of host memory for what is offloaded ...
+  std::vector<std::int64_t> disk_bytes = {};  // ... and on disk
 };
 [[nodiscard]] StepSize step_size(const StepGraph& step, const MemoryPlan& plan);  // of the ranks that the step holds
 [[nodiscard]] StepSize step_size(const StepRun& run);                             // process 0: of all ranks
@@ -28,7 +30,7 @@ struct StepFigures {
   double hidden              = 0;  // share of the communication during which the same rank computed
   double bubble              = 0;  // of the pipeline, simulated with one device per rank and the measured times
   double efficiency          = 0;  // of the pipeline, likewise: the share of the devices' time in which they compute
-  std::int64_t planned_bytes = 0;  // of the largest arena of a rank
+  std::int64_t planned_bytes = 0;  // of the largest device arena of a rank
   std::int64_t used_bytes    = 0;  // the most that was written in one, if memory was poisoned before the run
 };
 [[nodiscard]] StepFigures step_figures(const StepRun& run, const Timeline& timeline);  // process 0: of all ranks

@@ -1,7 +1,11 @@
 #include "graphs/step/build_step.hpp"
 
+#include <algorithm>
+
 #include "engine/base/error.hpp"
 #include "graphs/step/builder.hpp"
+#include "graphs/step/offload/choose.hpp"
+#include "graphs/step/offload/strategy.hpp"
 #include "graphs/step/recompute.hpp"
 #include "graphs/step/resolve.hpp"
 
@@ -37,6 +41,32 @@ void count_collectives(StepGraph& step) {
   }
 }
 
+// Gives offloaded buffers their homes.
+void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
+  step.offload.amounts    = options.offload.value_or(manual_amounts(plan.offload));
+  step.offload.amounts_of = options.offload_of;
+  const bool on_devices   = options.workspaces.bodies;
+  const auto rates        = options.offload_rates || !on_devices ? options.offload_rates : usual_offload_rates;
+  const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, step.offload.amounts_of, rates);
+  if (homes.homes.empty()) return;
+  step.offload.settings         = homes;
+  step.offload.settings.homes   = {};
+  step.offload.settings.updates = {};
+  step.offload.units            = offloaded_units(step.graph, homes);
+  const std::uint32_t first_new = step.graph.num_buffers();
+  WithHomes made                = with_homes(step.graph, homes);
+  step.graph                    = std::move(made.graph);
+  step.homes                    = std::move(made.homes);
+  for (std::uint32_t i = first_new; i < step.graph.num_buffers(); ++i) {
+    const BufferSpec& spec = step.graph.spec(Buffer{i});
+    step.roles.push_back(spec.token || spec.space != Space::device ? MemoryRole::other : MemoryRole::slots);
+  }
+  for (const HomeFormat& home : step.homes) {
+    if (home.home.id >= first_new) step.roles[home.home.id] = step.role(home.buffer);
+  }
+  for (const Rank rank : step.graph.ranks()) step.offload.traffic.push_back(offload_traffic(step.graph, rank));
+}
+
 StepGraph build(StepSetup setup, const auto& build_rank) {
   const RankSet ranks = setup.step.graph.ranks();
   for (const Rank rank : ranks) {
@@ -50,6 +80,7 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
   count_collectives(setup.step);
+  offload(setup.step, plan, setup.options);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
                                            .ranks_per_node = plan.layout.devices_per_node,
@@ -66,16 +97,53 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
 
 }  // namespace
 
+const HomeFormat* StepGraph::home(Buffer buffer) const {
+  const auto found = std::find_if(homes.begin(), homes.end(), [&](const HomeFormat& of) { return of.home == buffer; });
+  return found == homes.end() ? nullptr : &*found;
+}
+
+DType StepGraph::element_type(Buffer buffer) const {
+  const HomeFormat* const format = home(buffer);
+  return format == nullptr ? graph.spec(buffer).type : format->type;
+}
+
+namespace {
+
+// `build` builds a step that leaves nothing to choose. What is left to choose is chosen with steps of single ranks.
+StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains, const auto& build) {
+  const bool is_manual = plan.offload.strategy == OffloadStrategy::manual;
+  const bool chooses   = is_manual ? trains && plan.offload.optimizer && plan.offload.device_bytes > 0 : true;
+  if (!chooses || options.offload || !options.offload_of.empty()) return build(options);
+  check_offload(plan.offload);
+  const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) {
+    StepOptions alone = options;
+    alone.only        = rank;
+    alone.offload     = amounts;
+    return build(alone);
+  };
+  StepOptions chosen = options;
+  chosen.offload_of  = is_manual ? keep_residents(plan, options, of_rank) : choose_amounts(plan, options, of_rank);
+  return build(chosen);
+}
+
+}  // namespace
+
 StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                               const StepOptions& options) {
-  return build(StepSetup(model, resolve(plan, model, batch, true), batch, true, options),
-               [](StepBuilder& builder) { builder.training(); });
+  StepOptions training = options;
+  training.update_first |= plan.offload.overlaps_updates();
+  return build_chosen(plan, training, true, [&](const StepOptions& of) {
+    return build(StepSetup(model, resolve(plan, model, batch, true), batch, true, of),
+                 [](StepBuilder& builder) { builder.training(); });
+  });
 }
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  return build(StepSetup(model, resolve(plan, model, batch, false), batch, false, options),
-               [result](StepBuilder& builder) { builder.forward_only(result); });
+  return build_chosen(plan, options, false, [&](const StepOptions& of) {
+    return build(StepSetup(model, resolve(plan, model, batch, false), batch, false, of),
+                 [result](StepBuilder& builder) { builder.forward_only(result); });
+  });
 }
 
 }  // namespace stepgraph

@@ -55,6 +55,7 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   rank.step_number = make("step", 1, DType::i64, Lifetime::persistent);
   rank.rate        = make("rate", 1 + std::ssize(setup_.plan.optimizer.groups), DType::f64, Lifetime::persistent);
   rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
+  if (setup_.options.update_first) rank.factor = make("clip factor", 1, DType::f64, Lifetime::persistent);
   if (!setup_.plan.precision.scales()) return;
   rank.loss_scale = make("loss scale", 1, DType::f64, Lifetime::persistent);
   rank.good_steps = make("good steps", 1, DType::i64, Lifetime::persistent);
@@ -93,6 +94,7 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(s)]) {
     tape.set_layer(setup_.step.model.blocks[block].layer);
     tape.set_block(setup_.step.model.blocks[block].name);
+    if (trains && setup_.options.update_first) update_block(block);
     x = setup_.step.model.blocks[block].forward(tape, x);
   }
   work.output = x;
@@ -203,6 +205,7 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
     case ActionKind::unshard:
     case ActionKind::reshard:
       // Weights stay gathered in between: marks for with_slots.
+      if (here().grad_norm != Buffer{} && setup_.options.update_first) update_stage(action.stage);
       graph().add({.name   = to_string(action),
                    .op     = std::string(action.kind == ActionKind::unshard ? unshard_mark : reshard_mark),
                    .labels = {.stage = index(action.stage)},
@@ -241,8 +244,7 @@ void StepBuilder::training() {
   sum_losses();
   join_tied_weights();
   add_norm();
-  add_updates();
-  gather_updated();
+  if (!setup_.options.update_first) add_updates();
 }
 
 void StepBuilder::forward_only(ForwardResult result) {

@@ -64,6 +64,7 @@ class StepBuilder {
     std::vector<std::size_t> weights = {};  // into here().weights, in the order of the backward pass
     std::int64_t elements            = 0;
     Buffer buffer                    = {};
+    Buffer rounded = {};  // where gradients stay rounded and the update comes first: their sum, made before the update
   };
 
   void declare_inputs(bool trains, ForwardResult result);
@@ -84,6 +85,7 @@ class StepBuilder {
   [[nodiscard]] UnitShards shards_of(const Unit& unit, WeightTensor tensor) const;
   [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
   [[nodiscard]] bool shards_values() const { return shards_weights(setup_.plan.shard.strategy); }
+  [[nodiscard]] bool gradients_persist() const { return setup_.options.keep_gradients || setup_.options.update_first; }
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -101,7 +103,8 @@ class StepBuilder {
   void reduce_unit(Unit& unit, const Labels& labels);
   void reduce_bucket(const Bucket& bucket, const Labels& labels);
   Access all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
-                              const Labels& labels);
+                              const Labels& labels, Buffer rounded = {});
+  [[nodiscard]] std::string text_of(const Bucket& bucket);
   void join_tensor_parallel(const StepWeight& weight, const Labels& labels);
   [[nodiscard]] CountedTargets counted_targets();
   void sum_losses();
@@ -110,9 +113,13 @@ class StepBuilder {
   void join_tied_weights();
   void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();
-  void add_updates();
+  void add_updates();                    // of all weights, at the end of a step
+  void update_stage(Stage stage);        // where the update comes first: before the stage's weights are used
+  void update_block(std::size_t block);  // likewise
+  void update_weight(std::size_t i);     // into here().weights; once
+  void add_update(const StepWeight& weight);
   void add_update(const StepWeight& weight, int group, const IndexRange& elements, const std::string& name);
-  void gather_updated();
+  void gather_updated(const Unit& unit);
 
   [[nodiscard]] Graph& graph() { return setup_.step.graph; }
   [[nodiscard]] StepRank& here() { return setup_.step.ranks.at(rank_); }
@@ -141,7 +148,9 @@ class StepBuilder {
   WeightTable table_;
   std::map<Key, Work> work_;
   std::map<Key, Buffer> received_, received_gradient_;
-  Buffer losses_, squares_, factor_;
+  Buffer losses_, squares_;
+  std::vector<bool> updated_;                             // by weight of here()
+  std::map<std::size_t, StoredRange> rounded_gradients_;  // by weight of here(): in Bucket::rounded
 };
 
 }  // namespace stepgraph

@@ -60,11 +60,33 @@ std::vector<Change> with_smaller_microbatches(const Change& from) {
   return out;
 }
 
+// A strategy of offload still needs its budget.
+Plan without_limit(Plan plan) {
+  plan.memory_limit_bytes = 0;
+  if (plan.offload.strategy == OffloadStrategy::manual) plan.offload.device_bytes = 0;
+  return plan;
+}
+
+// Classes of offload, one after another, where the budget of a device was given for them.
+std::vector<Change> with_more_offload(Change from, const Plan& plan, bool trains) {
+  std::vector<Change> out;
+  if (plan.offload.strategy != OffloadStrategy::manual || device_limit(plan).key != "offload.device_bytes") return out;
+  const auto add = [&](std::string_view key, bool OffloadPlan::*field) {
+    if (plan.offload.*field) return;
+    from = from.with(str("offload.", key, "=true"), [&](Change& change) { change.plan.offload.*field = true; });
+    out.push_back(from);
+  };
+  if (trains) add("optimizer", &OffloadPlan::optimizer);
+  if (trains) add("grads", &OffloadPlan::grads);
+  add("params", &OffloadPlan::params);
+  if (trains) add("activations", &OffloadPlan::activations);
+  return out;
+}
+
 // In the order in which they are tried: the cheapest first, all together last.
 std::vector<Change> changes(const Plan& plan, const BatchSpec& batch, bool trains) {
-  Change from{.settings = {}, .plan = plan, .batch = batch};
-  from.plan.memory_limit_bytes = 0;
-  std::vector<Change> out;
+  Change from{.settings = {}, .plan = without_limit(plan), .batch = batch};
+  std::vector<Change> out = with_more_offload(from, plan, trains);
   if (plan.reuse != Reuse::tight) {
     from = from.with("memory.reuse=tight", [](Change& change) { change.plan.reuse = Reuse::tight; });
     out.push_back(from);
@@ -134,6 +156,7 @@ std::optional<std::int64_t> try_change(const Change& change, const PeakOf& peak_
 
 std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains, std::int64_t needed,
                            const Search& search) {
+  const std::int64_t limit = device_limit(plan).bytes;
   std::string least, left_out;
   double built                  = 0;
   const std::vector<Change> all = changes(plan, batch, trains);
@@ -150,12 +173,12 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
       built += nodes * search.slice_share;
       peak = try_change(change, search.slices);
     }
-    if (!search.slices || (peak && *peak <= plan.memory_limit_bytes)) {
+    if (!search.slices || (peak && *peak <= limit)) {
       built += nodes;
       peak = try_change(change, search.whole);
     }
     if (!peak) continue;
-    if (*peak <= plan.memory_limit_bytes) return str(settings_text(change), " needs ", bytes_and_text(*peak));
+    if (*peak <= limit) return str(settings_text(change), " needs ", bytes_and_text(*peak));
     if (*peak < needed) {
       needed = *peak;
       least  = settings_text(change);
@@ -166,23 +189,52 @@ std::string what_would_fit(const Plan& plan, const BatchSpec& batch, bool trains
              left_out, "; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model");
 }
 
+void check_homes_fit(Rank rank, std::int64_t host_bytes, std::int64_t disk_bytes, const OffloadPlan& plan) {
+  if (plan.host_bytes > 0 && host_bytes > plan.host_bytes)
+    throw Error(ErrorKind::config, str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(host_bytes),
+                                       " of host memory; the budget is ", bytes_and_text(plan.host_bytes), " (",
+                                       plan.disk.empty() ? "offload.disk, less in offload, or " : "",
+                                       "offload.host_bytes ", host_bytes, ")"));
+  if (plan.disk_bytes > 0 && disk_bytes > plan.disk_bytes)
+    throw Error(ErrorKind::config, str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(disk_bytes),
+                                       " on disk; the budget is ", bytes_and_text(plan.disk_bytes),
+                                       " (offload.disk_bytes ", disk_bytes, ", or a larger offload.host_bytes)"));
+}
+
+void check_homes_fit(const MemoryPlan& memory, const OffloadPlan& plan) {
+  for (const ArenaPlan& arena : memory.arenas) {
+    if (arena.space == Space::pinned) check_homes_fit(arena.rank, arena.size_bytes, 0, plan);
+    if (arena.space == Space::disk) check_homes_fit(arena.rank, 0, arena.size_bytes, plan);
+  }
+}
+
 [[noreturn]] void refuse(const MemoryRequirement& needed, const Plan& plan, const std::string& right) {
+  const DeviceLimit limit = device_limit(plan);
   throw Error(ErrorKind::config,
-              str("memory.limit_bytes: rank ", needed.rank, " needs ", bytes_and_text(needed.peak_bytes), ": ",
-                  roles_text(needed), "; the limit is ", bytes_and_text(plan.memory_limit_bytes), " (", right, ")"));
+              str(limit.key, ": rank ", needed.rank, " needs ", bytes_and_text(needed.peak_bytes), ": ",
+                  roles_text(needed), "; the limit is ", bytes_and_text(limit.bytes), " (", right, ")"));
 }
 
 }  // namespace
 
+DeviceLimit device_limit(const Plan& plan) {
+  const DeviceLimit memory{plan.memory_limit_bytes, "memory.limit_bytes"},
+      offload{plan.offload.device_bytes, "offload.device_bytes"};
+  if (memory.bytes == 0 || (offload.bytes != 0 && offload.bytes < memory.bytes)) return offload;
+  return memory;
+}
+
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
                         const MemoryRequirementOptions& options) {
-  if (plan.memory_limit_bytes == 0) return;
+  const std::int64_t limit = device_limit(plan).bytes;
+  if (limit == 0 && plan.offload.host_bytes == 0 && plan.offload.disk_bytes == 0) return;
   const auto plan_of = [&](const Graph& graph, Reuse reuse) {
     return plan_memory(graph, {.reuse = reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
   };
   const MemoryPlan memory = plan_of(step.graph, plan.reuse);
-  const Most most         = most_of(step.graph.ranks(), memory);
-  if (most.bytes <= plan.memory_limit_bytes) return;
+  check_homes_fit(memory, plan.offload);
+  const Most most = most_of(step.graph.ranks(), memory);
+  if (limit == 0 || most.bytes <= limit) return;
   constexpr std::uint32_t large = 20'000;  // nodes
   Search search{.num_nodes = step.graph.num_nodes()};
   search.whole = [&](const Plan& by, const BatchSpec& of) {
@@ -202,9 +254,11 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
 
 void check_memory_limit(std::span<const MemoryRequirement> requirements, const Model& model, const Plan& plan,
                         const BatchSpec& batch, const MemoryRequirementOptions& options) {
-  if (plan.memory_limit_bytes == 0) return;
+  for (const MemoryRequirement& row : requirements)
+    check_homes_fit(row.rank, row.host_bytes, row.disk_bytes, plan.offload);
+  const std::int64_t limit      = device_limit(plan).bytes;
   const MemoryRequirement& most = largest(requirements);
-  if (most.peak_bytes <= plan.memory_limit_bytes) return;
+  if (limit == 0 || most.peak_bytes <= limit) return;
   Search search;
   for (const MemoryRequirement& row : requirements) search.num_nodes += row.num_nodes;
   search.whole = [&](const Plan& by, const BatchSpec& of) {

@@ -4,16 +4,23 @@
 
 #include "graphs/step/memory_requirement.hpp"
 
-// Plan::memory_limit_bytes. A step that needs more throws Error(config). The message names the rank, its requirement by
-// role, and the first of several changes to the config with which all ranks fit. Each change is really planned. It is
-// written as an argument of `--set`. The search ends before it would have built more than 150,000 nodes; the message
-// then says what was not tried. The first change is always tried.
+// Plan::memory_limit_bytes and OffloadPlan::device_bytes. A step that needs more throws Error(config). The message
+// names the rank, its requirement by role, and the first of several changes to the config with which all ranks fit.
+// Each change is really planned. It is written as an argument of `--set`. The search ends before it would have built
+// more than 150,000 nodes; the message then says what was not tried. The first change is always tried.
 namespace stepgraph {
+
+// The smaller of both, and its key in a config; 0 bytes: no limit.
+struct DeviceLimit {
+  std::int64_t bytes   = 0;
+  std::string_view key = {};
+};
+[[nodiscard]] DeviceLimit device_limit(const Plan& plan);
 
 // Builds the same step with another plan or batch.
 using BuildStep = std::function<StepGraph(const Plan& plan, const BatchSpec& batch)>;
 
-// Checks a step that is built, with the options that it was built with.
+// Checks a step that is built, with the options that it was built with. Also OffloadPlan::host_bytes and disk_bytes.
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
                         const MemoryRequirementOptions& options = {});
 

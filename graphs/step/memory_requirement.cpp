@@ -27,7 +27,9 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
                         .unused_bytes      = arena.size_bytes,
                         .workspace_bytes   = plan.workspace_bytes(rank),
                         .peak_bytes        = plan.device_bytes(rank),
-                        .lower_bound_bytes = arena.lower_bound + plan.workspace_bytes(rank)};
+                        .lower_bound_bytes = arena.lower_bound + plan.workspace_bytes(rank),
+                        .host_bytes        = plan.arena(rank, Space::pinned).size_bytes,
+                        .disk_bytes        = plan.arena(rank, Space::disk).size_bytes};
   for (const Buffer buffer : peak.alive) {
     const std::int64_t bytes = graph.spec(buffer).size_bytes;
     out.at_peak[static_cast<std::size_t>(role(buffer))] += bytes;
@@ -109,8 +111,13 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const Mem
 
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  StepOptions building{
-      .keep_gradients = options.keep_gradients, .join_tied_first = options.join_tied_first, .machine = options.machine};
+  StepOptions building{.keep_gradients      = options.keep_gradients,
+                       .update_first        = options.update_first,
+                       .join_tied_first     = options.join_tied_first,
+                       .machine             = options.machine,
+                       .issue_order         = options.issue_order,
+                       .workspaces          = options.workspaces,
+                       .device_memory_bytes = options.device_memory_bytes};
   const auto requirement_of = [&](Rank rank) {
     building.only        = rank;
     const StepGraph step = options.trains ? build_training_step(model, plan, batch, building)
@@ -155,16 +162,23 @@ std::string memory_table(std::span<const MemoryRequirement> requirements) {
   std::vector<std::string> titles{"ranks"};
   for (const MemoryRole role : all_memory_roles) titles.emplace_back(to_string(role));
   titles.emplace_back("unused");
-  const bool has_workspaces =
-      std::any_of(requirements.begin(), requirements.end(), [](const auto& row) { return row.workspace_bytes > 0; });
+  const auto has = [&](std::int64_t MemoryRequirement::*bytes) {
+    return std::any_of(requirements.begin(), requirements.end(), [&](const auto& row) { return row.*bytes > 0; });
+  };
+  const bool has_workspaces = has(&MemoryRequirement::workspace_bytes), has_host = has(&MemoryRequirement::host_bytes),
+             has_disk = has(&MemoryRequirement::disk_bytes);
   if (has_workspaces) titles.emplace_back("workspace");
   titles.insert(titles.end(), {"peak", "lower bound"});
+  if (has_host) titles.emplace_back("host");
+  if (has_disk) titles.emplace_back("disk");
   lines.push_back(std::move(titles));
   for (const MemoryRequirement& row : requirements) {
     std::vector<std::int64_t> bytes(row.at_peak.begin(), row.at_peak.end());
     bytes.push_back(row.unused_bytes);
     if (has_workspaces) bytes.push_back(row.workspace_bytes);
     bytes.insert(bytes.end(), {row.peak_bytes, row.lower_bound_bytes});
+    if (has_host) bytes.push_back(row.host_bytes);
+    if (has_disk) bytes.push_back(row.disk_bytes);
     std::vector<std::string> rounded{ranks_text(row.ranks)}, exact{""};
     for (const std::int64_t number : bytes) {
       rounded.push_back(bytes_text(static_cast<double>(number)));

@@ -22,6 +22,8 @@ struct MemoryRequirement {
   std::int64_t workspace_bytes   = 0;   // of all streams of the rank; 0 on the host
   std::int64_t peak_bytes        = 0;   // what a run allocates: the arena and the workspaces
   std::int64_t lower_bound_bytes = 0;   // no arena for the plan's order is smaller; with the workspaces
+  std::int64_t host_bytes        = 0;   // beside the device: of host memory for what is offloaded ...
+  std::int64_t disk_bytes        = 0;   // ... and on disk
   std::string node               = {};  // the node that runs at the peak of the arena
   std::string workspace_node     = {};  // the node that needs the largest workspace; empty: there is none
   std::int64_t num_nodes         = 0;   // of the rank in a step
@@ -38,13 +40,16 @@ struct MemoryRequirement {
                                                    const MemoryPlanOptions& planning = {});
 
 struct MemoryRequirementOptions {
-  bool trains               = true;  // false: a forward step
-  bool keep_gradients       = false;
+  bool trains               = true;             // false: a forward step
+  bool keep_gradients       = false;            // StepOptions::keep_gradients ...
+  bool update_first         = false;            // ... and update_first
   std::optional<Rank> rank  = {};               // only this rank: it costs what the rank's slice costs
   bool join_tied_first      = false;            // StepOptions::join_tied_first ...
   const Machine* machine    = nullptr;          // ... and machine
   IssueOrder issue_order    = IssueOrder::any;  // of the world on which the step would run ...
   WorkspaceNeeds workspaces = {};               // ... and its workspaces
+  // StepOptions::device_memory_bytes
+  std::int64_t device_memory_bytes = 0;
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same
@@ -58,7 +63,7 @@ struct MemoryRequirementOptions {
 [[nodiscard]] const MemoryRequirement& largest(std::span<const MemoryRequirement> requirements);
 
 // A table for people: two lines for each requirement, one rounded and one in bytes. Without workspaces it has no column
-// for them.
+// for them; likewise for host memory and disk.
 [[nodiscard]] std::string memory_table(std::span<const MemoryRequirement> requirements);
 // "parameters 112 MiB, ..., unused 1 KiB, workspace 64 MiB": all with more than 0 bytes.
 [[nodiscard]] std::string roles_text(const MemoryRequirement& requirement);

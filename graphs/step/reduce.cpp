@@ -224,16 +224,17 @@ void StepBuilder::refuse_unused(const StepWeight& weight) {
 // All-reduces gradients in the plan's reduce type. The world sums in a wide type and rounds once, as in a
 // reduce-scatter. Returns where the sum is: another buffer, where gradients stay rounded.
 Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, int members, const Access& values,
-                                         const Labels& labels) {
+                                         const Labels& labels, Buffer rounded) {
   const Rounding rounding{.rank = rank_, .type = setup_.plan.precision.reduce_type()};
   const std::string name = "all_reduce " + what;
   if (rounding.type == type_of(values.buffer)) {
     all_reduce(name, group, members, values, labels);
     return values;
   }
-  const bool persists        = keeps_rounded_gradients() && setup_.options.keep_gradients;
+  const bool persists        = keeps_rounded_gradients() && gradients_persist();
   const std::uint32_t before = graph().num_buffers();
-  const Buffer rounded       = rounding.make(graph(), what, values, persists ? Lifetime::persistent : Lifetime::step);
+  if (rounded == Buffer{})
+    rounded = rounding.make(graph(), what, values, persists ? Lifetime::persistent : Lifetime::step);
   mark_since(before, MemoryRole::gradients);
   rounding.round(graph(), what, rounded, values, labels);
   all_reduce(name, group, members, rounded, labels);
@@ -242,14 +243,16 @@ Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, i
   return values;
 }
 
+std::string StepBuilder::text_of(const Bucket& bucket) {
+  const std::string& first = setup_.step.spec(here().weights[bucket.weights.front()]).name;
+  const std::string& last  = setup_.step.spec(here().weights[bucket.weights.back()]).name;
+  return bucket.weights.size() == 1 ? first : str(first, " to ", last);
+}
+
 void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
-  const Group group    = setup_.group(rank_, Axis::dp, "gradients");
-  const int members    = setup_.plan.layout.dp;
-  const std::string of = bucket.weights.size() == 1
-                             ? setup_.step.spec(here().weights[bucket.weights.front()]).name
-                             : str(setup_.step.spec(here().weights[bucket.weights.front()]).name, " to ",
-                                   setup_.step.spec(here().weights[bucket.weights.back()]).name);
-  const auto copy_all  = [&](bool in) {
+  const Group group   = setup_.group(rank_, Axis::dp, "gradients");
+  const int members   = setup_.plan.layout.dp;
+  const auto copy_all = [&](bool in) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
       const StoredRange& gradient = here().weights[i].gradient;
@@ -257,16 +260,18 @@ void StepBuilder::reduce_bucket(const Bucket& bucket, const Labels& labels) {
       const Access there          = access({.buffer = bucket.buffer, .end = gradient.size(), .offset = offset});
       const std::string& name     = setup_.step.spec(here().weights[i]).name;
       copy(graph(), {.name   = str(in ? "copy in gradient of " : "copy out gradient of ", name),
-                      .lane   = LaneKind::reduce,
-                      .to     = in ? there : own,
-                      .from   = in ? own : there,
-                      .labels = labels});
+                     .lane   = LaneKind::reduce,
+                     .to     = in ? there : own,
+                     .from   = in ? own : there,
+                     .labels = labels});
       offset += gradient.size();
     }
   };
   const bool views = setup_.plan.shard.bucket_views;
   if (!views) copy_all(true);
-  const Buffer sum = all_reduce_gradients("gradient of " + of, group, members, bucket.buffer, labels).buffer;
+  const Buffer sum =
+      all_reduce_gradients("gradient of " + text_of(bucket), group, members, bucket.buffer, labels, bucket.rounded)
+          .buffer;
   if (sum != bucket.buffer) {
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {

@@ -76,6 +76,7 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
                                        plan.layout.tp, ") (a multiple of ", plan.layout.tp, ")"));
   }
   check_precision(plan.precision);
+  check_offload(plan.offload);
   const OptimizerPlan& optimizer = plan.optimizer;
   const auto check               = [](const char* name, double value, bool right, const char* range) {
     if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));

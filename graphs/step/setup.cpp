@@ -66,7 +66,8 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
            .precision        = resolved.precision,
            .optimizer        = resolved.optimizer.kind,
            .num_microbatches = microbatches_of(resolved, batch),
-           .shard_size       = stepgraph::shard_group(resolved, 0).size},
+           .shard_size       = stepgraph::shard_group(resolved, 0).size,
+           .update_first     = trains && asked.update_first},
       plan(resolved),
       options(asked) {
   check_num_nodes(model, plan, step.num_microbatches, trains, options.only);

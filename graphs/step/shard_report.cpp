@@ -16,7 +16,7 @@ std::int64_t local_elements(const StepGraph& step, const StepWeight& weight, int
 
 bool is_gathering(const Graph& graph, Node node) {
   return graph.op(node) == "all_gather" && graph.lane(node) == Lane{graph.rank(node), LaneKind::gather} &&
-         graph.labels(node).phase != "update";
+         graph.labels(node).phase != update_phase;
 }
 
 // "all_gather F layer3 mb0": the unit. Weights beside a flat follow the microbatch.

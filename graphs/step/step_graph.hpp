@@ -1,6 +1,8 @@
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/graph/graph.hpp"
@@ -13,6 +15,7 @@
 #include "graphs/plan/plan.hpp"
 #include "graphs/schedule/schedule.hpp"
 #include "graphs/step/memory_role.hpp"
+#include "graphs/step/offload/homes.hpp"
 
 namespace stepgraph {
 
@@ -55,6 +58,10 @@ struct StepRank {
   // i64: updates that were not skipped. With loss scaling the step counts them, from 0. Without it, the number of the
   // update (from 1) is to be set before each run. AdamW reads it.
   Buffer num_updates = {};
+  // f64, persistent with StepOptions::update_first: the clip factor of the last run, with which the next run updates.
+  // NaN: nothing is left to update. It is to be set to NaN before the first run, as StepRun does. `rate` and
+  // `num_updates` then belong to the last run, too: they are to be set after each run.
+  Buffer factor = {};
   // For loss scaling. The scale is set before the first run, as StepRun does; the others begin as 0.
   Buffer loss_scale               = {};  // f64: before a run: of this run; after it: of the next
   Buffer good_steps               = {};  // i64: updates since the scale last changed
@@ -102,12 +109,15 @@ struct StepGraph {
   DType type                      = DType::f32;
   PrecisionPlan precision         = {};  // `type` is its param
   OptimizerKind optimizer         = OptimizerKind::adamw;
-  int num_microbatches            = 1;   // of each data-parallel rank
-  int shard_size                  = 1;   // data-parallel ranks of a shard group
-  PipelineSchedule schedule       = {};  // lowered: with transfers
+  int num_microbatches            = 1;      // of each data-parallel rank
+  int shard_size                  = 1;      // data-parallel ranks of a shard group
+  bool update_first               = false;  // StepOptions::update_first
+  PipelineSchedule schedule       = {};     // lowered: with transfers
   StepRanks ranks                 = {};
   std::vector<std::string> unused = {};  // weights that no op reads, where the plan allows them
   std::vector<MemoryRole> roles   = {};  // by buffer
+  std::vector<HomeFormat> homes   = {};  // of buffers that are offloaded
+  OffloadSummary offload          = {};
 
   // The purpose of a buffer; `other` for buffers that a user's pass has added.
   [[nodiscard]] MemoryRole role(Buffer buffer) const {
@@ -119,14 +129,25 @@ struct StepGraph {
   [[nodiscard]] DType value_type(const WeightSpec& weight) const noexcept {
     return weight.norm ? precision.norm_type() : type;
   }
+  // The format of a buffer that is a home; null: its elements are as they are.
+  [[nodiscard]] const HomeFormat* home(Buffer buffer) const;
+  // The type of the elements that a buffer stands for, wherever they lie.
+  [[nodiscard]] DType element_type(Buffer buffer) const;
   operator const Graph&() const { return graph; }  // NOLINT: implicit on purpose
   operator OrderedGraph() const { return graph; }  // NOLINT: likewise
 };
 
+// The phase of all nodes that update weights, of the copies that they need, and of the collectives that follow them.
+inline constexpr std::string_view update_phase = "update";
+
 struct StepOptions {
-  bool keep_gradients         = false;  // gradients are persistent and can be read after a run
-  std::uint64_t seed          = 0;      // of dropout
-  std::optional<RankSet> only = {};     // build the slice of these ranks alone
+  bool keep_gradients = false;  // gradients are persistent and can be read after a run
+  // The step begins with the update of the step before it: each weight is updated before its first use, beside the
+  // forward pass of weights before it. Gradients and the clip factor are persistent. updates_of(step) is the update
+  // that is left when no step follows. Losses and norms have the same bits.
+  bool update_first           = false;
+  std::uint64_t seed          = 0;   // of dropout
+  std::optional<RankSet> only = {};  // build the slice of these ranks alone
   // The norm of a weight that is not sharded: true: one data-parallel rank sums its squares, another rank for each
   // weight; false: every rank sums all squares.
   bool share_norm = true;
@@ -142,6 +163,14 @@ struct StepOptions {
   IssueOrder issue_order = IssueOrder::any;
   // The workspaces that Plan::memory_limit_bytes counts: workspace_needs of the world. The graph has them either way.
   WorkspaceNeeds workspaces = {};
+  // How much is offloaded. None: what the fields of Plan::offload say, or what its strategy chooses.
+  std::optional<OffloadAmounts> offload     = {};
+  std::map<Rank, OffloadAmounts> offload_of = {};  // of some ranks, instead
+  // Divide updates between device and host. None: usual_offload_rates where ranks are on devices (workspaces.bodies);
+  // else the host does those of all units whose states are in its memory.
+  std::optional<OffloadRates> offload_rates = {};
+  // The memory of a rank's device, for strategies of offload without OffloadPlan::device_bytes; 0: not known.
+  std::int64_t device_memory_bytes = 0;
 };
 
 // What a forward step computes: the mean loss, or the logits of every token.

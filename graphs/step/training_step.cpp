@@ -10,13 +10,15 @@ StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep
                        const StepOptions& options) {
   StepGraph step = build(plan, batch);
   check_memory_limit(step, plan, build,
-                     {.trains          = trains,
-                      .keep_gradients  = options.keep_gradients,
-                      .rank            = {},
-                      .join_tied_first = options.join_tied_first,
-                      .machine         = options.machine,
-                      .issue_order     = options.issue_order,
-                      .workspaces      = options.workspaces});
+                     {.trains              = trains,
+                      .keep_gradients      = options.keep_gradients,
+                      .update_first        = trains && options.update_first,
+                      .rank                = {},
+                      .join_tied_first     = options.join_tied_first,
+                      .machine             = options.machine,
+                      .issue_order         = options.issue_order,
+                      .workspaces          = options.workspaces,
+                      .device_memory_bytes = options.device_memory_bytes});
   return step;
 }
 

@@ -12,6 +12,10 @@ namespace stepgraph {
 [[nodiscard]] StepGraph training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                       const StepOptions& options = {});
 
+// The update that is left after the last run of a step with StepOptions::update_first: the nodes of the phase
+// `update_phase` alone, on the same buffers. After it has run, StepRank::factor is to be set to NaN.
+[[nodiscard]] StepGraph updates_of(const StepGraph& step);
+
 // Forward only. Throws as training_step does.
 [[nodiscard]] StepGraph forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                      ForwardResult result = ForwardResult::loss, const StepOptions& options = {});

@@ -114,8 +114,8 @@ void StepBuilder::join_tied_ranks(const WeightSpec& owner, const std::vector<con
 // data-parallel rank with the fewest elements so far; those of a piece that several tensor-parallel ranks hold, by the
 // first of these. Squares are summed without rounding, so this choice changes no bit.
 void StepBuilder::add_norm() {
-  squares_            = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
-  factor_             = make("clip factor", 1, DType::f64, Lifetime::step);
+  squares_ = make("squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
+  if (!setup_.options.update_first) here().factor = make("clip factor", 1, DType::f64, Lifetime::step);
   const Labels labels = {.phase = "norm"};
   clear(graph(), {.name = "clear squares", .values = squares_, .labels = {.phase = "clear"}});
   const ShardGroup sharers = setup_.norm_sharers(coord_.dp);
@@ -154,7 +154,7 @@ void StepBuilder::add_norm() {
   ClipFactor clip{.squares = squares_,
                   .type    = sum_type(),
                   .norm    = here().grad_norm,
-                  .factor  = factor_,
+                  .factor  = here().factor,
                   .clip    = setup_.plan.optimizer.clip,
                   .labels  = {.phase = "clip"}};
   const PrecisionPlan& precision = setup_.plan.precision;
@@ -211,15 +211,48 @@ std::vector<GroupRange> group_ranges(const std::vector<OptimizerGroup>& groups, 
 }  // namespace
 
 void StepBuilder::add_updates() {
-  for (const StepWeight& weight : here().weights) {
-    if (weight.first.empty()) continue;  // a tied weight, or an empty shard
-    const WeightSpec& spec = setup_.step.spec(weight);
-    // A tied weight of another rank than its owner's updates a copy, and is in the owner's group.
-    const WeightSpec& owner = spec.tied_to.empty() ? spec : setup_.weight_named(spec.tied_to);
-    auto ranges             = group_ranges(setup_.plan.optimizer.groups, owner, tp_.size, tp_.index);
-    if (ranges.size() == 1) ranges.front().name = spec.name;
-    for (const GroupRange& range : ranges) add_update(weight, range.group, range.elements, range.name);
+  for (const StepWeight& weight : here().weights) add_update(weight);
+  for (const Unit& unit : units_) gather_updated(unit);
+}
+
+void StepBuilder::update_stage(Stage stage) {
+  for (const std::size_t block : setup_.blocks_of_stage[static_cast<std::size_t>(index(stage))]) update_block(block);
+}
+
+void StepBuilder::update_block(std::size_t block) {
+  for (std::size_t i = 0; i < here().weights.size(); ++i) {
+    if (here().weights[i].block == block) update_weight(i);
   }
+}
+
+// All weights of a unit are updated together, and then gathered. A tied weight has the value of its owner.
+void StepBuilder::update_weight(std::size_t i) {
+  updated_.resize(here().weights.size(), false);
+  if (updated_[i]) return;
+  const WeightSpec& spec = setup_.step.spec(here().weights[i]);
+  if (const UnitWeight* const sharded = unit_weight(spec); sharded != nullptr) {
+    const Unit& unit = units_[sharded->unit];
+    for (const std::size_t each : unit.weights) {
+      updated_[each] = true;
+      add_update(here().weights[each]);
+    }
+    gather_updated(unit);
+  } else {
+    updated_[i] = true;
+    add_update(here().weights[i]);
+  }
+  const StepWeight* const owner = spec.tied_to.empty() ? nullptr : find_weight(spec.tied_to);
+  if (owner != nullptr) update_weight(static_cast<std::size_t>(owner - here().weights.data()));
+}
+
+void StepBuilder::add_update(const StepWeight& weight) {
+  if (weight.first.empty()) return;  // a tied weight, or an empty shard
+  const WeightSpec& spec = setup_.step.spec(weight);
+  // A tied weight of another rank than its owner's updates a copy, and is in the owner's group.
+  const WeightSpec& owner = spec.tied_to.empty() ? spec : setup_.weight_named(spec.tied_to);
+  auto ranges             = group_ranges(setup_.plan.optimizer.groups, owner, tp_.size, tp_.index);
+  if (ranges.size() == 1) ranges.front().name = spec.name;
+  for (const GroupRange& range : ranges) add_update(weight, range.group, range.elements, range.name);
 }
 
 // Updates the elements of the weight in this range that the rank stores.
@@ -228,10 +261,14 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
   const auto part           = [&](const StoredRange& of) { return within(of, elements.begin, elements.end); };
   const StoredRange first   = part(weight.first);
   if (first.empty()) return;
+  const auto rounded_gradient = rounded_gradients_.find(static_cast<std::size_t>(&weight - here().weights.data()));
+  const Access gradient =
+      access(part(rounded_gradient == rounded_gradients_.end() ? weight.gradient : rounded_gradient->second));
   const bool scales                = setup_.plan.precision.scales();
   const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
-  const Labels labels{
-      .stage = index(weight.stage), .layer = setup_.step.model.blocks[weight.block].layer, .phase = "update"};
+  const Labels labels{.stage = index(weight.stage),
+                      .layer = setup_.step.model.blocks[weight.block].layer,
+                      .phase = std::string(update_phase)};
   double decay = setup_.step.spec(weight).shape.size() >= 2 ? plan.weight_decay : 0;
   if (group > 0) decay = plan.groups[static_cast<std::size_t>(group) - 1].weight_decay.value_or(decay);
   const bool rounds                   = !weight.master.empty();
@@ -242,10 +279,10 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
   if (plan.kind == OptimizerKind::adamw) {
     adamw(graph(), {.name         = "adamw " + name,
                     .weight       = updated,
-                    .gradient     = access(part(weight.gradient)),
+                    .gradient     = gradient,
                     .first        = access(first),
                     .second       = access(part(weight.second)),
-                    .factor       = factor_,
+                    .factor       = here().factor,
                     .rate         = rate,
                     .step         = here().num_updates,
                     .beta1        = plan.beta1,
@@ -258,9 +295,9 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
   } else {
     sgd(graph(), {.name         = "sgd " + name,
                   .weight       = updated,
-                  .gradient     = access(part(weight.gradient)),
+                  .gradient     = gradient,
                   .velocity     = access(first),
-                  .factor       = factor_,
+                  .factor       = here().factor,
                   .rate         = rate,
                   .momentum     = plan.momentum,
                   .weight_decay = decay,
@@ -271,27 +308,25 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
 }
 
 // With zero1 and grad_op every rank updates its shard of the whole weights, and gathers the other shards.
-void StepBuilder::gather_updated() {
+void StepBuilder::gather_updated(const Unit& unit) {
   if (shards_values()) return;
-  for (const Unit& unit : units_) {
-    const DType type    = setup_.step.type;
-    const Buffer values = unit.flat(WeightTensor::value);
-    const Member by     = member("gather", LaneKind::gather);
-    const Labels labels{.stage = index(unit.spec->stage), .layer = unit.spec->layer, .phase = "update"};
-    ShardUnit flat{.name = unit.spec->name, .flat = unit.spec->flat};
-    if (flat.flat) {
-      gather_unit(graph(), by, flat, type, shards_in_whole(flat, type, values, by.index), values,
-                  {.name = "updated " + flat.name, .labels = labels});
-    }
-    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
-      const StepWeight& weight = here().weights[unit.weights[i]];
-      const WeightSpec& spec   = setup_.step.spec(weight);
-      if (unit.spec->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
-      ShardUnit other{.name = spec.name, .weights = {unit.spec->weights[i]}};
-      other.weights.front().offset = 0;
-      gather_unit(graph(), by, other, type, shards_in_whole(other, type, weight.value.buffer, by.index),
-                  weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
-    }
+  const DType type    = setup_.step.type;
+  const Buffer values = unit.flat(WeightTensor::value);
+  const Member by     = member("gather", LaneKind::gather);
+  const Labels labels{.stage = index(unit.spec->stage), .layer = unit.spec->layer, .phase = std::string(update_phase)};
+  ShardUnit flat{.name = unit.spec->name, .flat = unit.spec->flat};
+  if (flat.flat) {
+    gather_unit(graph(), by, flat, type, shards_in_whole(flat, type, values, by.index), values,
+                {.name = "updated " + flat.name, .labels = labels});
+  }
+  for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+    const StepWeight& weight = here().weights[unit.weights[i]];
+    const WeightSpec& spec   = setup_.step.spec(weight);
+    if (unit.spec->weights[i].flat || (weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)))) continue;
+    ShardUnit other{.name = spec.name, .weights = {unit.spec->weights[i]}};
+    other.weights.front().offset = 0;
+    gather_unit(graph(), by, other, type, shards_in_whole(other, type, weight.value.buffer, by.index),
+                weight.value.buffer, {.name = "updated", .others = {spec.name}, .labels = labels});
   }
 }
 

@@ -52,7 +52,9 @@ WeightEntry weight_entry(const Plan& plan, const WeightTraits& weight, WeightTen
   }
   if (!options.trains) return {};
   if (tensor == WeightTensor::gradient) {
-    return gradient_entry(plan, weight, sums, options.keep_gradients ? Lifetime::persistent : Lifetime::step);
+    // Of tied weights on one rank, only the owner has an update.
+    const bool lasts = options.keep_gradients || (options.update_first && !weight.tied_here);
+    return gradient_entry(plan, weight, sums, lasts ? Lifetime::persistent : Lifetime::step);
   }
   const bool absent = weight.tied_here || (tensor == WeightTensor::master && sums == type) ||
                       (tensor == WeightTensor::second_moment && plan.optimizer.kind != OptimizerKind::adamw);

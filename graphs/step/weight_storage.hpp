@@ -54,6 +54,7 @@ struct WeightTraits {
 struct WeightStorageOptions {
   bool trains         = true;   // false: a forward step, which has values only
   bool keep_gradients = false;  // StepOptions::keep_gradients
+  bool update_first   = false;  // StepOptions::update_first: gradients last until the next step updates
 };
 [[nodiscard]] WeightEntry weight_entry(const Plan& plan, const WeightTraits& weight, WeightTensor tensor,
                                        const WeightStorageOptions& options = {});

@@ -112,7 +112,8 @@ void StepBuilder::declare_weight(Stage stage, std::size_t block, std::size_t num
                             .flat         = sharded != nullptr && sharded->weight->flat,
                             .tied_here    = weight.tied && has(setup_.stage_of_weight.at(spec.tied_to)),
                             .joined_first = joins_first(weight)};
-  const WeightStorageOptions options{.trains = trains, .keep_gradients = setup_.options.keep_gradients};
+  const WeightStorageOptions options{
+      .trains = trains, .keep_gradients = setup_.options.keep_gradients, .update_first = setup_.options.update_first};
   for (const WeightTensor tensor : all_weight_tensors) {
     stored(weight, tensor) = declare_tensor(spec, tensor, weight_entry(setup_.plan, traits, tensor, options));
   }
@@ -163,15 +164,21 @@ void StepBuilder::fill_buckets() {
     buckets_.back().weights.push_back(i);
     buckets_.back().elements += elements;
   }
-  const Lifetime kept = setup_.options.keep_gradients && plan.bucket_views ? Lifetime::persistent : Lifetime::step;
+  const Lifetime kept = gradients_persist() && plan.bucket_views ? Lifetime::persistent : Lifetime::step;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    Bucket& bucket = buckets_[b];
-    bucket.buffer  = make(str("bucket ", b), bucket.elements, sum_type(), kept, MemoryRole::gradients);
-    if (!plan.bucket_views) continue;
+    Bucket& bucket     = buckets_[b];
+    bucket.buffer      = make(str("bucket ", b), bucket.elements, sum_type(), kept, MemoryRole::gradients);
+    const DType travel = setup_.plan.precision.reduce_type();
+    if (setup_.options.update_first && keeps_rounded_gradients() && travel != sum_type())
+      bucket.rounded = make("rounded gradient of " + text_of(bucket), bucket.elements, travel, Lifetime::persistent,
+                            MemoryRole::gradients);
     std::int64_t offset = 0;
     for (const std::size_t i : bucket.weights) {
       const std::int64_t elements = num_elements(local_shape(setup_.step.spec(weights[i]), tp_.size, tp_.index));
-      weights[i].gradient         = {.buffer = bucket.buffer, .end = elements, .offset = offset};
+      StoredRange range{.buffer = bucket.buffer, .end = elements, .offset = offset};
+      if (plan.bucket_views) weights[i].gradient = range;
+      range.buffer = bucket.rounded;
+      if (bucket.rounded != Buffer{}) rounded_gradients_[i] = range;
       offset += elements;
     }
   }

@@ -9,6 +9,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/packed.hpp"
 #include "graphs/layout/layout.hpp"
+#include "graphs/step/offload/homes.hpp"
 #include "ops/collectives.hpp"
 #include "ops/hash.hpp"
 #include "ops/reduce.hpp"
@@ -64,13 +65,17 @@ std::vector<RankGroup> held_groups(const StepGraph& step) {
 class Builder {
  public:
   Builder(const StepGraph& step, const WeightsGraphOptions& options)
-      : step_(step), options_(options), made_{.graph = Graph(step.graph.num_ranks(), step.graph.ranks())} {}
+      : step_(step),
+        options_(options),
+        made_{.graph = Graph(step.graph.num_ranks(), step.graph.ranks())},
+        homes_(step.offload.settings) {}
 
   WeightsGraph build() {
     made_.hashes = add(held_groups(step_), false);
     // With one shard group every shard is on one rank only.
     const bool replicas = step_.shard_size < step_.layout.degree(Axis::dp);
     made_.shard_hashes  = replicas ? add(replica_groups(step_), true) : std::vector<Buffer>(step_.ranks.size());
+    if (!homes_.homes.empty()) made_.graph = with_homes(made_.graph, homes_).graph;
     return std::move(made_);
   }
 
@@ -88,7 +93,7 @@ class Builder {
     hashes_.assign(step_.ranks.size(), {});
     for (std::size_t rank = 0; rank < step_.ranks.size(); ++rank) {
       for (const Buffer of_step : held(step_.ranks[rank], shards)) {
-        const Buffer here = made_.graph.buffer(step_.graph.spec(of_step));
+        const Buffer here = add_buffer(of_step);
         made_.same.push_back({.here = here, .of_step = of_step});
         copies_[rank].push_back(here);
       }
@@ -98,6 +103,20 @@ class Builder {
       if (here != ranks.ranks.end()) add(ranks, *here, shards ? "shards" : "weights");
     }
     return std::move(hashes_);
+  }
+
+  // An offloaded buffer is on the device while it is broadcast and hashed: with_homes gives it a slot.
+  Buffer add_buffer(Buffer of_step) {
+    BufferSpec spec              = step_.graph.spec(of_step);
+    const HomeFormat* const home = step_.home(of_step);
+    if (home == nullptr) return made_.graph.buffer(spec);
+    spec.space        = Space::device;
+    spec.type         = home->type;
+    spec.size_bytes   = home->elements * static_cast<std::int64_t>(size_bytes(home->type));
+    const Buffer here = made_.graph.buffer(spec);
+    homes_.homes.push_back(
+        {.buffer = here, .unit = str(here.id), .space = home->space, .compression = home->compression});
+    return here;
   }
 
   Buffer make(std::string name, Rank rank, std::size_t count, Space space = Space::device) {
@@ -114,22 +133,34 @@ class Builder {
     const std::size_t count = at(copies_, here).size();
     const bool alone        = ranks.size() == 1;
     const Group group       = alone ? Group{} : add_group(made_.graph, ranks, "weights");
-    for (std::size_t i = 0; i < count && options_.broadcast && !alone; ++i) {
-      broadcast(made_.graph, {.name   = "broadcast " + made_.graph.spec(at(copies_, here)[i]).name,
-                              .group  = group,
-                              .lane   = LaneKind::reduce,
-                              .out    = [&](Rank rank) { return at(copies_, rank)[i]; },
-                              .root   = ranks.ranks.front(),
-                              .labels = {.phase = "broadcast"}});
-    }
     for (const Rank rank : ranks.ranks) {
-      if (!has(rank)) continue;
-      at(hashes_, rank) = make("hashes of " + what, rank, count);
-      hash_bytes(made_.graph, {.name   = "hash " + what,
-                               .values = at(copies_, rank),
-                               .hashes = at(hashes_, rank),
-                               .labels = {.phase = "hash"}});
+      if (has(rank)) at(hashes_, rank) = make("hashes of " + what, rank, count);
     }
+    const bool one_by_one = !homes_.homes.empty();  // so that few offloaded buffers are on the device at once
+    const auto hash       = [&](const std::string& name, std::size_t first, std::size_t num) {
+      for (const Rank rank : ranks.ranks) {
+        if (!has(rank)) continue;
+        const auto from   = at(copies_, rank).begin() + static_cast<std::ptrdiff_t>(first);
+        const auto offset = static_cast<std::int64_t>(8 * first), size = static_cast<std::int64_t>(8 * num);
+        hash_bytes(made_.graph, {.name   = "hash " + name,
+                                       .values = std::vector<Buffer>(from, from + static_cast<std::ptrdiff_t>(num)),
+                                       .hashes = at(hashes_, rank).range(offset, size),
+                                       .labels = {.phase = "hash"}});
+      }
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::string name = made_.graph.spec(at(copies_, here)[i]).name;
+      if (options_.broadcast && !alone) {
+        broadcast(made_.graph, {.name   = "broadcast " + name,
+                                .group  = group,
+                                .lane   = LaneKind::reduce,
+                                .out    = [&](Rank rank) { return at(copies_, rank)[i]; },
+                                .root   = ranks.ranks.front(),
+                                .labels = {.phase = "broadcast"}});
+      }
+      if (one_by_one) hash(name, i, 1);
+    }
+    if (!one_by_one) hash(what, 0, count);
     if (!alone) compare(ranks, group, count, what);
   }
 
@@ -180,6 +211,7 @@ class Builder {
   const StepGraph& step_;
   WeightsGraphOptions options_;
   WeightsGraph made_;
+  HomePlan homes_;                                // with the settings of the step
   std::vector<std::vector<Buffer>> copies_ = {};  // by rank
   std::vector<Buffer> hashes_              = {};
 };

@@ -105,7 +105,7 @@ RankFile rank_file(const StepGraph& step, Rank rank, const TensorNumbers& number
         if (source.empty()) continue;  // sgd has no second moment
         SavedPart saved{.part   = {.tensor = piece.tensor,
                                    .state  = state,
-                                   .type   = step.graph.spec(source.buffer).type,
+                                   .type   = step.element_type(source.buffer),
                                    .dim    = piece.dim,
                                    .begin  = piece.box.begin,
                                    .size   = piece.box.size,
@@ -131,16 +131,16 @@ RankFile rank_file(const StepGraph& step, Rank rank, const TensorNumbers& number
   return file;
 }
 
-void read_part(const Memory& memory, const SavedPart& saved, std::int64_t first, std::span<std::byte> out) {
+void read_part(const StoredValues& values, const SavedPart& saved, std::int64_t first, std::span<std::byte> out) {
   const auto size        = static_cast<std::int64_t>(size_bytes(saved.part.type));
   const LocalPiece& from = saved.piece;
   const auto read        = [&](std::int64_t local, std::span<std::byte> to) {
-    memory.read(saved.buffer, to, (local + saved.shift) * size);
+    values.read_bytes(saved.buffer, (local + saved.shift) * size, to);
   };
   std::int64_t i         = saved.part.first + first;
   const std::int64_t end = i + static_cast<std::int64_t>(out.size()) / size;
   if (from.contiguous()) return read(from.local(i), out);
-  if (memory.device() == nullptr) {
+  if (!values.prefers_long_ranges(saved.buffer)) {
     while (i < end) {
       const std::int64_t now = std::min(end - i, from.box.row() - i % from.box.row());
       read(from.local(i), out.first(static_cast<std::size_t>(now * size)));
@@ -149,7 +149,7 @@ void read_part(const Memory& memory, const SavedPart& saved, std::int64_t first,
     }
     return;
   }
-  // A device copies one long range faster than many rows, so the elements between the rows are read too.
+  // The elements between the rows are read too.
   constexpr std::int64_t most = std::int64_t{4} << 20;  // elements
   std::vector<std::byte> room;
   while (i < end) {

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/run/memory.hpp"
 #include "graphs/files/checkpoint_manifest.hpp"
 #include "graphs/files/tensor_box.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/step_graph.hpp"
+#include "graphs/train/stored_values.hpp"
 
 // Where the elements of a tensor are in the memory of a rank. Internal to graphs/train.
 namespace stepgraph {
@@ -71,6 +71,6 @@ struct RankFile {
 [[nodiscard]] RankFile rank_file(const StepGraph& step, Rank rank, const TensorNumbers& numbers);
 
 // Reads elements [first, first + count) of the part, counted from its begin. Thread-safe.
-void read_part(const Memory& memory, const SavedPart& part, std::int64_t first, std::span<std::byte> out);
+void read_part(const StoredValues& values, const SavedPart& part, std::int64_t first, std::span<std::byte> out);
 
 }  // namespace stepgraph

@@ -61,7 +61,7 @@ struct Files {
   std::unique_ptr<DiskWorld> world = {};
   std::vector<OpenFile> of_ranks   = {};
   std::string folder               = {};
-  const Memory* states             = nullptr;
+  const StoredValues* states       = nullptr;
   Clock::time_point start          = {};
 };
 
@@ -162,7 +162,7 @@ struct CheckpointWriter::Impl {
       figures.ranks.push_back(open.plan.rank);
       figures.rank_bytes.push_back(open.plan.num_bytes);
     }
-    files->states = &trainer.run().memory();
+    files->states = &trainer.run().values();
     if (peers() != nullptr) num_processes_here = num_on_machine(*peers());
     if (!trainer.run().is_first()) return;
     continues = is_in_folder(options.loaded, options.folder);
@@ -327,6 +327,7 @@ struct CheckpointWriter::Impl {
   void save(std::int64_t position, std::string config) {
     const auto start = Clock::now();
     if (!trainer.run().has_weights()) set_fresh_weights(trainer.run(), trainer.seed());
+    trainer.flush();
     state = state_of_trainer(position, std::move(config));
     path  = (fs::path(options.folder) / checkpoint_folder_name(state.steps)).string();
     make_folder();

@@ -40,7 +40,7 @@ Targets targets_of(const StepGraph& step, const TensorNumbers& numbers) {
         for (const LocalPiece& piece : pieces) {
           Target target{.piece  = piece,
                            .buffer = stored.buffer,
-                           .type   = step.graph.spec(stored.buffer).type,
+                           .type   = step.element_type(stored.buffer),
                            .shift  = stored.offset - stored.begin,
                            .first  = piece.before(stored.begin),
                            .last   = piece.before(stored.end)};
@@ -126,26 +126,26 @@ void check_fits(const CheckpointReader& reader, const StepGraph& step, const Ten
 }
 
 template <class From, class To>
-void write_converted(const Memory& memory, Buffer buffer, std::int64_t at, std::span<const From> values) {
+void write_converted(StoredValues& stored, Buffer buffer, std::int64_t at, std::span<const From> values) {
   if constexpr (std::is_same_v<From, To>) {
-    memory.write(buffer, values, at);
+    stored.write(buffer, values, at);
   } else {
     std::vector<To> made(values.size());
     std::transform(values.begin(), values.end(), made.begin(),
                    [](From value) { return narrow<To>(static_cast<Wide<To>>(value)); });
-    memory.write(buffer, std::span<const To>(made), at);
+    stored.write(buffer, std::span<const To>(made), at);
   }
 }
 
 // Elements of a target, from element `i` of its piece on.
 template <class From>
-void set_elements(const Memory& memory, const Target& target, std::int64_t i, std::span<const From> values) {
+void set_elements(StoredValues& stored, const Target& target, std::int64_t i, std::span<const From> values) {
   const LocalPiece& piece = target.piece;
   dispatch_float(target.type, [&]<class To>(To) {
     while (!values.empty()) {
       const std::int64_t row_left = piece.box.row() - i % piece.box.row();
       const auto now = piece.contiguous() ? values.size() : std::min(values.size(), static_cast<std::size_t>(row_left));
-      write_converted<From, To>(memory, target.buffer, piece.local(i) + target.shift, values.first(now));
+      write_converted<From, To>(stored, target.buffer, piece.local(i) + target.shift, values.first(now));
       values = values.subspan(now);
       i += static_cast<std::int64_t>(now);
     }
@@ -155,7 +155,7 @@ void set_elements(const Memory& memory, const Target& target, std::int64_t i, st
 class Loading {
  public:
   Loading(const CheckpointReader& reader, StepRun& run, const TensorNumbers& numbers)
-      : reader_(reader), memory_(run.memory()), targets_(targets_of(run.step(), numbers)), numbers_(numbers) {
+      : reader_(reader), stored_(run.values()), targets_(targets_of(run.step(), numbers)), numbers_(numbers) {
     const CheckpointManifest& manifest = reader.manifest();
     for (const CheckpointTensor& tensor : manifest.tensors) number_of_.push_back(numbers.at(tensor.name));
     for (std::size_t file = 0; file < manifest.files.size(); ++file)
@@ -167,6 +167,7 @@ class Loading {
 
   void run(int threads) {
     for_tasks(tasks_.size(), threads, [this](std::size_t i) { load(tasks_[i]); });
+    stored_.flush();
   }
 
  private:
@@ -241,14 +242,14 @@ class Loading {
     const std::span<const T> values(reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T));
     for_target_runs(part, targets, first, last,
                     [&](const Target& target, std::int64_t a, std::int64_t b, std::int64_t n) {
-                      set_elements<T>(memory_, target, b,
+                      set_elements<T>(stored_, target, b,
                                       values.subspan(static_cast<std::size_t>(a - first), static_cast<std::size_t>(n)));
                       return true;
                     });
   }
 
   const CheckpointReader& reader_;
-  const Memory& memory_;
+  StoredValues& stored_;
   Targets targets_;
   const TensorNumbers& numbers_;
   std::vector<std::size_t> number_of_;  // by tensor of the manifest: its number in the model
@@ -301,6 +302,7 @@ std::optional<Refusal> shared(Peers* peers, const std::optional<Refusal>& mine) 
 }
 
 std::optional<Refusal> try_load(Trainer& trainer, const std::string& path, CheckpointState& state) {
+  trainer.flush();
   std::optional<Refusal> refusal;
   bool fits = false;
   try {

@@ -1,6 +1,7 @@
 #include "graphs/train/step_run.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -16,14 +17,25 @@
 namespace stepgraph {
 namespace {
 
+// Memory for elements of any type, used again and again: new pages for each tensor would cost more than its elements.
+class Room {
+ public:
+  template <class T>
+  [[nodiscard]] std::span<T> of(std::size_t size) {
+    if (bytes_.size() < size * sizeof(T)) bytes_.resize(size * sizeof(T));
+    return {reinterpret_cast<T*>(bytes_.data()), size};
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
 template <class T>
-std::vector<T> rounded(const std::vector<double>& values, int threads) {
-  std::vector<T> made(values.size());
+void round_to(std::span<T> made, const std::vector<double>& values, int threads) {
   for_ranges(std::ssize(values), threads, [&](std::int64_t begin, std::int64_t end) {
     std::transform(values.begin() + begin, values.begin() + end, made.begin() + begin,
                    [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
   });
-  return made;
 }
 
 }  // namespace
@@ -110,15 +122,17 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const 
       peers_(world.peers()),
       runnable_((check_ranks(step_, world), step_.graph), world, {.reuse = options.reuse}) {
   verify(runnable_);
-  program_          = owner == nullptr ? std::make_unique<Program>(runnable_, world)
-                                       : std::make_unique<Program>(runnable_, world, memory_beside(*owner));
-  options_          = {.threads       = options.threads,
-                       .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
-                       .step_timeout  = options.step_timeout,
-                       .stall_timeout = options.stall_timeout};
-  const bool shares = owner != nullptr && owner->executor_->waiting_lanes() >= options_.waiting_lanes;
-  executor_         = shares ? owner->executor_ : std::make_shared<Executor>(options_);
-  has_weights_      = owner != nullptr;
+  std::shared_ptr<Memory> beside = owner == nullptr ? nullptr : memory_beside(*owner, options.storage);
+  program_                       = std::make_unique<Program>(runnable_, world, std::move(beside), options.storage);
+  values_                        = std::make_unique<StoredValues>(step_, memory());
+  options_                       = {.threads       = options.threads,
+                                    .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
+                                    .step_timeout  = options.step_timeout,
+                                    .stall_timeout = options.stall_timeout};
+  const bool shares              = owner != nullptr && owner->executor_->waiting_lanes() >= options_.waiting_lanes;
+  executor_                      = shares ? owner->executor_ : std::make_shared<Executor>(options_);
+  has_weights_                   = owner != nullptr;
+  owner_                         = owner;
   find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
@@ -126,14 +140,17 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const 
 }
 
 // The same plan gives both steps the same buffers of values.
-std::shared_ptr<Memory> StepRun::memory_beside(const StepRun& owner) const {
+std::shared_ptr<Memory> StepRun::memory_beside(const StepRun& owner, const MakeStorage& make) const {
   std::vector<Loan> loans;
   std::set<std::uint32_t> seen;  // weights of a unit share a buffer, and so do tied weights
   for (std::size_t place = 0; place < step_.ranks.size(); ++place) {
     const auto& mine   = step_.ranks[place].weights;
     const auto& theirs = owner.step_.ranks[place].weights;
-    const auto same    = [](const StoredRange& a, const StoredRange& b) {
-      return a.begin == b.begin && a.end == b.end && a.offset == b.offset;
+    const auto same    = [&](const StoredRange& a, const StoredRange& b) {
+      if (a.begin != b.begin || a.end != b.end || a.offset != b.offset) return false;
+      if (a.empty()) return true;
+      const BufferSpec &here = step_.graph.spec(a.buffer), &there = owner.step_.graph.spec(b.buffer);
+      return here.size_bytes == there.size_bytes && here.space == there.space;
     };
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (mine.size() != theirs.size() || mine[i].block != theirs[i].block || mine[i].number != theirs[i].number ||
@@ -143,10 +160,10 @@ std::shared_ptr<Memory> StepRun::memory_beside(const StepRun& owner) const {
                     "plan)");
       const Buffer here = mine[i].value.buffer;
       if (mine[i].value.empty() || !seen.insert(here.id).second) continue;
-      loans.push_back({.buffer = here, .bytes = owner.memory().loan(theirs[i].value.buffer)});
+      loans.push_back(owner.memory().loan(theirs[i].value.buffer, here));
     }
   }
-  return std::make_shared<Memory>(step_.graph, *runnable_.memory(), loans, owner.memory().device());
+  return std::make_shared<Memory>(step_.graph, *runnable_.memory(), loans, owner.memory().device(), make);
 }
 
 bool StepRun::is_first() const noexcept { return peers_ == nullptr || peers_->process() == 0; }
@@ -166,8 +183,10 @@ void StepRun::find_holders() {
 }
 
 void StepRun::set_weights(const FillTensor& fill) {
+  flush();
   has_weights_ = true;
   std::vector<double> whole;
+  Room typed_room, local_room;
   const int tp                       = step_.layout.degree(Axis::tp);
   const ParameterInventory inventory = step_.model.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
@@ -178,18 +197,18 @@ void StepRun::set_weights(const FillTensor& fill) {
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
     const auto set = [&](DType type, StoredRange StepWeight::*which) {
       dispatch_float(type, [&]<class T>(T) {
-        const std::vector<T> typed = rounded<T>(whole, executor_->threads());
-        std::vector<T> local;
+        const std::span<T> typed = typed_room.of<T>(whole.size());
+        round_to(typed, whole, executor_->threads());
         for (const Holder& holder : all) {
           const StoredRange& part = holder.weight->*which;
           if (part.empty()) continue;
-          const WeightSpec& spec = step_.spec(*holder.weight);
-          const auto elements    = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
-          local.resize(static_cast<std::size_t>(part.size()));
+          const WeightSpec& spec   = step_.spec(*holder.weight);
+          const auto elements      = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
+          const std::span<T> local = local_room.of<T>(static_cast<std::size_t>(part.size()));
           // Elements of other pieces stay as they are.
-          if (spec.sections.size() > 1) memory().read(part.buffer, std::span<T>(local), part.offset);
+          if (spec.sections.size() > 1) values().read(part.buffer, local, part.offset);
           take_piece<T>(spec, holder.piece, typed, elements, part.begin, local);
-          memory().write(part.buffer, std::span<const T>(local), part.offset);
+          values().write(part.buffer, std::span<const T>(local), part.offset);
         }
       });
     };
@@ -197,6 +216,7 @@ void StepRun::set_weights(const FillTensor& fill) {
     set(type, &StepWeight::value);
     if (wide_type(type) != type) set(wide_type(type), &StepWeight::master);
   }
+  values().flush();
 }
 
 // Where a weight, or its gradient, is read. The master where there is one: training continues with it, not with the
@@ -221,9 +241,9 @@ void StepRun::read_here(Which which, const std::string& name, const Give& give) 
         step_.layout.coord(holder.rank).dp >= num_givers)
       continue;
     std::vector<T> values(static_cast<std::size_t>(part.size()));
-    dispatch_float(step_.graph.spec(part.buffer).type, [&]<class Stored>(Stored) {
+    dispatch_float(step_.element_type(part.buffer), [&]<class Stored>(Stored) {
       std::vector<Stored> as_stored(values.size());
-      memory().read(part.buffer, std::span(as_stored), part.offset);
+      values_->read(part.buffer, std::span(as_stored), part.offset);
       std::transform(as_stored.begin(), as_stored.end(), values.begin(),
                      [scale](Stored value) { return static_cast<T>(static_cast<double>(wide(value)) / scale); });
     });
@@ -234,6 +254,8 @@ void StepRun::read_here(Which which, const std::string& name, const Give& give) 
 // A process that cannot give its elements takes part in the gathering, so that the calls of all processes stay in step.
 template <class T>
 void StepRun::read(Which which, const std::string& name, std::span<T> out) const {
+  if (which == Which::value) (owner_ == nullptr ? this : owner_)->flush();
+  if (owner_ != nullptr) values_->flush();                          // the owner may have run since
   const Parameter parameter = step_.model.parameters().find(name);  // throws in all processes, or in none
   const auto wanted         = is_first() ? static_cast<std::size_t>(parameter.num_elements()) : 0;
   TensorAssembly<T> tensor(step_, name, out);
@@ -316,11 +338,40 @@ void StepRun::set_tokens(std::span<const std::int32_t> inputs, std::span<const s
   }
 }
 
+// An update with a clip factor that is not a number changes nothing.
+void StepRun::set_nothing_left() const {
+  update_left_ = false;
+  if (!step_.update_first) return;
+  for (const StepRank& rank : step_.ranks) memory().set_first(rank.factor, std::numeric_limits<double>::quiet_NaN());
+}
+
+void StepRun::flush() const {
+  if (!update_left_) return;
+  if (!updates_) {
+    const StepGraph updates = updates_of(step_);
+    const RunnableGraph runnable(updates.graph, *world_, {.reuse = plan().reuse});
+    verify(runnable);
+    updates_ = std::make_unique<Program>(runnable, *world_,
+                                         std::make_shared<Memory>(updates.graph, *runnable.memory(), memory()));
+  }
+  update_left_ = false;  // if this fails, some weights have it: it must not be repeated
+  execute(*updates_);
+  set_nothing_left();
+}
+
 void StepRun::run(Recorder* recorder) {
+  if (owner_ != nullptr) owner_->flush();
+  values_->flush();
+  if (!update_left_) set_nothing_left();
+  update_left_       = false;  // if this run fails, it may have updated some weights
   const Buffer scale = step_.ranks.front().loss_scale;
   if (scale != Buffer{}) loss_scale_ = memory().first<double>(scale);
   outcome_.reset();  // if this run fails, the results of the run before are not those of the last run
-  if (peers_ == nullptr) return executor_->run(*program_, recorder);
+  if (peers_ == nullptr) {
+    executor_->run(*program_, recorder);
+    update_left_ = step_.update_first;
+    return;
+  }
   Outcome mine;
   std::optional<Error> error;
   try {
@@ -336,6 +387,7 @@ void StepRun::run(Recorder* recorder) {
     if (!error) throw;
   }
   if (error) throw *error;
+  update_left_ = step_.update_first;
 }
 
 StepRun::Outcome StepRun::local_outcome() const {
@@ -382,13 +434,19 @@ void StepRun::share_outcome(Outcome outcome, const std::optional<Error>& error) 
 
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
   std::vector<Loan> loans;
-  for (const SameBytes& each : same) loans.push_back({.buffer = each.here, .bytes = memory().loan(each.of_step)});
+  for (const SameBytes& each : same) loans.push_back(memory().loan(each.of_step, each.here));
   const RunnableGraph runnable(graph, *world_, {.reuse = plan().reuse});
   verify(runnable);
   return Program(runnable, *world_, std::make_shared<Memory>(graph, *runnable.memory(), loans, memory().device()));
 }
 
 void StepRun::run(const Program& program) {
+  flush();
+  execute(program);
+}
+
+void StepRun::execute(const Program& program) const {
+  values_->flush();
   const int lanes = static_cast<int>(program.num_waiting_lanes());
   if (lanes <= executor_->waiting_lanes()) return executor_->run(program);
   ExecutorOptions more = options_;

@@ -17,6 +17,7 @@
 #include "engine/run/world.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/training_step.hpp"
+#include "graphs/train/stored_values.hpp"
 
 namespace stepgraph {
 
@@ -26,6 +27,7 @@ struct RunOptions {
   std::chrono::milliseconds stall_timeout{0};  // ExecutorOptions::stall_timeout
   Reuse reuse            = Reuse::tight;
   const Machine* machine = nullptr;  // of an Evaluator or Generator: StepOptions::machine
+  MakeStorage storage    = {};       // of buffers on disk; needed where the step has some
 };
 
 // Throws if a layout has more or fewer ranks than the world.
@@ -46,7 +48,7 @@ class StepRun {
  public:
   StepRun(StepGraph step, World& world, const RunOptions& options = {});  // collective; throws what `verify` throws
   // A step of the same model and plan that uses the bytes of the other step's weights, and its threads. It runs between
-  // runs of the other, and must not outlive it.
+  // runs of the other, which it flushes, and must not outlive it.
   StepRun(StepGraph step, const StepRun& owner, const RunOptions& options = {});
 
   [[nodiscard]] const StepGraph& step() const noexcept { return step_; }
@@ -54,6 +56,8 @@ class StepRun {
   [[nodiscard]] const RunnableGraph& runnable() const noexcept { return runnable_; }
   [[nodiscard]] const MemoryPlan& plan() const noexcept { return *runnable_.memory(); }
   [[nodiscard]] Memory& memory() const noexcept { return program_->memory(); }
+  // Elements of weights and optimizer states, also of offloaded ones.
+  [[nodiscard]] StoredValues& values() const noexcept { return *values_; }
   [[nodiscard]] const Program& program() const noexcept { return *program_; }
   [[nodiscard]] int threads() const noexcept { return executor_->threads(); }
   [[nodiscard]] const World& world() const noexcept { return *world_; }
@@ -81,6 +85,11 @@ class StepRun {
   [[nodiscard]] std::int64_t num_counted() const noexcept { return num_counted_; }  // targets that count
   // Collective: if the run of one process fails, all processes throw.
   void run(Recorder* recorder = nullptr);
+  // With StepOptions::update_first: does the update of the last run, which the next run would do. After it, weights and
+  // optimizer states are those of a step that updates at its end. Does nothing when nothing is left. Collective.
+  // Functions that read or set weights call it, and so do runs of graphs beside the step. Callers that use memory()
+  // for weights or optimizer states call it before.
+  void flush() const;
 
   // Of the last run, in every process.
   [[nodiscard]] double loss() const;
@@ -108,7 +117,9 @@ class StepRun {
     ErrorKind kind = ErrorKind::run;
   };
   StepRun(StepGraph step, World& world, const RunOptions& options, const StepRun* owner);
-  [[nodiscard]] std::shared_ptr<Memory> memory_beside(const StepRun& owner) const;
+  void set_nothing_left() const;
+  void execute(const Program& program) const;
+  [[nodiscard]] std::shared_ptr<Memory> memory_beside(const StepRun& owner, const MakeStorage& make) const;
   template <class T, class Give>
   void read_here(Which which, const std::string& name, const Give& give) const;
   template <class T>
@@ -125,11 +136,15 @@ class StepRun {
   bool has_weights_                 = false;
   std::int64_t num_counted_         = 0;
   std::optional<double> loss_scale_ = {};
+  const StepRun* owner_             = nullptr;          // whose weights it uses
   std::optional<Outcome> outcome_   = {};               // with peers
   std::map<std::string, std::vector<Holder>> holders_;  // by tensor, in rank order; ranks of this process
   std::unique_ptr<Program> program_;
+  std::unique_ptr<StoredValues> values_;
   std::shared_ptr<Executor> executor_;  // the owner's, where there is one with enough threads
   ExecutorOptions options_;
+  mutable bool update_left_ = false;          // the last run's
+  mutable std::unique_ptr<Program> updates_;  // of update_left_; made when it is first needed
 };
 
 }  // namespace stepgraph

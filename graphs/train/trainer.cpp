@@ -25,18 +25,21 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
     : plan_(plan),
       options_(options),
       run_(training_step(model, plan, batch,
-                         {.keep_gradients  = options.keep_gradients,
-                          .seed            = options.seed,
-                          .only            = ranks_of(plan, world),
-                          .join_tied_first = !world.reduces_in_order(),
-                          .machine         = options.machine,
-                          .issue_order     = world.issue_order(),
-                          .workspaces      = workspace_needs(world)}),
+                         {.keep_gradients      = options.keep_gradients,
+                          .update_first        = options.update_first,
+                          .seed                = options.seed,
+                          .only                = ranks_of(plan, world),
+                          .join_tied_first     = !world.reduces_in_order(),
+                          .machine             = options.machine,
+                          .issue_order         = world.issue_order(),
+                          .workspaces          = workspace_needs(world),
+                          .device_memory_bytes = device_memory_bytes(world)}),
            world,
            {.threads       = options.threads,
             .step_timeout  = options.step_timeout,
             .stall_timeout = options.stall_timeout,
-            .reuse         = plan.reuse}),
+            .reuse         = plan.reuse,
+            .storage       = options.storage}),
       schedule_(plan.optimizer.schedule),
       seed_(options.seed) {}
 
@@ -82,17 +85,19 @@ StepResult Trainer::step(std::span<const std::int32_t> inputs, std::span<const s
 StepResult Trainer::run_step(Recorder* recorder) {
   const std::vector<double> rates = this->rates();
   start_weights();
-  Memory& memory = run_.memory();
-  for (const StepRank& rank : run_.step().ranks) {
-    memory.set_first(rank.step_number, num_steps_ + 1);
-    memory.write(rank.rate, std::span<const double>(rates));
-  }
   // With loss scaling the step counts its updates.
   const bool counts          = !plan_.precision.scales();
   const std::int64_t updates = counts ? num_updates() : 0;
-  if (counts) set_num_updates(updates + 1);
+  const auto prepare_update  = [&] {
+    for (const StepRank& rank : run_.step().ranks) run_.memory().write(rank.rate, std::span<const double>(rates));
+    if (counts) set_num_updates(updates + 1);
+  };
+  for (const StepRank& rank : run_.step().ranks) run_.memory().set_first(rank.step_number, num_steps_ + 1);
+  const bool update_first = run_.step().update_first;  // the run begins with the update of the step before
+  if (!update_first) prepare_update();
   run_.run(recorder);
-  if (counts && !std::isfinite(run_.grad_norm())) set_num_updates(updates);  // nothing was updated
+  if (update_first) prepare_update();
+  if (counts && !std::isfinite(run_.grad_norm())) set_num_updates(updates);  // nothing is updated
   ++num_steps_;
   return {.loss       = run_.loss(),
           .grad_norm  = run_.grad_norm(),
@@ -104,10 +109,11 @@ StepResult Trainer::run_step(Recorder* recorder) {
 Evaluator::Evaluator(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                      const RunOptions& options)
     : run_(forward_step(model, plan, batch, ForwardResult::loss,
-                        {.only        = ranks_of(plan, world),
-                         .machine     = options.machine,
-                         .issue_order = world.issue_order(),
-                         .workspaces  = workspace_needs(world)}),
+                        {.only                = ranks_of(plan, world),
+                         .machine             = options.machine,
+                         .issue_order         = world.issue_order(),
+                         .workspaces          = workspace_needs(world),
+                         .device_memory_bytes = device_memory_bytes(world)}),
            world, options) {}
 
 Evaluator::Evaluator(Trainer& trainer, const BatchSpec& batch)
@@ -116,12 +122,15 @@ Evaluator::Evaluator(Trainer& trainer, const BatchSpec& batch)
                         {.only        = trainer.run_.step().graph.ranks(),
                          .machine     = trainer.options_.machine,
                          .issue_order = trainer.run_.world().issue_order(),
-                         .workspaces  = workspace_needs(trainer.run_.world())}),
+                         .workspaces  = workspace_needs(trainer.run_.world()),
+                         .offload     = trainer.run_.step().offload.amounts,
+                         .offload_of  = trainer.run_.step().offload.amounts_of}),
            trainer.run_,
            {.threads       = trainer.options_.threads,
             .step_timeout  = trainer.options_.step_timeout,
             .stall_timeout = trainer.options_.stall_timeout,
-            .reuse         = trainer.plan_.reuse}) {}
+            .reuse         = trainer.plan_.reuse,
+            .storage       = trainer.options_.storage}) {}
 
 double Evaluator::run_batch() {
   if (trainer_ != nullptr) trainer_->start_weights();
@@ -186,10 +195,11 @@ double mean_loss(Evaluator& evaluator, const Batches& batches, std::int64_t num_
 // Every data-parallel rank gets the same prompt.
 Generator::Generator(const Model& model, const Plan& plan, int window, World& world, const RunOptions& options)
     : run_(forward_step(model, plan, {.global = plan.layout.dp, .micro = 1, .seq = window}, ForwardResult::logits,
-                        {.only        = ranks_of(plan, world),
-                         .machine     = options.machine,
-                         .issue_order = world.issue_order(),
-                         .workspaces  = workspace_needs(world)}),
+                        {.only                = ranks_of(plan, world),
+                         .machine             = options.machine,
+                         .issue_order         = world.issue_order(),
+                         .workspaces          = workspace_needs(world),
+                         .device_memory_bytes = device_memory_bytes(world)}),
            world, options) {}
 
 namespace {

@@ -40,6 +40,8 @@ struct TrainerOptions {
   bool keep_gradients    = false;    // for save_gradients
   std::uint64_t seed     = 0;        // of dropout, and of fresh weights where none are set before the first step
   const Machine* machine = nullptr;  // StepOptions::machine
+  bool update_first      = false;    // StepOptions::update_first
+  MakeStorage storage    = {};       // RunOptions::storage
 };
 
 // Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch. In a world of
@@ -76,6 +78,9 @@ class Trainer {
   void set_rate(double rate) noexcept { fixed_rate_ = rate; }
   // Sets fresh weights unless weights were set. The first step does so too.
   void start_weights();
+  // Does the update that the next step would begin with: StepRun::flush. Evaluators, checkpoints, save_model and
+  // set_weights call it.
+  void flush() { run_.flush(); }
 
  private:
   friend class Evaluator;

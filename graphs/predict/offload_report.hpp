@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/graph/graph.hpp"
+#include "engine/graph/timeline.hpp"
+#include "graphs/train/step_run.hpp"
+
+// What offload does in one step.
+namespace stepgraph {
+
+// Bytes that the nodes of a graph move between spaces. Compressed tensors count with their compressed size.
+struct TransferBytes {
+  std::int64_t h2d                                                   = 0;
+  std::int64_t d2h                                                   = 0;
+  std::int64_t disk_read                                             = 0;
+  std::int64_t disk_write                                            = 0;
+  friend bool operator==(const TransferBytes&, const TransferBytes&) = default;
+};
+[[nodiscard]] TransferBytes transfer_bytes(const Graph& graph);
+
+// Of all ranks together. Times are sums over ranks.
+struct OffloadFigures {
+  TransferBytes moved       = {};
+  double transfer_s         = 0;  // in which a rank transfers
+  double exposed_s          = 0;  // of it: the rank does not compute meanwhile
+  std::int64_t host_bytes   = 0;  // planned: homes and staging
+  std::int64_t disk_bytes   = 0;
+  std::int64_t raw_bytes    = 0;      // of tensors that have homes ...
+  std::int64_t stored_bytes = 0;      // ... and of these homes. Lossless compression: what it has reached, after a run
+  bool lossy                = false;  // a home can lose bits
+  std::vector<OffloadedUnit> units = {};  // of all ranks, one after another
+
+  [[nodiscard]] double ratio() const noexcept {  // stored / raw
+    return raw_bytes > 0 ? static_cast<double>(stored_bytes) / static_cast<double>(raw_bytes) : 1;
+  }
+};
+// Of the ranks that the step holds.
+[[nodiscard]] OffloadFigures offload_figures(const StepGraph& step, const MemoryPlan& plan, const Timeline& timeline);
+// Of a recorded run, collective. Process 0: of all ranks.
+[[nodiscard]] OffloadFigures offload_figures(const StepRun& run, const Timeline& timeline);
+
+}  // namespace stepgraph

@@ -1,0 +1,267 @@
+#include "graphs/step/offload/strategy.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
+#include "engine/plan/memory_peak.hpp"
+#include "graphs/layout/layout.hpp"
+#include "graphs/step/offload/choose.hpp"
+
+namespace stepgraph {
+namespace {
+
+constexpr std::array move_order{OffloadClass::optimizer, OffloadClass::grads, OffloadClass::params,
+                                OffloadClass::activations};
+
+std::string sized(std::int64_t bytes) { return str(bytes, " (", bytes_text(static_cast<double>(bytes)), ")"); }
+
+double& amount(OffloadAmounts& amounts, OffloadClass of) {
+  switch (of) {
+    case OffloadClass::optimizer:
+      return amounts.optimizer;
+    case OffloadClass::grads:
+      return amounts.grads;
+    case OffloadClass::params:
+      return amounts.params;
+    case OffloadClass::activations:
+      break;
+  }
+  return amounts.activations;
+}
+
+// The first `count` units in the order of the case; memory plans are kept.
+class UnitSearch {
+ public:
+  explicit UnitSearch(const StrategyCase& of) : case_(of) {
+    for (const int units : of.units) num_units_ += units;
+  }
+
+  [[nodiscard]] int num_units() const { return num_units_; }
+  [[nodiscard]] OffloadAmounts amounts(int count) const {
+    OffloadAmounts out;
+    for (std::size_t i = 0; i < move_order.size(); ++i) {
+      const int moved = std::min(count, case_.units[i]);
+      if (moved > 0) amount(out, move_order[i]) = static_cast<double>(moved) / case_.units[i];
+      count -= moved;
+    }
+    return out;
+  }
+  [[nodiscard]] std::int64_t bytes(int count) {
+    const auto [found, is_new] = bytes_.try_emplace(count, 0);
+    if (is_new) found->second = case_.device_bytes(amounts(count));
+    return found->second;
+  }
+  // The most units that a strategy may move and that have a place.
+  [[nodiscard]] int most(OffloadStrategy strategy) const {
+    return last_true([&](int count) { return case_.moved_share(amounts(count)) <= most_share(strategy) + 1e-9; });
+  }
+  // The fewest units with which the step needs at most `target` bytes. They are at most `most`, which does.
+  [[nodiscard]] int fewest(std::int64_t target, int most) {
+    int needs_more = 0, enough = most;
+    while (enough - needs_more > 1) {
+      const int middle                                = needs_more + (enough - needs_more) / 2;
+      (bytes(middle) <= target ? enough : needs_more) = middle;
+    }
+    return enough;
+  }
+
+ private:
+  template <class Holds>
+  [[nodiscard]] int last_true(const Holds& holds) const {
+    if (holds(num_units_)) return num_units_;
+    int yes = 0, no = num_units_;
+    while (no - yes > 1) {
+      const int middle           = yes + (no - yes) / 2;
+      (holds(middle) ? yes : no) = middle;
+    }
+    return yes;
+  }
+
+  const StrategyCase& case_;
+  int num_units_ = 0;
+  std::map<int, std::int64_t> bytes_;  // by count
+};
+
+// What would do instead of the case's strategy.
+std::string what_would_do(const StrategyCase& of, UnitSearch& search, std::int64_t needed) {
+  for (const OffloadStrategy stronger : all_offload_strategies) {
+    if (stronger <= of.plan.strategy) continue;
+    const std::int64_t bytes = search.bytes(search.most(stronger));
+    if (bytes <= of.budget_bytes) return str("offload.strategy=", stronger, " needs ", sized(bytes));
+    needed = std::min(needed, bytes);
+  }
+  const bool all_have_place = search.most(OffloadStrategy::extreme) == search.num_units();
+  return str(all_have_place         ? ""
+             : of.plan.disk.empty() ? "offload.disk with strategy extreme, a larger offload.host_bytes, or "
+                                    : "a larger offload.host_bytes or offload.disk_bytes, or ",
+             of.budget_key, " ", needed, "; recompute=full or a smaller batch.micro need less");
+}
+
+}  // namespace
+
+StrategyChoice choose_amounts(const StrategyCase& of) {
+  UnitSearch search(of);
+  const OffloadStrategy strategy = of.plan.strategy;
+  const auto target = static_cast<std::int64_t>(pressure_threshold(strategy) * static_cast<double>(of.budget_bytes));
+  StrategyChoice out{.device_bytes = search.bytes(0), .bytes_before = search.bytes(0)};
+  if (out.bytes_before <= target) return out;
+  const int most = search.most(strategy);
+  int count      = search.bytes(most) < out.bytes_before ? most : 0;
+  if (search.bytes(count) > of.budget_bytes) {
+    throw Error(
+        ErrorKind::config,
+        str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
+            of.subject, " then needs ", sized(search.bytes(count)), " of the device; ", of.budget_key, " is ",
+            sized(of.budget_bytes), " (", what_would_do(of, search, search.bytes(count)), ")"));
+  }
+  if (count > 0 && search.bytes(count) <= target) count = search.fewest(target, count);
+  out.amounts      = search.amounts(count);
+  out.device_bytes = search.bytes(count);
+  out.moved_share  = of.moved_share(out.amounts);
+  return out;
+}
+
+namespace {
+
+struct Budget {
+  std::int64_t bytes = 0;
+  std::string key    = {};
+};
+Budget budget_of(const Plan& plan, const StepOptions& options) {
+  Budget budget{plan.offload.device_bytes, "offload.device_bytes"};
+  if (budget.bytes == 0) budget = {options.device_memory_bytes, "the memory of the device"};
+  if (budget.bytes == 0) {
+    throw Error(ErrorKind::config, str("offload.strategy: ", plan.offload.strategy,
+                                       " needs the size of the device, which is not known here (offload.device_bytes, "
+                                       "such as \"16GiB\")"));
+  }
+  if (plan.memory_limit_bytes > 0 && plan.memory_limit_bytes < budget.bytes)
+    budget = {plan.memory_limit_bytes, "memory.limit_bytes"};
+  return budget;
+}
+
+// All that may be moved, whether it has a place or not.
+OffloadAmounts all_amounts(const OffloadPlan& plan) {
+  const auto share = [&](bool field) { return plan.may_move(field) ? 1.0 : 0.0; };
+  return {.optimizer   = share(plan.optimizer),
+          .grads       = share(plan.grads),
+          .params      = share(plan.params),
+          .activations = share(plan.activations)};
+}
+
+// The bytes of units as they count for a share. Activations of many microbatches share memory: all of them together
+// count as much as those that are on the device at its peak.
+class Weighing {
+ public:
+  Weighing(const StepGraph& without, const MemoryPlan& memory, Rank rank, const HomePlan& all) {
+    std::set<std::uint32_t> alive;
+    for (const Buffer buffer : memory_peak(without.graph, memory, rank).alive) alive.insert(buffer.id);
+    std::int64_t at_peak = 0, in_all = 0;
+    for (const Home& home : all.homes) {
+      if (home.of != OffloadClass::activations) continue;
+      const std::int64_t bytes = without.graph.spec(home.buffer).size_bytes;
+      in_all += bytes;
+      if (alive.contains(home.buffer.id)) at_peak += bytes;
+    }
+    if (in_all > 0) activations_ = static_cast<double>(at_peak) / static_cast<double>(in_all);
+  }
+  [[nodiscard]] double bytes(const std::vector<OffloadedUnit>& units) const {
+    double sum = 0;
+    for (const OffloadedUnit& unit : units)
+      sum += static_cast<double>(unit.bytes) * (unit.of == OffloadClass::activations ? activations_ : 1);
+    return sum;
+  }
+
+ private:
+  double activations_ = 1;
+};
+
+StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
+  const StepGraph without = build(rank, {});
+  const Budget budget     = budget_of(plan, options);
+  const auto planned      = [&](const StepGraph& step) {
+    return plan_memory(step.graph,
+                            {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+  };
+  const MemoryPlan memory      = planned(without);
+  Plan unlimited               = plan;
+  unlimited.offload.host_bytes = unlimited.offload.disk_bytes = 0;
+  StrategyCase of{
+      .plan = plan.offload, .subject = str("rank ", rank), .budget_bytes = budget.bytes, .budget_key = budget.key};
+  const HomePlan all                     = choose_homes(without, unlimited, all_amounts(plan.offload));
+  const std::vector<OffloadedUnit> units = offloaded_units(without.graph, all);
+  for (const OffloadedUnit& unit : units) {
+    const auto place = std::find(move_order.begin(), move_order.end(), unit.of) - move_order.begin();
+    ++of.units[static_cast<std::size_t>(place)];
+  }
+  const Weighing weighing(without, memory, rank, all);
+  const double all_bytes = weighing.bytes(units);
+  of.moved_share         = [&](const OffloadAmounts& amounts) {
+    try {
+      const double moved = weighing.bytes(offloaded_units(without.graph, choose_homes(without, plan, amounts)));
+      return all_bytes > 0 ? moved / all_bytes : 0.0;
+    } catch (const Error&) {
+      return 2.0;
+    }
+  };
+  of.device_bytes = [&](const OffloadAmounts& amounts) {
+    return (amounts == OffloadAmounts{} ? memory : planned(build(rank, amounts))).device_bytes(rank);
+  };
+  return choose_amounts(of);
+}
+
+}  // namespace
+
+namespace {
+
+std::int64_t device_bytes_of(const StepGraph& step, Rank rank, const Plan& plan, const StepOptions& options) {
+  return plan_memory(step.graph,
+                     {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces})
+      .device_bytes(rank);
+}
+
+OffloadAmounts with_residents(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
+  OffloadAmounts amounts = manual_amounts(plan.offload);
+  std::int64_t budget    = plan.offload.device_bytes;
+  if (plan.memory_limit_bytes > 0) budget = std::min(budget, plan.memory_limit_bytes);
+  const auto left = [&] { return budget - device_bytes_of(build(rank, amounts), rank, plan, options); };
+  // Slots and gaps change with the units that stay, so what fits is tried.
+  std::int64_t fits = left();
+  for (int attempt = 0; attempt < 3 && fits > 0; ++attempt) {
+    amounts.resident_bytes = fits;
+    const std::int64_t now = left();
+    if (now >= 0) return amounts;
+    fits += now;
+  }
+  amounts.resident_bytes = 0;
+  return amounts;
+}
+
+std::map<Rank, OffloadAmounts> for_all_ranks(const Plan& plan, const StepOptions& options, const auto& choose) {
+  const Layout layout(plan.layout);
+  std::map<std::pair<int, int>, OffloadAmounts> choices;  // by pp and tp
+  std::map<Rank, OffloadAmounts> out;
+  for (const Rank rank : options.only.value_or(RankSet::all(layout.num_ranks()))) {
+    const Coord coord          = layout.coord(rank);
+    const auto [found, is_new] = choices.try_emplace({coord.pp, coord.tp});
+    if (is_new) found->second = choose(rank);
+    out[rank] = found->second;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
+  return for_all_ranks(plan, options, [&](Rank rank) { return choose_for(rank, plan, options, build).amounts; });
+}
+
+std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
+  return for_all_ranks(plan, options, [&](Rank rank) { return with_residents(rank, plan, options, build); });
+}
+
+}  // namespace stepgraph

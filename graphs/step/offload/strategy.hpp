@@ -1,0 +1,54 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "graphs/plan/plan.hpp"
+#include "graphs/step/offload/homes.hpp"
+#include "graphs/step/step_graph.hpp"
+
+// How much a strategy of OffloadPlan moves. Internal to graphs/.
+namespace stepgraph {
+
+// One rank to choose for. Classes are in the order in which they are moved, that of fewest transfers for each byte
+// first: optimizer, grads, params, activations.
+struct StrategyCase {
+  OffloadPlan plan          = {};
+  std::string subject       = {};  // "rank 3", for messages
+  std::int64_t budget_bytes = 0;   // of the device
+  std::string budget_key    = {};  // "offload.device_bytes", for messages
+  std::array<int, 4> units  = {};  // that may be moved, by class in the order above; 0: a class may not be moved
+  // The share of the bytes of all these units that the amounts move. Above 1: their homes fit neither host nor disk.
+  std::function<double(const OffloadAmounts& amounts)> moved_share = {};
+  // The planned bytes of the device. Slow: a whole memory plan.
+  std::function<std::int64_t(const OffloadAmounts& amounts)> device_bytes = {};
+};
+
+struct StrategyChoice {
+  OffloadAmounts amounts    = {};
+  std::int64_t device_bytes = 0;  // planned
+  std::int64_t bytes_before = 0;  // without offload
+  double moved_share        = 0;
+  [[nodiscard]] bool acts() const { return amounts != OffloadAmounts{}; }
+};
+
+// Nothing, where the planned bytes are at most threshold * budget. Else the fewest units that bring them there; or, if
+// the strategy may not move so many, as many as it may. Throws Error(config) if the step then needs more than the
+// budget: the message names the first strategy that would do, or the bytes that the step needs.
+[[nodiscard]] StrategyChoice choose_amounts(const StrategyCase& of);
+
+// The same for each rank of a step, by its own slice. `build` builds the slice of a rank with given amounts. Ranks with
+// the same stages and the same place in their tensor-parallel group share a choice. Throws Error(config) also if the
+// budget is not known.
+using BuildSlice = std::function<StepGraph(Rank rank, const OffloadAmounts& amounts)>;
+[[nodiscard]] std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options,
+                                                            const BuildSlice& build);
+
+// Strategy manual with `optimizer` and device_bytes: the amounts that the fields say, with as many units of the
+// optimizer on the device as fit device_bytes. The same for ranks with the same stages and tensor-parallel place.
+[[nodiscard]] std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options,
+                                                            const BuildSlice& build);
+
+}  // namespace stepgraph
