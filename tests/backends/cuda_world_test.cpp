@@ -8,14 +8,19 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <limits>
+#include <thread>
 
+#include "backends/storage/spill_file.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/device.hpp"
 #include "engine/run/executor.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/device_case.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -74,6 +79,113 @@ TEST_CASE("a host node changes data of the GPU, and the GPU uses the result", "[
   std::vector<std::uint8_t> seen(size);
   program.memory().read(end, std::span(seen));
   CHECK(std::count(seen.begin(), seen.end(), 27) == size);
+}
+
+TEST_CASE("nodes are issued to the GPU while a host node that others follow still runs", "[backends][cuda]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  const sg::Buffer start = buffer(graph, "start", sg::Space::device), end = buffer(graph, "end", sg::Space::device);
+  const sg::Buffer there = buffer(graph, "there", sg::Space::pinned), back = buffer(graph, "back", sg::Space::pinned);
+  std::atomic<bool> issued = false;
+  add_copy(graph, "out", sg::LaneKind::d2h, start, there);
+  graph.add({.name   = "wait",
+             .lane   = graph.lane(sg::Rank{0}, sg::LaneKind::host),
+             .reads  = there,
+             .writes = back,
+             .kind   = sg::NodeKind::host},
+            [&](const sg::Context& c) {
+              while (!issued && !c.stopping()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+              std::transform(c.read<std::uint8_t>().begin(), c.read<std::uint8_t>().end(),
+                             c.write<std::uint8_t>().begin(),
+                             [](std::uint8_t byte) { return static_cast<std::uint8_t>(byte + 1); });
+            });
+  add_copy(graph, "in", sg::LaneKind::h2d, back, end);
+  // Issued last, because it reads the result of the host node.
+  graph.add(
+      {.name   = "last",
+       .lane   = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
+       .reads  = end,
+       .writes = start,
+       .device = true},
+      [&](const sg::Context& c) {
+        if (cudaMemcpyAsync(c.write().data(), c.read().data(), size, cudaMemcpyDefault, stream_of(c)) != cudaSuccess)
+          throw std::runtime_error("cudaMemcpyAsync failed");
+        issued = true;
+      });
+  const sg::Program program(sg::RunnableGraph(graph, sg::plan_memory(graph)), *world);
+  sg::Executor executor({.threads       = 1,
+                         .waiting_lanes = static_cast<int>(program.num_waiting_lanes()),
+                         .step_timeout  = std::chrono::seconds(20)});
+  program.memory().write(start, std::span<const std::uint8_t>(std::vector<std::uint8_t>(size, 3)));
+  for (int run = 0; run < 20; ++run) {
+    issued = false;
+    executor.run(program);
+  }
+  std::vector<std::uint8_t> seen(size);
+  program.memory().read(end, std::span(seen));
+  CHECK(std::count(seen.begin(), seen.end(), 23) == size);
+}
+
+TEST_CASE("a host node that fails ends the run on the GPU, and the next run works", "[backends][cuda]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  const sg::Buffer back = buffer(graph, "back", sg::Space::pinned), end = buffer(graph, "end", sg::Space::device);
+  bool fails = true;
+  graph.add(
+      {.name = "make", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .writes = back, .kind = sg::NodeKind::host},
+      [&](const sg::Context& c) {
+        if (fails) throw std::runtime_error("not this time");
+        std::ranges::fill(c.write<std::uint8_t>(), std::uint8_t{9});
+      });
+  add_copy(graph, "in", sg::LaneKind::h2d, back, end);
+  const sg::Program program(graph, *world);
+  sg::Executor executor({.threads = 1, .waiting_lanes = static_cast<int>(program.num_waiting_lanes())});
+  CHECK_THROWS_AS(executor.run(program), sg::Error);
+  fails = false;
+  for (int run = 0; run < 3; ++run) executor.run(program);
+  std::vector<std::uint8_t> seen(size);
+  program.memory().read(end, std::span(seen));
+  CHECK(std::count(seen.begin(), seen.end(), 9) == size);
+}
+
+TEST_CASE("data of the GPU goes to the disk and comes back", "[backends][cuda][storage]") {
+  const auto world = sg::testing::device_world();
+  const sg::testing::TempFolder folder;
+  sg::Graph graph;
+  const sg::Buffer start = buffer(graph, "start", sg::Space::device), end = buffer(graph, "end", sg::Space::device),
+                   home  = buffer(graph, "home", sg::Space::disk);
+  const sg::Buffer there = buffer(graph, "there", sg::Space::pinned, sg::Lifetime::step),
+                   back  = buffer(graph, "back", sg::Space::pinned, sg::Lifetime::step);
+  const auto disk_node   = [&](const char* name, sg::Buffer from, sg::Buffer to, const auto& body) {
+    graph.add({.name   = name,
+                 .lane   = graph.lane(sg::Rank{0}, sg::LaneKind::disk),
+                 .reads  = from,
+                 .writes = to,
+                 .kind   = sg::NodeKind::host},
+                body);
+  };
+  add_copy(graph, "out", sg::LaneKind::d2h, start, there);
+  disk_node("to disk", there, home, [](const sg::Context& c) {
+    const sg::StoredBytes to = c.stored(sg::AccessMode::write);
+    to.storage->write(to.offset, c.read());
+  });
+  disk_node("from disk", home, back, [](const sg::Context& c) {
+    const sg::StoredBytes from = c.stored(sg::AccessMode::read);
+    from.storage->read(from.offset, c.write());
+  });
+  add_copy(graph, "in", sg::LaneKind::h2d, back, end);
+  const sg::Program program(sg::RunnableGraph(graph, *world, {}), *world, nullptr, sg::spill_files(folder.path()));
+  CHECK(reinterpret_cast<std::uintptr_t>(program.memory().data(there)) % sg::Storage::block_bytes == 0);
+  sg::Executor executor({.threads = 1, .waiting_lanes = static_cast<int>(program.num_waiting_lanes())});
+  std::vector<std::uint8_t> seen(size);
+  for (std::uint8_t run = 1; run < 10; ++run) {
+    program.memory().write(start, std::span<const std::uint8_t>(std::vector<std::uint8_t>(size, run)));
+    executor.run(program);
+    program.memory().read(end, std::span(seen));
+    CHECK(std::count(seen.begin(), seen.end(), run) == size);
+  }
+  program.memory().read(home, std::span(seen));
+  CHECK(std::count(seen.begin(), seen.end(), 9) == size);
 }
 
 TEST_CASE("steps on a GPU do not leak device memory, captured or not", "[backends][cuda]") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backends/loopback/world.hpp"
+#include "backends/storage/spill_file.hpp"
 #include "graphs/stepgraph.hpp"
 
 namespace stepgraph::testing {

@@ -29,9 +29,9 @@ std::string without_times(const std::string& out) {
   for (JsonValue line : json_lines(out)) {
     const bool plan = line.at("type") == "plan";
     for (const char* name : {"backend", "seconds", "tokens_per_s", "workers_busy", "communication_hidden",
-                             "bubble_rate", "planned_bytes", "used_bytes"})
+                             "bubble_rate", "planned_bytes", "used_bytes", "transfer_s", "exposed_s"})
       line.erase(name);
-    for (const char* name : {"edges", "reuse_edges", "peak_bytes"})
+    for (const char* name : {"edges", "reuse_edges", "peak_bytes", "host_bytes", "disk_bytes"})
       if (plan) line.erase(name);
     text += json_line(line) + "\n";
   }

@@ -70,9 +70,9 @@ void check_copies(const StepRun& run, const std::map<std::string, std::vector<do
       const auto elements    = num_elements(local_shape(spec, tp, tp_index));
       for (const StoredRange& part : {weight.value, weight.master}) {
         if (part.empty()) continue;
-        dispatch_float(step.graph.spec(part.buffer).type, [&]<class T>(T) {
+        dispatch_float(step.element_type(part.buffer), [&]<class T>(T) {
           std::vector<T> found(static_cast<std::size_t>(part.size()));
-          run.memory().read(part.buffer, std::span(found), part.offset);
+          run.values().read(part.buffer, std::span(found), part.offset);
           for (const TpPiece& piece : tp_pieces(spec, tp, tp_index)) {
             std::vector<T> whole, expected = found;
             for (const double value : tensors.at(piece.tensor)) whole.push_back(narrow<T>(static_cast<Wide<T>>(value)));

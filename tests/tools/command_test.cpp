@@ -128,6 +128,27 @@ TEST_CASE("bench adam checks its answer and prints the promised fields and nothi
   CHECK(line.at("ratio").as_real() > 0);
 }
 
+TEST_CASE("bench adam can run beside copies in both directions, and checks both", "[tools][bench]") {
+  const auto outcome = run_stepgraph("bench adam --copies --dry-run --threads 2 --json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  std::istringstream lines(outcome.out);
+  std::string line;
+  REQUIRE(std::getline(lines, line));
+  CHECK(sg::parse_json(line).at("type") == "adam");
+  REQUIRE(std::getline(lines, line));
+  const auto json = sg::parse_json(line);
+  CHECK(json.at("type") == "adam_beside_copies");
+  CHECK(json.at("backend") == "loopback");
+  CHECK(json.at("elements") == 100'000);
+  for (const char* field : {"adam_GBps", "adam_alone_GBps", "parameters_per_s", "parameters_per_s_alone"}) {
+    CAPTURE(field);
+    CHECK(json.at(field).as_real() > 0);
+  }
+  for (const char* field : {"h2d_GBps", "d2h_GBps"}) CHECK(json.at(field).as_real() >= 0);
+  CHECK_FALSE(std::getline(lines, line));
+}
+
 TEST_CASE("bench collectives checks every collective and prints the promised fields and nothing else",
           "[tools][bench]") {
   const auto outcome = run_stepgraph(

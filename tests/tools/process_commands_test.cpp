@@ -112,6 +112,7 @@ static void check_training(const std::string& backend) {
       GENERATE(Setting{2, "--set layout.tp=2"}, Setting{2, "--set layout.pp=2 --set pipeline.schedule=zb-h1", true},
                Setting{2, "--set layout.dp=2 --set precision.param=fp16 --set precision.loss_scale=1e12"},
                Setting{4, "--set layout.dp=2 --set layout.pp=2 --set precision.param=fp16"},
+               Setting{2, "--set layout.dp=2 --set offload.optimizer=true --set offload.grads=true"},
                Setting{4, "--set layout.dp=4 --set shard.strategy=full", true});
   CAPTURE(backend, size, options);
   require_backend(backend);

@@ -16,8 +16,9 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/files/json_value.hpp"
 #include "ops/optimizer.hpp"
-#include "tools/bench/training.hpp"
+#include "tools/bench/adam_copies.hpp"
 #include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::bench {
 namespace {
@@ -136,6 +137,57 @@ class Triad {
   std::unique_ptr<Program> program_;
 };
 
+// Prints the rates of AdamW and copies at the same time, beside those of AdamW alone.
+void beside_copies(const AdamOptions& options, std::int64_t elements, int runs) {
+  const std::unique_ptr<World> world = cli::make_world(options.backend, 1);
+  const std::int64_t bytes           = options.dry_run ? 64 << 10 : 32 << 20;
+  using Rates                        = AdamBesideCopies::Rates;
+  const auto medians                 = [&](int copies) {
+    AdamBesideCopies what(*world, elements, bytes, copies, options.threads);
+    std::vector<Rates> all;
+    for (int i = -2; i < runs; ++i) {
+      const Rates rates = what.run();
+      if (i >= 0) all.push_back(rates);
+    }
+    what.check();
+    const auto median = [&](double Rates::*of) {
+      std::vector<double> values;
+      for (const Rates& rates : all) values.push_back(rates.*of);
+      return quantile(values, 0.5);
+    };
+    return Rates{median(&Rates::adam_s), median(&Rates::h2d_rate), median(&Rates::d2h_rate), median(&Rates::copies_s)};
+  };
+  const Rates alone = medians(0);
+  // Copies that take at least as long as AdamW: a few tell how long they take beside it.
+  constexpr int few = 4;
+  const Rates probe = medians(few);
+  const auto enough = static_cast<int>(std::clamp(1.5 * few * probe.adam_s / probe.copies_s, 4.0, 2000.0)) + 1;
+  const Rates found = medians(options.dry_run ? few : enough);
+
+  const auto parameters = static_cast<double>(elements);
+  const auto adam_rate  = [&](const Rates& rates) { return 28 * parameters / rates.adam_s / 1e9; };
+  if (options.json) {
+    cli::print_line(json_line({{"type", "adam_beside_copies"},
+                               {"backend", options.backend},
+                               {"elements", elements},
+                               {"threads", options.threads},
+                               {"runs", runs},
+                               {"adam_GBps", adam_rate(found)},
+                               {"adam_alone_GBps", adam_rate(alone)},
+                               {"parameters_per_s", parameters / found.adam_s},
+                               {"parameters_per_s_alone", parameters / alone.adam_s},
+                               {"h2d_GBps", found.h2d_rate / 1e9},
+                               {"d2h_GBps", found.d2h_rate / 1e9},
+                               {"copies_cover", found.copies_s >= found.adam_s}}));
+    return;
+  }
+  std::cout << "beside copies in both directions, " << options.backend
+            << "\n   elements     adam GB/s    h2d GB/s    d2h GB/s   parameters/s   alone GB/s\n"
+            << std::setw(11) << elements << std::fixed << std::setprecision(2) << std::setw(14) << adam_rate(found)
+            << std::setw(12) << found.h2d_rate / 1e9 << std::setw(12) << found.d2h_rate / 1e9 << std::setw(13)
+            << parameters / found.adam_s / 1e9 << " G" << std::setw(13) << adam_rate(alone) << std::endl;
+}
+
 }  // namespace
 
 void adam(const AdamOptions& options) {
@@ -164,6 +216,7 @@ void adam(const AdamOptions& options) {
                                {"triad_GBps", triad_rate},
                                {"triad_GBps_p95", quantile(triads, 0.05)},
                                {"ratio", adam_rate / triad_rate}}));
+    if (options.copies) beside_copies(options, elements, runs);
     return;
   }
   std::cout << "AdamW on f32, " << options.threads << " threads, median of " << runs
@@ -171,6 +224,7 @@ void adam(const AdamOptions& options) {
             << "   elements     adam GB/s    triad GB/s   ratio\n"
             << std::setw(11) << elements << std::fixed << std::setprecision(2) << std::setw(14) << adam_rate
             << std::setw(14) << triad_rate << std::setw(8) << adam_rate / triad_rate << std::endl;
+  if (options.copies) beside_copies(options, elements, runs);
 }
 
 }  // namespace stepgraph::bench

@@ -30,15 +30,25 @@ void add_threads(Command command, int& threads) {
   command.option("--threads", threads, "Threads, also for the baseline").between(1, 1024);
 }
 
+void add_backend(Command command, std::string& backend) {
+  command.option("--backend", backend, "Backend").one_of({"loopback", "cuda"});
+}
+
 void add_adam(Command bench) {
   Command command = bench.subcommand("adam", "AdamW in fp32, against the triad a = b + s * c on as much memory");
   auto options    = std::make_shared<bench::AdamOptions>();
   command.option("--elements", options->elements, "Number of parameters")
       .between(std::int64_t{1}, std::int64_t{1} << 32);
+  options->threads = num_cores();
   add_threads(command, options->threads);
   command.option("--runs", options->runs, "Runs; the median is printed").between(1, 10'000);
+  command.flag("--copies", options->copies,
+               "Also AdamW of the host while copies between pinned and device memory run in both directions");
+  add_backend(command, options->backend);
   add_common(command, *options);
-  command.footer("Example: stepgraph bench adam --elements 29500000 --threads 2 --json");
+  command.footer(
+      "copies_cover: whether copies ran for at least as long as AdamW\n"
+      "Example: stepgraph bench adam --elements 29500000 --threads 2 --json");
   command.run([options] {
     warn_about_threads(options->threads);
     bench::adam(*options);
@@ -135,10 +145,6 @@ void add_training_options(Command command, Options& options) {
   options.threads = std::min(2, num_cores());
   command.option("--threads", options.threads, "Compute threads, shared by all ranks").between(1, 1024);
   add_common(command, options);
-}
-
-void add_backend(Command command, std::string& backend) {
-  command.option("--backend", backend, "Backend").one_of({"loopback", "cuda"});
 }
 
 void add_capture(Command bench) {

@@ -57,7 +57,8 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
                       {.threads       = threads_here(world, config.threads),
                        .stall_timeout = stall_timeout(config, world),
                        .reuse         = config.plan.reuse,
-                       .machine       = pointer_to(machine)});
+                       .machine       = pointer_to(machine),
+                       .storage       = storage_of(config)});
   set_weights(evaluator.run(), start, config.seed);
 
   using Clock = std::chrono::steady_clock;

@@ -75,7 +75,8 @@ void run_generate(const GenerateOptions& options, const Config& config, World& w
                       {.threads       = threads_here(world, config.threads),
                        .stall_timeout = stall_timeout(config, world),
                        .reuse         = config.plan.reuse,
-                       .machine       = pointer_to(machine)});
+                       .machine       = pointer_to(machine),
+                       .storage       = storage_of(config)});
   set_weights(generator.run(), start, config.seed);
   if (options.dump_logits) dump_logits(generator, prompt, world, *options.dump_logits);
 

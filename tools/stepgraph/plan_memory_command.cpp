@@ -27,6 +27,8 @@ std::string row_line(const MemoryRequirement& row) {
             {"workspace", row.workspace_bytes},
             {"peak_bytes", row.peak_bytes},
             {"lower_bound_bytes", row.lower_bound_bytes},
+            {"host_bytes", row.host_bytes},
+            {"disk_bytes", row.disk_bytes},
             {"node", row.node}});
   if (row.workspace_bytes > 0) line.set("workspace_node", row.workspace_node);
   return json_line(line);
@@ -70,7 +72,7 @@ void add_plan_memory(Command program) {
                                        "The memory that each rank needs for a training step, by role (weights, "
                                        "gradients, activations, ...). Nothing runs, so the model may be larger than "
                                        "this machine. Ranks that need the same are one row. Exits with 2 if a rank "
-                                       "needs more than memory.limit_bytes");
+                                       "needs more than memory.limit_bytes or offload.device_bytes");
   auto options    = std::make_shared<PlanMemoryOptions>();
   add_config_options(command, options->config, false);
   command.option("--rank", options->rank, "Only this rank, at the cost of its slice, however many ranks there are");

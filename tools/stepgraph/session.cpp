@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "backends/nccl/calls.hpp"
+#include "backends/storage/spill_file.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/output_folder.hpp"
 #include "engine/base/words.hpp"
@@ -170,6 +171,10 @@ MemoryPlanOptions planning_of(const Config& config) {
   return {.reuse = config.plan.reuse, .issue_order = issue_order_of(config), .workspaces = workspaces_of(config)};
 }
 
+MakeStorage storage_of(const Config& config) {
+  return config.plan.offload.disk.empty() ? MakeStorage{} : spill_files(config.plan.offload.disk);
+}
+
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed) {
   start.folder ? stepgraph::set_weights(run, *start.folder) : set_fresh_weights(run, seed);
 }
@@ -230,7 +235,9 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
               {"nodes", size.nodes},
               {"edges", size.edges},
               {"reuse_edges", size.reuse_edges},
-              {"peak_bytes", peaks}});
+              {"peak_bytes", peaks},
+              {"host_bytes", size.host_bytes},
+              {"disk_bytes", size.disk_bytes}});
     if (options.streams != nullptr)
       line.add({{"streams", options.streams->num_streams()},
                 {"events", options.streams->num_events()},
@@ -239,15 +246,22 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
     if (options.weights_hash) line.set("weights_hash", hash_text(*options.weights_hash));
     return json_line(line);
   }
-  const double mib = static_cast<double>(*std::max_element(peaks.begin(), peaks.end())) / (1 << 20);
+  const auto most_of = [](const std::vector<std::int64_t>& bytes) {
+    const double mib = static_cast<double>(*std::max_element(bytes.begin(), bytes.end())) / (1 << 20);
+    return mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB");
+  };
+  const auto beside = [&](const std::vector<std::int64_t>& bytes, std::string_view where) {
+    const bool none = std::all_of(bytes.begin(), bytes.end(), [](std::int64_t one) { return one == 0; });
+    return none ? std::string() : str(", ", most_of(bytes), " ", where);
+  };
   return str(
       options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
       count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters, " parameters; ",
       count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()), "), ",
       config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"), " and ",
       count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", size.nodes, " nodes, ", size.edges,
-      " edges; at most ", mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB"),
-      " on a rank", options.streams != nullptr ? streams_text(*options.streams) : "",
+      " edges; at most ", most_of(peaks), " on a rank", beside(size.host_bytes, "in its host memory"),
+      beside(size.disk_bytes, "on its disk"), options.streams != nullptr ? streams_text(*options.streams) : "",
       options.weights_hash
           ? str("\nweights: ", hash_text(*options.weights_hash), ", equal on all data-parallel ranks that hold them")
           : "");

@@ -54,6 +54,8 @@ struct Start {
 [[nodiscard]] WorkspaceNeeds workspaces_of(const Config& config);
 [[nodiscard]] bool joins_tied_first(const Config& config);  // StepOptions::join_tied_first
 [[nodiscard]] MemoryPlanOptions planning_of(const Config& config);
+// Spill files in offload.disk; empty where the config has none.
+[[nodiscard]] MakeStorage storage_of(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);
 
 // comm.timeout_ms where this process has all ranks: how long a step may go on without any node that ends. In a world of

@@ -124,10 +124,11 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
   const StepPrediction prediction      = [&] {
     try {
       return predict_step(model, config.plan, config.batch, cluster,
-                               {.join_tied_first = joins_tied_first(config),
-                                .machine         = pointer_to(chooser),
-                                .issue_order     = issue_order_of(config),
-                                .workspaces      = workspaces_of(config)});
+                               {.join_tied_first     = joins_tied_first(config),
+                                .machine             = pointer_to(chooser),
+                                .issue_order         = issue_order_of(config),
+                                .workspaces          = workspaces_of(config),
+                                .device_memory_bytes = cluster.memory_bytes});
     } catch (const Error& error) {
       const std::string_view what = error.what();
       if (!what.starts_with("cluster: ") && !what.starts_with("rates.")) throw;

@@ -96,6 +96,8 @@ void print_prediction(const StepPrediction& prediction, const Calibration& calib
               {"overlap", overlap},
               {"bubble", bubble},
               {"peak_bytes", prediction.peak_bytes()},
+              {"host_bytes", prediction.host_bytes()},
+              {"disk_bytes", prediction.disk_bytes()},
               {"nodes", prediction.step.graph.num_nodes()},
               {"unmeasured", prediction.unmeasured}});
     print_line(json_line(line));
@@ -124,6 +126,8 @@ void print_prediction(const StepPrediction& prediction, const Cluster& cluster, 
               {"flops_per_device_s", flops},
               {"share_of_peak", share},
               {"peak_bytes", peak},
+              {"host_bytes", prediction.host_bytes()},
+              {"disk_bytes", prediction.disk_bytes()},
               {"memory_bytes", cluster.memory_bytes},
               {"fits", fits},
               {"nodes", prediction.step.graph.num_nodes()}});

@@ -2,6 +2,10 @@
 
 #include <unistd.h>
 
+#include <map>
+#include <tuple>
+
+#include "engine/base/text.hpp"
 #include "graphs/files/json_value.hpp"
 #include "tools/stepgraph/output.hpp"
 
@@ -75,6 +79,83 @@ std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
              " MiB in a step, instead of ", mib(stats.whole_bytes), " MiB; a step has ", stats.all_gathers,
              " all-gathers, ", stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces,
              " gradient all-reduces");
+}
+
+namespace {
+
+// Units of the same name on several ranks are one entry.
+JsonValue units_json(const std::vector<OffloadedUnit>& units) {
+  std::map<std::tuple<OffloadClass, std::string, Space, UpdateMode>, std::size_t> places;
+  std::vector<OffloadedUnit> joined;
+  for (const OffloadedUnit& unit : units) {
+    const auto [place, is_new] = places.try_emplace({unit.of, unit.unit, unit.space, unit.update}, joined.size());
+    if (is_new) {
+      joined.push_back(unit);
+    } else {
+      joined[place->second].bytes += unit.bytes;
+    }
+  }
+  JsonValue list = JsonValue::list();
+  for (const OffloadedUnit& unit : joined) {
+    JsonValue& item = list.items.emplace_back(JsonValue{{"unit", unit.unit},
+                                                        {"class", to_string(unit.of)},
+                                                        {"space", unit.space == Space::disk ? "disk" : "host"},
+                                                        {"update", "none"},
+                                                        {"bytes", unit.bytes}});
+    if (unit.of == OffloadClass::optimizer) item.set("update", to_string(unit.update));
+  }
+  return list;
+}
+
+// "optimizer 24 of 24 units" and so on.
+std::string units_text(const std::vector<OffloadedUnit>& units) {
+  std::string out;
+  for (const OffloadClass of :
+       {OffloadClass::params, OffloadClass::grads, OffloadClass::optimizer, OffloadClass::activations}) {
+    std::int64_t bytes = 0, on_host = 0, count = 0;
+    for (const OffloadedUnit& unit : units) {
+      if (unit.of != of) continue;
+      bytes += unit.bytes;
+      ++count;
+      on_host += unit.update == UpdateMode::host;
+    }
+    if (count == 0) continue;
+    out += str(out.empty() ? "" : ", ", to_string(of), " ", bytes_text(static_cast<double>(bytes)));
+    if (of == OffloadClass::optimizer) out += str(" (the host updates ", on_host, " of ", count, " units)");
+  }
+  return out.empty() ? "nothing" : out;
+}
+
+}  // namespace
+
+std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan, bool json) {
+  const TransferBytes& moved = figures.moved;
+  if (json) {
+    JsonValue line = {{"type", "offload"},
+                      {"h2d_bytes", moved.h2d},
+                      {"d2h_bytes", moved.d2h},
+                      {"disk_read_bytes", moved.disk_read},
+                      {"disk_write_bytes", moved.disk_write},
+                      {"transfer_s", figures.transfer_s},
+                      {"exposed_s", figures.exposed_s},
+                      {"host_bytes", figures.host_bytes},
+                      {"disk_bytes", figures.disk_bytes},
+                      {"strategy", to_string(plan.strategy)},
+                      {"compress", to_string(plan.compress)},
+                      {"lossy", figures.lossy},
+                      {"ratio", figures.ratio()}};
+    line.set("units", units_json(figures.units));
+    return json_line(line);
+  }
+  const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  std::string out = str("offload: ", units_text(figures.units), "; a step copies ", text(moved.h2d),
+                        " to the device and ", text(moved.d2h), " back");
+  if (moved.disk_read + moved.disk_write > 0)
+    out += str(", reads ", text(moved.disk_read), " from disk and writes ", text(moved.disk_write));
+  out += str("; ", text(figures.host_bytes), " in host memory");
+  if (figures.disk_bytes > 0) out += str(", ", text(figures.disk_bytes), " on disk");
+  return str(out, "; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
+             " of it without compute");
 }
 
 void TrainOutput::print(const std::string& line) {

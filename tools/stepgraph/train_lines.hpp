@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/base/error.hpp"
+#include "graphs/predict/offload_report.hpp"
 #include "graphs/step/shard_report.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/progress.hpp"
@@ -36,6 +37,9 @@ struct CheckpointLine {
 [[nodiscard]] std::string summary_line(const TrainState& state, double loss, bool interrupted, bool json);
 // The effect of sharding on rank 0.
 [[nodiscard]] std::string shard_line(const ShardStats& stats, Shard strategy, bool json);
+
+// What offload did in a recorded step.
+[[nodiscard]] std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan, bool json);
 
 // Prints lines on stdout, in one process of a job. If the run also writes files, it goes on when stdout cannot be
 // written any more: the files are worth more than the lines. Otherwise the run is to stop.

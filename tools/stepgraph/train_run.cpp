@@ -48,7 +48,8 @@ Trainer make_trainer(const TrainOptions& options, const Config& config, const St
                   .stall_timeout  = stall_timeout(config, world),
                   .keep_gradients = options.dump_grads.has_value(),
                   .seed           = config.seed,
-                  .machine        = machine});
+                  .machine        = machine,
+                  .storage        = storage_of(config)});
 }
 
 bool writes_files(const TrainOptions& options, const Config& config) {
@@ -260,13 +261,30 @@ class TrainRun {
 
   void run_step(const Batch& batch) {
     try {
-      result_ = trainer_.step(batch, options_.trace ? &recorder_ : nullptr);
+      result_ = trainer_.step(batch, options_.trace || looks_at_offload() ? &recorder_ : nullptr);
     } catch (const Error& error) {
       // Some weights may be updated and others not. A checkpoint of an earlier step that is under way is good.
       if (world_.peers() == nullptr) checkpoints_->finish();
       throw Error(error.kind(), str(error.what(), options_.save ? "; not saved: the step did not end" : ""));
     }
+    if (looks_at_offload()) print_offload();
     ++steps_run_;
+  }
+
+  // The second step is recorded, or the only one: the first step can be slower.
+  [[nodiscard]] bool looks_at_offload() const {
+    const bool only = num_steps_ - state_.first_step == 1;
+    return config_.plan.offload.moves_something() && steps_run_ == (only ? 0 : 1);
+  }
+
+  // All processes.
+  void print_offload() {
+    const OffloadFigures figures = offload_figures(trainer_.run(), recorder_.timeline());
+    if (json_) {
+      output_.print(offload_line(figures, config_.plan.offload, true));
+    } else {
+      output_.print_note(offload_line(figures, config_.plan.offload, false));
+    }
   }
 
   // Saves the model if it was trained.

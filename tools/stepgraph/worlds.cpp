@@ -33,10 +33,10 @@
 namespace stepgraph::cli {
 
 std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
-                                  [[maybe_unused]] const std::vector<int>& devices) {
+                                  [[maybe_unused]] const std::vector<int>& devices, [[maybe_unused]] bool pinned) {
   if (backend == "loopback") return std::make_unique<LoopbackWorld>(num_ranks);
 #ifdef STEPGRAPH_WITH_CUDA
-  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.devices = devices});
+  return std::make_unique<CudaWorld>(num_ranks, CudaWorldOptions{.devices = devices, .pinned = pinned});
 #else
   throw Error(ErrorKind::backend, str("backend ", backend,
                                       ": not in this build (configure with STEPGRAPH_WITH_CUDA=ON, "
@@ -164,6 +164,7 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
   options.world.timeout       = std::chrono::milliseconds(config.timeout_ms);
   options.nccl                = {.devices   = config.devices.value_or(std::vector<int>{}),
                                  .exact     = config.exact,
+                                 .pinned    = config.plan.offload.pinned,
                                  .algorithm = std::string(to_string(config.nccl_algorithm))};
   options.world.flight_folder = given.flight.value_or(flight_folder());
   // Why the job has failed. If this process is the cause, it prints its own error.
@@ -251,7 +252,8 @@ void in_world(const WorldOptions& options, const Config& config, const std::func
     throw Error(ErrorKind::config, str("backend: is ", config.backend, ", but this is process ", place->rank, " of ",
                                        place->size, " (gloo, mpi or nccl; or start one process)"));
   const std::unique_ptr<World> world =
-      make_world(config.backend, Layout(config.plan.layout).num_ranks(), config.devices.value_or(std::vector<int>{0}));
+      make_world(config.backend, Layout(config.plan.layout).num_ranks(), config.devices.value_or(std::vector<int>{0}),
+                 config.plan.offload.pinned);
   work(*world);
 }
 

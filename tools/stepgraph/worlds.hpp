@@ -13,9 +13,9 @@
 namespace stepgraph::cli {
 
 // The world of a backend, "loopback" or "cuda", with all ranks in this process. Throws Error(backend) if this build or
-// this machine does not have it. `devices`: of backend cuda; empty: all (CudaWorldOptions).
+// this machine does not have it. `devices` and `pinned`: of backend cuda (CudaWorldOptions).
 [[nodiscard]] std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
-                                                const std::vector<int>& devices = {0});
+                                                const std::vector<int>& devices = {0}, bool pinned = true);
 
 struct WorldOptions {
   std::string_view command          = {};  // for messages
@@ -26,8 +26,9 @@ void add_flight_option(Command command, std::optional<std::string>& folder);  //
 
 // Calls `work` in the world of a config. With backend gloo, mpi or nccl this is one process of several, and the layout
 // must have a rank for each; an error that `work` throws is told to the other processes. If another process has failed,
-// its name is printed to stderr, and Exit is thrown. After a signal process 0 prints, under the name of the command, and
-// Exit is thrown as well. With another backend, a process that was started as one of several is refused: Error(config).
+// its name is printed to stderr, and Exit is thrown. After a signal process 0 prints, under the name of the command,
+// and Exit is thrown as well. With another backend, a process that was started as one of several is refused:
+// Error(config).
 void in_world(const WorldOptions& options, const Config& config, const std::function<void(World&)>& work);
 
 // Between steps: whether following steps are enqueued as one CUDA graph (the default) or node by node. No effect on a

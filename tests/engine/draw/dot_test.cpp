@@ -183,6 +183,32 @@ TEST_CASE("a box says its name, the bytes it writes and its flops", "[engine][do
   CHECK_THAT(dot, ContainsSubstring("512 B"));
 }
 
+TEST_CASE("transfers are rows of their lanes, and boxes say between which spaces", "[engine][dot][offload]") {
+  sg::Graph graph;
+  const auto buffer = [&](const char* name, sg::Space space) {
+    return graph.buffer({.name = name, .size_bytes = 4096, .space = space});
+  };
+  const sg::Buffer slot = buffer("slot", sg::Space::device), home = buffer("home", sg::Space::pinned),
+                   file = buffer("file", sg::Space::disk);
+  const auto add        = [&](const char* name, LaneKind lane, sg::Buffer from, sg::Buffer to, sg::NodeKind kind) {
+    graph.add({.name = name, .lane = graph.lane(Rank{0}, lane), .reads = {from}, .writes = {to}, .kind = kind}, [] {});
+  };
+  add("read", LaneKind::disk, file, home, sg::NodeKind::host);
+  add("load", LaneKind::h2d, home, slot, sg::NodeKind::copy);
+  add("F", LaneKind::compute, slot, slot, sg::NodeKind::compute);
+  add("store", LaneKind::d2h, slot, home, sg::NodeKind::copy);
+  add("update", LaneKind::host, home, home, sg::NodeKind::host);
+  for (const auto detail : {sg::Detail::stage, sg::Detail::op}) {
+    const std::string dot = dot_of(graph, {.detail = detail});
+    for (const char* lane : {"disk", "h2d", "d2h", "host", "compute"})
+      CHECK(count(dot, str("subgraph cluster_rank0_", lane, " \\{")) == 1);
+    for (const char* spaces :
+         {"<BR/>disk to pinned", "<BR/>pinned to device", "<BR/>device to pinned", "<BR/>in pinned"})
+      CHECK_THAT(dot, ContainsSubstring(spaces));
+    CHECK_THAT(dot, !ContainsSubstring("in device"));
+  }
+}
+
 TEST_CASE("edges into the next run are dashed and can be left out; an edge from a node to itself is not drawn",
           "[engine][dot]") {
   const sg::Graph graph = gathering();

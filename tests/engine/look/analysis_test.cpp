@@ -181,6 +181,42 @@ TEST_CASE("communication is hidden while the same rank computes, and only then",
   CHECK(hidden[1].hidden_s == 0);
 }
 
+TEST_CASE("transfers are hidden while the same rank computes, and only then", "[engine][analysis][offload]") {
+  sg::Graph graph(2);
+  const auto buffer = [&](const char* name, sg::Rank rank, sg::Space space) {
+    return graph.buffer({.name = name, .rank = rank, .size_bytes = 4096, .space = space});
+  };
+  const sg::Buffer slot = buffer("slot", r0, sg::Space::device), home = buffer("home", r0, sg::Space::pinned),
+                   file = buffer("file", r0, sg::Space::disk), here = buffer("here", r1, sg::Space::device),
+                   there = buffer("there", r1, sg::Space::pinned);
+  const auto lane        = [&](sg::Rank rank, sg::LaneKind kind) { return graph.lane(rank, kind); };
+  const sg::Node up      = add(graph, "up", lane(r0, sg::LaneKind::h2d), {home}, {slot}, sg::NodeKind::copy);
+  const sg::Node f       = add(graph, "F", lane(r0, sg::LaneKind::compute), {slot}, {slot});
+  const sg::Node spill   = add(graph, "spill", lane(r0, sg::LaneKind::disk), {home}, {file}, sg::NodeKind::host);
+  const sg::Node update  = add(graph, "update", lane(r0, sg::LaneKind::host), {home}, {home}, sg::NodeKind::host);
+  // Copies on the compute lane hide nothing, and a copy inside of a device is no transfer.
+  const sg::Node down   = add(graph, "down", lane(r1, sg::LaneKind::compute), {here}, {there}, sg::NodeKind::copy);
+  const sg::Node inside = add(graph, "inside", lane(r1, sg::LaneKind::compute), {here}, {here}, sg::NodeKind::copy);
+  for (const sg::Node node : {up, spill, update, down}) CHECK(sg::is_transfer(graph, node));
+  for (const sg::Node node : {f, inside}) CHECK_FALSE(sg::is_transfer(graph, node));
+
+  // Rank 0 transfers in [0, 2), [3, 5) and [4, 7), and computes in [1, 4): 1 + 1 of 6 are hidden.
+  const sg::Timeline times = timeline({{0, 2}, {1, 4}, {3, 5}, {4, 7}, {0, 3}, {3, 4}});
+  const auto hidden        = sg::hidden_transfers(graph, times);
+  REQUIRE(hidden.size() == 2);
+  CHECK(hidden[0].transfer_s == 6);
+  CHECK(hidden[0].hidden_s == 2);
+  CHECK(hidden[0].exposed_s() == 4);
+  CHECK(hidden[1].transfer_s == 3);
+  CHECK(hidden[1].exposed_s() == 3);
+
+  const sg::Summary summary = sg::summarize(graph, times);
+  CHECK(summary.transfers_in_all.transfer_s == 9);
+  CHECK(summary.transfers_in_all.hidden_s == 2);
+  CHECK_THAT(to_string(summary), ContainsSubstring("transfers      22.2% of their time hidden behind compute") &&
+                                     ContainsSubstring("pinned peak") && ContainsSubstring("disk peak"));
+}
+
 TEST_CASE("memory is what persists plus step buffers from first to last access", "[engine][analysis]") {
   sg::Graph graph(2);
   const sg::Buffer w =

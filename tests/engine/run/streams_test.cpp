@@ -119,6 +119,43 @@ TEST_CASE("what a host node has waited for needs no wait of the nodes that follo
   CHECK_NOTHROW(sg::verify_streams({graph, memory}, plan));
 }
 
+TEST_CASE("streams wait for nodes of host lanes once, and a dropped wait is reported", "[engine][streams]") {
+  sg::Graph graph;
+  const auto lane    = [&](sg::LaneKind kind) { return graph.lane(sg::Rank{0}, kind); };
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8}), y = graph.buffer({.name = "y", .size_bytes = 8});
+  graph.add({.name = "first", .lane = lane(sg::LaneKind::host), .writes = x, .kind = sg::NodeKind::host});
+  graph.add({.name = "second", .lane = lane(sg::LaneKind::host), .writes = y, .kind = sg::NodeKind::host});
+  graph.add({.name = "use both", .lane = lane(sg::LaneKind::h2d), .reads = {x, y}});
+  graph.add({.name = "use first", .lane = lane(sg::LaneKind::h2d), .reads = x});
+  graph.add({.name = "elsewhere", .lane = lane(sg::LaneKind::compute), .reads = x});
+  const sg::MemoryPlan memory = sg::plan_memory(graph);
+  sg::StreamPlan plan         = streams_of(graph, memory);
+  const auto waits_of         = [&](std::uint32_t node) {
+    const auto waits = plan.host_waits_of(sg::Node{node});
+    return std::vector<std::uint32_t>(waits.begin(), waits.end());
+  };
+  CHECK(waits_of(2) == std::vector<std::uint32_t>{1});  // the host lane runs "first" before
+  CHECK(waits_of(3).empty());
+  CHECK(waits_of(4) == std::vector<std::uint32_t>{0});
+  CHECK_NOTHROW(sg::verify_streams({graph, memory}, plan));
+  plan.host_waits[0] = 0;
+  CHECK_THROWS_MATCHES(sg::verify_streams({graph, memory}, plan), sg::Error,
+                       MessageMatches(ContainsSubstring("rank 0 h2d 'use both' on stream 'rank 0 h2d' may run before "
+                                                        "rank 0 host 'second' on the host has ended")));
+}
+
+TEST_CASE("a node without a lane does not use the stream of a copy", "[engine][streams]") {
+  sg::Graph graph;
+  const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8}), y = graph.buffer({.name = "y", .size_bytes = 8});
+  graph.add({.name = "gather", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::gather), .writes = x});
+  graph.add({.name = "copy", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::h2d), .writes = y});
+  graph.add({.name = "use both", .reads = {x, y}});
+  graph.add({.name = "use copy", .reads = y});
+  const sg::StreamPlan plan = streams_of(graph, sg::plan_memory(graph));
+  CHECK(plan.lane_of(plan.stream[2]).kind == sg::LaneKind::gather);
+  CHECK(plan.lane_of(plan.stream[3]).kind == sg::LaneKind::compute);
+}
+
 TEST_CASE("a node without a lane uses the stream of its latest predecessor", "[engine][streams]") {
   sg::Graph graph;
   const auto kept = [&](const char* name) {

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "engine/base/error.hpp"
+#include "engine/graph/graph.hpp"
+#include "engine/simulate/simulate.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -134,4 +136,38 @@ TEST_CASE("a machine refuses invalid settings by name", "[engine][machine][refus
   refused([] { (void)sg::two_level_machine({.ranks = 9, .inside = {.latency_s = 2}, .between = {.latency_s = 1}}); },
           "takes 2 s (at most 1 s)");
   CHECK_NOTHROW(sg::two_level_machine({.ranks = 8, .inside = {.latency_s = 2}}));  // one node: no links between nodes
+}
+
+TEST_CASE("a device machine times kernels, transfers, host nodes and the disk", "[engine][simulate]") {
+  sg::Graph graph;
+  const auto lane    = [&](sg::LaneKind kind) { return graph.lane(sg::Rank{0}, kind); };
+  const auto seconds = [&](sg::NodeSpec spec) {
+    sg::Graph one;
+    spec.lane = one.lane(sg::Rank{0}, spec.lane->kind);
+    one.add(spec);
+    return sg::simulate(one, sg::device_machine({.flops_per_s      = 1000,
+                                                 .bytes_per_s      = 100,
+                                                 .link_bytes_per_s = 10,
+                                                 .host_bytes_per_s = 5,
+                                                 .disk_bytes_per_s = 1,
+                                                 .launch_s         = 0.5}))
+        .makespan_s;
+  };
+  CHECK(seconds({.name = "product", .lane = lane(sg::LaneKind::compute), .cost = {.flops = 2000}}) == 2.5);
+  CHECK(seconds({.name = "sum", .lane = lane(sg::LaneKind::compute), .cost = {.bytes_moved = 300}}) == 3.5);
+  CHECK(seconds({.name = "up",
+                 .lane = lane(sg::LaneKind::h2d),
+                 .kind = sg::NodeKind::copy,
+                 .op   = "h2d",
+                 .cost = {.bytes_moved = 40}}) == 2.5);
+  CHECK(seconds({.name = "update",
+                 .lane = lane(sg::LaneKind::host),
+                 .kind = sg::NodeKind::host,
+                 .op   = "adamw",
+                 .cost = {.bytes_moved = 10}}) == 2.5);
+  CHECK(seconds({.name = "load",
+                 .lane = lane(sg::LaneKind::disk),
+                 .kind = sg::NodeKind::host,
+                 .op   = "disk_read",
+                 .cost = {.bytes_moved = 4}}) == 2.5);
 }

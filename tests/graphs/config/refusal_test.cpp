@@ -137,7 +137,9 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
        "slots, grad_slots, bucket_mb, first_bucket_mb, bucket_views, delay_all_reduce, find_unused_parameters, "
        "static_graph, reduction, units, min_params, flat, group, reshard_after_forward, reshard_group, "
        "keep_between_microbatches)"},
-      {{"offload.param=false"}, "offload.param: unknown key (did you mean params? known: params, grads, optimizer)"},
+      {{"offload.param=false"},
+       "offload.param: unknown key (did you mean params? known: params, grads, optimizer, activations, strategy, "
+       "device_bytes, device_param_bytes, host_bytes, disk_bytes, disk, slots, async, overlap, pinned, compress)"},
       {{"precision.params=fp32"},
        "precision.params: unknown key (did you mean param? known: param, reduce, loss_scale, "
        "keep_low_precision_grads, norm)"},
@@ -363,9 +365,6 @@ TEST_CASE("settings that this version does not support are refused", "[graphs][c
       {{"pipeline.schedule=auto"},
        "pipeline.schedule: 'auto' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
        "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
-      {{"offload.params=true"}, "offload.params: 'true' is not supported by this version (supported: false)"},
-      {{"offload.grads=true"}, "offload.grads: 'true' is not supported by this version (supported: false)"},
-      {{"offload.optimizer=true"}, "offload.optimizer: 'true' is not supported by this version (supported: false)"},
       {{"backend=nccl", "comm.algorithm=hierarchical"},
        "comm.algorithm: 'hierarchical' with backend nccl, which cannot be told that (direct, where NCCL chooses; ring "
        "or "

@@ -1,0 +1,79 @@
+#include "graphs/plan/offload_plan.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "engine/base/error.hpp"
+#include "graphs/plan/memory_preset.hpp"
+#include "graphs/plan/plan.hpp"
+
+namespace sg = stepgraph;
+using sg::OffloadPlan;
+using sg::OffloadStrategy;
+
+namespace {
+
+std::string refusal(const OffloadPlan& plan, std::int64_t machine_bytes = 0) {
+  try {
+    sg::check_offload(plan, machine_bytes);
+    return {};
+  } catch (const sg::Error& error) {
+    CHECK(error.kind() == sg::ErrorKind::config);
+    return error.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("strategies have thresholds and shares", "[graphs][plan][offload]") {
+  CHECK(sg::pressure_threshold(OffloadStrategy::conservative) == 0.9);
+  CHECK(sg::pressure_threshold(OffloadStrategy::balanced) == 0.75);
+  CHECK(sg::pressure_threshold(OffloadStrategy::aggressive) == 0.6);
+  CHECK(sg::pressure_threshold(OffloadStrategy::extreme) == 0.4);
+  CHECK_THROWS_AS(sg::pressure_threshold(OffloadStrategy::manual), sg::Error);
+  CHECK(sg::most_share(OffloadStrategy::manual) == 1);
+  CHECK(sg::most_share(OffloadStrategy::conservative) == 0.2);
+  CHECK(sg::most_share(OffloadStrategy::balanced) == 0.5);
+  CHECK(sg::most_share(OffloadStrategy::aggressive) == 0.8);
+  CHECK(sg::most_share(OffloadStrategy::extreme) == 1);
+  for (const OffloadStrategy strategy : sg::all_offload_strategies)
+    CHECK(sg::may_use_disk(strategy) == (strategy == OffloadStrategy::manual || strategy == OffloadStrategy::extreme));
+}
+
+TEST_CASE("a strategy may move all classes, or those that its fields name", "[graphs][plan][offload]") {
+  CHECK_FALSE(OffloadPlan{}.moves_something());
+  CHECK_FALSE(OffloadPlan{.device_bytes = 1}.moves_something());
+  CHECK(OffloadPlan{.activations = true}.moves_something());
+  CHECK(OffloadPlan{.strategy = OffloadStrategy::balanced}.moves_something());
+  const OffloadPlan manual{.params = true};
+  CHECK(manual.may_move(manual.params));
+  CHECK_FALSE(manual.may_move(manual.grads));
+  const OffloadPlan all{.strategy = OffloadStrategy::extreme};
+  CHECK(all.may_move(all.params));
+  const OffloadPlan some{.optimizer = true, .strategy = OffloadStrategy::extreme};
+  CHECK(some.may_move(some.optimizer));
+  CHECK_FALSE(some.may_move(some.params));
+}
+
+TEST_CASE("an offload plan that cannot be is refused with its numbers", "[graphs][plan][offload][refuses]") {
+  CHECK(refusal({}).empty());
+  CHECK(refusal({.device_bytes = -1}) == "offload.device_bytes: -1 is negative (a number of bytes; 0: no limit)");
+  CHECK(refusal({.params = true, .device_param_bytes = -2}) ==
+        "offload.device_param_bytes: -2 is negative (a number of bytes; 0: no limit)");
+  CHECK(refusal({.params = true, .host_bytes = -3}) ==
+        "offload.host_bytes: -3 is negative (a number of bytes; 0: no limit)");
+  CHECK(refusal({.params = true, .disk_bytes = -4}) ==
+        "offload.disk_bytes: -4 is negative (a number of bytes; 0: no limit)");
+  CHECK(refusal({.params = true, .slots = 0}) == "offload.slots: 0 slots hold no unit (1 or more)");
+  CHECK(refusal({.params = true, .host_bytes = 2049}, 2048) ==
+        "offload.host_bytes: 2049 is above the memory of this machine (at most 2048, 2.0 KiB)");
+  CHECK(refusal({.params = true, .host_bytes = 2048}, 2048).empty());
+  CHECK(refusal({.params = true, .host_bytes = std::int64_t{1} << 60}).empty());  // of a machine that is not known
+}
+
+TEST_CASE("offload is part of a plan, and presets of memory leave it alone", "[graphs][plan][offload]") {
+  const sg::Plan with{.offload = {.optimizer = true}};
+  CHECK(with == with);
+  CHECK(with != sg::Plan{});
+  for (const sg::MemoryPreset preset : sg::all_memory_presets)
+    CHECK(sg::with_preset(with, preset).offload == with.offload);
+}

@@ -1,0 +1,202 @@
+// Offload changes no bit: losses, norms and weights are those of a run without it.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/generators/catch_generators_range.hpp>
+#include <string>
+#include <vector>
+
+#include "backends/loopback/world.hpp"
+#include "backends/storage/spill_file.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "graphs/layout/layout.hpp"
+#include "graphs/step/training_step.hpp"
+#include "tests/support/golden.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
+#include "tests/support/temp_folder.hpp"
+
+namespace sg = stepgraph;
+using sg::testing::History;
+using sg::testing::small_gpt2;
+using sg::testing::small_llama;
+
+namespace {
+
+constexpr int steps = 3;
+
+// Each bit of `classes` is a class: params, grads, optimizer, activations.
+sg::OffloadPlan offload_of(int classes) {
+  return {.params      = (classes & 1) != 0,
+          .grads       = (classes & 2) != 0,
+          .optimizer   = (classes & 4) != 0,
+          .activations = (classes & 8) != 0};
+}
+
+struct Setting {
+  std::string name;
+  sg::Plan plan;
+  sg::BatchSpec batch = {.global = 4, .micro = 1, .seq = 8};
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  all.push_back({"one rank", {}});
+  all.push_back({"one microbatch", {}, {.global = 2, .micro = 2, .seq = 8}});
+  all.push_back({"dp 2", {.layout = {.dp = 2}, .shard = {.bucket_mb = 0.01}}});
+  all.push_back({"zero1", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::zero1}}});
+  all.push_back({"grad_op", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::grad_op}}});
+  all.push_back({"full", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full}}});
+  all.push_back({"full, reduced each",
+                 {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full, .reduce = sg::ReduceWhen::each}}});
+  all.push_back({"tp 2", {.layout = {.tp = 2}}});
+  all.push_back({"pp 2", {.layout = {.pp = 2}}});
+  all.push_back({"zero bubble", {.layout = {.pp = 2}, .pipeline = {.schedule = "zb-h1"}}});
+  all.push_back({"recompute", {.recompute = sg::Recompute::full}});
+  all.push_back({"bf16", {.precision = {.param = sg::DType::bf16}}});
+  all.push_back(
+      {"bf16 and zero1",
+       {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::zero1}, .precision = {.param = sg::DType::bf16}}});
+  all.push_back({"sgd", {.optimizer = {.kind = sg::OptimizerKind::sgd}}});
+  all.push_back({"no clipping", {.optimizer = {.clip = 0}}});
+  return all;
+}
+
+// A run whose disk is a temporary folder.
+History train(const sg::Model& model, sg::Plan plan, const sg::BatchSpec& batch, const sg::OffloadPlan& offload,
+              const sg::testing::TempFolder* folder = nullptr) {
+  plan.offload = offload;
+  sg::TrainerOptions options{.threads = 2, .seed = 7};
+  if (folder != nullptr) {
+    plan.offload.disk = folder->path().string();
+    options.storage   = sg::spill_files(plan.offload.disk);
+  }
+  return sg::testing::train(model, plan, batch, steps, options);
+}
+
+// Each setting is trained once without offload.
+const History& without_offload(const Setting& setting) {
+  static std::map<std::string, History> known;
+  const auto found = known.find(setting.name);
+  if (found != known.end()) return found->second;
+  return known.emplace(setting.name, train(small_gpt2(), setting.plan, setting.batch, {})).first->second;
+}
+
+}  // namespace
+
+TEST_CASE("every combination of offloaded classes has the bits of no offload", "[graphs][offload]") {
+  const int classes = GENERATE(range(1, 16));
+  CAPTURE(classes);
+  if (sg::testing::scale() > 1 && classes != 15 && classes != 5) return;
+  for (const Setting& setting : settings()) {
+    CAPTURE(setting.name);
+    CHECK(train(small_gpt2(), setting.plan, setting.batch, offload_of(classes)) == without_offload(setting));
+  }
+}
+
+TEST_CASE("slots and the lanes of transfers change no bit", "[graphs][offload]") {
+  for (const Setting& setting : settings()) {
+    for (const int slots : {1, 3}) {
+      for (const bool async : {true, false}) {
+        CAPTURE(setting.name, slots, async);
+        sg::OffloadPlan offload = offload_of(15);
+        offload.slots           = slots;
+        offload.async           = async;
+        CHECK(train(small_gpt2(), setting.plan, setting.batch, offload) == without_offload(setting));
+      }
+      if (sg::testing::scale() > 1) break;
+    }
+  }
+}
+
+TEST_CASE("a disk with little host memory changes no bit", "[graphs][offload][disk]") {
+  const sg::testing::TempFolder folder;
+  const int classes = GENERATE(1, 2, 4, 8, 15);
+  for (const Setting& setting : settings()) {
+    for (const std::int64_t host_bytes : {std::int64_t{64} << 10, std::int64_t{300} << 10}) {
+      CAPTURE(classes, setting.name, host_bytes);
+      sg::OffloadPlan offload = offload_of(classes);
+      offload.host_bytes      = host_bytes;
+      CHECK(train(small_gpt2(), setting.plan, setting.batch, offload, &folder) == without_offload(setting));
+      if (sg::testing::scale() > 1 || classes != 15) break;
+    }
+  }
+}
+
+TEST_CASE("lossless compression changes no bit", "[graphs][offload]") {
+  const sg::testing::TempFolder folder;
+  if (!sg::is_built(sg::Compression::lossless)) SKIP("this build has no lz4");
+  const bool on_disk = GENERATE(false, true);
+  const int classes  = GENERATE(5, 15);
+  if (on_disk && classes != 15) return;
+  for (const Setting& setting : settings()) {
+    CAPTURE(classes, on_disk, setting.name);
+    sg::OffloadPlan offload = offload_of(classes);
+    offload.compress        = sg::Compression::lossless;
+    if (on_disk) offload.host_bytes = std::int64_t{64} << 10;
+    CHECK(train(small_gpt2(), setting.plan, setting.batch, offload, on_disk ? &folder : nullptr) ==
+          without_offload(setting));
+    if (sg::testing::scale() > 1) break;
+  }
+}
+
+TEST_CASE("tied weights of one rank and of two have the bits of no offload", "[graphs][offload]") {
+  const sg::BatchSpec batch{.global = 2, .micro = 1, .seq = 8};
+  for (const int pp : {1, 2}) {
+    const sg::Plan plan{.layout = {.pp = pp}};
+    const History expected = train(small_llama(), plan, batch, {});
+    for (const int classes : {1, 3, 5, 15}) {
+      CAPTURE(pp, classes);
+      CHECK(train(small_llama(), plan, batch, offload_of(classes)) == expected);
+    }
+  }
+}
+
+TEST_CASE("skipped steps of fp16 are those of no offload", "[graphs][offload]") {
+  sg::Plan plan{.precision = {.param = sg::DType::f16}};
+  plan.precision.loss_scale.value        = 0x1p26;
+  plan.precision.loss_scale.growth_steps = 2;
+  const sg::BatchSpec batch{.global = 4, .micro = 2, .seq = 8};
+  const auto expected = sg::testing::train_scaled(small_gpt2(), plan, batch, 12);
+  CHECK(std::ranges::count(expected.skipped, true) > 0);
+  CHECK(std::ranges::count(expected.skipped, false) > 0);
+  for (const int classes : {1, 2, 4, 8, 15}) {
+    CAPTURE(classes);
+    plan.offload = offload_of(classes);
+    CHECK(sg::testing::train_scaled(small_gpt2(), plan, batch, 12) == expected);
+  }
+}
+
+TEST_CASE("golden models have the losses, norms and gradients of no offload", "[graphs][offload][golden]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& golden      = sg::testing::golden(model);
+  const int few           = sg::testing::cases(4);
+  const auto expected     = sg::testing::train(golden, {}, 2, few);
+  for (const int classes : {1, 2, 4, 8, 15}) {
+    CAPTURE(model, classes);
+    const auto trained = sg::testing::train(golden, {.offload = offload_of(classes)}, 2, few);
+    CHECK(trained.loss == expected.loss);
+    CHECK(trained.grad_norm == expected.grad_norm);
+    CHECK(trained.gradients == expected.gradients);
+  }
+}
+
+TEST_CASE("lossy compression trains with losses near those without it", "[graphs][offload]") {
+  const sg::testing::TempFolder folder;
+  const auto kind =
+      GENERATE(sg::Compression::fp16, sg::Compression::bf16, sg::Compression::int8, sg::Compression::dynamic8);
+  const bool on_disk = GENERATE(false, true);
+  CAPTURE(to_string(kind), on_disk);
+  // int8 is not fit for second moments: small ones become 0.
+  sg::Plan plan{.layout = {.dp = 2}, .offload = offload_of(kind == sg::Compression::int8 ? 10 : 14)};
+  const sg::BatchSpec batch{.global = 4, .micro = 1, .seq = 8};
+  plan.offload.compress = kind;
+  sg::TrainerOptions options{.threads = 2, .seed = 7};
+  if (on_disk) {
+    plan.offload.host_bytes = std::int64_t{64} << 10;
+    plan.offload.disk       = folder.path().string();
+    options.storage         = sg::spill_files(plan.offload.disk);
+  }
+  const History trained = sg::testing::train(small_gpt2(), plan, batch, 5, options);  // checks equal copies too
+  plan.offload          = {};
+  CHECK(loss_distance(trained, sg::testing::train(small_gpt2(), plan, batch, 5)) < 0.05);
+}

@@ -1,0 +1,172 @@
+// offload in the commands: what they print, refuse and draw.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <filesystem>
+
+#include "engine/base/error.hpp"
+#include "tests/support/command_run.hpp"
+
+namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using sg::testing::json_lines;
+using sg::testing::SmallRun;
+
+namespace {
+
+std::vector<sg::JsonValue> of_type(const std::string& out, std::string_view type) {
+  std::vector<sg::JsonValue> found;
+  for (const sg::JsonValue& line : json_lines(out))
+    if (line.at("type") == type) found.push_back(line);
+  return found;
+}
+
+std::vector<std::string> losses(const std::string& out) {
+  std::vector<std::string> all;
+  for (const sg::JsonValue& line : of_type(out, "step")) all.push_back(line.at("loss").text);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("train prints what offload moves, once, and the same losses", "[tools][offload]") {
+  const SmallRun small;
+  const auto plain = small.run("train", "--steps 3 --json");
+  const auto moved = small.run("train", "--steps 3 --json --set offload.optimizer=true --set offload.params=true");
+  CAPTURE(moved.err);
+  REQUIRE(moved.exit_code == 0);
+  CHECK(losses(moved.out) == losses(plain.out));
+  CHECK(of_type(plain.out, "offload").empty());
+  const auto lines = of_type(moved.out, "offload");
+  REQUIRE(lines.size() == 1);
+  const sg::JsonValue& line = lines[0];
+  CHECK(line.at("h2d_bytes").as_integer() > 0);
+  CHECK(line.at("d2h_bytes").as_integer() > 0);
+  CHECK(line.at("disk_read_bytes") == 0);
+  CHECK(line.at("disk_write_bytes") == 0);
+  CHECK(line.at("exposed_s").as_real() >= 0);
+  CHECK(line.at("exposed_s").as_real() <= line.at("transfer_s").as_real());
+  CHECK(line.at("disk_bytes") == 0);
+  CHECK(line.at("strategy") == "manual");
+  CHECK(line.at("compress") == "none");
+  CHECK(line.at("lossy") == false);
+  CHECK(line.at("ratio").as_real() == 1);
+  std::int64_t params = 0, states = 0;
+  for (const sg::JsonValue& unit : line.at("units").items) {
+    CHECK(unit.at("space") == "host");
+    CHECK_FALSE(unit.at("unit").text.empty());
+    const bool is_state = unit.at("class") == "optimizer";
+    (is_state ? states : params) += unit.at("bytes").as_integer();
+    CHECK(unit.at("update") == (is_state ? "host" : "none"));
+  }
+  CHECK(params > 0);
+  CHECK(states == 2 * params);
+  CHECK(line.at("host_bytes").as_integer() >= params + states);
+  const auto plan = of_type(moved.out, "plan").at(0);
+  CHECK(plan.at("host_bytes")[0] == line.at("host_bytes"));
+  CHECK(plan.at("peak_bytes")[0].as_integer() < of_type(plain.out, "plan").at(0).at("peak_bytes")[0].as_integer());
+
+  // One step, in words.
+  const auto words = small.run("train", "--steps 1 --set offload.grads=true");
+  CHECK(words.exit_code == 0);
+  CHECK_THAT(words.err,
+             ContainsSubstring("stepgraph train: offload: grads ") && ContainsSubstring(" to the device and "));
+  CHECK_THAT(words.out, ContainsSubstring(" in its host memory"));
+}
+
+TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][disk]") {
+  const SmallRun small;
+  const std::string disk = small.path("spill");
+  std::filesystem::create_directory(disk);
+  const auto plain = small.run("train", "--steps 2 --json");
+  const auto moved = small.run("train",
+                               "--steps 2 --json --set offload.optimizer=true --set offload.host_bytes=64KiB "
+                               "--set offload.disk=" +
+                                   disk);
+  CAPTURE(moved.err);
+  REQUIRE(moved.exit_code == 0);
+  CHECK(losses(moved.out) == losses(plain.out));
+  const auto line = of_type(moved.out, "offload").at(0);
+  CHECK(line.at("disk_read_bytes").as_integer() > 0);
+  CHECK(line.at("disk_write_bytes").as_integer() > 0);
+  CHECK(line.at("disk_bytes").as_integer() > 0);
+  CHECK(line.at("host_bytes").as_integer() <= 64 << 10);
+  CHECK(std::filesystem::is_empty(disk));
+
+  // Tensors of several chunks, compressed.
+  const std::string large = "--steps 2 --json --set model.vocab=1024 ";
+  const auto packed       = small.run("train", large +
+                                                   "--set offload.params=true --set offload.compress=lossless --set "
+                                                         "offload.host_bytes=64KiB --set offload.disk=" +
+                                                   disk);
+  CAPTURE(packed.err);
+  REQUIRE(packed.exit_code == 0);
+  CHECK(losses(packed.out) == losses(small.run("train", large).out));
+  CHECK(of_type(packed.out, "offload").at(0).at("ratio").as_real() < 1);
+
+  const auto refused =
+      small.run("train", "--steps 1 --set offload.optimizer=true --set offload.disk=" + disk + "/none");
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("offload.disk: '") && ContainsSubstring("is not a folder"));
+  const std::string weights = "--set offload.params=true --set offload.host_bytes=64KiB --set offload.disk=" + disk;
+  const auto eval           = small.run("eval", "--json " + weights);
+  CAPTURE(eval.err);
+  REQUIRE(eval.exit_code == 0);
+  CHECK(json_lines(eval.out).at(0).at("loss") == json_lines(small.run("eval", "--json").out).at(0).at("loss"));
+  const std::string prompt = "--prompt ab --tokens 2 ";
+  const auto generate      = small.run("generate", prompt + weights);
+  CAPTURE(generate.err);
+  REQUIRE(generate.exit_code == 0);
+  CHECK(generate.out == small.run("generate", prompt).out);
+}
+
+TEST_CASE("plan-memory, graph, verify and simulate show host and disk", "[tools][offload]") {
+  const SmallRun small;
+  const std::string offload = " --set offload.optimizer=true --set offload.grads=true";
+  const auto plain          = json_lines(small.run("plan-memory", "--json").out).at(0);
+  const auto row            = json_lines(small.run("plan-memory", "--json" + offload).out).at(0);
+  CHECK(plain.at("host_bytes") == 0);
+  CHECK(row.at("host_bytes").as_integer() >= plain.at("optimizer").as_integer() + plain.at("parameters").as_integer());
+  CHECK(row.at("disk_bytes") == 0);
+  CHECK(row.at("optimizer") == 0);
+  CHECK(row.at("peak_bytes").as_integer() < plain.at("peak_bytes").as_integer());
+  const auto table = small.run("plan-memory", offload);
+  CHECK_THAT(table.out,
+             StartsWith("ranks  parameters ") && ContainsSubstring("  lower bound") && ContainsSubstring("host\n"));
+  CHECK_THAT(small.run("plan-memory").out, !ContainsSubstring("host"));
+
+  for (const char* command : {"graph", "verify"}) {
+    const auto line = json_lines(small.run(command, "--json" + offload).out).at(0);
+    CHECK(line.at("host_bytes")[0] == row.at("host_bytes"));
+    CHECK(line.at("disk_bytes")[0] == 0);
+  }
+  CHECK_THAT(small.run("verify", offload).out, ContainsSubstring("valid: no race"));
+  const auto dot = small.run("graph", "--dot - --detail layer" + offload);
+  CHECK(dot.exit_code == 0);
+  for (const char* text : {"cluster_rank0_d2h", "cluster_rank0_h2d", "cluster_rank0_host", "device to pinned"})
+    CHECK_THAT(dot.out, ContainsSubstring(text));
+}
+
+TEST_CASE("strategies of offload act by the budget of the device", "[tools][offload][strategy]") {
+  const SmallRun small;
+  const auto peak    = json_lines(small.run("plan-memory", "--json").out).at(0).at("peak_bytes").as_integer();
+  const auto missing = small.run("train", "--steps 1 --set offload.strategy=balanced");
+  CHECK(missing.exit_code == 2);
+  CHECK_THAT(missing.err, ContainsSubstring("offload.strategy: balanced needs the size of the device"));
+  const auto idle = small.run(
+      "train", sg::str("--steps 1 --json --set offload.strategy=balanced --set offload.device_bytes=", 2 * peak));
+  CAPTURE(idle.err);
+  REQUIRE(idle.exit_code == 0);
+  CHECK(of_type(idle.out, "offload").at(0).at("units").items.empty());
+  const auto acts =
+      small.run("train", sg::str("--steps 1 --json --set offload.strategy=balanced --set offload.device_bytes=", peak));
+  CAPTURE(acts.err);
+  REQUIRE(acts.exit_code == 0);
+  CHECK_FALSE(of_type(acts.out, "offload").at(0).at("units").items.empty());
+  CHECK(of_type(acts.out, "plan").at(0).at("peak_bytes")[0].as_integer() <= peak * 3 / 4);
+  CHECK(losses(acts.out) == losses(idle.out));
+  const auto refused =
+      small.run("verify", sg::str("--set offload.strategy=conservative --set offload.device_bytes=", peak / 4));
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("offload.strategy: conservative moves at most 0.2"));
+}
