@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "engine/graph/graph.hpp"
@@ -20,5 +21,21 @@ struct UpdateLossScale {
   Labels labels             = {};
 };
 Node update_loss_scale(Graph& graph, const UpdateLossScale& spec);
+
+// The same where a step applies the gradients of an earlier step, which have a clip factor and a loss scale of their
+// own. An update is counted when it is applied. A set that overflowed (its factor is NaN) halves the scale when it
+// would have been applied. A set that is empty (its scale is NaN) changes nothing.
+struct CountUpdate {
+  std::string name                 = "count update";
+  Access factor                    = {};  // one f64, from clip_factor
+  Access set_scale                 = {};  // one f64: the loss scale of the gradients; 1 without loss scaling
+  Access num_updates               = {};  // one i64
+  std::optional<Access> scale      = {};  // one f64: the loss scale of the next step. Set both, or neither
+  std::optional<Access> good_steps = {};  // one i64
+  bool dynamic                     = true;
+  std::int64_t growth_steps        = 2000;
+  Labels labels                    = {};
+};
+Node count_update(Graph& graph, const CountUpdate& spec);
 
 }  // namespace stepgraph

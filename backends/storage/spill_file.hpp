@@ -16,7 +16,7 @@ struct SpillOptions {
 };
 
 // The buffers of a rank in a file that no other process can open. It has no name, so nothing is left of it when the
-// process ends, in whatever way. Its bytes are reserved when it is made: a full disk is an error then.
+// process ends, even if it is killed. Its bytes are reserved when it is made: a full disk is an error then.
 class SpillFile final : public Storage {
  public:
   // Throws Error(backend): the folder is missing or cannot be written, or the disk is full.

@@ -77,6 +77,11 @@ std::string bytes_text(double bytes) {
   static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   return scaled(bytes, 1024, units, std::size(units));
 }
+
+std::string bytes_and_text(std::int64_t bytes) {
+  return std::to_string(bytes) + " (" + bytes_text(static_cast<double>(bytes)) + ")";
+}
+
 std::string flops_text(double flops) {
   static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
   return scaled(flops, 1000, units, std::size(units));

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,8 +13,9 @@ namespace stepgraph {
 // allow become '?'.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-[[nodiscard]] std::string bytes_text(double bytes);      // "1.5 MiB"
-[[nodiscard]] std::string flops_text(double flops);      // "12 GFLOP"
-[[nodiscard]] std::string seconds_text(double seconds);  // "1.25 ms"
+[[nodiscard]] std::string bytes_text(double bytes);            // "1.5 MiB"
+[[nodiscard]] std::string bytes_and_text(std::int64_t bytes);  // "1536 (1.5 KiB)"
+[[nodiscard]] std::string flops_text(double flops);            // "12 GFLOP"
+[[nodiscard]] std::string seconds_text(double seconds);        // "1.25 ms"
 
 }  // namespace stepgraph

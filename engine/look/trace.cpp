@@ -222,7 +222,7 @@ class Writer {
       for (std::uint32_t row = 0; row < rows[place].size(); ++row) {
         if (!rows[place][row]) continue;
         const std::string name = row < num_lane_kinds ? std::string(to_string(static_cast<LaneKind>(row)))
-                                                      : str("no lane ", row - num_lane_kinds + 1);
+                                                      : str("other ", row - num_lane_kinds + 1);
         metadata("thread_name", process, tid(process, row), "name", name);
         metadata("thread_sort_index", process, tid(process, row), "sort_index", std::int64_t{row});
       }

@@ -50,7 +50,7 @@ struct MemoryPlan {
   [[nodiscard]] static constexpr std::int64_t aligned(std::int64_t size_bytes) noexcept {
     return round_up(size_bytes, alignment);
   }
-  // Of buffers on disk, and of those in pinned memory that are no smaller: the disk transfers whole blocks.
+  // Of buffers on disk, and of pinned buffers of at least this size: the disk transfers whole blocks.
   static constexpr std::int64_t block_alignment = 4096;  // Storage::block_bytes
   [[nodiscard]] static std::int64_t alignment_of(const BufferSpec& buffer) noexcept {
     const bool in_blocks =

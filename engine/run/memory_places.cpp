@@ -157,7 +157,7 @@ std::vector<Loan> Memory::lend_all(const Graph& to) const {
   return loans;
 }
 
-// The bytes of step buffers, for step buffers of another graph. None: they are too few.
+// Lends the bytes of step buffers to step buffers of another graph. None: the other graph needs more of them.
 std::optional<Memory::Arena> Memory::borrow_arena(const ArenaPlan& plan) const {
   const Arena* const own = find(plan.rank, plan.space);
   if (own == nullptr) return std::nullopt;

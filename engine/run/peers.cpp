@@ -72,6 +72,33 @@ void in_first(Peers* peers, std::string_view subject, const std::function<void()
   peers->require_success(subject, error);
 }
 
+void in_all(Peers* peers, std::string_view subject, const std::function<void()>& work) {
+  if (peers == nullptr) return work();
+  std::optional<Error> mine;
+  try {
+    work();
+  } catch (const Error& caught) {
+    mine = caught;
+  } catch (const std::exception& caught) {
+    mine.emplace(ErrorKind::run, str(subject, ": ", caught.what()));
+  }
+  Bytes first;  // no bytes: it has succeeded
+  try {
+    Bytes sent = mine ? Packer().add(mine->kind()).add_text(mine->what()).take() : Bytes();
+    for (Bytes& bytes : peers->gather(subject, std::move(sent))) {
+      if (first.empty()) first = std::move(bytes);
+    }
+    first = peers->broadcast(subject, std::move(first));
+  } catch (const Error&) {
+    if (!mine) throw;
+    throw *mine;  // it says more than that a peer is gone
+  }
+  if (first.empty()) return;
+  Unpacker received(first);
+  const auto kind = received.get<ErrorKind>();
+  throw Error(kind, received.get_text());
+}
+
 namespace {
 
 // Another one after every start of a machine.

@@ -49,6 +49,10 @@ class Peers {
 // Without peers: calls it.
 void in_first(Peers* peers, std::string_view subject, const std::function<void()>& work);
 
+// Calls `work` in all processes. If it fails in some, the error of the first of them is thrown in all; other exceptions
+// become Error(run). Collective. Without peers: calls it.
+void in_all(Peers* peers, std::string_view subject, const std::function<void()>& work);
+
 // What to add to this process's steady clock to get that of process 0. Nothing on the same machine; else it is
 // measured, to about the time that two messages take. Collective.
 [[nodiscard]] std::chrono::nanoseconds clock_offset(Peers& peers);

@@ -68,6 +68,7 @@ class Builder {
   // One entry per lane; the last entry of a rank is for nodes without a lane.
   void find_bindings() {
     for (const Rank rank : graph_.ranks()) {
+      slowness_.push_back(machine_.slowness(rank));
       for (std::size_t kind = 0; kind <= num_lane_kinds; ++kind) {
         const auto lane = kind < num_lane_kinds ? std::optional(static_cast<LaneKind>(kind)) : std::nullopt;
         pool_of_lane_.push_back(static_cast<std::int32_t>(machine_.pool_of(rank, lane)));
@@ -190,14 +191,19 @@ class Builder {
 
   void add_node(std::uint32_t node) {
     pools_.push_back(pool_of_lane_[lane_of(node)]);
-    demand_of_bus(node, cost_of(node).bytes_moved);
+    const double slowness = slowness_[data_.nodes[node].place];
+    demand_of_bus(node, slowness * cost_of(node).bytes_moved);
     const bool pooled = pools_.back() >= 0;
+    const auto slowed = [slowness](Time time) {
+      for (double* part : {&time.fixed_s, &time.own_s, &time.alone_s}) *part *= slowness;
+      return time;
+    };
     if (const RateTable* table = table_of(node)) {
       const Cost& cost = data_.nodes[node].cost;
-      add_time(node, measured(*table, cost.flops, cost.bytes_moved, rate_of(node).overhead_s));
+      add_time(node, slowed(measured(*table, cost.flops, cost.bytes_moved, rate_of(node).overhead_s)));
       out_.helped.push_back(pooled);
     } else {
-      add_time(node, time_of(node));
+      add_time(node, slowed(time_of(node)));
       out_.helped.push_back(data_.nodes[node].parallel && pooled);
     }
   }
@@ -277,6 +283,7 @@ class Builder {
   Network network_;
   Matching matching_;
   Activities out_;
+  std::vector<double> slowness_;                          // by place of the rank
   std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [place * (num_lane_kinds + 1) + kind]
   std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not looked up yet
   std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not looked up yet

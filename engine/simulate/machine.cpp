@@ -180,6 +180,18 @@ void Machine::message_overhead(double seconds) {
   message_overhead_s_ = seconds;
 }
 
+void Machine::slow(Rank rank, double factor) {
+  check_rank(rank, "a factor");
+  if (!(factor > 0 && std::isfinite(factor)))
+    throw Error(ErrorKind::config, str("machine: rank ", rank, " is slow by a factor of ", factor, " (above 0)"));
+  slowness_[index(rank)] = factor;
+}
+
+double Machine::slowness(Rank rank) const {
+  const auto found = slowness_.find(index(rank));
+  return found == slowness_.end() ? 1 : found->second;
+}
+
 void Machine::check_rank(Rank rank, std::string_view what) const {
   if (index(rank) >= 0 && index(rank) < num_ranks_) return;
   throw Error(ErrorKind::config, str("machine: ", what, " of rank ", rank, " (0 to ", num_ranks_ - 1, ")"));

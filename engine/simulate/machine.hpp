@@ -96,6 +96,9 @@ class Machine {
   void bind(const Where& where, PoolId pool);
   void bind(const Where& where, BusId bus);
 
+  // The nodes of a rank take `factor` times as long, communications excepted: they wait for it instead.
+  void slow(Rank rank, double factor);
+
   // The network: a root, switches below it, ranks below any of them. Every cable has a link up and a link down. The
   // latency of a route is the sum over its links.
   SwitchId root_switch();
@@ -123,6 +126,7 @@ class Machine {
   [[nodiscard]] const std::vector<BusSpec>& buses() const noexcept { return buses_; }
   [[nodiscard]] PoolId pool_of(Rank rank, std::optional<LaneKind> lane) const;  // none: a node without a lane
   [[nodiscard]] BusId bus_of(Rank rank, std::optional<LaneKind> lane) const;
+  [[nodiscard]] double slowness(Rank rank) const;  // 1 unless set
   [[nodiscard]] bool has_network() const noexcept { return !tree_.empty(); }
   [[nodiscard]] const std::vector<Vertex>& network() const noexcept { return tree_; }
   [[nodiscard]] double message_overhead_s() const noexcept { return message_overhead_s_; }
@@ -150,6 +154,7 @@ class Machine {
   std::vector<PoolSpec> pools_;
   std::vector<BusSpec> buses_;
   Bindings pool_bindings_, bus_bindings_;
+  std::map<int, double> slowness_;  // by rank
   std::vector<Vertex> tree_;
   double message_overhead_s_ = 0;
 };

@@ -93,7 +93,7 @@ void compress_block(const LosslessRange& range, const std::byte* raw, std::byte*
   const int used = LZ4_compress_default(reinterpret_cast<const char*>(shuffled.bytes), reinterpret_cast<char*>(to),
                                         static_cast<int>(size), static_cast<int>(size) - 1);
   if (used <= 0) std::memcpy(to, from, static_cast<std::size_t>(size));  // it would not become smaller
-  set_end(packed, block, used <= 0 ? size : used);                       // for now its size
+  set_end(packed, block, used <= 0 ? size : used);                       // its size, of which close_gaps makes its end
 }
 
 void decompress_block(const LosslessRange& range, std::byte* raw, const std::byte* packed, std::int64_t block) {
