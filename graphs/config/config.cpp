@@ -1,6 +1,7 @@
 #include "graphs/config/config.hpp"
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -43,15 +44,41 @@ void read_layout(const ConfigReader& root, LayoutSpec& layout) {
 }
 
 void read_pipeline(const ConfigReader& root, PipelinePlan& pipeline) {
-  const ConfigReader section = root.section("pipeline", {"schedule", "chunks", "split"});
-  section.integers("split", pipeline.split, "even", 1, max_degree);
-  section.integer("chunks", pipeline.chunks, 1, max_degree);
+  const ConfigReader section = root.section("pipeline", {"schedule", "chunks", "split", "limit"});
+  section.integers("split", pipeline.split, {"even", "balanced"}, 1, max_degree);
+  pipeline.balanced = section.is_text("split", "balanced");
   section.text("schedule", pipeline.schedule);
-  if (pipeline.schedule.ends_with(".csv")) return;
-  Names kinds;
-  for (const ScheduleKind kind : all_schedule_kinds) kinds.push_back(to_string(kind));
-  kinds.push_back("or a FILE.csv");  // for the message; names of files ended the function above
-  static_cast<void>(section.choice("schedule", 0, kinds, {"zb-v", "v-half", "v-min", "auto"}));
+  // A number of activations is in microbatches, text is a size in bytes.
+  if (section.is_text("limit")) {
+    section.size("limit", pipeline.limit_bytes);
+  } else {
+    section.real("limit", pipeline.limit, not_negative);
+  }
+  if ((pipeline.limit > 0 || pipeline.limit_bytes > 0) && pipeline.schedule != "auto")
+    section.refuse("limit", str("with schedule ", pipeline.schedule, ", whose order is fixed (schedule auto)"));
+  const bool from_file = pipeline.schedule.ends_with(".csv");
+  std::size_t kind     = 0;
+  if (!from_file) {
+    Names kinds;
+    for (const ScheduleKind each : all_schedule_kinds) kinds.push_back(to_string(each));
+    kinds.push_back("auto");
+    kinds.push_back("or a FILE.csv");  // for the message
+    kind = section.choice("schedule", static_cast<std::size_t>(ScheduleKind::one_f_one_b), kinds);
+  }
+  const bool searched = pipeline.schedule == "auto";
+  if (!from_file && !searched) pipeline.chunks = usual_chunks(all_schedule_kinds[kind]);  // the default
+  section.integer("chunks", pipeline.chunks, 1, searched ? 2 : max_degree);
+}
+
+// A limit that no schedule can reach is a mistake: most likely it was meant in bytes.
+void check_limit(const ConfigReader& root, const Config& config) {
+  const double limit = config.plan.pipeline.limit;
+  const double micro = static_cast<double>(config.batch.micro) * config.plan.layout.dp;
+  const double count = std::ceil(config.batch.global / micro);
+  const int chunks   = config.plan.pipeline.chunks;
+  if (limit > count * chunks)
+    root.refuse("pipeline.limit", str(limit, " is above ", count, " microbatches x ", chunks,
+                                      " chunks, so it limits nothing (0: no limit; text is in bytes: \"8MiB\")"));
 }
 
 // What other libraries call them.
@@ -92,6 +119,20 @@ void read_precision(const ConfigReader& root, const JsonValue* value, PrecisionP
   check_precision(precision);
 }
 
+// What other systems call them.
+constexpr ConfigReader::OtherName update_modes_elsewhere[] = {
+    {"sync", "\"synchronous\""},        {"async", "\"asynchronous\""}, {"bounded", "\"stale\""},
+    {"bounded_staleness", "\"stale\""}, {"ssp", "\"asynchronous\""},   {"hogwild", "\"asynchronous\""},
+    {"delayed", "\"stale\""},
+};
+
+void read_update(const ConfigReader& root, UpdatePlan& update) {
+  const ConfigReader section = root.section("update", {"mode", "max_staleness"});
+  update.mode = read_enum(section, "mode", update.mode, UpdateWhen::asynchronous, update_modes_elsewhere);
+  section.integer("max_staleness", update.max_staleness, 0, most_staleness);
+  check_update(update);
+}
+
 // Must run first: other keys override the choices of the preset.
 void read_memory(const ConfigReader& root, Config& config) {
   const ConfigReader section = root.section("memory", {"limit_bytes", "reuse", "preset"});
@@ -112,9 +153,12 @@ void read_comm(const ConfigReader& root, Config& config) {
   section.boolean("exact", config.exact);
   if (section.is_empty_text("machine")) return;  // the default
   section.text("machine", config.machine);
-  if (!config.machine.empty() && config.plan.algorithm != Algorithm::adaptive)
-    section.refuse("machine", str("'", config.machine, "' with algorithm ", config.plan.algorithm,
-                                  ", which does not look at a machine (adaptive)"));
+  if (!config.machine.empty() && config.plan.algorithm != Algorithm::adaptive && !config.plan.pipeline.balanced &&
+      config.plan.pipeline.schedule != "auto")
+    section.refuse(
+        "machine",
+        str("'", config.machine, "' with algorithm ", config.plan.algorithm,
+            ", which does not look at a machine (adaptive, pipeline.split balanced, or pipeline.schedule auto)"));
 }
 
 // Needs `comm`. NCCL has algorithms of its own, which it chooses among unless it is told one.
@@ -163,7 +207,7 @@ void read_devices(const ConfigReader& root, Config& config) {
   constexpr int max_device = 1023;
   if (!root.has("devices")) return;
   std::vector<int> devices;  // "all": empty
-  root.integers("devices", devices, "all", 0, max_device);
+  root.integers("devices", devices, {"all"}, 0, max_device);
   const bool is_default = config.backend == "nccl" ? devices.empty() : devices == std::vector<int>{0};
   if (is_default) return;
   if (config.backend != "cuda" && config.backend != "nccl")
@@ -177,10 +221,10 @@ void read_devices(const ConfigReader& root, Config& config) {
 }
 
 Config read(const JsonValue& value) {
-  const ConfigReader root(
-      &value, "",
-      {"model", "data", "batch", "layout", "pipeline", "shard", "offload", "precision", "optimizer", "recompute",
-       "memory", "comm", "checkpoint", "eval", "world", "seed", "threads", "backend", "devices"});
+  const ConfigReader root(&value, "",
+                          {"model",  "data",      "batch",     "layout",    "pipeline", "shard",  "offload",
+                           "update", "precision", "optimizer", "recompute", "memory",   "comm",   "checkpoint",
+                           "eval",   "world",     "seed",      "threads",   "backend",  "devices"});
   Config config;
   config.model = read_model_source(*root.required("model", R"({"kind": "gpt2", ...} or {"load": "DIR"})"));
   config.data  = read_data(root);
@@ -188,8 +232,10 @@ Config read(const JsonValue& value) {
   read_memory(root, config);
   read_layout(root, config.plan.layout);
   read_pipeline(root, config.plan.pipeline);
+  check_limit(root, config);
   read_shard(root, config.plan.shard);
   read_offload(root, value.find("offload"), config.plan.offload);
+  read_update(root, config.plan.update);
   read_precision(root, value.find("precision"), config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
   config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::full);
@@ -201,6 +247,10 @@ Config read(const JsonValue& value) {
   const Names backends{"loopback", "cuda", "gloo", "mpi", "nccl"};
   config.backend = backends[root.choice("backend", 0, backends)];
   check_nccl(root, config);
+  if (config.plan.update.mode == UpdateWhen::asynchronous && config.backend != "loopback")
+    root.refuse("update.mode", str("asynchronous with backend ", config.backend,
+                                   ": ranks share versions of the weights in the memory of one process (loopback, or "
+                                   "mode synchronous or stale)"));
   check_fit(config);
   read_world(root, config);
   read_devices(root, config);

@@ -5,6 +5,8 @@
 #include "graphs/config/sections.hpp"
 #include "graphs/layout/divisibility.hpp"
 #include "graphs/schedule/kinds.hpp"
+#include "graphs/schedule/search.hpp"
+#include "graphs/step/pipeline.hpp"
 #include "graphs/step/shard_units.hpp"
 
 namespace stepgraph {
@@ -53,8 +55,9 @@ Sizes sizes_of(const LoadFrom&) { return {}; }
 // The stages of a schedule file are checked when the file is read.
 void check_stages(const Plan& plan, int layers) {
   if (plan.pipeline.schedule.ends_with(".csv")) return;
-  const std::int64_t stages     = std::int64_t{plan.layout.pp} * plan.pipeline.chunks;
-  const std::string product     = str("pp ", plan.layout.pp, " x chunks ", plan.pipeline.chunks);
+  const int chunks              = num_chunks(plan.pipeline);
+  const std::int64_t stages     = std::int64_t{plan.layout.pp} * chunks;
+  const std::string product     = str("pp ", plan.layout.pp, " x chunks ", chunks);
   const std::vector<int>& split = plan.pipeline.split;
   if (!split.empty()) {
     const std::int64_t sum = std::accumulate(split.begin(), split.end(), std::int64_t{0});
@@ -68,10 +71,9 @@ void check_stages(const Plan& plan, int layers) {
   if (stages > layers)
     throw Error(ErrorKind::config, str("layout.pp: ", product, " = ", stages, " stages, but the model has ", layers,
                                        " layers (at most ", layers, " stages)"));
-  if (layers % stages == 0) return;
-  const std::string other = layers % plan.pipeline.chunks == 0
-                                ? str(", or pp ", divisors_around(layers / plan.pipeline.chunks, plan.layout.pp))
-                                : "";
+  if (plan.pipeline.balanced || layers % stages == 0) return;
+  const std::string other =
+      layers % chunks == 0 ? str(", or pp ", divisors_around(layers / chunks, plan.layout.pp)) : "";
   throw Error(ErrorKind::config, str("layout.pp: ", layers, " layers do not divide over ", stages, " stages (", product,
                                      "; ", multiples_around(layers, stages), " layers", other, ", or pipeline.split)"));
 }
@@ -106,7 +108,14 @@ void check_fit(const Config& config) {
     throw Error(ErrorKind::config, str("batch: global ", config.batch.global, " x seq ", config.batch.seq, " = ",
                                        std::int64_t{config.batch.global} * config.batch.seq,
                                        " tokens in one step (at most ", max_tokens, ")"));
-  if (!config.plan.pipeline.schedule.ends_with(".csv")) {
+  if (config.plan.pipeline.schedule == "auto") {
+    at("pipeline", "", [&] {
+      check_search({.ranks        = layout.pp,
+                    .microbatches = microbatches,
+                    .chunks       = num_chunks(config.plan.pipeline) == 1 ? SearchChunks::one : SearchChunks::two,
+                    .limit        = config.plan.pipeline.limit});
+    });
+  } else if (!config.plan.pipeline.schedule.ends_with(".csv")) {
     const ScheduleKind kind = parse_schedule_kind(config.plan.pipeline.schedule);
     at("pipeline", "", [&] {
       check_schedule_spec(kind,

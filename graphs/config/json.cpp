@@ -1,8 +1,20 @@
 #include "graphs/config/config.hpp"
 #include "graphs/files/json_value.hpp"
+#include "graphs/step/pipeline.hpp"
 
 namespace stepgraph {
 namespace {
+
+JsonValue pipeline_json(const PipelinePlan& pipeline) {
+  JsonValue out = {{"schedule", pipeline.schedule}, {"chunks", num_chunks(pipeline)}};
+  out.set("split", !pipeline.split.empty() ? JsonValue(pipeline.split) : pipeline.balanced ? "balanced" : "even");
+  if (pipeline.limit_bytes > 0) {
+    out.set("limit", str(pipeline.limit_bytes));
+  } else {
+    out.set("limit", pipeline.limit);
+  }
+  return out;
+}
 
 JsonValue model_json(const Gpt2Spec& spec) {
   return {{"kind", "gpt2"},
@@ -183,12 +195,10 @@ std::string to_json(const Config& config) {
                    {"order", layout.order},
                    {"devices_per_node", layout.devices_per_node},
                    {"sequence_parallel", layout.sequence_parallel}}},
-                 {"pipeline",
-                  {{"schedule", plan.pipeline.schedule},
-                   {"chunks", plan.pipeline.chunks},
-                   {"split", plan.pipeline.split.empty() ? JsonValue("even") : JsonValue(plan.pipeline.split)}}},
+                 {"pipeline", pipeline_json(plan.pipeline)},
                  {"shard", shard_json(plan.shard)},
                  {"offload", offload_json(plan.offload)},
+                 {"update", {{"mode", to_string(plan.update.mode)}, {"max_staleness", plan.update.max_staleness}}},
                  {"precision", precision_json(plan.precision)},
                  {"optimizer", optimizer_json(plan.optimizer)},
                  {"recompute", to_string(plan.recompute)},

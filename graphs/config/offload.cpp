@@ -59,7 +59,7 @@ constexpr OtherName compressions_elsewhere[] = {
     {"blockwise", "\"dynamic8\""},
     {"bitsandbytes", "\"dynamic8\""},
     {"lz4", "\"lossless\""},
-    {"zstd", "\"lossless\""},
+    {"zstd", "\"lossless\", which is lz4,"},
 };
 
 // Which keys and places are named as elsewhere.

@@ -93,11 +93,13 @@ std::uint64_t ConfigReader::read_unsigned(std::string_view key, std::uint64_t mi
   return *number;
 }
 
-void ConfigReader::integers(std::string_view key, std::vector<int>& field, std::string_view word, int min,
-                            int max) const {
+void ConfigReader::integers(std::string_view key, std::vector<int>& field, const Names& words, int min, int max) const {
   const JsonValue* found = value(key);
-  if (!found || (found->kind == Kind::string && found->text == word)) return;
-  const std::string right = str("\"", word, "\", or a list of integers from ", min, " to ", max);
+  if (!found || (found->kind == Kind::string && std::find(words.begin(), words.end(), found->text) != words.end()))
+    return;
+  std::string right;
+  for (const std::string_view word : words) right += str("\"", word, "\", ");
+  right += str("or a list of integers from ", min, " to ", max);
   if (found->kind != Kind::list || found->items.empty())
     refuse(key, str(excerpt(*found), " is not a list (", right, ")"));
   std::vector<int> numbers;
@@ -178,9 +180,15 @@ void ConfigReader::texts(std::string_view key, std::vector<std::string>& field) 
   }
 }
 
-bool ConfigReader::is_empty_text(std::string_view key) const {
+bool ConfigReader::is_empty_text(std::string_view key) const { return is_text(key, ""); }
+
+bool ConfigReader::is_text(std::string_view key) const {
   const JsonValue* found = value(key);
-  return found && found->kind == Kind::string && found->text.empty();
+  return found && found->kind == Kind::string;
+}
+
+bool ConfigReader::is_text(std::string_view key, std::string_view text) const {
+  return is_text(key) && value(key)->text == text;
 }
 
 std::size_t ConfigReader::choice(std::string_view key, std::size_t fallback, const Names& names, const Names& later,

@@ -59,7 +59,7 @@ class ConfigReader {
     }
   }
   // A list of integers, or a word that stands for no list.
-  void integers(std::string_view key, std::vector<int>& field, std::string_view word, int min, int max) const;
+  void integers(std::string_view key, std::vector<int>& field, const Names& words, int min, int max) const;
   // Bytes: an integer, or a string such as "24GiB".
   void size(std::string_view key, std::int64_t& field) const;
   void real(std::string_view key, double& field, const RealRange& range) const;
@@ -70,6 +70,8 @@ class ConfigReader {
   void text(std::string_view key, std::string& field) const;                // not empty
   void texts(std::string_view key, std::vector<std::string>& field) const;  // one, or a list of them; none empty
   [[nodiscard]] bool is_empty_text(std::string_view key) const;             // ""
+  [[nodiscard]] bool is_text(std::string_view key) const;                   // any
+  [[nodiscard]] bool is_text(std::string_view key, std::string_view text) const;
   // The index of the given value in `names`, or `fallback` if the key is missing. Values in `later` are refused as not
   // supported yet.
   // Names in `others` are those of other libraries: the message says what they are called here.

@@ -28,6 +28,10 @@ JsonValue json_of(const CheckpointState& state) {
                     {"seed", state.seed}};
   if (state.loss_scale)
     made.set("loss_scale", {{"scale", state.loss_scale->scale}, {"good_steps", state.loss_scale->good_steps}});
+  if (state.waiting)
+    made.set("waiting", {{"max_staleness", state.waiting->max_staleness},
+                         {"sets", state.waiting->num_sets},
+                         {"placement", state.waiting->placement}});
   return made;
 }
 
@@ -87,6 +91,10 @@ class Reader {
       if (!value.is_number() || !(value.as_real() > 0)) refuse(str("the loss scale is ", excerpt(value)));
       state.loss_scale = {.scale = value.as_real(), .good_steps = count<std::int64_t>(*scale, "good_steps")};
     }
+    if (const JsonValue* const waiting = object.find("waiting"); waiting != nullptr && !waiting->is_null())
+      state.waiting = {.max_staleness = count<int>(*waiting, "max_staleness"),
+                       .num_sets      = count<int>(*waiting, "sets"),
+                       .placement     = text(*waiting, "placement")};
     return state;
   }
 
@@ -99,13 +107,17 @@ class Reader {
                         .last   = count<std::int64_t>(object, "last"),
                         .offset = count<std::int64_t>(object, "offset")};
     const std::string& state = text(object, "state");
-    const auto kind = std::ranges::find_if(all_state_kinds, [&](StateKind each) { return to_string(each) == state; });
-    if (kind == all_state_kinds.end()) refuse(str("there is no state '", state, "'"));
-    part.state              = *kind;
-    const std::string& type = text(object, "type");
-    if (type != to_string(DType::f32) && type != to_string(DType::f64))
-      refuse(str("a part has type '", type, "' (f32 or f64)"));
-    part.type   = type == to_string(DType::f32) ? DType::f32 : DType::f64;
+    const auto kind  = std::ranges::find_if(all_state_kinds, [&](StateKind each) { return to_string(each) == state; });
+    const bool waits = state == to_string(StateKind::waiting);
+    if (kind == all_state_kinds.end() && !waits) refuse(str("there is no state '", state, "'"));
+    part.state                = waits ? StateKind::waiting : *kind;
+    const std::string& type   = text(object, "type");
+    constexpr DType allowed[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+    const std::span<const DType> types(allowed, waits ? 4 : 2);
+    const auto found = std::ranges::find_if(types, [&](DType each) { return to_string(each) == type; });
+    if (found == types.end())
+      refuse(str("a part of ", state, " has type '", type, waits ? "' (f32, f64, bf16 or f16)" : "' (f32 or f64)"));
+    part.type   = *found;
     part.hashes = hashes(text(object, "hashes"));
     return part;
   }
@@ -130,7 +142,7 @@ class Reader {
 }  // namespace
 
 std::string_view to_string(StateKind state) noexcept {
-  constexpr std::array<std::string_view, all_state_kinds.size()> names{"weight", "first_moment", "second_moment"};
+  constexpr std::array<std::string_view, 4> names{"weight", "first_moment", "second_moment", "waiting"};
   return names[static_cast<std::size_t>(state)];
 }
 
@@ -156,6 +168,17 @@ std::int64_t CheckpointManifest::num_elements() const noexcept {
   return sum;
 }
 
+namespace {
+
+void check_waiting_part(const CheckpointFile& file, const CheckpointPart& part, std::int64_t offset,
+                        const auto& refuse) {
+  if (part.first != 0 || part.last <= 0 || part.offset != offset || part.offset > file.num_bytes ||
+      part.num_bytes() > file.num_bytes - part.offset || std::ssize(part.hashes) != num_blocks(part))
+    refuse(str(file.name, ": the gradients that wait for their update do not fit their place"));
+}
+
+}  // namespace
+
 void check_coverage(const CheckpointManifest& manifest, std::string_view subject) {
   const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(subject, ": ", why)); };
   std::set<std::string_view> names;
@@ -174,6 +197,11 @@ void check_coverage(const CheckpointManifest& manifest, std::string_view subject
       refuse(str("'", file.name, "' is no file name, or is there twice"));
     std::int64_t end = file.header_bytes;
     for (const CheckpointPart& part : file.parts) {
+      if (part.state == StateKind::waiting) {
+        check_waiting_part(file, part, end, refuse);
+        end = part.offset + part.num_bytes();
+        continue;
+      }
       if (part.tensor >= manifest.tensors.size()) refuse(str(file.name, ": a part of a tensor that is not there"));
       const CheckpointTensor& tensor = manifest.tensors[part.tensor];
       const std::int64_t all         = num_elements(tensor.shape);
@@ -238,7 +266,7 @@ std::string to_json(const CheckpointManifest& manifest) {
     text += str(text.size() == 1 ? "\n" : ",\n", "\"", name, "\": ", value);
   };
   add("format", json_line(JsonValue(checkpoint_format_name)));
-  add("version", str(checkpoint_format));
+  add("version", str(manifest.state.waiting ? checkpoint_format : 1));
   add("state", json_line(json_of(manifest.state)));
   add("optimizer", json_line(JsonValue(manifest.optimizer)));
   add("config", json_line(json_of(manifest.state.config)));

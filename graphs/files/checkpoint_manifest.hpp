@@ -16,9 +16,10 @@ namespace stepgraph {
 
 // The states of a tensor that an optimizer keeps. `weight` is the optimizer's own precision: the master where there is
 // one, else the value.
-enum class StateKind : std::uint8_t { weight, first_moment, second_moment };
+// `waiting` is no state of a tensor: bytes of one rank that belong to gradients which wait for their update.
+enum class StateKind : std::uint8_t { weight, first_moment, second_moment, waiting };
 inline constexpr std::array all_state_kinds{StateKind::weight, StateKind::first_moment, StateKind::second_moment};
-[[nodiscard]] std::string_view to_string(StateKind state) noexcept;  // "weight", "first_moment", "second_moment"
+[[nodiscard]] std::string_view to_string(StateKind state) noexcept;  // "first_moment", "waiting"
 
 struct LossScaleState {
   double scale                                                         = 0;  // of the next step
@@ -26,24 +27,35 @@ struct LossScaleState {
   friend bool operator==(const LossScaleState&, const LossScaleState&) = default;
 };
 
+// Gradients that wait for their update (UpdatePlan::delays). They are saved as each rank has them, so they fit only a
+// run with the same placement.
+struct WaitingState {
+  int max_staleness                                                = 0;
+  int num_sets                                                     = 0;   // that are not empty
+  std::string placement                                            = {};  // layout, sharding and precision, as a text
+  friend bool operator==(const WaitingState&, const WaitingState&) = default;
+};
+
 // The state of a run beside its tensors.
 struct CheckpointState {
   std::int64_t steps    = 0;  // completed
-  std::int64_t updates  = 0;  // steps whose update was not skipped because gradients overflowed with the loss scale
+  std::int64_t updates  = 0;  // applied: steps less those that were skipped and those whose gradients wait
   std::int64_t position = 0;  // sequences of the data that were consumed
   std::int64_t seq      = 0;  // tokens of each of these sequences
   std::uint64_t seed    = 0;
   std::optional<LossScaleState> loss_scale = {};  // none: the run does not scale
+  std::optional<WaitingState> waiting      = {};  // none: the run does not delay its updates
   std::string config                       = {};  // JSON of the run's config; may be empty
   friend bool operator==(const CheckpointState&, const CheckpointState&) = default;
 };
 
 // What one file has of one tensor: take indices [begin, begin + size) of the tensor's `dim` in row-major order; of
 // these elements the part has [first, last), as a 1-D tensor of the safetensors file.
+// A part of StateKind::waiting is a whole buffer: `tensor` is its number in the rank, and it has elements [0, last).
 struct CheckpointPart {
   std::size_t tensor  = 0;  // in CheckpointManifest::tensors
   StateKind state     = StateKind::weight;
-  DType type          = DType::f32;  // or f64
+  DType type          = DType::f32;  // or f64; of waiting gradients also bf16 and f16
   int dim             = 0;
   std::int64_t begin  = 0;
   std::int64_t size   = 0;
@@ -78,7 +90,7 @@ struct CheckpointTensor {
   friend bool operator==(const CheckpointTensor&, const CheckpointTensor&) = default;
 };
 
-inline constexpr int checkpoint_format                   = 1;
+inline constexpr int checkpoint_format                   = 2;  // 2: with waiting gradients; others are written as 1
 inline constexpr std::string_view checkpoint_format_name = "stepgraph checkpoint";
 
 struct CheckpointManifest {

@@ -116,7 +116,10 @@ std::span<const std::byte> CheckpointReader::read_blocks(std::size_t file, const
     if (hash_bytes(out.subspan(from, bytes)) != part.hashes[static_cast<std::size_t>(first + block)])
       refuse(str(path, ": is damaged: bytes ", part.offset + begin + block * checkpoint_block_bytes, " to ",
                  part.offset + begin + block * checkpoint_block_bytes + static_cast<std::int64_t>(bytes), ", in ",
-                 to_string(part.state), " of '", manifest_.tensors[part.tensor].name, "', do not have their hash"));
+                 part.state == StateKind::waiting
+                     ? std::string("gradients that wait for their update")
+                     : str(to_string(part.state), " of '", manifest_.tensors[part.tensor].name, "'"),
+                 ", do not have their hash"));
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -51,6 +52,9 @@ void check_disk(const OffloadPlan& plan) {
   std::error_code failed;
   if (!std::filesystem::is_directory(plan.disk, failed))
     refuse_key("disk", str("'", plan.disk, "' is not a folder (one that exists)"));
+  if (::access(plan.disk.c_str(), W_OK | X_OK) != 0)
+    refuse_key("disk", str("'", plan.disk, "' cannot be written to: ", std::generic_category().message(errno),
+                           " (a folder in which files can be made)"));
 }
 
 // Fields that are not the default although they have no effect.

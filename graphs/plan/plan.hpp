@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,14 +14,21 @@
 #include "graphs/plan/rate_schedule.hpp"
 #include "graphs/plan/recompute.hpp"
 #include "graphs/plan/shard_plan.hpp"
+#include "graphs/plan/update_plan.hpp"
+#include "graphs/schedule/schedule.hpp"
 
 // The plan of a step, as data: the sections of a config that do not describe model, data or run.
 namespace stepgraph {
 
 struct PipelinePlan {
-  std::string schedule                                             = "1f1b";  // a kind, or the path of a .csv file
-  int chunks                                                       = 1;       // stages of each rank
-  std::vector<int> split                                           = {};      // layers of each stage; empty: equally
+  std::string schedule   = "1f1b";  // a kind, the path of a .csv file, or "auto": searched for (with_split)
+  int chunks             = 1;       // stages of each rank; kinds in V placement have 2, also where 1 is given
+  std::vector<int> split = {};      // layers of each stage; empty: equally
+  bool balanced          = false;   // instead of `split`: so that the slowest stage is as fast as possible
+  // For searched schedules: the most activations of a rank, in microbatches of one rank, or in bytes. 0: no limit.
+  double limit                                                     = 0;
+  std::int64_t limit_bytes                                         = 0;
+  std::shared_ptr<const PipelineSchedule> found                    = {};  // with `auto`: the result of the search
   friend bool operator==(const PipelinePlan&, const PipelinePlan&) = default;
 };
 
@@ -62,6 +70,7 @@ struct Plan {
   OffloadPlan offload             = {};
   PrecisionPlan precision         = {};
   OptimizerPlan optimizer         = {};
+  UpdatePlan update               = {};
   Recompute recompute             = Recompute::none;
   Algorithm algorithm             = Algorithm::direct;  // of collectives
   Reuse reuse                     = Reuse::tight;       // of memory

@@ -45,6 +45,22 @@ void read_link(const ConfigReader& links, std::string_view key, Link& link) {
   section.quantity("latency", link.latency_s, not_negative, times);
 }
 
+void read_slow(const ConfigReader& root, const JsonValue* list, Cluster& cluster) {
+  constexpr std::string_view example = R"([{"rank": 0, "factor": 2}])";
+  if (!list) return;
+  if (!list->is_list()) root.refuse("slow", str(excerpt(*list), " is not a list (", example, ")"));
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const ConfigReader section(&(*list)[i], str("slow[", i, "]"), {"rank", "factor"});
+    int rank      = 0;
+    double factor = 1;
+    section.required("rank", "a device");
+    section.required("factor", "how many times as long it takes");
+    section.integer("rank", rank, 0, cluster.num_devices() - 1);
+    section.real("factor", factor, positive);
+    if (!cluster.slow.emplace(rank, factor).second) section.refuse("rank", str(rank, " is there twice (once)"));
+  }
+}
+
 void check_complete(const Cluster& cluster) {
   const auto missing = [](std::string_view key, std::string_view what) {
     throw Error(ErrorKind::config, str(key, ": missing (", what, "; or a preset: a100, h100 or h200)"));
@@ -84,8 +100,9 @@ Cluster parse_cluster(std::string_view text) {
   if (!value.is_object())
     throw Error(ErrorKind::config,
                 str("cluster: ", excerpt(value), " is not an object (such as {\"preset\": \"a100\", \"nodes\": 2})"));
-  const ConfigReader root(
-      &value, "", {"preset", "nodes", "devices_per_node", "links", "rates", "efficiency", "overhead", "memory_bytes"});
+  const ConfigReader root(&value, "",
+                          {"preset", "nodes", "devices_per_node", "links", "rates", "efficiency", "overhead",
+                           "memory_bytes", "slow", "slow_in_turns"});
   Cluster cluster;
   if (root.has("preset")) {
     const ConfigReader::Names names(preset_names.begin(), preset_names.end());
@@ -113,6 +130,8 @@ Cluster parse_cluster(std::string_view text) {
   root.real("efficiency", cluster.efficiency, efficiencies);
   root.quantity("overhead", cluster.overhead_s, not_negative, times);
   root.size("memory_bytes", cluster.memory_bytes);
+  read_slow(root, value.find("slow"), cluster);
+  root.real("slow_in_turns", cluster.slow_in_turns, positive);
   check_complete(cluster);
   return cluster;
 }
@@ -150,6 +169,12 @@ Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type) {
     machine.bind({.rank = Rank{rank}}, memory);
     // Nodes without a lane run one after another, beside the lanes.
     machine.bind({.rank = Rank{rank}, .laneless = true}, machine.pool({.name = str("rank ", rank)}));
+  }
+  for (const auto& [rank, factor] : cluster.slow) {
+    if (rank >= num_ranks)
+      throw Error(ErrorKind::config,
+                  str("cluster: slow: rank ", rank, " is not in the layout (0 to ", num_ranks - 1, ")"));
+    machine.slow(Rank{rank}, factor);
   }
   return machine;
 }

@@ -24,6 +24,9 @@ struct Cluster {
   std::int64_t memory_bytes           = 0;          // of a device; 0: not known
   double overhead_s                   = 0;          // between the nodes of a lane, such as the launch of a kernel
 
+  std::map<int, double> slow = {};  // by device: it takes so many times as long to compute
+  double slow_in_turns       = 1;   // likewise, in step s the device s modulo the number of ranks
+
   [[nodiscard]] int num_devices() const noexcept { return nodes * devices_per_node; }
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
@@ -38,7 +41,8 @@ struct Cluster {
 
 // The first `num_ranks` devices of the cluster, for steps that compute in `type`. A node of the graph takes the time of
 // its flops at efficiency * flops_per_s, or of its bytes at the memory's bandwidth, which the lanes of a device share;
-// the longer of the two. Throws Error(config) if the cluster has fewer devices, or no rate for the type.
+// the longer of the two. Throws Error(config) if the cluster has fewer devices, no rate for the type, or a slow device
+// that no rank has.
 [[nodiscard]] Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type);
 
 }  // namespace stepgraph

@@ -1,10 +1,12 @@
 #include "graphs/predict/prediction.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "engine/simulate/simulate.hpp"
 #include "graphs/schedule/simulation.hpp"
+#include "graphs/step/pipeline.hpp"
 
 namespace stepgraph {
 namespace {
@@ -16,19 +18,44 @@ PipelineSchedule without_transfers(PipelineSchedule schedule) {
   return schedule;
 }
 
+// A window in which rank s mod n takes `factor` times as long in step s. Each step of a rank begins with a take.
+Graph slowed_in_turns(const Graph& graph, double factor) {
+  Graph made(graph.num_ranks(), graph.ranks());
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
+    const BufferSpec& spec = graph.spec(Buffer{i});
+    static_cast<void>(spec.token ? made.token(spec.rank, spec.name) : made.buffer(spec));
+  }
+  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(made.group(graph.spec(Group{i})));
+  std::vector<int> takes(static_cast<std::size_t>(graph.num_ranks()), 0);
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    NodeSpec spec  = graph.spec(Node{i});
+    const int rank = index(graph.rank(Node{i}));
+    int& passed    = takes[static_cast<std::size_t>(rank)];
+    passed += spec.labels.phase == "take";
+    if (passed > 0 && (passed - 1) % graph.num_ranks() == rank) {
+      spec.cost.flops *= factor;
+      spec.cost.bytes_moved *= factor;
+    }
+    made.add(spec, graph.body(Node{i}));
+  }
+  return made;
+}
+
 StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& batch, const Machine& machine,
-                       StepOptions options) {
+                       StepOptions options, double slow_in_turns = 1) {
+  const Plan split = with_split(model, plan, batch, options.machine);  // the stages that a run has
   if (options.machine == nullptr) options.machine = &machine;
-  StepPrediction out{.step         = training_step(model, plan, batch, options),
+  StepPrediction out{.step         = training_step(model, split, batch, options),
                      .plan         = {},
                      .timeline     = {},
                      .tokens_per_s = 0,
                      .unmeasured   = {}};
+  if (slow_in_turns != 1 && !out.step.window.empty()) out.step.graph = slowed_in_turns(out.step.graph, slow_in_turns);
   out.plan     = plan_memory(out.step.graph,
                              {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
   out.timeline = simulate({out.step.graph, out.plan}, machine);
   if (out.makespan_s() > 0)
-    out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.makespan_s();
+    out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.step_s();
   return out;
 }
 
@@ -77,13 +104,17 @@ StepPrediction predict_step(const Model& model, const Plan& given, const BatchSp
                             const StepOptions& options) {
   Plan plan                    = given;
   plan.layout.devices_per_node = cluster.devices_per_node;
-  return predict(model, plan, batch, cluster_machine(cluster, Layout(plan.layout).num_ranks(), plan.precision.param),
-                 options);
+  Machine machine              = cluster_machine(cluster, Layout(plan.layout).num_ranks(), plan.precision.param);
+  // A single step is the same for every slow rank.
+  if (cluster.slow_in_turns != 1 && plan.update.mode != UpdateWhen::asynchronous)
+    machine.slow(Rank{0}, cluster.slow_in_turns * machine.slowness(Rank{0}));
+  return predict(model, plan, batch, machine, options, cluster.slow_in_turns);
 }
 
 std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) {
   std::vector<Costs> costs(static_cast<std::size_t>(step.schedule.num_stages()), Costs{.F = 0, .I = 0, .W = 0});
-  const int times = step.num_microbatches * step.layout.degree({Axis::dp, Axis::tp});
+  const int steps = std::max(1, static_cast<int>(step.window.size()));
+  const int times = steps * step.num_microbatches * step.layout.degree({Axis::dp, Axis::tp});
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
     const Labels labels = step.graph.labels(Node{i});
     if (labels.stage < 0 || labels.microbatch < 0 || step.graph.has_part(Node{i})) continue;
@@ -100,6 +131,28 @@ double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_co
   const double rate = simulate(without_transfers(step.schedule), {.costs = stage_costs}).bubble_rate;
   return rate < 1e-9 ? 0 : rate;  // less is rounding
 }
+double measured_bubble(const StepGraph& step, const Timeline& timeline) {
+  struct Span {
+    double begin = unlimited, end = 0, work = 0;
+  };
+  std::map<Rank, Span> ranks;
+  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+    const Labels labels = step.graph.labels(Node{i});
+    if (labels.stage < 0 || labels.microbatch < 0 || step.graph.has_part(Node{i})) continue;
+    const NodeTime& time = timeline.nodes[i];
+    Span& span           = ranks[step.graph.rank(Node{i})];
+    span.begin           = std::min(span.begin, time.begin_s);
+    span.end             = std::max(span.end, time.end_s);
+    span.work += time.end_s - time.begin_s;
+  }
+  double longest = 0, work = 0;
+  for (const auto& [rank, span] : ranks) {
+    longest = std::max(longest, span.end - span.begin);
+    work    = std::max(work, span.work);
+  }
+  return longest > 0 ? std::max(0.0, 1 - work / longest) : 0;
+}
+
 double pipeline_efficiency(const StepGraph& step, const std::vector<Costs>& stage_costs) {
   return simulate(without_transfers(step.schedule), {.costs = stage_costs}).efficiency;
 }

@@ -21,6 +21,10 @@ struct StepPrediction {
   double tokens_per_s                 = 0;
   std::vector<std::string> unmeasured = {};  // ops without a calibration
   [[nodiscard]] double makespan_s() const noexcept { return timeline.makespan_s; }
+  // Of one step: of an asynchronous window, the mean.
+  [[nodiscard]] double step_s() const noexcept {
+    return timeline.makespan_s / static_cast<double>(step.window.empty() ? 1 : step.window.size());
+  }
   [[nodiscard]] std::int64_t peak_bytes() const;  // of the rank that needs most
   [[nodiscard]] Rank peak_rank() const;           // that rank; of equals, the first
   [[nodiscard]] std::int64_t host_bytes() const;  // of what is offloaded, of the rank that has most there ...
@@ -41,6 +45,9 @@ struct StepPrediction {
 // The bubble rate of the step's schedule with these stage times, if every rank had a device of its own.
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const Timeline& timeline);
 [[nodiscard]] double pipeline_bubble(const StepGraph& step, const std::vector<Costs>& stage_costs);
+// The bubble rate of the run itself: as ScheduleTimeline::bubble_rate, from the compute nodes of each rank. Ranks that
+// share workers wait for each other, too.
+[[nodiscard]] double measured_bubble(const StepGraph& step, const Timeline& timeline);
 // The share of the devices' time in which they compute: less than 1 also where stages are not equally long.
 [[nodiscard]] double pipeline_efficiency(const StepGraph& step, const std::vector<Costs>& stage_costs);
 

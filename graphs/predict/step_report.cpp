@@ -49,9 +49,10 @@ StepSize step_size(const StepRun& run) {
   return run.is_first() ? all : mine;
 }
 
-StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
-  const StepGraph& step = run.step();
-  StepFigures mine{.step_s = timeline.makespan_s};
+StepFigures step_figures(const StepView& run, const Timeline& timeline) {
+  const StepGraph& step = run.step;
+  const auto num_steps  = static_cast<double>(std::max<std::size_t>(1, step.window.size()));
+  StepFigures mine{.step_s = timeline.makespan_s / num_steps};
   std::int64_t num_workers = 0;
   double busy = 0, communicate_s = 0, hidden_s = 0;
   for (const WorkerBusy& worker : busy_workers(timeline)) {
@@ -63,15 +64,15 @@ StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
     hidden_s += rank.hidden_s;
   }
   for (const Rank rank : step.graph.ranks()) {
-    mine.planned_bytes = std::max(mine.planned_bytes, run.plan().arena(rank).size_bytes);
-    mine.used_bytes    = std::max(mine.used_bytes, run.memory().used_bytes(rank));
+    mine.planned_bytes = std::max(mine.planned_bytes, run.runnable.memory()->arena(rank).size_bytes);
+    mine.used_bytes    = std::max(mine.used_bytes, run.memory.used_bytes(rank));
   }
   std::vector<Costs> costs = stage_costs(step, timeline);
-  if (run.peers() != nullptr) {
+  if (run.peers != nullptr) {
     Packer sent;
     sent.add(mine).add(num_workers).add(busy).add(communicate_s).add(hidden_s);
     sent.add_list(std::span<const Costs>(costs));
-    const std::vector<Bytes> all = run.peers()->gather("figures of a step", sent.take());
+    const std::vector<Bytes> all = run.peers->gather("figures of a step", sent.take());
     for (std::size_t process = 1; process < all.size(); ++process) {
       Unpacker received(all[process]);
       const auto other   = received.get<StepFigures>();
@@ -90,10 +91,11 @@ StepFigures step_figures(const StepRun& run, const Timeline& timeline) {
       }
     }
   }
-  mine.workers_busy = num_workers > 0 ? busy / static_cast<double>(num_workers) : 0;
-  mine.hidden       = HiddenCommunication{.communicate_s = communicate_s, .hidden_s = hidden_s}.share();
-  mine.bubble       = run.is_first() ? pipeline_bubble(step, costs) : 0;
-  mine.efficiency   = run.is_first() ? pipeline_efficiency(step, costs) : 0;
+  mine.workers_busy   = num_workers > 0 ? busy / static_cast<double>(num_workers) : 0;
+  mine.hidden         = HiddenCommunication{.communicate_s = communicate_s, .hidden_s = hidden_s}.share();
+  const bool is_first = run.peers == nullptr || run.peers->process() == 0;
+  mine.bubble         = is_first ? pipeline_bubble(step, costs) : 0;
+  mine.efficiency     = is_first ? pipeline_efficiency(step, costs) : 0;
   return mine;
 }
 
@@ -111,13 +113,13 @@ double later_s(Peers& peers, std::chrono::steady_clock::time_point began) {
 
 }  // namespace
 
-void write_step_trace(const StepRun& run, const Recorder& recorder, const std::string& path,
+void write_step_trace(const StepView& run, const Recorder& recorder, const std::string& path,
                       const TraceOptions& options) {
   const Timeline timeline = recorder.timeline();
-  Peers* const peers      = run.peers();
-  if (peers == nullptr) return write_trace(run.runnable(), timeline, path, options);
+  Peers* const peers      = run.peers;
+  if (peers == nullptr) return write_trace(run.runnable, timeline, path, options);
   const TracePart mine =
-      trace_part(run.runnable(), timeline, peers->process(), later_s(*peers, recorder.began()), options);
+      trace_part(run.runnable, timeline, peers->process(), later_s(*peers, recorder.began()), options);
   std::vector<TracePart> parts;
   for (const Bytes& bytes :
        peers->gather("trace of a step", Packer().add(mine.num_nodes).add_text(mine.events).take())) {
@@ -125,7 +127,7 @@ void write_step_trace(const StepRun& run, const Recorder& recorder, const std::s
     const auto num_nodes = received.get<std::int64_t>();
     parts.push_back({received.get_text(), num_nodes});
   }
-  in_first(peers, "a written trace", [&] { join_trace(parts, run.step().layout.num_ranks(), path, options); });
+  in_first(peers, "a written trace", [&] { join_trace(parts, run.step.layout.num_ranks(), path, options); });
 }
 
 }  // namespace stepgraph

@@ -125,26 +125,20 @@ std::string gantt_text(const PipelineSchedule& schedule, const ScheduleTimeline&
   return text;
 }
 
-std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& timeline, std::string_view title) {
-  constexpr double row_height = 26, bar_height = 22, left = 64, top = 34;
-  const bool stages = several_stages(schedule);
-  // A name needs about 7 units a letter; the picture scales, so only its proportions matter.
-  const double scale =
-      std::clamp(scale_of(schedule, timeline, 1 << 20) * 8, 600 / timeline.makespan, 20000 / timeline.makespan);
-  const double width  = left + timeline.makespan * scale + 20;
-  const double height = top + row_height * schedule.num_ranks() + 40;
-  std::ostringstream out;
-  out.precision(8);
-  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
-      << "\" font-family=\"sans-serif\" font-size=\"11\">\n<!-- stepgraph -->\n<rect width=\"100%\" height=\"100%\" "
-         "fill=\"white\"/>\n"
-      << "<text x=\"" << left << "\" y=\"20\" font-size=\"13\">" << escaped(title) << "</text>\n";
+namespace {
+
+constexpr double row_height = 26, bar_height = 22, axis_left = 64, title_height = 34;
+
+void draw_panel(std::ostream& out, const GanttPanel& panel, double top, double scale) {
+  const auto& [schedule, timeline, title] = panel;
+  const bool stages                       = several_stages(schedule);
+  out << "<text x=\"" << axis_left << "\" y=\"" << top + 20 << "\" font-size=\"13\">" << escaped(title) << "</text>\n";
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
-    const double y = top + row_height * static_cast<double>(rank);
-    out << "<text x=\"8\" y=\"" << y + 15 << "\">rank " << rank << "</text>\n<rect x=\"" << left << "\" y=\"" << y
+    const double y = top + title_height + row_height * static_cast<double>(rank);
+    out << "<text x=\"8\" y=\"" << y + 15 << "\">rank " << rank << "</text>\n<rect x=\"" << axis_left << "\" y=\"" << y
         << "\" width=\"" << timeline.makespan * scale << "\" height=\"" << bar_height << "\" fill=\"#eeeeee\"/>\n";
     for_each_bar(schedule, timeline, rank, [&](const Action& action, const NodeTime& time) {
-      const double x = left + time.begin_s * scale, bar = (time.end_s - time.begin_s) * scale;
+      const double x = axis_left + time.begin_s * scale, bar = (time.end_s - time.begin_s) * scale;
       const std::string label = label_of(action, stages);
       out << "<g><title>" << to_string(action) << ": " << number(time.begin_s) << " to " << number(time.end_s)
           << "</title><rect x=\"" << x << "\" y=\"" << y << "\" width=\"" << bar << "\" height=\"" << bar_height
@@ -154,19 +148,52 @@ std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& 
       out << "</g>\n";
     });
   }
-  const double axis = top + row_height * schedule.num_ranks();
-  // Ticks at 1, 2 or 5 times a power of ten, about ten of them.
-  double step = std::pow(10, std::floor(std::log10(timeline.makespan / 10)));
+}
+
+// Ticks at 1, 2 or 5 times a power of ten, about ten of them.
+void draw_axis(std::ostream& out, double makespan, double y, double scale) {
+  double step = std::pow(10, std::floor(std::log10(makespan / 10)));
   for (const double factor : {2.0, 2.5, 2.0}) {
-    if (timeline.makespan / step > 12) step *= factor;
+    if (makespan / step > 12) step *= factor;
   }
-  for (int tick = 0; tick * step <= timeline.makespan * (1 + 1e-9); ++tick) {
-    const double time = tick * step, x = left + time * scale;
-    out << "<path d=\"M" << x << ' ' << axis << "v5\" stroke=\"black\"/><text x=\"" << x << "\" y=\"" << axis + 18
+  for (int tick = 0; tick * step <= makespan * (1 + 1e-9); ++tick) {
+    const double time = tick * step, x = axis_left + time * scale;
+    out << "<path d=\"M" << x << ' ' << y << "v5\" stroke=\"black\"/><text x=\"" << x << "\" y=\"" << y + 18
         << "\" text-anchor=\"middle\">" << number(time) << "</text>\n";
   }
+}
+
+}  // namespace
+
+std::string gantt_svg(std::span<const GanttPanel> panels) {
+  if (panels.empty()) throw Error(ErrorKind::config, "schedule: a drawing of no schedule (at least 1)");
+  double makespan = 0, finest = 0, axis = 0;
+  for (const GanttPanel& panel : panels) {
+    makespan = std::max(makespan, panel.timeline.makespan);
+    finest   = std::max(finest, scale_of(panel.schedule, panel.timeline, 1 << 20));
+    axis += title_height + row_height * panel.schedule.num_ranks();
+  }
+  // A name needs about 7 units a letter; the picture scales, so only its proportions matter.
+  const double scale = std::clamp(finest * 8, 600 / makespan, 20000 / makespan);
+  const double width = axis_left + makespan * scale + 20, height = axis + 40;
+  std::ostringstream out;
+  out.precision(8);
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
+      << "\" font-family=\"sans-serif\" font-size=\"11\">\n<!-- stepgraph -->\n<rect width=\"100%\" height=\"100%\" "
+         "fill=\"white\"/>\n";
+  double top = 0;
+  for (const GanttPanel& panel : panels) {
+    draw_panel(out, panel, top, scale);
+    top += title_height + row_height * panel.schedule.num_ranks();
+  }
+  draw_axis(out, makespan, axis, scale);
   out << "</svg>\n";
   return out.str();
+}
+
+std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& timeline, std::string_view title) {
+  const GanttPanel panel{schedule, timeline, std::string(title)};
+  return gantt_svg({&panel, 1});
 }
 
 }  // namespace stepgraph

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,5 +22,13 @@ struct GanttOptions {
 // The same as a picture, with a time axis; every action has a tooltip.
 [[nodiscard]] std::string gantt_svg(const PipelineSchedule& schedule, const ScheduleTimeline& timeline,
                                     std::string_view title);
+
+// Several schedules in one picture, one above the other, under one time axis.
+struct GanttPanel {
+  const PipelineSchedule& schedule;
+  const ScheduleTimeline& timeline;
+  std::string title;
+};
+[[nodiscard]] std::string gantt_svg(std::span<const GanttPanel> panels);
 
 }  // namespace stepgraph

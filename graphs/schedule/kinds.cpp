@@ -4,14 +4,14 @@
 #include <string>
 
 #include "engine/base/error.hpp"
+#include "graphs/schedule/v_kinds.hpp"
 
 namespace stepgraph {
 namespace {
 
 constexpr std::array<std::string_view, all_schedule_kinds.size()> kind_names{
-    "round-robin", "sequential", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"};
-
-// The largest grid. Its graph has seven nodes for each stage and microbatch, which take about 0.8 KiB: 1.6 GiB in all.
+    "round-robin", "sequential", "gpipe",  "1f1b",  "interleaved", "zb-h1",
+    "zb-h2",       "zb-v",       "v-half", "v-min", "dualpipe-v"};
 
 // One rank's actions, as they are written down.
 class Row {
@@ -100,13 +100,35 @@ void fill(ScheduleKind kind, const ScheduleSpec& spec, int rank, Row& row) {
       return zero_bubble(spec, spec.ranks - rank, rank, row);
     case ScheduleKind::zb_h2:
       return zero_bubble(spec, 2 * (spec.ranks - 1 - rank) + 1, 2 * rank, row);
+    default:
+      return;  // V-shaped kinds make all rows together
   }
+}
+
+std::vector<std::vector<Action>> v_rows(ScheduleKind kind, const ScheduleSpec& spec) {
+  switch (kind) {
+    case ScheduleKind::zb_v:
+      return zb_v(spec.ranks, spec.microbatches);
+    case ScheduleKind::v_half:
+      return v_half(spec.ranks, spec.microbatches);
+    case ScheduleKind::v_min:
+      return v_min(spec.ranks, spec.microbatches);
+    default:
+      return dualpipe_v(spec.ranks, spec.microbatches);
+  }
+}
+
+// With the number of chunks that 0 stands for.
+ScheduleSpec with_chunks(ScheduleKind kind, ScheduleSpec spec) {
+  if (spec.chunks == 0) spec.chunks = usual_chunks(kind);
+  return spec;
 }
 
 }  // namespace
 
-void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec) {
-  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::config, str(kind, ": ", why)); };
+void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& given) {
+  const ScheduleSpec spec = with_chunks(kind, given);
+  const auto refuse       = [&](const std::string& why) { throw Error(ErrorKind::config, str(kind, ": ", why)); };
   if (spec.ranks < 1) refuse(str(spec.ranks, " pipeline ranks (at least 1)"));
   if (spec.microbatches < 1) refuse(str(spec.microbatches, " microbatches (at least 1)"));
   if (spec.chunks < 1) refuse(str(spec.chunks, " chunks (at least 1)"));
@@ -120,6 +142,10 @@ void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& spec) {
       kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2;
   if (one_chunk && spec.chunks != 1) {
     refuse(str(spec.chunks, " chunks (1; round-robin, sequential, gpipe and interleaved can have more)"));
+  }
+  if (is_v_shaped(kind) && spec.chunks != 2) {
+    refuse(
+        str(spec.chunks, spec.chunks == 1 ? " chunk" : " chunks", " (2: rank r has stages r and 2 x ranks - 1 - r)"));
   }
   if (kind == ScheduleKind::interleaved && spec.chunks > 1 && spec.microbatches % spec.ranks != 0) {
     refuse(str(spec.microbatches, " microbatches with ", spec.chunks, " chunks on ", spec.ranks,
@@ -144,10 +170,26 @@ std::vector<Rank> looped_placement(int ranks, int chunks) {
   return placement;
 }
 
-PipelineSchedule pipeline_schedule(ScheduleKind kind, const ScheduleSpec& spec) {
-  check_schedule_spec(kind, spec);
-  PipelineSchedule schedule{.rank_of_stage    = looped_placement(spec.ranks, spec.chunks),
+std::vector<Rank> v_placement(int ranks) {
+  std::vector<Rank> placement;
+  for (int stage = 0; stage < 2 * ranks; ++stage) placement.push_back(Rank{std::min(stage, 2 * ranks - 1 - stage)});
+  return placement;
+}
+
+std::vector<Rank> placement_of(ScheduleKind kind, int ranks, int chunks) {
+  if (is_v_shaped(kind)) return v_placement(ranks);
+  return looped_placement(ranks, chunks == 0 ? usual_chunks(kind) : chunks);
+}
+
+PipelineSchedule pipeline_schedule(ScheduleKind kind, const ScheduleSpec& given) {
+  check_schedule_spec(kind, given);
+  const ScheduleSpec spec = with_chunks(kind, given);
+  PipelineSchedule schedule{.rank_of_stage    = placement_of(kind, spec.ranks, spec.chunks),
                             .num_microbatches = spec.microbatches};
+  if (is_v_shaped(kind)) {
+    schedule.rows = v_rows(kind, spec);
+    return schedule;
+  }
   for (int rank = 0; rank < spec.ranks; ++rank) {
     Row row(spec, rank);
     fill(kind, spec, rank, row);

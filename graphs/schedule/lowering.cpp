@@ -27,32 +27,47 @@ class Transfers {
     input_.assign(size, false);
     gradient_.assign(size, false);
     next_.assign(schedule.rows.size(), 0);
+    left_.assign(schedule.rows.size(), 0);
     for (std::size_t row = 0; row < schedule.rows.size(); ++row) {
       out_.rows[row].clear();
       out_.rows[row].reserve(3 * schedule.rows[row].size());
     }
   }
 
-  // Ranks take turns, so what is done is in an order of time, whatever the costs.
+  // Messages are passed on at the end of a unit of time, so they are in an order of time on all ranks together. It is
+  // the order of a run where F, I and W take equally long.
   PipelineSchedule lower() {
-    for (bool progress = true; progress;) {
-      progress = false;
+    for (bool busy = true; busy;) {
+      busy = false;
+      for (std::size_t row = 0; row < in_.rows.size(); ++row) busy |= left_[row] > 0 || start(row);
       for (std::size_t row = 0; row < in_.rows.size(); ++row) {
-        if (next_[row] == in_.rows[row].size() || !is_ready(in_.rows[row][next_[row]])) continue;
-        const Action& action = in_.rows[row][next_[row]++];
-        out_.rows[row].push_back(action);
-        if (action.kind == Kind::forward) {
-          pass_on(action, index(action.stage) + 1, Kind::send_forward, Kind::recv_forward, input_);
-        } else if (action.kind == Kind::input_gradient || action.kind == Kind::backward) {
-          pass_on(action, index(action.stage) - 1, Kind::send_backward, Kind::recv_backward, gradient_);
-        }
-        progress = true;
+        if (left_[row] > 0 && --left_[row] == 0) end(in_.rows[row][next_[row] - 1]);
       }
     }
     return std::move(out_);
   }
 
  private:
+  // Up to the next compute action, which takes time; the others take none. Returns whether there is one.
+  bool start(std::size_t row) {
+    while (next_[row] < in_.rows[row].size() && is_ready(in_.rows[row][next_[row]])) {
+      const Action& action = in_.rows[row][next_[row]++];
+      out_.rows[row].push_back(action);
+      if (!is_compute(action.kind)) continue;
+      left_[row] = action.kind == Kind::backward ? 2 : 1;
+      return true;
+    }
+    return false;
+  }
+
+  void end(const Action& action) {
+    if (action.kind == Kind::forward) {
+      pass_on(action, index(action.stage) + 1, Kind::send_forward, Kind::recv_forward, input_);
+    } else if (action.kind == Kind::input_gradient || action.kind == Kind::backward) {
+      pass_on(action, index(action.stage) - 1, Kind::send_backward, Kind::recv_backward, gradient_);
+    }
+  }
+
   [[nodiscard]] std::size_t microbatches() const { return static_cast<std::size_t>(in_.num_microbatches); }
   [[nodiscard]] std::size_t at(int stage, Microbatch microbatch) const {
     return static_cast<std::size_t>(stage) * microbatches() + static_cast<std::size_t>(index(microbatch));
@@ -80,6 +95,7 @@ class Transfers {
   const PipelineSchedule& in_;
   PipelineSchedule out_;
   std::vector<std::size_t> next_;       // [rank]: its first action that is not lowered yet
+  std::vector<int> left_;               // [rank]: units of time until its last action ends
   std::vector<bool> input_, gradient_;  // [stage x microbatch]: what F and I wait for is there
 };
 

@@ -7,10 +7,11 @@ namespace stepgraph {
 // torch.distributed.pipelining applies them: with_unshard, with_reduce_grad, with_send_recv. A schedule that cannot run
 // is refused as by `validate`; one that has the actions already, with Error(config).
 
-// Adds a SEND after every action that makes data for another rank. Ranks take turns, one action each; the RECV goes
-// where the receiving rank's row then is. So sends and receives of all ranks follow one order in time: they match in
-// the order in which they are issued, and the schedule cannot hang, even where receives block or sends wait for their
-// receiver.
+// Adds a SEND after every action that makes data for another rank. F, I and W take a unit of time, B takes two; the
+// RECV goes where the receiving rank's row then is. So sends and receives of all ranks follow one order in time: they
+// match in the order in which they are issued, and the schedule cannot hang, even where receives block or sends wait
+// for their receiver. A queue of receives waits for no message that comes later than the one behind it, as long as
+// actions take about as long.
 [[nodiscard]] PipelineSchedule with_send_recv(const PipelineSchedule& schedule);
 
 // Adds UNSHARD and RESHARD around the uses of a stage's weights: before each action the weights of the `max_active`

@@ -6,6 +6,7 @@
 #include "graphs/step/builder.hpp"
 #include "graphs/step/offload/choose.hpp"
 #include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/pipeline.hpp"
 #include "graphs/step/recompute.hpp"
 #include "graphs/step/resolve.hpp"
 
@@ -45,9 +46,7 @@ void count_collectives(StepGraph& step) {
 void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
   step.offload.amounts    = options.offload.value_or(manual_amounts(plan.offload));
   step.offload.amounts_of = options.offload_of;
-  const bool on_devices   = options.workspaces.bodies;
-  const auto rates        = options.offload_rates || !on_devices ? options.offload_rates : usual_offload_rates;
-  const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, step.offload.amounts_of, rates);
+  const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, options);
   if (homes.homes.empty()) return;
   step.offload.settings         = homes;
   step.offload.settings.homes   = {};
@@ -64,7 +63,6 @@ void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
   for (const HomeFormat& home : step.homes) {
     if (home.home.id >= first_new) step.roles[home.home.id] = step.role(home.buffer);
   }
-  for (const Rank rank : step.graph.ranks()) step.offload.traffic.push_back(offload_traffic(step.graph, rank));
 }
 
 StepGraph build(StepSetup setup, const auto& build_rank) {
@@ -109,6 +107,18 @@ DType StepGraph::element_type(Buffer buffer) const {
 
 namespace {
 
+// Options that do not work with gradients of earlier steps.
+void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
+  if (!update.delays()) return;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("update.mode: stale with max_staleness ", update.max_staleness, " ", why,
+                                       " (update.mode synchronous)"));
+  };
+  if (options.keep_gradients)
+    refuse("keeps no gradients that can be read after a step: they are reduced in the next one");
+  if (options.update_first) refuse("does not update first, as StepOptions::update_first asks");
+}
+
 // `build` builds a step that leaves nothing to choose. What is left to choose is chosen with steps of single ranks.
 StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains, const auto& build) {
   const bool is_manual = plan.offload.strategy == OffloadStrategy::manual;
@@ -130,18 +140,22 @@ StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains
 
 StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                               const StepOptions& options) {
+  if (plan.update.mode == UpdateWhen::asynchronous) return build_asynchronous_window(model, plan, batch, options);
   StepOptions training = options;
+  check_delay_options(plan.update, options);
   training.update_first |= plan.offload.overlaps_updates();
-  return build_chosen(plan, training, true, [&](const StepOptions& of) {
-    return build(StepSetup(model, resolve(plan, model, batch, true), batch, true, of),
+  const Plan split = with_split(model, plan, batch, options.machine);
+  return build_chosen(split, training, true, [&](const StepOptions& of) {
+    return build(StepSetup(model, resolve(split, model, batch, true), batch, true, of),
                  [](StepBuilder& builder) { builder.training(); });
   });
 }
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  return build_chosen(plan, options, false, [&](const StepOptions& of) {
-    return build(StepSetup(model, resolve(plan, model, batch, false), batch, false, of),
+  const Plan split = with_split(model, plan, batch, options.machine);
+  return build_chosen(split, options, false, [&](const StepOptions& of) {
+    return build(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
                  [result](StepBuilder& builder) { builder.forward_only(result); });
   });
 }

@@ -9,6 +9,9 @@ namespace stepgraph {
 
 [[nodiscard]] StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                             const StepOptions& options);
+// With UpdateWhen::asynchronous: a window of options.window steps (graphs/step/asynchronous.hpp).
+[[nodiscard]] StepGraph build_asynchronous_window(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                                  const StepOptions& options);
 [[nodiscard]] StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                            ForwardResult result, const StepOptions& options);
 

@@ -56,6 +56,7 @@ void StepBuilder::declare_inputs(bool trains, ForwardResult result) {
   rank.rate        = make("rate", 1 + std::ssize(setup_.plan.optimizer.groups), DType::f64, Lifetime::persistent);
   rank.num_updates = make("updates", 1, DType::i64, Lifetime::persistent);
   if (setup_.options.update_first) rank.factor = make("clip factor", 1, DType::f64, Lifetime::persistent);
+  if (delays()) declare_sets();
   if (!setup_.plan.precision.scales()) return;
   rank.loss_scale = make("loss scale", 1, DType::f64, Lifetime::persistent);
   rank.good_steps = make("good steps", 1, DType::i64, Lifetime::persistent);
@@ -66,9 +67,10 @@ void StepBuilder::forward(const Action& action, ForwardResult result) {
   const int s = index(action.stage), mb = index(action.microbatch);
   const bool trains      = here().grad_norm != Buffer{};
   const BatchSpec& batch = setup_.step.batch;
-  RandomStream random{
-      .seed           = setup_.options.seed,
-      .first_sequence = coord_.dp * (batch.global / setup_.plan.layout.dp) + std::int64_t{mb} * batch.micro};
+  RandomStream random{.seed           = setup_.options.seed,
+                      .first_sequence = setup_.options.first_sequence +
+                                        coord_.dp * (batch.global / setup_.plan.layout.dp) +
+                                        std::int64_t{mb} * batch.micro};
   if (trains) random.step = here().step_number;
   Work& work = work_[key(action)];
   work.tape  = std::make_unique<Tape>(TapeSpec{.graph      = &graph(),
@@ -196,7 +198,9 @@ void StepBuilder::act(const Action& action, ForwardResult result) {
       work_.at(key(action)).tape->emit_gradients();
       return end_gradients(action);
     case ActionKind::reduce_grad:
-      return reduce_gradients(action.stage);
+      check_all_used(action.stage);
+      if (!delays()) reduce_gradients(action.stage);
+      return;
     case ActionKind::send_forward:
     case ActionKind::recv_forward:
     case ActionKind::send_backward:
@@ -239,12 +243,17 @@ void StepBuilder::sum_losses() {
 void StepBuilder::training() {
   declare_inputs(true, ForwardResult::loss);
   declare_weights(true);
+  // No lane orders the nodes of the schedule behind a reduction that comes before them, so the reduction of earlier
+  // gradients has the whole step.
+  if (delays()) reduce_earlier();
   const auto& row = setup_.step.schedule.rows[static_cast<std::size_t>(coord_.pp)];
   for (const Action& action : row) act(action, ForwardResult::loss);
   sum_losses();
-  join_tied_weights();
+  if (!delays()) join_tied_weights();
   add_norm();
+  delays() ? count_applied() : add_loss_scale();
   if (!setup_.options.update_first) add_updates();
+  if (delays()) shift_sets();
 }
 
 void StepBuilder::forward_only(ForwardResult result) {

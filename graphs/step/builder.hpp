@@ -47,8 +47,9 @@ class StepBuilder {
     Buffer whole                                        = {};  // whole weights, which with_slots gives memory to
     Buffer gradients                                    = {};  // whole gradients, where they are reduced once a step
     std::shared_ptr<std::vector<Cleared>> cleared       = {};  // of the microbatch that is being built
-    std::vector<std::size_t> weights                    = {};  // into here().weights, in the unit's order
-    int num_reduced                                     = 0;
+    UnitShards accumulated = {};  // with a delayed update and ReduceWhen::each: where this step's gradients are added
+    std::vector<std::size_t> weights = {};  // into here().weights, in the unit's order
+    int num_reduced                  = 0;
 
     [[nodiscard]] Buffer& flat(WeightTensor tensor) { return flats[static_cast<std::size_t>(tensor)]; }
     [[nodiscard]] Buffer flat(WeightTensor tensor) const { return flats[static_cast<std::size_t>(tensor)]; }
@@ -65,6 +66,20 @@ class StepBuilder {
     std::int64_t elements            = 0;
     Buffer buffer                    = {};
     Buffer rounded = {};  // where gradients stay rounded and the update comes first: their sum, made before the update
+  };
+
+  // Gradients that become one step older together: those of step s, as this rank has accumulated them.
+  struct Accumulated {
+    Buffer older      = {};  // those of step s - 1
+    Stage stage       = {};
+    AccessList ranges = {};  // where ops add to them
+  };
+  // Reduced gradients that wait for their update: where they are when they are one step old, and copies by age, from 2
+  // steps on.
+  struct Reduced {
+    AccessList ranges         = {};
+    Stage stage               = {};
+    std::vector<Buffer> older = {};
   };
 
   void declare_inputs(bool trains, ForwardResult result);
@@ -86,6 +101,7 @@ class StepBuilder {
   [[nodiscard]] Member member(std::string_view purpose, LaneKind lane) const;
   [[nodiscard]] bool shards_values() const { return shards_weights(setup_.plan.shard.strategy); }
   [[nodiscard]] bool gradients_persist() const { return setup_.options.keep_gradients || setup_.options.update_first; }
+  [[nodiscard]] bool delays() const { return setup_.plan.update.delays(); }
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -95,6 +111,7 @@ class StepBuilder {
   void transfer(const Action& action);
   void begin_gradients(const Action& action);
   void end_gradients(const Action& action);
+  void check_all_used(Stage stage);
   void reduce_gradients(Stage stage);
   void check_used(const StepWeight& weight);
   void refuse_unused(const StepWeight& weight);  // or lists it in StepGraph::unused, where the plan allows it
@@ -113,6 +130,7 @@ class StepBuilder {
   void join_tied_weights();
   void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();
+  void add_loss_scale();
   void add_updates();                    // of all weights, at the end of a step
   void update_stage(Stage stage);        // where the update comes first: before the stage's weights are used
   void update_block(std::size_t block);  // likewise
@@ -120,6 +138,15 @@ class StepBuilder {
   void add_update(const StepWeight& weight);
   void add_update(const StepWeight& weight, int group, const IndexRange& elements, const std::string& name);
   void gather_updated(const Unit& unit);
+
+  // A delayed update: stale.cpp.
+  void declare_sets();
+  void keep_accumulated();  // gradients that are reduced are from here on those of the step before
+  void reduce_earlier();
+  void keep_reduced();
+  void count_applied();
+  void shift_sets();
+  [[nodiscard]] Buffer applied_factor();
 
   [[nodiscard]] Graph& graph() { return setup_.step.graph; }
   [[nodiscard]] StepRank& here() { return setup_.step.ranks.at(rank_); }
@@ -149,8 +176,11 @@ class StepBuilder {
   std::map<Key, Work> work_;
   std::map<Key, Buffer> received_, received_gradient_;
   Buffer losses_, squares_;
-  std::vector<bool> updated_;                             // by weight of here()
-  std::map<std::size_t, StoredRange> rounded_gradients_;  // by weight of here(): in Bucket::rounded
+  std::vector<bool> updated_;  // by weight of here()
+  // By weight of here(): what its update reads, where that is not StepWeight::gradient.
+  std::map<std::size_t, StoredRange> applied_gradients_;
+  std::vector<Accumulated> accumulated_;
+  std::vector<Reduced> reduced_;
 };
 
 }  // namespace stepgraph

@@ -32,10 +32,16 @@ Plan plan_of(const DataParallelOptions& options) {
   if (options.precision.param == DType::f64) refuse("precision.param f64 (f32 or bf16: results are floats)");
   if (options.precision.scales())
     refuse("precision: f16 and loss_scale are not supported (f32 or bf16; a Trainer supports loss scaling)");
+  if (options.update.mode == UpdateWhen::asynchronous)
+    refuse("update.mode asynchronous: the root broadcasts its weights in each step (synchronous or stale)");
+  if (options.update.delays() && !options.optimizer)
+    refuse(str("update.mode stale with max_staleness ", options.update.max_staleness,
+               " without an optimizer (an optimizer, or max_staleness 0)"));
   return {.layout    = {.dp = options.devices},
           .shard     = {.bucket_mb = 1e-9},  // one bucket for each gradient: only the root keeps gradients
           .precision = options.precision,
           .optimizer = options.optimizer.value_or(OptimizerPlan{}),
+          .update    = options.update,
           .recompute = options.recompute,
           .reuse     = options.reuse};
 }
@@ -74,6 +80,7 @@ class Rooted {
   [[nodiscard]] bool wants(Rank rank, Buffer buffer) const {
     const StepRank& has = from_.ranks[at(rank)];
     if (std::find(has.logits.begin(), has.logits.end(), buffer) != has.logits.end()) return true;
+    if (waits(rank, buffer)) return true;
     if (rank != root) return false;
     if (buffer == has.loss || (updates_ && buffer == has.grad_norm)) return true;
     return std::any_of(has.weights.begin(), has.weights.end(), [&](const StepWeight& weight) {
@@ -81,6 +88,18 @@ class Rooted {
              (updates_ && (buffer == weight.value.buffer || buffer == weight.master.buffer ||
                            buffer == weight.first.buffer || buffer == weight.second.buffer));
     });
+  }
+
+  // The next run reads it: gradients that were accumulated here; on the root all that belongs to gradients that wait.
+  [[nodiscard]] bool waits(Rank rank, Buffer buffer) const {
+    const std::vector<GradientSet>& sets = from_.ranks[at(rank)].sets;
+    for (std::size_t age = 1; age < sets.size(); ++age) {
+      const auto& gradients = sets[age].gradients;
+      if (rank == root && (buffer == sets[age].scale || buffer == sets[age].factor)) return true;
+      if ((rank == root || age == 1) && std::find(gradients.begin(), gradients.end(), buffer) != gradients.end())
+        return true;
+    }
+    return rank == root && !sets.empty() && buffer == from_.ranks[at(rank)].num_updates;
   }
 
   // From the last node to the first: a node stays if a later node or the caller uses what it writes. Every part stays,
@@ -97,11 +116,20 @@ class Rooted {
       }
       live_[i] = used_[i] || old_.has_part(Node{i});
       if (!live_[i]) continue;
+      // Gradients that wait are written as a whole at the end: what they were before is not wanted.
+      if (old_.labels(Node{i}).phase == shift_phase)
+        wanted[old_.access(Node{i}, written_by(Node{i})).buffer.id] = false;
       for (std::size_t a = 0; a < old_.num_accesses(Node{i}); ++a) {
         const auto access = old_.access(Node{i}, a);
         if (reads(access.mode)) wanted[access.buffer.id] = true;
       }
     }
+  }
+
+  [[nodiscard]] std::size_t written_by(Node node) const {
+    std::size_t i = 0;
+    while (!writes(old_.access(node, i).mode)) ++i;
+    return i;
   }
 
   // An all-reduce becomes a reduce where only the root uses the result.
@@ -128,7 +156,7 @@ class Rooted {
     for (std::size_t rank = 0; rank < from_.ranks.size(); ++rank) {
       for (const Buffer logits : from_.ranks[rank].logits) passing.insert(logits.id);
       for (const StepWeight& weight : from_.ranks[rank].weights) {
-        if (rank != at(root)) passing.insert(weight.gradient.buffer.id);
+        if (rank != at(root) && from_.ranks[rank].sets.empty()) passing.insert(weight.gradient.buffer.id);
       }
     }
     moved_.resize(old_.num_buffers());
@@ -145,6 +173,12 @@ class Rooted {
       for (Buffer* buffer :
            {&rank.loss, &rank.num_ignored, &rank.grad_norm, &rank.step_number, &rank.num_updates, &rank.rate})
         move(*buffer);
+      for (GradientSet& set : rank.sets) {
+        move(set.scale);
+        move(set.factor);
+        for (Buffer& gradients : set.gradients) move(gradients);
+        std::erase(set.gradients, Buffer{});
+      }
       for (StepWeight& weight : rank.weights) {
         for (StoredRange* part : {&weight.value, &weight.gradient, &weight.first, &weight.second, &weight.master}) {
           move(part->buffer);
@@ -294,8 +328,9 @@ class Rooted {
 }  // namespace
 
 DataParallelStep data_parallel_step(const Model& model, const DataParallelOptions& options) {
-  const StepGraph step = training_step(model, plan_of(options), batch_of(options),
-                                       {.keep_gradients = true, .seed = options.seed, .share_norm = false});
+  const StepGraph step =
+      training_step(model, plan_of(options), batch_of(options),
+                    {.keep_gradients = !options.update.delays(), .seed = options.seed, .share_norm = false});
   return Rooted(step, options.optimizer.has_value()).build();
 }
 

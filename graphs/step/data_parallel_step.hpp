@@ -12,6 +12,7 @@ struct DataParallelOptions {
   int seq     = 1;  // tokens of a sequence
   int micro   = 0;  // sequences that a device computes at a time; 0: all of its sequences
   std::optional<OptimizerPlan> optimizer = {};  // given: a step ends with an update of the weights
+  UpdatePlan update                      = {};  // with an optimizer: synchronous or stale
   PrecisionPlan precision                = {};  // f32 or bf16: results are floats
   Recompute recompute                    = Recompute::none;
   Reuse reuse                            = Reuse::tight;
@@ -22,7 +23,7 @@ struct DataParallelOptions {
 // A data-parallel step with one rank, the root, that has batch and results. First the root broadcasts its weights and
 // scatters its batch. After forward and backward on all devices, logits are gathered in the order of the batch, and
 // losses and gradients are reduced to the root in rank order. Other ranks have no optimizer state, and no gradients
-// after the step.
+// after the step. With a delayed update each rank keeps its gradients of the last step, which the next one reduces.
 struct DataParallelStep {
   StepGraph step;
   Buffer tokens  = {};  // on the root, as all buffers below: [global, seq], i32, persistent

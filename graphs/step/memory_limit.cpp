@@ -27,8 +27,6 @@ struct Change {
   }
 };
 
-std::string bytes_and_text(std::int64_t bytes) { return str(bytes, " (", bytes_text(static_cast<double>(bytes)), ")"); }
-
 // The rank that needs the most device memory; of equals, the first.
 struct Most {
   Rank rank          = {};

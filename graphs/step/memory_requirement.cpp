@@ -11,6 +11,7 @@
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/build_step.hpp"
+#include "graphs/step/pipeline.hpp"
 #include "graphs/step/resolve.hpp"
 #include "graphs/step/setup.hpp"
 
@@ -63,6 +64,8 @@ Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units
         out.weights.push_back(local_shape(weight, setup.plan.layout.tp, coord.tp));
     }
   }
+  // Ranks of an asynchronous window own different weights.
+  if (setup.plan.update.mode == UpdateWhen::asynchronous) out.kept.push_back(coord.dp);
   const int member = shard_group(setup.plan, coord.dp).member;
   for (const ShardUnit& unit : units) {
     if (setup.rank_of(unit.stage, coord) != rank) continue;
@@ -109,14 +112,16 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const Mem
   return requirement_of(own, plan_memory(own, planning), rank, [&](Buffer buffer) { return roles[buffer.id]; });
 }
 
-std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
+std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
+  const Plan plan = with_split(model, given, batch, options.machine);
   StepOptions building{.keep_gradients      = options.keep_gradients,
                        .update_first        = options.update_first,
                        .join_tied_first     = options.join_tied_first,
                        .machine             = options.machine,
                        .issue_order         = options.issue_order,
                        .workspaces          = options.workspaces,
+                       .offload_rates       = options.offload_rates,
                        .device_memory_bytes = options.device_memory_bytes};
   const auto requirement_of = [&](Rank rank) {
     building.only        = rank;

@@ -48,8 +48,9 @@ struct MemoryRequirementOptions {
   const Machine* machine    = nullptr;          // ... and machine
   IssueOrder issue_order    = IssueOrder::any;  // of the world on which the step would run ...
   WorkspaceNeeds workspaces = {};               // ... and its workspaces
-  // StepOptions::device_memory_bytes
-  std::int64_t device_memory_bytes = 0;
+  // StepOptions::offload_rates and device_memory_bytes
+  std::optional<OffloadRates> offload_rates = {};
+  std::int64_t device_memory_bytes          = 0;
 };
 
 // The requirements of all ranks of a plan. Ranks with the same stages and with weights of the same shapes need the same

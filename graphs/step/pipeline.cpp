@@ -27,9 +27,18 @@ PipelineSchedule read_schedule(const PipelinePlan& plan, int pp) {
 }  // namespace
 
 PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatches) {
+  if (plan.schedule == "auto") {
+    if (!plan.found) throw Error(ErrorKind::config, "pipeline.schedule: auto has not been searched for (with_split)");
+    if (plan.found->num_ranks() != pp || plan.found->num_microbatches != num_microbatches) {
+      throw Error(ErrorKind::config,
+                  str("pipeline.schedule: found for ", plan.found->num_ranks(), " ranks and ",
+                      plan.found->num_microbatches, " microbatches, not for ", pp, " and ", num_microbatches));
+    }
+    return *plan.found;
+  }
   if (!plan.schedule.ends_with(".csv")) {
     return pipeline_schedule(parse_schedule_kind(plan.schedule),
-                             {.ranks = pp, .microbatches = num_microbatches, .chunks = plan.chunks});
+                             {.ranks = pp, .microbatches = num_microbatches, .chunks = num_chunks(plan)});
   }
   PipelineSchedule schedule = read_schedule(plan, pp);
   if (schedule.num_microbatches != num_microbatches) {
@@ -39,15 +48,24 @@ PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatc
   return schedule;
 }
 
+std::vector<Rank> placement_of_stages(const PipelinePlan& plan, int pp) {
+  if (plan.schedule.ends_with(".csv")) return read_schedule(plan, pp).rank_of_stage;
+  if (plan.found) return plan.found->rank_of_stage;
+  if (plan.schedule == "auto") return looped_placement(pp, num_chunks(plan));  // as many stages
+  return placement_of(parse_schedule_kind(plan.schedule), pp, num_chunks(plan));
+}
+
+int num_chunks(const PipelinePlan& plan) {
+  const auto found =
+      std::ranges::find(all_schedule_kinds, plan.schedule, [](ScheduleKind kind) { return to_string(kind); });
+  const bool default_of_v = plan.chunks == 1 && found != all_schedule_kinds.end() && is_v_shaped(*found);
+  return default_of_v ? usual_chunks(*found) : plan.chunks;
+}
+
 PipelineSchedule forward_schedule(const PipelinePlan& plan, int pp, int num_microbatches) {
-  PipelineSchedule whole{.rows             = std::vector<std::vector<Action>>(static_cast<std::size_t>(pp)),
-                         .rank_of_stage    = looped_placement(pp, plan.chunks),
-                         .num_microbatches = num_microbatches};
-  if (plan.schedule.ends_with(".csv")) {
-    whole.rank_of_stage = read_schedule(plan, pp).rank_of_stage;
-  } else {
-    (void)parse_schedule_kind(plan.schedule);  // throws for an unknown name
-  }
+  const PipelineSchedule whole{.rows             = std::vector<std::vector<Action>>(static_cast<std::size_t>(pp)),
+                               .rank_of_stage    = placement_of_stages(plan, pp),
+                               .num_microbatches = num_microbatches};
   PipelineSchedule schedule = whole;
   for (int rank = 0; rank < whole.num_ranks(); ++rank) {
     auto& row = schedule.rows[static_cast<std::size_t>(rank)];

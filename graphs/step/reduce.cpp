@@ -41,6 +41,7 @@ struct UnitReduction {
   std::shared_ptr<const ShardUnit> unit;
   DType sums, travel;  // in which they are accumulated, and sent
   bool keeps;          // the shard stays rounded
+  Lifetime lifetime;   // of rounded copies
   UnitShards to, incoming;
   std::vector<std::string> others;
   std::shared_ptr<const std::vector<Cleared>> cleared = {};  // gradients that no op writes
@@ -81,18 +82,19 @@ struct UnitReduction {
                        const AccessList& done) const {
     const Rounding rounding{.rank = by.rank, .type = travel};
     const Access values  = whole.range(0, unit->elements * static_cast<std::int64_t>(size_bytes(sums)));
-    const Buffer rounded = rounding.make(graph, text.name, values);
+    const Buffer rounded = rounding.make(graph, text.name, values, lifetime);
     rounding.round(graph, text.name, rounded, values, text.labels);
     if (keeps) {
       reduce_scatter_unit(graph, by, *unit, travel, rounded, target, text, done);
       return;
     }
     UnitShards shards;
-    if (unit->flat) shards.flat = rounding.make(graph, text.name + " part", target.flat);
+    if (unit->flat) shards.flat = rounding.make(graph, text.name + " part", target.flat, lifetime);
     for (std::size_t i = 0; i < target.others.size(); ++i) {
       const bool has = target.others[i].buffer != Buffer{};
       shards.others.push_back(
-          has ? Access(rounding.make(graph, str(text.name, " part of ", others[i]), target.others[i])) : Access());
+          has ? Access(rounding.make(graph, str(text.name, " part of ", others[i]), target.others[i], lifetime))
+              : Access());
     }
     reduce_scatter_unit(graph, by, *unit, travel, rounded, shards, text, done);
     if (unit->flat) rounding.widen(graph, text.name, target.flat, shards.flat, text.labels);
@@ -127,7 +129,8 @@ void StepBuilder::begin_gradients(const Action& action) {
                                   .sums     = sum_type(),
                                   .travel   = setup_.plan.precision.reduce_type(),
                                   .keeps    = keeps_rounded_gradients(),
-                                  .to       = shards_of(unit, WeightTensor::gradient),
+                                  .lifetime = Lifetime::step,
+                                  .to       = delays() ? unit.accumulated : shards_of(unit, WeightTensor::gradient),
                                   .incoming = first ? UnitShards{} : incoming_shards(unit),
                                   .others   = unit.others,
                                   .cleared  = unit.cleared};
@@ -231,7 +234,7 @@ Access StepBuilder::all_reduce_gradients(const std::string& what, Group group, i
     all_reduce(name, group, members, values, labels);
     return values;
   }
-  const bool persists        = keeps_rounded_gradients() && gradients_persist();
+  const bool persists        = (keeps_rounded_gradients() && gradients_persist()) || delays();
   const std::uint32_t before = graph().num_buffers();
   if (rounded == Buffer{})
     rounded = rounding.make(graph(), what, values, persists ? Lifetime::persistent : Lifetime::step);
@@ -293,6 +296,7 @@ void StepBuilder::reduce_unit(Unit& unit, const Labels& labels) {
                                 .sums     = sum_type(),
                                 .travel   = setup_.plan.precision.reduce_type(),
                                 .keeps    = keeps_rounded_gradients(),
+                                .lifetime = delays() ? Lifetime::persistent : Lifetime::step,
                                 .to       = in_place
                                                 ? shards_in_whole(*unit.spec, sum_type(), unit.gradients, shard_group_.member)
                                                 : shards_of(unit, WeightTensor::gradient),
@@ -316,13 +320,17 @@ void StepBuilder::join_replicas(const Unit& unit, const Labels& labels) {
   }
 }
 
-// Reduces a stage's complete gradients over data-parallel ranks, in the order in which backward finished them. Where
-// several tensor-parallel ranks hold the same piece, each has the gradient of its own use; these are summed too.
-void StepBuilder::reduce_gradients(Stage stage) {
-  auto& weights = here().weights;
+void StepBuilder::check_all_used(Stage stage) {
+  const auto& weights = here().weights;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) {
     if (weight->stage == stage && !(reduces_each() && unit_weight(setup_.step.spec(*weight)))) check_used(*weight);
   }
+}
+
+// Reduces a stage's complete gradients over data-parallel ranks, in the order in which backward finished them. Where
+// several tensor-parallel ranks hold the same piece, each has the gradient of its own use; these are summed too.
+void StepBuilder::reduce_gradients(Stage stage) {
+  auto& weights        = here().weights;
   const auto labels_of = [&](int layer) { return Labels{.stage = index(stage), .layer = layer, .phase = "reduce"}; };
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     if (unit->spec->stage != stage) continue;

@@ -77,6 +77,7 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   }
   check_precision(plan.precision);
   check_offload(plan.offload);
+  check_update(plan.update);
   const OptimizerPlan& optimizer = plan.optimizer;
   const auto check               = [](const char* name, double value, bool right, const char* range) {
     if (!right) throw Error(ErrorKind::config, str("optimizer.", name, ": ", value, " (", range, ")"));
@@ -91,6 +92,23 @@ void check_plan(const Model& model, const Plan& plan, const BatchSpec& batch) {
   check("clip", optimizer.clip, std::isfinite(optimizer.clip) && optimizer.clip >= 0, "0 or more");
   check_rate_schedule(optimizer.schedule);
   check_groups(optimizer, model);
+}
+
+// Offload that does not work with gradients of earlier steps.
+void check_delay(const Plan& plan) {
+  if (!plan.update.delays()) return;
+  const OffloadPlan& offload = plan.offload;
+  const auto refuse          = [&](const std::string& why) {
+    throw Error(ErrorKind::config, str("update.mode: stale with max_staleness ", plan.update.max_staleness, " ", why));
+  };
+  if (offload.overlaps_updates())
+    refuse("and offload.optimizer with overlap: both move the update to a later step (offload.overlap false)");
+  if (offload.may_move(offload.grads))
+    refuse(str("keeps gradients of earlier steps on the device, but ",
+               offload.grads ? "offload.grads moves them (offload.grads false)"
+                             : str("offload.strategy ", to_string(offload.strategy),
+                                   " may move them, because no field says what it may move (offload.params or "
+                                   "offload.activations true, or strategy manual)")));
 }
 
 void check_rounded_sums(const Plan& plan, const BatchSpec& batch) {
@@ -114,6 +132,7 @@ Plan resolve(const Plan& given, const Model& model, const BatchSpec& batch, bool
   if (!trains) plan.layout.sequence_parallel = false;  // a prompt can have any number of tokens
   check_shard_plan(plan);
   if (!trains) {
+    plan.update                          = {};
     plan.shard.reshard_after_forward     = true;
     plan.shard.reshard_group             = 0;
     plan.shard.keep_between_microbatches = false;
@@ -124,6 +143,7 @@ Plan resolve(const Plan& given, const Model& model, const BatchSpec& batch, bool
   check_units(model, plan.shard);
   check_plan(model, plan, batch);
   check_rounded_sums(plan, batch);
+  check_delay(plan);
   return plan;
 }
 

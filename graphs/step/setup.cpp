@@ -67,7 +67,8 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
            .optimizer        = resolved.optimizer.kind,
            .num_microbatches = microbatches_of(resolved, batch),
            .shard_size       = stepgraph::shard_group(resolved, 0).size,
-           .update_first     = trains && asked.update_first},
+           .update_first     = trains && asked.update_first,
+           .update           = trains ? resolved.update : UpdatePlan{}},
       plan(resolved),
       options(asked) {
   check_num_nodes(model, plan, step.num_microbatches, trains, options.only);
@@ -84,7 +85,9 @@ StepSetup::StepSetup(const Model& model, const Plan& resolved, const BatchSpec& 
   step.graph      = Graph(num_ranks, options.only.value_or(RankSet::all(num_ranks)));
   step.ranks      = StepRanks(step.layout, step.graph.ranks());
   for (std::size_t stage = 0; stage < blocks_of_stage.size(); ++stage) {
+    step.layers.push_back(0);
     for (const std::size_t block : blocks_of_stage[stage]) {
+      step.layers.back() += step.model.blocks[block].layer >= 0;
       for (const WeightSpec& weight : step.model.blocks[block].weights) {
         stage_of_weight.emplace(weight.name, Stage{static_cast<int>(stage)});
       }

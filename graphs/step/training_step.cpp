@@ -18,6 +18,7 @@ StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep
                       .machine             = options.machine,
                       .issue_order         = options.issue_order,
                       .workspaces          = options.workspaces,
+                      .offload_rates       = options.offload_rates,
                       .device_memory_bytes = options.device_memory_bytes});
   return step;
 }

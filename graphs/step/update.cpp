@@ -157,21 +157,27 @@ void StepBuilder::add_norm() {
                   .factor  = here().factor,
                   .clip    = setup_.plan.optimizer.clip,
                   .labels  = {.phase = "clip"}};
-  const PrecisionPlan& precision = setup_.plan.precision;
-  if (precision.scales()) {
+  const bool scales = setup_.plan.precision.scales();
+  if (delays()) {
+    clip.scale    = here().sets[1].scale;
+    clip.overflow = scales ? here().skipped : make("overflow", 1, DType::i64, Lifetime::step);
+  } else if (scales) {
     clip.scale    = here().loss_scale;
     clip.overflow = here().skipped;
   }
   clip_factor(graph(), clip);
-  if (precision.scales()) {
-    update_loss_scale(graph(), {.overflow     = here().skipped,
-                                .scale        = here().loss_scale,
-                                .good_steps   = here().good_steps,
-                                .num_updates  = here().num_updates,
-                                .dynamic      = precision.scaling() == Scaling::dynamic,
-                                .growth_steps = precision.loss_scale.growth_steps,
-                                .labels       = {.phase = "clip"}});
-  }
+}
+
+void StepBuilder::add_loss_scale() {
+  const PrecisionPlan& precision = setup_.plan.precision;
+  if (!precision.scales()) return;
+  update_loss_scale(graph(), {.overflow     = here().skipped,
+                              .scale        = here().loss_scale,
+                              .good_steps   = here().good_steps,
+                              .num_updates  = here().num_updates,
+                              .dynamic      = precision.scaling() == Scaling::dynamic,
+                              .growth_steps = precision.loss_scale.growth_steps,
+                              .labels       = {.phase = "clip"}});
 }
 
 namespace {
@@ -261,11 +267,12 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
   const auto part           = [&](const StoredRange& of) { return within(of, elements.begin, elements.end); };
   const StoredRange first   = part(weight.first);
   if (first.empty()) return;
-  const auto rounded_gradient = rounded_gradients_.find(static_cast<std::size_t>(&weight - here().weights.data()));
-  const Access gradient =
-      access(part(rounded_gradient == rounded_gradients_.end() ? weight.gradient : rounded_gradient->second));
-  const bool scales                = setup_.plan.precision.scales();
-  const std::optional<Access> skip = scales ? std::optional<Access>(here().skipped) : std::nullopt;
+  const auto applied    = applied_gradients_.find(static_cast<std::size_t>(&weight - here().weights.data()));
+  const Access gradient = access(part(applied == applied_gradients_.end() ? weight.gradient : applied->second));
+  // Gradients of an earlier step that overflowed have a factor that is not a number.
+  const bool skips                 = setup_.plan.precision.scales() && !delays();
+  const std::optional<Access> skip = skips ? std::optional<Access>(here().skipped) : std::nullopt;
+  const Access factor              = delays() ? applied_factor() : here().factor;
   const Labels labels{.stage = index(weight.stage),
                       .layer = setup_.step.model.blocks[weight.block].layer,
                       .phase = std::string(update_phase)};
@@ -282,7 +289,7 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
                     .gradient     = gradient,
                     .first        = access(first),
                     .second       = access(part(weight.second)),
-                    .factor       = here().factor,
+                    .factor       = factor,
                     .rate         = rate,
                     .step         = here().num_updates,
                     .beta1        = plan.beta1,
@@ -297,7 +304,7 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
                   .weight       = updated,
                   .gradient     = gradient,
                   .velocity     = access(first),
-                  .factor       = here().factor,
+                  .factor       = factor,
                   .rate         = rate,
                   .momentum     = plan.momentum,
                   .weight_decay = decay,

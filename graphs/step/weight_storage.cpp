@@ -53,7 +53,11 @@ WeightEntry weight_entry(const Plan& plan, const WeightTraits& weight, WeightTen
   if (!options.trains) return {};
   if (tensor == WeightTensor::gradient) {
     // Of tied weights on one rank, only the owner has an update.
-    const bool lasts = options.keep_gradients || (options.update_first && !weight.tied_here);
+    // With a delayed update the shard of a unit that is reduced once is made beside the passes, and shares no memory
+    // with them.
+    const bool apart = plan.update.delays() && weight.sharded && plan.shard.reduce == ReduceWhen::last &&
+                       (plan.shard.strategy != Shard::zero1 || keeps_rounded_gradients(plan));
+    const bool lasts = options.keep_gradients || (options.update_first && !weight.tied_here) || apart;
     return gradient_entry(plan, weight, sums, lasts ? Lifetime::persistent : Lifetime::step);
   }
   const bool absent = weight.tied_here || (tensor == WeightTensor::master && sums == type) ||

@@ -164,7 +164,9 @@ void StepBuilder::fill_buckets() {
     buckets_.back().weights.push_back(i);
     buckets_.back().elements += elements;
   }
-  const Lifetime kept = gradients_persist() && plan.bucket_views ? Lifetime::persistent : Lifetime::step;
+  // With a delayed update and without views, buckets are used by the reduction alone: see reduce_earlier.
+  const bool persist  = plan.bucket_views ? gradients_persist() : delays();
+  const Lifetime kept = persist ? Lifetime::persistent : Lifetime::step;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket     = buckets_[b];
     bucket.buffer      = make(str("bucket ", b), bucket.elements, sum_type(), kept, MemoryRole::gradients);
@@ -178,7 +180,7 @@ void StepBuilder::fill_buckets() {
       StoredRange range{.buffer = bucket.buffer, .end = elements, .offset = offset};
       if (plan.bucket_views) weights[i].gradient = range;
       range.buffer = bucket.rounded;
-      if (bucket.rounded != Buffer{}) rounded_gradients_[i] = range;
+      if (bucket.rounded != Buffer{}) applied_gradients_[i] = range;
       offset += elements;
     }
   }
@@ -235,6 +237,7 @@ void StepBuilder::declare_weights(bool trains) {
   }
   if (trains && setup_.plan.layout.dp > 1) fill_buckets();
   add_to_table();
+  if (trains && delays()) keep_accumulated();
   if (shards_values()) add_slots();
 }
 

@@ -20,6 +20,7 @@ Plan plan_of(const Plan& given) {
   plan.precision       = {.param = DType::f64};
   plan.optimizer       = {.kind = OptimizerKind::sgd, .lr = 0, .momentum = 0, .weight_decay = 0, .clip = 0};
   plan.shard.reduction = Reduction::average;
+  plan.update          = {};  // gradients are read after each step
   return plan;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/json_value.hpp"
+#include "graphs/train/waiting_gradients.hpp"
 #include "ops/tape/number.hpp"
 
 namespace stepgraph {
@@ -30,13 +31,37 @@ Range share(const StoredRange& all, int replicas, int replica, std::size_t weigh
   return {begin(turn), begin(turn + 1)};
 }
 
+std::string_view safetensors_type(DType type) {
+  return type == DType::f64 ? "F64" : type == DType::bf16 ? "BF16" : type == DType::f16 ? "F16" : "F32";
+}
+
+// Whole buffers of gradients that wait for their update, with their scales and factors.
+void add_waiting(RankFile& file, const StepGraph& step, const StepRank& rank) {
+  std::size_t number = 0;
+  for (const Buffer buffer : waiting_buffers(rank)) {
+    const BufferSpec& spec      = step.graph.spec(buffer);
+    const std::int64_t elements = spec.size_bytes / static_cast<std::int64_t>(size_bytes(spec.type));
+    SavedPart& saved            = file.parts.emplace_back();
+    saved.buffer                = buffer;
+    saved.name                  = str("waiting/", number, "/", spec.name);
+    saved.part.tensor           = number;
+    saved.part.state            = StateKind::waiting;
+    saved.part.type             = spec.type;
+    saved.part.size             = elements;
+    saved.part.last             = elements;
+    saved.piece.box.size        = elements;
+    saved.piece.stride          = elements;
+    ++number;
+  }
+}
+
 std::string header_of(const RankFile& file) {
   JsonValue header = {{"__metadata__", {{"format", checkpoint_format_name}, {"rank", str(index(file.rank))}}}};
   std::int64_t end = 0;
   for (const SavedPart& saved : file.parts) {
     const std::int64_t begin = end;
     end += saved.part.num_bytes();
-    JsonValue entry = {{"dtype", saved.part.type == DType::f64 ? "F64" : "F32"}};
+    JsonValue entry = {{"dtype", safetensors_type(saved.part.type)}};
     entry.set("shape", std::vector<std::int64_t>{saved.part.num_elements()});
     entry.set("data_offsets", std::vector<std::int64_t>{begin, end});
     header.key.push_back(saved.name);  // the names are unique: set() would compare them all
@@ -120,6 +145,7 @@ RankFile rank_file(const StepGraph& step, Rank rank, const TensorNumbers& number
       }
     }
   }
+  add_waiting(file, step, held);
   std::ranges::stable_sort(file.parts, std::ranges::greater{},
                            [](const SavedPart& saved) { return size_bytes(saved.part.type); });
   file.header    = header_of(file);

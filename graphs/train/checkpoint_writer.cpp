@@ -20,6 +20,7 @@
 #include "graphs/train/checkpoint.hpp"
 #include "graphs/train/checkpoint_folder.hpp"
 #include "graphs/train/checkpoint_parts.hpp"
+#include "graphs/train/waiting_gradients.hpp"
 #include "ops/hash.hpp"
 
 namespace stepgraph {
@@ -130,7 +131,8 @@ struct CheckpointWriter::Impl {
   Trainer& trainer;
   CheckpointOptions options;
   TensorNumbers numbers;
-  std::shared_ptr<Files> files = std::make_shared<Files>();
+  std::shared_ptr<Files> files = {};
+  int num_replaced             = 0;   // Trainer::num_replaced when the files were planned
   std::vector<Buffer> staging  = {};  // by local rank, with `async`
   std::unique_ptr<Program> program;   // made by the first save
   std::unique_ptr<Executor> executor;
@@ -154,6 +156,21 @@ struct CheckpointWriter::Impl {
 
   Impl(Trainer& of, CheckpointOptions wanted)
       : trainer(of), options(std::move(wanted)), numbers(of.run().step().model), steps_at_start(of.num_steps()) {
+    plan_files();
+    if (peers() != nullptr) num_processes_here = num_on_machine(*peers());
+    if (!trainer.run().is_first()) return;
+    continues = is_in_folder(options.loaded, options.folder);
+    remove_all_leftovers(options.folder);
+  }
+
+  ~Impl() { remove_folder(); }
+
+  // The files of this process: other ones when the trainer has another run.
+  void plan_files() {
+    files                 = std::make_shared<Files>();
+    program               = nullptr;
+    figures               = {};
+    num_replaced          = trainer.num_replaced();
     const StepGraph& step = trainer.run().step();
     for (const Rank rank : step.ranks.ranks()) {
       OpenFile& open = files->of_ranks.emplace_back();
@@ -163,13 +180,7 @@ struct CheckpointWriter::Impl {
       figures.rank_bytes.push_back(open.plan.num_bytes);
     }
     files->states = &trainer.run().values();
-    if (peers() != nullptr) num_processes_here = num_on_machine(*peers());
-    if (!trainer.run().is_first()) return;
-    continues = is_in_folder(options.loaded, options.folder);
-    remove_all_leftovers(options.folder);
   }
-
-  ~Impl() { remove_folder(); }
 
   // The temporary folder of a checkpoint that did not get its name.
   void remove_folder() noexcept {
@@ -321,6 +332,7 @@ struct CheckpointWriter::Impl {
     if (rank.loss_scale != Buffer{})
       made.loss_scale = {.scale      = memory.first<double>(rank.loss_scale),
                          .good_steps = rank.good_steps == Buffer{} ? 0 : memory.first<std::int64_t>(rank.good_steps)};
+    made.waiting = waiting_state(trainer, step_run);
     return made;
   }
 
@@ -328,6 +340,7 @@ struct CheckpointWriter::Impl {
     const auto start = Clock::now();
     if (!trainer.run().has_weights()) set_fresh_weights(trainer.run(), trainer.seed());
     trainer.flush();
+    if (num_replaced != trainer.num_replaced()) plan_files();
     state = state_of_trainer(position, std::move(config));
     path  = (fs::path(options.folder) / checkpoint_folder_name(state.steps)).string();
     make_folder();

@@ -5,6 +5,7 @@
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
+#include "graphs/train/run_state.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/tape/number.hpp"
 
@@ -43,38 +44,81 @@ DataParallel::DataParallel(const Model& model, const DataParallelOptions& option
     : model_(model),
       options_(with_devices(options, world)),
       step_(data_parallel_step(model, options_)),
-      run_(step_.step, world, {.threads = options.threads, .reuse = options.reuse}),
+      world_(&world),
+      run_(make_run()),
       rate_(options.optimizer ? options.optimizer->lr : 0) {}
+
+std::unique_ptr<StepRun> DataParallel::make_run() const {
+  return std::make_unique<StepRun>(step_.step, *world_,
+                                   RunOptions{.threads = options_.threads, .reuse = options_.reuse});
+}
+
+int DataParallel::set_update_mode(const UpdatePlan& update) {
+  check_update(update);
+  if (update == options_.update) return 0;
+  DataParallelOptions options = options_;
+  options.update              = update;
+  DataParallelStep made       = data_parallel_step(model_, options);  // throws: nothing has changed yet
+  const int waiting           = run_->num_waiting();
+  const RunState state        = take_state(*run_);
+  forward_.reset();
+  run_.reset();
+  std::swap(step_, made);
+  try {
+    run_ = make_run();
+  } catch (...) {
+    std::swap(step_, made);
+    run_ = make_run();
+    put_state(*run_, state);
+    throw;
+  }
+  put_state(*run_, state);
+  options_ = options;
+  return waiting;
+}
 
 std::size_t DataParallel::num_logits() const {
   return static_cast<std::size_t>(std::int64_t{options_.global} * options_.seq * model_.vocab);
 }
 
 void DataParallel::start() {
-  if (!run_.has_weights()) set_fresh_weights(run_, options_.seed);
+  if (!run_->has_weights()) set_fresh_weights(*run_, options_.seed);
 }
 
 DataParallelResult DataParallel::step(std::span<const std::int32_t> tokens) {
   check_tokens(options_, tokens.size(), true);
   start();
-  const Memory& memory = run_.memory();
+  const Memory& memory = run_->memory();
   memory.write(step_.tokens, tokens.first(tokens.size() - 1));
   memory.write(step_.targets, tokens.last(tokens.size() - 1));
   const std::vector<double> rates = rates_of(options_.optimizer.value_or(OptimizerPlan{}), rate_);
+  const bool counts               = !options_.update.delays();  // else the step counts its updates
+  const auto count_updates        = [&](std::int64_t more) {
+    for (const StepRank& rank : step_.step.ranks) {
+      if (rank.num_updates != Buffer{} && counts)
+        memory.set_first(rank.num_updates, memory.first<std::int64_t>(rank.num_updates) + more);
+    }
+  };
   for (const StepRank& rank : step_.step.ranks) {  // they exist where dropout or an update reads them
-    for (const Buffer number : {rank.step_number, rank.num_updates})
-      if (number != Buffer{}) memory.set_first(number, num_steps_ + 1);
+    if (rank.step_number != Buffer{}) memory.set_first(rank.step_number, num_steps_ + 1);
     if (rank.rate != Buffer{}) memory.write(rank.rate, std::span<const double>(rates));
   }
-  run_.run();
+  count_updates(1);
+  try {
+    run_->run();
+  } catch (...) {
+    count_updates(-1);
+    throw;
+  }
   ++num_steps_;
-  DataParallelResult result{.loss   = run_.loss(),
+  DataParallelResult result{.loss   = run_->loss(),
                             .logits = read_floats(memory, step_.logits, num_logits(), step_.step.type)};
+  if (options_.update.delays()) return result;
   const ParameterInventory inventory = model_.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
     std::vector<float>& gradient = result.gradients[parameter.name];
     gradient.resize(static_cast<std::size_t>(parameter.num_elements()));
-    run_.read_tensor(StepRun::Which::gradient, parameter.name, std::span<float>(gradient));
+    run_->read_tensor(StepRun::Which::gradient, parameter.name, std::span<float>(gradient));
   }
   return result;
 }
@@ -91,7 +135,7 @@ DataParallel::Forward DataParallel::make_forward() const {
       same.push_back({.here = weights[i].value.buffer, .of_step = step_.step.ranks[rank].weights[i].value.buffer});
     }
   }
-  Program program = run_.beside(forward.step.graph, same);
+  Program program = run_->beside(forward.step.graph, same);
   return {std::move(forward), std::move(program)};
 }
 
@@ -100,7 +144,7 @@ std::vector<float> DataParallel::forward(std::span<const std::int32_t> tokens) {
   start();
   if (!forward_) forward_.emplace(make_forward());
   forward_->program.memory().write(forward_->step.tokens, tokens);
-  run_.run(forward_->program);
+  run_->run(forward_->program);
   return read_floats(forward_->program.memory(), forward_->step.logits, num_logits(), forward_->step.step.type);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,9 +13,10 @@
 namespace stepgraph {
 
 struct DataParallelResult {
-  double loss                                         = 0;   // the mean over all tokens of the batch, before an update
-  std::vector<float> logits                           = {};  // [global, seq, vocab]
-  std::map<std::string, std::vector<float>> gradients = {};  // of the loss, by tensor, before clipping
+  double loss               = 0;   // the mean over all tokens of the batch, before an update
+  std::vector<float> logits = {};  // [global, seq, vocab]
+  // Of the loss, by tensor, before clipping. With a delayed update there are none: the next step reduces them.
+  std::map<std::string, std::vector<float>> gradients = {};
 };
 
 // A model on several devices of one process, used like one device that has the whole batch: `step` scatters the batch,
@@ -33,9 +35,12 @@ class DataParallel {
   [[nodiscard]] std::vector<float> forward(std::span<const std::int32_t> tokens);
 
   // Weights are fresh unless they were set: set_weights(parallel.run(), folder).
-  [[nodiscard]] StepRun& run() noexcept { return run_; }
+  // Both are valid until set_update_mode.
+  [[nodiscard]] StepRun& run() noexcept { return *run_; }
   [[nodiscard]] const DataParallelStep& graph() const noexcept { return step_; }
   void set_rate(double rate) noexcept { rate_ = rate; }  // of the optimizer
+  // Changes DataParallelOptions::update between steps, as Trainer::set_update_mode does.
+  int set_update_mode(const UpdatePlan& update);
 
  private:
   struct Forward {
@@ -43,13 +48,15 @@ class DataParallel {
     Program program;
   };
   void start();
+  [[nodiscard]] std::unique_ptr<StepRun> make_run() const;
   [[nodiscard]] std::size_t num_logits() const;
   [[nodiscard]] Forward make_forward() const;
 
   Model model_;
   DataParallelOptions options_;
   DataParallelStep step_;
-  StepRun run_;
+  World* world_;
+  std::unique_ptr<StepRun> run_;
   std::optional<Forward> forward_;
   double rate_            = 0;
   std::int64_t num_steps_ = 0;

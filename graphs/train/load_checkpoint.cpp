@@ -13,6 +13,7 @@
 #include "graphs/models/huggingface.hpp"
 #include "graphs/train/checkpoint.hpp"
 #include "graphs/train/checkpoint_parts.hpp"
+#include "graphs/train/waiting_gradients.hpp"
 #include "ops/tape/number.hpp"
 
 namespace stepgraph {
@@ -160,7 +161,7 @@ class Loading {
     for (const CheckpointTensor& tensor : manifest.tensors) number_of_.push_back(numbers.at(tensor.name));
     for (std::size_t file = 0; file < manifest.files.size(); ++file)
       for (const CheckpointPart& part : manifest.files[file].parts)
-        if (targets_.contains({number_of_[part.tensor], part.state}))
+        if (part.state != StateKind::waiting && targets_.contains({number_of_[part.tensor], part.state}))
           for (std::int64_t first = 0; first < num_blocks(part); first += checkpoint_blocks_at_once)
             tasks_.push_back({file, &part, first});
   }
@@ -302,15 +303,16 @@ std::optional<Refusal> shared(Peers* peers, const std::optional<Refusal>& mine) 
 }
 
 std::optional<Refusal> try_load(Trainer& trainer, const std::string& path, CheckpointState& state) {
-  trainer.flush();
+  StepRun& run = trainer.run();
+  run.prepare_to_set();
   std::optional<Refusal> refusal;
   bool fits = false;
   try {
-    StepRun& run = trainer.run();
     const TensorNumbers numbers(run.step().model);
     const CheckpointReader reader(path);
     fits = true;
     check_fits(reader, run.step(), numbers);
+    check_waiting(reader, trainer);
     fits = false;
     // Headers are needed by no process: each checks some.
     const auto processes = static_cast<std::size_t>(run.peers() == nullptr ? 1 : run.peers()->num_processes());
@@ -318,6 +320,7 @@ std::optional<Refusal> try_load(Trainer& trainer, const std::string& path, Check
     for (std::size_t file = process; file < reader.manifest().files.size(); file += processes)
       reader.check_header(file);
     Loading(reader, run, numbers).run(3 * run.threads());  // most of them wait for the disk
+    load_waiting(reader, run);
     state = reader.manifest().state;
   } catch (const Error& error) {
     const Cause cause = error.kind() != ErrorKind::config ? Cause::other : fits ? Cause::does_not_fit : Cause::damage;

@@ -1,6 +1,7 @@
 #include "graphs/train/step_run.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -12,6 +13,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
+#include "graphs/train/tensor_assembly.hpp"
 #include "ops/cross_entropy.hpp"
 
 namespace stepgraph {
@@ -63,51 +65,6 @@ void check_ranks(const StepGraph& step, World& world) {
                 "(World::peers)");
 }
 
-// A tensor is put together from stretches of the ranks' weights.
-template <class T>
-class TensorAssembly {
- public:
-  TensorAssembly(const StepGraph& step, const std::string& name, std::span<T> out)
-      : step_(step), name_(name), out_(out) {}
-
-  void put(Rank rank, std::size_t block, std::size_t number, std::int64_t begin, std::span<const T> values) {
-    const int tp = step_.layout.degree(Axis::tp), tp_index = step_.layout.coord(rank).tp;
-    std::vector<T>& local = locals_[{block, number, tp_index}];
-    if (local.empty())
-      local.resize(static_cast<std::size_t>(num_elements(local_shape(spec(block, number), tp, tp_index))));
-    if (begin < 0 || static_cast<std::size_t>(begin) + values.size() > local.size())
-      throw Error(ErrorKind::backend,
-                  str("tensor '", name_, "': rank ", rank, " has sent elements that it cannot have"));
-    std::copy(values.begin(), values.end(), local.begin() + static_cast<std::ptrdiff_t>(begin));
-  }
-
-  void finish() {
-    const int tp = step_.layout.degree(Axis::tp);
-    for (const auto& [where, local] : locals_) {
-      const auto& [block, number, tp_index] = where;
-      for (const TpPiece& piece : tp_pieces(spec(block, number), tp, tp_index)) {
-        if (piece.tensor == name_ && piece.first_holder) put_piece<T>(spec(block, number), piece, local, out_);
-      }
-    }
-  }
-
- private:
-  [[nodiscard]] const WeightSpec& spec(std::size_t block, std::size_t number) const {
-    return step_.model.blocks.at(block).weights.at(number);
-  }
-  const StepGraph& step_;
-  const std::string& name_;
-  std::span<T> out_;
-  std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<T>> locals_;  // by block, weight and tp index
-};
-
-// The place of a stretch that travels to process 0; its values follow.
-struct TensorStretch {
-  std::int32_t rank;
-  std::uint32_t block, number;
-  std::int64_t begin;
-};
-
 }  // namespace
 
 StepRun::StepRun(StepGraph step, World& world, const RunOptions& options)
@@ -137,6 +94,29 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const 
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
   }
+  drop_waiting();
+}
+
+void StepRun::drop_waiting() {
+  constexpr double empty = std::numeric_limits<double>::quiet_NaN();
+  for (const StepRank& rank : step_.ranks) {
+    for (std::size_t age = 0; age < rank.sets.size(); ++age) {
+      const GradientSet& set = rank.sets[age];
+      if (age > 0 && set.scale != Buffer{}) memory().set_first(set.scale, empty);
+      if (set.factor != Buffer{}) memory().set_first(set.factor, empty);
+      // Without loss scaling nothing else writes it.
+      if (age == 0 && set.scale != Buffer{} && rank.loss_scale == Buffer{}) memory().set_first(set.scale, 1.0);
+    }
+  }
+}
+
+int StepRun::num_waiting() const {
+  int waiting = 0;
+  for (const GradientSet& set : step_.ranks.front().sets) {
+    const bool of_earlier = &set != &step_.ranks.front().sets.front();
+    waiting += of_earlier && !std::isnan(memory().first<double>(set.scale));
+  }
+  return waiting;
 }
 
 // The same plan gives both steps the same buffers of values.
@@ -182,8 +162,32 @@ void StepRun::find_holders() {
   }
 }
 
+void StepRun::prepare_to_set() { failure_.empty() ? flush() : set_nothing_left(); }
+
+void StepRun::set_has_weights() noexcept {
+  has_weights_ = true;
+  failure_.clear();
+}
+
+void StepRun::clear_states() {
+  for (const StepRank& rank : step_.ranks) {
+    for (const StepWeight& weight : rank.weights) {
+      for (const StoredRange& part : {weight.first, weight.second}) {
+        if (part.empty()) continue;
+        dispatch_float(step_.element_type(part.buffer), [&]<class T>(T) {
+          const std::vector<T> zeros(static_cast<std::size_t>(part.size()));
+          values().write(part.buffer, std::span<const T>(zeros), part.offset);
+        });
+      }
+    }
+    memory().set_first(rank.num_updates, std::int64_t{0});
+  }
+}
+
 void StepRun::set_weights(const FillTensor& fill) {
-  flush();
+  prepare_to_set();
+  if (!failure_.empty()) clear_states();
+  drop_waiting();
   has_weights_ = true;
   std::vector<double> whole;
   Room typed_room, local_room;
@@ -217,6 +221,7 @@ void StepRun::set_weights(const FillTensor& fill) {
     if (wide_type(type) != type) set(wide_type(type), &StepWeight::master);
   }
   values().flush();
+  set_has_weights();
 }
 
 // Where a weight, or its gradient, is read. The master where there is one: training continues with it, not with the
@@ -255,7 +260,6 @@ void StepRun::read_here(Which which, const std::string& name, const Give& give) 
 template <class T>
 void StepRun::read(Which which, const std::string& name, std::span<T> out) const {
   if (which == Which::value) (owner_ == nullptr ? this : owner_)->flush();
-  if (owner_ != nullptr) values_->flush();                          // the owner may have run since
   const Parameter parameter = step_.model.parameters().find(name);  // throws in all processes, or in none
   const auto wanted         = is_first() ? static_cast<std::size_t>(parameter.num_elements()) : 0;
   TensorAssembly<T> tensor(step_, name, out);
@@ -263,6 +267,7 @@ void StepRun::read(Which which, const std::string& name, std::span<T> out) const
   sent.add(true);  // has not failed
   std::optional<Error> error;
   try {
+    if (owner_ != nullptr) values_->flush();  // the owner may have run since
     if (out.size() != wanted)
       throw Error(ErrorKind::config, str("tensor '", name, "': a span of ", out.size(), " elements (",
                                          is_first() ? "the tensor has " : "only process 0 gets it: ", wanted, ")"));
@@ -345,36 +350,72 @@ void StepRun::set_nothing_left() const {
   for (const StepRank& rank : step_.ranks) memory().set_first(rank.factor, std::numeric_limits<double>::quiet_NaN());
 }
 
-void StepRun::flush() const {
-  if (!update_left_) return;
-  if (!updates_) {
-    const StepGraph updates = updates_of(step_);
-    const RunnableGraph runnable(updates.graph, *world_, {.reuse = plan().reuse});
-    verify(runnable);
-    updates_ = std::make_unique<Program>(runnable, *world_,
-                                         std::make_shared<Memory>(updates.graph, *runnable.memory(), memory()));
-  }
-  update_left_ = false;  // if this fails, some weights have it: it must not be repeated
-  execute(*updates_);
-  set_nothing_left();
+void StepRun::require_intact() const {
+  if (failure_.empty()) return;
+  throw Error(ErrorKind::run, str("step: weights and optimizer states may be wrong, because a run has failed: ",
+                                  failure_, " (load a checkpoint, or set the weights)"));
 }
 
-void StepRun::run(Recorder* recorder) {
-  if (owner_ != nullptr) owner_->flush();
+// The updates of an asynchronous window change optimizer states at once, and the weights at its end.
+void StepRun::note_failure(const Error& error) const {
+  const bool trains = step_.ranks.front().grad_norm != Buffer{};
+  if (trains && (!step_.homes.empty() || !step_.window.empty())) failure_ = error.what();
+}
+
+void StepRun::flush() const {
+  require_intact();
+  if (!update_left_) return;
+  if (!updates_) {
+    std::unique_ptr<Program> made;
+    in_all(peers_, "the program of the update that was left", [&] {
+      const StepGraph updates = updates_of(step_);
+      const RunnableGraph runnable(updates.graph, *world_, {.reuse = plan().reuse});
+      verify(runnable);
+      made = std::make_unique<Program>(runnable, *world_,
+                                       std::make_shared<Memory>(updates.graph, *runnable.memory(), memory()));
+    });
+    updates_ = std::move(made);  // all processes have it, or none
+  }
+  update_left_ = false;  // if this fails, some weights have it: it must not be repeated
+  try {
+    in_all(peers_, "the update that was left", [&] {
+      execute(*updates_);
+      set_nothing_left();
+    });
+  } catch (const Error& error) {
+    note_failure(error);
+    throw;
+  }
+}
+
+void StepRun::prepare_run() {
   values_->flush();
   if (!update_left_) set_nothing_left();
   update_left_       = false;  // if this run fails, it may have updated some weights
   const Buffer scale = step_.ranks.front().loss_scale;
   if (scale != Buffer{}) loss_scale_ = memory().first<double>(scale);
   outcome_.reset();  // if this run fails, the results of the run before are not those of the last run
-  if (peers_ == nullptr) {
-    executor_->run(*program_, recorder);
-    update_left_ = step_.update_first;
-    return;
+}
+
+void StepRun::run(Recorder* recorder) {
+  if (owner_ != nullptr) owner_->flush();
+  require_intact();
+  if (peers_ == nullptr) prepare_run();  // nothing has changed if it fails
+  try {
+    run_prepared(recorder);
+  } catch (const Error& error) {
+    note_failure(error);
+    throw;
   }
+  update_left_ = step_.update_first;
+}
+
+void StepRun::run_prepared(Recorder* recorder) {
+  if (peers_ == nullptr) return executor_->run(*program_, recorder);
   Outcome mine;
   std::optional<Error> error;
   try {
+    prepare_run();
     executor_->run(*program_, recorder);
     mine = local_outcome();
   } catch (const Error& caught) {
@@ -387,7 +428,6 @@ void StepRun::run(Recorder* recorder) {
     if (!error) throw;
   }
   if (error) throw *error;
-  update_left_ = step_.update_first;
 }
 
 StepRun::Outcome StepRun::local_outcome() const {
@@ -433,11 +473,15 @@ void StepRun::share_outcome(Outcome outcome, const std::optional<Error>& error) 
 }
 
 Program StepRun::beside(const Graph& graph, std::span<const SameBytes> same) const {
+  return beside(RunnableGraph(graph, *world_, {.reuse = plan().reuse}), same);
+}
+
+Program StepRun::beside(const RunnableGraph& runnable, std::span<const SameBytes> same) const {
   std::vector<Loan> loans;
   for (const SameBytes& each : same) loans.push_back(memory().loan(each.of_step, each.here));
-  const RunnableGraph runnable(graph, *world_, {.reuse = plan().reuse});
   verify(runnable);
-  return Program(runnable, *world_, std::make_shared<Memory>(graph, *runnable.memory(), loans, memory().device()));
+  return Program(runnable, *world_,
+                 std::make_shared<Memory>(runnable.graph(), *runnable.memory(), loans, memory().device()));
 }
 
 void StepRun::run(const Program& program) {
@@ -445,13 +489,23 @@ void StepRun::run(const Program& program) {
   execute(program);
 }
 
-void StepRun::execute(const Program& program) const {
+void StepRun::run_window(const Program& program, Recorder* recorder) {
+  flush();
+  try {
+    execute(program, recorder);
+  } catch (const Error& error) {
+    note_failure(error);
+    throw;
+  }
+}
+
+void StepRun::execute(const Program& program, Recorder* recorder) const {
   values_->flush();
   const int lanes = static_cast<int>(program.num_waiting_lanes());
-  if (lanes <= executor_->waiting_lanes()) return executor_->run(program);
+  if (lanes <= executor_->waiting_lanes()) return executor_->run(program, recorder);
   ExecutorOptions more = options_;
   more.waiting_lanes   = lanes;
-  Executor(more).run(program);
+  Executor(more).run(program, recorder);
 }
 
 double StepRun::loss() const {

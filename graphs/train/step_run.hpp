@@ -39,6 +39,14 @@ struct SameBytes {
   Buffer of_step = {};  // persistent
 };
 
+// A step, and what it runs with: for reports about a run.
+struct StepView {
+  const StepGraph& step;
+  const RunnableGraph& runnable;
+  const Memory& memory;
+  Peers* peers = nullptr;
+};
+
 // A step graph that is proved, has its memory planned and can run many times. Tensors are set and read under the names
 // that Hugging Face folders use. The world must outlive it. One thread at a time.
 //
@@ -64,14 +72,19 @@ class StepRun {
   // The processes of the world; null: this process has all ranks.
   [[nodiscard]] Peers* peers() const noexcept { return peers_; }
   [[nodiscard]] bool is_first() const noexcept;  // process 0
+  [[nodiscard]] StepView view() const noexcept { return {step_, runnable_, memory(), peers_}; }
 
   // `fill` is called once for each tensor that a rank of this process has a piece of, with room for all elements of the
   // tensor. Every rank gets its shard.
   using FillTensor =
       std::function<void(const std::string& name, const TensorShape& shape, const Init& init, std::span<double>)>;
+  // After a run that has failed (require_intact) it also sets optimizer states and the number of updates to zero.
   void set_weights(const FillTensor& fill);
   [[nodiscard]] bool has_weights() const noexcept { return has_weights_; }  // set_weights was called; else all are zero
-  void set_has_weights() noexcept { has_weights_ = true; }  // the caller has written all of them to memory()
+  // Callers that write weights and optimizer states to values() call the first function before, which is flush(), and
+  // the second one when they have written all of them. The first is collective.
+  void prepare_to_set();
+  void set_has_weights() noexcept;
   // A tensor of the model, collected from the ranks that have its shards. Collective: process 0 passes room for all
   // elements, the other processes pass none. If one process fails, process 0 throws too, and calls can go on.
   enum class Which : std::uint8_t { value, gradient };  // gradient: of the last run; the step must keep gradients
@@ -91,7 +104,19 @@ class StepRun {
   // for weights or optimizer states call it before.
   void flush() const;
 
-  // Of the last run, in every process.
+  // A run or flush() of a training step with offload has failed: transfers that were under way may have written old or
+  // unfinished bytes into weights and states. Or an asynchronous window has failed: its updates have changed some
+  // states, but not the weights. Functions that run the step or read its weights then throw Error(run), until weights
+  // are set or a checkpoint is loaded. The same in all processes.
+  void require_intact() const;
+
+  // With a delayed update (UpdatePlan::delays): sets of gradients that wait for their update; and drops them, as
+  // setting weights does.
+  [[nodiscard]] int num_waiting() const;
+  void drop_waiting();
+
+  // Of the last run, in every process. With a delayed update the norm is that of the run before it, and NaN if there is
+  // none.
   [[nodiscard]] double loss() const;
   [[nodiscard]] double grad_norm() const;  // a training step's
   [[nodiscard]] bool skipped() const;      // its gradients overflowed with the loss scale
@@ -101,7 +126,10 @@ class StepRun {
   // A second graph of the same ranks, to run between steps: proved and planned as the step was. Buffers in `same` use
   // the step's bytes. Must not outlive this run. Both are collective.
   [[nodiscard]] Program beside(const Graph& graph, std::span<const SameBytes> same) const;
+  [[nodiscard]] Program beside(const RunnableGraph& runnable, std::span<const SameBytes> same) const;
   void run(const Program& program);
+  // The same for an asynchronous window of another length than the step's own. If it fails, so has a run of the step.
+  void run_window(const Program& program, Recorder* recorder = nullptr);
 
  private:
   struct Holder {  // a rank that has a piece of a tensor, or a shard of the piece
@@ -118,7 +146,11 @@ class StepRun {
   };
   StepRun(StepGraph step, World& world, const RunOptions& options, const StepRun* owner);
   void set_nothing_left() const;
-  void execute(const Program& program) const;
+  void prepare_run();
+  void run_prepared(Recorder* recorder);
+  void clear_states();
+  void note_failure(const Error& error) const;
+  void execute(const Program& program, Recorder* recorder = nullptr) const;
   [[nodiscard]] std::shared_ptr<Memory> memory_beside(const StepRun& owner, const MakeStorage& make) const;
   template <class T, class Give>
   void read_here(Which which, const std::string& name, const Give& give) const;
@@ -144,6 +176,7 @@ class StepRun {
   std::shared_ptr<Executor> executor_;  // the owner's, where there is one with enough threads
   ExecutorOptions options_;
   mutable bool update_left_ = false;          // the last run's
+  mutable std::string failure_;               // why weights and states may be wrong; empty: they are not
   mutable std::unique_ptr<Program> updates_;  // of update_left_; made when it is first needed
 };
 

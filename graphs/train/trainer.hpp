@@ -1,5 +1,9 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +15,7 @@
 namespace stepgraph {
 
 class ModelFolder;  // graphs/models/model_folder.hpp
+class WindowRuns;   // graphs/train/window_run.hpp
 
 // Sets fresh weights, the same bits in every layout; or the weights of a folder.
 void set_fresh_weights(StepRun& run, std::uint64_t seed);
@@ -23,14 +28,29 @@ void save_model(const StepRun& run, const std::string& folder);
 // The gradients of the last run, before clipping, under the names of the tensors.
 void save_gradients(const StepRun& run, const std::string& path);
 
+// Of a step of an asynchronous window. The staleness of a rank in a step is the number of the step less the number of
+// steps that the slowest rank had completed when the rank took its version of the weights: at most max_staleness.
+struct StepStaleness {
+  double mean              = 0;  // over ranks
+  std::int64_t largest     = 0;
+  std::int64_t num_dropped = 0;  // gradients that were not applied: not finite, or of no target that counts
+};
+
 // A step whose gradient norm is infinite or not a number leaves weights and optimizer state unchanged.
 struct StepResult {
   double loss      = 0;  // the mean over all targets of the step that count, before the update
-  double grad_norm = 0;  // before clipping, without the scale
+  double grad_norm = 0;  // before clipping, without the scale; NaN if it is late
   double rate      = 0;  // the learning rate of this step; optimizer groups may have others
   // With loss scaling: the scale of this step, and whether its gradients overflowed.
   std::optional<double> loss_scale = {};
   bool skipped                     = false;
+  // With a delayed update (UpdatePlan::delays) the norm of a step, and whether it overflowed, is known after the next
+  // step: then `earlier_norm` is that of the step before; none: there was no step before it since the start.
+  bool norm_is_late                  = false;
+  std::optional<double> earlier_norm = {};
+  // With UpdateWhen::asynchronous. The norm is then the root of the mean square over ranks, each of its own gradient;
+  // the loss scale is the smallest of any rank; and the step is skipped if the gradients of all ranks overflowed.
+  std::optional<StepStaleness> staleness = {};
 };
 
 struct TrainerOptions {
@@ -42,6 +62,11 @@ struct TrainerOptions {
   const Machine* machine = nullptr;  // StepOptions::machine
   bool update_first      = false;    // StepOptions::update_first
   MakeStorage storage    = {};       // RunOptions::storage
+  // With UpdateWhen::asynchronous: the most steps that run without waiting for each other's end. The time-outs are
+  // those of a window.
+  int window = 1;
+  // For tests and benchmarks: changes the graph of a step before it is proved.
+  std::function<Graph(const Graph&)> change = {};
 };
 
 // Trains a model on a world: builds and proves the step, plans its memory, and runs it for each batch. In a world of
@@ -61,12 +86,36 @@ class Trainer {
     return step(batch.inputs, batch.targets, recorder);
   }
 
-  [[nodiscard]] StepRun& run() noexcept { return run_; }
+  // Steps one after another. With UpdateWhen::asynchronous they run in windows of up to TrainerOptions::window steps,
+  // in which ranks do not wait for each other; a recorder keeps the last window. A window ends with all ranks together,
+  // and step() is a window of one step.
+  std::vector<StepResult> steps(std::span<const Batch> batches, Recorder* recorder = nullptr);
+
+  // Builds and proves what steps() needs for so many batches, so that it does not do so itself.
+  void prepare_steps(std::size_t count);
+  // The longest window; 1 unless the plan has UpdateWhen::asynchronous.
+  [[nodiscard]] int window() const noexcept { return std::max(1, static_cast<int>(run_->step().window.size())); }
+
+  // What a recorder has recorded last: run(), or a shorter window. Valid until the next step.
+  [[nodiscard]] StepView recorded() const;
+
+  // Valid until set_update_mode.
+  [[nodiscard]] StepRun& run() noexcept { return *run_; }
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  // Changes Plan::update between steps: makes another graph, to which weights, optimizer states, counters and the loss
+  // scale are carried over. Gradients that wait for their update are dropped: returns the number of their sets. If it
+  // throws, the trainer goes on as before. Evaluators and CheckpointWriters of this trainer remain valid. Collective.
+  int set_update_mode(const UpdatePlan& update);
+  // How often set_update_mode has replaced run().
+  [[nodiscard]] int num_replaced() const noexcept { return num_replaced_; }
+  // The gradient norm of the last step, also where StepResult::norm_is_late: then it is computed from copies, so that
+  // steps that follow are not changed. NaN: there was no step, or its gradients were dropped. Collective.
+  [[nodiscard]] double last_grad_norm();
   [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
   [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }  // done so far
   void set_num_steps(std::int64_t done) noexcept { num_steps_ = done; }  // the next step is number `done`, from 0
-  // Updates done so far: steps less those that were skipped. AdamW's correction of its means follows this number.
+  // Updates done so far: steps less those that were skipped, and those whose gradients wait. AdamW's correction of its
+  // means follows this number.
   [[nodiscard]] std::int64_t num_updates() const;
   void set_num_updates(std::int64_t done);
   // The steps of the whole run, for a rate schedule that has no number of its own. Throws Error(config) if its phases
@@ -80,20 +129,36 @@ class Trainer {
   void start_weights();
   // Does the update that the next step would begin with: StepRun::flush. Evaluators, checkpoints, save_model and
   // set_weights call it.
-  void flush() { run_.flush(); }
+  void flush() { run_->flush(); }
 
  private:
   friend class Evaluator;
   StepResult run_step(Recorder* recorder);
-  [[nodiscard]] std::vector<double> rates() const;  // the optimizer's, then those of its groups
+  [[nodiscard]] StepGraph make_step(const Model& model, const Plan& plan, const BatchSpec& batch, int window) const;
+  [[nodiscard]] std::unique_ptr<StepRun> make_run(StepGraph step) const;
+  [[nodiscard]] std::vector<double> rates(std::int64_t step) const;  // the optimizer's, then those of its groups
+  [[nodiscard]] StepGraph make_window(int steps) const;
+  [[nodiscard]] bool is_asynchronous() const noexcept { return plan_.update.mode == UpdateWhen::asynchronous; }
+  StepResult run_window(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets,
+                        Recorder* recorder);
+
+  struct LastNorm;  // the graph of last_grad_norm
+  struct DeleteLastNorm {
+    void operator()(LastNorm* of) const noexcept;
+  };
 
   Plan plan_;
   TrainerOptions options_;
-  StepRun run_;
+  World* world_;
+  std::unique_ptr<StepRun> run_;
+  int num_replaced_ = 0;
+  std::unique_ptr<LastNorm, DeleteLastNorm> last_norm_;  // made when it is first needed
+  std::shared_ptr<WindowRuns> windows_;                  // made by the first window
   RateSchedule schedule_;
   std::optional<double> fixed_rate_;
   std::uint64_t seed_;
   std::int64_t num_steps_ = 0;
+  double grad_norm_       = std::numeric_limits<double>::quiet_NaN();  // of the last step; NaN: none, or it is late
 };
 
 // The mean loss of a batch, without gradients.
@@ -107,14 +172,17 @@ class Evaluator {
   double loss(std::span<const std::int32_t> tokens);
   double loss(std::span<const std::int32_t> inputs, std::span<const std::int32_t> targets);
   double loss(const Batch& batch) { return loss(batch.inputs, batch.targets); }
-  [[nodiscard]] std::int64_t num_counted() const noexcept { return run_.num_counted(); }  // targets of the last batch
-  [[nodiscard]] StepRun& run() noexcept { return run_; }
+  [[nodiscard]] std::int64_t num_counted() const noexcept { return run_->num_counted(); }  // targets of the last batch
+  [[nodiscard]] StepRun& run() noexcept { return *run_; }  // valid until the trainer's set_update_mode
 
  private:
   double run_batch();
+  void use_trainer();  // makes run_ anew if set_update_mode has replaced the trainer's run
 
   Trainer* trainer_ = nullptr;
-  StepRun run_;
+  BatchSpec batch_;
+  int num_replaced_ = 0;  // of the trainer, when run_ was made
+  std::unique_ptr<StepRun> run_;
 };
 
 // The mean loss over all targets that count in the first `num_steps` batches, or in all if there are fewer. Collective:

@@ -1,6 +1,7 @@
 #include "graphs/step/offload/bytes.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace stepgraph::offload {
 
@@ -17,18 +18,37 @@ void ByteSet::add(ByteInterval range) {
   ranges_.insert(ranges_.erase(first, last), range);
 }
 
+void ByteSet::append(ByteInterval range) {
+  if (!ranges_.empty() && range.begin <= ranges_.back().end) {
+    ranges_.back().end = std::max(ranges_.back().end, range.end);
+  } else {
+    ranges_.push_back(range);
+  }
+}
+
+// Merges both lists, in linear time: sets can have a range for each row of a matrix.
 void ByteSet::add(const ByteSet& other) {
-  for (const ByteInterval& range : other.ranges_) add(range);
+  if (other.ranges_.size() == 1) return add(other.ranges_.front());
+  ByteSet all;
+  all.ranges_.reserve(ranges_.size() + other.ranges_.size());
+  auto mine = ranges_.begin();
+  for (const ByteInterval& range : other.ranges_) {
+    for (; mine != ranges_.end() && mine->begin <= range.begin; ++mine) all.append(*mine);
+    all.append(range);
+  }
+  for (; mine != ranges_.end(); ++mine) all.append(*mine);
+  ranges_ = std::move(all.ranges_);
 }
 
 void ByteSet::add(const Region& region) {
-  constexpr std::int64_t most_rows = 4096;
   if (region.num_bytes() == 0) return;
-  if (region.count > most_rows) return add(ByteInterval{region.begin(), region.end()});
+  ByteSet rows;
+  rows.ranges_.reserve(static_cast<std::size_t>(region.count));
   for (std::int64_t row = 0; row < region.count; ++row) {
     const std::int64_t begin = region.offset + row * region.stride;
-    add(ByteInterval{begin, begin + region.length});
+    rows.append({begin, begin + region.length});
   }
+  add(rows);
 }
 
 ByteSet ByteSet::without(const ByteSet& other) const {

@@ -15,7 +15,6 @@ class ByteSet {
 
   void add(ByteInterval range);
   void add(const ByteSet& other);
-  // A region with very many rows is added with the bytes between its rows.
   void add(const Region& region);
   [[nodiscard]] ByteSet without(const ByteSet& other) const;
 
@@ -26,6 +25,9 @@ class ByteSet {
   [[nodiscard]] ByteInterval hull() const noexcept;
 
  private:
+  // A range that begins behind all others, or touches the last one.
+  void append(ByteInterval range);
+
   std::vector<ByteInterval> ranges_;
 };
 

@@ -1,9 +1,7 @@
 #pragma once
-#include <map>
-#include <optional>
+#include <vector>
 
 #include "graphs/plan/plan.hpp"
-#include "graphs/step/offload/balance.hpp"
 #include "graphs/step/offload/homes.hpp"
 #include "graphs/step/step_graph.hpp"
 
@@ -17,13 +15,12 @@ namespace stepgraph {
 // its own. Activations have a unit for each layer and microbatch. A buffer with less than a thousandth of the bytes of
 // its unit's largest buffer stays on the device: its transfers would take longer than they are worth.
 //
-// With host_bytes, homes lie in host memory as long as there is room: first params, then grads, activations and the
-// optimizer. The others lie on disk. Throws Error(config) if they do not fit, with the bytes that are needed.
-// `amounts_of`: of some ranks, instead of `amounts`. `rates`: of the machine; then updates are divided between device
-// and host by balance_updates, instead of by OffloadAmounts::host_updates.
+// With host_bytes, homes lie in host memory as long as the memory plan has room for them: first params, then grads,
+// activations and the optimizer. The others lie on disk. Throws Error(config) if they do not fit, with the bytes that
+// are needed. Of `options`, these count: offload_of, instead of `amounts` for some ranks; offload_rates, by which
+// updates are divided between device and host, instead of by OffloadAmounts::host_updates; issue_order and workspaces.
 [[nodiscard]] HomePlan choose_homes(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts,
-                                    const std::map<Rank, OffloadAmounts>& amounts_of = {},
-                                    const std::optional<OffloadRates>& rates         = {});
+                                    const StepOptions& options = {});
 
 // What was chosen, for people.
 [[nodiscard]] std::vector<OffloadedUnit> offloaded_units(const Graph& before, const HomePlan& homes);

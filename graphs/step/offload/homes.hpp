@@ -107,29 +107,18 @@ struct OffloadedUnit {
   Rank rank               = {};
   OffloadClass of         = OffloadClass::params;
   std::string unit        = {};
-  Space space             = Space::pinned;  // disk: of at least one of its buffers
+  Space space             = Space::pinned;  // disk: at least one of its buffers is on disk
   Compression compression = Compression::none;
   std::int64_t bytes      = 0;                     // of its tensors
   UpdateMode update       = UpdateMode::resident;  // of units of the optimizer
 };
-
-// Bytes that a rank moves in a step.
-struct OffloadTraffic {
-  std::int64_t h2d_bytes          = 0;
-  std::int64_t d2h_bytes          = 0;
-  std::int64_t disk_read_bytes    = 0;
-  std::int64_t disk_written_bytes = 0;
-  OffloadTraffic& operator+=(const OffloadTraffic& other) noexcept;
-};
-[[nodiscard]] OffloadTraffic offload_traffic(const Graph& graph, Rank rank);
 
 // What a step offloads.
 struct OffloadSummary {
   OffloadAmounts amounts                    = {};
   std::map<Rank, OffloadAmounts> amounts_of = {};  // of some ranks, instead
   HomePlan settings                         = {};  // without homes and updates
-  std::vector<OffloadedUnit> units          = {};
-  std::vector<OffloadTraffic> traffic = {};  // by place of the rank, as StepGraph::ranks; empty: nothing is offloaded
+  std::vector<OffloadedUnit> units          = {};  // empty: nothing is offloaded
 };
 
 // The buffers of the old graph keep their numbers. The home of a buffer has the buffer's number, with another space and

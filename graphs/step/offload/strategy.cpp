@@ -17,8 +17,6 @@ namespace {
 constexpr std::array move_order{OffloadClass::optimizer, OffloadClass::grads, OffloadClass::params,
                                 OffloadClass::activations};
 
-std::string sized(std::int64_t bytes) { return str(bytes, " (", bytes_text(static_cast<double>(bytes)), ")"); }
-
 double& amount(OffloadAmounts& amounts, OffloadClass of) {
   switch (of) {
     case OffloadClass::optimizer:
@@ -91,7 +89,7 @@ std::string what_would_do(const StrategyCase& of, UnitSearch& search, std::int64
   for (const OffloadStrategy stronger : all_offload_strategies) {
     if (stronger <= of.plan.strategy) continue;
     const std::int64_t bytes = search.bytes(search.most(stronger));
-    if (bytes <= of.budget_bytes) return str("offload.strategy=", stronger, " needs ", sized(bytes));
+    if (bytes <= of.budget_bytes) return str("offload.strategy=", stronger, " needs ", bytes_and_text(bytes));
     needed = std::min(needed, bytes);
   }
   const bool all_have_place = search.most(OffloadStrategy::extreme) == search.num_units();
@@ -100,32 +98,6 @@ std::string what_would_do(const StrategyCase& of, UnitSearch& search, std::int64
                                     : "a larger offload.host_bytes or offload.disk_bytes, or ",
              of.budget_key, " ", needed, "; recompute=full or a smaller batch.micro need less");
 }
-
-}  // namespace
-
-StrategyChoice choose_amounts(const StrategyCase& of) {
-  UnitSearch search(of);
-  const OffloadStrategy strategy = of.plan.strategy;
-  const auto target = static_cast<std::int64_t>(pressure_threshold(strategy) * static_cast<double>(of.budget_bytes));
-  StrategyChoice out{.device_bytes = search.bytes(0), .bytes_before = search.bytes(0)};
-  if (out.bytes_before <= target) return out;
-  const int most = search.most(strategy);
-  int count      = search.bytes(most) < out.bytes_before ? most : 0;
-  if (search.bytes(count) > of.budget_bytes) {
-    throw Error(
-        ErrorKind::config,
-        str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
-            of.subject, " then needs ", sized(search.bytes(count)), " of the device; ", of.budget_key, " is ",
-            sized(of.budget_bytes), " (", what_would_do(of, search, search.bytes(count)), ")"));
-  }
-  if (count > 0 && search.bytes(count) <= target) count = search.fewest(target, count);
-  out.amounts      = search.amounts(count);
-  out.device_bytes = search.bytes(count);
-  out.moved_share  = of.moved_share(out.amounts);
-  return out;
-}
-
-namespace {
 
 struct Budget {
   std::int64_t bytes = 0;
@@ -180,14 +152,15 @@ class Weighing {
   double activations_ = 1;
 };
 
+MemoryPlan planned(const StepGraph& step, const Plan& plan, const StepOptions& options) {
+  return plan_memory(step.graph,
+                     {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+}
+
 StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  const StepGraph without = build(rank, {});
-  const Budget budget     = budget_of(plan, options);
-  const auto planned      = [&](const StepGraph& step) {
-    return plan_memory(step.graph,
-                            {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
-  };
-  const MemoryPlan memory      = planned(without);
+  const StepGraph without      = build(rank, {});
+  const Budget budget          = budget_of(plan, options);
+  const MemoryPlan memory      = planned(without, plan, options);
   Plan unlimited               = plan;
   unlimited.offload.host_bytes = unlimited.offload.disk_bytes = 0;
   StrategyCase of{
@@ -202,33 +175,24 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
   const double all_bytes = weighing.bytes(units);
   of.moved_share         = [&](const OffloadAmounts& amounts) {
     try {
-      const double moved = weighing.bytes(offloaded_units(without.graph, choose_homes(without, plan, amounts)));
+      const double moved =
+          weighing.bytes(offloaded_units(without.graph, choose_homes(without, plan, amounts, options)));
       return all_bytes > 0 ? moved / all_bytes : 0.0;
     } catch (const Error&) {
       return 2.0;
     }
   };
   of.device_bytes = [&](const OffloadAmounts& amounts) {
-    return (amounts == OffloadAmounts{} ? memory : planned(build(rank, amounts))).device_bytes(rank);
+    return (amounts == OffloadAmounts{} ? memory : planned(build(rank, amounts), plan, options)).device_bytes(rank);
   };
   return choose_amounts(of);
-}
-
-}  // namespace
-
-namespace {
-
-std::int64_t device_bytes_of(const StepGraph& step, Rank rank, const Plan& plan, const StepOptions& options) {
-  return plan_memory(step.graph,
-                     {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces})
-      .device_bytes(rank);
 }
 
 OffloadAmounts with_residents(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
   OffloadAmounts amounts = manual_amounts(plan.offload);
   std::int64_t budget    = plan.offload.device_bytes;
   if (plan.memory_limit_bytes > 0) budget = std::min(budget, plan.memory_limit_bytes);
-  const auto left = [&] { return budget - device_bytes_of(build(rank, amounts), rank, plan, options); };
+  const auto left = [&] { return budget - planned(build(rank, amounts), plan, options).device_bytes(rank); };
   // Slots and gaps change with the units that stay, so what fits is tried.
   std::int64_t fits = left();
   for (int attempt = 0; attempt < 3 && fits > 0; ++attempt) {
@@ -241,20 +205,45 @@ OffloadAmounts with_residents(Rank rank, const Plan& plan, const StepOptions& op
   return amounts;
 }
 
+// Data-parallel rank 0 is the one with the largest shards. All processes choose for it, also those that do not hold it,
+// so that they choose what a process with all ranks would.
 std::map<Rank, OffloadAmounts> for_all_ranks(const Plan& plan, const StepOptions& options, const auto& choose) {
   const Layout layout(plan.layout);
-  std::map<std::pair<int, int>, OffloadAmounts> choices;  // by pp and tp
+  std::map<Rank, OffloadAmounts> choices;  // by the first data-parallel rank
   std::map<Rank, OffloadAmounts> out;
   for (const Rank rank : options.only.value_or(RankSet::all(layout.num_ranks()))) {
-    const Coord coord          = layout.coord(rank);
-    const auto [found, is_new] = choices.try_emplace({coord.pp, coord.tp});
-    if (is_new) found->second = choose(rank);
+    Coord first                = layout.coord(rank);
+    first.dp                   = 0;
+    const auto [found, is_new] = choices.try_emplace(layout.rank(first));
+    if (is_new) found->second = choose(found->first);
     out[rank] = found->second;
   }
   return out;
 }
 
 }  // namespace
+
+StrategyChoice choose_amounts(const StrategyCase& of) {
+  UnitSearch search(of);
+  const OffloadStrategy strategy = of.plan.strategy;
+  const auto target = static_cast<std::int64_t>(pressure_threshold(strategy) * static_cast<double>(of.budget_bytes));
+  StrategyChoice out{.device_bytes = search.bytes(0), .bytes_before = search.bytes(0)};
+  if (out.bytes_before <= target) return out;
+  const int most = search.most(strategy);
+  int count      = search.bytes(most) < out.bytes_before ? most : 0;
+  if (search.bytes(count) > of.budget_bytes) {
+    throw Error(
+        ErrorKind::config,
+        str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
+            of.subject, " then needs ", bytes_and_text(search.bytes(count)), " of the device; ", of.budget_key, " is ",
+            bytes_and_text(of.budget_bytes), " (", what_would_do(of, search, search.bytes(count)), ")"));
+  }
+  if (count > 0 && search.bytes(count) <= target) count = search.fewest(target, count);
+  out.amounts      = search.amounts(count);
+  out.device_bytes = search.bytes(count);
+  out.moved_share  = of.moved_share(out.amounts);
+  return out;
+}
 
 std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
   return for_all_ranks(plan, options, [&](Rank rank) { return choose_for(rank, plan, options, build).amounts; });

@@ -39,9 +39,9 @@ struct StrategyChoice {
 // budget: the message names the first strategy that would do, or the bytes that the step needs.
 [[nodiscard]] StrategyChoice choose_amounts(const StrategyCase& of);
 
-// The same for each rank of a step, by its own slice. `build` builds the slice of a rank with given amounts. Ranks with
-// the same stages and the same place in their tensor-parallel group share a choice. Throws Error(config) also if the
-// budget is not known.
+// The same for each rank of a step. `build` builds the slice of a rank with given amounts. Ranks with the same stages
+// and the same place in their tensor-parallel group share the choice of the first of them, also where they are in other
+// processes. Throws Error(config) also if the budget is not known.
 using BuildSlice = std::function<StepGraph(Rank rank, const OffloadAmounts& amounts)>;
 [[nodiscard]] std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options,
                                                             const BuildSlice& build);

@@ -21,7 +21,7 @@ struct Unit {
   bool staged = false;
 };
 
-// A home whose type has a kind of compression that saves something.
+// A home in the table. Its compression is `none` where the kind would not make its type smaller.
 struct KnownHome : HomeFormat {
   std::uint32_t unit = 0;
   std::int64_t bytes = 0;  // of the buffer

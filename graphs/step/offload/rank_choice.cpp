@@ -1,0 +1,239 @@
+#include "graphs/step/offload/rank_choice.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "engine/base/error.hpp"
+#include "engine/base/text.hpp"
+#include "engine/plan/memory_plan.hpp"
+#include "engine/run/storage.hpp"
+#include "graphs/step/offload/balance.hpp"
+#include "graphs/step/offload/bytes.hpp"
+
+namespace stepgraph::offload {
+namespace {
+
+constexpr std::int64_t scalar_bytes = Storage::block_bytes;  // of the copies of scalars that the host reads
+// In the order in which they get host memory.
+constexpr std::array by_benefit{OffloadClass::params, OffloadClass::grads, OffloadClass::activations,
+                                OffloadClass::optimizer};
+
+// The bytes that a buffer takes in pinned memory.
+std::int64_t pinned_bytes(std::int64_t size) {
+  return rounded_up(size, size >= MemoryPlan::block_alignment ? MemoryPlan::block_alignment : MemoryPlan::alignment);
+}
+
+// Chooses a share of units, spread evenly.
+std::vector<bool> evenly_spread(std::size_t count, double share) {
+  const auto wanted = static_cast<std::size_t>(
+      std::clamp(std::ceil(share * static_cast<double>(count) - 1e-9), 0.0, static_cast<double>(count)));
+  std::vector<bool> chosen(count);
+  for (std::size_t i = 0; i < count; ++i) chosen[i] = (i + 1) * wanted / count > i * wanted / count;
+  return chosen;
+}
+
+}  // namespace
+
+RankChoice::RankChoice(const StepGraph& step, const OffloadPlan& plan, const OffloadAmounts& amounts,
+                       const std::optional<OffloadRates>& rates, Rank rank, HomePlan& made)
+    : step_(step),
+      plan_(plan),
+      amounts_(amounts),
+      rates_(rates),
+      rank_(rank),
+      made_(made),
+      units_(step, rank),
+      exact_(buffers_with_copies(step, rank)) {}
+
+HomeDemand RankChoice::choose(std::int64_t room_bytes) {
+  for (const OffloadClass of : by_benefit) choose_units(of);
+  const bool is_limited   = plan_.host_bytes > 0;
+  const bool may_use_disk = is_limited && !plan_.disk.empty();
+  const bool uses_ring    = may_use_disk || plan_.compress == Compression::lossless;
+  demand_.homes_bytes     = scalar_bytes + (uses_ring ? made_.num_pieces * made_.piece_bytes : 0);
+  if (is_limited && demand_.homes_bytes > plan_.host_bytes)
+    refuse_host_bytes(rank_, made_.num_pieces * Storage::block_bytes + scalar_bytes, "staging", plan_);
+  host_left_ = is_limited ? room_bytes - demand_.homes_bytes : no_limit;
+  std::vector<Space> spaces(chosen_.size());
+  std::int64_t persistent_left = plan_.host_bytes - demand_.homes_bytes;
+  for (const std::size_t i : order_of_rooms()) {
+    const std::int64_t bytes      = host_bytes_of(chosen_[i]);
+    const std::int64_t persistent = bytes - host_bytes_of(chosen_[i], Lifetime::step);
+    const bool fits               = !may_use_disk || (bytes <= host_left_ && persistent <= persistent_left);
+    if (fits) {
+      host_left_ -= bytes;
+      persistent_left -= persistent;
+    }
+    spaces[i] = fits ? Space::pinned : Space::disk;
+  }
+  for (std::size_t i = 0; i < chosen_.size(); ++i) place(chosen_[i], spaces[i]);
+  demand_.host_bytes = demand_.homes_bytes;
+  choose_updates();
+  return demand_;
+}
+
+// The order in which chosen units get host memory. The activations of one layer in all microbatches come together,
+// because they can share memory.
+std::vector<std::size_t> RankChoice::order_of_rooms() const {
+  std::map<std::string, std::size_t> layers;  // by name: their first unit
+  std::vector<std::size_t> groups;            // by unit
+  for (std::size_t i = 0; i < chosen_.size(); ++i) {
+    const std::string& name = chosen_[i].of->unit;
+    const bool shares       = chosen_[i].offload_class == OffloadClass::activations;
+    groups.push_back(shares ? layers.try_emplace(name.substr(0, name.find(" mb")), i).first->second : i);
+  }
+  std::vector<std::size_t> order(chosen_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return groups[a] < groups[b]; });
+  return order;
+}
+
+void RankChoice::place(const Chosen& unit, Space space) {
+  for (const Buffer buffer : unit.of->buffers) {
+    const std::int64_t bytes = pinned_bytes(stored_bytes(buffer));
+    if (space == Space::pinned) {
+      demand_.homes_bytes += bytes;
+      if (step_.graph.spec(buffer).lifetime == Lifetime::step) demand_.shared_bytes += bytes;
+    } else {
+      demand_.disk_bytes += rounded_up(stored_bytes(buffer), Storage::block_bytes);
+    }
+    pinned_[buffer.id] = space == Space::pinned;
+    made_.homes.push_back({.buffer      = buffer,
+                           .of          = unit.offload_class,
+                           .unit        = unit.of->unit,
+                           .space       = space,
+                           .compression = kind_of(buffer)});
+  }
+}
+
+double RankChoice::share(OffloadClass of) const {
+  switch (of) {
+    case OffloadClass::params:
+      return amounts_.params;
+    case OffloadClass::grads:
+      return amounts_.grads;
+    case OffloadClass::optimizer:
+      return amounts_.optimizer;
+    case OffloadClass::activations:
+      break;
+  }
+  return amounts_.activations;
+}
+
+void RankChoice::choose_units(OffloadClass of) {
+  const std::vector<Candidate>& all = units_.of(of);
+  const std::vector<bool> moves     = evenly_spread(all.size(), share(of));
+  std::int64_t stays                = of == OffloadClass::params      ? plan_.device_param_bytes
+                                      : of == OffloadClass::optimizer ? amounts_.resident_bytes
+                                                                      : 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!moves[i]) continue;
+    if (all[i].bytes <= stays) {
+      stays -= all[i].bytes;
+      continue;
+    }
+    if (of == OffloadClass::optimizer) stays = 0;  // without gaps: the next step needs the first units first
+    chosen_.push_back({of, &all[i]});
+  }
+}
+
+Compression RankChoice::kind_of(Buffer buffer) const {
+  const bool keeps_bits = exact_.contains(buffer.id) && is_lossy(plan_.compress, step_.graph.spec(buffer).type);
+  return keeps_bits ? Compression::none : plan_.compress;
+}
+
+std::int64_t RankChoice::stored_bytes(Buffer buffer) const {
+  const BufferSpec& spec = step_.graph.spec(buffer);
+  return stepgraph::stored_bytes(home_format(spec.type,
+                                             spec.size_bytes / static_cast<std::int64_t>(size_bytes(spec.type)),
+                                             Space::pinned, kind_of(buffer), made_.piece_bytes));
+}
+
+std::int64_t RankChoice::host_bytes_of(const Chosen& unit, std::optional<Lifetime> lifetime) const {
+  std::int64_t sum = 0;
+  for (const Buffer buffer : unit.of->buffers) {
+    if (!lifetime || step_.graph.spec(buffer).lifetime == *lifetime) sum += pinned_bytes(stored_bytes(buffer));
+  }
+  return sum;
+}
+
+std::optional<std::int64_t> RankChoice::staging_of(const Candidate& unit) const {
+  constexpr std::int64_t padding       = 512;  // in a slot
+  std::int64_t sum                     = 0;
+  const std::set<std::uint32_t> states = [&] {
+    std::set<std::uint32_t> ids;
+    for (const Buffer buffer : unit.buffers) ids.insert(buffer.id);
+    return ids;
+  }();
+  for (const Buffer buffer : unit.buffers) {
+    if (!pinned_.at(buffer.id)) return std::nullopt;
+    if (effective(kind_of(buffer), step_.graph.spec(buffer).type) != Compression::none)
+      sum += plan_.slots * pinned_bytes(step_.graph.spec(buffer).size_bytes + padding);
+  }
+  for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
+    if (weight.first.empty() || !states.contains(weight.first.buffer.id)) continue;
+    for (const StoredRange* range : {&weight.gradient, &weight.value}) {
+      const auto home = pinned_.find(range->buffer.id);
+      if (home != pinned_.end() && !home->second) return std::nullopt;  // on disk
+      const DType type  = step_.graph.spec(range->buffer).type;
+      const bool direct = home != pinned_.end() && effective(kind_of(range->buffer), type) == Compression::none;
+      if (!direct) sum += pinned_bytes(weight.first.size() * static_cast<std::int64_t>(size_bytes(type)) + padding);
+    }
+  }
+  return sum;
+}
+
+// Which units the host updates, so that link, host and device end together.
+std::vector<bool> RankChoice::balanced(const std::vector<const Candidate*>& offloaded) const {
+  std::vector<UpdateUnit> units;
+  for (const Candidate* const unit : offloaded) {
+    UpdateUnit& made = units.emplace_back(UpdateUnit{.name = unit->unit, .state_bytes = unit->bytes});
+    const auto is_of = [&](const StoredRange& range) {
+      return std::find(unit->buffers.begin(), unit->buffers.end(), range.buffer) != unit->buffers.end();
+    };
+    for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
+      if (weight.first.empty() || !is_of(weight.first)) continue;
+      made.elements += weight.first.size();
+      const auto bytes_of = [&](const StoredRange& range) {
+        return weight.first.size() * static_cast<std::int64_t>(size_bytes(step_.graph.spec(range.buffer).type));
+      };
+      if (!pinned_.contains(weight.gradient.buffer.id)) made.gradient_bytes += bytes_of(weight.gradient);
+      if (!pinned_.contains(weight.value.buffer.id)) made.value_bytes += bytes_of(weight.value);
+    }
+  }
+  std::vector<bool> on_host;
+  for (const UpdateMode mode : balance_updates(units, *rates_, 0).modes) on_host.push_back(mode == UpdateMode::host);
+  return on_host;
+}
+
+void RankChoice::choose_updates() {
+  std::vector<const Candidate*> offloaded;
+  for (const Chosen& unit : chosen_) {
+    if (unit.offload_class == OffloadClass::optimizer) offloaded.push_back(unit.of);
+  }
+  const std::vector<bool> on_host =
+      rates_ ? balanced(offloaded) : evenly_spread(offloaded.size(), amounts_.host_updates);
+  for (std::size_t i = 0; i < offloaded.size(); ++i) {
+    UpdateMode mode    = UpdateMode::streamed;
+    const auto staging = on_host[i] ? staging_of(*offloaded[i]) : std::nullopt;
+    if (staging && (*staging == 0 || *staging <= host_left_)) {
+      host_left_ -= *staging;
+      demand_.host_bytes += *staging;
+      demand_.shared_bytes += *staging;
+      mode = UpdateMode::host;
+    }
+    made_.updates.push_back({.rank = rank_, .unit = offloaded[i]->unit, .mode = mode});
+  }
+}
+
+void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan) {
+  const std::string right =
+      plan.disk.empty() ? str("offload.disk, or host_bytes ", needed) : str("host_bytes ", needed, " or more");
+  throw Error(ErrorKind::config,
+              str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(needed), " of host memory for ", what,
+                  ", host_bytes is ", bytes_and_text(plan.host_bytes), " (", right, ")"));
+}
+
+}  // namespace stepgraph::offload

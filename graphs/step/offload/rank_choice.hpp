@@ -1,0 +1,72 @@
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "graphs/plan/plan.hpp"
+#include "graphs/step/offload/units.hpp"
+
+// The homes of one rank. Internal to graphs/step/offload.
+namespace stepgraph::offload {
+
+// What a rank needs outside of the device. Host memory counts as if no buffers shared bytes.
+struct HomeDemand {
+  std::int64_t homes_bytes  = 0;  // in host memory: homes and the staging ring ...
+  std::int64_t host_bytes   = 0;  // ... and staging for updates on the host
+  std::int64_t shared_bytes = 0;  // of host_bytes: buffers that may share bytes with others, at most
+  std::int64_t disk_bytes   = 0;
+};
+
+class RankChoice {
+ public:
+  static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
+
+  // All of them must outlive it, and `made` gets the homes and updates.
+  RankChoice(const StepGraph& step, const OffloadPlan& plan, const OffloadAmounts& amounts,
+             const std::optional<OffloadRates>& rates, Rank rank, HomePlan& made);
+
+  // room_bytes: of host memory for homes and staging, as if they shared no bytes. Homes that do not fit lie on disk.
+  // Persistent homes must also fit host_bytes, whatever the room is: so weights lie in the same place in training steps
+  // and in forward steps, which have other rooms. If there is no disk, all homes lie in host memory, and only the
+  // staging for updates is limited. Throws Error(config) if host_bytes is too small for the staging ring.
+  HomeDemand choose(std::int64_t room_bytes);
+
+ private:
+  struct Chosen {
+    OffloadClass offload_class;
+    const Candidate* of;
+  };
+  [[nodiscard]] double share(OffloadClass of) const;
+  void choose_units(OffloadClass of);
+  [[nodiscard]] Compression kind_of(Buffer buffer) const;
+  [[nodiscard]] std::int64_t stored_bytes(Buffer buffer) const;
+  [[nodiscard]] std::int64_t host_bytes_of(const Chosen& unit, std::optional<Lifetime> lifetime = {}) const;
+  [[nodiscard]] std::vector<std::size_t> order_of_rooms() const;
+  void place(const Chosen& unit, Space space);
+  // The memory that an update on the host needs beside the homes: for gradients and values that are not in host memory.
+  // None: it cannot run there.
+  [[nodiscard]] std::optional<std::int64_t> staging_of(const Candidate& unit) const;
+  [[nodiscard]] std::vector<bool> balanced(const std::vector<const Candidate*>& offloaded) const;
+  void choose_updates();
+
+  const StepGraph& step_;
+  const OffloadPlan& plan_;
+  const OffloadAmounts& amounts_;
+  const std::optional<OffloadRates>& rates_;
+  Rank rank_;
+  HomePlan& made_;
+  RankUnits units_;
+  std::set<std::uint32_t> exact_;  // buffers that must keep their bits
+  std::vector<Chosen> chosen_;
+  std::map<std::uint32_t, bool> pinned_;  // by buffer with a home: in host memory, else on disk
+  std::int64_t host_left_ = 0;
+  HomeDemand demand_;
+};
+
+[[noreturn]] void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan);
+
+}  // namespace stepgraph::offload

@@ -1,0 +1,116 @@
+#include "graphs/step/offload/units.hpp"
+
+#include <algorithm>
+
+#include "engine/base/error.hpp"
+#include "engine/graph/recompute.hpp"
+
+namespace stepgraph::offload {
+
+RankUnits::RankUnits(const StepGraph& step, Rank rank) : step_(step), rank_(rank) {
+  add_weights();
+  add_other_gradients();
+  add_activations();
+  for (auto& list : classes_) {
+    for (Candidate& unit : list) leave_small(unit);
+  }
+}
+
+void RankUnits::add(OffloadClass of, const std::string& unit, Buffer buffer) {
+  if (!seen_.insert(buffer.id).second) return;
+  auto& list       = classes_[static_cast<std::size_t>(of)];
+  const auto found = numbers_.try_emplace({of, unit}, list.size());
+  if (found.second) list.push_back({.unit = unit});
+  list[found.first->second].buffers.push_back(buffer);
+}
+
+void RankUnits::add_weights() {
+  const auto& weights = step_.ranks.at(rank_).weights;
+  std::map<std::uint32_t, std::set<std::size_t>> blocks_of;  // by buffer
+  const auto for_each = [&](const auto& visit) {
+    for (const StepWeight& weight : weights) {
+      const std::pair<OffloadClass, const StoredRange*> all[] = {{OffloadClass::params, &weight.value},
+                                                                 {OffloadClass::grads, &weight.gradient},
+                                                                 {OffloadClass::optimizer, &weight.master},
+                                                                 {OffloadClass::optimizer, &weight.first},
+                                                                 {OffloadClass::optimizer, &weight.second}};
+      for (const auto& [of, range] : all) {
+        if (!range->empty()) visit(weight, of, range->buffer);
+      }
+    }
+  };
+  for_each([&](const StepWeight& weight, OffloadClass, Buffer buffer) {
+    if (!weight.tied || weight.gradient.buffer == buffer) blocks_of[buffer.id].insert(weight.block);
+  });
+  for_each([&](const StepWeight& weight, OffloadClass of, Buffer buffer) {
+    const auto& blocks = blocks_of[buffer.id];
+    const bool shared  = of == OffloadClass::grads && blocks.size() > 1;
+    const auto block   = blocks.empty() ? weight.block : *blocks.begin();
+    add(of, shared ? step_.graph.spec(buffer).name : step_.model.blocks[block].name, buffer);
+  });
+}
+
+// Whole gradients of shard units, and buckets that gradients are copied to.
+void RankUnits::add_other_gradients() {
+  for (std::uint32_t i = 0; i < step_.graph.num_buffers(); ++i) {
+    const BufferSpec& spec = step_.graph.spec(Buffer{i});
+    if (spec.rank != rank_ || spec.token || spec.size_bytes == 0 || step_.role(Buffer{i}) != MemoryRole::gradients)
+      continue;
+    add(OffloadClass::grads, spec.name, Buffer{i});
+  }
+}
+
+// Tensors of the forward pass that the backward pass reads.
+void RankUnits::add_activations() {
+  const Graph& graph = step_.graph;
+  std::map<std::uint32_t, Labels> made_by;  // by buffer
+  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
+    if (graph.rank(Node{node}) != rank_) continue;
+    const Labels labels = graph.labels(Node{node});
+    const bool backward = labels.phase == "backward" || labels.phase == "weight" || labels.phase == recompute_phase;
+    if (labels.phase != "forward" && !backward) continue;
+    for (std::size_t i = 0; i < graph.num_accesses(Node{node}); ++i) {
+      const Graph::AccessView access = graph.access(Node{node}, i);
+      const BufferSpec& spec         = graph.spec(access.buffer);
+      if (spec.token || spec.size_bytes == 0 || spec.lifetime != Lifetime::step || spec.space != Space::device ||
+          step_.role(access.buffer) != MemoryRole::activations)
+        continue;
+      if (!backward) {
+        if (writes(access.mode)) made_by.try_emplace(access.buffer.id, labels);
+        continue;
+      }
+      const auto found = made_by.find(access.buffer.id);
+      if (found == made_by.end()) continue;
+      const Labels& at = found->second;
+      add(OffloadClass::activations,
+          str(at.layer >= 0 ? str("layer", at.layer) : str("stage", at.stage), " mb", at.microbatch), access.buffer);
+    }
+  }
+}
+
+void RankUnits::leave_small(Candidate& unit) const {
+  const auto bytes_of = [&](Buffer buffer) { return step_.graph.spec(buffer).size_bytes; };
+  std::int64_t most   = 0;
+  for (const Buffer buffer : unit.buffers) most = std::max(most, bytes_of(buffer));
+  std::erase_if(unit.buffers, [&](Buffer buffer) { return bytes_of(buffer) * 1024 < most; });
+  for (const Buffer buffer : unit.buffers) unit.bytes += bytes_of(buffer);
+}
+
+std::set<std::uint32_t> buffers_with_copies(const StepGraph& step, Rank rank) {
+  std::map<std::string, const StepWeight*> here;
+  for (const StepWeight& weight : step.ranks.at(rank).weights) here.emplace(step.spec(weight).name, &weight);
+  std::set<std::uint32_t> found;
+  for (const Block& block : step.model.blocks) {
+    for (const WeightSpec& spec : block.weights) {
+      if (spec.tied_to.empty() || here.contains(spec.name) == here.contains(spec.tied_to)) continue;
+      const StepWeight& weight = *here.at(here.contains(spec.name) ? spec.name : spec.tied_to);
+      for (const StoredRange* range :
+           {&weight.value, &weight.gradient, &weight.master, &weight.first, &weight.second}) {
+        if (!range->empty()) found.insert(range->buffer.id);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace stepgraph::offload
