@@ -83,6 +83,38 @@ TEST_CASE("a skipped step halves the scale, growth_steps good steps in a row dou
   if (!dynamic) CHECK(scales == std::vector<double>(11, 1024));
 }
 
+TEST_CASE("an update of an earlier step is counted when it is applied, and an empty set changes nothing",
+          "[ops][loss_scale]") {
+  Bench bench;
+  const bool scales       = GENERATE(false, true);
+  const sg::Buffer factor = bench.kept("factor", 1, sg::DType::f64), set = bench.kept("set", 1, sg::DType::f64),
+                   scale = bench.kept("s", 1, sg::DType::f64), good = bench.kept("good", 1, sg::DType::i64),
+                   updates = bench.kept("updates", 1, sg::DType::i64);
+  sg::CountUpdate spec{.factor = factor, .set_scale = set, .num_updates = updates, .growth_steps = 2};
+  if (scales) {
+    spec.scale      = scale;
+    spec.good_steps = good;
+  }
+  sg::count_update(bench.graph, spec);
+  bench.make();
+  bench.number<double>(scale) = 1024;
+  std::vector<double> made;
+  std::vector<std::int64_t> counts;
+  struct Set {
+    double factor, scale;
+  };
+  const double none = std::nan("");
+  for (const Set& each : {Set{none, none}, Set{none, none}, Set{0.5, 1}, Set{none, 1}, Set{1, 1}, Set{1, 1}}) {
+    bench.number<double>(factor) = each.factor;
+    bench.number<double>(set)    = each.scale;
+    bench.run();
+    made.push_back(bench.number<double>(scale));
+    counts.push_back(bench.number<std::int64_t>(updates));
+  }
+  CHECK(counts == std::vector<std::int64_t>{0, 0, 1, 1, 2, 3});
+  CHECK(made == (scales ? std::vector<double>{1024, 1024, 1024, 512, 512, 1024} : std::vector<double>(6, 1024)));
+}
+
 TEST_CASE("norm and clip factor refer to unscaled gradients", "[ops][loss_scale]") {
   const auto type    = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
   const double clip  = GENERATE(0.0, 0.5, 100.0);
@@ -247,4 +279,10 @@ TEST_CASE("an update of a loss scale refuses accesses of other types and sizes",
   refuses([&](auto& spec) { spec.good_steps = real; }, "good_steps has 8 bytes of f64");
   refuses([&](auto& spec) { spec.num_updates = real; }, "num_updates has 8 bytes of f64");
   refuses([&](auto& spec) { spec.growth_steps = 0; }, "growth_steps is 0 (at least 1)");
+  sg::CountUpdate count{.factor = real, .set_scale = real, .num_updates = whole, .scale = real};
+  CHECK_THROWS_MATCHES(sg::count_update(bench.graph, count), sg::Error,
+                       MessageMatches(ContainsSubstring("only one of scale and good_steps is given")));
+  count.factor = whole;
+  CHECK_THROWS_MATCHES(sg::count_update(bench.graph, count), sg::Error,
+                       MessageMatches(ContainsSubstring("factor has 8 bytes of i64 (one f64)")));
 }

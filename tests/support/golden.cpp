@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "backends/loopback/world.hpp"
+#include "backends/storage/spill_file.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/files/token_data.hpp"
 #include "graphs/models/huggingface.hpp"
@@ -113,7 +114,10 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, Wor
   BatchSpec batch = golden.batch;
   batch.micro     = micro;
   Trainer trainer(golden.model, plan, batch, world,
-                  {.threads = threads, .step_timeout = std::chrono::minutes(5), .keep_gradients = true});
+                  {.threads        = threads,
+                   .step_timeout   = std::chrono::minutes(5),
+                   .keep_gradients = true,
+                   .storage        = plan.offload.disk.empty() ? MakeStorage{} : spill_files(plan.offload.disk)});
   set_weights(trainer.run(), ModelFolder(golden.folder));
   Trained trained;
   for (int step = 0; step < steps; ++step) {

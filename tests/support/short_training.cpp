@@ -103,6 +103,30 @@ std::uint64_t hash_weights(const StepRun& run) {
   return hash;
 }
 
+std::vector<std::byte> training_state(const StepRun& run) {
+  run.flush();
+  std::vector<std::byte> found;
+  for (const StepRank& rank : run.step().ranks) {
+    for (const StepWeight& weight : rank.weights) {
+      for (const StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
+        if (part.empty()) continue;
+        const auto bytes = run.memory().bytes(part.buffer);
+        found.insert(found.end(), bytes.begin(), bytes.end());
+      }
+    }
+    const auto updates = run.memory().bytes(rank.num_updates);
+    found.insert(found.end(), updates.begin(), updates.end());
+  }
+  return found;
+}
+
+OffloadPlan offload_of(int classes) {
+  return {.params      = (classes & 1) != 0,
+          .grads       = (classes & 2) != 0,
+          .optimizer   = (classes & 4) != 0,
+          .activations = (classes & 8) != 0};
+}
+
 History train(const Model& model, const Plan& plan, const BatchSpec& batch, int steps, const TrainerOptions& options,
               Tokens kind) {
   LoopbackWorld world(Layout(plan.layout).num_ranks());

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +31,12 @@ struct History {
 // A hash of the bits of all weights, by tensor: the same in every layout. Throws if copies of a weight differ: those of
 // data-parallel ranks, of ranks that hold a tied weight, and of a master and its rounded value.
 [[nodiscard]] std::uint64_t hash_weights(const StepRun& run);
+
+// Flushes. The bytes of all weights, masters and moments, and the numbers of updates, on all ranks.
+[[nodiscard]] std::vector<std::byte> training_state(const StepRun& run);
+
+// Each bit of `classes` is a class: params, grads, optimizer, activations.
+[[nodiscard]] OffloadPlan offload_of(int classes);
 
 // A run with an optional loss scale.
 struct ScaledHistory {

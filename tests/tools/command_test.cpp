@@ -12,8 +12,8 @@ using sg::testing::run_stepgraph;
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
   for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "bench train ",
-                           "bench predict ", "bench capture ", "bench copy ", "plan-memory ", "schedule ", "simulate ",
-                           "train ", "eval ", "generate ", "graph ", "verify "}) {
+                           "bench predict ", "bench pipeline ", "bench capture ", "bench copy ", "plan-memory ",
+                           "schedule ", "simulate ", "train ", "eval ", "generate ", "graph ", "verify "}) {
     CAPTURE(path);
     const auto help = run_stepgraph(std::string(path) + "--help");
     CHECK(help.exit_code == 0);

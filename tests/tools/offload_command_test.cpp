@@ -1,4 +1,6 @@
 // offload in the commands: what they print, refuse and draw.
+#include <unistd.h>
+
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <filesystem>
@@ -72,6 +74,9 @@ TEST_CASE("train prints what offload moves, once, and the same losses", "[tools]
   CHECK_THAT(words.err,
              ContainsSubstring("stepgraph train: offload: grads ") && ContainsSubstring(" to the device and "));
   CHECK_THAT(words.out, ContainsSubstring(" in its host memory"));
+  CHECK_THAT(words.err, !ContainsSubstring("lossy"));
+  CHECK_THAT(small.run("train", "--steps 1 --set offload.grads=true --set offload.compress=bf16").err,
+             ContainsSubstring("; compress bf16 is lossy: it changes losses"));
 }
 
 TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][disk]") {
@@ -108,6 +113,13 @@ TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][di
       small.run("train", "--steps 1 --set offload.optimizer=true --set offload.disk=" + disk + "/none");
   CHECK(refused.exit_code == 2);
   CHECK_THAT(refused.err, ContainsSubstring("offload.disk: '") && ContainsSubstring("is not a folder"));
+  if (geteuid() != 0) {  // root can write to every folder
+    std::filesystem::permissions(disk, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+    const auto read_only = small.run("train", "--steps 1 --set offload.optimizer=true --set offload.disk=" + disk);
+    std::filesystem::permissions(disk, std::filesystem::perms::owner_all);
+    CHECK(read_only.exit_code == 2);
+    CHECK_THAT(read_only.err, ContainsSubstring("offload.disk: '") && ContainsSubstring("cannot be written to"));
+  }
   const std::string weights = "--set offload.params=true --set offload.host_bytes=64KiB --set offload.disk=" + disk;
   const auto eval           = small.run("eval", "--json " + weights);
   CAPTURE(eval.err);

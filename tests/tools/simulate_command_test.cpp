@@ -248,6 +248,25 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
   }
 }
 
+TEST_CASE("bench pipeline has a measured and a predicted bubble for each schedule", "[tools][bench]") {
+  const auto outcome =
+      sg::testing::run_stepgraph("bench pipeline --model tiny --schedules 1f1b,zb-h1 --dry-run --json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto lines = json_lines(outcome.out);
+  REQUIRE(lines.size() == 2);
+  for (const auto& line : lines) {
+    CHECK(line.at("type") == "pipeline");
+    CHECK(line.at("step_s").as_real() > 0);
+    for (const char* field : {"measured_bubble", "predicted_bubble"}) {
+      CHECK(line.at(field).as_real() >= 0);
+      CHECK(line.at(field).as_real() < 1);
+    }
+  }
+  CHECK(lines[0].at("peak_activation") == 2);
+  CHECK(sg::testing::run_stepgraph("bench pipeline --schedules 1f1b,zb-w --dry-run").exit_code == 2);
+}
+
 TEST_CASE("bench predict has a predicted and a measured time for each layout", "[tools][bench]") {
   const auto outcome =
       sg::testing::run_stepgraph("bench predict --models tiny --layouts 1x1x1,2x2x2 --threads 2 --dry-run --json");

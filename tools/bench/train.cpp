@@ -21,6 +21,7 @@
 #include "tools/bench/process_train.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"
+#include "tools/bench/updates.hpp"
 #include "tools/stepgraph/output.hpp"
 
 namespace stepgraph::bench {
@@ -172,6 +173,7 @@ void print_kernels(const Line& line, const TrainOptions& options) {
 }  // namespace
 
 void train(const TrainOptions& options) {
+  if (!options.updates.empty()) return train_updates(options);
   Shard strategy = Shard::none;
   for (int i = 0; i <= static_cast<int>(Shard::full); ++i) {
     if (to_string(static_cast<Shard>(i)) == options.shard) strategy = static_cast<Shard>(i);

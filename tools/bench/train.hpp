@@ -12,6 +12,10 @@ struct TrainOptions {
   std::vector<int> devices         = {0};    // of backend cuda and nccl; empty: all
   bool exact                       = false;  // of backend nccl: sums in rank order
   std::vector<int> split           = {};     // layers of each pipeline stage; empty: even
+  // Instead of the usual figures: steps with each of these kinds of updates, where a rank is slow.
+  std::vector<std::string> updates = {};
+  double slow_factor               = 1;      // how many times as long its nodes take
+  bool slow_in_turns               = false;  // another rank in each step; else rank 0
   int steps                        = 7;
   int threads                      = 2;
   bool dry_run                     = false;

@@ -9,6 +9,7 @@
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/copy.hpp"
 #include "tools/bench/overhead.hpp"
+#include "tools/bench/pipeline.hpp"
 #include "tools/bench/predict.hpp"
 #include "tools/bench/train.hpp"
 #include "tools/bench/training.hpp"
@@ -225,6 +226,12 @@ void add_bench_train(Command bench) {
       .option("--backend", options->backend, "Where ranks are; with gloo, mpi and nccl start one process for each rank")
       .one_of({"loopback", "cuda", "gloo", "mpi", "nccl"});
   const auto gpus = add_gpu_options(command);
+  command.list("--update", options->updates,
+               "Compare kinds of updates instead: synchronous, stale:K, asynchronous:K; windows of --steps steps");
+  command.option("--slow-rank", options->slow_factor, "With --update: rank 0 takes so many times as long (it sleeps)")
+      .between(1.0, 1000.0);
+  command.flag("--slow-in-turns", options->slow_in_turns,
+               "With --slow-rank: in step s the slow rank is s modulo the number of ranks");
   command.list("--split", options->split, "Layers of each pipeline stage, as in 3,1 (default: even)").between(1, 9999);
   command.footer(
       str(models_text,
@@ -234,11 +241,18 @@ void add_bench_train(Command bench) {
           "6 (12 L d^2 + V d) + 12 L T d flops\n"
           "peak_bytes: the planned memory of all ranks; resident_bytes: the growth of the process\n"
           "cpu_share: processor time over the time of all threads\n"
+          "ratio_to_first: with --update, the speed over that of the first kind; the kinds run in turn\n"
           "ratio_to_loopback: over gloo and mpi, the speed over that of loopback with the threads of all processes\n"
           "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
           "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1\n"
-          "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1"));
+          "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1\n"
+          "         stepgraph bench train --models S --layouts 2x1x1 --update synchronous,asynchronous:2 --slow-rank 3 "
+          "--slow-in-turns"));
   command.run([options, gpus] {
+    if (options->updates.empty() && options->slow_factor > 1)
+      throw Error(ErrorKind::config, "--slow-rank: has no effect without --update (add --update)");
+    if (options->slow_factor == 1 && options->slow_in_turns)
+      throw Error(ErrorKind::config, "--slow-in-turns: has no effect without --slow-rank (a factor above 1)");
     apply(*gpus, *options);
     if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::train(*options);
@@ -259,6 +273,25 @@ void add_bench_predict(Command bench) {
   });
 }
 
+void add_bench_pipeline(Command bench) {
+  Command command =
+      bench.subcommand("pipeline", "The bubble of pipeline schedules: measured in training steps, and simulated");
+  auto options = std::make_shared<bench::PipelineOptions>();
+  command.option("--model", options->model, "Model").one_of(bench::known_models());
+  command.list("--schedules", options->schedules, "Kinds of schedules, auto, or CSV files");
+  command.option("--stages", options->stages, "Pipeline ranks").between(1, 64);
+  command.option("--microbatches", options->microbatches, "Microbatches of a step").between(1, 4096);
+  command.option("--steps", options->steps, "Measured steps of each schedule; medians are printed").between(1, 10'000);
+  command.option("--threads", options->threads, "Compute threads: as many as ranks, to compare the two")
+      .between(1, 1024);
+  add_common(command, *options);
+  command.footer(str(models_text, "Example: stepgraph bench pipeline --schedules 1f1b,zb-h1,zb-v --json"));
+  command.run([options] {
+    warn_about_threads(options->threads);
+    bench::pipeline(*options);
+  });
+}
+
 }  // namespace
 
 void add_bench(Command program) {
@@ -274,6 +307,7 @@ void add_bench(Command program) {
   add_copy(bench);
   add_bench_train(bench);
   add_bench_predict(bench);
+  add_bench_pipeline(bench);
 }
 
 }  // namespace stepgraph::cli

@@ -40,7 +40,9 @@ void run_graph(const GraphOptions& options) {
   const StepOptions building{.join_tied_first = joins_tied_first(config),
                              .machine         = pointer_to(machine),
                              .issue_order     = issue_order_of(config),
-                             .workspaces      = workspaces_of(config)};
+                             .workspaces      = workspaces_of(config),
+                             .offload_rates   = offload_rates_of(config),
+                             .window          = shown_window(config)};
   const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
                                          : training_step(model, config.plan, config.batch, building);
   const MemoryPlan plan = plan_memory(step.graph, planning_of(config));

@@ -52,7 +52,8 @@ void run_plan_memory(const PlanMemoryOptions& options) {
                                  .join_tied_first = joins_tied_first(config),
                                  .machine         = pointer_to(machine),
                                  .issue_order     = issue_order_of(config),
-                                 .workspaces      = workspaces_of(config)};
+                                 .workspaces      = workspaces_of(config),
+                                 .offload_rates   = offload_rates_of(config)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);

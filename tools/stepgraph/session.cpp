@@ -165,10 +165,20 @@ WorkspaceNeeds workspaces_of(const Config& config) {
           }};
 }
 
+std::optional<OffloadRates> offload_rates_of(const Config& config) {
+  if (config.backend != "cuda" && config.backend != "nccl") return std::nullopt;
+  return usual_offload_rates;
+}
+
 bool joins_tied_first(const Config& config) { return config.backend == "nccl" && !config.exact; }
 
 MemoryPlanOptions planning_of(const Config& config) {
   return {.reuse = config.plan.reuse, .issue_order = issue_order_of(config), .workspaces = workspaces_of(config)};
+}
+
+int shown_window(const Config& config) {
+  const UpdatePlan& update = config.plan.update;
+  return update.mode == UpdateWhen::asynchronous ? std::min(update.max_staleness + 2, 16) : 1;
 }
 
 MakeStorage storage_of(const Config& config) {
@@ -225,12 +235,14 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
   if (options.json) {
     JsonValue line = {{"type", "plan"}};
     if (!options.step.empty()) line.set("step", options.step);
+    if (!step.window.empty()) line.set("window", step.window.size());
     line.add({{"model", step.model.kind},
               {"parameters", num_parameters},
               {"layout", to_string(step.layout.spec())},
               {"ranks", step.layout.num_ranks()},
               {"schedule", config.plan.pipeline.schedule},
               {"stages", step.schedule.num_stages()},
+              {"layers", step.layers},
               {"microbatches", step.num_microbatches},
               {"nodes", size.nodes},
               {"edges", size.edges},
@@ -250,6 +262,7 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
     const double mib = static_cast<double>(*std::max_element(bytes.begin(), bytes.end())) / (1 << 20);
     return mib < 1024 ? str(short_number(mib, 3), " MiB") : str(short_number(mib / 1024, 3), " GiB");
   };
+  const bool uneven = std::ranges::adjacent_find(step.layers, std::not_equal_to{}) != step.layers.end();
   const auto beside = [&](const std::vector<std::int64_t>& bytes, std::string_view where) {
     const bool none = std::all_of(bytes.begin(), bytes.end(), [](std::int64_t one) { return one == 0; });
     return none ? std::string() : str(", ", most_of(bytes), " ", where);
@@ -258,9 +271,11 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
       options.step, options.step.empty() ? "" : " step:\n", step.model.kind, ": ",
       count(step.model.layers, "layer", "layers"), ", width ", step.model.width, ", ", num_parameters, " parameters; ",
       count(step.layout.num_ranks(), "rank", "ranks"), " (", to_string(step.layout.spec()), "), ",
-      config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"), " and ",
-      count(step.num_microbatches, "microbatch", "microbatches"), "\nstep: ", size.nodes, " nodes, ", size.edges,
-      " edges; at most ", most_of(peaks), " on a rank", beside(size.host_bytes, "in its host memory"),
+      config.plan.pipeline.schedule, " over ", count(step.schedule.num_stages(), "stage", "stages"),
+      uneven ? str(" (", join_text(step.layers, ", ", [](int layers) { return str(layers); }), " layers)") : "",
+      " and ", count(step.num_microbatches, "microbatch", "microbatches"),
+      step.window.size() > 1 ? str("\nwindow of ", step.window.size(), " steps: ") : "\nstep: ", size.nodes, " nodes, ",
+      size.edges, " edges; at most ", most_of(peaks), " on a rank", beside(size.host_bytes, "in its host memory"),
       beside(size.disk_bytes, "on its disk"), options.streams != nullptr ? streams_text(*options.streams) : "",
       options.weights_hash
           ? str("\nweights: ", hash_text(*options.weights_hash), ", equal on all data-parallel ranks that hold them")

@@ -52,8 +52,11 @@ struct Start {
 // workspaces of streams, and both with the config's reuse.
 [[nodiscard]] IssueOrder issue_order_of(const Config& config);
 [[nodiscard]] WorkspaceNeeds workspaces_of(const Config& config);
-[[nodiscard]] bool joins_tied_first(const Config& config);  // StepOptions::join_tied_first
+[[nodiscard]] bool joins_tied_first(const Config& config);                         // StepOptions::join_tied_first
+[[nodiscard]] std::optional<OffloadRates> offload_rates_of(const Config& config);  // StepOptions::offload_rates
 [[nodiscard]] MemoryPlanOptions planning_of(const Config& config);
+// With update.mode asynchronous: a window that has gates, for commands that draw or prove it; else 1.
+[[nodiscard]] int shown_window(const Config& config);
 // Spill files in offload.disk; empty where the config has none.
 [[nodiscard]] MakeStorage storage_of(const Config& config);
 void set_weights(StepRun& run, const Start& start, std::uint64_t seed);

@@ -7,6 +7,7 @@
 #include "engine/base/error.hpp"
 #include "engine/look/trace.hpp"
 #include "graphs/predict/prediction.hpp"
+#include "graphs/step/asynchronous.hpp"
 #include "tools/stepgraph/commands.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
@@ -128,7 +129,9 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
                                 .machine             = pointer_to(chooser),
                                 .issue_order         = issue_order_of(config),
                                 .workspaces          = workspaces_of(config),
-                                .device_memory_bytes = cluster.memory_bytes});
+                                .offload_rates       = offload_rates_of(config),
+                                .device_memory_bytes = cluster.memory_bytes,
+                                .window              = usual_window(model, config.plan, config.batch)});
     } catch (const Error& error) {
       const std::string_view what = error.what();
       if (!what.starts_with("cluster: ") && !what.starts_with("rates.")) throw;
@@ -152,7 +155,9 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
                                                  {.join_tied_first = joins_tied_first(config),
                                                   .machine         = pointer_to(chooser),
                                                   .issue_order     = issue_order_of(config),
-                                                  .workspaces      = workspaces_of(config)});
+                                                  .workspaces      = workspaces_of(config),
+                                                  .offload_rates   = offload_rates_of(config),
+                                                  .window          = usual_window(model, config.plan, config.batch)});
   if (config.plan.precision.param != DType::f32)
     std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';

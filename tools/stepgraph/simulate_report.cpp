@@ -29,14 +29,15 @@ double overlap_of(const StepPrediction& prediction) {
 JsonValue step_fields(const StepPrediction& prediction) {
   const auto layout = prediction.step.layout.spec();
   return {{"type", "simulate"},
-          {"step_s", prediction.makespan_s()},
+          {"step_s", prediction.step_s()},
           {"tokens_per_s", prediction.tokens_per_s},
           {"layout", to_string(layout)},
           {"ranks", layout.num_ranks()}};
 }
 
 std::string step_text(const StepPrediction& prediction) {
-  return str("simulated step: ", short_number(1e3 * prediction.makespan_s(), 4), " ms, ",
+  return str("simulated step: ", short_number(1e3 * prediction.step_s(), 4), " ms",
+             prediction.step.window.empty() ? "" : str(" in a window of ", prediction.step.window.size()), ", ",
              short_number(prediction.tokens_per_s), " tokens/s on ");
 }
 

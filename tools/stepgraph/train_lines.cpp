@@ -21,11 +21,20 @@ std::string step_line(std::int64_t step, const StepResult& result, double tokens
                result.loss_scale ? str(",\"loss_scale\":", digits(*result.loss_scale),
                                        ",\"skipped\":", result.skipped ? "true" : "false")
                                  : "",
+               result.staleness ? str(",\"staleness_mean\":", digits(result.staleness->mean), ",\"staleness_max\":",
+                                      result.staleness->largest, ",\"dropped\":", result.staleness->num_dropped)
+                                : "",
                "}");
-  return str(
-      "step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ", short_number(result.grad_norm, 17),
-      "  rate ", short_number(result.rate), "  ", short_number(tokens_per_s), " tokens/s",
-      result.skipped ? str("  skipped: gradients overflow at loss scale ", short_number(*result.loss_scale)) : "");
+  return str("step ", step, "  loss ", short_number(result.loss, 17), "  grad_norm ",
+             short_number(result.grad_norm, 17), "  rate ", short_number(result.rate), "  ", short_number(tokens_per_s),
+             " tokens/s",
+             result.staleness
+                 ? str("  staleness ", short_number(result.staleness->mean, 3), ", at most ", result.staleness->largest)
+                 : "",
+             result.skipped ? str("  skipped: gradients overflow at loss scale ", short_number(*result.loss_scale))
+             : result.staleness && result.staleness->num_dropped > 0
+                 ? str("  dropped: gradients of ", result.staleness->num_dropped, " ranks")
+                 : "");
 }
 
 std::string eval_line(std::int64_t steps, double loss, const TrainState& state, bool json) {
@@ -154,6 +163,7 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
     out += str(", reads ", text(moved.disk_read), " from disk and writes ", text(moved.disk_write));
   out += str("; ", text(figures.host_bytes), " in host memory");
   if (figures.disk_bytes > 0) out += str(", ", text(figures.disk_bytes), " on disk");
+  if (figures.lossy) out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
   return str(out, "; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
              " of it without compute");
 }

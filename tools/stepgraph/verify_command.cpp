@@ -52,7 +52,9 @@ void run_verify(const ConfigOptions& options) {
   const StepOptions building{.join_tied_first = joins_tied_first(config),
                              .machine         = pointer_to(machine),
                              .issue_order     = issue_order_of(config),
-                             .workspaces      = workspaces_of(config)};
+                             .workspaces      = workspaces_of(config),
+                             .offload_rates   = offload_rates_of(config),
+                             .window          = shown_window(config)};
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 

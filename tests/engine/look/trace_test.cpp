@@ -210,7 +210,7 @@ TEST_CASE("nodes without a lane take as many rows as run at once", "[engine][tra
   for (const JsonValue& event : events(file, "M")) {
     if (event.at("name") == "thread_name") names.push_back(event.at("args").at("name").as_string());
   }
-  CHECK(names == std::vector<std::string>{"no lane 1", "no lane 2"});
+  CHECK(names == std::vector<std::string>{"other 1", "other 2"});
 }
 
 TEST_CASE("slices of a lane do not overlap even if the clocks disagree", "[engine][trace]") {

@@ -60,6 +60,26 @@ TEST_CASE("any exception of the work of process 0 is thrown in every process", "
   CHECK(calls == 1);
 }
 
+TEST_CASE("the error of the first process whose work fails is thrown in every process", "[engine][peers][threads]") {
+  const auto fails = errors_of(4, [](sg::Peers& peers) {
+    sg::in_all(&peers, "a file", [&] {
+      if (peers.process() == 1) throw sg::Error(sg::ErrorKind::backend, "process 1 fails");
+      if (peers.process() == 2) throw std::runtime_error("process 2 fails");
+    });
+  });
+  CHECK(fails == std::vector<std::string>(4, "process 1 fails"));
+  const auto last = errors_of(2, [](sg::Peers& peers) {
+    sg::in_all(&peers, "a file", [&] {
+      if (peers.process() == 1) throw std::runtime_error("no room");
+    });
+  });
+  CHECK(last == std::vector<std::string>(2, "a file: no room"));
+  int calls = 0;
+  sg::in_all(nullptr, "a file", [&] { ++calls; });
+  CHECK(calls == 1);
+  CHECK(errors_of(2, [](sg::Peers& peers) { sg::in_all(&peers, "a file", [] {}); }) == std::vector<std::string>(2));
+}
+
 TEST_CASE("texts that differ, and calls that differ, are named in every process", "[engine][peers][threads]") {
   const auto texts =
       errors_of(3, [](sg::Peers& peers) { peers.require_same("config", peers.process() == 2 ? "dp 2" : "dp 4"); });

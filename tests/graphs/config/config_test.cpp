@@ -38,12 +38,13 @@ TEST_CASE("a config that spells out every default equals the smallest config", "
       "data":      {"synthetic": 1},
       "batch":     {"global": 8, "micro": 2, "seq": 128},
       "layout":    {"dp": 1, "tp": 1, "pp": 1, "order": "pp-dp-tp", "devices_per_node": 8, "sequence_parallel": false},
-      "pipeline":  {"schedule": "1f1b", "chunks": 1, "split": "even"},
+      "pipeline":  {"schedule": "1f1b", "chunks": 1, "split": "even", "limit": 0},
       "shard":     {"strategy": "none", "reduce": "last", "prefetch": "backward_pre", "slots": 2, "bucket_mb": 25,
                     "units": "layer", "min_params": 1000, "group": 0},
       "offload":   {"params": false, "grads": false, "optimizer": false, "activations": false, "strategy": "manual",
                     "device_bytes": 0, "device_param_bytes": 0, "host_bytes": 0, "disk_bytes": 0, "disk": "",
                     "slots": 2, "async": true, "overlap": true, "pinned": true, "compress": "none"},
+      "update":    {"mode": "synchronous", "max_staleness": 0},
       "precision": {"param": "fp32", "reduce": "fp32", "loss_scale": "none", "keep_low_precision_grads": false,
                     "norm": "fp32"},
       "optimizer": {"kind": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
@@ -179,6 +180,19 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"pipeline.schedule=my own.csv"}).plan.pipeline.schedule == "my own.csv");
   CHECK(with({"layout.pp=2", "pipeline.split=[3, 1]"}).plan.pipeline.split == std::vector{3, 1});
   CHECK(with({"layout.pp=2", "pipeline.split=even"}).plan.pipeline.split.empty());
+  CHECK(with({"layout.pp=3", "pipeline.split=balanced"}).plan.pipeline == sg::PipelinePlan{.balanced = true});
+  CHECK(with({"pipeline.split=balanced", "comm.machine=m.json"}).machine == "m.json");
+  CHECK(with({"layout.pp=2", "pipeline.schedule=auto", "pipeline.limit=1.5"}).plan.pipeline ==
+        sg::PipelinePlan{.schedule = "auto", .limit = 1.5});
+  CHECK(with({"layout.pp=2", "pipeline.schedule=auto", "pipeline.limit=2GiB"}).plan.pipeline.limit_bytes ==
+        std::int64_t{2} << 30);
+  CHECK(with({"pipeline.schedule=auto", "comm.machine=m.json"}).machine == "m.json");
+  for (const char* kind : {"zb-v", "v-half", "v-min", "dualpipe-v"}) {  // two chunks are the default
+    const std::string schedule = std::string("pipeline.schedule=") + kind;
+    const sg::PipelinePlan plan{.schedule = kind, .chunks = 2};
+    CHECK(with({"layout.pp=2", schedule}).plan.pipeline == plan);
+    CHECK(with({"layout.pp=2", schedule, "pipeline.chunks=2"}).plan.pipeline == plan);
+  }
 }
 
 TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][config]") {
@@ -200,6 +214,9 @@ TEST_CASE("a config printed as JSON parses back to the same config", "[graphs][c
            {"backend=nccl", "comm.algorithm=tree"},
            {"backend=nccl", "comm.exact=true"},
            {"layout.pp=2", "pipeline.split=[3,1]"},
+           {"layout.pp=3", "pipeline.split=balanced"},
+           {"layout.pp=2", "pipeline.schedule=zb-v"},
+           {"layout.pp=2", "pipeline.schedule=gpipe", "pipeline.chunks=2"},
            {R"(data={"tokens": ["a.u32", "b.bin"], "type": "u32", "epochs": 0, "shuffle": true, "validation": 0.1})",
             "data.ignore=7", "eval.every=5"},
            {R"(data={"tokens": "x.u16", "type": "u16"})", R"(eval={"data": {"tokens": "y.u32"}, "every": 3})"},

@@ -6,37 +6,20 @@
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
 #include "graphs/config/config.hpp"
+#include "tests/support/refusals.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
+using sg::testing::check_refused;
+using sg::testing::smallest_config;
 
 namespace {
 
-constexpr const char* smallest = R"({"model": {"kind": "gpt2"}, "data": {"synthetic": 1}, "batch": {}})";
-
-sg::Config with(const std::vector<std::string>& overrides) { return sg::parse_config(smallest, overrides); }
+sg::Config with(const std::vector<std::string>& overrides) { return sg::parse_config(smallest_config, overrides); }
 sg::OffloadPlan offload(const std::vector<std::string>& overrides) { return with(overrides).plan.offload; }
 
 std::string refusal(const std::vector<std::string>& overrides) {
-  try {
-    static_cast<void>(with(overrides));
-    return {};
-  } catch (const sg::Error& error) {
-    CHECK(error.kind() == sg::ErrorKind::config);
-    return error.what();
-  }
-}
-
-struct Refused {
-  std::vector<std::string> overrides;
-  std::string why;  // the whole message
-};
-
-void check_all(const std::vector<Refused>& cases) {
-  for (const Refused& one : cases) {
-    CAPTURE(one.overrides);
-    CHECK(refusal(one.overrides) == one.why);
-  }
+  return sg::testing::refusal(smallest_config, overrides);
 }
 
 }  // namespace
@@ -84,7 +67,7 @@ TEST_CASE("sizes of offload are bytes or text with a unit", "[graphs][config][of
   CHECK(offload({"offload.device_bytes=\"2 KiB\""}).device_bytes == 2048);
   CHECK(offload({"offload.params=true", "offload.device_param_bytes=1MiB"}).device_param_bytes == 1 << 20);
   CHECK(offload({"offload.grads=true", "offload.host_bytes=64KiB"}).host_bytes == 64 << 10);
-  check_all({
+  check_refused({
       {{"offload.device_bytes=-1"},
        "offload.device_bytes: -1 is out of range (an integer from 0 to 9223372036854775807)"},
       {{"offload.device_param_bytes=-5", "offload.params=true"},
@@ -105,9 +88,8 @@ TEST_CASE("sizes of offload are bytes or text with a unit", "[graphs][config][of
 TEST_CASE("budgets and folders of offload that cannot be are refused", "[graphs][config][offload][refuses]") {
   const std::int64_t machine = sg::machine_memory_bytes();
   REQUIRE(machine > 0);
-  check_all({
-      {{"offload.slots=0", "offload.params=true"},
-       "offload.slots: 0 is out of range (an integer from 1 to 1024)"},
+  check_refused({
+      {{"offload.slots=0", "offload.params=true"}, "offload.slots: 0 is out of range (an integer from 1 to 1024)"},
       {{"offload.params=true", "offload.device_bytes=1000", "offload.device_param_bytes=1001"},
        "offload.device_param_bytes: 1001 is above offload.device_bytes 1000, all memory of the device (at most 1000)"},
       {{"offload.params=true", sg::str("offload.host_bytes=", machine + 1)},
@@ -139,7 +121,7 @@ TEST_CASE("keys of offload without an effect are refused", "[graphs][config][off
       CHECK(refusal({given, sg::str("offload.", one, "=true")}).empty());
     CHECK(refusal({given, "offload.strategy=extreme"}).empty());
   }
-  check_all({
+  check_refused({
       {{"offload.grads=true", "offload.device_param_bytes=1MiB"},
        "offload.device_param_bytes: has no effect while all weights stay on the device (offload.params true)"},
       {{"offload.strategy=balanced", "offload.optimizer=true", "offload.device_param_bytes=1MiB"},
@@ -164,7 +146,7 @@ TEST_CASE("names of offload in other libraries are answered with the names here"
   const std::string keys =
       " here (known: params, grads, optimizer, activations, strategy, device_bytes, device_param_bytes, host_bytes, "
       "disk_bytes, disk, slots, async, overlap, pinned, compress)";
-  check_all({
+  check_refused({
       {{"offload.strategy=zero_offload"},
        "offload.strategy: \"zero_offload\" is called \"manual\" with offload.grads and optimizer true" + strategies},
       {{"offload.strategy=ZeRO-Infinity"},
@@ -189,6 +171,10 @@ TEST_CASE("names of offload in other libraries are answered with the names here"
       {{"offload.pin_memory=true"}, "offload.pin_memory: is called \"pinned\"" + keys},
       {{"offload.compress=lz4"},
        "offload.compress: \"lz4\" is called \"lossless\" here (known: none, fp16, bf16, int8, dynamic8, lossless)"},
+      {{"offload.compress=zstd"},
+       "offload.compress: \"zstd\" is called \"lossless\", which is lz4, here (known: none, fp16, bf16, int8, "
+       "dynamic8, "
+       "lossless)"},
       {{"offload.compress=float16"},
        "offload.compress: \"float16\" is called \"fp16\" here (known: none, fp16, bf16, int8, dynamic8, lossless)"},
       {{"offload.compress=fp8"},

@@ -7,41 +7,16 @@
 #include "engine/base/error.hpp"
 #include "graphs/config/config.hpp"
 #include "graphs/models/huggingface.hpp"
+#include "tests/support/refusals.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
-
-namespace {
-
-constexpr const char* smallest = R"({"model": {"kind": "gpt2"}, "data": {"synthetic": 1}, "batch": {}})";
-
-// The error message for a config; empty if it is accepted.
-std::string refusal(std::string_view text, const std::vector<std::string>& overrides = {}) {
-  try {
-    static_cast<void>(sg::parse_config(text, overrides));
-    return {};
-  } catch (const sg::Error& error) {
-    CHECK(error.kind() == sg::ErrorKind::config);
-    return error.what();
-  }
-}
-
-struct Refused {
-  std::vector<std::string> overrides;
-  std::string why;  // the whole message
-};
-
-void check_all(const std::vector<Refused>& cases) {
-  for (const Refused& one : cases) {
-    CAPTURE(one.overrides);
-    CHECK(refusal(smallest, one.overrides) == one.why);
-  }
-}
-
-}  // namespace
+using sg::testing::check_refused;
+using sg::testing::refusal;
+using sg::testing::smallest_config;
 
 TEST_CASE("malformed overrides are refused", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"layout.dp"}, "override 'layout.dp': no '=' (path=value, as in layout.dp=2)"},
       {{"=2"}, "override '=2': a key is empty (path=value, as in layout.dp=2)"},
       {{"layout..dp=2"}, "override 'layout..dp=2': a key is empty (path=value, as in layout.dp=2)"},
@@ -99,15 +74,14 @@ TEST_CASE("model, data and batch are required", "[graphs][config][refuses]") {
 }
 
 TEST_CASE("unknown keys are refused, with the known keys and the most similar one", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"modle=1"},
        "modle: unknown key (did you mean model? known: model, data, batch, layout, pipeline, shard, offload, "
-       "precision, "
-       "optimizer, recompute, memory, comm, checkpoint, eval, world, seed, threads, backend, devices)"},
+       "update, precision, optimizer, recompute, memory, comm, checkpoint, eval, world, seed, threads, backend, "
+       "devices)"},
       {{"zzz=1"},
-       "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, precision, optimizer, "
-       "recompute, "
-       "memory, comm, checkpoint, eval, world, seed, threads, backend, devices)"},
+       "zzz: unknown key (known: model, data, batch, layout, pipeline, shard, offload, update, precision, optimizer, "
+       "recompute, memory, comm, checkpoint, eval, world, seed, threads, backend, devices)"},
       {{"model.layer=2"},
        "model.layer: unknown key of gpt2 (did you mean layers? known: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout)"},
@@ -131,7 +105,7 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"layout.ddp=2"},
        "layout.ddp: unknown key (did you mean dp? known: dp, tp, pp, order, devices_per_node, sequence_parallel)"},
       {{"pipeline.shcedule=gpipe"},
-       "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks, split)"},
+       "pipeline.shcedule: unknown key (did you mean schedule? known: schedule, chunks, split, limit)"},
       {{"shard.strategie=full"},
        "shard.strategie: unknown key (did you mean strategy? known: strategy, reduce, prefetch, forward_prefetch, "
        "slots, grad_slots, bucket_mb, first_bucket_mb, bucket_views, delay_all_reduce, find_unused_parameters, "
@@ -151,11 +125,11 @@ TEST_CASE("unknown keys are refused, with the known keys and the most similar on
       {{"comm.timeout=5"}, "comm.timeout: unknown key (known: algorithm, timeout_ms, machine, exact)"},
   });
   std::string long_key(100'000, 'x');
-  CHECK_THAT(refusal(smallest, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
+  CHECK_THAT(refusal(smallest_config, {long_key.append("=1")}), ContainsSubstring("unknown key (known: model"));
 }
 
 TEST_CASE("values of the wrong type are refused with their path", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"model=gpt2"},
        "model: \"gpt2\" is not an object (an object with the keys: kind, layers, width, context, vocab, inner, "
        "init_deviation, heads, activation, eps, tied, scale_attention, scale_attention_by_layer, dropout, load)"},
@@ -180,11 +154,13 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"pipeline.schedule=1"}, "pipeline.schedule: 1 is not a string (text in quotes)"},
       {{"pipeline.schedule="}, "pipeline.schedule: \"\" is empty (a name)"},
       {{"pipeline.split=odd"},
-       "pipeline.split: \"odd\" is not a list (\"even\", or a list of integers from 1 to 1048576)"},
-      {{"pipeline.split=[]"}, "pipeline.split: [] is not a list (\"even\", or a list of integers from 1 to 1048576)"},
-      {{"pipeline.split=[4,0]"}, "pipeline.split: 0 in the list (\"even\", or a list of integers from 1 to 1048576)"},
+       "pipeline.split: \"odd\" is not a list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=[]"},
+       "pipeline.split: [] is not a list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=[4,0]"},
+       "pipeline.split: 0 in the list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
       {{"pipeline.split=[2,\"2\"]"},
-       "pipeline.split: \"2\" in the list (\"even\", or a list of integers from 1 to 1048576)"},
+       "pipeline.split: \"2\" in the list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
       {{"pipeline.chunks=\"1\""}, "pipeline.chunks: \"1\" is not an integer (an integer from 1 to 1048576)"},
       {{"model.kind=1"}, "model.kind: 1 is not a string (one of: gpt2, llama, mlp)"},
       {{"model.tied=1"}, "model.tied: 1 is not true or false (true or false, without quotes)"},
@@ -231,7 +207,7 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
 }
 
 TEST_CASE("numbers out of range are refused with their path", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"model.layers=0"}, "model.layers: 0 is out of range (an integer from 1 to 16384)"},
       {{"model.layers=4294967297"}, "model.layers: 4294967297 is out of range (an integer from 1 to 16384)"},
       {{"model.width=-1"}, "model.width: -1 is out of range (an integer from 1 to 1048576)"},
@@ -283,16 +259,16 @@ TEST_CASE("numbers out of range are refused with their path", "[graphs][config][
 }
 
 TEST_CASE("unknown names are refused, with the known names", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"model.kind=gpt3"}, "model.kind: \"gpt3\" is unknown (did you mean gpt2? known: gpt2, llama, mlp)"},
       {{"model.kind=bert"}, "model.kind: \"bert\" is unknown (known: gpt2, llama, mlp)"},
       {{"model.activation=relu"}, "model.activation: \"relu\" is unknown (did you mean gelu? known: gelu_new, gelu)"},
       {{"pipeline.schedule=1f1p"},
        "pipeline.schedule: \"1f1p\" is unknown (did you mean 1f1b? known: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+       "interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v, auto, or a FILE.csv)"},
       {{"pipeline.schedule=grid.txt"},
        "pipeline.schedule: \"grid.txt\" is unknown (known: round-robin, sequential, gpipe, 1f1b, interleaved, zb-h1, "
-       "zb-h2, or a FILE.csv)"},
+       "zb-h2, zb-v, v-half, v-min, dualpipe-v, auto, or a FILE.csv)"},
       {{"layout.order=pp-dp"}, "layout.order: 'pp-dp' lacks tp (dp, tp, pp once each, slowest to fastest)"},
       {{"layout.order=pp-dp-tp-dp"},
        "layout.order: 'pp-dp-tp-dp' has dp twice (dp, tp, pp once each, slowest to fastest)"},
@@ -320,7 +296,7 @@ TEST_CASE("unknown names are refused, with the known names", "[graphs][config][r
 }
 
 TEST_CASE("sharding keys that contradict each other are refused by name", "[graphs][config][shard][refuses]") {
-  check_all({
+  check_refused({
       {{"layout.dp=4", "shard.strategy=hybrid", "shard.group=3"},
        "shard.group: 3 ranks do not divide layout.dp, 4 (a divisor of 4: 2 or 4)"},
       {{"layout.dp=4", "shard.strategy=hybrid"},
@@ -352,19 +328,7 @@ TEST_CASE("sharding keys that contradict each other are refused by name", "[grap
 }
 
 TEST_CASE("settings that this version does not support are refused", "[graphs][config][refuses]") {
-  check_all({
-      {{"pipeline.schedule=zb-v", "pipeline.chunks=2"},
-       "pipeline.schedule: 'zb-v' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
-      {{"pipeline.schedule=v-half"},
-       "pipeline.schedule: 'v-half' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
-      {{"pipeline.schedule=v-min"},
-       "pipeline.schedule: 'v-min' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
-      {{"pipeline.schedule=auto"},
-       "pipeline.schedule: 'auto' is not supported by this version (supported: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+  check_refused({
       {{"backend=nccl", "comm.algorithm=hierarchical"},
        "comm.algorithm: 'hierarchical' with backend nccl, which cannot be told that (direct, where NCCL chooses; ring "
        "or "
@@ -380,7 +344,7 @@ TEST_CASE("settings that this version does not support are refused", "[graphs][c
 
 TEST_CASE("names of other libraries are answered with the names here", "[graphs][config][refuses]") {
   const auto strategy = [](const std::string& name) {
-    return refusal(smallest, {"layout.dp=2", "shard.strategy=" + name});
+    return refusal(smallest_config, {"layout.dp=2", "shard.strategy=" + name});
   };
   const auto called = [](const std::string& there, const std::string& here) {
     return sg::str("shard.strategy: \"", there, "\" is called ", here,
@@ -394,7 +358,7 @@ TEST_CASE("names of other libraries are answered with the names here", "[graphs]
   for (const char* name : {"hsdp", "HYBRID_SHARD"}) CHECK(strategy(name) == called(name, "\"hybrid\""));
   CHECK(strategy("SHARD_GRAD_OP") == called("SHARD_GRAD_OP", "\"full\" with shard.reshard_after_forward false"));
   CHECK(strategy("zero1").empty());
-  check_all({
+  check_refused({
       {{"precision.param=float32"},
        "precision.param: \"float32\" is called \"fp32\" here (known: fp32, fp64, bf16, fp16)"},
       {{"precision.param=bfloat16"},
@@ -408,12 +372,12 @@ TEST_CASE("names of other libraries are answered with the names here", "[graphs]
        "shard.strategy: \"Hybrid\" is unknown (did you mean hybrid? known: none, zero1, grad_op, full, hybrid)"},
       {{"pipeline.schedule=1F1B"},
        "pipeline.schedule: \"1F1B\" is unknown (did you mean 1f1b? known: round-robin, sequential, gpipe, 1f1b, "
-       "interleaved, zb-h1, zb-h2, or a FILE.csv)"},
+       "interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v, auto, or a FILE.csv)"},
   });
 }
 
 TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
-  check_all({
+  check_refused({
       {{"model.dropout=1"}, "model.dropout: 1 is out of range (a number from 0 to less than 1)"},
       {{"model={\"load\": \"DIR\", \"dropout\": -0.5}"},
        "model.dropout: -0.5 is out of range (a number from 0 to less than 1)"},
@@ -468,7 +432,8 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.tp=4", "model.inner=3"}, "layout.tp: 4 ranks cannot share the model's inner of 3 (at most 3)"},
       {{"layout.tp=8", "model.vocab=7"}, "layout.tp: 8 ranks cannot share the model's vocab of 7 (at most 7)"},
       {{"comm.machine=m.json"},
-       "comm.machine: 'm.json' with algorithm direct, which does not look at a machine (adaptive)"},
+       "comm.machine: 'm.json' with algorithm direct, which does not look at a machine (adaptive, pipeline.split "
+       "balanced, or pipeline.schedule auto)"},
       {{"layout.pp=8", "batch.global=16"},
        "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},
@@ -482,21 +447,40 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.pp=2", "pipeline.split=[4]"},
        "pipeline.split: 1 stages, but pp 2 x chunks 1 = 2 (a number of layers for each stage)"},
       {{"layout.pp=2", "pipeline.split=[3,2]"}, "pipeline.split: 5 layers in all, but the model has 4"},
+      {{"layout.pp=8", "pipeline.split=balanced"},
+       "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
+      {{"layout.pp=4", "pipeline.schedule=zb-v"},
+       "layout.pp: pp 4 x chunks 2 = 8 stages, but the model has 4 layers (at most 4 stages)"},
+      {{"layout.pp=2", "pipeline.schedule=v-min", "pipeline.chunks=1"},
+       "pipeline: v-min: 1 chunk (2: rank r has stages r and 2 x ranks - 1 - r)"},
+      {{"layout.pp=2", "pipeline.limit=2"}, "pipeline.limit: with schedule 1f1b, whose order is fixed (schedule auto)"},
+      {{"layout.pp=2", "pipeline.schedule=v-half", "pipeline.limit=1GiB"},
+       "pipeline.limit: with schedule v-half, whose order is fixed (schedule auto)"},
+      {{"layout.pp=2", "pipeline.schedule=auto", "pipeline.limit=0.5"},
+       "pipeline: auto: a limit of 0.5 (at least 1, which a single microbatch holds; 0: no limit)"},
+      {{"layout.pp=2", "pipeline.schedule=auto", "pipeline.chunks=3"},
+       "pipeline.chunks: 3 is out of range (an integer from 1 to 2)"},
+      {{"layout.pp=2", "pipeline.schedule=auto", "batch.global=8", "batch.micro=1", "pipeline.chunks=2",
+        "pipeline.limit=17"},
+       "pipeline.limit: 17 is above 8 microbatches x 2 chunks, so it limits nothing (0: no limit; text is in bytes: "
+       "\"8MiB\")"},
+      {{"pipeline.limit=-1"}, "pipeline.limit: -1 is out of range (a number 0 or more)"},
       {{"pipeline.chunks=2"},
        "pipeline: 1f1b: 2 chunks (1; round-robin, sequential, gpipe and interleaved can have more)"},
       {{"layout.pp=2", "pipeline.schedule=interleaved", "pipeline.chunks=2", "batch.global=6"},
        "pipeline: interleaved: 3 microbatches with 2 chunks on 2 ranks (microbatches a multiple of 2)"},
   });
   // A vocabulary is cut unevenly, and so is an MLP.
-  CHECK(refusal(smallest, {"layout.tp=2", "model.vocab=257"}).empty());
+  CHECK(refusal(smallest_config, {"layout.tp=2", "model.vocab=257"}).empty());
   for (const char* kind : {"gpt2", "llama", "mlp"})
     CHECK(refusal(R"({"model": {}, "data": {"synthetic": 1}, "batch": {}})",
                   {sg::str("model.kind=", kind), "layout.tp=2", "model.inner=3"})
               .empty());
   // At this point the loaded model and the stages of the schedule file are not known yet.
-  CHECK(refusal(smallest, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
-  CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
-  CHECK(refusal(smallest, {"pipeline.schedule=mine.csv", "layout.pp=2", "model.layers=3"}).empty());
+  CHECK(
+      refusal(smallest_config, {"model={\"load\": \"DIR\"}", "batch.seq=4096", "layout.tp=8", "layout.pp=4"}).empty());
+  CHECK(refusal(smallest_config, {"pipeline.schedule=mine.csv", "layout.pp=2", "pipeline.chunks=2"}).empty());
+  CHECK(refusal(smallest_config, {"pipeline.schedule=mine.csv", "layout.pp=2", "model.layers=3"}).empty());
 }
 
 TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][config][refuses]") {
@@ -504,7 +488,7 @@ TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][conf
   const auto loaded_fails = [&](std::vector<std::string> overrides) -> std::string {
     overrides.insert(overrides.begin(), {"model={\"load\": \"DIR\"}", "batch.seq=8"});
     try {
-      sg::check_fit(sg::parse_config(smallest, overrides), model);
+      sg::check_fit(sg::parse_config(smallest_config, overrides), model);
       return {};
     } catch (const sg::Error& error) {
       return error.what();
@@ -520,7 +504,7 @@ TEST_CASE("a loaded model must fit its config, like a fresh one", "[graphs][conf
 
 TEST_CASE("a place in a job that contradicts other keys is refused", "[graphs][config][refuses]") {
   const std::string two = "layout.dp=2", gloo = "backend=gloo";
-  check_all({
+  check_refused({
       {{two, "world.rank=1", "world.size=2"},
        "world.rank: with backend loopback, which has all ranks in one process (gloo, mpi or nccl)"},
       {{two, "world.size=2", "backend=cuda"},
@@ -539,7 +523,7 @@ TEST_CASE("a place in a job that contradicts other keys is refused", "[graphs][c
 TEST_CASE("devices that a backend or a layout has no use for are refused", "[graphs][config][refuses]") {
   const std::string right = "(\"all\", or a list of integers from 0 to 1023)", two = "layout.dp=2",
                     cuda = "backend=cuda";
-  check_all({
+  check_refused({
       {{"devices=[1]"}, "devices: with backend loopback, whose ranks are not on GPUs (cuda or nccl)"},
       {{two, "backend=gloo", "devices=[0,1]"},
        "devices: with backend gloo, whose ranks are not on GPUs (cuda or nccl)"},

@@ -14,6 +14,7 @@ using sg::testing::small_gpt2;
 using sg::testing::small_llama;
 using sg::testing::tokens_for;
 using sg::testing::train;
+using sg::testing::training_state;
 
 namespace {
 
@@ -25,23 +26,6 @@ sg::Plan plan_of(sg::DType type, double scale, const sg::LayoutSpec& layout = {}
   return {.layout    = layout,
           .precision = {.param = type, .loss_scale = {.scaling = scaling, .value = scale}},
           .optimizer = {.lr = 3e-3}};
-}
-
-// The bytes of weights and optimizer states that a step may change, on all ranks.
-std::vector<std::byte> state(const sg::StepRun& run) {
-  std::vector<std::byte> found;
-  for (const sg::StepRank& rank : run.step().ranks) {
-    for (const sg::StepWeight& weight : rank.weights) {
-      for (const sg::StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
-        if (part.empty()) continue;
-        const auto bytes = run.memory().bytes(part.buffer);
-        found.insert(found.end(), bytes.begin(), bytes.end());
-      }
-    }
-    const auto updates = run.memory().bytes(rank.num_updates);
-    found.insert(found.end(), updates.begin(), updates.end());
-  }
-  return found;
 }
 
 using Run = sg::testing::ScaledHistory;
@@ -65,12 +49,12 @@ TEST_CASE("a step whose gradients overflow changes no bit of weights and optimiz
   int skipped       = 0;
   double first_loss = 0;
   while (true) {
-    const auto before           = state(trainer.run());
+    const auto before           = training_state(trainer.run());
     const sg::StepResult result = trainer.step(tokens);
     if (skipped == 0) first_loss = result.loss;
     CHECK(result.loss_scale == std::ldexp(1.0, 24 - skipped));
     CHECK(result.loss == first_loss);  // the weights have not changed
-    const bool unchanged = state(trainer.run()) == before;
+    const bool unchanged = training_state(trainer.run()) == before;
     CHECK(unchanged == result.skipped);
     CHECK(std::isfinite(result.grad_norm) == !result.skipped);
     if (!result.skipped || skipped > 30) break;

@@ -79,6 +79,7 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
   if (dp == 1 && sg::testing::scale() > 1) return;
   for (const int pp : {1, 2, 4}) {
     for (const sg::ScheduleKind kind : some_of(sg::all_schedule_kinds)) {
+      if (is_v_shaped(kind) && pp == 4) continue;  // the models have four layers
       const int chunks = kind == sg::ScheduleKind::interleaved && pp < 4 ? 2 : 1;
       sg::Plan plan{.layout    = {.dp = dp, .tp = tp, .pp = pp},
                     .pipeline  = {.schedule = std::string(to_string(kind)), .chunks = chunks},

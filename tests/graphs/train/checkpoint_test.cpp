@@ -168,9 +168,9 @@ TEST_CASE("damage anywhere is refused by name, and an older checkpoint is used",
   write_file(manifest, "{\"a\": 1}");
   refused("is not the manifest of a checkpoint");
   std::string future = good_manifest;
-  future.replace(future.find("\"version\": 1"), 12, "\"version\": 2");
+  future.replace(future.find("\"version\": 1"), 12, "\"version\": 3");
   write_file(manifest, future);
-  refused("has format 2, which is newer");
+  refused("has format 3, which is newer");
   write_file(manifest, "");
   fs::remove(fs::path(older) / "manifest.json");
   CHECK_THROWS_MATCHES(sg::resume_newest(again.trainer, all), sg::Error,

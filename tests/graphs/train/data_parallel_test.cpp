@@ -176,6 +176,27 @@ TEST_CASE("a change to the root's weights reaches all devices in the next step",
   CHECK(parallel.step(inputs).loss < before.loss);
 }
 
+TEST_CASE("a step that has failed can be repeated, and its update counts once", "[graphs][data_parallel]") {
+  const sg::DataParallelOptions options{.global = global, .seq = seq, .optimizer = sg::OptimizerPlan{}, .threads = 2};
+  sg::LoopbackWorld world(2);
+  const sg::Model model = sg::testing::small_gpt2();
+  sg::DataParallel retried(model, options, world), plain(model, options, world);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<std::int32_t> wrong = tokens_of(step);
+    wrong[3]                        = 1000;  // the vocabulary is smaller
+    if (step > 0) CHECK_THROWS_AS(retried.step(wrong), sg::Error);
+    CHECK(retried.step(tokens_of(step)).loss == plain.step(tokens_of(step)).loss);
+  }
+  const auto updates = [](sg::DataParallel& of) {
+    return of.run().memory().first<std::int64_t>(of.graph().step.ranks.front().num_updates);
+  };
+  CHECK(updates(plain) == 3);
+  CHECK(updates(retried) == 3);
+  std::vector<std::int32_t> prompt = tokens_of(9);
+  prompt.pop_back();
+  CHECK(retried.forward(prompt) == plain.forward(prompt));
+}
+
 TEST_CASE("a step is one verified graph that scatters, broadcasts, reduces and gathers", "[graphs][data_parallel]") {
   const auto model = sg::testing::small_gpt2();
   const sg::DataParallelOptions options{.devices = 4, .global = global, .seq = seq, .micro = 1};

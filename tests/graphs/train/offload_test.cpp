@@ -135,6 +135,18 @@ TEST_CASE("an evaluator reads offloaded weights in place", "[graphs][train][offl
   }
 }
 
+TEST_CASE("an evaluator finds weights where the trainer has them, with any budget", "[graphs][train][offload][disk]") {
+  const sg::BatchSpec other{.global = 8, .micro = 2, .seq = 4};
+  const int classes = GENERATE(9, 13);
+  for (int kib = 64; kib <= 400; kib += kib < 200 || kib > 300 ? 40 : 8) {
+    Where where{"disk", sg::testing::offload_of(classes), true};
+    where.offload.host_bytes = std::int64_t{kib} << 10;
+    CAPTURE(classes, where.offload.host_bytes);
+    Run run({}, where);
+    CHECK_NOTHROW(sg::Evaluator(*run.trainer, other));
+  }
+}
+
 TEST_CASE("offloaded weights are broadcast and compared", "[graphs][train][offload]") {
   for (const Where& where : places()) {
     CAPTURE(where.name);

@@ -99,7 +99,8 @@ TEST_CASE("processes can have one rank or several, neighbours or not", "[graphs]
 
 TEST_CASE("sharding, recomputation, sequence parallelism and expanded collectives work over processes",
           "[graphs][processes][threads]") {
-  const std::string what = GENERATE("zero1", "grad_op", "hybrid", "recompute", "sequence", "ring", "interleaved");
+  const std::string what = GENERATE("zero1", "grad_op", "hybrid", "recompute", "sequence", "ring", "interleaved",
+                                    "zb-v", "dualpipe-v", "auto");
   CAPTURE(what);
   sg::Plan plan = plan_of(4, 1, 1);
   if (what == "zero1") plan = sharded(plan, sg::Shard::zero1);
@@ -118,6 +119,8 @@ TEST_CASE("sharding, recomputation, sequence parallelism and expanded collective
     plan                 = plan_of(2, 1, 2, "interleaved");
     plan.pipeline.chunks = 2;
   }
+  if (what == "zb-v" || what == "dualpipe-v" || what == "auto") plan = plan_of(2, 1, 2, what);
+  if (what == "auto") plan.pipeline.chunks = 2;
   for (const int processes : {4, 2})
     check_like_loopback("llama-tiny", plan, 3, neighbours(4, processes), Exchanges::messages);
 }

@@ -26,27 +26,9 @@ using sg::Shard;
 using sg::testing::small_gpt2;
 using sg::testing::small_llama;
 using sg::testing::tokens_for;
+using sg::testing::training_state;
 
 namespace {
-
-// All bytes of weights, masters and moments, and the number of updates.
-std::vector<std::byte> states_of(sg::Trainer& trainer) {
-  trainer.flush();
-  const sg::StepRun& run = trainer.run();
-  std::vector<std::byte> found;
-  for (const sg::StepRank& rank : run.step().ranks) {
-    for (const sg::StepWeight& weight : rank.weights) {
-      for (const sg::StoredRange& part : {weight.value, weight.master, weight.first, weight.second}) {
-        if (part.empty()) continue;
-        const auto bytes = run.memory().bytes(part.buffer);
-        found.insert(found.end(), bytes.begin(), bytes.end());
-      }
-    }
-    const auto updates = run.memory().bytes(rank.num_updates);
-    found.insert(found.end(), updates.begin(), updates.end());
-  }
-  return found;
-}
 
 struct Seen {
   std::vector<double> loss, norm, rate, scale;
@@ -77,7 +59,7 @@ Seen run_of(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec& b
     if (how.flush_each > 0 && (step + 1) % how.flush_each == 0) trainer.flush();
   }
   seen.weights = sg::testing::hash_weights(trainer.run());
-  seen.states  = states_of(trainer);
+  seen.states  = training_state(trainer.run());
   return seen;
 }
 
@@ -115,6 +97,7 @@ TEST_CASE("a step that begins with the update before it has the same bits, howev
   const Shard strategy = GENERATE(Shard::zero1, Shard::grad_op, Shard::full, Shard::hybrid);
   const auto reduce    = GENERATE(ReduceWhen::last, ReduceWhen::each);
   const bool flat      = GENERATE(true, false);
+  if (sg::testing::sanitized() && !flat) return;
   const auto layout =
       GENERATE(sg::LayoutSpec{.dp = 4}, sg::LayoutSpec{.dp = 2, .tp = 2}, sg::LayoutSpec{.dp = 2, .pp = 2});
   CAPTURE(to_string(strategy), to_string(reduce), flat, to_string(layout));
@@ -202,7 +185,7 @@ TEST_CASE("a step whose norm is not finite updates nothing, also one step later"
       seen[first].loss.push_back(std::isfinite(result.loss) ? result.loss : -1);
       seen[first].updates.push_back(trainer.num_updates());
     }
-    seen[first].states = states_of(trainer);
+    seen[first].states = training_state(trainer.run());
   }
   CHECK(seen[0] == seen[1]);
   CHECK(seen[0].updates == std::vector<std::int64_t>{1, 2, 2});
@@ -272,7 +255,7 @@ TEST_CASE("checkpoints of both kinds of step are the same, and each resumes into
     paths[first] = sg::testing::save_checkpoint(kind.trainer, folder / (first ? "first" : "last"), first);
     train(kind, 5);  // saving has not changed what follows
     if (!first) train(straight, 5);
-    CHECK(states_of(kind.trainer) == states_of(straight.trainer));
+    CHECK(training_state(kind.trainer.run()) == training_state(straight.trainer.run()));
   }
   const auto files = [](const std::string& path) {
     std::vector<std::pair<std::string, std::string>> found;
@@ -284,7 +267,7 @@ TEST_CASE("checkpoints of both kinds of step are the same, and each resumes into
   CHECK(files(paths[0]) == files(paths[1]));
   const std::vector<std::byte> expected = [&] {
     train(straight, 6);
-    return states_of(straight.trainer);
+    return training_state(straight.trainer.run());
   }();
   for (const bool from : {false, true}) {
     for (const bool into : {false, true}) {
@@ -294,7 +277,7 @@ TEST_CASE("checkpoints of both kinds of step are the same, and each resumes into
       sg::load_checkpoint(kind.trainer, paths[from]);
       CHECK(kind.trainer.num_steps() == 3);
       train(kind, 6);
-      CHECK(states_of(kind.trainer) == expected);
+      CHECK(training_state(kind.trainer.run()) == expected);
     }
   }
 }

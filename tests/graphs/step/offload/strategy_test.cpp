@@ -176,6 +176,34 @@ TEST_CASE("planned steps follow their strategies", "[graphs][offload][strategy]"
   }
 }
 
+TEST_CASE("a process with one rank chooses what a process with all ranks does", "[graphs][offload][strategy]") {
+  const sg::BatchSpec of_three{.global = 6, .micro = 1, .seq = 8};
+  const auto shard = GENERATE(sg::Shard::none, sg::Shard::zero1, sg::Shard::full);
+  CAPTURE(to_string(shard));
+  const sg::Plan plain{.layout = {.dp = 3, .pp = 2}, .shard = {.strategy = shard, .min_params = 50}};
+  const sg::StepGraph without = sg::training_step(sg::testing::small_gpt2(), plain, of_three);
+  const std::int64_t most     = sg::plan_memory(without.graph).arena(sg::Rank{0}).size_bytes;
+  sg::Plan manual             = plain;
+  manual.offload              = {.optimizer = true, .device_bytes = scaled(most, 0.96)};
+  for (const sg::Plan& plan : {with(plain, OffloadStrategy::balanced, scaled(most, 1.2)), manual}) {
+    const auto units_of = [](const sg::StepGraph& step, sg::Rank rank) {
+      std::vector<std::string> names;
+      for (const sg::OffloadedUnit& unit : step.offload.units) {
+        if (unit.rank == rank) names.push_back(sg::str(to_string(unit.of), " ", unit.unit, " ", unit.bytes));
+      }
+      return names;
+    };
+    const sg::StepGraph whole = sg::training_step(sg::testing::small_gpt2(), plan, of_three);
+    CHECK_FALSE(whole.offload.units.empty());
+    for (const sg::Rank rank : whole.graph.ranks()) {
+      CAPTURE(rank);
+      const sg::StepGraph own = sg::training_step(sg::testing::small_gpt2(), plan, of_three, {.only = rank});
+      CHECK(own.offload.amounts_of.at(rank) == whole.offload.amounts_of.at(rank));
+      CHECK(units_of(own, rank) == units_of(whole, rank));
+    }
+  }
+}
+
 TEST_CASE("fields say what a strategy may move", "[graphs][offload][strategy]") {
   sg::Plan plan           = with({}, OffloadStrategy::extreme, scaled(device_bytes(sg::Plan{}), 0.95 / 0.4));
   plan.offload.params     = true;

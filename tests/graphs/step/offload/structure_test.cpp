@@ -14,6 +14,7 @@
 #include "engine/plan/memory_plan.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/models/gpt2.hpp"
+#include "graphs/predict/offload_report.hpp"
 #include "graphs/step/offload/homes.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -113,8 +114,19 @@ TEST_CASE("offloaded classes have no persistent bytes on the device", "[graphs][
     CHECK(persistent_bytes(step, Space::device, role) == 0);
     CHECK(persistent_bytes(step, Space::pinned, role) == persistent_bytes(without, Space::device, role));
   }
+  // Slots replace what has moved. If one class stayed, the step would need its bytes in addition.
   const auto planned = [](const sg::StepGraph& of) { return sg::plan_memory(of.graph).arena(sg::Rank{0}).size_bytes; };
-  CHECK(10 * planned(step) < 6 * planned(without));
+  const auto moved   = persistent_bytes(without, Space::device, MemoryRole::parameters) +
+                     persistent_bytes(without, Space::device, MemoryRole::optimizer);
+  std::int64_t slots = 0;
+  for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
+    const sg::BufferSpec& spec = step.graph.spec(sg::Buffer{i});
+    if (spec.space == Space::device && step.role(sg::Buffer{i}) == MemoryRole::slots)
+      slots += sg::MemoryPlan::room_of(spec);
+  }
+  CHECK(slots > 0);
+  CHECK(slots < moved / 2);
+  CHECK(planned(step) <= planned(without) - moved + slots);
 }
 
 TEST_CASE("activations that are offloaded leave the device", "[graphs][offload]") {
@@ -136,18 +148,18 @@ TEST_CASE("a resident share of weights stays on the device", "[graphs][offload]"
   const std::int64_t stays = persistent_bytes(half, sg::Space::device, sg::MemoryRole::parameters);
   CHECK(stays <= bytes / 2);
   CHECK(stays > bytes / 4);
-  CHECK(half.offload.traffic.front().h2d_bytes < all.offload.traffic.front().h2d_bytes);
+  CHECK(sg::transfer_bytes(half.graph).h2d < sg::transfer_bytes(all.graph).h2d);
 }
 
 TEST_CASE("updates on the host copy gradients down and weights up, and nothing else", "[graphs][offload]") {
-  const sg::StepGraph step    = step_of({.optimizer = true});
-  const sg::StepGraph without = step_of({});
-  const std::int64_t weights  = persistent_bytes(without, sg::Space::device, sg::MemoryRole::parameters);
-  REQUIRE(step.offload.traffic.size() == 1);
-  CHECK(step.offload.traffic.front().h2d_bytes == weights);
+  const sg::StepGraph step      = step_of({.optimizer = true});
+  const sg::StepGraph without   = step_of({});
+  const std::int64_t weights    = persistent_bytes(without, sg::Space::device, sg::MemoryRole::parameters);
+  const sg::TransferBytes moved = sg::transfer_bytes(step.graph);
+  CHECK(moved.h2d == weights);
   // In fp32 the update reads the old weights too. A few scalars follow.
-  CHECK(step.offload.traffic.front().d2h_bytes >= 2 * weights);
-  CHECK(step.offload.traffic.front().d2h_bytes <= 2 * weights + 64);
+  CHECK(moved.d2h >= 2 * weights);
+  CHECK(moved.d2h <= 2 * weights + 64);
   for (const sg::OffloadedUnit& unit : step.offload.units) CHECK(unit.update == sg::UpdateMode::host);
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
     if (step.graph.op(sg::Node{i}) != "adamw") continue;
@@ -157,13 +169,30 @@ TEST_CASE("updates on the host copy gradients down and weights up, and nothing e
   }
 }
 
+TEST_CASE("updates are divided between host and device by rates, and only by them", "[graphs][offload]") {
+  const auto on_host = [](const sg::StepOptions& options) {
+    const sg::StepGraph step =
+        sg::training_step(model_of(), {.offload = {.optimizer = true}}, {.global = 1, .micro = 1, .seq = 16}, options);
+    std::vector<bool> found;
+    for (const sg::OffloadedUnit& unit : step.offload.units) found.push_back(unit.update == sg::UpdateMode::host);
+    return found;
+  };
+  const std::vector<bool> all = on_host({});
+  CHECK(std::ranges::count(all, false) == 0);
+  CHECK(on_host({.workspaces = {.bodies = true, .part = {}}}) == all);
+  const std::vector<bool> divided = on_host({.offload_rates = sg::usual_offload_rates});
+  CHECK(std::ranges::count(divided, true) > 0);
+  CHECK(std::ranges::count(divided, false) > 0);
+}
+
 TEST_CASE("gradients that are offloaded are not fetched again for the norm", "[graphs][offload]") {
   const sg::StepGraph step   = step_of({.grads = true, .optimizer = true});
   const std::int64_t weights = persistent_bytes(step_of({}), sg::Space::device, sg::MemoryRole::parameters);
   const std::int64_t tied = std::int64_t{64} * 32 * 4;  // the gradient of the head, which is added to the embedding's
   // One microbatch: gradients go down once, and only the two of the tied weight come up again. Old weights go down too.
-  CHECK(step.offload.traffic.front().h2d_bytes == weights + 2 * tied);
-  CHECK(step.offload.traffic.front().d2h_bytes <= 2 * weights + 2 * tied + 64);
+  const sg::TransferBytes moved = sg::transfer_bytes(step.graph);
+  CHECK(moved.h2d == weights + 2 * tied);
+  CHECK(moved.d2h <= 2 * weights + 2 * tied + 64);
 }
 
 TEST_CASE("transfers that are not asynchronous run on the compute lane", "[graphs][offload]") {
@@ -196,6 +225,42 @@ TEST_CASE("what does not fit the host lies on disk, and pinned memory stays with
   for (const sg::OffloadedUnit& unit : step.offload.units) {
     if (unit.space == sg::Space::disk) CHECK(unit.update != sg::UpdateMode::host);
   }
+}
+
+TEST_CASE("homes that share host memory count as the memory plan has them", "[graphs][offload]") {
+  const sg::Model deep = sg::gpt2({.layers = 12, .width = 8, .heads = 2, .context = 64, .vocab = 16});
+  const sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 64};
+  const sg::testing::TempFolder folder;
+  const auto of = [&](std::int64_t host_bytes, bool disk) {
+    sg::OffloadPlan offload{.activations = true, .host_bytes = host_bytes};
+    if (disk) offload.disk = folder.path().string();
+    return sg::training_step(deep, {.offload = offload}, batch);
+  };
+  const auto planned = [](const sg::StepGraph& step) {
+    return sg::plan_memory(step.graph).arena(sg::Rank{0}, sg::Space::pinned).size_bytes;
+  };
+  const auto home_bytes = [](const sg::StepGraph& step) {  // in host memory
+    std::int64_t sum = 0;
+    for (const sg::HomeFormat& home : step.homes) {
+      if (home.space == sg::Space::pinned) sum += stored_bytes(home);
+    }
+    return sum;
+  };
+  const sg::StepGraph all   = of(0, false);
+  const std::int64_t needed = planned(all);
+  REQUIRE(4 * needed < home_bytes(all));  // microbatches use the same memory one after another
+  for (const bool disk : {false, true}) {
+    const sg::StepGraph fits = of(needed, disk);
+    CHECK(planned(fits) <= needed);
+    CHECK(home_bytes(fits) == home_bytes(all));
+  }
+  CHECK_THROWS_MATCHES(of(needed / 2, false), sg::Error,
+                       MessageMatches(ContainsSubstring(sg::str("needs ", needed, " (")) &&
+                                      ContainsSubstring(sg::str("offload.disk, or host_bytes ", needed, ")"))));
+  // What does not fit is on disk, and the others share the budget.
+  const sg::StepGraph half = of(needed / 2, true);
+  CHECK(planned(half) <= needed / 2);
+  CHECK(home_bytes(half) > needed);
 }
 
 TEST_CASE("a budget without a disk is refused with what would be right", "[graphs][offload]") {
@@ -231,9 +296,9 @@ TEST_CASE("a use copies only the bytes that it reads and writes", "[graphs][offl
   const sg::HomePlan plan{.homes = {{.buffer = weight, .unit = "w"}, {.buffer = sum, .unit = "s"}}};
   const sg::WithHomes made = with_homes(graph, plan);
   sg::verify(made.graph);
-  const sg::OffloadTraffic traffic = offload_traffic(made.graph, sg::Rank{0});
+  const sg::TransferBytes moved = sg::transfer_bytes(made.graph);
   // w: 128 bytes are read, 64 are written. s is written first, so it is not read from its home until it is added to,
   // and its last bytes are never needed.
-  CHECK(traffic.h2d_bytes == 128 + 512);
-  CHECK(traffic.d2h_bytes == 64 + 512);
+  CHECK(moved.h2d == 128 + 512);
+  CHECK(moved.d2h == 64 + 512);
 }

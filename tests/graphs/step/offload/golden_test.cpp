@@ -1,0 +1,90 @@
+// Golden models in fp32 with every combination of offloaded classes: the bits of runs without offload.
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/golden.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
+#include "tests/support/temp_folder.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+struct Setting {
+  std::string name;
+  sg::Plan plan;
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  all.push_back({"plain", {}});
+  all.push_back({"zero1", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::zero1}}});
+  all.push_back({"full", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full}}});
+  all.push_back({"tp 2", {.layout = {.tp = 2}}});
+  all.push_back({"pp 2", {.layout = {.pp = 2}}});
+  return all;
+}
+
+struct Count {
+  int runs = 0, equal = 0;
+};
+
+// Trains with the classes in host memory, and on disk if `folder` is given.
+void compare(const sg::testing::Golden& golden, const Setting& setting, const sg::testing::Trained& expected,
+             int classes, const sg::testing::TempFolder* folder, int micro, int steps, Count& count) {
+  sg::Plan plan = setting.plan;
+  plan.offload  = sg::testing::offload_of(classes);
+  if (folder != nullptr) {
+    plan.offload.disk       = folder->path().string();
+    plan.offload.host_bytes = 64 << 10;
+  }
+  CAPTURE(setting.name, classes, folder != nullptr);
+  const auto trained = sg::testing::train(golden, plan, micro, steps);
+  CHECK(trained.loss == expected.loss);
+  CHECK(trained.grad_norm == expected.grad_norm);
+  CHECK(trained.gradients == expected.gradients);
+  ++count.runs;
+  count.equal += trained.loss == expected.loss && trained.grad_norm == expected.grad_norm &&
+                 trained.gradients == expected.gradients;
+}
+
+}  // namespace
+
+TEST_CASE("golden models have the bits of no offload with each class and with all", "[graphs][offload][golden]") {
+  const sg::testing::TempFolder folder;
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& golden      = sg::testing::golden(model);
+  CAPTURE(model);
+  Count count;
+  for (const Setting& setting : settings()) {
+    const auto expected = sg::testing::train(golden, setting.plan, 2, 2);
+    for (const int classes : {1, 2, 4, 8, 15}) {
+      if (sg::testing::scale() > 1 && classes != 15) continue;
+      compare(golden, setting, expected, classes, nullptr, 2, 2, count);
+      if (setting.name == "plain") compare(golden, setting, expected, classes, &folder, 2, 2, count);
+    }
+  }
+  CHECK(count.equal == count.runs);
+}
+
+TEST_CASE("golden models have the bits of no offload in every combination", "[.nightly][graphs][golden]") {
+  const sg::testing::TempFolder folder;
+  Count count;
+  for (const char* model : {"gpt2-tiny", "llama-tiny"}) {
+    CAPTURE(model);
+    const auto& golden = sg::testing::golden(model);
+    for (const Setting& setting : settings()) {
+      const auto expected = sg::testing::train(golden, setting.plan, 1, 4);
+      for (int classes = 0; classes < 16; ++classes) {
+        compare(golden, setting, expected, classes, nullptr, 1, 4, count);
+        if (classes > 0) compare(golden, setting, expected, classes, &folder, 1, 4, count);
+      }
+    }
+  }
+  WARN(count.equal << " of " << count.runs << " runs are equal");
+  CHECK(count.equal == 2 * 5 * (16 + 15));
+}

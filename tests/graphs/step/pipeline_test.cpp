@@ -1,0 +1,276 @@
+#include "graphs/step/pipeline.hpp"
+
+#include <algorithm>
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <map>
+#include <numeric>
+#include <random>
+#include <tuple>
+
+#include "engine/base/error.hpp"
+#include "graphs/models/gpt2.hpp"
+#include "graphs/models/llama.hpp"
+#include "graphs/schedule/kinds.hpp"
+#include "graphs/schedule/simulation.hpp"
+#include "graphs/step/memory_requirement.hpp"
+#include "graphs/step/training_step.hpp"
+#include "tests/support/scale.hpp"
+#include "tests/support/short_training.hpp"
+
+namespace sg = stepgraph;
+using Catch::Approx;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+using sg::MemoryRole;
+
+namespace {
+
+double work_of(const sg::Costs& costs) { return costs.F + costs.I + costs.W; }
+
+// Of the rank that needs most.
+std::int64_t most_activations(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec& batch) {
+  std::int64_t most = 0;
+  for (const auto& need : sg::memory_requirements(model, plan, batch))
+    most = std::max(most, need[MemoryRole::activations]);
+  return most;
+}
+
+double slowest(const std::vector<sg::Costs>& layers, const std::vector<int>& split) {
+  double most      = 0;
+  std::size_t next = 0;
+  for (const int count : split) {
+    double sum = 0;
+    for (int i = 0; i < count; ++i) sum += work_of(layers[next++]);
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+// The least maximum over all splits, by trying each.
+double best_of_all(const std::vector<sg::Costs>& layers, int num_stages) {
+  double best = 1e300;
+  std::vector<int> split;
+  const auto place = [&](const auto& self, int left) -> void {
+    const int stages = num_stages - static_cast<int>(split.size());
+    if (stages == 1) {
+      split.push_back(left);
+      best = std::min(best, slowest(layers, split));
+      split.pop_back();
+      return;
+    }
+    for (int take = 1; take <= left - (stages - 1); ++take) {
+      split.push_back(take);
+      self(self, left - take);
+      split.pop_back();
+    }
+  };
+  place(place, static_cast<int>(layers.size()));
+  return best;
+}
+
+constexpr sg::BatchSpec batch_of_8{.global = 8, .micro = 1, .seq = 16};
+
+}  // namespace
+
+TEST_CASE("a balanced split has the least maximum of all splits", "[graphs][step][pipeline]") {
+  std::mt19937_64 random(24);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 300; ++i) {
+    std::vector<sg::Costs> layers(static_cast<std::size_t>(draw(1, 11)));
+    for (sg::Costs& layer : layers) layer = {draw(1, 9) / 4.0, draw(0, 9) / 4.0, draw(0, 30) / 4.0, 0};
+    const int stages = draw(1, static_cast<int>(layers.size()));
+    CAPTURE(i, stages, layers.size());
+    const std::vector<int> split = sg::balanced_split(layers, stages);
+    REQUIRE(std::ssize(split) == stages);
+    REQUIRE(*std::min_element(split.begin(), split.end()) >= 1);
+    REQUIRE(std::accumulate(split.begin(), split.end(), 0) == std::ssize(layers));
+    REQUIRE(slowest(layers, split) == best_of_all(layers, stages));
+  }
+  // Of several splits with the least maximum, the most even one.
+  CHECK(sg::balanced_split({{6, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}}, 3) == std::vector{1, 2, 2});
+  CHECK_THROWS_MATCHES(sg::balanced_split(std::vector<sg::Costs>(2), 3), sg::Error,
+                       MessageMatches(ContainsSubstring("2 layers and 3 stages")));
+}
+
+TEST_CASE("embedding, head and loss count with the first and the last layer", "[graphs][step][pipeline]") {
+  const auto model  = sg::gpt2({.layers = 6, .width = 32, .heads = 4, .context = 16, .vocab = 1024, .tied = false});
+  const auto layers = sg::layer_costs(model, {}, batch_of_8);
+  REQUIRE(layers.size() == 6);
+  for (const std::size_t layer : {1U, 2U, 3U, 4U}) {
+    CHECK(layers[layer] == layers[1]);
+    // Products of matrices: two of the size of the forward pass in the backward pass.
+    CHECK(layers[layer].I == Approx(layers[layer].F).epsilon(0.3));
+    CHECK(layers[layer].W == Approx(layers[layer].F).epsilon(0.3));
+  }
+  CHECK(work_of(layers[0]) >= work_of(layers[1]));
+  const double head = 2.0 * 16 * 32 * 1024;  // flops of one product of the head
+  CHECK(layers[5].F - layers[1].F > head);
+  CHECK(layers[5].W - layers[1].W >= head);
+  // The costs of stages are sums. A stage of the whole model does all work.
+  const auto whole = sg::stage_costs(model, {}, batch_of_8);
+  REQUIRE(whole.size() == 1);
+  CHECK(work_of(whole[0]) == Approx(std::accumulate(layers.begin(), layers.end(), 0.0,
+                                                    [](double sum, const auto& of) { return sum + work_of(of); })));
+  const auto two = sg::stage_costs(model, {.layout = {.pp = 2}, .pipeline = {.split = {5, 1}}}, batch_of_8);
+  REQUIRE(two.size() == 2);
+  CHECK(work_of(two[1]) == Approx(work_of(layers[5])));
+  CHECK(sg::stage_costs(model, {.layout = {.pp = 3}, .pipeline = {.schedule = "zb-v"}}, batch_of_8).size() == 6);
+}
+
+TEST_CASE("a calibrated machine gives costs in seconds", "[graphs][step][pipeline]") {
+  const auto model = sg::testing::small_gpt2();
+  sg::Machine machine(2);
+  machine.rate(sg::NodeKind::compute, {.flops_per_s = 1e9});
+  machine.rate(sg::NodeKind::communicate, {.bytes_per_s = 1e9, .overhead_s = 1e-3});
+  const sg::Plan plan{.layout = {.pp = 2}};
+  const auto flops   = sg::stage_costs(model, plan, batch_of_8),
+             seconds = sg::stage_costs(model, plan, batch_of_8, &machine);
+  REQUIRE(seconds.size() == 2);
+  for (const std::size_t stage : {0U, 1U}) {
+    CHECK(seconds[stage].F == Approx(flops[stage].F / 1e9));
+    CHECK(seconds[stage].I == Approx(flops[stage].I / 1e9));
+    CHECK(seconds[stage].W == Approx(flops[stage].W / 1e9));
+    CHECK(flops[stage].COMM == 0);
+    CHECK(seconds[stage].COMM >= 1e-3);
+  }
+  const auto network = sg::two_level_machine({.ranks          = 2,
+                                              .ranks_per_node = 1,
+                                              .inside         = {.latency_s = 1, .bytes_per_s = 1e12},
+                                              .between        = {.latency_s = 3, .bytes_per_s = 1e3}});
+  const double bytes = 16.0 * static_cast<double>(model.width) * 4;
+  CHECK(sg::stage_costs(model, plan, batch_of_8, &network)[0].COMM == Approx(3 + bytes / 1e3));
+}
+
+TEST_CASE("balanced stages train to the same bits, and the slowest is faster", "[graphs][step][pipeline]") {
+  // The head is worth more than a layer, so the last stage gets fewer of them.
+  const auto model     = sg::gpt2({.layers = 8, .width = 16, .heads = 4, .context = 16, .vocab = 512});
+  const int steps      = sg::testing::cases(5);
+  const auto reference = sg::testing::train(model, {}, batch_of_8, steps);
+  for (const char* schedule : {"1f1b", "zb-v"}) {
+    CAPTURE(schedule);
+    sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = schedule}};
+    const auto even_costs  = sg::stage_costs(model, plan, batch_of_8);
+    plan.pipeline.balanced = true;
+    const auto costs       = sg::stage_costs(model, plan, batch_of_8);
+    const auto most        = [](const std::vector<sg::Costs>& of) {
+      return work_of(*std::max_element(of.begin(), of.end(),
+                                              [](const auto& a, const auto& b) { return work_of(a) < work_of(b); }));
+    };
+    CHECK(most(costs) < most(even_costs));
+    const sg::Plan split = sg::with_split(model, plan, batch_of_8);
+    CHECK_FALSE(split.pipeline.balanced);
+    CHECK(split.pipeline.split.back() < 8 / std::ssize(split.pipeline.split));
+    CHECK(sg::with_split(model, split, batch_of_8) == split);
+    CHECK(sg::testing::train(model, plan, batch_of_8, steps) == reference);
+    CHECK(sg::memory_requirements(model, plan, batch_of_8).size() ==
+          sg::memory_requirements(model, split, batch_of_8).size());
+  }
+}
+
+TEST_CASE("V schedules train to the same bits with sharding, recomputation and fewer microbatches than ranks",
+          "[graphs][step][pipeline]") {
+  const auto model = GENERATE(false, true) ? sg::testing::small_gpt2() : sg::testing::small_llama();
+  const int micro  = GENERATE(1, 4);  // 4 and 1 microbatches of each data-parallel rank
+  const int steps  = sg::testing::cases(5);
+  const sg::BatchSpec batch{.global = 8, .micro = micro, .seq = 16};
+  const auto reference = sg::testing::train(model, {.layout = {.dp = 2}}, batch, steps);
+  for (const char* schedule : {"zb-v", "v-half", "v-min", "dualpipe-v"}) {
+    CAPTURE(model.kind, micro, schedule);
+    sg::Plan plan{.layout = {.dp = 2, .pp = 2}, .pipeline = {.schedule = schedule}};
+    CHECK(sg::testing::train(model, plan, batch, steps) == reference);
+    plan.shard     = {.strategy = sg::Shard::full, .min_params = 1, .keep_between_microbatches = true};
+    plan.recompute = sg::Recompute::full;
+    CHECK(sg::testing::train(model, plan, batch, steps) == reference);
+  }
+}
+
+TEST_CASE("a searched schedule trains to the same bits, within its limit, and evaluates with the same stages",
+          "[graphs][step][pipeline]") {
+  const auto model     = sg::testing::small_gpt2();
+  const int steps      = sg::testing::cases(5);
+  const auto reference = sg::testing::train(model, {}, batch_of_8, steps);
+  for (const int chunks : {1, 2}) {
+    CAPTURE(chunks);
+    sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = "auto", .chunks = chunks, .limit = 2}};
+    const sg::Plan with = sg::with_split(model, plan, batch_of_8);
+    REQUIRE(with.pipeline.found);
+    const sg::PipelineSchedule& found = *with.pipeline.found;
+    CHECK(found.num_stages() == 2 * chunks);
+    CHECK(found == *sg::with_split(model, plan, batch_of_8).pipeline.found);
+    for (const double peak : sg::peak_activations(found)) CHECK(peak <= 2);
+    const auto costs = sg::stage_costs(model, plan, batch_of_8);
+    const auto fixed =
+        sg::pipeline_schedule(sg::ScheduleKind::one_f_one_b, {.ranks = 2, .microbatches = found.num_microbatches});
+    if (chunks == 1)
+      CHECK(sg::simulate(found, {.costs = costs}).bubble_rate <= sg::simulate(fixed, {.costs = costs}).bubble_rate);
+    CHECK(sg::testing::train(model, plan, batch_of_8, steps) == reference);
+    plan.pipeline.balanced = true;
+    CHECK(sg::testing::train(model, plan, batch_of_8, steps) == reference);
+    CHECK(sg::placement_of_stages(with.pipeline, 2) == found.rank_of_stage);
+  }
+  sg::Plan none{.layout = {.pp = 2}, .pipeline = {.schedule = "auto"}};
+  CHECK_THROWS_MATCHES(sg::schedule_of(none.pipeline, 2, 8), sg::Error,
+                       MessageMatches(ContainsSubstring("auto has not been searched for")));
+}
+
+TEST_CASE("a limit in bytes is as many microbatches as the memory plan can hold", "[graphs][step][pipeline]") {
+  const auto model = sg::testing::small_gpt2();
+  sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = "gpipe", .limit = 2.5}};
+  CHECK(sg::activation_limit(model, plan, batch_of_8) == 2.5);
+  plan.pipeline.limit = 0;
+  CHECK(sg::activation_limit(model, plan, batch_of_8) == 0);
+  // zb-h1 holds two microbatches on each of two ranks, until the end of W.
+  plan.pipeline.schedule    = "zb-h1";
+  plan.pipeline.limit_bytes = most_activations(model, plan, batch_of_8);
+  CHECK(sg::activation_limit(model, plan, batch_of_8) == Approx(2).epsilon(0.25));
+  plan.pipeline.limit_bytes = 100;
+  CHECK_THROWS_MATCHES(sg::activation_limit(model, plan, batch_of_8), sg::Error,
+                       MessageMatches(ContainsSubstring("pipeline.limit: 100 bytes, but one microbatch takes ")));
+}
+
+TEST_CASE("the memory plan of a searched schedule keeps a limit in bytes", "[graphs][step][pipeline]") {
+  const auto model = sg::gpt2({.layers = 8, .width = 64, .heads = 4, .context = 64, .vocab = 64});
+  const sg::BatchSpec batch{.global = 16, .micro = 1, .seq = 64};
+  using Split = std::vector<int>;
+  for (const auto& [chunks, split, mib] :
+       {std::tuple{1, Split{2, 2, 2, 2}, 5}, {1, Split{2, 2, 2, 2}, 3}, {2, Split{}, 3}}) {
+    if (sg::testing::sanitized() && mib != 5) continue;  // searches take long
+    CAPTURE(chunks, split, mib);
+    const sg::Plan plan{
+        .layout   = {.pp = 4},
+        .pipeline = {.schedule = "auto", .chunks = chunks, .split = split, .limit_bytes = std::int64_t{mib} << 20}};
+    CHECK(most_activations(model, plan, batch) <= plan.pipeline.limit_bytes);
+  }
+}
+
+TEST_CASE("the memory plan follows the activations of the schedule", "[graphs][step][pipeline]") {
+  // Activations are most of the memory: a long sequence, a narrow model, a small vocabulary.
+  const int pp = 4, microbatches = 16;
+  const auto model = sg::llama({.layers = 8, .width = 16, .heads = 2, .context = 64, .vocab = 16, .inner = 32});
+  const sg::BatchSpec batch{.global = microbatches, .micro = 1, .seq = 64};
+  std::map<std::string, double> bytes, units;
+  for (const std::string kind : {"1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v"}) {
+    const sg::Plan plan{.layout = {.pp = pp}, .pipeline = {.schedule = kind}};
+    const auto needs  = sg::memory_requirements(model, plan, batch);
+    const auto peaks  = sg::peak_activations(sg::schedule_of(plan.pipeline, pp, microbatches));
+    units[kind]       = *std::max_element(peaks.begin(), peaks.end());
+    double activation = 0;
+    for (const auto& need : needs)
+      activation = std::max(activation, static_cast<double>(need[MemoryRole::activations]));
+    bytes[kind] = activation;
+  }
+  CAPTURE(bytes, units);
+  CHECK(units["v-min"] == 2.5);
+  CHECK(units["v-half"] == 3);
+  CHECK(units["zb-v"] == 4);
+  CHECK(units["zb-h2"] == 7);
+  CHECK(bytes["v-min"] < bytes["v-half"]);
+  CHECK(bytes["v-half"] < bytes["zb-v"]);
+  CHECK(bytes["zb-v"] < bytes["zb-h2"]);
+  CHECK(bytes["v-min"] < 0.8 * bytes["1f1b"]);
+  CHECK(bytes["v-half"] < 0.9 * bytes["zb-h1"]);
+}
