@@ -123,7 +123,8 @@ TEST_CASE("damaged waiting gradients are refused", "[graphs][stale][checkpoint][
   run_on(saved, 2);
   const std::string path = sg::testing::save_checkpoint(saved.trainer, folder.path());
   std::int64_t offset    = 0;
-  for (const sg::CheckpointPart& part : sg::CheckpointReader(path).manifest().files.front().parts)
+  const sg::CheckpointReader reader(path);
+  for (const sg::CheckpointPart& part : reader.manifest().files.front().parts)
     if (part.state == sg::StateKind::waiting && part.num_bytes() > 100) offset = part.offset;
   const std::filesystem::path file = std::filesystem::path(path) / sg::checkpoint_file_name(0);
   std::string bytes                = sg::testing::file_bytes(file);
