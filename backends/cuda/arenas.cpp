@@ -1,9 +1,9 @@
 #include "backends/cuda/arenas.hpp"
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "backends/cuda/check.hpp"
+#include "backends/cuda/host_pages.hpp"
 #include "engine/base/error.hpp"
 
 namespace stepgraph::cuda {
@@ -24,8 +24,9 @@ std::byte* Arenas::allocate(Rank rank, Space space, std::size_t size) {
   queues_.check_usable();
   const std::string what = str("the planned arena of rank ", rank);
   if (space == Space::pinned) {
-    std::byte* const bytes = pinned_ ? queues_.heap().pin(size, what) : pageable(size, what);
-    std::fill_n(bytes, size, std::byte{0});
+    if (pinned_) return queues_.heap().pin_zeroed(size, what);
+    std::byte* const bytes = pageable(size, what);
+    clear_pages(bytes, size);
     return bytes;
   }
   const int device       = queues_.device_of(rank);

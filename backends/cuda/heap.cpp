@@ -7,6 +7,7 @@
 
 #include "backends/cuda/check.hpp"
 #include "backends/cuda/driver.hpp"
+#include "backends/cuda/host_pages.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -31,7 +32,10 @@ OnDevice::~OnDevice() {
 Heap::~Heap() {
   try {
     const OnDevice here(devices_.front());
-    for (const auto& [bytes, size] : pinned_) static_cast<void>(cudaFreeHost(bytes));
+    for (const auto& [bytes, pinned] : pinned_) {
+      static_cast<void>(pinned.mapped ? cudaHostUnregister(bytes) : cudaFreeHost(bytes));
+      if (pinned.mapped) unmap_pages(bytes, pinned.size);
+    }
     for (const auto& [device, place] : places_) {
       static_cast<void>(cudaStreamSynchronize(place.stream));
       if (place.pool != nullptr) static_cast<void>(cudaMemPoolDestroy(place.pool));
@@ -117,15 +121,38 @@ void Heap::release(int device, std::byte* bytes) noexcept {
   }
 }
 
-std::byte* Heap::pin(std::size_t size, const std::string& what) {
+// cudaHostAlloc makes and pins small pages on one thread, which takes half a minute for 100 GB.
+std::byte* Heap::pin_pages(std::size_t size) {
+  constexpr std::size_t worth_it = std::size_t{64} << 20;
+  if (size < worth_it) return nullptr;
+  for (const int device : devices_) {
+    int same_address = 0;
+    check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, device),
+          "asking for the addresses of pinned memory");
+    if (same_address == 0) return nullptr;
+  }
+  const std::size_t whole = (size + page_size - 1) / page_size * page_size;
+  std::byte* const pages  = map_pages(whole);
+  if (pages == nullptr) return nullptr;
+  if (cudaHostRegister(pages, whole, cudaHostRegisterPortable | cudaHostRegisterMapped) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    unmap_pages(pages, whole);
+    return nullptr;
+  }
+  pinned_.emplace(pages, Pinned{.size = whole, .mapped = true});
+  return pages;
+}
+
+Heap::Taken Heap::take_pinned(std::size_t size, const std::string& what) {
   const std::lock_guard lock(mutex_);
   // A much larger block stays for what needs it.
   if (const auto fits = unused_.lower_bound(size); fits != unused_.end() && fits->first / 2 <= size) {
     std::byte* const bytes = fits->second;
     unused_.erase(fits);
-    return bytes;
+    return {.bytes = bytes};
   }
   const OnDevice here(devices_.front());
+  if (std::byte* const pages = pin_pages(size)) return {.bytes = pages, .zeroed = true};
   void* bytes              = nullptr;
   const cudaError_t status = cudaHostAlloc(&bytes, size, cudaHostAllocPortable);
   if (status == cudaErrorMemoryAllocation) {
@@ -136,14 +163,20 @@ std::byte* Heap::pin(std::size_t size, const std::string& what) {
                                         " are free (fewer ranks in this process, or less offloading)"));
   }
   check(status, [&] { return str("pinning ", size, " bytes for ", what); });
-  pinned_.emplace(static_cast<std::byte*>(bytes), size);
-  return static_cast<std::byte*>(bytes);
+  pinned_.emplace(static_cast<std::byte*>(bytes), Pinned{.size = size});
+  return {.bytes = static_cast<std::byte*>(bytes)};
+}
+
+std::byte* Heap::pin_zeroed(std::size_t size, const std::string& what) {
+  const Taken taken = take_pinned(size, what);
+  if (!taken.zeroed) clear_pages(taken.bytes, size);
+  return taken.bytes;
 }
 
 void Heap::unpin(std::byte* bytes) noexcept {
   if (abandoned_) return;
   const std::lock_guard lock(mutex_);
-  unused_.emplace(pinned_.at(bytes), bytes);
+  unused_.emplace(pinned_.at(bytes).size, bytes);
 }
 
 }  // namespace stepgraph::cuda

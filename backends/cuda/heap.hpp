@@ -38,7 +38,8 @@ class Heap {
   // total and free bytes, and remedies.
   [[nodiscard]] std::byte* allocate(int device, std::size_t size, const std::string& what);
   void release(int device, std::byte* bytes) noexcept;  // no work uses it any more
-  [[nodiscard]] std::byte* pin(std::size_t size, const std::string& what);
+  [[nodiscard]] std::byte* pin(std::size_t size, const std::string& what) { return take_pinned(size, what).bytes; }
+  [[nodiscard]] std::byte* pin_zeroed(std::size_t size, const std::string& what);
   void unpin(std::byte* bytes) noexcept;
   // For copies and fills that the host waits for. No node uses it.
   [[nodiscard]] cudaStream_t copy_stream(int device);
@@ -52,6 +53,16 @@ class Heap {
     cudaStream_t stream = nullptr;
     cudaMemPool_t pool  = nullptr;  // null: the device has no pools
   };
+  struct Pinned {
+    std::size_t size = 0;
+    bool mapped      = false;  // by map_pages
+  };
+  struct Taken {
+    std::byte* bytes = nullptr;
+    bool zeroed      = false;
+  };
+  [[nodiscard]] Taken take_pinned(std::size_t size, const std::string& what);
+  [[nodiscard]] std::byte* pin_pages(std::size_t size);  // null: to be allocated otherwise
   [[nodiscard]] const Place& place_of(int device);
   void make_pool(int device, Place& place) const;
 
@@ -59,7 +70,7 @@ class Heap {
   std::atomic<bool> abandoned_ = false;
   std::mutex mutex_;             // guards the rest
   std::map<int, Place> places_;  // by device
-  std::map<std::byte*, std::size_t> pinned_;
+  std::map<std::byte*, Pinned> pinned_;
   std::multimap<std::size_t, std::byte*> unused_;  // pinned memory
 };
 

@@ -52,12 +52,12 @@ class Ring final : public RequestRing {
       if (in_flight == 0) return failure;
       const int submitted = io_uring_submit_and_wait(&ring_, 1);
       if (submitted < 0 && submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) {
-        fail(0, -submitted);
         in_flight -= io_uring_sq_ready(&ring_);  // the kernel has not taken these
         drain(in_flight);
         io_uring_queue_exit(&ring_);
         make();
-        return failure;
+        // The ring has failed, not the file. Requests that the ring has done are done again.
+        return failure ? failure : run_with_threads(requests, 1);
       }
       io_uring_cqe* done = nullptr;
       while (in_flight > 0 && io_uring_peek_cqe(&ring_, &done) == 0) {

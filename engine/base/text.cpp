@@ -103,4 +103,20 @@ std::string seconds_text(double seconds) {
   return text;
 }
 
+std::string table_text(const std::vector<std::vector<std::string>>& lines) {
+  if (lines.empty()) return {};
+  std::vector<std::size_t> widths(lines.front().size(), 0);
+  for (const auto& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::string out;
+  for (const auto& line : lines) {
+    std::string text = line[0] + std::string(widths[0] - line[0].size(), ' ');
+    for (std::size_t i = 1; i < line.size(); ++i) text += "  " + std::string(widths[i] - line[i].size(), ' ') + line[i];
+    text.erase(text.find_last_not_of(' ') + 1);
+    out += text + "\n";
+  }
+  return out;
+}
+
 }  // namespace stepgraph

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 // Numbers and names as text for people, as drawings and tables show them.
 namespace stepgraph {
@@ -17,5 +18,9 @@ namespace stepgraph {
 [[nodiscard]] std::string bytes_and_text(std::int64_t bytes);  // "1536 (1.5 KiB)"
 [[nodiscard]] std::string flops_text(double flops);            // "12 GFLOP"
 [[nodiscard]] std::string seconds_text(double seconds);        // "1.25 ms"
+
+// Lines of cells, as wide as the widest cell of their column: the first column to the left, the others to the right.
+// All lines have as many cells as the first.
+[[nodiscard]] std::string table_text(const std::vector<std::vector<std::string>>& lines);
 
 }  // namespace stepgraph

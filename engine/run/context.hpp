@@ -32,7 +32,7 @@ struct Rows {
 struct TileCall {
   const void* callable                                               = nullptr;
   void (*call)(const void* of, std::int64_t first, std::int64_t end) = nullptr;
-  bool joins = false;  // one call for several neighbouring tiles costs less than one call for each
+  std::int64_t joined = 0;  // how many neighbouring tiles to compute in one call, if a thread has as many; 0: one
   void operator()(std::int64_t first, std::int64_t end) const { call(callable, first, end); }
 };
 
@@ -80,19 +80,22 @@ class Context {
 
   // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
   // the first tile's exception. The node must have been declared `parallel`; a part always is.
-  // Nothing is allocated, whatever the tile captures. A callable of two numbers, tile(first, end), can get several
-  // neighbouring tiles in one call: for kernels that save work that way and whose bits do not change.
+  // Nothing is allocated, whatever the tile captures.
   template <class Tile>
   void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
-    constexpr bool joins = std::is_invocable_v<const Tile&, std::int64_t, std::int64_t>;
-    const auto call      = [](const void* of, std::int64_t first, std::int64_t end) {
-      if constexpr (joins) {
-        (*static_cast<const Tile*>(of))(first, end);
-      } else {
-        for (std::int64_t i = first; i < end; ++i) (*static_cast<const Tile*>(of))(i);
-      }
+    const auto call = [](const void* of, std::int64_t first, std::int64_t end) {
+      for (std::int64_t i = first; i < end; ++i) (*static_cast<const Tile*>(of))(i);
     };
-    run_tiles(num_tiles, {&tile, call, joins});
+    run_tiles(num_tiles, {&tile, call});
+  }
+  // The same with tile(first, end), which computes several neighbouring tiles in one call: `joined` of them, or fewer
+  // where a thread's share is smaller. For kernels that save work that way and whose bits do not change.
+  template <class Tile>
+  void parallel_for(std::int64_t num_tiles, std::int64_t joined, const Tile& tile) const {
+    const auto call = [](const void* of, std::int64_t first, std::int64_t end) {
+      (*static_cast<const Tile*>(of))(first, end);
+    };
+    run_tiles(num_tiles, {&tile, call, joined});
   }
 
   // Set when the node's memory is on a device: the queue for its work. Spans are then device memory, and the body

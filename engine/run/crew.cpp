@@ -47,12 +47,19 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
+// Equal parts of a thread's share, of at most `joined` tiles. While all threads have work of their own, helpers are
+// unlikely to come, and a thread computes twice as many in one call.
+std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept {
+  if (joined < 1) return 1;
+  if (!permits_.some_free()) return 2 * joined;
+  const std::int64_t share = (num_tiles + num_threads_ - 1) / num_threads_, calls = (share + joined - 1) / joined;
+  return (share + calls - 1) / calls;
+}
+
 void Crew::run(std::int64_t num_tiles, TileCall tile) {
   if (num_tiles <= 0) return;
-  // While all threads have work of their own, tiles are given out in pairs: helpers are unlikely to come.
-  const std::int64_t at_once    = tile.joins && !permits_.some_free() ? 2 : 1,
-                     num_pieces = (num_tiles + at_once - 1) / at_once;
-  Job* const job                = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
+  const std::int64_t at_once = tiles_at_once(num_tiles, tile.joined), num_pieces = (num_tiles + at_once - 1) / at_once;
+  Job* const job = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
   if (job == nullptr) return tile(0, num_tiles);
   const auto num_shares = std::min<std::int64_t>(num_pieces, num_threads_);
   for (std::int64_t i = 0; i < num_threads_; ++i) {

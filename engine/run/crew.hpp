@@ -47,6 +47,7 @@ class Crew {
   };
 
   [[nodiscard]] Job* take_job() noexcept;
+  [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept;
   // Until no tile is left; with `while_free`, also until a thread waits for a permit.
   static void work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept;
   static void fail(Job& job, Error error) noexcept;

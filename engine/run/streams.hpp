@@ -58,6 +58,11 @@ struct StreamPlan {
 // The streams that a program would have if the ranks of the world were on devices. Needs no device.
 [[nodiscard]] StreamPlan plan_streams(const RunnableGraph& graph, const World& world);
 
+// The edges of a memory plan, and the order of the streams that the graph would have if its ranks were on devices: for
+// simulations of devices, which run the nodes of a stream in the order in which they are issued. Needs no device.
+[[nodiscard]] Edges stream_edges(const Graph& graph, const MemoryPlan& plan,
+                                 const WorkspaceNeeds& needs = {.bodies = true});
+
 // Throws Error(config) if the streams of a device need more workspace than a memory plan counts.
 void check_workspaces(const MemoryPlan& memory, const StreamPlan& plan);
 

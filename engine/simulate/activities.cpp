@@ -133,10 +133,12 @@ class Builder {
   }
 
   const RateTable* table_of(std::uint32_t node) {
-    const std::uint32_t op = data_.nodes[node].op;
-    if (op >= tables_.size()) tables_.resize(op + 1);
-    if (!tables_[op]) tables_[op] = machine_.table_of(data_.strings[op]);
-    return *tables_[op];
+    const NodeRecord& record = data_.nodes[node];
+    const NodeKind kind      = record.part >= 0 ? NodeKind::communicate : record.kind;
+    const std::size_t at     = std::size_t{record.op} * 4 + static_cast<std::size_t>(kind);
+    if (at >= tables_.size()) tables_.resize(at + 4);
+    if (!tables_[at]) tables_[at] = machine_.table_of(data_.strings[record.op], kind);
+    return *tables_[at];
   }
 
   [[nodiscard]] std::size_t lane_of(std::uint32_t node) const {
@@ -193,7 +195,10 @@ class Builder {
     pools_.push_back(pool_of_lane_[lane_of(node)]);
     const double slowness = slowness_[data_.nodes[node].place];
     demand_of_bus(node, slowness * cost_of(node).bytes_moved);
-    const bool pooled = pools_.back() >= 0;
+    const bool pooled       = pools_.back() >= 0;
+    const std::int32_t lane = data_.nodes[node].lane;
+    const bool crowded      = !pooled && lane >= 0 && (machine_.crowded_lanes() >> lane & 1U) != 0;
+    out_.crowd.push_back(static_cast<std::int8_t>(crowded ? lane : -1));
     const auto slowed = [slowness](Time time) {
       for (double* part : {&time.fixed_s, &time.own_s, &time.alone_s}) *part *= slowness;
       return time;
@@ -236,6 +241,7 @@ class Builder {
       network_.add_demands(traffic, demands_);
     }
     add_time(parts.front(), time);
+    out_.crowd.push_back(-1);
     const bool pooled = std::any_of(pools_.begin(), pools_.end(), [](std::int32_t pool) { return pool >= 0; });
     out_.helped.push_back(pooled && copies);
   }
@@ -286,7 +292,7 @@ class Builder {
   std::vector<double> slowness_;                          // by place of the rank
   std::vector<std::int32_t> pool_of_lane_, bus_of_lane_;  // [place * (num_lane_kinds + 1) + kind]
   std::vector<const Rate*> rates_;                        // [op * 4 + kind]; null: not looked up yet
-  std::vector<std::optional<const RateTable*>> tables_;   // [op]; none: not looked up yet
+  std::vector<std::optional<const RateTable*>> tables_;   // [op * 4 + kind]; none: not looked up yet
   std::vector<Demand> demands_;                           // of the activity being added
   std::vector<std::int32_t> pools_;
 };

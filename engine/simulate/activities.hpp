@@ -39,7 +39,9 @@ struct Activities {
   std::vector<Time> times;
   std::vector<std::uint32_t> demand_begin{0};
   std::vector<Demand> demands;  // bytes that its work moves over shared resources
-  std::vector<bool> helped;     // idle workers of its pools speed it up, by joining in or by leaving it the memory
+  // The kind of its lane, if lanes of some kinds slow each other down and its lane is one of these; else -1.
+  std::vector<std::int8_t> crowd;
+  std::vector<bool> helped;  // idle workers of its pools speed it up, by joining in or by leaving it the memory
 
   // The pools from which it takes a worker. Most activities use one pool or none, so longer lists are stored apart.
   std::vector<std::int32_t> pool;  // -1: none; -2 - i: row i of `pools`

@@ -74,6 +74,32 @@ void Machine::rate(std::string_view op, RateTable measured) {
   op_tables_.insert_or_assign(std::string(op), std::move(measured));
 }
 
+void Machine::rate(std::string_view op, NodeKind kind, RateTable measured) {
+  check_named(op);
+  kind_tables_.at(static_cast<std::size_t>(kind)).insert_or_assign(std::string(op), std::move(measured));
+}
+
+void Machine::beside(LaneKind lane, std::span<const LaneKind> others, double factor) {
+  std::uint32_t mask = 0;
+  for (const LaneKind other : others) mask |= bit(other);
+  if (mask == 0 || (mask & bit(lane)) != 0)
+    throw Error(ErrorKind::config, str("machine: lane ", lane, " beside ", others.size(),
+                                       " lanes (one or more, of other kinds than its own)"));
+  if (!(factor >= 1 && std::isfinite(factor)))
+    throw Error(ErrorKind::config,
+                str("machine: lane ", lane, " is slower by a factor of ", factor, " (1 or more, and finite)"));
+  beside_.push_back({lane, mask, factor});
+  crowded_ |= mask | bit(lane);
+}
+
+double Machine::slowdown(LaneKind lane, std::uint32_t busy) const {
+  double factor = 1;
+  for (const Beside& each : beside_) {
+    if (each.lane == lane && (each.others & ~busy) == 0) factor = std::max(factor, each.factor);
+  }
+  return factor;
+}
+
 PoolId Machine::pool(PoolSpec spec) {
   if (spec.workers < 1 || spec.workers > 65536) {
     throw Error(ErrorKind::config,
@@ -143,8 +169,12 @@ const Rate& Machine::rate_of(NodeKind kind, std::string_view op) const {
   return kind_rates_.at(static_cast<std::size_t>(kind));
 }
 
-const RateTable* Machine::table_of(std::string_view op) const {
+const RateTable* Machine::table_of(std::string_view op, std::optional<NodeKind> kind) const {
   if (op.empty()) return nullptr;
+  if (kind) {
+    const auto& tables = kind_tables_.at(static_cast<std::size_t>(*kind));
+    if (const auto found = tables.find(op); found != tables.end()) return &found->second;
+  }
   const auto found = op_tables_.find(op);
   return found != op_tables_.end() ? &found->second : nullptr;
 }
@@ -230,6 +260,10 @@ Machine device_machine(const DeviceMachine& spec) {
   // Costs count bytes read and bytes written; a transfer moves half of their sum.
   for (const char* const op : {"h2d", "d2h"}) machine.rate(op, moved(2 * spec.link_bytes_per_s));
   for (const char* const op : {"disk_read", "disk_write"}) machine.rate(op, moved(2 * spec.disk_bytes_per_s));
+  // Nodes without a lane share a stream of their rank. If they took no turns, all that could run at the beginning would
+  // be issued before the first node of any lane that waits for one of them.
+  for (int rank = 0; rank < spec.ranks; ++rank)
+    machine.bind({.rank = Rank{rank}, .laneless = true}, machine.pool({.name = str("other nodes of rank ", rank)}));
   return machine;
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,6 +87,9 @@ class Machine {
   // other workers of its pools have nodes, `alone` while they have none, parallel or not. The parts of a communication
   // without a network are looked up together, with the sum of their costs.
   void rate(std::string_view op, RateTable measured);
+  // The same for nodes of one kind: such a table has priority over that of the op. An op can run on a device and on the
+  // host.
+  void rate(std::string_view op, NodeKind kind, RateTable measured);
 
   PoolId pool(PoolSpec spec);
   BusId bus(BusSpec spec);
@@ -95,6 +99,11 @@ class Machine {
   // to no_pool or no_bus makes an exception from a wider binding.
   void bind(const Where& where, PoolId pool);
   void bind(const Where& where, BusId bus);
+
+  // Lanes that slow each other down, as copies and host nodes that share the memory of the host do: nodes on lanes of
+  // kind `lane` take `factor` times as long while nodes run on lanes of all kinds in `others`, of any rank. If several
+  // declarations apply, the largest factor does. Only for nodes that are bound to no pool.
+  void beside(LaneKind lane, std::span<const LaneKind> others, double factor);
 
   // The nodes of a rank take `factor` times as long, communications excepted: they wait for it instead.
   void slow(Rank rank, double factor);
@@ -121,12 +130,19 @@ class Machine {
 
   [[nodiscard]] int num_ranks() const noexcept { return num_ranks_; }
   [[nodiscard]] const Rate& rate_of(NodeKind kind, std::string_view op = {}) const;
-  [[nodiscard]] const RateTable* table_of(std::string_view op) const;  // null: none
+  // Null: none. Without a kind: the table for all kinds.
+  [[nodiscard]] const RateTable* table_of(std::string_view op, std::optional<NodeKind> kind = {}) const;
   [[nodiscard]] const std::vector<PoolSpec>& pools() const noexcept { return pools_; }
   [[nodiscard]] const std::vector<BusSpec>& buses() const noexcept { return buses_; }
   [[nodiscard]] PoolId pool_of(Rank rank, std::optional<LaneKind> lane) const;  // none: a node without a lane
   [[nodiscard]] BusId bus_of(Rank rank, std::optional<LaneKind> lane) const;
   [[nodiscard]] double slowness(Rank rank) const;  // 1 unless set
+  // Of nodes on lanes of a kind, while lanes of the kinds in `busy` have nodes, one bit for each kind; 1: not slowed.
+  [[nodiscard]] double slowdown(LaneKind lane, std::uint32_t busy) const;
+  [[nodiscard]] std::uint32_t crowded_lanes() const noexcept { return crowded_; }  // kinds that `beside` names
+  [[nodiscard]] static constexpr std::uint32_t bit(LaneKind lane) noexcept {
+    return std::uint32_t{1} << static_cast<unsigned>(lane);
+  }
   [[nodiscard]] bool has_network() const noexcept { return !tree_.empty(); }
   [[nodiscard]] const std::vector<Vertex>& network() const noexcept { return tree_; }
   [[nodiscard]] double message_overhead_s() const noexcept { return message_overhead_s_; }
@@ -151,9 +167,18 @@ class Machine {
   std::array<Rate, 4> kind_rates_;
   std::map<std::string, Rate, std::less<>> op_rates_;
   std::map<std::string, RateTable, std::less<>> op_tables_;
+  std::array<std::map<std::string, RateTable, std::less<>>, 4> kind_tables_;  // by kind
   std::vector<PoolSpec> pools_;
   std::vector<BusSpec> buses_;
   Bindings pool_bindings_, bus_bindings_;
+  struct Beside {
+    LaneKind lane                                        = {};
+    std::uint32_t others                                 = 0;
+    double factor                                        = 1;
+    friend bool operator==(const Beside&, const Beside&) = default;
+  };
+  std::vector<Beside> beside_;
+  std::uint32_t crowded_ = 0;
   std::map<int, double> slowness_;  // by rank
   std::vector<Vertex> tree_;
   double message_overhead_s_ = 0;

@@ -89,15 +89,28 @@ class Simulation {
     for (const Pools::Speed& speed : speeds_) {
       sharing_.set_cap(speed.activity, activities_.times[speed.activity].speed(speed.helpers));
     }
+    settle_crowd();
     forecasts_.clear();
     sharing_.settle(now_s_, forecasts_);
     for (const Forecast& forecast : forecasts_) expect(forecast.activity, forecast.end_s);
   }
 
+  // Lanes slow each other down: Machine::beside.
+  void settle_crowd() {
+    if (!crowd_changed_) return;
+    crowd_changed_     = false;
+    std::uint32_t busy = 0;
+    for (const std::uint32_t activity : crowd_) busy |= std::uint32_t{1} << activities_.crowd[activity];
+    for (const std::uint32_t activity : crowd_) {
+      const auto lane = static_cast<LaneKind>(activities_.crowd[activity]);
+      sharing_.set_cap(activity, 1 / (activities_.times[activity].own_s * machine_.slowdown(lane, busy)));
+    }
+  }
+
   void start(std::uint32_t activity) {
     for (const std::uint32_t node : activities_.nodes_of(activity)) timeline_.nodes[node].begin_s = now_s_;
     const Activities::Time& time = activities_.times[activity];
-    if (activities_.demands_of(activity).empty() && !is_helped(activity)) {
+    if (activities_.demands_of(activity).empty() && !is_helped(activity) && !is_crowded(activity)) {
       phase_[activity] = Phase::work;
       expect(activity, now_s_ + (time.fixed_s + time.own_s));
     } else if (time.fixed_s > 0) {
@@ -113,10 +126,18 @@ class Simulation {
     phase_[activity]   = Phase::work;
     sharing_.begin(activity, own_s > 0 ? 1 / own_s : unlimited);
     if (is_helped(activity)) pools_.begin_helping(activity);
+    if (is_crowded(activity)) {
+      crowd_.push_back(activity);
+      crowd_changed_ = true;
+    }
   }
 
   [[nodiscard]] bool is_helped(std::uint32_t activity) const {
     return activities_.helped[activity] && activities_.times[activity].own_s > 0;
+  }
+
+  [[nodiscard]] bool is_crowded(std::uint32_t activity) const {
+    return activities_.crowd[activity] >= 0 && activities_.times[activity].own_s > 0;
   }
 
   void end_phase(std::uint32_t activity) {
@@ -126,6 +147,7 @@ class Simulation {
     if (sharing_.has(activity)) {
       sharing_.end(activity);
       if (is_helped(activity)) pools_.end_helping(activity);
+      if (is_crowded(activity)) crowd_changed_ |= std::erase(crowd_, activity) > 0;
     }
     for (const std::uint32_t node : activities_.nodes_of(activity)) timeline_.nodes[node].end_s = now_s_;
     for (const std::uint32_t after : activities_.after_of(activity)) {
@@ -212,6 +234,8 @@ class Simulation {
   std::vector<Phase> phase_;
   std::vector<std::uint32_t> latest_;  // by activity: number of its latest event
   std::uint32_t num_ended_ = 0;
+  std::vector<std::uint32_t> crowd_;  // activities that work now and whose lanes slow each other down
+  bool crowd_changed_ = false;        // since the last settle
   std::vector<std::uint32_t> started_;
   std::vector<Pools::Speed> speeds_;
   std::vector<Forecast> forecasts_;
