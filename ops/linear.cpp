@@ -36,13 +36,10 @@ Matrix<T> matrix(std::span<const T> elements, std::int64_t cols) {
 // In parallel if there is more than one tile; such a node is declared parallel.
 template <class T, class Sum>
 void multiply(const Context& context, const Gemm<T, Sum>& problem) {
-  const std::int64_t tiles = num_gemm_tiles(problem.m, problem.n);
+  const std::int64_t tiles = num_gemm_tiles<T>(problem.m, problem.n);
   if (tiles <= 1) return gemm(problem);
-  if (gemm_joins<T>()) {
-    context.parallel_for(tiles, [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
-  } else {
-    context.parallel_for(tiles, [&](std::int64_t tile) { gemm_tiles(problem, tile, tile + 1); });
-  }
+  context.parallel_for(tiles, gemm_joined<T>(problem.m, problem.n),
+                       [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
 }
 
 OpNode product(const Tape& tape, std::string op, std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -334,7 +331,7 @@ void add_weight_gradients(Tape& back, const Linear& spec, const Tensor& y, const
           if (const DeviceQueue* queue = context.device())
             return cuda::column_sum<T>(*queue, of_y, sizes.rows, sizes.out, std::nullopt, into);
         }
-        cpu::for_tiles(context, sizes.out, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+        cpu::for_columns(context, sizes.out, [&](std::int64_t begin, std::int64_t end) {
           cpu::column_sum<T>(of_y, sizes.out, std::nullopt, into, sizes.rows, begin, end);
         });
       });

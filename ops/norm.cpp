@@ -119,10 +119,9 @@ Tensor add_norm(Tape& tape, const std::string& op, const Tensor& x, const Weight
                        if (const DeviceQueue* queue = context.device())
                          return cuda::norm_weight_gradient(*queue, parts.device_kernel<T, Param>(kernel), sums[0], db);
                      }
-                     cpu::for_tiles(context, parts.width, cpu::columns_per_tile,
-                                    [&](std::int64_t begin, std::int64_t end) {
-                                      cpu::norm_weight_gradient(kernel, sums[0], db, parts.rows, begin, end);
-                                    });
+                     cpu::for_columns(context, parts.width, [&](std::int64_t begin, std::int64_t end) {
+                       cpu::norm_weight_gradient(kernel, sums[0], db, parts.rows, begin, end);
+                     });
                    });
                  });
            }});

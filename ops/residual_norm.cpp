@@ -68,7 +68,7 @@ ResidualNormed residual_norm(Tape& tape, const ResidualNorm& spec) {
               }
             }
             const auto drop = sum.bias ? sum.drop(context, of_y + 1) : std::nullopt;
-            cpu::for_tiles(context, sum.width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+            cpu::for_columns(context, sum.width, [&](std::int64_t begin, std::int64_t end) {
               cpu::norm_weight_gradient(kernel, sums[0], db, norm.rows, begin, end);
               if (sum.bias) cpu::column_sum(dy, sum.width, drop, sums.back(), sum.num_rows, begin, end);
             });

@@ -123,7 +123,7 @@ struct ResidualParts {
           return cuda::column_sum(*queue, dy, num_rows, width, device_drop(context, 1), into);
       }
       const auto mask = drop(context, 1);
-      cpu::for_tiles(context, width, cpu::columns_per_tile, [&](std::int64_t begin, std::int64_t end) {
+      cpu::for_columns(context, width, [&](std::int64_t begin, std::int64_t end) {
         cpu::column_sum(dy, width, mask, into, num_rows, begin, end);
       });
     });

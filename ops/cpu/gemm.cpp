@@ -1,15 +1,19 @@
 #include "ops/cpu/gemm.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <memory>
 
 #include "engine/base/watched.hpp"
 #include "ops/cpu/blas.hpp"
 #include "ops/cpu/gemm_blocks.hpp"
+#include "ops/cpu/instructions.hpp"
 #include "ops/cpu/into.hpp"
-#ifdef __aarch64__
+#if defined(__aarch64__)
 #include "ops/cpu/gemm_neon.hpp"
+#elif defined(__x86_64__)
+#include "ops/cpu/gemm_x86.hpp"
 #endif
 
 namespace stepgraph {
@@ -17,31 +21,57 @@ namespace {
 
 std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-// How c is cut into tiles. Operands are packed again for each tile, so tiles are large, and wide rather than tall,
-// which packs less. There are at least two tiles for two threads, and more where that costs almost nothing.
-struct Cut {
-  std::int64_t rows, cols;  // of a tile; the last ones may be smaller
-};
-Cut cut(std::int64_t m, std::int64_t n) {
-  constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024;
-  std::int64_t down = 1, across = 1;
-  Cut tile{m, n};
-  const auto too_large = [&] {
-    const std::int64_t area = tile.rows * tile.cols, tiles = down * across;
-    return area > most || (tiles < 4 && area / 2 >= worth_four) || (tiles < 2 && area > worth_cutting);
-  };
-  while (too_large()) {
-    const bool high = tile.rows > 512 ? 4 * tile.rows > tile.cols : tile.rows > tile.cols;
-    (high ? down : across) *= 2;
-    // Multiples of 8, the register block of the kernels.
-    tile = {pieces(pieces(m, down), 8) * 8, pieces(pieces(n, across), 8) * 8};
-  }
-  return tile;
-}
-
 // A tile or a block of it: its start and its size.
 struct Range {
   std::int64_t row, col, rows, cols;
+};
+
+// How c is cut into tiles: halved again and again, by rows or by columns. The bits of a tile's number say which halves
+// it is in; the highest bit is that of the first cut.
+struct Cut {
+  std::int64_t m, n;
+  int large = 0, all = 0;  // how often it is cut: into large tiles, for two threads; into all tiles, for many
+  std::uint64_t by_rows = 0;
+
+  Cut(std::int64_t rows, std::int64_t cols) : m(rows), n(cols) {
+    // Operands are packed again for each tile, so tiles are large, and wide rather than tall, which packs less. There
+    // are at least two tiles for two threads, and more where that costs almost nothing.
+    constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024;
+    const auto too_large = [&] {
+      const std::int64_t area = rows * cols, tiles = std::int64_t{1} << all;
+      return area > most || (tiles < 4 && area / 2 >= worth_four) || (tiles < 2 && area > worth_cutting);
+    };
+    std::int64_t down = 1, across = 1;
+    const auto halve = [&] {
+      const bool high = rows > 512 ? 4 * rows > cols : rows > cols;
+      if (high) by_rows |= std::uint64_t{1} << all;
+      (high ? down : across) *= 2;
+      ++all;
+      rows = pieces(pieces(m, down), 8) * 8;
+      cols = pieces(pieces(n, across), 8) * 8;
+    };
+    while (too_large()) halve();
+    large = all;
+    // A thread that gets several of these computes them as one.
+    while (all > 0 && all < 6 && rows * cols >= 2 * 32 * 64) halve();
+  }
+
+  // The rectangle of 2^joins tiles, from tile `first` on, a multiple of their number.
+  [[nodiscard]] Range range(std::int64_t first, int joins) const {
+    std::int64_t row = 0, col = 0, down = 1, across = 1;
+    for (int cut = 0; cut < all - joins; ++cut) {
+      const std::int64_t second = first >> (all - 1 - cut) & 1;
+      const bool high           = by_rows >> cut & 1;
+      (high ? row : col)        = 2 * (high ? row : col) + second;
+      (high ? down : across) *= 2;
+    }
+    // Multiples of the register blocks of most kernels.
+    const auto at = [](std::int64_t size, std::int64_t part, std::int64_t parts, std::int64_t by) {
+      return part == parts ? size : std::min(size, (size * part / parts + by / 2) / by * by);
+    };
+    const std::int64_t top = at(m, row, down, 8), left = at(n, col, across, 16);
+    return {top, left, at(m, row + 1, down, 8) - top, at(n, col + 1, across, 16) - left};
+  }
 };
 
 // The epilogue after `count` consecutive elements in a row of c are stored, from element `at` on.
@@ -91,11 +121,6 @@ void own_tile(const Gemm<T, Out>& problem, const Range& tile) {
   }
 }
 
-#ifdef __aarch64__
-constexpr bool has_neon = true;
-#else
-constexpr bool has_neon    = false;
-#endif
 // Whether products of f32 use a CBLAS that was requested by name.
 #ifdef STEPGRAPH_CBLAS_FIRST
 constexpr bool cblas_first = true;
@@ -103,36 +128,63 @@ constexpr bool cblas_first = true;
 constexpr bool cblas_first = false;
 #endif
 
-// Writes into c itself, or into a buffer of sums if c or its bias is not f32. Returns false if there is no such kernel.
+// The kernel of ours that this machine runs fastest.
+GemmKernel best_kernel() {
+  if (has(GemmKernel::neon)) return GemmKernel::neon;
+  switch (cpu::best_instructions()) {
+    case cpu::Instructions::avx512:
+      return GemmKernel::avx512;
+    case cpu::Instructions::avx2:
+      return GemmKernel::avx2;
+    default:
+      return GemmKernel::own;
+  }
+}
+
+// c = ((base +) a b (+ bias)) (times). Calls done(row, rows, col, cols) for finished parts of c.
+template <class T, class Done>
+void multiply_panels([[maybe_unused]] GemmKernel kernel, [[maybe_unused]] const PanelProduct<T>& product,
+                     [[maybe_unused]] const Done& done) {
+#if defined(__aarch64__)
+  cpu::multiply_neon(room<cpu::NeonBlocks>(), product, done);
+#elif defined(__x86_64__)
+  const cpu::X86Done call{[](const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+                            (*static_cast<const Done*>(of))(row, rows, col, cols);
+                          },
+                          &done};
+  auto* const multiply = kernel == GemmKernel::avx512 ? cpu::multiply_avx512<T> : cpu::multiply_avx2<T>;
+  multiply(room<cpu::X86Blocks>(), product, call);
+#endif
+}
+
+// Writes into c itself, or into a buffer of sums if c or its bias is not f32. Returns false if this machine does not
+// have the kernel or there is none for the type.
 template <class T, class Out>
-[[gnu::noinline]] bool neon_tile([[maybe_unused]] const Gemm<T, Out>& problem, [[maybe_unused]] const Range& tile) {
-#ifdef __aarch64__
+[[gnu::noinline]] bool panel_tile(const Gemm<T, Out>& problem, const Range& tile, GemmKernel kernel) {
   if constexpr (std::same_as<Wide<T>, float>) {
-    if (problem.k == 0) return false;
-    cpu::NeonBlocks& packed = room<cpu::NeonBlocks>();
+    if (problem.k == 0 || kernel == GemmKernel::own || !has(kernel)) return false;
     if constexpr (std::same_as<Out, float>) {
       const std::int64_t first = tile.row * problem.c_stride + tile.col;
-      cpu::NeonProduct<T> product{.m        = tile.rows,
-                                  .n        = tile.cols,
-                                  .k        = problem.k,
-                                  .a        = from_row(problem.a, tile.row),
-                                  .b        = from_col(problem.b, tile.col),
-                                  .c        = problem.c.out + first,
-                                  .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
-                                  .c_stride = problem.c_stride};
+      PanelProduct<T> product{.m        = tile.rows,
+                              .n        = tile.cols,
+                              .k        = problem.k,
+                              .a        = from_row(problem.a, tile.row),
+                              .b        = from_col(problem.b, tile.col),
+                              .c        = problem.c.out + first,
+                              .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
+                              .c_stride = problem.c_stride};
       if constexpr (std::same_as<T, float>) {
         product.bias  = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
         product.times = problem.times == nullptr ? nullptr : problem.times + first;
       }
       if (std::same_as<T, float> || (problem.bias == nullptr && problem.times == nullptr)) {
-        cpu::multiply_neon(packed, product,
-                           [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-                             if (problem.activate == nullptr) return;
-                             for (std::int64_t i = row; i < row + rows; ++i) {
-                               const std::int64_t at = first + i * problem.c_stride + col;
-                               problem.activate(problem.c.out + at, problem.y + at, cols);
-                             }
-                           });
+        multiply_panels(kernel, product, [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+          if (problem.activate == nullptr) return;
+          for (std::int64_t i = row; i < row + rows; ++i) {
+            const std::int64_t at = first + i * problem.c_stride + col;
+            problem.activate(problem.c.out + at, problem.y + at, cols);
+          }
+        });
         return true;
       }
     }
@@ -145,21 +197,20 @@ template <class T, class Out>
       for (std::int64_t col = tile.col; col < tile.col + tile.cols; col += max_cols) {
         const Range at{row, col, std::min(max_rows, tile.row + tile.rows - row),
                        std::min(max_cols, tile.col + tile.cols - col)};
-        cpu::multiply_neon(packed,
-                           cpu::NeonProduct<T>{.m        = at.rows,
-                                               .n        = at.cols,
-                                               .k        = problem.k,
-                                               .a        = from_row(problem.a, row),
-                                               .b        = from_col(problem.b, col),
-                                               .c        = sums,
-                                               .c_stride = max_cols},
-                           [](auto...) {});
+        multiply_panels(kernel,
+                        PanelProduct<T>{.m        = at.rows,
+                                        .n        = at.cols,
+                                        .k        = problem.k,
+                                        .a        = from_row(problem.a, row),
+                                        .b        = from_col(problem.b, col),
+                                        .c        = sums,
+                                        .c_stride = max_cols},
+                        [](auto...) {});
         finish(problem, at, [&](std::int64_t i, std::int64_t j) { return sums[i * max_cols + j]; });
       }
     }
     return true;
   }
-#endif
   return false;
 }
 
@@ -192,16 +243,36 @@ bool blas_tile(const Gemm<T>& problem, const Range& tile) {
 
 }  // namespace
 
-std::string_view gemm_library() {
-  const std::string_view blas = cpu::blas_library();
-  if (has_neon && (!cblas_first || blas.empty())) return "neon";
-  return blas.empty() ? "own" : blas;
+bool has(GemmKernel kernel) noexcept {
+  switch (kernel) {
+    case GemmKernel::neon:
+#ifdef __aarch64__
+      return true;
+#else
+      return false;
+#endif
+    case GemmKernel::avx2:
+      return cpu::has(cpu::Instructions::avx2);
+    case GemmKernel::avx512:
+      return cpu::has(cpu::Instructions::avx512);
+    default:
+      return true;
+  }
 }
 
-std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n) {
-  if (m == 0 || n == 0) return 0;
-  const Cut tile = cut(m, n);
-  return pieces(m, tile.rows) * pieces(n, tile.cols);
+std::string_view gemm_library() {
+  const std::string_view blas = cpu::blas_library();
+  if (cblas_first && !blas.empty()) return blas;
+  switch (best_kernel()) {
+    case GemmKernel::neon:
+      return "neon";
+    case GemmKernel::avx2:
+      return "avx2";
+    case GemmKernel::avx512:
+      return "avx512";
+    default:
+      return blas.empty() ? "own" : blas;
+  }
 }
 
 namespace {
@@ -240,47 +311,66 @@ void watch(const Gemm<T, Sum>& problem, const Range& at) {
 
 template <class T, class Sum>
 void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel) {
+  if (range.rows == 0 || range.cols == 0) return;
   if constexpr (watches) watch(problem, range);
-  const bool fastest = kernel == GemmKernel::fastest;
-  if ((kernel == GemmKernel::neon || (fastest && !cblas_first)) && neon_tile(problem, range)) return;
+  const bool fastest    = kernel == GemmKernel::fastest;
+  const GemmKernel ours = fastest ? best_kernel() : kernel;
+  if (!(fastest && cblas_first) && panel_tile(problem, range, ours)) return;
   if constexpr (std::same_as<T, Wide<T>>) {
     if (fastest && blas_tile(problem, range)) return;
   }
-  if (fastest && cblas_first && neon_tile(problem, range)) return;
+  if (fastest && cblas_first && panel_tile(problem, range, ours)) return;
   own_tile(problem, range);
+}
+
+// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that.
+template <class T>
+bool can_join(GemmKernel kernel) {
+  const bool ours_first = !cblas_first && std::same_as<Wide<T>, float> && best_kernel() != GemmKernel::own;
+  return kernel != GemmKernel::fastest || ours_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
 }
 
 }  // namespace
 
-// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that.
 template <class T>
-bool gemm_joins(GemmKernel kernel) {
-  const bool neon_first = has_neon && !cblas_first && std::same_as<Wide<T>, float>;
-  return kernel != GemmKernel::fastest || neon_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
+std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel) {
+  if (m == 0 || n == 0) return 0;
+  const Cut cut(m, n);
+  return std::int64_t{1} << (can_join<T>(kernel) ? cut.all : cut.large);
+}
+
+template <class T>
+std::int64_t gemm_joined(std::int64_t m, std::int64_t n, GemmKernel kernel) {
+  if (m == 0 || n == 0 || !can_join<T>(kernel)) return 1;
+  const Cut cut(m, n);
+  return std::int64_t{1} << (cut.all - cut.large);
 }
 
 template <class T, class Sum>
 void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end, GemmKernel kernel) {
-  const Cut size            = cut(problem.m, problem.n);
-  const std::int64_t across = pieces(problem.n, size.cols);
-  for (std::int64_t tile = first, next; tile < end; tile = next) {
-    std::int64_t down = 1;
-    next              = tile + 1;
-    if (gemm_joins<T>(kernel)) {
-      // Whole rows of tiles, or the rest of one row.
-      down = tile % across == 0 ? std::max<std::int64_t>((end - tile) / across, 1) : 1;
-      next = down > 1 ? tile + down * across : std::min(end, (tile / across + 1) * across);
+  if (first >= end) return;
+  Cut cut(problem.m, problem.n);
+  const bool joins = can_join<T>(kernel);
+  if (!joins) cut.all = cut.large;
+  while (first < end) {
+    int doubled = 0;
+    if (joins) {
+      doubled = first == 0 ? cut.all : std::countr_zero(static_cast<std::uint64_t>(first));
+      while (first + (std::int64_t{1} << doubled) > end) --doubled;
     }
-    const std::int64_t row = tile / across * size.rows, col = tile % across * size.cols;
-    const std::int64_t cols = (down > 1 ? across : next - tile) * size.cols;
-    multiply(problem, {row, col, std::min(down * size.rows, problem.m - row), std::min(cols, problem.n - col)}, kernel);
+    multiply(problem, cut.range(first, doubled), kernel);
+    first += std::int64_t{1} << doubled;
   }
 }
 
-template bool gemm_joins<float>(GemmKernel);
-template bool gemm_joins<double>(GemmKernel);
-template bool gemm_joins<bf16>(GemmKernel);
-template bool gemm_joins<f16>(GemmKernel);
+#define STEPGRAPH_TILES(T)                                                         \
+  template std::int64_t num_gemm_tiles<T>(std::int64_t, std::int64_t, GemmKernel); \
+  template std::int64_t gemm_joined<T>(std::int64_t, std::int64_t, GemmKernel)
+STEPGRAPH_TILES(float);
+STEPGRAPH_TILES(double);
+STEPGRAPH_TILES(bf16);
+STEPGRAPH_TILES(f16);
+#undef STEPGRAPH_TILES
 template void gemm_tiles(const Gemm<float>&, std::int64_t, std::int64_t, GemmKernel);
 template void gemm_tiles(const Gemm<double>&, std::int64_t, std::int64_t, GemmKernel);
 template void gemm_tiles(const Gemm<bf16>&, std::int64_t, std::int64_t, GemmKernel);

@@ -2,31 +2,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "ops/cpu/matrix.hpp"
 #include "ops/tape/tensor.hpp"
 
 // Matrix products, computed in tiles on one core each. Internal to ops/. The bits of a result depend only on its sizes
 // and on the layout of its operands, not on the thread that computes a tile or on memory addresses.
 namespace stepgraph {
-
-// Element (i, j) is data[i * row_stride + j * col_stride]. Swap the strides to transpose.
-template <class T>
-struct Matrix {
-  const T* data           = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t col_stride = 1;
-};
-template <class T>
-[[nodiscard]] Matrix<T> transposed(const Matrix<T>& of) {
-  return {of.data, of.col_stride, of.row_stride};
-}
-template <class T>
-[[nodiscard]] Matrix<T> from_row(const Matrix<T>& of, std::int64_t row) {
-  return {of.data + row * of.row_stride, of.row_stride, of.col_stride};
-}
-template <class T>
-[[nodiscard]] Matrix<T> from_col(const Matrix<T>& of, std::int64_t col) {
-  return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
-}
 
 // c = (base +) a b + bias, rounded once from a sum in the wide type. The epilogue then multiplies c by `times`, and
 // `activate` writes y and may change c.
@@ -44,21 +25,27 @@ struct Gemm {
   Sum* y                                              = nullptr;  // same layout as c; may be c
 };
 
-// c is cut into tiles by its shape alone. The tiles may be computed in any order on any threads, each once. They have
-// equal sizes and an even number where possible. Each thread keeps up to 1.7 MiB of scratch for its tiles.
-[[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n);
-
 // `own` is portable C++ and always available: each element is a sum over k in blocks of fixed length, in order, and its
-// bits depend only on its row, its column and k. `neon` is our kernel for 64-bit Arm, for all types but f64. The same
-// holds for it, except that it adds the blocks of k to the base one by one. Where it is not available or does not
-// support the type, `own` is used. `fastest` is neon, else the CBLAS found at configure time for the types it supports;
-// the CBLAS comes first if it was requested by name.
-enum class GemmKernel : std::uint8_t { fastest, neon, own };
-[[nodiscard]] std::string_view gemm_library();  // "blis", "openblas", "neon" or "own": the fastest one, for f32
+// bits depend only on its row, its column and k. `neon`, `avx2` and `avx512` are our kernels for 64-bit Arm and x86-64,
+// for all types but f64. The same holds for them, except that they add the blocks of k to the base one by one; all
+// three give the same bits. Where one is not available or does not support the type, `own` is used. `fastest` is the
+// best of the three that the machine has, else the CBLAS found at configure time for the types it supports; the CBLAS
+// comes first if it was requested by name.
+enum class GemmKernel : std::uint8_t { fastest, neon, avx2, avx512, own };
+[[nodiscard]] bool has(GemmKernel kernel) noexcept;  // this machine and this build
+// "blis", "openblas", "neon", "avx2", "avx512" or "own": the fastest one, for f32.
+[[nodiscard]] std::string_view gemm_library();
 
-// Whether adjacent tiles can be computed as one larger tile, which packs less: true for our kernels, false for a BLAS.
-template <class T>
-[[nodiscard]] bool gemm_joins(GemmKernel kernel = GemmKernel::fastest);
+// c is cut into tiles by its shape alone: halved again and again, until there are enough for 64 threads. The tiles may
+// be computed in any order on any threads, each once. They have almost equal sizes, and their number is a power of two.
+// In the order of their numbers, each aligned power of two of them is a rectangle, so neighbours can be computed as one
+// larger tile, which packs less. Each thread keeps up to 1.7 MiB of scratch for its tiles.
+template <class T = float>
+[[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel = GemmKernel::fastest);
+// How many neighbouring tiles a thread should compute as one, if it has as many. 1 for a BLAS: its bits depend on the
+// size of a tile. Its tiles are larger instead.
+template <class T = float>
+[[nodiscard]] std::int64_t gemm_joined(std::int64_t m, std::int64_t n, GemmKernel kernel = GemmKernel::fastest);
 
 // Tiles [first, end).
 template <class T, class Sum>
@@ -68,7 +55,7 @@ void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t en
 // All tiles, on the calling thread.
 template <class T, class Sum>
 void gemm(const Gemm<T, Sum>& problem, GemmKernel kernel = GemmKernel::fastest) {
-  gemm_tiles(problem, 0, num_gemm_tiles(problem.m, problem.n), kernel);
+  gemm_tiles(problem, 0, num_gemm_tiles<T>(problem.m, problem.n, kernel), kernel);
 }
 
 extern template void gemm_tiles(const Gemm<float>&, std::int64_t, std::int64_t, GemmKernel);

@@ -12,19 +12,6 @@ namespace stepgraph::cpu {
 
 inline constexpr std::int64_t neon_rows = 8, neon_cols = 12;
 
-// c = ((base +) a b (+ bias)) (times), in f32.
-template <class T>
-struct NeonProduct {
-  std::int64_t m = 0, n = 0, k = 0;
-  Matrix<T> a           = {};  // [m, k]
-  Matrix<T> b           = {};  // [k, n]
-  float* c              = nullptr;
-  const float* base     = nullptr;  // same layout as c; may be c
-  std::int64_t c_stride = 0;
-  const float* bias     = nullptr;
-  const float* times    = nullptr;  // same layout as c
-};
-
 // The output of a register block: out = ((base +) sums (+ bias)) (times).
 struct NeonOut {
   float* out;
@@ -208,7 +195,7 @@ struct NeonStep {
 
 // Packs panels [begin, end) of the right operand. Each one takes the space of a panel of 12.
 template <class T>
-void pack_right(NeonBlocks& packed, const NeonProduct<T>& product, const NeonPanels& panels, const NeonStep& step,
+void pack_right(NeonBlocks& packed, const PanelProduct<T>& product, const NeonPanels& panels, const NeonStep& step,
                 std::int64_t begin, std::int64_t end) {
   const Matrix<T> b             = from_row(product.b, step.first);
   const std::int64_t panel_size = neon_cols * step.padded, split = std::clamp(panels.twelves, begin, end);
@@ -223,7 +210,7 @@ void pack_right(NeonBlocks& packed, const NeonProduct<T>& product, const NeonPan
 
 // All packed rows times one panel of `width` columns, which starts at column `col`.
 template <std::int64_t width, class T>
-void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, const NeonStep& step, std::int64_t col,
+void multiply_column(const NeonBlocks& packed, const PanelProduct<T>& product, const NeonStep& step, std::int64_t col,
                      const float* right) {
   constexpr int vectors    = width / 4;
   const bool last          = step.first + step.depth == product.k;
@@ -249,7 +236,7 @@ void multiply_column(const NeonBlocks& packed, const NeonProduct<T>& product, co
 // depend only on its row, its column, base, bias and k: sums over blocks of k, whose length follows from k, are added
 // to the base one after the other.
 template <class T, class Done>
-void multiply_neon(NeonBlocks& packed, const NeonProduct<T>& product, const Done& done) {
+void multiply_neon(NeonBlocks& packed, const PanelProduct<T>& product, const Done& done) {
   const std::int64_t blocks = (product.k + NeonBlocks::max_depth - 1) / NeonBlocks::max_depth;
   const std::int64_t length = padded_depth((product.k + blocks - 1) / blocks);
   const NeonPanels panels(product.n);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "engine/run/context.hpp"
+#include "ops/cpu/lanes.hpp"
 #include "ops/tape/tensor.hpp"
 
 namespace stepgraph::cpu {
@@ -32,6 +33,23 @@ inline void for_tiles(const Context& context, std::int64_t size, std::int64_t ti
   }
   context.parallel_for((size + tile - 1) / tile,
                        [&](std::int64_t i) { body(i * tile, std::min(size, (i + 1) * tile)); });
+}
+
+// The same for columns of a matrix that are summed: body(begin, end) gets at most columns_per_tile. Where there are
+// more threads than such tiles, it gets fewer, down to two cache lines of f32; a column's bits do not depend on it.
+template <class Range>
+inline void for_columns(const Context& context, std::int64_t columns, const Range& body) {
+  constexpr std::int64_t narrow_tile = 32;
+  if (columns <= columns_per_tile) {
+    if (columns > 0) body(std::int64_t{0}, columns);
+    return;
+  }
+  context.parallel_for((columns + narrow_tile - 1) / narrow_tile, columns_per_tile / narrow_tile,
+                       [&](std::int64_t first, std::int64_t end) {
+                         const std::int64_t last = std::min(columns, end * narrow_tile);
+                         for (std::int64_t at = first * narrow_tile; at < last; at += columns_per_tile)
+                           body(at, std::min(last, at + columns_per_tile));
+                       });
 }
 
 // Elements per tile of an elementwise operation.

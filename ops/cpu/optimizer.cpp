@@ -171,31 +171,6 @@ void update_with(Instructions instructions, const Rows& rows, const Scalars& sca
 
 }  // namespace
 
-bool has(Instructions instructions) noexcept {
-  switch (instructions) {
-    case Instructions::of_the_build:
-      return true;
-#ifdef __x86_64__
-    case Instructions::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case Instructions::avx512:
-      return has(Instructions::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-    default:
-      break;
-#endif
-  }
-  return false;
-}
-
-Instructions best_instructions() noexcept {
-  static const Instructions best = has(Instructions::avx512) ? Instructions::avx512
-                                   : has(Instructions::avx2) ? Instructions::avx2
-                                                             : Instructions::of_the_build;
-  return best;
-}
-
 template <class T, class Gradient, class Value>
 void adamw(const AdamWRows<T, Gradient, Value>& rows, const AdamWScalars& scalars, std::int64_t begin, std::int64_t end,
            Instructions instructions) {

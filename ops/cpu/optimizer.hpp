@@ -1,23 +1,17 @@
 #pragma once
-#include <array>
 #include <cstdint>
 
 #include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
+#include "ops/cpu/instructions.hpp"
 #include "ops/optimizer_scalars.hpp"
 
 // Weight updates, element by element. Scalars that change from step to step are passed as doubles and rounded to the
 // weight's type once. Gradients have the weight's type, or a 2-byte type beside an f32 weight. Values have a 2-byte
-// type.
+// type. All instructions give the same bits: those of a device, which fuses the same products with additions.
+// `of_the_build` calls a function of the C library for each of these, unless it is compiled for a machine that fuses
+// them.
 namespace stepgraph::cpu {
-
-// The instructions of x86-64 that a call uses; other machines have the first only. All give the same bits: those of a
-// device, which fuses the same products with additions. The first calls a function of the C library for each of these,
-// unless it is compiled for a machine that fuses them.
-enum class Instructions : std::uint8_t { of_the_build, avx2, avx512 };
-inline constexpr std::array all_instructions{Instructions::of_the_build, Instructions::avx2, Instructions::avx512};
-[[nodiscard]] bool has(Instructions instructions) noexcept;  // this machine and this build
-[[nodiscard]] Instructions best_instructions() noexcept;
 
 using stepgraph::AdamWScalars;
 template <class T, class Gradient = T, class Value = bf16>

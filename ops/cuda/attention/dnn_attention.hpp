@@ -4,8 +4,8 @@
 // Attention by cuDNN's fused kernels. Plans are created once per shape and kept.
 namespace stepgraph::cuda {
 
-// Whether cuDNN computes forward attention: heads of 64 or 128, whole tiles of 128 positions, and no dropout (cuDNN
-// would choose its own mask), and a plan that needs no more workspace than dnn_forward_workspace. log_sums are then
+// Whether cuDNN computes forward attention: heads of 32 to 128 elements in multiples of 8, whole tiles of 128 positions,
+// and no dropout (cuDNN would choose its own mask), and a plan that needs no more workspace than dnn_forward_workspace. log_sums are then
 // natural logarithms, [sequence, head, position]. The answer is the same for a forward and its backward. T is bf16 or
 // f16.
 template <class T>

@@ -135,9 +135,10 @@ inline constexpr std::int64_t product_notes_bytes = 256;
 
 // --- attention by cuDNN ----------------------------------------------------------------------------------------------
 
-// Whether the shape is one for cuDNN: heads of 64 or 128 elements, whole tiles of 128 positions, 2-byte elements.
+// Whether the shape is one for cuDNN: heads of 32 to 128 elements, in multiples of 8, whole tiles of 128 positions,
+// 2-byte elements.
 [[nodiscard]] constexpr bool is_dnn_attention(std::int64_t seq, std::int64_t head_size, std::int64_t element_bytes) {
-  return element_bytes == 2 && seq % 128 == 0 && (head_size == 64 || head_size == 128);
+  return element_bytes == 2 && seq % 128 == 0 && head_size % 8 == 0 && head_size >= 32 && head_size <= 128;
 }
 // cuDNN says how much a plan needs only when there is a device, so these are upper bounds; a plan that needs more is
 // not used. Forward: a few numbers for each query. Backward of some sequences: the score gradients in T, from which dQ

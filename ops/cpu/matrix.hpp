@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+
+namespace stepgraph {
+
+// Element (i, j) is data[i * row_stride + j * col_stride]. Swap the strides to transpose.
+template <class T>
+struct Matrix {
+  const T* data           = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+};
+template <class T>
+[[nodiscard]] Matrix<T> transposed(const Matrix<T>& of) {
+  return {of.data, of.col_stride, of.row_stride};
+}
+template <class T>
+[[nodiscard]] Matrix<T> from_row(const Matrix<T>& of, std::int64_t row) {
+  return {of.data + row * of.row_stride, of.row_stride, of.col_stride};
+}
+template <class T>
+[[nodiscard]] Matrix<T> from_col(const Matrix<T>& of, std::int64_t col) {
+  return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
+}
+
+// c = ((base +) a b (+ bias)) (times), in f32: what our kernels for one kind of processor compute.
+template <class T>
+struct PanelProduct {
+  std::int64_t m = 0, n = 0, k = 0;
+  Matrix<T> a           = {};  // [m, k]
+  Matrix<T> b           = {};  // [k, n]
+  float* c              = nullptr;
+  const float* base     = nullptr;  // same layout as c; may be c
+  std::int64_t c_stride = 0;
+  const float* bias     = nullptr;
+  const float* times    = nullptr;  // same layout as c
+};
+
+}  // namespace stepgraph
