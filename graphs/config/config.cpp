@@ -153,12 +153,20 @@ void read_comm(const ConfigReader& root, Config& config) {
   section.boolean("exact", config.exact);
   if (section.is_empty_text("machine")) return;  // the default
   section.text("machine", config.machine);
-  if (!config.machine.empty() && config.plan.algorithm != Algorithm::adaptive && !config.plan.pipeline.balanced &&
-      config.plan.pipeline.schedule != "auto")
-    section.refuse(
-        "machine",
-        str("'", config.machine, "' with algorithm ", config.plan.algorithm,
-            ", which does not look at a machine (adaptive, pipeline.split balanced, or pipeline.schedule auto)"));
+}
+
+// Needs all that may look at a machine.
+void check_machine(const ConfigReader& root, const Config& config) {
+  const Plan& plan        = config.plan;
+  const bool has_devices  = config.backend == "cuda" || config.backend == "nccl";
+  const bool uses_devices = plan.offload.moves_something() || plan.recompute == Recompute::automatic;
+  const bool looks        = plan.algorithm == Algorithm::adaptive || plan.pipeline.balanced ||
+                     plan.pipeline.schedule == "auto" || (has_devices && uses_devices);
+  if (config.machine.empty() || looks) return;
+  root.section("comm", comm_keys)
+      .refuse("machine", str("'", config.machine, "' with algorithm ", plan.algorithm,
+                             ", which does not look at a machine (adaptive, pipeline.split balanced, pipeline.schedule "
+                             "auto, or on GPUs offload or recompute auto)"));
 }
 
 // Needs `comm`. NCCL has algorithms of its own, which it chooses among unless it is told one.
@@ -238,7 +246,7 @@ Config read(const JsonValue& value) {
   read_update(root, config.plan.update);
   read_precision(root, value.find("precision"), config.plan.precision);
   read_optimizer(root, value.find("optimizer"), config.plan.optimizer);
-  config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::full);
+  config.plan.recompute = read_enum(root, "recompute", config.plan.recompute, Recompute::automatic);
   read_comm(root, config);
   config.checkpoint = read_checkpoint(root);
   config.eval       = read_eval(root, config.data);
@@ -247,6 +255,7 @@ Config read(const JsonValue& value) {
   const Names backends{"loopback", "cuda", "gloo", "mpi", "nccl"};
   config.backend = backends[root.choice("backend", 0, backends)];
   check_nccl(root, config);
+  check_machine(root, config);
   if (config.plan.update.mode == UpdateWhen::asynchronous && config.backend != "loopback")
     root.refuse("update.mode", str("asynchronous with backend ", config.backend,
                                    ": ranks share versions of the weights in the memory of one process (loopback, or "

@@ -97,7 +97,7 @@ void ConfigReader::integers(std::string_view key, std::vector<int>& field, const
   const JsonValue* found = value(key);
   if (!found || (found->kind == Kind::string && std::find(words.begin(), words.end(), found->text) != words.end()))
     return;
-  std::string right;
+  std::string right = found->kind == Kind::string ? did_you_mean(found->text, words) : "";
   for (const std::string_view word : words) right += str("\"", word, "\", ");
   right += str("or a list of integers from ", min, " to ", max);
   if (found->kind != Kind::list || found->items.empty())

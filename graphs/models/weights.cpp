@@ -5,6 +5,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/half.hpp"
+#include "ops/tape/number.hpp"
 
 namespace stepgraph {
 namespace {
@@ -104,19 +105,39 @@ TensorShape tensor_shape(const WeightSpec& weight, const TpPiece& piece) {
   return shape;
 }
 
-template <class T>
-void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
-                std::int64_t begin, std::span<T> part) {
+namespace {
+
+// Calls visit(element of the tensor, element of the part, elements) for each stretch of a piece in the part.
+template <class Visit>
+void for_stretches(const WeightSpec& weight, const TpPiece& piece, std::int64_t elements, std::int64_t begin,
+                   std::size_t part_size, const Visit& visit) {
   const auto [outer, inner] = around(weight);
   const std::int64_t stride = elements / outer, size = piece.size * inner;  // of one outer index: the weight, the piece
-  const std::int64_t end = begin + static_cast<std::int64_t>(part.size());
+  const std::int64_t end = begin + static_cast<std::int64_t>(part_size);
   for (std::int64_t o = begin / std::max<std::int64_t>(stride, 1); o < outer && o * stride < end; ++o) {
     const std::int64_t first = o * stride + piece.local * inner;
     const std::int64_t from = std::max(first, begin), to = std::min(first + size, end);
-    if (from >= to) continue;
-    std::copy_n(tensor.data() + (o * piece.tensor_size + piece.begin) * inner + (from - first), to - from,
-                part.data() + (from - begin));
+    if (from < to) visit((o * piece.tensor_size + piece.begin) * inner + (from - first), from - begin, to - from);
   }
+}
+
+}  // namespace
+
+template <class T>
+void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
+                std::int64_t begin, std::span<T> part) {
+  for_stretches(weight, piece, elements, begin, part.size(), [&](std::int64_t from, std::int64_t to, std::int64_t num) {
+    std::copy_n(tensor.data() + from, num, part.data() + to);
+  });
+}
+
+template <class T>
+void round_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const double> tensor, std::int64_t elements,
+                 std::int64_t begin, std::span<T> part) {
+  for_stretches(weight, piece, elements, begin, part.size(), [&](std::int64_t from, std::int64_t to, std::int64_t num) {
+    std::transform(tensor.data() + from, tensor.data() + from + num, part.data() + to,
+                   [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
+  });
 }
 
 template <class T>
@@ -142,6 +163,14 @@ template void take_piece(const WeightSpec&, const TpPiece&, std::span<const f16>
                          std::span<f16>);
 template void take_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
                          std::span<double>);
+template void round_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
+                          std::span<float>);
+template void round_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
+                          std::span<bf16>);
+template void round_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
+                          std::span<f16>);
+template void round_piece(const WeightSpec&, const TpPiece&, std::span<const double>, std::int64_t, std::int64_t,
+                          std::span<double>);
 template void take_piece(const WeightSpec&, const TpPiece&, std::span<const float>, std::span<float>);
 template void take_piece(const WeightSpec&, const TpPiece&, std::span<const bf16>, std::span<bf16>);
 template void take_piece(const WeightSpec&, const TpPiece&, std::span<const f16>, std::span<f16>);

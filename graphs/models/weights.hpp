@@ -53,6 +53,10 @@ void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const 
 template <class T>
 void take_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> tensor, std::int64_t elements,
                 std::int64_t begin, std::span<T> part);
+// The same from a tensor of doubles, which are rounded to float and then to T where T is shorter.
+template <class T>
+void round_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const double> tensor, std::int64_t elements,
+                 std::int64_t begin, std::span<T> part);
 template <class T>
 void put_piece(const WeightSpec& weight, const TpPiece& piece, std::span<const T> local, std::span<T> tensor);
 

@@ -5,7 +5,7 @@
 namespace stepgraph {
 
 std::string_view to_string(Recompute kind) noexcept {
-  constexpr std::array<std::string_view, 3> names{"none", "selective", "full"};
+  constexpr std::array<std::string_view, 4> names{"none", "selective", "full", "auto"};
   return names[static_cast<std::size_t>(kind)];
 }
 

@@ -2,28 +2,23 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/run/recorder.hpp"
-#include "graphs/files/token_data.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
-#include "graphs/predict/calibration.hpp"
+#include "graphs/predict/trials.hpp"
 #include "graphs/train/trainer.hpp"
 
 namespace stepgraph {
 namespace {
 
-// One measured step: a model of few layers in one layout.
-struct Trial {
-  Model model;
-  Plan plan       = {};
-  BatchSpec batch = {};
-};
+using trials::Key;
+using trials::Trial;
+using trials::undisturbed;
 
 // The size of a model. Layers are alike, so one layer is enough.
 struct Size {
@@ -37,7 +32,7 @@ Model gpt2_of(const Size& size, int layers = 1) {
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes. With one rank, all threads share its
 // nodes. Large models are measured at fewer sizes: they take most of the time.
-std::vector<Trial> trials(int threads, bool small) {
+std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
   std::vector<Trial> all;
@@ -68,31 +63,23 @@ std::vector<Trial> trials(int threads, bool small) {
     add(model, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
     add(model, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
   }
+  // In bf16: layouts that have all ops, of models that are not large.
+  const std::size_t num_f32 = all.size();
+  for (std::size_t i = 0; i < num_f32; ++i) {
+    if (all[i].model.width >= large.width) continue;
+    all.push_back(all[i]);
+    all.back().plan.precision.param = DType::bf16;
+  }
   return all;
-}
-
-// Cheap values of the size of fresh weights.
-void set_some_weights(StepRun& run) {
-  run.set_weights([](const std::string&, const TensorShape&, const Init& init, std::span<double> values) {
-    std::uint32_t bits = 12345;
-    for (double& value : values) {
-      bits  = bits * 1664525 + 1013904223;
-      value = init.deviation == 0 ? init.constant : init.deviation * 3.4 * (bits / 4294967296.0 - 0.5);
-    }
-  });
 }
 
 struct Sample {
   double others_share;
   double seconds;
 };
-using Key     = std::tuple<std::string, double, double>;  // op, flops, bytes
 using Samples = std::map<Key, std::vector<Sample>>;
 
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
-
-// The quantile of times that counts: below the median, because other programs only make nodes slower.
-constexpr double undisturbed = 0.35;
 
 // A measurement with few, or with many, other threads busy: two points of a line.
 struct End {
@@ -129,15 +116,13 @@ class Calibrator {
   void run(const Trial& trial) {
     const auto world = make_world_(Layout(trial.plan.layout).num_ranks());
     Trainer trainer(trial.model, trial.plan, trial.batch, *world, {.threads = threads_});
-    set_some_weights(trainer.run());
-    const TokenData data(SyntheticTokens{}, trial.model.vocab);
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(trial.batch.global * trial.batch.seq) + 1);
-    data.read(0, tokens);
+    trials::set_some_weights(trainer.run());
+    const std::vector<std::int32_t> tokens = trials::some_tokens(trial);
     Recorder recorder;
     (void)trainer.step(tokens);  // warm-up: first touch of memory
     for (int step = 0; step < options_.steps; ++step) {
       (void)trainer.step(tokens, &recorder);
-      look_at(trainer.run().step().graph, recorder.timeline(), trial.plan == Plan{});
+      look_at(trainer.run().step().graph, recorder.timeline(), trial.plan);
     }
   }
 
@@ -146,15 +131,22 @@ class Calibrator {
                     .cores           = num_cores(),
                     .threads         = threads_,
                     .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
+    add_ops(samples_, out.ops);
+    add_ops(samples_bf16_, out.ops_bf16);
+    return out;
+  }
+
+ private:
+  static void add_ops(const Samples& all, Calibration::Ops& ops) {
     // Where an op of some size has one measurement only, the other follows from the op's median ratio.
     std::map<std::string, std::vector<double>> ratios;
-    for (const auto& [key, samples] : samples_) {
+    for (const auto& [key, samples] : all) {
       const auto alone = end_of(samples, false), busy = end_of(samples, true);
       if (!alone || !busy) continue;
       const RatePoint point = between(key, *alone, *busy);
       ratios[std::get<0>(key)].push_back(point.busy_s / point.alone_s);
     }
-    for (const auto& [key, samples] : samples_) {
+    for (const auto& [key, samples] : all) {
       const auto alone = end_of(samples, false), busy = end_of(samples, true);
       RatePoint point{std::get<1>(key), std::get<2>(key), 0, 0};
       if (alone && busy) {
@@ -169,17 +161,17 @@ class Calibrator {
         for (const Sample& sample : samples) seconds.push_back(sample.seconds);
         point.busy_s = point.alone_s = quantile(seconds, undisturbed);
       }
-      if (point.busy_s > 0 && point.alone_s > 0) out.ops[std::get<0>(key)].push_back(point);
+      if (point.busy_s > 0 && point.alone_s > 0) ops[std::get<0>(key)].push_back(point);
     }
-    return out;
   }
 
- private:
-  void look_at(const Graph& graph, const Timeline& timeline, bool one_rank) {
+  void look_at(const Graph& graph, const Timeline& timeline, const Plan& plan) {
+    Samples& samples    = plan.precision.param == DType::f32 ? samples_ : samples_bf16_;
+    const bool one_rank = plan == Plan{};
     std::map<std::uint32_t, double> lane_ends;  // by position on the compute lane
     for (const TaskTime& task : task_times(graph, timeline, threads_)) {
       if (!graph.op(task.node).empty() && task.seconds() > 0) {
-        samples_[{std::string(graph.op(task.node)), task.flops, task.bytes_moved}].push_back(
+        samples[{std::string(graph.op(task.node)), task.flops, task.bytes_moved}].push_back(
             {task.others_share, task.seconds()});
       }
       if (!one_rank || graph.lane(task.node) != graph.lane(Rank{0}, LaneKind::compute)) continue;
@@ -193,7 +185,7 @@ class Calibrator {
   const MakeWorld& make_world_;
   const CalibrateOptions& options_;
   int threads_;
-  Samples samples_;
+  Samples samples_, samples_bf16_;
   std::vector<double> gaps_;
 };
 
@@ -205,8 +197,9 @@ Calibration calibrate(const MakeWorld& make_world, const CalibrateOptions& optio
                                        " steps (threads of at least 0, steps of at least 1)"));
   }
   const int threads = options.threads > 0 ? options.threads : num_cores();
+  if (!options.device.empty()) return trials::calibrate_device(make_world, options, threads);
   Calibrator calibrator(make_world, options, threads);
-  for (const Trial& trial : trials(threads, options.small)) calibrator.run(trial);
+  for (const Trial& trial : trials_of(threads, options.small)) calibrator.run(trial);
   return calibrator.result();
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int format_version          = 1;
 constexpr std::int64_t most_bytes     = 16 << 20;
-constexpr double streaming_intensity  = 4;  // flops per byte; ops below it are limited by memory
 constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
 
 using Kind = JsonValue::Kind;
@@ -44,67 +43,93 @@ int count(const JsonValue& object, std::string_view key) {
   return static_cast<int>(value.number);
 }
 
-std::vector<RatePoint> points_of(const JsonValue& list, const std::string& op) {
+std::vector<RatePoint> points_of(const JsonValue& list, const std::string& what) {
   std::vector<RatePoint> points;
-  if (list.kind != Kind::list || list.items.empty()) refuse(str("ops.", op, ": is not a list of points"));
+  if (list.kind != Kind::list || list.items.empty()) refuse(str(what, ": is not a list of points"));
   for (const JsonValue& item : list.items) {
     if (item.kind != Kind::list || item.items.size() != 4)
-      refuse(str("ops.", op, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s]"));
-    const auto at = [&](std::size_t i) { return number(item.items[i], str("ops.", op)); };
+      refuse(str(what, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s]"));
+    const auto at = [&](std::size_t i) { return number(item.items[i], what); };
     points.push_back({at(0), at(1), at(2), at(3)});
   }
   try {
     (void)RateTable(points);
   } catch (const Error& error) {
-    refuse(str("ops.", op, ": ", error.what()));
+    refuse(str(what, ": ", error.what()));
   }
   return points;
 }
 
-// The rate of ops without measurements.
-Rate usual_rate(const Calibration& calibration) {
-  Rate rate{.flops_per_s = 0, .overhead_s = calibration.node_overhead_s};
-  std::vector<double> streams;
-  for (const auto& [op, points] : calibration.ops) {
-    for (const RatePoint& point : points) {
-      rate.flops_per_s = std::max(rate.flops_per_s, point.flops / point.busy_s);
-      if (point.bytes_moved > 0 && point.flops <= streaming_intensity * point.bytes_moved)
-        streams.push_back(point.bytes_moved / point.busy_s);
+Calibration::Ops ops_in(const JsonValue& ops, std::string_view what) {
+  Calibration::Ops found;
+  if (ops.kind != Kind::object || ops.items.empty()) refuse(str(what, ": is empty"));
+  for (std::size_t i = 0; i < ops.items.size(); ++i) {
+    if (ops.key[i].empty()) refuse(str(what, ": a name is empty"));
+    found.emplace(ops.key[i], points_of(ops.items[i], str(what, ".", ops.key[i])));
+  }
+  return found;
+}
+
+LaneKind lane_in(const JsonValue& value) {
+  for (std::size_t i = 0; value.kind == Kind::string && i < num_lane_kinds; ++i) {
+    if (value.text == to_string(static_cast<LaneKind>(i))) return static_cast<LaneKind>(i);
+  }
+  refuse(str("beside: is ", excerpt(value), ", not a lane"));
+}
+
+// [["host", ["h2d", "d2h"], 2.1]]
+std::vector<Calibration::Beside> beside_in(const JsonValue& list) {
+  std::vector<Calibration::Beside> all;
+  if (list.kind != Kind::list) refuse(str("beside: is ", excerpt(list), ", not a list"));
+  for (const JsonValue& item : list.items) {
+    if (item.kind != Kind::list || item.items.size() != 3 || item.items[1].kind != Kind::list)
+      refuse(str("beside: has ", excerpt(item), ", not [lane, [lanes], factor]"));
+    Calibration::Beside made{.lane = lane_in(item.items[0]), .factor = number(item.items[2], "beside")};
+    for (const JsonValue& other : item.items[1].items) made.others.push_back(lane_in(other));
+    try {
+      Machine(1).beside(made.lane, made.others, made.factor);
+    } catch (const Error& error) {
+      refuse(str("beside: ", error.what()));
     }
+    all.push_back(std::move(made));
   }
-  if (rate.flops_per_s <= 0) rate.flops_per_s = unlimited;
-  if (!streams.empty()) {
-    std::nth_element(streams.begin(), streams.begin() + static_cast<std::ptrdiff_t>(streams.size() / 2), streams.end());
-    rate.bytes_per_s = streams[streams.size() / 2];
-  }
-  return rate;
+  return all;
 }
 
-}  // namespace
-
-Machine calibrated_machine(const Calibration& calibration, int num_ranks) {
-  const Rate usual = usual_rate(calibration);
-  Machine machine  = loopback_machine({.ranks   = num_ranks,
-                                       .threads = calibration.threads,
-                                       .rates = {.compute = usual, .communicate = usual, .copy = usual, .host = usual}});
-  for (const auto& [op, points] : calibration.ops) machine.rate(op, RateTable(points));
-  return machine;
-}
-
-std::string to_json(const Calibration& calibration) {
-  std::string text =
-      str("{\"type\": \"machine\", \"version\": ", format_version, ",\n \"host\": ", json_line(calibration.host),
-          ", \"cores\": ", calibration.cores, ", \"threads\": ", calibration.threads,
-          ", \"node_overhead_s\": ", json_line(calibration.node_overhead_s), ",\n \"ops\": {");
+std::string ops_text(const Calibration::Ops& ops) {
+  std::string text;
   const char* between = "\n";
-  for (const auto& [op, points] : calibration.ops) {
+  for (const auto& [op, points] : ops) {
     JsonValue list = JsonValue::list();
     for (const RatePoint& point : points)
       list.items.push_back(JsonValue::list({point.flops, point.bytes_moved, point.busy_s, point.alone_s}));
     text += str(between, "  ", json_line(op), ": ", json_line(list));
     between = ",\n";
   }
-  return text + "\n}}\n";
+  return text + "\n}";
+}
+
+}  // namespace
+
+std::string to_json(const Calibration& calibration) {
+  std::string text =
+      str("{\"type\": \"machine\", \"version\": ", format_version, ",\n \"host\": ", json_line(calibration.host),
+          ", \"cores\": ", calibration.cores, ", \"threads\": ", calibration.threads,
+          ", \"node_overhead_s\": ", json_line(calibration.node_overhead_s));
+  if (!calibration.device.empty()) text += str(",\n \"device\": ", json_line(calibration.device));
+  if (calibration.device_bytes > 0) text += str(", \"device_bytes\": ", calibration.device_bytes);
+  if (!calibration.beside.empty()) {
+    JsonValue list = JsonValue::list();
+    for (const Calibration::Beside& each : calibration.beside) {
+      JsonValue others = JsonValue::list();
+      for (const LaneKind other : each.others) others.items.emplace_back(std::string(to_string(other)));
+      list.items.push_back(JsonValue::list({std::string(to_string(each.lane)), others, each.factor}));
+    }
+    text += str(",\n \"beside\": ", json_line(list));
+  }
+  text += str(",\n \"ops\": {", ops_text(calibration.ops));
+  if (!calibration.ops_bf16.empty()) text += str(",\n \"ops_bf16\": {", ops_text(calibration.ops_bf16));
+  return text + "}\n";
 }
 
 Calibration parse_calibration(std::string_view text) {
@@ -126,11 +151,17 @@ Calibration parse_calibration(std::string_view text) {
   calibration.node_overhead_s = number(need(all, "node_overhead_s"), "node_overhead_s");
   if (!(calibration.node_overhead_s >= 0 && std::isfinite(calibration.node_overhead_s)))
     refuse("node_overhead_s: is not a time");
-  const JsonValue& ops = need(all, "ops");
-  if (ops.kind != Kind::object || ops.items.empty()) refuse("ops: is empty");
-  for (std::size_t i = 0; i < ops.items.size(); ++i) {
-    if (ops.key[i].empty()) refuse("ops: a name is empty");
-    calibration.ops.emplace(ops.key[i], points_of(ops.items[i], ops.key[i]));
+  calibration.ops = ops_in(need(all, "ops"), "ops");
+  if (const JsonValue* const found = all.find("ops_bf16")) calibration.ops_bf16 = ops_in(*found, "ops_bf16");
+  if (const JsonValue* const found = all.find("beside")) calibration.beside = beside_in(*found);
+  if (const JsonValue* const found = all.find("device")) {
+    if (found->kind != Kind::string) refuse(str("device: is ", excerpt(*found), ", not a name"));
+    calibration.device = found->text;
+  }
+  if (const JsonValue* const found = all.find("device_bytes")) {
+    const double bytes = number(*found, "device_bytes");
+    if (!(bytes >= 0 && bytes < 1e18)) refuse(str("device_bytes: is ", excerpt(*found), ", not a number of bytes"));
+    calibration.device_bytes = static_cast<std::int64_t>(bytes);
   }
   return calibration;
 }
@@ -161,7 +192,7 @@ std::string host_name() {
 
 int num_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-std::filesystem::path calibration_path(int threads) {
+std::filesystem::path calibration_path(int threads, const std::string& device) {
   const auto variable = [](const char* name) {
     const char* const value = std::getenv(name);
     return std::filesystem::path(value != nullptr ? value : "");
@@ -172,9 +203,11 @@ std::filesystem::path calibration_path(int threads) {
       throw Error(ErrorKind::config, "neither XDG_CACHE_HOME nor HOME is set (set one of them, or use --machine FILE)");
     folder = variable("HOME") / ".cache";
   }
-  std::string name = host_name();
+  std::string name =
+      str(host_name(), "-", num_cores(), "-cores-", threads, "-threads", device.empty() ? "" : "-", device);
   std::replace(name.begin(), name.end(), '/', '_');
-  return folder / "stepgraph" / str(name, "-", num_cores(), "-cores-", threads, "-threads.json");
+  std::replace(name.begin(), name.end(), ' ', '-');
+  return folder / "stepgraph" / (name + ".json");
 }
 
 }  // namespace stepgraph

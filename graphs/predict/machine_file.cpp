@@ -15,7 +15,8 @@ MachineFile load_machine_file(const std::filesystem::path& path) {
 }
 
 Machine machine_of(const MachineFile& file, int num_ranks, DType type) {
-  if (const auto* calibration = std::get_if<Calibration>(&file)) return calibrated_machine(*calibration, num_ranks);
+  if (const auto* calibration = std::get_if<Calibration>(&file))
+    return calibrated_machine(*calibration, num_ranks, type);
   return cluster_machine(std::get<Cluster>(file), num_ranks, type);
 }
 

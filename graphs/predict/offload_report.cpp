@@ -2,6 +2,8 @@
 
 #include "engine/look/analysis.hpp"
 #include "engine/run/packed.hpp"
+#include "engine/run/streams.hpp"
+#include "engine/simulate/simulate.hpp"
 
 namespace stepgraph {
 
@@ -109,6 +111,27 @@ OffloadFigures offload_figures(const StepRun& run, const Timeline& timeline) {
     }
   }
   return run.is_first() ? all : mine;
+}
+
+PredictedStep predicted_step(const Graph& graph, const Timeline& simulated) {
+  const auto name_of = [](std::optional<LaneKind> lane) -> std::string_view {
+    if (!lane || *lane == LaneKind::compute) return "compute";
+    const bool transfers =
+        *lane == LaneKind::h2d || *lane == LaneKind::d2h || *lane == LaneKind::host || *lane == LaneKind::disk;
+    return transfers ? to_string(*lane) : "communication";
+  };
+  PredictedStep out{.seconds = simulated.makespan_s};
+  for (const LaneBusy& lane : busy_lanes(graph, simulated)) {
+    if (lane.busy_s <= out.bound_s) continue;
+    out.bound   = name_of(lane.lane);
+    out.bound_s = lane.busy_s;
+  }
+  return out;
+}
+
+PredictedStep predicted_step(const Graph& graph, const MemoryPlan& plan, const Machine& device) {
+  const Edges edges = stream_edges(graph, plan);
+  return predicted_step(graph, simulate({graph, edges}, device));
 }
 
 }  // namespace stepgraph

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/graph/graph.hpp"
 #include "engine/graph/timeline.hpp"
+#include "engine/simulate/machine.hpp"
 #include "graphs/train/step_run.hpp"
 
 // What offload does in one step.
@@ -40,5 +42,14 @@ struct OffloadFigures {
 [[nodiscard]] OffloadFigures offload_figures(const StepGraph& step, const MemoryPlan& plan, const Timeline& timeline);
 // Of a recorded run, collective. Process 0: of all ranks.
 [[nodiscard]] OffloadFigures offload_figures(const StepRun& run, const Timeline& timeline);
+
+// A step on a measured device.
+struct PredictedStep {
+  double seconds         = 0;
+  std::string_view bound = {};  // what is busy longest: "compute", "communication", "h2d", "d2h", "host" or "disk" ...
+  double bound_s         = 0;   // ... on the rank on which it is busy longest
+};
+[[nodiscard]] PredictedStep predicted_step(const Graph& graph, const MemoryPlan& plan, const Machine& device);
+[[nodiscard]] PredictedStep predicted_step(const Graph& graph, const Timeline& simulated);
 
 }  // namespace stepgraph

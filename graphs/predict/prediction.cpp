@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "engine/run/streams.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/schedule/simulation.hpp"
 #include "graphs/step/pipeline.hpp"
@@ -41,19 +42,32 @@ Graph slowed_in_turns(const Graph& graph, double factor) {
   return made;
 }
 
+struct Simulating {
+  bool on_streams      = false;  // as on devices
+  bool chooses         = false;  // what is left to choose is chosen on the machine
+  double slow_in_turns = 1;
+};
+
 StepPrediction predict(const Model& model, const Plan& plan, const BatchSpec& batch, const Machine& machine,
-                       StepOptions options, double slow_in_turns = 1) {
-  const Plan split = with_split(model, plan, batch, options.machine);  // the stages that a run has
+                       StepOptions options, const Simulating& how = {}) {
+  const Plan split = with_split(model, plan, batch, {.machine = options.machine});  // the stages that a run has
   if (options.machine == nullptr) options.machine = &machine;
+  if (how.chooses && options.simulator == nullptr) options.simulator = &machine;
   StepPrediction out{.step         = training_step(model, split, batch, options),
                      .plan         = {},
                      .timeline     = {},
                      .tokens_per_s = 0,
                      .unmeasured   = {}};
-  if (slow_in_turns != 1 && !out.step.window.empty()) out.step.graph = slowed_in_turns(out.step.graph, slow_in_turns);
-  out.plan     = plan_memory(out.step.graph,
-                             {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
-  out.timeline = simulate({out.step.graph, out.plan}, machine);
+  if (how.slow_in_turns != 1 && !out.step.window.empty())
+    out.step.graph = slowed_in_turns(out.step.graph, how.slow_in_turns);
+  out.plan = plan_memory(out.step.graph,
+                         {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+  if (how.on_streams) {
+    const Edges edges = stream_edges(out.step.graph, out.plan);
+    out.timeline      = simulate({out.step.graph, edges}, machine);
+  } else {
+    out.timeline = simulate({out.step.graph, out.plan}, machine);
+  }
   if (out.makespan_s() > 0)
     out.tokens_per_s = static_cast<double>(std::int64_t{batch.global} * batch.seq) / out.step_s();
   return out;
@@ -87,15 +101,19 @@ std::int64_t StepPrediction::disk_bytes() const { return largest_arena(plan, Spa
 
 StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                             const Calibration& calibration, const StepOptions& options) {
+  const DType param     = plan.precision.param;
+  const bool has_device = !calibration.device.empty();
   StepPrediction out =
-      predict(model, plan, batch, calibrated_machine(calibration, Layout(plan.layout).num_ranks()), options);
+      predict(model, plan, batch, calibrated_machine(calibration, Layout(plan.layout).num_ranks(), param), options,
+              {.on_streams = has_device, .chooses = has_device && options.offload_rates == offload_rates(calibration)});
+  const Calibration::Ops measured = ops_of(calibration, param);
   std::set<std::string> unmeasured;
   for (std::uint32_t i = 0; i < out.step.graph.num_nodes(); ++i) {
-    const std::string op(out.step.graph.op(Node{i}));
-    if (!op.empty() && !calibration.ops.contains(op)) unmeasured.insert(op);
+    const std::string op = op_name(calibration, out.step.graph, Node{i});
+    if (!op.empty() && !measured.contains(op)) unmeasured.insert(op);
   }
   // A message is measured as `send`.
-  if (calibration.ops.contains("send")) unmeasured.erase("recv");
+  if (measured.contains("send")) unmeasured.erase("recv");
   out.unmeasured.assign(unmeasured.begin(), unmeasured.end());
   return out;
 }
@@ -108,7 +126,7 @@ StepPrediction predict_step(const Model& model, const Plan& given, const BatchSp
   // A single step is the same for every slow rank.
   if (cluster.slow_in_turns != 1 && plan.update.mode != UpdateWhen::asynchronous)
     machine.slow(Rank{0}, cluster.slow_in_turns * machine.slowness(Rank{0}));
-  return predict(model, plan, batch, machine, options, cluster.slow_in_turns);
+  return predict(model, plan, batch, machine, options, {.slow_in_turns = cluster.slow_in_turns});
 }
 
 std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) {

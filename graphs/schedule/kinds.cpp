@@ -4,6 +4,8 @@
 #include <string>
 
 #include "engine/base/error.hpp"
+#include "engine/base/nearest.hpp"
+#include "engine/base/words.hpp"
 #include "graphs/schedule/v_kinds.hpp"
 
 namespace stepgraph {
@@ -155,13 +157,15 @@ void check_schedule_spec(ScheduleKind kind, const ScheduleSpec& given) {
 
 std::string_view to_string(ScheduleKind kind) noexcept { return kind_names[static_cast<std::size_t>(kind)]; }
 
-ScheduleKind parse_schedule_kind(std::string_view name) {
-  std::string known;
+ScheduleKind parse_schedule_kind(std::string_view name, std::span<const std::string_view> others) {
+  std::vector<std::string_view> known;
   for (const ScheduleKind kind : all_schedule_kinds) {
     if (to_string(kind) == name) return kind;
-    known += str(known.empty() ? "" : ", ", to_string(kind));
+    known.push_back(to_string(kind));
   }
-  throw Error(ErrorKind::config, str("unknown kind '", name, "' (known: ", known, ")"));
+  known.insert(known.end(), others.begin(), others.end());
+  throw Error(ErrorKind::config, str("unknown kind '", name, "' (", did_you_mean(name, known), "known: ",
+                                     join_text(known, ", ", [](std::string_view each) { return each; }), ")"));
 }
 
 std::vector<Rank> looped_placement(int ranks, int chunks) {

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdint>
 #include <ostream>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -52,8 +53,9 @@ inline constexpr std::array all_schedule_kinds{
 [[nodiscard]] constexpr bool is_v_shaped(ScheduleKind kind) noexcept { return kind >= ScheduleKind::zb_v; }
 // The chunks that a kind has where no number is given: 2 in V placement, otherwise 1.
 [[nodiscard]] constexpr int usual_chunks(ScheduleKind kind) noexcept { return is_v_shaped(kind) ? 2 : 1; }
-[[nodiscard]] std::string_view to_string(ScheduleKind kind) noexcept;   // "1f1b", as on the command line
-[[nodiscard]] ScheduleKind parse_schedule_kind(std::string_view name);  // throws Error(config) that lists the names
+[[nodiscard]] std::string_view to_string(ScheduleKind kind) noexcept;  // "1f1b", as on the command line
+// Throws Error(config) that lists all names, and `others`: further names that can stand in its place.
+[[nodiscard]] ScheduleKind parse_schedule_kind(std::string_view name, std::span<const std::string_view> others = {});
 inline std::ostream& operator<<(std::ostream& out, ScheduleKind kind) { return out << to_string(kind); }
 
 struct ScheduleSpec {

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <optional>
 
 #include "engine/base/error.hpp"
 #include "graphs/schedule/kinds.hpp"
-#include "graphs/schedule/search_placement.hpp"
+#include "graphs/schedule/search/placement.hpp"
 #include "graphs/schedule/simulation.hpp"
 
 namespace stepgraph {
@@ -53,8 +51,7 @@ class Watch {
   explicit Watch(const ScheduleSearch& search) : search_(search) {}
 
   bool is_over(const PlacementSearch& now, double best_span, double bound_rate) {
-    const auto time      = Clock::now();
-    const double elapsed = std::chrono::duration<double>(time - begin_).count();
+    const double elapsed = elapsed_s();
     if (search_.on_progress && elapsed - told_s_ >= 0.1) {
       told_s_ = elapsed;
       search_.on_progress({.elapsed_s        = elapsed,
@@ -62,12 +59,25 @@ class Watch {
                            .lower_bound_rate = bound_rate,
                            .doing            = now.doing()});
     }
-    out_of_time_ |= search_.by_clock && elapsed > search_.budget_s;
+    return is_late();
+  }
+  bool is_late() {  // without progress
+    out_of_time_ |= search_.by_clock && elapsed_s() > search_.budget_s;
     return out_of_time_;
+  }
+  void finish(const FoundSchedule& found) const {
+    if (!search_.on_progress) return;
+    search_.on_progress({.elapsed_s        = elapsed_s(),
+                         .bubble_rate      = found.bubble_rate,
+                         .lower_bound_rate = found.lower_bound_rate,
+                         .doing            = "found by " + found.how,
+                         .is_result        = true});
   }
   [[nodiscard]] bool out_of_time() const { return out_of_time_; }
 
  private:
+  [[nodiscard]] double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+
   const ScheduleSearch& search_;
   Clock::time_point begin_ = Clock::now();
   double told_s_           = -1;  // the first call of is_over reports
@@ -75,43 +85,6 @@ class Watch {
 };
 
 double most_of(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
-
-// Of two schedules with spans that differ by rounding alone, the one with the lower peak is better.
-bool same_span(double a, double b) { return std::abs(a - b) < 1e-12 * std::max(a, b); }
-
-bool has_weights_in_order(const PipelineSchedule& schedule) {
-  std::vector<int> next(schedule.rank_of_stage.size(), 0);  // [stage]
-  for (const std::vector<Action>& row : schedule.rows) {
-    for (const Action& action : row) {
-      if (action.kind != ActionKind::weight_gradient && action.kind != ActionKind::backward) continue;
-      if (next[static_cast<std::size_t>(index(action.stage))]++ != index(action.microbatch)) return false;
-    }
-  }
-  return true;
-}
-
-// The best fixed kind of a placement, as it is: with B, and microbatches in its own order. Kinds whose W are not in
-// microbatch order are left out: their rows with the microbatches in order are among the starts of the search.
-struct FixedBest {
-  PipelineSchedule schedule = {};
-  double span = search::never, peak = search::never;
-  ScheduleKind kind{};
-};
-
-FixedBest best_kind(const Setting& setting, const ScheduleCosts& costs, const std::function<bool()>& is_over) {
-  FixedBest best;
-  for (const ScheduleKind kind : all_schedule_kinds) {
-    if (is_over()) break;
-    auto schedule = search::fixed_kind(setting, kind);
-    if (!schedule || !has_weights_in_order(*schedule)) continue;
-    const double peak = most_of(peak_activations(*schedule, setting.retain));
-    if (peak > setting.limit) continue;
-    const double span = simulate(*schedule, costs).longest_span;
-    if (same_span(span, best.span) ? peak < best.peak : span < best.span)
-      best = {std::move(*schedule), span, peak, kind};
-  }
-  return best;
-}
 
 }  // namespace
 
@@ -137,7 +110,7 @@ FoundSchedule search_schedule(const ScheduleSearch& search) {
   FoundSchedule found{.lower_bound_rate = 1};
   searches.reserve(settings.size());
   for (const Setting& setting : settings) {
-    searches.emplace_back(setting, search.seed);
+    searches.emplace_back(setting, search.seed, [&] { return watch.is_late(); });
     found.lower_bound_rate = std::min(found.lower_bound_rate, rate_of(setting, searches.back().bound_span()));
   }
   const PlacementSearch* best = nullptr;
@@ -161,12 +134,12 @@ FoundSchedule search_schedule(const ScheduleSearch& search) {
   found.schedule            = best->schedule([&] { return is_over(*best); });
   found.how                 = best->how();
   ScheduleTimeline timeline = simulate(found.schedule, costs);
-  for (const Setting& setting : settings) {
-    FixedBest fixed = best_kind(setting, costs, [&] { return is_over(*best); });
-    const bool same = same_span(fixed.span, timeline.longest_span);
-    if (same && (&setting != &best->setting() || fixed.peak > most_of(timeline.peak_activation))) continue;
+  for (const PlacementSearch& one : searches) {
+    const search::FixedKind& fixed = one.fixed();
+    const bool same                = search::same_span(fixed.span, timeline.longest_span);
+    if (same && (&one != best || fixed.peak > most_of(timeline.peak_activation))) continue;
     if (!same && fixed.span > timeline.longest_span) continue;
-    found.schedule = std::move(fixed.schedule);
+    found.schedule = fixed.schedule;
     found.how      = str(fixed.kind);
     timeline       = simulate(found.schedule, costs);
   }
@@ -180,6 +153,7 @@ FoundSchedule search_schedule(const ScheduleSearch& search) {
   }
   found.lower_bound_rate = std::min(found.lower_bound_rate, found.bubble_rate);  // rounding
   found.out_of_time      = watch.out_of_time();
+  watch.finish(found);
   return found;
 }
 

@@ -16,7 +16,8 @@ struct SearchProgress {
   double elapsed_s        = 0;
   double bubble_rate      = 1;  // of the best schedule so far
   double lower_bound_rate = 0;
-  std::string doing       = {};  // "two chunks, V placement: moving actions"
+  std::string doing       = {};  // "two chunks in V placement: moves"; of the result "found by counts, moves"
+  bool is_result          = false;
 };
 
 struct ScheduleSearch {
@@ -30,7 +31,7 @@ struct ScheduleSearch {
   double budget_s    = 60;
   bool by_clock      = true;  // false: trials alone end it, so the result never differs
   std::uint64_t seed = 0;
-  std::function<void(const SearchProgress&)> on_progress = {};  // about ten times a second, on the caller's thread
+  std::function<void(const SearchProgress&)> on_progress = {};  // about ten times a second, and in the end
 };
 
 struct FoundSchedule {
@@ -45,10 +46,12 @@ struct FoundSchedule {
   bool out_of_time                    = false;  // the clock cut it short: another run may give another schedule
 };
 
-// A schedule with the least bubble rate that is found within the limit. Its rate is not above that of any ScheduleKind
-// that fits the limit, with the same number of chunks, and the same search gives the same schedule, unless it is out of
-// time. W are in microbatch order. With costs for each stage, only the placements with that many stages are searched,
-// and the one with the shortest span is the best.
+// The schedule with the shortest longest span that is found within the limit; so it has the least bubble rate. Unless
+// it is out of time, no ScheduleKind that fits the limit, in the searched placements, has a shorter one. Spans that
+// differ by a relative 1e-12 or less count as equal, since they are rounded sums. The same search gives the same
+// schedule on the same kind of machine, unless it is out of time. W are in microbatch order. With costs for each stage,
+// only placements with that many stages are searched. Their busiest ranks can have different work, so there a longer
+// schedule can have a lower rate; the shorter one is still the better one.
 //
 // Throws Error(config) if the search has invalid numbers, a limit below 1 (a microbatch that runs through all stages
 // and back holds 1), or more than 65,535 microbatches.

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "engine/base/error.hpp"
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/step/build_step.hpp"
 #include "graphs/step/memory_requirement.hpp"
@@ -28,7 +27,8 @@ PipelineSchedule all_held(int pp, int chunks, int microbatches) {
 // Bytes of a pipeline rank's activations at the peak of a step. The plan has a schedule. Its homes are not counted:
 // whatever can be offloaded is on the device.
 std::int64_t activation_bytes(const Model& model, Plan plan, const BatchSpec& batch, int pp) {
-  plan.offload         = {};
+  plan.offload = {};
+  if (plan.recompute == Recompute::automatic) plan.recompute = Recompute::none;
   const Rank rank      = Layout(plan.layout).rank({.pp = pp});
   const StepGraph step = build_training_step(model, plan, batch, {.only = rank});
   return memory_requirement(step, rank, {.reuse = plan.reuse})[MemoryRole::activations];
@@ -54,14 +54,9 @@ double activation_limit(const Model& model, const Plan& plan, const BatchSpec& b
   for (int pp = 0; pp < plan.layout.pp; ++pp) {
     const double one  = bytes_of_held(model, plan, batch, pp, 1);
     const double more = std::max(1.0, (bytes_of_held(model, plan, batch, pp, 3) - one) / 2);  // of each further one
-    if (limit < one) {
-      throw Error(ErrorKind::config,
-                  str("pipeline.limit: ", plan.pipeline.limit_bytes, " bytes, but one microbatch takes ",
-                      static_cast<std::int64_t>(one), " on pipeline rank ", pp, " (as many or more)"));
-    }
-    units = std::min(units, 1 + (limit - one) / more);
+    units             = std::min(units, 1 + (limit - one) / more);
   }
-  return units;
+  return std::max(1.0, units);
 }
 
 PlannedActivations planned_activations(const Model& model, const Plan& plan, const BatchSpec& batch) {

@@ -62,6 +62,8 @@ void check_asynchronous(const Plan& plan, const StepOptions& options) {
                                  " with update.mode asynchronous: shards are gathered by all ranks together (none, or "
                                  "mode synchronous or stale)"));
   check_offloaded(plan.offload, refuse);
+  if (plan.recompute == Recompute::automatic)
+    refuse("recompute", "auto with update.mode asynchronous: windows are not simulated (none, selective or full)");
   check_reduction(plan, refuse);
   if (options.keep_gradients)
     refuse("update.mode", "asynchronous: there is no gradient of the whole batch that could be kept (synchronous)");

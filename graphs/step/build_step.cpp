@@ -5,6 +5,8 @@
 #include "engine/base/error.hpp"
 #include "graphs/step/builder.hpp"
 #include "graphs/step/offload/choose.hpp"
+#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/layers.hpp"
 #include "graphs/step/offload/strategy.hpp"
 #include "graphs/step/pipeline.hpp"
 #include "graphs/step/recompute.hpp"
@@ -42,18 +44,62 @@ void count_collectives(StepGraph& step) {
   }
 }
 
+OffloadAmounts usual_amounts(const Plan& plan, const StepOptions& options) {
+  return options.offload.value_or(manual_amounts(plan.offload));
+}
+
+// Recomputes layers as the plan says, or on ranks that have OffloadAmounts::layers, as these say.
+Graph with_recomputation(const StepGraph& step, const Plan& plan, const StepOptions& options) {
+  const OffloadAmounts usual = usual_amounts(plan, options);
+  std::map<Rank, const std::vector<ActivationMode>*> layers_of;
+  for (const Rank rank : step.graph.ranks()) {
+    const auto own      = options.offload_of.find(rank);
+    const auto& layers  = (own == options.offload_of.end() ? usual : own->second).layers;
+    const auto expected = static_cast<std::size_t>(step.model.layers);
+    if (layers.empty()) continue;
+    if (layers.size() != expected) {
+      throw Error(ErrorKind::config, str("offload: activations of ", layers.size(), " layers for rank ", rank,
+                                         " (one entry for each of the ", expected, " layers of the model, or none)"));
+    }
+    layers_of[rank] = &layers;
+  }
+  const Recompute otherwise = plan.recompute == Recompute::automatic ? Recompute::none : plan.recompute;
+  if (layers_of.empty()) return recompute(step.graph, otherwise);
+  return recompute(step.graph, [&](Rank rank, int layer) {
+    const auto found = layers_of.find(rank);
+    if (found == layers_of.end()) return otherwise;
+    const ActivationMode mode = (*found->second)[static_cast<std::size_t>(layer)];
+    return mode == ActivationMode::recompute ? Recompute::full : Recompute::none;
+  });
+}
+
+// Activations that are used again too soon stay on the device: no node uses their homes.
+HomePlan used_homes(HomePlan plan, const WithHomes& made) {
+  std::vector<bool> used(made.graph.num_buffers(), false);
+  for (std::uint32_t node = 0; node < made.graph.num_nodes(); ++node) {
+    for (std::size_t i = 0; i < made.graph.num_accesses(Node{node}); ++i)
+      used[made.graph.access(Node{node}, i).buffer.id] = true;
+  }
+  std::vector<Home> homes;
+  for (std::size_t i = 0; i < plan.homes.size(); ++i) {
+    if (plan.homes[i].of != OffloadClass::activations || used[made.homes[i].home.id]) homes.push_back(plan.homes[i]);
+  }
+  plan.homes = std::move(homes);
+  return plan;
+}
+
 // Gives offloaded buffers their homes.
 void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
-  step.offload.amounts    = options.offload.value_or(manual_amounts(plan.offload));
+  step.offload.amounts    = usual_amounts(plan, options);
   step.offload.amounts_of = options.offload_of;
   const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, options);
   if (homes.homes.empty()) return;
   step.offload.settings         = homes;
   step.offload.settings.homes   = {};
   step.offload.settings.updates = {};
-  step.offload.units            = offloaded_units(step.graph, homes);
   const std::uint32_t first_new = step.graph.num_buffers();
   WithHomes made                = with_homes(step.graph, homes);
+  step.offload.units            = offloaded_units(step.graph, used_homes(homes, made));
   step.graph                    = std::move(made.graph);
   step.homes                    = std::move(made.homes);
   for (std::uint32_t i = first_new; i < step.graph.num_buffers(); ++i) {
@@ -73,7 +119,7 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   }
   check_size(setup.step.graph);
   const Plan& plan = setup.plan;
-  setup.step.graph = recompute(setup.step.graph, plan.recompute);
+  setup.step.graph = with_recomputation(setup.step, plan, setup.options);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::activations);  // of tapes, and recomputed
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
@@ -94,6 +140,40 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
 }
 
 }  // namespace
+
+namespace {
+
+bool moves_layer(const std::vector<OffloadedUnit>& units, Rank rank, int layer) {
+  const std::string name = str("layer", layer, " ");
+  return std::any_of(units.begin(), units.end(), [&](const OffloadedUnit& unit) {
+    return unit.of == OffloadClass::activations && unit.rank == rank && unit.unit.starts_with(name);
+  });
+}
+
+}  // namespace
+
+std::optional<ActivationCounts> StepGraph::activations(std::optional<Rank> rank) const {
+  std::map<int, ActivationMode> modes;  // by layer
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
+    const Labels labels = graph.labels(Node{i});
+    if (labels.layer < 0 || labels.phase != "forward" || (rank && graph.rank(Node{i}) != *rank)) continue;
+    const auto own     = offload.amounts_of.find(graph.rank(Node{i}));
+    const auto& chosen = (own == offload.amounts_of.end() ? offload.amounts : own->second).layers;
+    if (chosen.empty()) continue;
+    ActivationMode& mode = modes[labels.layer];
+    mode                 = chosen.at(static_cast<std::size_t>(labels.layer));
+    if (mode == ActivationMode::offload && !moves_layer(offload.units, graph.rank(Node{i}), labels.layer))
+      mode = ActivationMode::keep;
+  }
+  if (modes.empty()) return std::nullopt;
+  ActivationCounts counts;
+  for (const auto& [layer, mode] : modes) {
+    ++(mode == ActivationMode::keep        ? counts.kept
+       : mode == ActivationMode::recompute ? counts.recomputed
+                                           : counts.offloaded);
+  }
+  return counts;
+}
 
 const HomeFormat* StepGraph::home(Buffer buffer) const {
   const auto found = std::find_if(homes.begin(), homes.end(), [&](const HomeFormat& of) { return of.home == buffer; });
@@ -121,8 +201,10 @@ void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
 
 // `build` builds a step that leaves nothing to choose. What is left to choose is chosen with steps of single ranks.
 StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains, const auto& build) {
-  const bool is_manual = plan.offload.strategy == OffloadStrategy::manual;
-  const bool chooses   = is_manual ? trains && plan.offload.optimizer && plan.offload.device_bytes > 0 : true;
+  const bool is_manual      = plan.offload.strategy == OffloadStrategy::manual;
+  const bool keeps          = trains && fills_device(plan.offload);
+  const bool chooses_layers = trains && plan.recompute == Recompute::automatic;
+  const bool chooses        = keeps || chooses_layers || !is_manual;
   if (!chooses || options.offload || !options.offload_of.empty()) return build(options);
   check_offload(plan.offload);
   const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) {
@@ -132,7 +214,12 @@ StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains
     return build(alone);
   };
   StepOptions chosen = options;
-  chosen.offload_of  = is_manual ? keep_residents(plan, options, of_rank) : choose_amounts(plan, options, of_rank);
+  if (chooses_layers) {
+    chosen.offload_of = choose_layers(plan, options, of_rank);
+  } else if (!is_manual) {
+    chosen.offload_of = choose_amounts(plan, options, of_rank);
+  }
+  if (keeps) chosen.offload_of = keep_residents(plan, chosen, of_rank);
   return build(chosen);
 }
 
@@ -144,7 +231,7 @@ StepGraph build_training_step(const Model& model, const Plan& plan, const BatchS
   StepOptions training = options;
   check_delay_options(plan.update, options);
   training.update_first |= plan.offload.overlaps_updates();
-  const Plan split = with_split(model, plan, batch, options.machine);
+  const Plan split = with_split(model, plan, batch, {.machine = options.machine});
   return build_chosen(split, training, true, [&](const StepOptions& of) {
     return build(StepSetup(model, resolve(split, model, batch, true), batch, true, of),
                  [](StepBuilder& builder) { builder.training(); });
@@ -153,7 +240,7 @@ StepGraph build_training_step(const Model& model, const Plan& plan, const BatchS
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  const Plan split = with_split(model, plan, batch, options.machine);
+  const Plan split = with_split(model, plan, batch, {.machine = options.machine, .search = false});
   return build_chosen(split, options, false, [&](const StepOptions& of) {
     return build(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
                  [result](StepBuilder& builder) { builder.forward_only(result); });

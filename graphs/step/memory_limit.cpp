@@ -58,8 +58,9 @@ std::vector<Change> with_smaller_microbatches(const Change& from) {
   return out;
 }
 
-// A strategy of offload still needs its budget.
+// Strategies of offload and recompute auto still need their budget.
 Plan without_limit(Plan plan) {
+  if (plan.recompute == Recompute::automatic) return plan;
   plan.memory_limit_bytes = 0;
   if (plan.offload.strategy == OffloadStrategy::manual) plan.offload.device_bytes = 0;
   return plan;

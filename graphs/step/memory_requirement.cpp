@@ -1,9 +1,7 @@
 #include "graphs/step/memory_requirement.hpp"
 
 #include <algorithm>
-#include <iomanip>
 #include <map>
-#include <sstream>
 
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
@@ -99,7 +97,9 @@ std::string_view to_string(MemoryRole role) noexcept {
 }
 
 MemoryRequirement memory_requirement(const StepGraph& step, const MemoryPlan& plan, Rank rank) {
-  return requirement_of(step.graph, plan, rank, [&](Buffer buffer) { return step.role(buffer); });
+  MemoryRequirement out = requirement_of(step.graph, plan, rank, [&](Buffer buffer) { return step.role(buffer); });
+  out.layers            = step.activations(rank);
+  return out;
 }
 
 MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const MemoryPlanOptions& planning) {
@@ -109,16 +109,20 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const Mem
   for (std::uint32_t i = 0; i < step.graph.num_buffers(); ++i) {
     if (step.graph.spec(Buffer{i}).rank == rank) roles.push_back(step.role(Buffer{i}));
   }
-  return requirement_of(own, plan_memory(own, planning), rank, [&](Buffer buffer) { return roles[buffer.id]; });
+  MemoryRequirement out =
+      requirement_of(own, plan_memory(own, planning), rank, [&](Buffer buffer) { return roles[buffer.id]; });
+  out.layers = step.activations(rank);
+  return out;
 }
 
 std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
-  const Plan plan = with_split(model, given, batch, options.machine);
+  const Plan plan = with_split(model, given, batch, {.machine = options.machine, .search = options.trains});
   StepOptions building{.keep_gradients      = options.keep_gradients,
                        .update_first        = options.update_first,
                        .join_tied_first     = options.join_tied_first,
                        .machine             = options.machine,
+                       .simulator           = options.simulator,
                        .issue_order         = options.issue_order,
                        .workspaces          = options.workspaces,
                        .offload_rates       = options.offload_rates,
@@ -192,17 +196,7 @@ std::string memory_table(std::span<const MemoryRequirement> requirements) {
     lines.push_back(std::move(rounded));
     lines.push_back(std::move(exact));
   }
-  std::vector<std::size_t> widths(lines.front().size(), 0);
-  for (const auto& line : lines) {
-    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
-  }
-  std::ostringstream out;
-  for (const auto& line : lines) {
-    out << std::left << std::setw(static_cast<int>(widths[0])) << line[0] << std::right;
-    for (std::size_t i = 1; i < line.size(); ++i) out << "  " << std::setw(static_cast<int>(widths[i])) << line[i];
-    out << '\n';
-  }
-  return out.str();
+  return table_text(lines);
 }
 
 std::string roles_text(const MemoryRequirement& requirement) {

@@ -18,15 +18,16 @@ struct MemoryRequirement {
   Rank rank               = {};
   std::vector<Rank> ranks = {};  // all ranks with the same requirement, this one included; ascending
   std::array<std::int64_t, all_memory_roles.size()> at_peak{};  // by role
-  std::int64_t unused_bytes      = 0;   // of the arena at the peak: alignment, and gaps between buffers
-  std::int64_t workspace_bytes   = 0;   // of all streams of the rank; 0 on the host
-  std::int64_t peak_bytes        = 0;   // what a run allocates: the arena and the workspaces
-  std::int64_t lower_bound_bytes = 0;   // no arena for the plan's order is smaller; with the workspaces
-  std::int64_t host_bytes        = 0;   // beside the device: of host memory for what is offloaded ...
-  std::int64_t disk_bytes        = 0;   // ... and on disk
-  std::string node               = {};  // the node that runs at the peak of the arena
-  std::string workspace_node     = {};  // the node that needs the largest workspace; empty: there is none
-  std::int64_t num_nodes         = 0;   // of the rank in a step
+  std::int64_t unused_bytes              = 0;   // of the arena at the peak: alignment, and gaps between buffers
+  std::int64_t workspace_bytes           = 0;   // of all streams of the rank; 0 on the host
+  std::int64_t peak_bytes                = 0;   // what a run allocates: the arena and the workspaces
+  std::int64_t lower_bound_bytes         = 0;   // no arena for the plan's order is smaller; with the workspaces
+  std::int64_t host_bytes                = 0;   // beside the device: of host memory for what is offloaded ...
+  std::int64_t disk_bytes                = 0;   // ... and on disk
+  std::string node                       = {};  // the node that runs at the peak of the arena
+  std::string workspace_node             = {};  // the node that needs the largest workspace; empty: there is none
+  std::int64_t num_nodes                 = 0;   // of the rank in a step
+  std::optional<ActivationCounts> layers = {};  // with Recompute::automatic: what was chosen for the rank's layers
 
   [[nodiscard]] std::int64_t operator[](MemoryRole role) const noexcept {
     return at_peak[static_cast<std::size_t>(role)];
@@ -45,7 +46,8 @@ struct MemoryRequirementOptions {
   bool update_first         = false;            // ... and update_first
   std::optional<Rank> rank  = {};               // only this rank: it costs what the rank's slice costs
   bool join_tied_first      = false;            // StepOptions::join_tied_first ...
-  const Machine* machine    = nullptr;          // ... and machine
+  const Machine* machine    = nullptr;          // ... machine ...
+  const Machine* simulator  = nullptr;          // ... and simulator
   IssueOrder issue_order    = IssueOrder::any;  // of the world on which the step would run ...
   WorkspaceNeeds workspaces = {};               // ... and its workspaces
   // StepOptions::offload_rates and device_memory_bytes

@@ -6,6 +6,7 @@
 #include "graphs/layout/divisibility.hpp"
 #include "graphs/schedule/csv.hpp"
 #include "graphs/schedule/kinds.hpp"
+#include "graphs/schedule/validate.hpp"
 
 namespace stepgraph {
 namespace {
@@ -44,6 +45,11 @@ PipelineSchedule schedule_of(const PipelinePlan& plan, int pp, int num_microbatc
   if (schedule.num_microbatches != num_microbatches) {
     throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "' is for ", schedule.num_microbatches,
                                        " microbatches (layout and batch make ", num_microbatches, ")"));
+  }
+  try {
+    validate(schedule);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::config, str("pipeline.schedule: '", plan.schedule, "': ", error.what()));
   }
   return schedule;
 }

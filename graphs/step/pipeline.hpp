@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "engine/simulate/machine.hpp"
@@ -8,6 +9,7 @@
 #include "graphs/plan/plan.hpp"
 #include "graphs/schedule/graph.hpp"
 #include "graphs/schedule/schedule.hpp"
+#include "graphs/schedule/search.hpp"
 
 // The pipeline of a step: its schedule, and which blocks of the model each stage has.
 namespace stepgraph {
@@ -33,7 +35,8 @@ namespace stepgraph {
 
 // The costs of each layer for one microbatch of one data-parallel rank. Blocks before the layers count with the first
 // layer; blocks after them and the loss count with the last. F, I and W are sums over compute nodes; recomputation
-// counts as I; collectives of tensor parallelism are not counted. Without a machine they are in flops, and COMM is 0.
+// counts as I; collectives of tensor parallelism are not counted, but its shares are, with sequence parallelism or
+// without. Without a machine they are in flops, and COMM is 0.
 // With a machine, which can be a calibrated one, they are in seconds.
 [[nodiscard]] std::vector<Costs> layer_costs(const Model& model, const Plan& plan, const BatchSpec& batch,
                                              const Machine* machine = nullptr);
@@ -44,7 +47,7 @@ namespace stepgraph {
 
 // PipelinePlan::limit, or limit_bytes in its units: about how many microbatches a rank can hold if its activations may
 // take so many bytes of the memory plan. Of the rank that can hold fewest, with the plan's split, and with I and W
-// apart. 0: no limit. Throws Error(config) where not even one fits.
+// apart. 0: no limit. At least 1, even where that takes more: with I and W joined, one microbatch can take less.
 [[nodiscard]] double activation_limit(const Model& model, const Plan& plan, const BatchSpec& batch);
 
 // The activations of the pipeline rank that has most of them at its peak of memory, nothing offloaded. The plan has a
@@ -59,11 +62,19 @@ struct PlannedActivations {
 // sum of squares. Every stage has a layer. Throws Error(config) with fewer layers than stages.
 [[nodiscard]] std::vector<int> balanced_split(const std::vector<Costs>& layers, int num_stages);
 
+struct SplitOptions {
+  const Machine* machine = nullptr;  // of layer_costs
+  // False: `auto` stays as it is, for steps that only go forward. Its stages are then in looped placement.
+  bool search                                          = true;
+  std::function<void(const SearchProgress&)> on_search = {};  // ScheduleSearch::on_progress
+};
+
 // The plan with the split that PipelinePlan::balanced stands for, and with the schedule that `auto` stands for:
-// searched with the costs of the stages and the plan's limit. The same numbers give the same schedule on every machine.
-// A limit in bytes holds for planned_activations: throws Error(config) where no schedule within it is found. Other
-// plans are returned as they are.
+// searched with the costs of the stages and the plan's limit. The clock does not end the search: its work follows from
+// the size of the schedule, so the same numbers give the same schedule on machines of one kind. A limit in bytes holds
+// for planned_activations: throws Error(config) where no schedule within it is found. Other plans are returned as they
+// are.
 [[nodiscard]] Plan with_split(const Model& model, const Plan& plan, const BatchSpec& batch,
-                              const Machine* machine = nullptr);
+                              const SplitOptions& options = {});
 
 }  // namespace stepgraph

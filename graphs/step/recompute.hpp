@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+
 #include "engine/graph/graph.hpp"
 #include "engine/graph/recompute.hpp"
 #include "graphs/plan/recompute.hpp"
@@ -11,5 +13,10 @@ namespace stepgraph {
 // are the nodes of other phases with the same microbatch and layer; with `selective`, only those that read what the
 // region wrote.
 [[nodiscard]] Graph recompute(const Graph& graph, Recompute kind);
+
+// The same with a kind for each layer of each rank: none, selective or full. Ranks that share a layer must have the
+// same kind, because members of a collective issue it alike.
+using RecomputeOfLayer = std::function<Recompute(Rank rank, int layer)>;
+[[nodiscard]] Graph recompute(const Graph& graph, const RecomputeOfLayer& kind_of);
 
 }  // namespace stepgraph

@@ -15,7 +15,7 @@ double nodes_of_block(const Plan& plan, bool trains) {
   const LayoutSpec& layout = plan.layout;
   double nodes             = trains ? 18 : 6;
   if (layout.tp > 1) nodes += (trains ? 5 : 2) * (layout.sequence_parallel ? 2 : 1);
-  if (trains && plan.recompute != Recompute::none) nodes += plan.recompute == Recompute::full ? 5 : 1;
+  if (trains && plan.recompute != Recompute::none) nodes += plan.recompute == Recompute::selective ? 1 : 5;
   if (trains && layout.dp > 1 && plan.shard.reduce == ReduceWhen::each) nodes += 4;
   return nodes;
 }

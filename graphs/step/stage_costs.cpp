@@ -5,21 +5,27 @@
 #include "engine/base/error.hpp"
 #include "engine/base/types.hpp"
 #include "graphs/layout/divisibility.hpp"
-#include "graphs/schedule/search.hpp"
 #include "graphs/step/build_step.hpp"
 #include "graphs/step/pipeline.hpp"
 #include "graphs/step/resolve.hpp"
+#include "graphs/step/searched_schedule.hpp"
 
 namespace stepgraph {
 namespace {
 
+// Whether tensor-parallel ranks divide the tokens of a microbatch. A prompt can have any number of tokens.
+bool divides_sequence(const Plan& plan, const BatchSpec& batch) {
+  const int tp = plan.layout.tp;
+  return plan.layout.sequence_parallel && tp > 1 && std::int64_t{batch.micro} * batch.seq % tp == 0;
+}
+
 // The step of one microbatch with a stage for each layer, and I and W apart. Of each tensor-parallel group one rank.
 StepGraph step_of_layers(const Model& model, const Plan& plan, const BatchSpec& batch) {
   Plan alone;
-  alone.layout    = {.tp = plan.layout.tp, .pp = model.layers};
+  alone.layout    = {.tp = plan.layout.tp, .pp = model.layers, .sequence_parallel = divides_sequence(plan, batch)};
   alone.pipeline  = {.schedule = "zb-h1"};
   alone.precision = plan.precision;
-  alone.recompute = plan.recompute;
+  alone.recompute = plan.recompute == Recompute::automatic ? Recompute::none : plan.recompute;  // not chosen yet
   const Layout layout(alone.layout);
   std::vector<Rank> ranks;
   for (int stage = 0; stage < model.layers; ++stage) ranks.push_back(layout.rank({.pp = stage}));
@@ -32,7 +38,7 @@ double time_of(const Graph& graph, Node node, const Machine& machine) {
   const NodeKind kind = graph.has_part(node) ? NodeKind::communicate : graph.kind(node);
   const Cost& cost    = graph.cost(node);
   const Rate& rate    = machine.rate_of(kind, graph.op(node));
-  if (const RateTable* table = machine.table_of(graph.op(node)))
+  if (const RateTable* table = machine.table_of(graph.op(node), kind))
     return rate.overhead_s + table->at(cost.flops, cost.bytes_moved).busy_s;
   return rate.overhead_s + std::max(cost.flops / rate.flops_per_s, cost.bytes_moved / rate.bytes_per_s);
 }
@@ -56,30 +62,6 @@ double message_time(const Machine& machine, Rank from, Rank to, double bytes) {
 
 // Work of the search for a schedule: a second or two.
 constexpr double search_budget_s = 4;
-
-// Sets the schedule of the plan. The limit in units only estimates one in bytes: two schedules that hold as many
-// microbatches can differ in what else is alive. So it shrinks until the memory plan keeps the bytes.
-void search_within_limit(const Model& model, Plan& plan, const BatchSpec& batch, ScheduleSearch search) {
-  constexpr int most_rounds = 8;
-  const auto limit          = static_cast<double>(plan.pipeline.limit_bytes);
-  for (int round = 1;; ++round) {
-    FoundSchedule found = search_schedule(search);
-    const double peak   = *std::max_element(found.peak_activation.begin(), found.peak_activation.end());
-    plan.pipeline.found = std::make_shared<const PipelineSchedule>(std::move(found.schedule));
-    if (plan.pipeline.limit_bytes == 0) return;
-    const PlannedActivations planned = planned_activations(model, plan, batch);
-    if (planned.bytes <= plan.pipeline.limit_bytes) return;
-    if (peak <= 1 || round == most_rounds) {
-      throw Error(
-          ErrorKind::config,
-          str("pipeline.limit: ", plan.pipeline.limit_bytes, " bytes, but the activations of a schedule that holds ",
-              peak, " microbatches take ", planned.bytes, " on pipeline rank ", planned.pp, " (as many or more)"));
-    }
-    const double fewer = std::min(peak * limit / static_cast<double>(planned.bytes),
-                                  peak - 1.0 / num_chunks(plan.pipeline));  // one less at least
-    search.limit       = round + 1 == most_rounds ? 1 : std::max(1.0, fewer);
-  }
-}
 
 double sum_of(const Costs& costs) { return costs.F + costs.I + costs.W; }
 
@@ -105,8 +87,9 @@ std::vector<Costs> layer_costs(const Model& model, const Plan& plan, const Batch
   if (machine == nullptr || !machine->has_network()) return layers;
   const Layout layout(plan.layout);
   const double bytes = static_cast<double>(std::int64_t{batch.micro} * batch.seq * model.width *
-                                           static_cast<std::int64_t>(size_bytes(plan.precision.param)));
-  double slowest     = 0;
+                                           static_cast<std::int64_t>(size_bytes(plan.precision.param))) /
+                       (divides_sequence(plan, batch) ? plan.layout.tp : 1);
+  double slowest = 0;
   for (int pp = 0; pp + 1 < plan.layout.pp; ++pp)
     slowest = std::max(slowest, message_time(*machine, layout.rank({.pp = pp}), layout.rank({.pp = pp + 1}), bytes));
   for (Costs& layer : layers) layer.COMM = slowest;
@@ -173,8 +156,8 @@ std::vector<int> balanced_split(const std::vector<Costs>& layers, int num_stages
   return split;
 }
 
-Plan with_split(const Model& model, const Plan& plan, const BatchSpec& batch, const Machine* machine) {
-  const bool searches = plan.pipeline.schedule == "auto" && !plan.pipeline.found;
+Plan with_split(const Model& model, const Plan& plan, const BatchSpec& batch, const SplitOptions& options) {
+  const bool searches = options.search && plan.pipeline.schedule == "auto" && !plan.pipeline.found;
   if (!plan.pipeline.balanced && !searches) return plan;
   if (plan.pipeline.balanced && !plan.pipeline.split.empty())
     throw Error(ErrorKind::config, "pipeline.split: balanced and a list (one of them)");
@@ -182,18 +165,19 @@ Plan with_split(const Model& model, const Plan& plan, const BatchSpec& batch, co
   Plan with = plan;
   if (plan.pipeline.balanced) {
     const int num_stages   = static_cast<int>(placement_of_stages(plan.pipeline, plan.layout.pp).size());
-    with.pipeline.split    = balanced_split(layer_costs(model, plan, batch, machine), num_stages);
+    with.pipeline.split    = balanced_split(layer_costs(model, plan, batch, options.machine), num_stages);
     with.pipeline.balanced = false;
   }
   if (searches) {
-    search_within_limit(model, with, batch,
-                        {.ranks        = plan.layout.pp,
-                         .microbatches = microbatches_of(plan, batch),
-                         .chunks       = num_chunks(plan.pipeline) == 1 ? SearchChunks::one : SearchChunks::two,
-                         .costs        = stage_costs(model, with, batch, machine),
-                         .limit        = activation_limit(model, with, batch),
-                         .budget_s     = search_budget_s,
-                         .by_clock     = false});
+    set_searched_schedule(model, with, batch,
+                          {.ranks        = plan.layout.pp,
+                           .microbatches = microbatches_of(plan, batch),
+                           .chunks       = num_chunks(plan.pipeline) == 1 ? SearchChunks::one : SearchChunks::two,
+                           .costs        = stage_costs(model, with, batch, options.machine),
+                           .limit        = activation_limit(model, with, batch),
+                           .budget_s     = search_budget_s,
+                           .by_clock     = false,
+                           .on_progress  = options.on_search});
   }
   return with;
 }

@@ -154,6 +154,8 @@ struct StepGraph {
   [[nodiscard]] DType value_type(const WeightSpec& weight) const noexcept {
     return weight.norm ? precision.norm_type() : type;
   }
+  // The layers of one rank, or of all ranks that the step holds. None: they are as Plan::recompute and OffloadPlan say.
+  [[nodiscard]] std::optional<ActivationCounts> activations(std::optional<Rank> rank = {}) const;
   // The format of a buffer that is a home; null: its elements are as they are.
   [[nodiscard]] const HomeFormat* home(Buffer buffer) const;
   // The type of the elements that a buffer stands for, wherever they lie.
@@ -187,6 +189,9 @@ struct StepOptions {
   // Null: nodes of `devices_per_node` ranks with 100 GB/s inside a node and 25 GB/s between nodes, and latencies of 2
   // and 5 microseconds; balanced stages count flops.
   const Machine* machine = nullptr;
+  // The machine on which choices of offload and of Recompute::automatic are simulated. Null: updates are divided by
+  // offload_rates alone, and layers are chosen on `machine`; if that is null, too: device_machine({}).
+  const Machine* simulator = nullptr;
   // The order of communications that the world needs, for the memory plan that Plan::memory_limit_bytes is compared
   // with.
   IssueOrder issue_order = IssueOrder::any;

@@ -16,6 +16,7 @@ StepGraph within_limit(const Plan& plan, const BatchSpec& batch, const BuildStep
                       .rank                = {},
                       .join_tied_first     = options.join_tied_first,
                       .machine             = options.machine,
+                      .simulator           = options.simulator,
                       .issue_order         = options.issue_order,
                       .workspaces          = options.workspaces,
                       .offload_rates       = options.offload_rates,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 
@@ -20,25 +21,23 @@ namespace stepgraph {
 namespace {
 
 // Memory for elements of any type, used again and again: new pages for each tensor would cost more than its elements.
+// Its elements are not set, so that the threads that set them also get their pages.
 class Room {
  public:
   template <class T>
   [[nodiscard]] std::span<T> of(std::size_t size) {
-    if (bytes_.size() < size * sizeof(T)) bytes_.resize(size * sizeof(T));
-    return {reinterpret_cast<T*>(bytes_.data()), size};
+    if (size_ < size * sizeof(T)) {
+      bytes_.reset();
+      size_  = size * sizeof(T);
+      bytes_ = std::make_unique_for_overwrite<std::byte[]>(size_);
+    }
+    return {reinterpret_cast<T*>(bytes_.get()), size};
   }
 
  private:
-  std::vector<std::byte> bytes_;
+  std::unique_ptr<std::byte[]> bytes_;
+  std::size_t size_ = 0;
 };
-
-template <class T>
-void round_to(std::span<T> made, const std::vector<double>& values, int threads) {
-  for_ranges(std::ssize(values), threads, [&](std::int64_t begin, std::int64_t end) {
-    std::transform(values.begin() + begin, values.begin() + end, made.begin() + begin,
-                   [](double value) { return narrow<T>(static_cast<Wide<T>>(value)); });
-  });
-}
 
 }  // namespace
 
@@ -189,30 +188,36 @@ void StepRun::set_weights(const FillTensor& fill) {
   if (!failure_.empty()) clear_states();
   drop_waiting();
   has_weights_ = true;
-  std::vector<double> whole;
-  Room typed_room, local_room;
-  const int tp                       = step_.layout.degree(Axis::tp);
+  Room whole_room, local_room;
+  const int tp = step_.layout.degree(Axis::tp), threads = executor_->threads();
   const ParameterInventory inventory = step_.model.parameters();
   for (const Parameter& parameter : inventory.parameters()) {
     const auto held = holders_.find(parameter.name);
     if (held == holders_.end()) continue;  // other processes have it
-    whole.assign(static_cast<std::size_t>(parameter.num_elements()), 0);
+    const auto whole = whole_room.of<double>(static_cast<std::size_t>(parameter.num_elements()));
+    for_ranges(std::ssize(whole), threads, [&](std::int64_t begin, std::int64_t end) {
+      std::fill(whole.begin() + begin, whole.begin() + end, 0.0);
+    });
     const std::vector<Holder>& all = held->second;
     fill(parameter.name, parameter.shape, step_.spec(*all.front().weight).init, whole);
     const auto set = [&](DType type, StoredRange StepWeight::*which) {
       dispatch_float(type, [&]<class T>(T) {
-        const std::span<T> typed = typed_room.of<T>(whole.size());
-        round_to(typed, whole, executor_->threads());
         for (const Holder& holder : all) {
           const StoredRange& part = holder.weight->*which;
           if (part.empty()) continue;
-          const WeightSpec& spec   = step_.spec(*holder.weight);
-          const auto elements      = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
-          const std::span<T> local = local_room.of<T>(static_cast<std::size_t>(part.size()));
+          const WeightSpec& spec         = step_.spec(*holder.weight);
+          const auto elements            = num_elements(local_shape(spec, tp, step_.layout.coord(holder.rank).tp));
+          const std::span<std::byte> own = values().in_place(part.buffer);
+          const std::span<T> local       = own.empty()
+                                               ? local_room.of<T>(static_cast<std::size_t>(part.size()))
+                                               : std::span(reinterpret_cast<T*>(own.data()) + part.offset, part.size());
           // Elements of other pieces stay as they are.
-          if (spec.sections.size() > 1) values().read(part.buffer, local, part.offset);
-          take_piece<T>(spec, holder.piece, typed, elements, part.begin, local);
-          values().write(part.buffer, std::span<const T>(local), part.offset);
+          if (own.empty() && spec.sections.size() > 1) values().read(part.buffer, local, part.offset);
+          for_ranges(part.size(), threads, [&](std::int64_t begin, std::int64_t end) {
+            round_piece<T>(spec, holder.piece, whole, elements, part.begin + begin,
+                           local.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
+          });
+          if (own.empty()) values().write(part.buffer, std::span<const T>(local), part.offset);
         }
       });
     };

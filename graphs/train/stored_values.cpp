@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "engine/base/error.hpp"
+#include "engine/run/device.hpp"
 #include "ops/compress.hpp"
 
 namespace stepgraph {
@@ -32,6 +33,12 @@ const HomeFormat* StoredValues::packed(Buffer buffer) const {
 bool StoredValues::prefers_long_ranges(Buffer buffer) const {
   const Space space = graph_.spec(buffer).space;
   return space == Space::disk || (space == Space::device && memory_.device() != nullptr);
+}
+
+std::span<std::byte> StoredValues::in_place(Buffer buffer) const {
+  const Space space     = graph_.spec(buffer).space;
+  const bool is_visible = space != Space::disk && (memory_.device() == nullptr || memory_.device()->host_sees(space));
+  return is_visible && packed(buffer) == nullptr ? memory_.bytes(buffer) : std::span<std::byte>();
 }
 
 StoredValues::Raw& StoredValues::raw(const HomeFormat& home) const {

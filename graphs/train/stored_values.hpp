@@ -30,6 +30,10 @@ class StoredValues {
   void read_bytes(Buffer buffer, std::int64_t offset, std::span<std::byte> to) const;
   void write_bytes(Buffer buffer, std::int64_t offset, std::span<const std::byte> from);
 
+  // The bytes of a buffer that the host can access and whose elements are as the step computes with them: to be written
+  // in place, between runs. Empty: of other buffers.
+  [[nodiscard]] std::span<std::byte> in_place(Buffer buffer) const;
+
   // One long range is read faster than many rows: on a device, and on disk.
   [[nodiscard]] bool prefers_long_ranges(Buffer buffer) const;
 

@@ -8,8 +8,8 @@
 #include "engine/base/error.hpp"
 #include "engine/run/packed.hpp"
 #include "graphs/models/weights.hpp"
-#include "graphs/step/pipeline.hpp"
 #include "graphs/train/run_state.hpp"
+#include "graphs/train/shared_split.hpp"
 #include "graphs/train/window_run.hpp"
 
 namespace stepgraph {
@@ -21,9 +21,9 @@ RankSet ranks_of(const Plan& plan, const World& world) {
   return world.local_ranks();
 }
 
-std::optional<OffloadRates> rates_of(const World& world) {
+std::optional<OffloadRates> rates_of(const World& world, const std::optional<OffloadRates>& measured = {}) {
   if (world.device() == nullptr) return std::nullopt;
-  return usual_offload_rates;
+  return measured.value_or(usual_offload_rates);
 }
 
 // The last run has left gradients that the next one reduces.
@@ -40,12 +40,14 @@ World& checked(const Plan& plan, World& world) {
 
 Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, World& world,
                  const TrainerOptions& options)
-    : plan_(with_split(model, plan, batch, options.machine)),  // evaluation has the same stages
+    : plan_(with_shared_split(model, plan, batch, world.peers(),  // evaluation has the same stages
+                              {.machine = options.machine, .on_search = options.on_search})),
       options_(options),
       world_(&checked(plan, world)),
       schedule_(plan.optimizer.schedule),
       seed_(options.seed) {
-  run_ = make_run(make_step(model, plan_, batch, options.window));
+  options_.on_search = {};  // it may refer to what does not live as long
+  run_               = make_run(make_step(model, plan_, batch, options.window));
 }
 
 StepGraph Trainer::make_step(const Model& model, const Plan& plan, const BatchSpec& batch, int window) const {
@@ -56,9 +58,10 @@ StepGraph Trainer::make_step(const Model& model, const Plan& plan, const BatchSp
                                   .only                = ranks_of(plan, *world_),
                                   .join_tied_first     = !world_->reduces_in_order(),
                                   .machine             = options_.machine,
+                                  .simulator           = options_.simulator,
                                   .issue_order         = world_->issue_order(),
                                   .workspaces          = workspace_needs(*world_),
-                                  .offload_rates       = rates_of(*world_),
+                                  .offload_rates       = rates_of(*world_, options_.offload_rates),
                                   .device_memory_bytes = device_memory_bytes(*world_),
                                   .window              = window});
   if (options_.change) step.graph = options_.change(step.graph);

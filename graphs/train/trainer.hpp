@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "graphs/files/batches.hpp"
+#include "graphs/schedule/search.hpp"
 #include "graphs/train/step_run.hpp"
 
 namespace stepgraph {
@@ -61,7 +62,12 @@ struct TrainerOptions {
   std::uint64_t seed     = 0;        // of dropout, and of fresh weights where none are set before the first step
   const Machine* machine = nullptr;  // StepOptions::machine
   bool update_first      = false;    // StepOptions::update_first
-  MakeStorage storage    = {};       // RunOptions::storage
+  // StepOptions::offload_rates and simulator; no rates on a world with devices: usual_offload_rates.
+  std::optional<OffloadRates> offload_rates = {};
+  const Machine* simulator                  = nullptr;
+  MakeStorage storage                       = {};  // RunOptions::storage
+  // SplitOptions::on_search: process 0 calls it in the constructor.
+  std::function<void(const SearchProgress&)> on_search = {};
   // With UpdateWhen::asynchronous: the most steps that run without waiting for each other's end. The time-outs are
   // those of a window.
   int window = 1;

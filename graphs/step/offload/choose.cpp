@@ -1,6 +1,7 @@
 #include "graphs/step/offload/choose.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "engine/base/error.hpp"
@@ -37,7 +38,7 @@ class HomeSearch {
       room.open = false;
     }
     made = choose();
-    if (rooms_.size() > 1 && has_disk()) made = fit_together(std::move(made));
+    if (rooms_.size() > 1) made = fit_together(std::move(made));
     return checked(std::move(made));
   }
 
@@ -57,7 +58,8 @@ class HomeSearch {
 
   HomePlan choose() {
     const OffloadPlan& of = plan_.offload;
-    HomePlan made{.slots = of.slots, .async = of.async, .piece_bytes = most_piece_bytes};
+    HomePlan made{
+        .slots = of.slots, .async = of.async, .shares_staging = of.host_bytes > 0, .piece_bytes = most_piece_bytes};
     if (of.host_bytes > 0) {  // the ring takes at most a quarter
       const std::int64_t piece = of.host_bytes / (4 * made.num_pieces) / Storage::block_bytes * Storage::block_bytes;
       made.piece_bytes         = std::clamp(piece, Storage::block_bytes, most_piece_bytes);
@@ -83,10 +85,11 @@ class HomeSearch {
     return is_open();
   }
 
-  // The planned bytes of host memory of a rank, by its own slice, as a process with this rank alone plans them.
-  [[nodiscard]] std::int64_t planned_bytes(const Graph& graph, Rank rank) const {
+  // The planned bytes of a rank in host memory or on disk, by its own slice, as a process with this rank alone plans
+  // them.
+  [[nodiscard]] std::int64_t planned_bytes(const Graph& graph, Rank rank, Space space = Space::pinned) const {
     const Graph own = graph.ranks() == RankSet(rank) ? graph : slice(graph, rank);
-    return plan_memory(own, planning()).arena(rank, Space::pinned).size_bytes;
+    return plan_memory(own, planning()).arena(rank, space).size_bytes;
   }
   [[nodiscard]] MemoryPlanOptions planning() const {
     return {.reuse = plan_.reuse, .issue_order = options_.issue_order, .workspaces = options_.workspaces};
@@ -133,13 +136,14 @@ class HomeSearch {
     }
   }
 
-  // The plan of all ranks can need a little more than the plans of their slices. Then homes share no bytes.
+  // The plan of all ranks can need a little more than the plans of their slices. Then homes share no bytes; without a
+  // disk, no update runs on the host.
   HomePlan fit_together(HomePlan made) {
     const MemoryPlan planned = plan_memory(with_homes(step_.graph, made).graph, planning());
     bool fits                = true;
     for (auto& [rank, room] : rooms_) {
       if (planned.arena(rank, Space::pinned).size_bytes <= plan_.offload.host_bytes) continue;
-      room.bytes = plan_.offload.host_bytes;
+      room.bytes = has_disk() ? plan_.offload.host_bytes : room.demand.homes_bytes;
       fits       = false;
     }
     return fits ? std::move(made) : choose();
@@ -147,9 +151,13 @@ class HomeSearch {
 
   HomePlan checked(HomePlan made) const {
     const std::int64_t budget = plan_.offload.disk_bytes;
+    if (budget == 0) return made;
+    std::optional<Graph> graph;
     for (const auto& [rank, room] : rooms_) {
-      const std::int64_t needed = room.demand.disk_bytes;
-      if (budget == 0 || needed <= budget) continue;
+      if (room.demand.disk_bytes <= budget) continue;  // even if no homes share bytes
+      if (!graph) graph = with_homes(step_.graph, made).graph;
+      const std::int64_t needed = planned_bytes(*graph, rank, Space::disk);
+      if (needed <= budget) continue;
       throw Error(ErrorKind::config,
                   str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(needed), " on disk, disk_bytes is ",
                       bytes_and_text(budget), " (disk_bytes ", needed, ", or a larger host_bytes)"));

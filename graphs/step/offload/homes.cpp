@@ -14,6 +14,16 @@ std::string_view to_string(OffloadClass of) noexcept {
   return names[static_cast<std::size_t>(of)];
 }
 
+std::string_view to_string(ActivationMode mode) noexcept {
+  constexpr std::array<std::string_view, 3> names{"keep", "recompute", "offload"};
+  return names[static_cast<std::size_t>(mode)];
+}
+
+std::string to_text(const ActivationCounts& counts) {
+  return str(counts.offloaded, counts.offloaded == 1 ? " layer" : " layers", " offloaded, ", counts.recomputed,
+             " recomputed, ", counts.kept, " kept");
+}
+
 std::string_view to_string(UpdateMode mode) noexcept {
   constexpr std::array<std::string_view, 3> names{"resident", "streamed", "host"};
   return names[static_cast<std::size_t>(mode)];

@@ -22,6 +22,22 @@ enum class UpdateMode : std::uint8_t {
 };
 [[nodiscard]] std::string_view to_string(UpdateMode mode) noexcept;
 
+// What becomes of a layer's activations between its forward and its backward pass.
+enum class ActivationMode : std::uint8_t {
+  keep,       // they stay on the device
+  recompute,  // the backward pass computes them again from the layer's input, which stays
+  offload,    // they have homes
+};
+[[nodiscard]] std::string_view to_string(ActivationMode mode) noexcept;
+
+struct ActivationCounts {  // of layers
+  int kept                                                                 = 0;
+  int recomputed                                                           = 0;
+  int offloaded                                                            = 0;
+  friend bool operator==(const ActivationCounts&, const ActivationCounts&) = default;
+};
+[[nodiscard]] std::string to_text(const ActivationCounts& counts);  // "3 layers offloaded, 5 recomputed, 4 kept"
+
 // A device buffer of the step that has its home elsewhere. Outside of its uses its bytes are in the home only.
 struct Home {
   Buffer buffer           = {};  // of the step before the pass
@@ -44,6 +60,9 @@ struct HomePlan {
   std::vector<UnitUpdate> updates = {};
   int slots                       = 2;
   bool async                      = true;  // false: all transfers on the compute lane
+  // Host memory is short: what the host stages for its updates may share bytes. An update can then wait for the copies
+  // of an earlier one.
+  bool shares_staging = false;
   // Pinned memory that disk transfers and losslessly compressed tensors pass through: pieces of a ring, shared by all
   // transfers of a rank. A multiple of Storage::block_bytes each.
   std::int64_t piece_bytes = 0;
@@ -85,8 +104,15 @@ struct OffloadAmounts {
   // Of the offloaded units of the optimizer, the share that the host updates. The others are streamed. So is a unit
   // whose states are on disk.
   double host_updates = 1;
-  // The first units of the optimizer, as many as have so many bytes together, stay on the device.
-  std::int64_t resident_bytes                                          = 0;
+  // Where OffloadRates divide the updates: the host counts as so many times as fast. A simulation finds it.
+  double host_scale = 1;
+  // The first units of the optimizer, as many as have so many bytes together, stay on the device, with their gradients.
+  std::int64_t resident_bytes = 0;
+  // So many bytes of gradients of streamed units stay on the device: they would travel down and up again.
+  std::int64_t gradient_bytes = 0;
+  // By layer of the model; the same on all ranks that share a layer. Empty: as Plan::recompute and `activations` say.
+  // Otherwise `activations` counts only for tensors outside of layers.
+  std::vector<ActivationMode> layers                                   = {};
   friend bool operator==(const OffloadAmounts&, const OffloadAmounts&) = default;
 };
 

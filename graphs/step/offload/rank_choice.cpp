@@ -48,7 +48,14 @@ RankChoice::RankChoice(const StepGraph& step, const OffloadPlan& plan, const Off
       exact_(buffers_with_copies(step, rank)) {}
 
 HomeDemand RankChoice::choose(std::int64_t room_bytes) {
-  for (const OffloadClass of : by_benefit) choose_units(of);
+  find_moving_gradients();
+  choose_units(OffloadClass::optimizer);
+  divide_updates();
+  for (const OffloadClass of : {OffloadClass::params, OffloadClass::grads, OffloadClass::activations}) choose_units(of);
+  const auto benefit = [](const Chosen& unit) {
+    return std::find(by_benefit.begin(), by_benefit.end(), unit.offload_class);
+  };
+  std::ranges::stable_sort(chosen_, {}, benefit);
   const bool is_limited   = plan_.host_bytes > 0;
   const bool may_use_disk = is_limited && !plan_.disk.empty();
   const bool uses_ring    = may_use_disk || plan_.compress == Compression::lossless;
@@ -122,20 +129,49 @@ double RankChoice::share(OffloadClass of) const {
   return amounts_.activations;
 }
 
+// The activations that OffloadAmounts::layers moves, and a share of those outside of layers.
+std::vector<bool> RankChoice::by_layer(const std::vector<Candidate>& all) const {
+  const auto is_outside   = [](const Candidate& unit) { return unit.layer < 0; };
+  const auto num_outside  = static_cast<std::size_t>(std::count_if(all.begin(), all.end(), is_outside));
+  const auto from_outside = evenly_spread(num_outside, amounts_.activations);
+  std::vector<bool> moves;
+  std::size_t outside = 0;
+  for (const Candidate& unit : all) {
+    moves.push_back(is_outside(unit)
+                        ? from_outside[outside++]
+                        : amounts_.layers.at(static_cast<std::size_t>(unit.layer)) == ActivationMode::offload);
+  }
+  return moves;
+}
+
 void RankChoice::choose_units(OffloadClass of) {
   const std::vector<Candidate>& all = units_.of(of);
-  const std::vector<bool> moves     = evenly_spread(all.size(), share(of));
+  const std::vector<bool> moves     = of == OffloadClass::activations && !amounts_.layers.empty()
+                                          ? by_layer(all)
+                                          : evenly_spread(all.size(), share(of));
   std::int64_t stays                = of == OffloadClass::params      ? plan_.device_param_bytes
                                       : of == OffloadClass::optimizer ? amounts_.resident_bytes
                                                                       : 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (!moves[i]) continue;
-    if (all[i].bytes <= stays) {
-      stays -= all[i].bytes;
+    if (!moves[i] || (of == OffloadClass::grads && gradients_that_stay_.contains(all[i].unit))) continue;
+    const auto gradient      = moving_gradients_.find(all[i].unit);
+    const bool with_gradient = of == OffloadClass::optimizer && gradient != moving_gradients_.end();
+    const std::int64_t bytes = all[i].bytes + (with_gradient ? gradient->second->bytes : 0);
+    if (bytes <= stays) {
+      stays -= bytes;
+      if (with_gradient) gradients_that_stay_.insert(all[i].unit);
       continue;
     }
     if (of == OffloadClass::optimizer) stays = 0;  // without gaps: the next step needs the first units first
     chosen_.push_back({of, &all[i]});
+  }
+}
+
+void RankChoice::find_moving_gradients() {
+  const std::vector<Candidate>& all = units_.of(OffloadClass::grads);
+  const std::vector<bool> moves     = evenly_spread(all.size(), share(OffloadClass::grads));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (moves[i]) moving_gradients_.emplace(all[i].unit, &all[i]);
   }
 }
 
@@ -185,46 +221,57 @@ std::optional<std::int64_t> RankChoice::staging_of(const Candidate& unit) const 
   return sum;
 }
 
-// Which units the host updates, so that link, host and device end together.
-std::vector<bool> RankChoice::balanced(const std::vector<const Candidate*>& offloaded) const {
-  std::vector<UpdateUnit> units;
-  for (const Candidate* const unit : offloaded) {
-    UpdateUnit& made = units.emplace_back(UpdateUnit{.name = unit->unit, .state_bytes = unit->bytes});
-    const auto is_of = [&](const StoredRange& range) {
-      return std::find(unit->buffers.begin(), unit->buffers.end(), range.buffer) != unit->buffers.end();
+UpdateUnit RankChoice::update_unit(const Candidate& unit) const {
+  UpdateUnit made{.name = unit.unit, .state_bytes = unit.bytes};
+  const auto is_of = [&](const StoredRange& range) {
+    return std::find(unit.buffers.begin(), unit.buffers.end(), range.buffer) != unit.buffers.end();
+  };
+  const auto gradient       = moving_gradients_.find(unit.unit);
+  const bool gradient_moves = gradient != moving_gradients_.end();
+  for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
+    if (weight.first.empty() || !is_of(weight.first)) continue;
+    made.elements += weight.first.size();
+    const auto bytes_of = [&](const StoredRange& range) {
+      return weight.first.size() * static_cast<std::int64_t>(size_bytes(step_.graph.spec(range.buffer).type));
     };
-    for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
-      if (weight.first.empty() || !is_of(weight.first)) continue;
-      made.elements += weight.first.size();
-      const auto bytes_of = [&](const StoredRange& range) {
-        return weight.first.size() * static_cast<std::int64_t>(size_bytes(step_.graph.spec(range.buffer).type));
-      };
-      if (!pinned_.contains(weight.gradient.buffer.id)) made.gradient_bytes += bytes_of(weight.gradient);
-      if (!pinned_.contains(weight.value.buffer.id)) made.value_bytes += bytes_of(weight.value);
-    }
+    (gradient_moves ? made.home_bytes : made.gradient_bytes) += bytes_of(weight.gradient);
+    if (share(OffloadClass::params) == 0) made.value_bytes += bytes_of(weight.value);
   }
-  std::vector<bool> on_host;
-  for (const UpdateMode mode : balance_updates(units, *rates_, 0).modes) on_host.push_back(mode == UpdateMode::host);
-  return on_host;
+  return made;
+}
+
+// Decides which offloaded units the host should update, so that link, host and device end together.
+void RankChoice::divide_updates() {
+  for (const Chosen& unit : chosen_) {
+    if (unit.offload_class == OffloadClass::optimizer) updated_.push_back({.of = unit.of});
+  }
+  if (!rates_) {
+    const std::vector<bool> on_host = evenly_spread(updated_.size(), amounts_.host_updates);
+    for (std::size_t i = 0; i < updated_.size(); ++i) updated_[i].on_host = on_host[i];
+    return;
+  }
+  std::vector<UpdateUnit> units;
+  for (const Updated& unit : updated_) units.push_back(update_unit(*unit.of));
+  OffloadRates rates = *rates_;
+  rates.host_elements_per_s *= amounts_.host_scale;
+  const UpdateBalance balance = balance_updates(units, rates, {.gradients = amounts_.gradient_bytes});
+  for (std::size_t i = 0; i < updated_.size(); ++i) {
+    updated_[i].on_host = balance.modes[i] == UpdateMode::host;
+    if (balance.keeps_gradient[i]) gradients_that_stay_.insert(updated_[i].of->unit);
+  }
 }
 
 void RankChoice::choose_updates() {
-  std::vector<const Candidate*> offloaded;
-  for (const Chosen& unit : chosen_) {
-    if (unit.offload_class == OffloadClass::optimizer) offloaded.push_back(unit.of);
-  }
-  const std::vector<bool> on_host =
-      rates_ ? balanced(offloaded) : evenly_spread(offloaded.size(), amounts_.host_updates);
-  for (std::size_t i = 0; i < offloaded.size(); ++i) {
+  for (const Updated& unit : updated_) {
     UpdateMode mode    = UpdateMode::streamed;
-    const auto staging = on_host[i] ? staging_of(*offloaded[i]) : std::nullopt;
+    const auto staging = unit.on_host ? staging_of(*unit.of) : std::nullopt;
     if (staging && (*staging == 0 || *staging <= host_left_)) {
       host_left_ -= *staging;
       demand_.host_bytes += *staging;
       demand_.shared_bytes += *staging;
       mode = UpdateMode::host;
     }
-    made_.updates.push_back({.rank = rank_, .unit = offloaded[i]->unit, .mode = mode});
+    made_.updates.push_back({.rank = rank_, .unit = unit.of->unit, .mode = mode});
   }
 }
 

@@ -4,10 +4,12 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "graphs/plan/plan.hpp"
+#include "graphs/step/offload/balance.hpp"
 #include "graphs/step/offload/units.hpp"
 
 // The homes of one rank. Internal to graphs/step/offload.
@@ -40,7 +42,13 @@ class RankChoice {
     OffloadClass offload_class;
     const Candidate* of;
   };
+  // A unit whose states are not resident.
+  struct Updated {
+    const Candidate* of;
+    bool on_host = false;  // if there is room for its staging
+  };
   [[nodiscard]] double share(OffloadClass of) const;
+  [[nodiscard]] std::vector<bool> by_layer(const std::vector<Candidate>& all) const;
   void choose_units(OffloadClass of);
   [[nodiscard]] Compression kind_of(Buffer buffer) const;
   [[nodiscard]] std::int64_t stored_bytes(Buffer buffer) const;
@@ -50,7 +58,9 @@ class RankChoice {
   // The memory that an update on the host needs beside the homes: for gradients and values that are not in host memory.
   // None: it cannot run there.
   [[nodiscard]] std::optional<std::int64_t> staging_of(const Candidate& unit) const;
-  [[nodiscard]] std::vector<bool> balanced(const std::vector<const Candidate*>& offloaded) const;
+  void find_moving_gradients();
+  [[nodiscard]] UpdateUnit update_unit(const Candidate& unit) const;
+  void divide_updates();
   void choose_updates();
 
   const StepGraph& step_;
@@ -62,7 +72,10 @@ class RankChoice {
   RankUnits units_;
   std::set<std::uint32_t> exact_;  // buffers that must keep their bits
   std::vector<Chosen> chosen_;
-  std::map<std::uint32_t, bool> pinned_;  // by buffer with a home: in host memory, else on disk
+  std::vector<Updated> updated_;
+  std::map<std::string, const Candidate*> moving_gradients_;  // by unit: gradients that the amounts move
+  std::set<std::string> gradients_that_stay_;                 // of them: units whose gradients stay nevertheless
+  std::map<std::uint32_t, bool> pinned_;                      // by buffer with a home: in host memory, else on disk
   std::int64_t host_left_ = 0;
   HomeDemand demand_;
 };

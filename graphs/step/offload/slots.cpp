@@ -60,6 +60,7 @@ using PoolKey = std::tuple<Rank, OffloadClass, bool>;
 struct Assignment {
   Graph& out;
   const HomeTable& table;
+  bool shares_staging                     = false;
   std::vector<std::int64_t> sizes         = {};  // by slot
   std::vector<PoolKey> keys               = {};
   std::vector<std::optional<DType>> types = {};  // of all tenants, where it is one
@@ -93,7 +94,8 @@ struct Assignment {
                                  .rank       = rank,
                                  .size_bytes = rounded_up(sizes[i], static_cast<std::int64_t>(size_bytes(type))),
                                  .type       = type,
-                                 .space      = on_host ? Space::pinned : Space::device}));
+                                 .space      = on_host ? Space::pinned : Space::device,
+                                 .lifetime   = on_host && !shares_staging ? Lifetime::persistent : Lifetime::step}));
     }
     return made;
   }
@@ -113,8 +115,8 @@ Pool::Shared* free_slot(Pool& pool, const Use& use, std::int64_t bytes) {
 
 }  // namespace
 
-std::vector<Buffer> assign_slots(Graph& out, const HomeTable& table, std::vector<Use>& uses, int num_slots) {
-  Assignment assignment{out, table};
+std::vector<Buffer> assign_slots(Graph& out, const HomeTable& table, std::vector<Use>& uses, const HomePlan& plan) {
+  Assignment assignment{out, table, plan.shares_staging};
   std::map<PoolKey, Pool> pools;
   std::map<PoolKey, std::vector<std::int64_t>> sizes_of;
   std::vector<std::int64_t> sizes;
@@ -141,7 +143,7 @@ std::vector<Buffer> assign_slots(Graph& out, const HomeTable& table, std::vector
       continue;
     }
     Pool& pool         = pools[key];
-    const bool more    = static_cast<int>(pool.slots.size()) < num_slots;
+    const bool more    = static_cast<int>(pool.slots.size()) < plan.slots;
     Pool::Shared* slot = free_slot(pool, use, sizes[i]);
     const bool large   = sizes[i] > 2 * pool.usual_bytes;
     if (slot == nullptr || (more && !large)) {

@@ -10,6 +10,7 @@
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/offload/choose.hpp"
+#include "graphs/step/offload/fill_device.hpp"
 
 namespace stepgraph {
 namespace {
@@ -117,12 +118,12 @@ Budget budget_of(const Plan& plan, const StepOptions& options) {
 }
 
 // All that may be moved, whether it has a place or not.
-OffloadAmounts all_amounts(const OffloadPlan& plan) {
+OffloadAmounts all_amounts(const OffloadPlan& plan, bool chooses_layers) {
   const auto share = [&](bool field) { return plan.may_move(field) ? 1.0 : 0.0; };
   return {.optimizer   = share(plan.optimizer),
           .grads       = share(plan.grads),
           .params      = share(plan.params),
-          .activations = share(plan.activations)};
+          .activations = chooses_layers ? 0 : share(plan.activations)};
 }
 
 // The bytes of units as they count for a share. Activations of many microbatches share memory: all of them together
@@ -152,20 +153,16 @@ class Weighing {
   double activations_ = 1;
 };
 
-MemoryPlan planned(const StepGraph& step, const Plan& plan, const StepOptions& options) {
-  return plan_memory(step.graph,
-                     {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
-}
-
 StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
   const StepGraph without      = build(rank, {});
   const Budget budget          = budget_of(plan, options);
-  const MemoryPlan memory      = planned(without, plan, options);
+  const MemoryPlan memory      = planned_memory(without, plan, options);
   Plan unlimited               = plan;
   unlimited.offload.host_bytes = unlimited.offload.disk_bytes = 0;
   StrategyCase of{
       .plan = plan.offload, .subject = str("rank ", rank), .budget_bytes = budget.bytes, .budget_key = budget.key};
-  const HomePlan all                     = choose_homes(without, unlimited, all_amounts(plan.offload));
+  of.layers_follow   = plan.recompute == Recompute::automatic;
+  const HomePlan all = choose_homes(without, unlimited, all_amounts(plan.offload, of.layers_follow));
   const std::vector<OffloadedUnit> units = offloaded_units(without.graph, all);
   for (const OffloadedUnit& unit : units) {
     const auto place = std::find(move_order.begin(), move_order.end(), unit.of) - move_order.begin();
@@ -183,26 +180,10 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
     }
   };
   of.device_bytes = [&](const OffloadAmounts& amounts) {
-    return (amounts == OffloadAmounts{} ? memory : planned(build(rank, amounts), plan, options)).device_bytes(rank);
+    return (amounts == OffloadAmounts{} ? memory : planned_memory(build(rank, amounts), plan, options))
+        .device_bytes(rank);
   };
   return choose_amounts(of);
-}
-
-OffloadAmounts with_residents(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  OffloadAmounts amounts = manual_amounts(plan.offload);
-  std::int64_t budget    = plan.offload.device_bytes;
-  if (plan.memory_limit_bytes > 0) budget = std::min(budget, plan.memory_limit_bytes);
-  const auto left = [&] { return budget - planned(build(rank, amounts), plan, options).device_bytes(rank); };
-  // Slots and gaps change with the units that stay, so what fits is tried.
-  std::int64_t fits = left();
-  for (int attempt = 0; attempt < 3 && fits > 0; ++attempt) {
-    amounts.resident_bytes = fits;
-    const std::int64_t now = left();
-    if (now >= 0) return amounts;
-    fits += now;
-  }
-  amounts.resident_bytes = 0;
-  return amounts;
 }
 
 // Data-parallel rank 0 is the one with the largest shards. All processes choose for it, also those that do not hold it,
@@ -215,7 +196,7 @@ std::map<Rank, OffloadAmounts> for_all_ranks(const Plan& plan, const StepOptions
     Coord first                = layout.coord(rank);
     first.dp                   = 0;
     const auto [found, is_new] = choices.try_emplace(layout.rank(first));
-    if (is_new) found->second = choose(found->first);
+    if (is_new) found->second = choose(found->first, rank);
     out[rank] = found->second;
   }
   return out;
@@ -231,7 +212,7 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
   if (out.bytes_before <= target) return out;
   const int most = search.most(strategy);
   int count      = search.bytes(most) < out.bytes_before ? most : 0;
-  if (search.bytes(count) > of.budget_bytes) {
+  if (search.bytes(count) > of.budget_bytes && !of.layers_follow) {
     throw Error(
         ErrorKind::config,
         str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
@@ -246,11 +227,16 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
 }
 
 std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  return for_all_ranks(plan, options, [&](Rank rank) { return choose_for(rank, plan, options, build).amounts; });
+  return for_all_ranks(plan, options,
+                       [&](Rank first, Rank) { return choose_for(first, plan, options, build).amounts; });
 }
 
 std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  return for_all_ranks(plan, options, [&](Rank rank) { return with_residents(rank, plan, options, build); });
+  return for_all_ranks(plan, options, [&](Rank first, Rank rank) {
+    const auto own = options.offload_of.find(rank);
+    return fill_device(own == options.offload_of.end() ? manual_amounts(plan.offload) : own->second, plan, options,
+                       [&](const OffloadAmounts& amounts) { return build(first, amounts); });
+  });
 }
 
 }  // namespace stepgraph

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "graphs/plan/plan.hpp"
@@ -20,6 +21,8 @@ struct StrategyCase {
   std::int64_t budget_bytes = 0;   // of the device
   std::string budget_key    = {};  // "offload.device_bytes", for messages
   std::array<int, 4> units  = {};  // that may be moved, by class in the order above; 0: a class may not be moved
+  // Recompute::automatic: activations are chosen by layer afterwards, so that more than the budget is not refused here.
+  bool layers_follow = false;
   // The share of the bytes of all these units that the amounts move. Above 1: their homes fit neither host nor disk.
   std::function<double(const OffloadAmounts& amounts)> moved_share = {};
   // The planned bytes of the device. Slow: a whole memory plan.
@@ -46,8 +49,8 @@ using BuildSlice = std::function<StepGraph(Rank rank, const OffloadAmounts& amou
 [[nodiscard]] std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options,
                                                             const BuildSlice& build);
 
-// Strategy manual with `optimizer` and device_bytes: the amounts that the fields say, with as many units of the
-// optimizer on the device as fit device_bytes. The same for ranks with the same stages and tensor-parallel place.
+// Strategy manual with `optimizer` and device_bytes: the amounts that the fields say, or those of options.offload_of,
+// filled up by fill_device. The same for ranks with the same stages and tensor-parallel place.
 [[nodiscard]] std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options,
                                                             const BuildSlice& build);
 

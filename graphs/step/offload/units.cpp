@@ -16,11 +16,11 @@ RankUnits::RankUnits(const StepGraph& step, Rank rank) : step_(step), rank_(rank
   }
 }
 
-void RankUnits::add(OffloadClass of, const std::string& unit, Buffer buffer) {
+void RankUnits::add(OffloadClass of, const std::string& unit, Buffer buffer, int layer) {
   if (!seen_.insert(buffer.id).second) return;
   auto& list       = classes_[static_cast<std::size_t>(of)];
   const auto found = numbers_.try_emplace({of, unit}, list.size());
-  if (found.second) list.push_back({.unit = unit});
+  if (found.second) list.push_back({.unit = unit, .layer = layer});
   list[found.first->second].buffers.push_back(buffer);
 }
 
@@ -83,7 +83,8 @@ void RankUnits::add_activations() {
       if (found == made_by.end()) continue;
       const Labels& at = found->second;
       add(OffloadClass::activations,
-          str(at.layer >= 0 ? str("layer", at.layer) : str("stage", at.stage), " mb", at.microbatch), access.buffer);
+          str(at.layer >= 0 ? str("layer", at.layer) : str("stage", at.stage), " mb", at.microbatch), access.buffer,
+          at.layer);
     }
   }
 }

@@ -18,6 +18,7 @@ struct Candidate {
   std::string unit            = {};
   std::vector<Buffer> buffers = {};
   std::int64_t bytes          = 0;
+  int layer                   = -1;  // of activations; -1: outside of layers
 };
 
 // The units of one rank, in the order of the model or of the first use. choose_homes says what a unit is.
@@ -29,7 +30,7 @@ class RankUnits {
   }
 
  private:
-  void add(OffloadClass of, const std::string& unit, Buffer buffer);
+  void add(OffloadClass of, const std::string& unit, Buffer buffer, int layer = -1);
   void add_weights();
   void add_other_gradients();
   void add_activations();

@@ -57,7 +57,7 @@ class Emitter {
   WithHomes emit() {
     copy_buffers();
     uses_  = find_uses(graph_, order_, table_, on_host_);
-    slots_ = assign_slots(out_, table_, uses_, plan_.slots);
+    slots_ = assign_slots(out_, table_, uses_, plan_);
     schedule();
     if (plan_.async) find_first_mirrors();
     for (std::uint32_t place = 0; place < order_.nodes.size(); ++place) emit(place);

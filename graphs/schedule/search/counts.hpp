@@ -3,13 +3,13 @@
 #include <random>
 #include <vector>
 
-#include "graphs/schedule/search_improve.hpp"
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/improve.hpp"
+#include "graphs/schedule/search/timer.hpp"
 
 namespace stepgraph::search {
 
 // Two numbers for each rank say most of a good schedule: how many activations it keeps in flight, and how many W it
-// leaves waiting (search_build.hpp).
+// leaves waiting (build.hpp).
 struct Counts {
   std::vector<int> in_flight = {}, late = {};
 };

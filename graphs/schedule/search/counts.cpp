@@ -1,9 +1,9 @@
-#include "graphs/schedule/search_counts.hpp"
+#include "graphs/schedule/search/counts.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "graphs/schedule/search_random.hpp"
+#include "graphs/schedule/search/random.hpp"
 
 namespace stepgraph::search {
 
@@ -32,7 +32,7 @@ Counts search_counts(const Setting& setting, RowTimer& timer, const MakeRows& ma
     int end = first + 1;
     while (end < setting.ranks && uniform(random) < 0.6) ++end;
     for (int rank = first; rank < end; ++rank) {
-      int& number = numbers[static_cast<std::size_t>(rank)];
+      int& number = numbers[size(rank)];
       number      = std::clamp(number + change, of_f ? 1 : 0, of_f ? most_in_flight : most_late);
     }
     const Rows rows = make.make(next, options.stop);

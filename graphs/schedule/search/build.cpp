@@ -1,4 +1,4 @@
-#include "graphs/schedule/search_build.hpp"
+#include "graphs/schedule/search/build.hpp"
 
 #include <algorithm>
 
@@ -50,7 +50,6 @@ class RowBuilder {
     Choice choice{};
   };
 
-  static std::size_t size(int number) { return static_cast<std::size_t>(number); }
   double& ready(int stage, int kind, int number) {
     return ready_[(2 * size(stage) + size(kind)) * size(setting_.microbatches) + size(number)];
   }
@@ -153,7 +152,7 @@ Rows build_regular_rows(const Setting& setting, const std::vector<int>& in_fligh
     std::array<int, 3> count{};
     const auto add = [&](int kind) {
       rows.letters.push_back(static_cast<Letter>(kind));
-      ++count[static_cast<std::size_t>(kind)];
+      ++count[size(kind)];
     };
     const auto has_room = [&] {
       return setting.activation(count[F] + 1 - count[I], count[I] - count[W]) <= setting.limit;

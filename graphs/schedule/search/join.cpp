@@ -1,4 +1,4 @@
-#include "graphs/schedule/search_join.hpp"
+#include "graphs/schedule/search/join.hpp"
 
 #include <algorithm>
 
@@ -62,7 +62,6 @@ class JoinedTimer {
   }
 
  private:
-  static std::size_t size(int number) { return static_cast<std::size_t>(number); }
   double& ready(int stage, int kind, int number) {
     return ready_[(2 * size(stage) + size(kind)) * size(setting_.microbatches) + size(number)];
   }
@@ -84,8 +83,7 @@ std::vector<bool> joinable(const Setting& setting, const Rows& rows, const std::
       const Letter letter = rows.row(rank)[i];
       if (letter % 3 == I && i + 1 < rows.length && rows.row(rank)[i + 1] == letter + 1 &&
           count[letter] == count[letter + 1u])  // this I's own W
-        places.push_back(static_cast<std::size_t>(rank) * static_cast<std::size_t>(rows.length) +
-                         static_cast<std::size_t>(i));
+        places.push_back(size(rank) * size(rows.length) + size(i));
       ++count[letter];
     }
   }

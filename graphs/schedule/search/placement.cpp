@@ -1,23 +1,31 @@
-#include "graphs/schedule/search_placement.hpp"
+#include "graphs/schedule/search/placement.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <tuple>
 
 #include "engine/base/error.hpp"
-#include "graphs/schedule/search_build.hpp"
-#include "graphs/schedule/search_improve.hpp"
-#include "graphs/schedule/search_join.hpp"
+#include "graphs/schedule/search/build.hpp"
+#include "graphs/schedule/search/improve.hpp"
+#include "graphs/schedule/search/join.hpp"
+#include "graphs/schedule/simulation.hpp"
 
 namespace stepgraph::search {
 namespace {
-
-std::size_t size(int number) { return static_cast<std::size_t>(number); }
 
 std::string name_of(const Setting& setting) {
   if (setting.chunks == 1) return "one chunk";
   return setting.ranks > 1 && setting.rank_of(setting.ranks) > 0 ? "two chunks in V placement"
                                                                  : "two chunks in looped placement";
 }
+
+// All kinds. Those that are often good and fast to make come first, for searches with little time.
+constexpr std::array kinds_to_try{ScheduleKind::one_f_one_b, ScheduleKind::zb_h1,      ScheduleKind::zb_h2,
+                                  ScheduleKind::interleaved, ScheduleKind::zb_v,       ScheduleKind::v_half,
+                                  ScheduleKind::v_min,       ScheduleKind::dualpipe_v, ScheduleKind::gpipe,
+                                  ScheduleKind::sequential,  ScheduleKind::round_robin};
+static_assert(kinds_to_try.size() == all_schedule_kinds.size());
 
 // One microbatch after another. Fits every limit that is at least 1.
 Rows one_by_one(const Setting& setting) {
@@ -32,9 +40,8 @@ Rows one_by_one(const Setting& setting) {
   return rows;
 }
 
-}  // namespace
-
-std::optional<PipelineSchedule> fixed_kind(const Setting& setting, ScheduleKind kind) {
+// A kind for this setting; none if it has another placement or does not take these numbers.
+std::optional<PipelineSchedule> schedule_of_kind(const Setting& setting, ScheduleKind kind) {
   const ScheduleSpec spec{setting.ranks, setting.microbatches, setting.chunks};
   try {
     check_schedule_spec(kind, spec);
@@ -46,9 +53,24 @@ std::optional<PipelineSchedule> fixed_kind(const Setting& setting, ScheduleKind 
   return schedule;
 }
 
-PlacementSearch::PlacementSearch(const Setting& setting, std::uint64_t seed)
+bool has_weights_in_order(const PipelineSchedule& schedule) {
+  std::vector<int> next(schedule.rank_of_stage.size(), 0);  // [stage]
+  for (const std::vector<Action>& row : schedule.rows) {
+    for (const Action& action : row) {
+      if (action.kind != ActionKind::weight_gradient && action.kind != ActionKind::backward) continue;
+      if (next[size(index(action.stage))]++ != index(action.microbatch)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool same_span(double a, double b) noexcept { return std::abs(a - b) < 1e-12 * std::max(a, b); }
+
+PlacementSearch::PlacementSearch(const Setting& setting, std::uint64_t seed, const std::function<bool()>& stop)
     : setting_(&setting),
-      bound_(span_bound(setting)),
+      bound_(span_bound(setting, stop)),
       timer_(setting),
       random_(seed),
       enough_(bound_.span * (1 + 1e-9)),
@@ -66,14 +88,32 @@ void PlacementSearch::try_rows(const Rows& rows, const std::string& how) {
 }
 
 void PlacementSearch::try_kinds(const std::function<bool()>& is_over) {
-  const double first = span_;
-  for (const ScheduleKind kind : all_schedule_kinds) {
-    if (span_ < first && is_over()) return;  // even a search without time tries them until one is better
-    const auto schedule = fixed_kind(*setting_, kind);
+  int tried = 0;
+  for (const ScheduleKind kind : kinds_to_try) {
+    // Even a search without time tries two that fit: 1f1b and zb-h1, or zb-v and v-half.
+    if (tried >= 2 && span_ < first_ && is_over()) return;
+    auto schedule = schedule_of_kind(*setting_, kind);
     if (!schedule) continue;
     const Rows rows = rows_of(*setting_, *schedule);
-    if (fits(*setting_, rows)) try_rows(rows, str(kind));
+    if (!fits(*setting_, rows) || !timer_.set(rows)) continue;
+    ++tried;
+    const double span = timer_.longest_span();
+    take(str(kind));
+    // With B it is no faster than with I and W apart.
+    const bool may_be_best = span < fixed_.span || same_span(span, fixed_.span);
+    if (may_be_best && !is_over()) try_unchanged(kind, std::move(*schedule));
   }
+}
+
+// Of kinds with the same span, the one with the lower peak is better.
+void PlacementSearch::try_unchanged(ScheduleKind kind, PipelineSchedule schedule) {
+  if (!has_weights_in_order(schedule)) return;
+  const auto peaks  = peak_activations(schedule, setting_->retain);
+  const double peak = *std::max_element(peaks.begin(), peaks.end());
+  if (peak > setting_->limit) return;
+  const double span = simulate(schedule, {.costs = setting_->costs, .retain = setting_->retain}).longest_span;
+  if (same_span(span, fixed_.span) ? peak < fixed_.peak : span < fixed_.span)
+    fixed_ = {kind, std::move(schedule), span, peak};
 }
 
 std::vector<Counts> PlacementSearch::counts_to_try() const {
@@ -149,8 +189,10 @@ std::vector<MakeRows> PlacementSearch::makers() const {
 
 // All counts with all rules; the best of each rules, the best first.
 void PlacementSearch::try_rules(const std::function<bool()>& is_over) {
+  const bool has_kind              = span_ < first_;
   const std::vector<Counts> counts = counts_to_try();
-  for (const MakeRows& make : makers()) {
+  const std::vector<MakeRows> all  = makers();
+  for (const MakeRows& make : all) {
     Start& best = starts_.emplace_back(Start{.make = make});
     for (const Counts& one : counts) {
       if (span_ <= enough_ || is_over()) break;
@@ -161,6 +203,15 @@ void PlacementSearch::try_rules(const std::function<bool()>& is_over) {
       take("rules");
     }
   }
+  // Where no kind fits, even a search without time has some rules: with one chunk those of 1f1b, within the limit.
+  if (!has_kind && is_over()) {
+    Counts least = counts.back();
+    for (int rank = 0; setting_->chunks == 1 && rank < setting_->ranks; ++rank) {
+      least.in_flight[size(rank)] = static_cast<int>(std::min<double>(setting_->limit, setting_->ranks - rank));
+      least.late[size(rank)]      = 0;
+    }
+    try_rows(all[setting_->chunks == 1 ? 1 : 0].make(least, [] { return false; }), "rules");
+  }
   std::erase_if(starts_, [](const Start& start) { return start.span == never; });
   std::stable_sort(starts_.begin(), starts_.end(), [](const Start& a, const Start& b) { return a.span < b.span; });
 }
@@ -168,6 +219,7 @@ void PlacementSearch::try_rules(const std::function<bool()>& is_over) {
 void PlacementSearch::start(const std::function<bool()>& is_over) {
   doing_ = name_of(*setting_) + ": starts";
   try_rows(one_by_one(*setting_), "one microbatch after another");
+  first_ = span_ * (1 - 1e-12);
   try_kinds(is_over);
   try_rules(is_over);
 }

@@ -1,4 +1,4 @@
-#include "graphs/schedule/search_bound.hpp"
+#include "graphs/schedule/search/bound.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 // Why no schedule can have a shorter longest span.
 //
 // Let every rank r have a span of at most L, from its begin b(r). B counts as I and then W. This never makes a schedule
-// longer, nor makes it hold more (search_rows.hpp). All times of a rank are counted from its own begin, so nothing
+// longer, nor makes it hold more (rows.hpp). All times of a rank are counted from its own begin, so nothing
 // depends on how long a rank waits for its first input. The stages of rank r are s0 < ... < s1. Its first action is an
 // F of s0, since a microbatch comes to s0 first. Stage r is the first of rank r in every placement that is searched, so
 // b(r + 1) >= b(r) + F(r) + transfer: rank r + 1 begins with the output of an F of stage r.
@@ -48,8 +48,6 @@
 namespace stepgraph::search {
 namespace {
 
-std::size_t of(int number) { return static_cast<std::size_t>(number); }
-
 // Counts for values with rounding errors: never too large and never too small.
 int least_count(double value) {
   const double count = std::clamp(value, -1e9, 1e9);  // an int holds it
@@ -78,13 +76,13 @@ class Conditions {
   explicit Conditions(const Setting& setting) : setting_(setting) {
     const int stages = setting.num_stages();
     // Times of the way from a stage's F to the last stage, and from there back to a stage's I; both ends excluded.
-    std::vector<double> down(of(stages)), up(of(stages));
+    std::vector<double> down(size(stages)), up(size(stages));
     for (int s = stages - 2; s >= 0; --s) {
-      down[of(s)] = setting.transfer(s, s + 1) + (s + 1 < stages - 1 ? setting.cost(s + 1).F : 0) + down[of(s + 1)];
-      up[of(s)]   = setting.cost(s + 1).I + setting.transfer(s + 1, s) + up[of(s + 1)];
+      down[size(s)] = setting.transfer(s, s + 1) + (s + 1 < stages - 1 ? setting.cost(s + 1).F : 0) + down[size(s + 1)];
+      up[size(s)]   = setting.cost(s + 1).I + setting.transfer(s + 1, s) + up[size(s + 1)];
     }
     const auto way = [&](int from, int to) {  // from the end of F of `from` to the begin of I of `to`
-      return down[of(from)] + (from < stages - 1 ? setting.cost(stages - 1).F : 0) + up[of(to)];
+      return down[size(from)] + (from < stages - 1 ? setting.cost(stages - 1).F : 0) + up[size(to)];
     };
     const int m = setting.microbatches;
     holds_      = setting.limit * setting.chunks;
@@ -132,10 +130,10 @@ class Conditions {
 
   bool hold(double span, SpanBound& needs) {
     needs = {.span           = span,
-             .first_forwards = std::vector<int>(of(setting_.ranks)),
-             .last_weights   = std::vector<int>(of(setting_.ranks))};
+             .first_forwards = std::vector<int>(size(setting_.ranks)),
+             .last_weights   = std::vector<int>(size(setting_.ranks))};
     if (span < least_ * (1 - 1e-12)) return false;
-    head_idle_.assign(of(setting_.ranks), 0);
+    head_idle_.assign(size(setting_.ranks), 0);
     return first_inputs(span, needs) && last_inputs(span, needs);
   }
 
@@ -144,7 +142,7 @@ class Conditions {
   bool first_inputs(double span, SpanBound& needs) {
     double first_after = 0;
     for (int rank = setting_.ranks - 1; rank >= 0; --rank) {
-      const RankFacts& facts = facts_[of(rank)];
+      const RankFacts& facts = facts_[size(rank)];
       const int next         = facts.last_stage + 1;
       double first           = facts.path;
       if (next < setting_.num_stages() && setting_.rank_of(next) == rank + 1) {
@@ -158,9 +156,9 @@ class Conditions {
         forwards = std::max(1, least_count(count));
       }
       if (forwards > most_forwards_) return false;
-      first_after                    = std::max(first, forwards * facts.least_forward);
-      needs.first_forwards[of(rank)] = forwards;
-      head_idle_[of(rank)] = std::max(0.0, first - std::min(most_forwards_ * facts.most_forward, facts.sum_forward));
+      first_after                      = std::max(first, forwards * facts.least_forward);
+      needs.first_forwards[size(rank)] = forwards;
+      head_idle_[size(rank)] = std::max(0.0, first - std::min(most_forwards_ * facts.most_forward, facts.sum_forward));
     }
     return true;
   }
@@ -170,7 +168,7 @@ class Conditions {
     const double slack = 1e-12 * span;
     double last        = never;
     for (int rank = 0; rank < setting_.ranks; ++rank) {
-      const RankFacts& facts = facts_[of(rank)];
+      const RankFacts& facts = facts_[size(rank)];
       if (rank > 0) {
         const Costs& before = setting_.cost(rank - 1);
         last -= before.F + setting_.transfer(rank - 1, rank) + before.I + setting_.transfer(rank, rank - 1);
@@ -180,15 +178,15 @@ class Conditions {
       for (;; ++weights) {
         if (weights > most_weights_) return false;
         const double tail = std::max(0.0, facts.trip - most_after_forwards(facts, weights));
-        const double head = head_idle_[of(rank)];
+        const double head = head_idle_[size(rank)];
         const double idle = all_ > most_forwards_ ? head + tail : std::max(head, tail);
         const double done = all_weights - weights * facts.most_weight;
         if (idle + facts.sum_forward + facts.sum_input + done <=
             std::min(last, span - weights * facts.least_weight) + slack)
           break;
       }
-      last                         = std::min(last, span - weights * facts.least_weight);
-      needs.last_weights[of(rank)] = weights;
+      last                           = std::min(last, span - weights * facts.least_weight);
+      needs.last_weights[size(rank)] = weights;
     }
     return true;
   }
@@ -211,14 +209,14 @@ bool needs_of_span(const Setting& setting, double span, SpanBound& needs) {
   return Conditions(setting).hold(span, needs);
 }
 
-SpanBound span_bound(const Setting& setting) {
+SpanBound span_bound(const Setting& setting, const std::function<bool()>& stop) {
   Conditions conditions(setting);
   SpanBound needs;
   double low = conditions.least();
   if (conditions.hold(low, needs)) return needs;
   double high = 2 * low;
   while (!conditions.hold(high, needs)) high *= 2;
-  for (int i = 0; i < 60 && high - low > 1e-12 * high; ++i) {
+  for (int i = 0; i < 60 && high - low > 1e-12 * high && !stop(); ++i) {
     const double middle                           = (low + high) / 2;
     (conditions.hold(middle, needs) ? high : low) = middle;
   }

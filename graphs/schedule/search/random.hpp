@@ -1,7 +1,7 @@
 #pragma once
 #include <random>
 
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/timer.hpp"
 
 namespace stepgraph::search {
 

@@ -1,27 +1,35 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "graphs/schedule/kinds.hpp"
-#include "graphs/schedule/search_bound.hpp"
-#include "graphs/schedule/search_counts.hpp"
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/bound.hpp"
+#include "graphs/schedule/search/counts.hpp"
+#include "graphs/schedule/search/timer.hpp"
 
 namespace stepgraph::search {
 
-// A fixed kind for this setting; none if it has another placement or does not take these numbers.
-[[nodiscard]] std::optional<PipelineSchedule> fixed_kind(const Setting& setting, ScheduleKind kind);
+// Whether two spans differ by rounding alone.
+[[nodiscard]] bool same_span(double a, double b) noexcept;
+
+// A fixed kind as it is: with B, and microbatches in its own order.
+struct FixedKind {
+  ScheduleKind kind{};
+  PipelineSchedule schedule = {};  // no rows: none fits
+  double span = never, peak = never;
+};
 
 // The search for one placement: starts (fixed kinds, rules), then counts, then moves of single actions.
 class PlacementSearch {
  public:
-  PlacementSearch(const Setting& setting, std::uint64_t seed);  // the setting must outlive it
+  // The setting must outlive it. `stop` is asked while the lower bound is found; a bound that is stopped is lower.
+  PlacementSearch(const Setting& setting, std::uint64_t seed, const std::function<bool()>& stop);
 
-  // `is_over` is asked now and then. start() comes first; it always has a result.
+  // `is_over` is asked now and then. start() comes first; it always has a result, even without time that of two kinds
+  // that fit, or of rules.
   void start(const std::function<bool()>& is_over);
   void improve(double budget_s, const std::function<bool()>& is_over);
 
@@ -30,6 +38,9 @@ class PlacementSearch {
   [[nodiscard]] double span() const noexcept { return span_; }  // the longest of the best rows
   [[nodiscard]] const std::string& how() const noexcept { return how_; }
   [[nodiscard]] const std::string& doing() const noexcept { return doing_; }
+  // The best kind that fits the limit, of those whose W are in microbatch order. The rows of all kinds that fit, with
+  // the microbatches in order, are among the starts of the search.
+  [[nodiscard]] const FixedKind& fixed() const noexcept { return fixed_; }
   // Of the best rows; some I and W are joined.
   [[nodiscard]] PipelineSchedule schedule(const std::function<bool()>& is_over) const;
 
@@ -42,6 +53,7 @@ class PlacementSearch {
   void take(const std::string& how);  // the timer's rows, if they are the best
   void try_rows(const Rows& rows, const std::string& how);
   void try_kinds(const std::function<bool()>& is_over);
+  void try_unchanged(ScheduleKind kind, PipelineSchedule schedule);
   void try_rules(const std::function<bool()>& is_over);
   std::vector<Counts> counts_to_try() const;
   std::vector<MakeRows> makers() const;
@@ -52,7 +64,9 @@ class PlacementSearch {
   std::mt19937_64 random_;
   std::vector<Start> starts_;  // the best first
   Rows best_;
+  FixedKind fixed_;
   double span_ = never, enough_ = 0;
+  double first_ = never;  // the span of one microbatch after another
   std::string how_, doing_;
 };
 

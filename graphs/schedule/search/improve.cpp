@@ -1,14 +1,12 @@
-#include "graphs/schedule/search_improve.hpp"
+#include "graphs/schedule/search/improve.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "graphs/schedule/search_random.hpp"
+#include "graphs/schedule/search/random.hpp"
 
 namespace stepgraph::search {
 namespace {
-
-std::size_t of(int number) { return static_cast<std::size_t>(number); }
 
 class Improver {
  public:
@@ -97,13 +95,13 @@ class Improver {
 
   Move pick() {
     const int k    = below(static_cast<int>(path_.size()));
-    const Arc& arc = path_[of(k)];
+    const Arc& arc = path_[size(k)];
     const int last = timer_.rows().length - 1, way = below(8);
     if (way < 2) {  // the action before the transfer comes earlier
       return {arc.from.rank, arc.from.position, std::max(0, arc.from.position - distance())};
     }
     if (way < 5) {  // an action of the path before it comes later
-      const int begin = of(k) + 1 < path_.size() ? path_[of(k) + 1].to.position : 0;
+      const int begin = size(k) + 1 < path_.size() ? path_[size(k) + 1].to.position : 0;
       const int low   = std::max(begin, arc.from.position - 40);
       if (low == arc.from.position) return {0, 0, 0};
       int from = low + below(arc.from.position - low);

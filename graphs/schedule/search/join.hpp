@@ -2,7 +2,7 @@
 #include <functional>
 #include <vector>
 
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/rows.hpp"
 
 namespace stepgraph::search {
 

@@ -3,7 +3,7 @@
 #include <functional>
 #include <random>
 
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/timer.hpp"
 
 namespace stepgraph::search {
 

@@ -1,103 +1,18 @@
-#include "graphs/schedule/search_rows.hpp"
+#include "graphs/schedule/search/timer.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 namespace stepgraph::search {
-namespace {
-
-constexpr int kind_of(Letter letter) { return letter % 3; }
-constexpr int slot_of(Letter letter) { return letter / 3; }
-std::size_t of(int number) { return static_cast<std::size_t>(number); }
-
-}  // namespace
-
-std::vector<int> Setting::stages_of(int rank) const {
-  std::vector<int> stages;
-  for (int stage = 0; stage < num_stages(); ++stage) {
-    if (rank_of(stage) == rank) stages.push_back(stage);
-  }
-  return stages;
-}
-
-double Setting::transfer(int from, int to) const noexcept { return rank_of(from) == rank_of(to) ? 0 : cost(from).COMM; }
-
-double Setting::work(int rank) const noexcept {
-  double sum = 0;  // added as the simulation adds it
-  for (int stage = 0; stage < num_stages(); ++stage) {
-    if (rank_of(stage) == rank) sum += microbatches * (cost(stage).F + cost(stage).I + cost(stage).W);
-  }
-  return sum;
-}
-
-double Setting::most_work() const noexcept {
-  double most = 0;
-  for (int rank = 0; rank < ranks; ++rank) most = std::max(most, work(rank));
-  return most;
-}
-
-Rows rows_of(const Setting& setting, const PipelineSchedule& schedule) {
-  Rows rows{.length = setting.row_length()};
-  rows.letters.reserve(of(setting.ranks) * of(rows.length));
-  for (int rank = 0; rank < setting.ranks; ++rank) {
-    const std::vector<int> stages = setting.stages_of(rank);
-    for (const Action& action : schedule.rows[of(rank)]) {
-      const auto slot  = std::find(stages.begin(), stages.end(), index(action.stage)) - stages.begin();
-      const auto first = static_cast<Letter>(3 * slot);
-      if (action.kind == ActionKind::forward) rows.letters.push_back(first + F);
-      if (action.kind == ActionKind::input_gradient || action.kind == ActionKind::backward)
-        rows.letters.push_back(first + I);
-      if (action.kind == ActionKind::weight_gradient || action.kind == ActionKind::backward)
-        rows.letters.push_back(first + W);
-    }
-  }
-  return rows;
-}
-
-PipelineSchedule schedule_of_rows(const Setting& setting, const Rows& rows, const std::vector<bool>& joined) {
-  static constexpr std::array kinds{ActionKind::forward, ActionKind::input_gradient, ActionKind::weight_gradient};
-  PipelineSchedule schedule{.rank_of_stage = setting.rank_of_stage, .num_microbatches = setting.microbatches};
-  for (int rank = 0; rank < setting.ranks; ++rank) {
-    const std::vector<int> stages = setting.stages_of(rank);
-    std::array<int, 3 * most_chunks> number{};
-    auto& row = schedule.rows.emplace_back();
-    for (int i = 0; i < rows.length; ++i) {
-      const Letter letter = rows.row(rank)[i];
-      const Stage stage{stages[of(slot_of(letter))]};
-      const Microbatch microbatch{number[letter]++};
-      if (!joined.empty() && joined[of(rank) * of(rows.length) + of(i)]) {
-        row.push_back({stage, ActionKind::backward, microbatch});
-        ++number[of(letter + W - I)];
-        ++i;
-      } else {
-        row.push_back({stage, kinds[of(kind_of(letter))], microbatch});
-      }
-    }
-  }
-  return schedule;
-}
-
-bool fits(const Setting& setting, const Rows& rows) {
-  for (int rank = 0; rank < setting.ranks; ++rank) {
-    int whole = 0, retained = 0;
-    for (int i = 0; i < rows.length; ++i) {
-      const int kind = kind_of(rows.row(rank)[i]);
-      whole += (kind == F) - (kind == I);
-      retained += (kind == I) - (kind == W);
-      if (setting.activation(whole, retained) > setting.limit) return false;
-    }
-  }
-  return true;
-}
 
 RowTimer::RowTimer(const Setting& setting) : setting_(setting) {
   const int last = setting.num_stages() - 1;
-  uses_.resize(of(setting.ranks) * 3 * most_chunks);
+  uses_.resize(size(setting.ranks) * 3 * most_chunks);
   for (int rank = 0; rank < setting.ranks; ++rank) {
     const std::vector<int> stages = setting.stages_of(rank);
     for (int slot = 0; slot < setting.chunks; ++slot) {
-      const int stage    = stages[of(slot)];
-      Use* const of_slot = uses_.data() + of(rank) * 3 * most_chunks + of(3 * slot);
+      const int stage    = stages[size(slot)];
+      Use* const of_slot = uses_.data() + size(rank) * 3 * most_chunks + size(3 * slot);
       of_slot[F]         = {.time = setting.cost(stage).F, .makes = 2 * stage + F};
       of_slot[I]         = {.time = setting.cost(stage).I, .makes = 2 * stage + I};
       of_slot[W]         = {.time = setting.cost(stage).W};
@@ -114,12 +29,12 @@ RowTimer::RowTimer(const Setting& setting) : setting_(setting) {
     }
     works_.push_back(setting.work(rank));
   }
-  const std::size_t ranks = of(setting.ranks);
+  const std::size_t ranks = size(setting.ranks);
   for (auto* const list : {&first_, &next_, &waits_, &waits_number_}) list->resize(ranks);
   for (auto* const list : {&spans_, &kept_spans_, &free_at_, &idle_, &allowed_idle_}) list->resize(ranks);
-  done_.resize(2 * of(setting.num_stages()));
-  ready_.resize(done_.size() * of(setting.microbatches));
-  begins_.resize(ranks * of(setting.row_length()));
+  done_.resize(2 * size(setting.num_stages()));
+  ready_.resize(done_.size() * size(setting.microbatches));
+  begins_.resize(ranks * size(setting.row_length()));
   counts_.resize(begins_.size());
 }
 
@@ -158,8 +73,8 @@ bool RowTimer::may_move(int rank, int low, int high) const {
     }
     int whole = 0, retained = 0;
     for (int first = 0; first < 3 * setting_.chunks; first += 3) {
-      whole += counts[of(first)] - counts[of(first + I)];
-      retained += counts[of(first + I)] - counts[of(first + W)];
+      whole += counts[size(first)] - counts[size(first + I)];
+      retained += counts[size(first + I)] - counts[size(first + W)];
     }
     if (setting_.activation(whole, retained) > setting_.limit) return false;
   }
@@ -216,9 +131,9 @@ double RowTimer::time_change(double at_most) {
   }
   for (int rank = 0; rank < setting_.ranks; ++rank) {
     const double* const begins = begins_.data() + at(rank, 0);
-    first_[of(rank)]           = static_cast<int>(std::lower_bound(begins, begins + rows_.length, since) - begins);
+    first_[size(rank)]         = static_cast<int>(std::lower_bound(begins, begins + rows_.length, since) - begins);
   }
-  for (const auto& change : changes_) first_[of(change.rank)] = std::min(first_[of(change.rank)], change.low);
+  for (const auto& change : changes_) first_[size(change.rank)] = std::min(first_[size(change.rank)], change.low);
   kept_spans_   = spans_;
   kept_longest_ = longest_;
   if (time_from(first_, at_most)) return longest_;
@@ -252,14 +167,15 @@ void RowTimer::copy_tail(const std::vector<int>& first, bool restore) {
     if (begin < end) std::memcpy(to.data() + begin, from.data() + begin, (end - begin) * sizeof(double));
   };
   for (int rank = 0; rank < setting_.ranks; ++rank) {
-    const int position = first[of(rank)];
+    const int position = first[size(rank)];
     if (position == rows_.length) continue;
-    copy(from_begins, to_begins, at(rank, position), at(rank, 0) + of(rows_.length));
+    copy(from_begins, to_begins, at(rank, position), at(rank, 0) + size(rows_.length));
     for (int first_letter = 0; first_letter < 3 * setting_.chunks; first_letter += 3) {
       for (const int kind : {F, I}) {
         const auto letter         = static_cast<Letter>(first_letter + kind);
-        const std::size_t of_data = of(use(rank, letter).makes) * of(setting_.microbatches);
-        copy(from_ready, to_ready, of_data + counts_[at(rank, position)][letter], of_data + of(setting_.microbatches));
+        const std::size_t of_data = size(use(rank, letter).makes) * size(setting_.microbatches);
+        copy(from_ready, to_ready, of_data + counts_[at(rank, position)][letter],
+             of_data + size(setting_.microbatches));
       }
     }
   }
@@ -268,47 +184,47 @@ void RowTimer::copy_tail(const std::vector<int>& first, bool restore) {
 bool RowTimer::time_from(const std::vector<int>& first, double at_most) {
   stack_.clear();
   for (int rank = setting_.ranks - 1; rank >= 0; --rank) {
-    const int position = next_[of(rank)] = first[of(rank)];
-    waits_[of(rank)]                     = -1;
-    free_at_[of(rank)]                   = position == 0 ? 0 : end(rank, position - 1);
+    const int position = next_[size(rank)] = first[size(rank)];
+    waits_[size(rank)]                     = -1;
+    free_at_[size(rank)]                   = position == 0 ? 0 : end(rank, position - 1);
     for (int first_letter = 0; first_letter < 3 * setting_.chunks; first_letter += 3) {
       for (const int kind : {F, I}) {
         const auto letter = static_cast<Letter>(first_letter + kind);
-        done_[of(use(rank, letter).makes)] =
+        done_[size(use(rank, letter).makes)] =
             position == rows_.length ? setting_.microbatches : counts_[at(rank, position)][letter];
       }
     }
     if (position == rows_.length) continue;
     stack_.push_back(rank);
-    allowed_idle_[of(rank)] = at_most + 1e-9 * works_[of(rank)] - works_[of(rank)];
-    idle_[of(rank)]         = 0;
+    allowed_idle_[size(rank)] = at_most + 1e-9 * works_[size(rank)] - works_[size(rank)];
+    idle_[size(rank)]         = 0;
     if (position == 0) {
       continue;
     }
     double busy = 0;
     for (Letter letter = 0; letter < 3 * setting_.chunks; ++letter)
       busy += counts_[at(rank, position)][letter] * use(rank, letter).time;
-    idle_[of(rank)] = free_at_[of(rank)] - begin(rank, 0) - busy;
+    idle_[size(rank)] = free_at_[size(rank)] - begin(rank, 0) - busy;
   }
   int unfinished = static_cast<int>(stack_.size());
   while (!stack_.empty()) {
     const int rank = stack_.back();
     stack_.pop_back();
     const Letter* const row          = rows_.row(rank);
-    const Use* const uses            = uses_.data() + of(rank) * 3 * most_chunks;
+    const Use* const uses            = uses_.data() + size(rank) * 3 * most_chunks;
     const LetterCounts* const counts = counts_.data() + at(rank, 0);
     double* const begins             = begins_.data() + at(rank, 0);
-    const double allowed             = allowed_idle_[of(rank)];
-    double time = free_at_[of(rank)], idle = idle_[of(rank)];
-    int i = next_[of(rank)];
+    const double allowed             = allowed_idle_[size(rank)];
+    double time = free_at_[size(rank)], idle = idle_[size(rank)];
+    int i = next_[size(rank)];
     for (; i < rows_.length; ++i) {
       const Letter letter = row[i];
       const Use& what     = uses[letter];
       const int number    = counts[i][letter];
       if (what.needs >= 0) {
-        if (number >= done_[of(what.needs)]) {
-          waits_[of(rank)]        = what.needs;
-          waits_number_[of(rank)] = number;
+        if (number >= done_[size(what.needs)]) {
+          waits_[size(rank)]        = what.needs;
+          waits_number_[size(rank)] = number;
           break;
         }
         const double here = ready(what.needs, number) + what.transfer;
@@ -321,18 +237,18 @@ bool RowTimer::time_from(const std::vector<int>& first, double at_most) {
       begins[i] = time;
       time += what.time;
       if (what.makes >= 0) {
-        ready_[of(what.makes) * of(setting_.microbatches) + of(number)] = time;
-        done_[of(what.makes)]                                           = number + 1;
-        if (what.wakes >= 0 && waits_[of(what.wakes)] == what.makes && waits_number_[of(what.wakes)] == number) {
-          waits_[of(what.wakes)] = -1;
+        ready_[size(what.makes) * size(setting_.microbatches) + size(number)] = time;
+        done_[size(what.makes)]                                               = number + 1;
+        if (what.wakes >= 0 && waits_[size(what.wakes)] == what.makes && waits_number_[size(what.wakes)] == number) {
+          waits_[size(what.wakes)] = -1;
           if (what.wakes != rank) stack_.push_back(what.wakes);
         }
       }
     }
-    num_timed_ += i - next_[of(rank)];
-    next_[of(rank)]    = i;
-    free_at_[of(rank)] = time;
-    idle_[of(rank)]    = idle;
+    num_timed_ += i - next_[size(rank)];
+    next_[size(rank)]    = i;
+    free_at_[size(rank)] = time;
+    idle_[size(rank)]    = idle;
     if (i == rows_.length) {
       --unfinished;
       if (time - begins[0] > at_most) return false;
@@ -341,8 +257,8 @@ bool RowTimer::time_from(const std::vector<int>& first, double at_most) {
   if (unfinished > 0) return false;
   longest_ = 0;
   for (int rank = 0; rank < setting_.ranks; ++rank) {
-    spans_[of(rank)] = free_at_[of(rank)] - begin(rank, 0);
-    longest_         = std::max(longest_, spans_[of(rank)]);
+    spans_[size(rank)] = free_at_[size(rank)] - begin(rank, 0);
+    longest_           = std::max(longest_, spans_[size(rank)]);
   }
   return true;
 }

@@ -1,0 +1,49 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "graphs/models/model.hpp"
+#include "graphs/plan/plan.hpp"
+#include "graphs/predict/calibration.hpp"
+#include "graphs/train/step_run.hpp"
+
+// The parts of calibrate(). Internal to graphs/predict.
+namespace stepgraph::trials {
+
+// One measured step: a model of few layers in one layout.
+struct Trial {
+  Model model;
+  Plan plan       = {};
+  BatchSpec batch = {};
+};
+
+using Key = std::tuple<std::string, double, double>;  // op, flops, bytes
+
+// The quantile of times that counts: below the median, because other programs only make nodes slower.
+inline constexpr double undisturbed = 0.35;
+
+// Sets cheap values of the size of fresh weights.
+void set_some_weights(StepRun& run);
+[[nodiscard]] std::vector<std::int32_t> some_tokens(const Trial& trial);  // of one step
+
+// A copy of the graph whose nodes are changed by `change`.
+[[nodiscard]] Graph with_nodes(const Graph& graph, const std::function<void(NodeSpec&)>& change);
+
+// With CalibrateOptions::device.
+[[nodiscard]] Calibration calibrate_device(const MakeWorld& make_world, const CalibrateOptions& options, int threads);
+
+// Copies between a device and the host, and updates on the host, alone and beside each other.
+struct Transfers {
+  Calibration::Ops ops                    = {};
+  Calibration::Ops ops_bf16               = {};
+  std::vector<Calibration::Beside> beside = {};
+};
+[[nodiscard]] Transfers measure_transfers(World& world, const CalibrateOptions& options, int threads);
+
+// Makes copies and host updates of the calibration as slow as they are in a step with offload.
+void fit_to_offloaded_step(World& world, const CalibrateOptions& options, int threads, Calibration& calibration);
+
+}  // namespace stepgraph::trials
