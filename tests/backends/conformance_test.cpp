@@ -101,6 +101,8 @@ TEST_CASE("loopback passes the conformance suite, in rank order", "[backends][co
 
 TEST_CASE("a process world outside the library passes the suite, each rank with its slice", "[backends][conformance]") {
   const int ranks = GENERATE(2, 3, 5, 8);
+  static int seen = 0;
+  if (sg::testing::left_out(seen, 2)) return;
   CAPTURE(ranks);
   const auto failures = in_processes(one_each(ranks), {.rank_order   = true,
                                                        .large_bytes  = 800'000 / sg::testing::scale(),

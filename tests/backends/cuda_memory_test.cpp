@@ -75,3 +75,33 @@ TEST_CASE("host memory can be pageable: copies both ways have the same bytes", "
   }
 #endif
 }
+
+TEST_CASE("large pinned memory is zeroed, also where another program has used it", "[backends][cuda][offload]") {
+  const auto world = sg::testing::device_world();
+  sg::Graph graph;
+  constexpr std::int64_t size = (std::int64_t{80} << 20) + 64;  // large pages are used from 64 MiB on
+  const auto buffer           = [&](const char* name, sg::Space space) {
+    return graph.buffer({.name = name, .size_bytes = size, .space = space, .lifetime = sg::Lifetime::persistent});
+  };
+  const sg::Buffer from = buffer("from", sg::Space::pinned), slot = buffer("slot", sg::Space::device),
+                   to = buffer("to", sg::Space::pinned);
+  sg::offload_copy(graph, {.name = "up", .lane = sg::LaneKind::h2d, .to = slot, .from = from});
+  sg::offload_copy(graph, {.name = "down", .lane = sg::LaneKind::d2h, .to = to, .from = slot});
+  sg::Executor executor({.threads = 1});
+  const std::vector<std::byte> zeros(size);
+  for (int program_number = 0; program_number < 2; ++program_number) {
+    const sg::Program program(graph, *world);
+    for (const sg::Buffer each : {from, to}) {
+      std::vector<std::byte> found(size, std::byte{1});
+      program.memory().read(each, std::span<std::byte>(found));
+      CHECK(found == zeros);
+    }
+    std::vector<std::byte> bytes(size);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + 3);
+    program.memory().write(from, std::span<const std::byte>(bytes));
+    for (int run = 0; run < 3; ++run) executor.run(program);
+    std::vector<std::byte> found(size);
+    program.memory().read(to, std::span<std::byte>(found));
+    CHECK(found == bytes);
+  }
+}

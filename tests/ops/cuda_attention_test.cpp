@@ -79,7 +79,8 @@ TEST_CASE("attention on a CUDA device drops the same probabilities as the CPU", 
 }
 
 TEST_CASE("attention on a CUDA device handles whole tiles of long sequences", "[ops][cuda][attention]") {
-  const Shape s = shrunk(GENERATE(Shape{2, 512, 4, 4, 64}, Shape{1, 384, 4, 2, 128}));
+  const Shape s = shrunk(GENERATE(Shape{2, 512, 4, 4, 64}, Shape{1, 384, 4, 2, 128}, Shape{2, 256, 3, 3, 80},
+                                  Shape{1, 384, 4, 2, 96}, Shape{2, 128, 2, 2, 40}));
   CAPTURE(s);
   sg::testing::check_on_device(attention_case(s));
 }
@@ -91,7 +92,7 @@ TEST_CASE("attention on a CUDA device computes f64 in f64", "[ops][cuda][attenti
 }
 
 TEST_CASE("attention on a CUDA device in bf16 and f16 uses cuDNN where it has a plan", "[ops][cuda][attention]") {
-  const Shape s = shrunk(GENERATE(Shape{2, 128, 4, 4, 64}, Shape{1, 256, 6, 2, 128}));
+  const Shape s = shrunk(GENERATE(Shape{2, 128, 4, 4, 64}, Shape{1, 256, 6, 2, 128}, Shape{1, 256, 3, 3, 80}));
   CAPTURE(s);
   OpCase test             = attention_case(s);
   const auto asked        = std::make_shared<std::atomic<int>>(0);

@@ -4,6 +4,7 @@
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <catch2/generators/catch_generators_range.hpp>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -18,11 +19,24 @@ namespace sg = stepgraph;
 
 namespace {
 
-#ifdef __aarch64__
-constexpr bool has_neon = true;
-#else
-constexpr bool has_neon = false;
-#endif
+// Our kernels for one kind of processor that this machine has.
+std::vector<sg::GemmKernel> panel_kernels() {
+  std::vector<sg::GemmKernel> found;
+  for (const auto kernel : {sg::GemmKernel::neon, sg::GemmKernel::avx2, sg::GemmKernel::avx512}) {
+    if (sg::has(kernel)) found.push_back(kernel);
+  }
+  return found;
+}
+std::vector<sg::GemmKernel> our_kernels() {
+  std::vector<sg::GemmKernel> found = panel_kernels();
+  found.push_back(sg::GemmKernel::own);
+  return found;
+}
+std::vector<sg::GemmKernel> all_kernels() {
+  std::vector<sg::GemmKernel> found = our_kernels();
+  found.push_back(sg::GemmKernel::fastest);
+  return found;
+}
 
 template <class T>
 std::vector<T> numbers(std::int64_t count, std::uint64_t seed, double range = 1) {
@@ -99,7 +113,7 @@ void check_products() {
                                                                                       {1200, 8, 3},
                                                                                       {19, 33, 1300}}));
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<T> problem{m, n, k, a_transposed, b_transposed};
   const std::vector<T> c = product(problem, kernel);
@@ -118,15 +132,16 @@ TEST_CASE("products of all sizes and transposes agree with three plain loops in 
 }
 
 TEST_CASE("a product cut both ways agrees with three plain loops", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   const Problem<float> problem{.m = 1001, .n = 1650, .k = 3};
-  REQUIRE(sg::num_gemm_tiles(problem.m, problem.n) == 4);
+  REQUIRE(sg::num_gemm_tiles(problem.m, problem.n, sg::GemmKernel::own) == 64);
+  REQUIRE(sg::gemm_joined(problem.m, problem.n, sg::GemmKernel::own) == 16);
   CHECK(worst_error(problem, product(problem, kernel)) < std::numeric_limits<float>::epsilon() * 4);
 }
 
 TEST_CASE("our own kernels: an element's bits depend on its row, its column and k, not on its position in the matrix",
           "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(our_kernels()));
   const Problem<float> whole{.m = 130, .n = 150, .k = 700};
   const std::vector<float> all = product(whole, kernel);
   for (const std::int64_t skip : {1, 5, 64, 129}) {
@@ -150,7 +165,7 @@ TEST_CASE("our own kernels: an element's bits depend on its row, its column and 
 }
 
 TEST_CASE("our own kernels: an element's bits do not depend on the layout of its operands", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(our_kernels()));
   const auto [m, n, k] =
       GENERATE(table<std::int64_t, std::int64_t, std::int64_t>({{37, 45, 1100}, {16, 28, 64}, {90, 70, 19}}));
   CAPTURE(static_cast<int>(kernel), m, n, k);
@@ -166,7 +181,7 @@ TEST_CASE("our own kernels: an element's bits do not depend on the layout of its
 }
 
 TEST_CASE("products of every small number of rows and columns write only those", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   double worst      = 0;
   bool alone        = true;
   for (std::int64_t m = 1; m <= 17; m += 2) {
@@ -198,7 +213,7 @@ TEST_CASE("products of every small number of rows and columns write only those",
 }
 
 TEST_CASE("neither operand needs a unit stride", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   const Problem<float> dense{.m = 21, .n = 30, .k = 40};
   std::vector<float> a(dense.a.size() * 2), b(dense.b.size() * 3), c(21 * 30);
   for (std::size_t i = 0; i < dense.a.size(); ++i) a[2 * i] = dense.a[i];
@@ -233,14 +248,14 @@ TEST_CASE("a product's bits depend neither on the addresses of its operands nor 
 
 TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", "[ops][gemm]", float, double,
                    sg::bf16) {
-  const auto kernel        = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel        = GENERATE(from_range(all_kernels()));
   const auto [m, n]        = GENERATE(table<std::int64_t, std::int64_t>({{1001, 1650}, {200, 300}, {1040, 90}}));
   constexpr std::int64_t k = 5;
   CAPTURE(static_cast<int>(kernel), m, n);
   std::vector<TestType> a, b;
   for (const float x : numbers<float>(m * k, 1)) a.push_back(TestType(x));
   for (const float x : numbers<float>(k * n, 2)) b.push_back(TestType(x));
-  const std::int64_t tiles = sg::num_gemm_tiles(m, n);
+  const std::int64_t tiles = sg::num_gemm_tiles<TestType>(m, n, kernel);
   REQUIRE(tiles > 1);
   const auto in_pieces = [&](std::int64_t of) {
     std::vector<TestType> c(static_cast<std::size_t>(m * n), TestType(99));
@@ -263,21 +278,55 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
   }
 }
 
-TEST_CASE("products of large matrices are cut into an even number of tiles, small ones not at all", "[ops][gemm]") {
+TEST_CASE("products of large matrices are cut into enough tiles for many threads, small ones not at all",
+          "[ops][gemm]") {
+  constexpr auto own = sg::GemmKernel::own;
   // The shapes of a step of 1024 rows with widths 256 and 512, and those of their weights.
   for (const std::int64_t width : {256, 512}) {
     for (const std::int64_t other : {width, 3 * width, 4 * width, 16 * width}) {
       for (const auto& [m, n] :
            {std::pair(std::int64_t{1024}, other), {std::int64_t{1024}, width}, {width, other}, {other, width}}) {
         CAPTURE(m, n);
-        CHECK(sg::num_gemm_tiles(m, n) % 2 == 0);
+        const std::int64_t tiles = sg::num_gemm_tiles(m, n, own), joined = sg::gemm_joined(m, n, own);
+        CHECK(tiles >= (m * n > 256 * 256 ? 64 : 32));
+        CHECK(tiles % joined == 0);
+        CHECK(tiles / joined >= 2);  // also as one call for each of two threads
       }
     }
   }
-  CHECK(sg::num_gemm_tiles(1024, 2048) >= 4);
+  CHECK(sg::num_gemm_tiles(1024, 2048, own) / sg::gemm_joined(1024, 2048, own) == 4);
   CHECK(sg::num_gemm_tiles(16, 16) == 1);
   CHECK(sg::num_gemm_tiles(0, 16) == 0);
   CHECK(sg::num_gemm_tiles(16, 0) == 0);
+}
+
+TEST_CASE("kernels for one kind of processor fuse each product with its sum, and add blocks of k in order",
+          "[ops][gemm]") {
+  const auto kernel = GENERATE(from_range(our_kernels()));
+  if (kernel == sg::GemmKernel::own) return;
+  const auto [m, n, k]    = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
+      {{1, 1, 1}, {13, 33, 9}, {25, 270, 1030}, {11, 31, 512}, {37, 300, 513}}));
+  const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
+  CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
+  const Problem<float> problem{m, n, k, a_transposed, b_transposed};
+  const std::int64_t blocks = (k + 511) / 512, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
+  const sg::Gemm<float> of = problem.gemm({});
+  std::vector<float> expected;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      float sum = 0;
+      for (std::int64_t first = 0; first < k; first += length) {
+        float part = 0;
+        for (std::int64_t p = first; p < std::min(k, first + length); ++p) {
+          part = std::fma(of.a.data[i * of.a.row_stride + p * of.a.col_stride],
+                          of.b.data[p * of.b.row_stride + j * of.b.col_stride], part);
+        }
+        sum = first == 0 ? part : sum + part;
+      }
+      expected.push_back(sum);
+    }
+  }
+  CHECK(product(problem, kernel) == expected);
 }
 
 TEST_CASE("large products start no threads", "[ops][gemm]") {
@@ -292,7 +341,7 @@ TEST_CASE("large products start no threads", "[ops][gemm]") {
 }
 
 TEST_CASE("a product is added to a base, in place or not, with the same bits; a bias to every row", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   const Problem<float> problem{.m = 20, .n = 101, .k = 1600};
   const std::vector<float> alone = product(problem, kernel), base = numbers<float>(20 * 101, 3),
                            bias = numbers<float>(101, 4);
@@ -301,9 +350,12 @@ TEST_CASE("a product is added to a base, in place or not, with the same bits; a 
   sg::gemm(problem.gemm({in_place.data(), in_place.data(), 20 * 101}), kernel);
   sg::gemm(problem.gemm({elsewhere.data(), base.data(), 20 * 101}), kernel);
   CHECK(in_place == elsewhere);
-  if (kernel == sg::GemmKernel::own || (kernel == sg::GemmKernel::neon && !has_neon)) {
+  const auto of_panels = panel_kernels();
+  const bool by_panels = std::find(of_panels.begin(), of_panels.end(), kernel) != of_panels.end() ||
+                         (!of_panels.empty() && sg::gemm_library() != "blis" && sg::gemm_library() != "openblas");
+  if (kernel == sg::GemmKernel::own) {
     CHECK(in_place == expected);  // the sum is computed first, then added
-  } else if (kernel == sg::GemmKernel::neon || sg::gemm_library() == "neon") {
+  } else if (by_panels) {
     // 1600 is four blocks of k: the base is the first summand.
     std::vector<float> by_blocks = base, part(alone.size());
     for (std::int64_t first = 0; first < 1600; first += 400) {
@@ -394,7 +446,7 @@ TEMPLATE_TEST_CASE("a product of 2-byte operands is computed in f32 and rounded 
 }
 
 TEST_CASE("an activation is applied to the stored result, in place or not", "[ops][gemm]") {
-  const auto kernel = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel = GENERATE(from_range(all_kernels()));
   const Problem<float> problem{.m = 130, .n = 101, .k = 60};
   const std::vector<float> bias = numbers<float>(101, 4);
   std::vector<float> before(130 * 101), after(before.size()), in_place(before.size());
@@ -415,7 +467,7 @@ TEST_CASE("an activation is applied to the stored result, in place or not", "[op
 }
 
 TEST_CASE("the factor of a product is applied to the stored result and has its layout", "[ops][gemm]") {
-  const auto kernel    = GENERATE(sg::GemmKernel::fastest, sg::GemmKernel::neon, sg::GemmKernel::own);
+  const auto kernel    = GENERATE(from_range(all_kernels()));
   const std::int64_t k = GENERATE(60, 700);  // in one block of k, or in two
   const Problem<float> problem{.m = 130, .n = 101, .k = k};
   constexpr std::int64_t stride  = 107;

@@ -22,5 +22,9 @@ inline int at_least(int count) { return count / scale(); }
 inline int slowness() { return is_sanitized() ? 8 : 1; }
 // Whether to skip cases that only repeat others with different or larger numbers.
 inline bool sanitized() { return scale() > 1; }
+// Whether to skip this case of a test with GENERATE: in sanitized builds each `every`-th case runs, the first among
+// them. `seen` is a static variable of the test. If `every` and the numbers of values have no common divisor, all
+// values run.
+inline bool left_out(int& seen, int every) { return seen++ % every != 0 && sanitized(); }
 
 }  // namespace stepgraph::testing

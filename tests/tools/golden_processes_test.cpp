@@ -1,6 +1,7 @@
 // The golden models over real processes: losses, norms and first gradients have loopback's bits.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "engine/base/error.hpp"
 #include "tests/support/command_run.hpp"
@@ -9,6 +10,8 @@
 #include "tests/support/paths.hpp"
 
 namespace sg = stepgraph;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::Matches;
 using sg::str;
 using sg::testing::Outcome;
 
@@ -20,6 +23,8 @@ struct Setting {
 };
 const Setting full4{4, "--set layout.dp=4 --set shard.strategy=full"};
 const Setting zero_bubble{2, "--set layout.pp=2 --set pipeline.schedule=zb-h1"};
+const Setting searched{
+    2, "--set layout.pp=2 --set pipeline.schedule=auto --set pipeline.limit=2 --set pipeline.split=balanced"};
 
 void check_golden(const std::string& backend, const std::string& model, const Setting& setting, int limit_s = 100) {
   CAPTURE(backend, model, setting.size, setting.options);
@@ -36,6 +41,10 @@ void check_golden(const std::string& backend, const std::string& model, const Se
   CHECK(sg::testing::json_lines(loopback.out).size() > 20);
   CHECK(sg::testing::without_times(found.out) == sg::testing::without_times(loopback.out));
   CHECK(sg::testing::file_bytes(here) == sg::testing::file_bytes(there));
+  if (setting.options != searched.options) return;
+  // Process 0 searches, and tells the others.
+  for (const std::string& err : {loopback.err, found.err})
+    CHECK_THAT(err, ContainsSubstring(" found by ") && !Matches("[^]*found by[^]*found by[^]*"));
 }
 
 }  // namespace
@@ -44,6 +53,7 @@ TEST_CASE("the golden models train over Gloo to the bits of loopback", "[tools][
   if (sg::testing::is_sanitized()) SKIP("sanitized builds train smaller models over processes");
   check_golden("gloo", "gpt2-tiny", full4);
   check_golden("gloo", "llama-tiny", zero_bubble);
+  check_golden("gloo", "gpt2-tiny", searched);
 }
 
 TEST_CASE("the golden models train over MPI to the bits of loopback", "[tools][golden][jobs]") {

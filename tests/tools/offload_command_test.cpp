@@ -182,3 +182,32 @@ TEST_CASE("strategies of offload act by the budget of the device", "[tools][offl
   CHECK(refused.exit_code == 2);
   CHECK_THAT(refused.err, ContainsSubstring("offload.strategy: conservative moves at most 0.2"));
 }
+
+TEST_CASE("recompute auto prints what it has chosen for the layers", "[tools][offload][layers]") {
+  const SmallRun small;
+  const std::string batch = " --set batch.global=8 --set batch.micro=8";
+  const auto peak         = [&](const std::string& kind) {
+    const auto rows = json_lines(small.run("plan-memory", "--json --set recompute=" + kind + batch).out);
+    return rows.at(0).at("peak_bytes").as_integer();
+  };
+  const std::int64_t limit = (peak("none") + peak("full")) / 2;
+  const std::string chosen = sg::str(batch, " --set recompute=auto --set memory.limit_bytes=", limit);
+  const sg::JsonValue layers{{"offloaded", 0}, {"recomputed", 1}, {"kept", 1}};
+  const std::string text = "activations: 0 layers offloaded, 1 recomputed, 1 kept";
+  CHECK(json_lines(small.run("plan-memory", "--json" + chosen).out).at(0).at("activation_layers") == layers);
+  CHECK_THAT(small.run("plan-memory", chosen).out,
+             ContainsSubstring("\nactivations: rank 0: 0 layers offloaded, 1 recomputed, 1 kept"));
+  for (const char* command : {"graph", "verify"}) {
+    CHECK(json_lines(small.run(command, "--json" + chosen).out).at(0).at("activation_layers") == layers);
+    CHECK_THAT(small.run(command, chosen).out, ContainsSubstring(text));
+  }
+  const auto trained = small.run("train", "--steps 2 --json" + chosen);
+  CAPTURE(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  CHECK(of_type(trained.out, "plan").at(0).at("activation_layers") == layers);
+  CHECK(of_type(trained.out, "plan").at(0).at("peak_bytes")[0].as_integer() <= limit);
+  CHECK(losses(trained.out) == losses(small.run("train", "--steps 2 --json" + batch).out));
+  const auto missing = small.run("train", "--steps 1 --set recompute=auto");
+  CHECK(missing.exit_code == 2);
+  CHECK_THAT(missing.err, ContainsSubstring("recompute: auto needs the size of the device, which is not known here"));
+}

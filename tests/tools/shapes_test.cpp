@@ -8,7 +8,7 @@
 namespace sg = stepgraph;
 
 TEST_CASE("a token graph has the edges of its shape", "[graphs][shapes]") {
-  for (const sg::Shape& shape : {sg::chain(100), sg::wide(100), sg::wavefront(12), sg::random_dag(200, 400, 7)}) {
+  for (const sg::Shape& shape : {sg::chain(100), sg::wide(100u), sg::wavefront(12), sg::random_dag(200, 400, 7)}) {
     CAPTURE(shape.name);
     const sg::Graph graph = sg::token_graph(shape);
     REQUIRE(graph.num_nodes() == shape.num_nodes);

@@ -69,6 +69,49 @@ TEST_CASE("simulate predicts the time of a step on a measured machine", "[tools]
              ContainsSubstring("uses measurements of another machine, 'elsewhere'"));
 }
 
+TEST_CASE("simulate uses the measurements of a GPU, without the GPU", "[tools][simulate]") {
+  const SmallRun small;
+  const std::string path = small.path("gpu.json");
+  // Products take a millisecond for each megaflop, ten times as long in fp32; copies and host updates are slow too.
+  sg::Calibration machine{.host = "elsewhere", .device = "NVIDIA H200", .cores = 16, .threads = 1};
+  for (const char* op :
+       {"linear", "linear_gelu", "linear_input_gradient", "linear_input_gradient_gelu", "linear_weight_gradient"}) {
+    machine.ops[op]      = {{1e6, 1e4, 1e-2, 1e-2}};
+    machine.ops_bf16[op] = {{1e6, 1e4, 1e-3, 1e-3}};
+  }
+  machine.ops["adamw"]      = {{1e6, 1e6, 1e-9, 1e-9}};
+  machine.ops["adamw@host"] = {{15e3, 28e3, 1, 1}};
+  machine.ops["h2d"] = machine.ops["d2h"] = {{0, 1e3, 1e-3, 1e-3}};
+  sg::save_calibration(machine, path);
+  const auto seconds = [&](const std::string& more) {
+    const auto outcome = small.run("simulate", "--json --backend cuda --machine " + path + " " + more);
+    CAPTURE(outcome.err, more);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK_THAT(outcome.err, !ContainsSubstring("measured in fp32") && !ContainsSubstring("but times are those of"));
+    const auto line = json_lines(outcome.out).at(1);
+    CHECK(line.at("device") == "NVIDIA H200");
+    return line.at("step_s").as_real();
+  };
+  const double f32 = seconds(""), bf16 = seconds("--set precision.param=bf16");
+  CHECK(f32 > 8 * bf16);
+  CHECK(seconds("--set offload.optimizer=true") > 2 * f32);  // the host's updates
+  CHECK_THAT(small.run("simulate", "--machine " + path + " --set backend=cuda").out,
+             ContainsSubstring(" tokens/s on 1 NVIDIA H200 and 1 of 16 cores of elsewhere\ndevices busy "));
+  CHECK_THAT(small.run("simulate", "--machine " + path).err,
+             ContainsSubstring("backend loopback, but times are those of NVIDIA H200"));
+  CHECK_THAT(small.run("simulate", "--backend cuda --machine " + put_machine(small)).err,
+             ContainsSubstring("backend cuda, but times are those of a processor"));
+}
+
+TEST_CASE("simulate names its other sources where there is no GPU to measure", "[tools][simulate][refuses]") {
+  const SmallRun small;
+  const auto outcome = small.run("simulate", "--backend cuda --set devices=[99]");  // in no machine
+  CHECK(outcome.exit_code == 3);
+  CHECK(outcome.out.empty());
+  CHECK_THAT(outcome.err, ContainsSubstring("backend cuda: no device can be measured here: ") &&
+                              ContainsSubstring("--machine FILE") && ContainsSubstring("--cluster FILE"));
+}
+
 TEST_CASE("simulate predicts the time of a step on a cluster that is described", "[tools][simulate]") {
   const SmallRun small;
   sg::testing::write_file(small.path("cluster.json"), R"({"preset": "a100", "nodes": 2, "memory_bytes": "1MB"})");

@@ -36,7 +36,7 @@ double gflops_of(Executor& executor, std::int64_t size, int runs) {
                                         .b        = {context.read<float>(1).data(), size, 1},
                                         .c        = {c.data(), nullptr, static_cast<std::int64_t>(c.size())},
                                         .c_stride = size};
-              context.parallel_for(num_gemm_tiles(size, size),
+              context.parallel_for(num_gemm_tiles(size, size), gemm_joined(size, size),
                                    [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
             });
   LoopbackWorld world(1);

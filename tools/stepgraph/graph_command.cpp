@@ -5,6 +5,7 @@
 #include "engine/draw/dot.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/measured_device.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/targets.hpp"
@@ -35,14 +36,17 @@ void run_graph(const GraphOptions& options) {
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  const Model model                    = model_of(config);
-  const std::optional<Machine> machine = chooser_machine(config);
-  const StepOptions building{.join_tied_first = joins_tied_first(config),
-                             .machine         = pointer_to(machine),
-                             .issue_order     = issue_order_of(config),
-                             .workspaces      = workspaces_of(config),
-                             .offload_rates   = offload_rates_of(config),
-                             .window          = shown_window(config)};
+  const Model model                          = model_of(config);
+  const std::optional<Machine> machine       = chooser_machine(config);
+  const std::optional<MeasuredDevice> device = measured_device(config);
+  const StepOptions building{.join_tied_first     = joins_tied_first(config),
+                             .machine             = pointer_to(machine),
+                             .simulator           = simulator_of(device),
+                             .issue_order         = issue_order_of(config),
+                             .workspaces          = workspaces_of(config),
+                             .offload_rates       = offload_rates_of(config, device),
+                             .device_memory_bytes = memory_of(device),
+                             .window              = shown_window(config)};
   const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
                                          : training_step(model, config.plan, config.batch, building);
   const MemoryPlan plan = plan_memory(step.graph, planning_of(config));

@@ -1,12 +1,14 @@
 #include "tools/stepgraph/output.hpp"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 
 #include "engine/base/partial.hpp"
@@ -59,6 +61,16 @@ void flush_output() {
 std::string digits(double number) { return std::isfinite(number) ? print_number("%.*g", 17, number) : "null"; }
 
 std::string short_number(double number, int num_digits) { return print_number("%.*g", num_digits, number); }
+
+bool stderr_can_redraw() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 && terminal && std::string_view(terminal) != "dumb";
+}
+
+int stderr_columns() {
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
 
 void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
 

@@ -4,7 +4,7 @@
 
 #include "engine/base/error.hpp"
 
-// Printing on stdout.
+// Printing on stdout, and redrawing a line on stderr.
 namespace stepgraph::cli {
 
 // Thrown when the reader of stdout has closed its pipe (`stepgraph train ... | head`). The program then ends with exit
@@ -27,6 +27,11 @@ void flush_output();
 [[nodiscard]] std::string digits(double number);
 // A rounded number for text output.
 [[nodiscard]] std::string short_number(double number, int num_digits = 6);
+
+// Whether a line on stderr can be redrawn: it is a terminal. `clear_line` removes the line.
+[[nodiscard]] bool stderr_can_redraw();
+[[nodiscard]] int stderr_columns();
+inline constexpr std::string_view clear_line = "\r\x1b[K";
 
 // Ignores SIGPIPE: writing to a closed pipe then fails with an error instead of ending the process, so commands can
 // clean up.

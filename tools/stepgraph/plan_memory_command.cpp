@@ -6,6 +6,7 @@
 #include "graphs/files/json_value.hpp"
 #include "graphs/step/memory_limit.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/measured_device.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 
@@ -31,6 +32,7 @@ std::string row_line(const MemoryRequirement& row) {
             {"disk_bytes", row.disk_bytes},
             {"node", row.node}});
   if (row.workspace_bytes > 0) line.set("workspace_node", row.workspace_node);
+  if (row.layers) line.set("activation_layers", activations_json(*row.layers));
   return json_line(line);
 }
 
@@ -42,18 +44,30 @@ std::string workspace_text(std::span<const MemoryRequirement> rows) {
   return str("\nworkspace: rank ", most.rank, ", for '", most.workspace_node, "'");
 }
 
+// With recompute auto: what was chosen for each row.
+std::string activations_text(std::span<const MemoryRequirement> rows) {
+  std::string out;
+  for (const MemoryRequirement& row : rows) {
+    if (row.layers) out += str("\nactivations: rank ", row.rank, ": ", to_text(*row.layers));
+  }
+  return out;
+}
+
 void run_plan_memory(const PlanMemoryOptions& options) {
   const Config config = read(options.config);
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
-  const std::optional<Machine> machine = chooser_machine(config);
-  MemoryRequirementOptions asked{.trains          = !options.forward,
-                                 .join_tied_first = joins_tied_first(config),
-                                 .machine         = pointer_to(machine),
-                                 .issue_order     = issue_order_of(config),
-                                 .workspaces      = workspaces_of(config),
-                                 .offload_rates   = offload_rates_of(config)};
+  const std::optional<Machine> machine       = chooser_machine(config);
+  const std::optional<MeasuredDevice> device = measured_device(config);
+  MemoryRequirementOptions asked{.trains              = !options.forward,
+                                 .join_tied_first     = joins_tied_first(config),
+                                 .machine             = pointer_to(machine),
+                                 .simulator           = simulator_of(device),
+                                 .issue_order         = issue_order_of(config),
+                                 .workspaces          = workspaces_of(config),
+                                 .offload_rates       = offload_rates_of(config, device),
+                                 .device_memory_bytes = memory_of(device)};
   if (options.rank) asked.rank = Rank{*options.rank};
   const Model model = model_of(config);
   const auto rows   = memory_requirements(model, config.plan, config.batch, asked);
@@ -61,7 +75,7 @@ void run_plan_memory(const PlanMemoryOptions& options) {
     for (const MemoryRequirement& row : rows) print_line(row_line(row));
   } else {
     print_line(str(memory_table(rows), "peak: rank ", largest(rows).rank, ", in '", largest(rows).node, "'",
-                   workspace_text(rows)));
+                   workspace_text(rows), activations_text(rows)));
   }
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }

@@ -1,12 +1,8 @@
 #include "tools/stepgraph/progress.hpp"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <system_error>
 #include <vector>
@@ -16,18 +12,6 @@
 
 namespace stepgraph::cli {
 namespace {
-
-constexpr std::string_view clear_line = "\r\x1b[K";
-
-bool stderr_can_redraw() {
-  const char* terminal = std::getenv("TERM");
-  return isatty(STDERR_FILENO) == 1 && terminal && std::string_view(terminal) != "dumb";
-}
-
-int stderr_columns() {
-  winsize size{};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 std::string speed_text(double per_s) {
   for (const auto& [unit, letter] : {std::pair{1e9, "G"}, std::pair{1e6, "M"}, std::pair{1e3, "k"}}) {

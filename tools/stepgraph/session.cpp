@@ -165,11 +165,6 @@ WorkspaceNeeds workspaces_of(const Config& config) {
           }};
 }
 
-std::optional<OffloadRates> offload_rates_of(const Config& config) {
-  if (config.backend != "cuda" && config.backend != "nccl") return std::nullopt;
-  return usual_offload_rates;
-}
-
 bool joins_tied_first(const Config& config) { return config.backend == "nccl" && !config.exact; }
 
 MemoryPlanOptions planning_of(const Config& config) {
@@ -229,9 +224,14 @@ std::int64_t choose_steps(const Batches& batches, std::optional<std::int64_t> as
   return asked.value_or(there);
 }
 
+JsonValue activations_json(const ActivationCounts& layers) {
+  return {{"offloaded", layers.offloaded}, {"recomputed", layers.recomputed}, {"kept", layers.kept}};
+}
+
 std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size, const PlanText& options) {
   const std::vector<std::int64_t>& peaks = size.peak_bytes;
   const std::int64_t num_parameters      = step.model.parameters().num_elements();
+  const auto activations                 = step.activations();
   if (options.json) {
     JsonValue line = {{"type", "plan"}};
     if (!options.step.empty()) line.set("step", options.step);
@@ -250,6 +250,7 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
               {"peak_bytes", peaks},
               {"host_bytes", size.host_bytes},
               {"disk_bytes", size.disk_bytes}});
+    if (activations) line.set("activation_layers", activations_json(*activations));
     if (options.streams != nullptr)
       line.add({{"streams", options.streams->num_streams()},
                 {"events", options.streams->num_events()},
@@ -276,7 +277,8 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
       " and ", count(step.num_microbatches, "microbatch", "microbatches"),
       step.window.size() > 1 ? str("\nwindow of ", step.window.size(), " steps: ") : "\nstep: ", size.nodes, " nodes, ",
       size.edges, " edges; at most ", most_of(peaks), " on a rank", beside(size.host_bytes, "in its host memory"),
-      beside(size.disk_bytes, "on its disk"), options.streams != nullptr ? streams_text(*options.streams) : "",
+      beside(size.disk_bytes, "on its disk"), activations ? str("\nactivations: ", to_text(*activations)) : "",
+      options.streams != nullptr ? streams_text(*options.streams) : "",
       options.weights_hash
           ? str("\nweights: ", hash_text(*options.weights_hash), ", equal on all data-parallel ranks that hold them")
           : "");

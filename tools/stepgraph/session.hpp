@@ -52,8 +52,7 @@ struct Start {
 // workspaces of streams, and both with the config's reuse.
 [[nodiscard]] IssueOrder issue_order_of(const Config& config);
 [[nodiscard]] WorkspaceNeeds workspaces_of(const Config& config);
-[[nodiscard]] bool joins_tied_first(const Config& config);                         // StepOptions::join_tied_first
-[[nodiscard]] std::optional<OffloadRates> offload_rates_of(const Config& config);  // StepOptions::offload_rates
+[[nodiscard]] bool joins_tied_first(const Config& config);  // StepOptions::join_tied_first
 [[nodiscard]] MemoryPlanOptions planning_of(const Config& config);
 // With update.mode asynchronous: a window that has gates, for commands that draw or prove it; else 1.
 [[nodiscard]] int shown_window(const Config& config);
@@ -85,6 +84,7 @@ struct PlanText {
   std::optional<std::uint64_t> weights_hash = {};       // if data-parallel ranks were compared
   const StreamPlan* streams                 = nullptr;  // of a device, if they were planned
 };
+[[nodiscard]] JsonValue activations_json(const ActivationCounts& layers);
 // A step and its size: one JSON line of type "plan", or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size,
                                     const PlanText& options);

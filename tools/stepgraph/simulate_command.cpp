@@ -3,54 +3,74 @@
 #include <memory>
 #include <optional>
 
-#include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/look/trace.hpp"
 #include "graphs/predict/prediction.hpp"
 #include "graphs/step/asynchronous.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/measured_device.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/simulate_report.hpp"
 #include "tools/stepgraph/targets.hpp"
+#include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
 namespace {
 
 struct SimulateOptions {
   ConfigOptions config;
-  std::optional<std::string> machine, cluster, trace;
+  std::optional<std::string> machine, cluster, trace, backend;
   bool calibrate = false, force = false;
 };
 
-Calibration measure(int threads, const std::filesystem::path& path, std::string_view why) {
-  std::cerr << "simulate: measuring this machine with " << threads << (threads == 1 ? " thread" : " threads")
-            << ", which takes some seconds (" << why << "): " << path.string() << '\n';
-  return calibrate([](int ranks) { return std::make_unique<LoopbackWorld>(ranks); }, {.threads = threads});
+// What is measured: this machine, with so many threads, and with a device if the config's ranks are on devices.
+struct Measured {
+  int threads              = 1;
+  std::string device       = {};
+  std::vector<int> devices = {0};
+};
+
+Measured measured_of(const Config& config) {
+  Measured made{.threads = config.threads > 0 ? config.threads : num_cores()};
+  if (!has_devices(config)) return made;
+  if (config.devices && !config.devices->empty()) made.devices = {config.devices->front()};
+  try {
+    made.device = device_name(made.devices);
+  } catch (const Error& error) {
+    throw Error(error.kind(), str("backend ", config.backend, ": no device can be measured here: ", error.what(),
+                                  "; --machine FILE uses measurements of another machine, --cluster FILE a "
+                                  "description"));
+  }
+  return made;
 }
 
-// Measurements with older kernels are not valid for this program.
-bool older_than_this_program(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto program = std::filesystem::last_write_time("/proc/self/exe", error);
-  if (error) return false;
-  const auto file = std::filesystem::last_write_time(path, error);
-  return !error && file < program;
+Calibration measure(const Measured& what, const std::filesystem::path& path, std::string_view why) {
+  std::cerr << "simulate: measuring " << (what.device.empty() ? "this machine" : str(what.device, " and this machine"))
+            << " with " << what.threads << (what.threads == 1 ? " thread" : " threads") << ", which takes "
+            << (what.device.empty() ? "some seconds" : "less than a minute") << " (" << why << "): " << path.string()
+            << '\n';
+  const std::string_view backend = what.device.empty() ? "loopback" : "cuda";
+  CalibrateOptions options{.threads = what.threads, .device = what.device};
+  if (!what.device.empty()) options.tell = [](const std::string& line) { std::cerr << "simulate: " << line << '\n'; };
+  return calibrate([&](int ranks) { return make_world(backend, ranks, what.devices); }, options);
 }
 
 // The calibration of this machine, measured if it is missing.
-Calibration own_calibration(int threads) {
-  const std::filesystem::path path = calibration_path(threads);
+Calibration own_calibration(const Measured& what) {
+  const std::filesystem::path path = calibration_path(what.threads, what.device);
   const bool there                 = std::filesystem::exists(path);
   if (there && !older_than_this_program(path)) {
     Calibration found = load_calibration(path);
-    if (found.host == host_name() && found.cores == num_cores() && found.threads == threads) return found;
+    if (found.host == host_name() && found.cores == num_cores() && found.threads == what.threads &&
+        found.device == what.device)
+      return found;
     throw Error(ErrorKind::config,
                 str(path.string(), ": was measured on '", found.host, "' with ", found.threads, " of ", found.cores,
-                    " cores, but this is '", host_name(), "' with ", num_cores(), " cores and ", threads,
+                    " cores, but this is '", host_name(), "' with ", num_cores(), " cores and ", what.threads,
                     " threads (--calibrate to measure again, --machine FILE for another machine)"));
   }
-  Calibration made = measure(threads, path, there ? "the program is newer than its calibration" : "the first time");
+  Calibration made = measure(what, path, there ? "the program is newer than its calibration" : "the first time");
   try {
     save_calibration(made, path);
   } catch (const Error& error) {
@@ -77,19 +97,19 @@ void check_is_own(const std::filesystem::path& path, bool force) {
 }
 
 Calibration calibration_for(const SimulateOptions& options, const Config& config) {
-  const int threads = config.threads > 0 ? config.threads : num_cores();
   if (options.calibrate) {
+    const Measured what = measured_of(config);
     const std::filesystem::path path =
-        options.machine ? std::filesystem::path(*options.machine) : calibration_path(threads);
+        options.machine ? std::filesystem::path(*options.machine) : calibration_path(what.threads, what.device);
     if (options.machine) {
       check_is_own(path, options.force);
       check_can_write("--machine", *options.machine);
     }
-    Calibration made = measure(threads, path, "--calibrate");
+    Calibration made = measure(what, path, "--calibrate");
     save_calibration(made, path);
     return made;
   }
-  if (!options.machine) return own_calibration(threads);
+  if (!options.machine) return own_calibration(measured_of(config));
   Calibration found = load_calibration(*options.machine);
   if (config.threads > 0 && found.threads != config.threads)
     throw Error(ErrorKind::config, str("--machine '", *options.machine, "': was measured with ", found.threads,
@@ -108,6 +128,11 @@ void print(const SimulateOptions& options, const Config& config, const StepPredi
   print_line(
       plan_text(config, prediction.step, step_size(prediction.step, prediction.plan), {.json = options.config.json}));
   print_prediction(prediction, machine, options.config.json);
+}
+
+// That of comm.machine: not that of this machine, which need not be the one that is simulated.
+std::optional<MeasuredDevice> described_device(const Config& config) {
+  return config.machine.empty() ? std::nullopt : measured_device(config);
 }
 
 // On a cluster that a file describes.
@@ -129,7 +154,7 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
                                 .machine             = pointer_to(chooser),
                                 .issue_order         = issue_order_of(config),
                                 .workspaces          = workspaces_of(config),
-                                .offload_rates       = offload_rates_of(config),
+                                .offload_rates       = offload_rates_of(config, described_device(config)),
                                 .device_memory_bytes = cluster.memory_bytes,
                                 .window              = usual_window(model, config.plan, config.batch)});
     } catch (const Error& error) {
@@ -141,24 +166,35 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
   print(options, config, prediction, cluster);
 }
 
+// As `train` chooses: by comm.machine, else by the measurements of its GPU, if it has all ranks.
+std::optional<OffloadRates> rates_of(const Config& config, const Calibration& calibration,
+                                     const std::optional<MeasuredDevice>& described) {
+  if (described || calibration.device.empty() || config.backend != "cuda") return offload_rates_of(config, described);
+  return offload_rates(calibration);
+}
+
 void simulate_measured(const SimulateOptions& options, const Config& config) {
-  if (config.backend != "loopback")
-    std::cerr << "simulate: backend " << config.backend << ": GPUs are not measured; times are those of this "
-              << "machine's processor (--cluster describes GPUs)\n";
   const std::optional<Machine> chooser = chooser_machine(config);
   const Model model                    = model_of(config);
   const Calibration calibration        = calibration_for(options, config);
+  if (has_devices(config) == calibration.device.empty())
+    std::cerr << "simulate: backend " << config.backend << ", but times are those of "
+              << (calibration.device.empty() ? "a processor" : calibration.device)
+              << " (--machine FILE with measurements of the backend)\n";
   if (calibration.threads > calibration.cores)
     std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
               << " cores: sharing a core is not simulated\n";
-  const StepPrediction prediction = predict_step(model, config.plan, config.batch, calibration,
-                                                 {.join_tied_first = joins_tied_first(config),
-                                                  .machine         = pointer_to(chooser),
-                                                  .issue_order     = issue_order_of(config),
-                                                  .workspaces      = workspaces_of(config),
-                                                  .offload_rates   = offload_rates_of(config),
-                                                  .window          = usual_window(model, config.plan, config.batch)});
-  if (config.plan.precision.param != DType::f32)
+  const std::optional<MeasuredDevice> described = described_device(config);
+  const StepPrediction prediction               = predict_step(model, config.plan, config.batch, calibration,
+                                                               {.join_tied_first     = joins_tied_first(config),
+                                                                .machine             = pointer_to(chooser),
+                                                                .simulator           = simulator_of(described),
+                                                                .issue_order         = issue_order_of(config),
+                                                                .workspaces          = workspaces_of(config),
+                                                                .offload_rates       = rates_of(config, calibration, described),
+                                                                .device_memory_bytes = calibration.device_bytes,
+                                                                .window = usual_window(model, config.plan, config.batch)});
+  if (size_bytes(config.plan.precision.param) == 2 && calibration.ops_bf16.empty())
     std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';
   if (!prediction.unmeasured.empty()) {
@@ -169,7 +205,8 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
   print(options, config, prediction, calibration);
 }
 
-void run_simulate(const SimulateOptions& options) {
+void run_simulate(SimulateOptions options) {
+  if (options.backend) options.config.overrides.push_back("backend=" + *options.backend);
   const Config config = read(options.config);
   if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
   check_target("--trace", options.trace, FileKind::trace, options.force);
@@ -192,12 +229,18 @@ void add_simulate(Command program) {
   command.option("--cluster", options->cluster,
                  "Instead of a measured machine: a file that describes a cluster of devices, such as {\"preset\": "
                  "\"a100\", \"nodes\": 4}");
-  command.flag("--calibrate", options->calibrate,
-               "Measure this machine again first. Takes some seconds; the machine should be idle");
+  command.flag(
+      "--calibrate", options->calibrate,
+      "Measure this machine again first, with backend cuda its GPU too. Takes some seconds, with a GPU less than "
+      "a minute; the machine should be idle");
+  command.option(
+      "--backend", options->backend,
+      "Instead of the config's: with cuda, the GPU of this machine is measured, or that of --machine is used");
   command.option("--trace", options->trace, "Write the simulated times to this file, for ui.perfetto.dev");
   add_force(command, options->force);
   command.footer(
       "Example: stepgraph simulate run.json --set layout.pp=2 --trace simulated.json\n"
+      "         stepgraph simulate run.json --backend cuda --calibrate --machine gpu.json\n"
       "         stepgraph simulate run.json --cluster cluster.json --set precision.param=bf16");
   command.run([options] { run_simulate(*options); });
 }

@@ -86,13 +86,16 @@ double flops_per_device_s(const StepPrediction& prediction) {
 }  // namespace
 
 void print_prediction(const StepPrediction& prediction, const Calibration& calibration, bool json) {
-  double busy = 0;  // share of the step, over all workers
-  for (const WorkerBusy& worker : busy_workers(prediction.timeline)) busy += worker.share / calibration.threads;
+  const bool on_device  = !calibration.device.empty();
+  const int num_workers = on_device ? prediction.step.layout.num_ranks() : calibration.threads;
+  double busy           = 0;  // share of the step, over all workers
+  for (const WorkerBusy& worker : busy_workers(prediction.timeline)) busy += worker.share / num_workers;
   const double overlap = overlap_of(prediction), bubble = pipeline_bubble(prediction.step, prediction.timeline);
   if (json) {
     JsonValue line = step_fields(prediction);
     line.add({{"threads", calibration.threads},
               {"host", calibration.host},
+              {"device", calibration.device},
               {"workers_busy", busy},
               {"overlap", overlap},
               {"bubble", bubble},
@@ -103,9 +106,11 @@ void print_prediction(const StepPrediction& prediction, const Calibration& calib
               {"unmeasured", prediction.unmeasured}});
     print_line(json_line(line));
   } else {
-    print_line(str(step_text(prediction), calibration.threads, " of ", calibration.cores, " cores of ",
-                   calibration.host, "\nworkers busy ", percent(busy), ", communication hidden ", percent(overlap),
-                   "; pipeline bubble ", percent(bubble), " with one device per rank"));
+    print_line(str(step_text(prediction), num_workers,
+                   on_device ? str(" ", calibration.device, " and ", calibration.threads) : "", " of ",
+                   calibration.cores, " cores of ", calibration.host, on_device ? "\ndevices busy " : "\nworkers busy ",
+                   percent(busy), ", communication hidden ", percent(overlap), "; pipeline bubble ", percent(bubble),
+                   " with one device per rank"));
   }
   print_ops(prediction, json);
 }

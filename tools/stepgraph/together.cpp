@@ -63,6 +63,7 @@ void require_same_job(World& world, const Config& config, std::string_view optio
   };
   world.peers()->require_same("data", sampled(config.data.source));
   if (config.eval.data) world.peers()->require_same("eval.data", sampled(config.eval.data->source));
+  if (!config.machine.empty()) world.peers()->require_same("comm.machine", sample_file(config.machine));
   std::string model = "from the config";
   if (const auto* from = std::get_if<LoadFrom>(&config.model)) {
     std::vector<std::string> files;

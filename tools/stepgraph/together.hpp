@@ -16,9 +16,9 @@ namespace stepgraph::cli {
 // Calls `work` in process 0. Its error is thrown in every process.
 void in_first(World& world, std::string_view subject, const std::function<void()>& work);
 
-// Throws Error(config) in every process if two of them have different configs, versions, models, data or options of the
-// command. Keys that may differ are left out: threads and world. Of files, the sizes and hashes of sampled blocks are
-// compared; of the folder of a loaded model, only config.json unless `with_weights` is set.
+// Throws Error(config) in every process if two of them have different configs, versions, models, data, machine files or
+// options of the command. Keys that may differ are left out: threads and world. Of files, the sizes and hashes of
+// sampled blocks are compared; of the folder of a loaded model, only config.json unless `with_weights` is set.
 void require_same_job(World& world, const Config& config, std::string_view options = {}, bool with_weights = true);
 
 // An option of a command, for require_same_job: " --steps 3", or nothing if it is not set.

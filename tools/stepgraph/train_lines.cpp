@@ -137,7 +137,8 @@ std::string units_text(const std::vector<OffloadedUnit>& units) {
 
 }  // namespace
 
-std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan, bool json) {
+std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
+                         const std::optional<PredictedStep>& predicted, bool json) {
   const TransferBytes& moved = figures.moved;
   if (json) {
     JsonValue line = {{"type", "offload"},
@@ -153,6 +154,8 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
                       {"compress", to_string(plan.compress)},
                       {"lossy", figures.lossy},
                       {"ratio", figures.ratio()}};
+    if (predicted)
+      line.add({{"predicted_s", predicted->seconds}, {"bound", predicted->bound}, {"bound_s", predicted->bound_s}});
     line.set("units", units_json(figures.units));
     return json_line(line);
   }
@@ -164,8 +167,12 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
   out += str("; ", text(figures.host_bytes), " in host memory");
   if (figures.disk_bytes > 0) out += str(", ", text(figures.disk_bytes), " on disk");
   if (figures.lossy) out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
-  return str(out, "; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
+  out += str("; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
              " of it without compute");
+  if (predicted)
+    out += str("; predicted step: ", seconds_text(predicted->seconds), ", bound by ", predicted->bound, " (",
+               seconds_text(predicted->bound_s), ")");
+  return out;
 }
 
 void TrainOutput::print(const std::string& line) {

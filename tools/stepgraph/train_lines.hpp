@@ -39,7 +39,8 @@ struct CheckpointLine {
 [[nodiscard]] std::string shard_line(const ShardStats& stats, Shard strategy, bool json);
 
 // What offload did in a recorded step.
-[[nodiscard]] std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan, bool json);
+[[nodiscard]] std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
+                                       const std::optional<PredictedStep>& predicted, bool json);
 
 // Prints lines on stdout, in one process of a job. If the run also writes files, it goes on when stdout cannot be
 // written any more: the files are worth more than the lines. Otherwise the run is to stop.

@@ -15,7 +15,9 @@
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/measured_device.hpp"
 #include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/search_line.hpp"
 #include "tools/stepgraph/step_summary.hpp"
 #include "tools/stepgraph/together.hpp"
 #include "tools/stepgraph/train_checkpoints.hpp"
@@ -61,17 +63,21 @@ int window_of(const Config& config, const Model& model, std::optional<std::int64
 }
 
 Trainer make_trainer(const TrainOptions& options, const Config& config, const Start& start, const Batches& batches,
-                     World& world, const Machine* machine) {
+                     World& world, const Machine* machine, const std::optional<MeasuredDevice>& device) {
   if (options.dump_grads && config.plan.update.mode == UpdateWhen::asynchronous)
     throw Error(ErrorKind::config,
                 "--dump-grads: with update.mode asynchronous there is no gradient of the whole batch (synchronous)");
+  SearchLine search(true);
   return Trainer(start.model, config.plan, config.batch, world,
                  {.threads        = threads_here(world, config.threads),
                   .stall_timeout  = stall_timeout(config, world),
                   .keep_gradients = options.dump_grads.has_value(),
                   .seed           = config.seed,
                   .machine        = machine,
+                  .offload_rates  = offload_rates_of(config, device),
+                  .simulator      = simulator_of(device),
                   .storage        = storage_of(config),
+                  .on_search      = [&](const SearchProgress& progress) { search.show(progress); },
                   .window = window_of(config, start.model, options.steps ? options.steps : batches.num_steps())});
 }
 
@@ -91,7 +97,8 @@ class TrainRun {
         interrupt_(interrupt),
         batches_(make_batches(config, start.model.vocab)),
         machine_(chooser_machine(config)),
-        trainer_(make_trainer(options, config, start, batches_, world, pointer_to(machine_))) {
+        device_(measured_device(config)),
+        trainer_(make_trainer(options, config, start, batches_, world, pointer_to(machine_), device_)) {
     if (from.path.empty()) {
       set_weights(trainer_.run(), start, config.seed);
     } else {
@@ -401,11 +408,17 @@ class TrainRun {
   // All processes.
   void print_offload() {
     const OffloadFigures figures = offload_figures(trainer_.run(), recorder_.timeline());
-    if (json_) {
-      output_.print(offload_line(figures, config_.plan.offload, true));
-    } else {
-      output_.print_note(offload_line(figures, config_.plan.offload, false));
+    std::optional<PredictedStep> predicted;
+    if (device_ && is_first(world_)) {
+      try {
+        const StepRun& run = trainer_.run();
+        predicted          = predicted_step(run.step().graph, run.plan(), device_->machine);
+      } catch (const Error& error) {
+        output_.print_note(str("the step is not predicted: ", error.what()));
+      }
     }
+    const std::string line = offload_line(figures, config_.plan.offload, predicted, json_);
+    json_ ? output_.print(line) : output_.print_note(line);
   }
 
   // Saves the model if it was trained.
@@ -465,6 +478,7 @@ class TrainRun {
   std::int64_t first_sequence_ = 0;  // of the data, of the first step
   std::int64_t num_steps_      = 0;  // in all
   std::optional<Machine> machine_;   // comm.machine
+  std::optional<MeasuredDevice> device_;
   Trainer trainer_;
   std::optional<Resumed> resumed_;
   Recorder recorder_;

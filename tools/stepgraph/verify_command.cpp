@@ -9,6 +9,7 @@
 #include "graphs/files/json_value.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tools/stepgraph/commands.hpp"
+#include "tools/stepgraph/measured_device.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/session.hpp"
 
@@ -48,13 +49,16 @@ void run_verify(const ConfigOptions& options) {
     print_line(plan_text(config, step, step_size(step, *runnable.memory()),
                          {.json = options.json, .step = name, .streams = streams ? &*streams : nullptr}));
   };
-  const std::optional<Machine> machine = chooser_machine(config);
-  const StepOptions building{.join_tied_first = joins_tied_first(config),
-                             .machine         = pointer_to(machine),
-                             .issue_order     = issue_order_of(config),
-                             .workspaces      = workspaces_of(config),
-                             .offload_rates   = offload_rates_of(config),
-                             .window          = shown_window(config)};
+  const std::optional<Machine> machine       = chooser_machine(config);
+  const std::optional<MeasuredDevice> device = measured_device(config);
+  const StepOptions building{.join_tied_first     = joins_tied_first(config),
+                             .machine             = pointer_to(machine),
+                             .simulator           = simulator_of(device),
+                             .issue_order         = issue_order_of(config),
+                             .workspaces          = workspaces_of(config),
+                             .offload_rates       = offload_rates_of(config, device),
+                             .device_memory_bytes = memory_of(device),
+                             .window              = shown_window(config)};
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 

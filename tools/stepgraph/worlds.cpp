@@ -16,6 +16,7 @@
 #include <utility>
 
 #ifdef STEPGRAPH_WITH_CUDA
+#include "backends/cuda/devices.hpp"
 #include "backends/cuda/world.hpp"
 #endif
 #include "backends/init_world.hpp"
@@ -41,6 +42,18 @@ std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
   throw Error(ErrorKind::backend, str("backend ", backend,
                                       ": not in this build (configure with STEPGRAPH_WITH_CUDA=ON, "
                                       "or use backend loopback)"));
+#endif
+}
+
+std::string device_name([[maybe_unused]] const std::vector<int>& devices) {
+#ifdef STEPGRAPH_WITH_CUDA
+  const std::vector<CudaDevice> all = cuda_devices();
+  const auto number                 = static_cast<std::size_t>(devices.empty() ? 0 : devices.front());
+  if (number < all.size()) return all[number].name;
+  throw Error(ErrorKind::backend,
+              str("devices: ", number, ", but this machine has ", all.size(), " (0 to ", all.size() - 1, ")"));
+#else
+  throw Error(ErrorKind::backend, "this build has no CUDA (configure with STEPGRAPH_WITH_CUDA=ON)");
 #endif
 }
 

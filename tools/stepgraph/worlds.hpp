@@ -17,6 +17,10 @@ namespace stepgraph::cli {
 [[nodiscard]] std::unique_ptr<World> make_world(std::string_view backend, int num_ranks,
                                                 const std::vector<int>& devices = {0}, bool pinned = true);
 
+// The name of the first device in the list, of backends cuda and nccl. Throws Error(backend) if this build or this
+// machine has none.
+[[nodiscard]] std::string device_name(const std::vector<int>& devices);
+
 struct WorldOptions {
   std::string_view command          = {};  // for messages
   std::optional<std::string> flight = {};  // the folder for reports of a failed job; empty: none

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
 #include <chrono>
@@ -97,7 +98,7 @@ TEST_CASE("adjacent tiles come in pairs while all threads have their own work, a
   std::vector<std::int64_t> sizes;
   std::mutex mutex;
   const auto kernel = [&](const sg::Context& c) {
-    c.parallel_for(num_tiles, [&](std::int64_t first, std::int64_t end) {
+    c.parallel_for(num_tiles, 1, [&](std::int64_t first, std::int64_t end) {
       const std::lock_guard lock(mutex);
       sizes.push_back(end - first);
       for (std::int64_t i = first; i < end; ++i) ++counts[static_cast<std::size_t>(i)];
@@ -126,6 +127,40 @@ TEST_CASE("adjacent tiles come in pairs while all threads have their own work, a
   sizes.clear();
   sg::Executor({.threads = 1}).run(idle, world);
   CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // no thread could help
+}
+
+TEST_CASE("a thread's share of tiles that may be joined is computed in few calls of equal size",
+          "[engine][executor][threads]") {
+  struct Case {
+    int threads, num_tiles, joined;
+    std::vector<std::int64_t> sizes;
+  };
+  for (const Case& of : {Case{2, 64, 32, {32, 32}},
+                         {2, 64, 16, {16, 16, 16, 16}},
+                         {3, 64, 32, {20, 22, 22}},
+                         {3, 64, 16, {9, 11, 11, 11, 11, 11}},
+                         {8, 64, 16, std::vector<std::int64_t>(8, 8)},
+                         {1, 64, 16, {64}},
+                         {2, 2, 1, {1, 1}},
+                         {8, 3, 2, {1, 1, 1}}}) {
+    CAPTURE(of.threads, of.num_tiles, of.joined);
+    std::vector<int> counts(static_cast<std::size_t>(of.num_tiles));
+    std::vector<std::int64_t> sizes;
+    std::mutex mutex;
+    sg::Graph graph;
+    graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+      c.parallel_for(of.num_tiles, of.joined, [&](std::int64_t first, std::int64_t end) {
+        const std::lock_guard lock(mutex);
+        sizes.push_back(end - first);
+        for (std::int64_t i = first; i < end; ++i) ++counts[static_cast<std::size_t>(i)];
+      });
+    });
+    sg::LoopbackWorld world(1);
+    sg::Executor({.threads = of.threads}).run(graph, world);
+    std::sort(sizes.begin(), sizes.end());
+    CHECK(sizes == of.sizes);
+    CHECK(counts == std::vector<int>(static_cast<std::size_t>(of.num_tiles), 1));
+  }
 }
 
 TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {

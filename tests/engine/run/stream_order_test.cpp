@@ -117,9 +117,9 @@ TEST_CASE("without any one of its waits a program on streams breaks an order tha
 
 TEST_CASE("most waits of a program are also needed beside other ranks and host nodes, which can order nodes by chance",
           "[engine][streams][device]") {
-  const Dropped found = drop_waits(sg::testing::cases(16), 3, 15);
+  const Dropped found = drop_waits(48, 3, 15);  // a share needs many, also in sanitized builds
   CHECK(4 * found.num_noticed > 3 * found.num_dropped);
-  CHECK(found.num_dropped >= sg::testing::at_least(40));
+  CHECK(found.num_dropped >= 150);
 }
 
 TEST_CASE("a node that follows a host node is issued when that has ended", "[engine][streams][device]") {

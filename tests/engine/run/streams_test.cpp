@@ -59,6 +59,29 @@ TEST_CASE("streams keep every edge of a planned graph, and each wait is needed",
   CHECK(laneless > sg::testing::at_least(800));
 }
 
+TEST_CASE("the order of streams is in the edges for simulations of devices", "[engine][streams]") {
+  sg::Graph graph;
+  const sg::Lane compute = graph.lane(sg::Rank{0}, sg::LaneKind::compute),
+                 copies  = graph.lane(sg::Rank{0}, sg::LaneKind::h2d);
+  const sg::Buffer x     = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
+  const sg::Buffer y     = graph.buffer({.name = "y", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});
+  graph.add({.name = "copy", .lane = copies, .writes = x, .kind = sg::NodeKind::copy});
+  graph.add({.name = "update", .reads = x, .writes = y});  // on the compute stream: it does not use that of a copy
+  graph.add({.name = "forward", .lane = compute});
+  graph.add({.name = "host", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::host), .kind = sg::NodeKind::host});
+  const sg::MemoryPlan memory = sg::plan_memory(graph);
+  const sg::Edges edges       = sg::stream_edges(graph, memory);
+  const auto before           = [&](std::uint32_t node) {
+    const auto found = edges.before(sg::Node{node});
+    return std::vector<std::uint32_t>(found.begin(), found.end());
+  };
+  const bool forward_first = memory.turns[2] < memory.turns[1];
+  CHECK(before(0).empty());
+  CHECK(before(1) == (forward_first ? std::vector<std::uint32_t>{0, 2} : std::vector<std::uint32_t>{0}));
+  CHECK(before(2) == (forward_first ? std::vector<std::uint32_t>{} : std::vector<std::uint32_t>{1}));
+  CHECK(before(3).empty());
+}
+
 TEST_CASE("a dropped wait is reported with both nodes and their streams", "[engine][streams]") {
   sg::Graph graph;
   const sg::Buffer x = graph.buffer({.name = "x", .size_bytes = 8, .lifetime = sg::Lifetime::persistent});

@@ -177,6 +177,7 @@ TEST_CASE("every config key sets its field", "[graphs][config]") {
   CHECK(with({"recompute=none"}).plan.recompute == sg::Recompute::none);
   CHECK(with({"recompute=selective"}).plan.recompute == sg::Recompute::selective);
   CHECK(with({"recompute=full"}).plan.recompute == sg::Recompute::full);
+  CHECK(with({"recompute=auto"}).plan.recompute == sg::Recompute::automatic);
   CHECK(with({"pipeline.schedule=my own.csv"}).plan.pipeline.schedule == "my own.csv");
   CHECK(with({"layout.pp=2", "pipeline.split=[3, 1]"}).plan.pipeline.split == std::vector{3, 1});
   CHECK(with({"layout.pp=2", "pipeline.split=even"}).plan.pipeline.split.empty());

@@ -155,6 +155,9 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"pipeline.schedule="}, "pipeline.schedule: \"\" is empty (a name)"},
       {{"pipeline.split=odd"},
        "pipeline.split: \"odd\" is not a list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
+      {{"pipeline.split=balance"},
+       "pipeline.split: \"balance\" is not a list (did you mean balanced? \"even\", \"balanced\", or a list of integers "
+       "from 1 to 1048576)"},
       {{"pipeline.split=[]"},
        "pipeline.split: [] is not a list (\"even\", \"balanced\", or a list of integers from 1 to 1048576)"},
       {{"pipeline.split=[4,0]"},
@@ -190,7 +193,7 @@ TEST_CASE("values of the wrong type are refused with their path", "[graphs][conf
       {{"precision.keep_low_precision_grads=1"},
        "precision.keep_low_precision_grads: 1 is not true or false (true or false, without quotes)"},
       {{"optimizer.lr=fast"}, "optimizer.lr: \"fast\" is not a number (a number 0 or more)"},
-      {{"recompute=false"}, "recompute: false is not a string (one of: none, selective, full)"},
+      {{"recompute=false"}, "recompute: false is not a string (one of: none, selective, full, auto)"},
       {{"memory.limit_bytes=none"},
        "memory.limit_bytes: 'none' is not a size (bytes, or a number with B, KiB, MiB, GiB, TiB, PiB, kB, MB, GB, TB "
        "or "
@@ -286,7 +289,7 @@ TEST_CASE("unknown names are refused, with the known names", "[graphs][config][r
        "optimizer.kind: \"adam\" is called \"adamw\" with optimizer.weight_decay 0 here (known: adamw, sgd)"},
       {{"shard.prefetch=forward"}, "shard.prefetch: \"forward\" is unknown (known: backward_pre, backward_post, none)"},
       {{"shard.units=layers"}, "shard.units: 'layers' is unknown (layer, model, params:N or type:NAME)"},
-      {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full)"},
+      {{"recompute=ful"}, "recompute: \"ful\" is unknown (did you mean full? known: none, selective, full, auto)"},
       {{"memory.preset=standart"},
        "memory.preset: \"standart\" is unknown (did you mean standard? known: basic, standard, aggressive, extreme)"},
       {{"memory.reuse=loose"}, "memory.reuse: \"loose\" is unknown (known: free, tight)"},
@@ -366,7 +369,7 @@ TEST_CASE("names of other libraries are answered with the names here", "[graphs]
       {{"optimizer.kind=Adam"},
        "optimizer.kind: \"Adam\" is called \"adamw\" with optimizer.weight_decay 0 here (known: adamw, sgd)"},
       // Capitals are no reason not to find a name.
-      {{"recompute=FULL"}, "recompute: \"FULL\" is unknown (did you mean full? known: none, selective, full)"},
+      {{"recompute=FULL"}, "recompute: \"FULL\" is unknown (did you mean full? known: none, selective, full, auto)"},
       {{"optimizer.kind=AdamW"}, "optimizer.kind: \"AdamW\" is unknown (did you mean adamw? known: adamw, sgd)"},
       {{"shard.strategy=Hybrid"},
        "shard.strategy: \"Hybrid\" is unknown (did you mean hybrid? known: none, zero1, grad_op, full, hybrid)"},
@@ -433,7 +436,10 @@ TEST_CASE("impossible combinations are refused", "[graphs][config][refuses]") {
       {{"layout.tp=8", "model.vocab=7"}, "layout.tp: 8 ranks cannot share the model's vocab of 7 (at most 7)"},
       {{"comm.machine=m.json"},
        "comm.machine: 'm.json' with algorithm direct, which does not look at a machine (adaptive, pipeline.split "
-       "balanced, or pipeline.schedule auto)"},
+       "balanced, pipeline.schedule auto, or on GPUs offload or recompute auto)"},
+      {{"comm.machine=m.json", "offload.optimizer=true"},
+       "comm.machine: 'm.json' with algorithm direct, which does not look at a machine (adaptive, pipeline.split "
+       "balanced, pipeline.schedule auto, or on GPUs offload or recompute auto)"},
       {{"layout.pp=8", "batch.global=16"},
        "layout.pp: pp 8 x chunks 1 = 8 stages, but the model has 4 layers (at most 4 stages)"},
       {{"layout.pp=4", "pipeline.schedule=interleaved", "pipeline.chunks=2"},

@@ -1,5 +1,6 @@
 #include "graphs/models/weights.hpp"
 
+#include <bit>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
@@ -7,6 +8,8 @@
 #include <numeric>
 
 #include "engine/base/error.hpp"
+#include "engine/base/half.hpp"
+#include "ops/tape/number.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -87,6 +90,31 @@ TEST_CASE("any part of a rank's weight can be taken alone", "[graphs][weights]")
       std::vector<float> part(static_cast<std::size_t>(end - begin), -1);
       for (const auto& piece : pieces) sg::take_piece<float>(of, piece, tensor, elements, begin, part);
       REQUIRE(part == std::vector<float>(local.begin() + begin, local.begin() + end));
+    }
+  }
+}
+
+TEST_CASE("a part of a rank's weight is rounded as the whole tensor would be", "[graphs][weights]") {
+  const int tp             = GENERATE(1, 2, 4);
+  const sg::WeightSpec& of = GENERATE(true, false) ? packed : grouped;
+  CAPTURE(tp, of.shape);
+  const auto elements = sg::num_elements(sg::local_shape(of, tp, tp - 1));
+  std::vector<double> tensor;
+  std::vector<sg::bf16> rounded;
+  for (int i = 0; i < 48; ++i) {
+    tensor.push_back(1.0 / (i + 3));
+    rounded.push_back(sg::narrow<sg::bf16>(static_cast<float>(tensor.back())));
+  }
+  for (std::int64_t begin = 0; begin < elements; begin += 5) {
+    for (std::int64_t end = begin; end <= elements; end += 3) {
+      std::vector<sg::bf16> taken(static_cast<std::size_t>(end - begin)), made = taken;
+      for (const auto& piece : sg::tp_pieces(of, tp, tp - 1)) {
+        sg::take_piece<sg::bf16>(of, piece, rounded, elements, begin, taken);
+        sg::round_piece<sg::bf16>(of, piece, tensor, elements, begin, made);
+      }
+      REQUIRE(std::equal(made.begin(), made.end(), taken.begin(), [](sg::bf16 a, sg::bf16 b) {
+        return std::bit_cast<std::uint16_t>(a) == std::bit_cast<std::uint16_t>(b);
+      }));
     }
   }
 }

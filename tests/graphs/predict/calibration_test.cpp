@@ -1,10 +1,12 @@
 #include "graphs/predict/calibration.hpp"
 
+#include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cstdlib>
+#include <tuple>
 #include <utility>
 
 #include "backends/loopback/world.hpp"
@@ -27,12 +29,32 @@ sg::Calibration some_calibration() {
           .ops = {{"linear", {{1e9, 1e6, 0.1, 1.0 / 30}, {1e6, 1e4, 2e-4, 1e-4}}}, {"copy", {{0, 1e6, 1e-3, 1e-3}}}}};
 }
 
+// A device that computes 1e15 flops in bf16 and 1e14 in fp32 in a second; copies and updates on the host share memory.
+sg::Calibration some_device() {
+  sg::Calibration found{.host            = "somewhere",
+                        .device          = "NVIDIA H200",
+                        .device_bytes    = 150'000'000'000,
+                        .cores           = 16,
+                        .threads         = 16,
+                        .node_overhead_s = 0};
+  const auto lane = [](double seconds) { return std::vector<sg::RatePoint>{{0, 2e9, seconds, seconds}}; };
+  found.ops       = {{"linear", {{1e12, 1e9, 1e-2, 1e-2}}}, {"h2d", lane(1.0 / 50)}, {"d2h", lane(1.0 / 40)}};
+  found.ops_bf16  = {{"linear", {{1e12, 1e9, 1e-3, 1e-3}}},
+                     {"adamw", {{15e6, 30e6, 1e-5, 1e-5}}},
+                     {"adamw@host", {{15e6, 30e6, 1e-3 / 4, 1e-3 / 4}}}};
+  found.beside    = {{sg::LaneKind::host, {sg::LaneKind::h2d, sg::LaneKind::d2h}, 2},
+                     {sg::LaneKind::host, {sg::LaneKind::h2d}, 1.5},
+                     {sg::LaneKind::h2d, {sg::LaneKind::d2h, sg::LaneKind::host}, 1.25}};
+  return found;
+}
+
 }  // namespace
 
 TEST_CASE("a calibration is unchanged after writing and reading", "[graphs][calibration]") {
   const sg::testing::TempFolder folder;
   const sg::Calibration before = some_calibration();
   CHECK(sg::parse_calibration(sg::to_json(before)) == before);
+  CHECK(sg::parse_calibration(sg::to_json(some_device())) == some_device());
   sg::save_calibration(before, folder / "new/folders/machine.json");
   CHECK(sg::load_calibration(folder / "new/folders/machine.json") == before);
 }
@@ -72,6 +94,79 @@ TEST_CASE("a file without a calibration is refused by name, with advice", "[grap
                        MessageMatches(ContainsSubstring("none.json")));
 }
 
+TEST_CASE("the measurements of a device that are wrong are refused", "[graphs][calibration][refuses]") {
+  const std::string good = sg::to_json(some_device());
+  for (const auto& [from, to, why] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"\"NVIDIA H200\"", "200", "device: is 200, not a name"},
+           {"150000000000", "-1", "device_bytes: is -1, not a number of bytes"},
+           {"[\"host\",[", "[\"hosts\",[", "beside: is \"hosts\", not a lane"},
+           {"[\"h2d\",\"d2h\"],2.0", "[],2.0", "beside: machine: lane host beside 0 lanes"},
+           {"1.25]", "0.25]", "slower by a factor of 0.25"},
+           {"\"adamw\": [[15000000.0,", "\"adamw\": [[-1,", "ops_bf16.adamw: rate table: "}}) {
+    CAPTURE(from, to);
+    std::string text     = good;
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    CHECK_THROWS_MATCHES(sg::parse_calibration(text.replace(at, from.size(), to)), sg::Error,
+                         MessageMatches(ContainsSubstring(why)));
+  }
+}
+
+TEST_CASE("a calibrated device computes in its precision, beside copies and the host", "[graphs][calibration]") {
+  const sg::Calibration found = some_device();
+  const sg::Machine bf16      = sg::calibrated_machine(found, 2, sg::DType::bf16);
+  const sg::Machine f32       = sg::calibrated_machine(found, 2);
+  const auto compute          = sg::NodeKind::compute;
+  CHECK(bf16.table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-3);
+  CHECK(sg::calibrated_machine(found, 2, sg::DType::f16).table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-3);
+  CHECK(f32.table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-2);
+  CHECK(bf16.table_of("h2d", sg::NodeKind::copy)->at(0, 2e9).alone_s == 1.0 / 50);
+  CHECK(bf16.table_of("adamw", compute)->at(15e6, 30e6).alone_s == 1e-5);
+  CHECK(bf16.table_of("adamw", sg::NodeKind::host)->at(15e6, 30e6).alone_s == 1e-3 / 4);
+  CHECK(bf16.table_of("linear", sg::NodeKind::host) == nullptr);
+  // A device runs one node at a time, whatever it is for; copies have no worker.
+  const auto pool = [&](int rank, std::optional<sg::LaneKind> lane) { return bf16.pool_of(sg::Rank{rank}, lane); };
+  CHECK(pool(0, sg::LaneKind::compute) == pool(0, {}));
+  CHECK(pool(0, sg::LaneKind::compute) != pool(1, sg::LaneKind::compute));
+  for (const auto lane : {sg::LaneKind::h2d, sg::LaneKind::d2h, sg::LaneKind::host})
+    CHECK(pool(0, lane) == sg::no_pool);
+  CHECK(bf16.slowdown(sg::LaneKind::host, sg::Machine::bit(sg::LaneKind::h2d)) == 1.5);
+
+  const sg::OffloadRates rates = sg::offload_rates(found);
+  CHECK(rates.h2d_bytes_per_s == Catch::Approx(40e9));
+  CHECK(rates.d2h_bytes_per_s == Catch::Approx(40e9));
+  CHECK(rates.host_elements_per_s == Catch::Approx(2e9));
+  CHECK(rates.device_elements_per_s == Catch::Approx(1e11));
+  CHECK(sg::offload_rates(some_calibration()) == sg::usual_offload_rates);
+}
+
+// Loopback in place of a device: its copies, host nodes and steps are measured by the same code.
+TEST_CASE("calibration of a device measures both precisions, copies and host updates", "[graphs][calibration]") {
+  int lines                   = 0;
+  const sg::Calibration found = sg::calibrate(
+      [](int ranks) { return std::make_unique<sg::LoopbackWorld>(ranks); },
+      {.threads = 2, .steps = 1, .small = true, .device = "a device", .tell = [&](const std::string&) { ++lines; }});
+  CHECK(found.device == "a device");
+  CHECK(lines > 10);
+  for (const auto* ops : {&found.ops, &found.ops_bf16}) {
+    for (const char* op : {"linear", "linear_weight_gradient", "attention", "adamw", "swiglu", "adamw@host"}) {
+      CAPTURE(op);
+      CHECK(ops->contains(op));
+    }
+  }
+  // The nodes that hold a device up are not part of the result: clears of the step are too short to be recorded by
+  // size.
+  CHECK(found.ops.at("h2d").size() == 2);
+  CHECK(found.ops.at("d2h").size() == 2);
+  REQUIRE(found.beside.size() == 9);  // each lane beside one, the other, and both
+  for (const auto& each : found.beside) CHECK(each.factor >= 1);
+  CHECK(sg::parse_calibration(sg::to_json(found)) == found);
+  const sg::OffloadRates rates = sg::offload_rates(found);
+  CHECK(rates.h2d_bytes_per_s > 0);
+  CHECK(rates != sg::usual_offload_rates);
+  CHECK_THAT(sg::calibration_path(2, "NVIDIA H200").string(), EndsWith("-2-threads-NVIDIA-H200.json"));
+}
+
 TEST_CASE("a calibrated machine has the measured pool, overhead and tables", "[graphs][calibration]") {
   const sg::Machine machine = sg::calibrated_machine(some_calibration(), 4);
   CHECK(machine.num_ranks() == 4);
@@ -100,6 +195,8 @@ TEST_CASE("calibration trains small models and measures every op that they use",
     REQUIRE(found.ops.contains(op));
   }
   CHECK(found.ops.at("linear").size() >= 4);  // one point per size
+  CHECK(found.ops_bf16.contains("linear"));
+  CHECK(found.device.empty());
   CHECK(sg::parse_calibration(sg::to_json(found)) == found);
   CHECK_THROWS_MATCHES(sg::calibrate({}, {.threads = -1}), sg::Error, MessageMatches(ContainsSubstring("-1 threads")));
 }

@@ -76,3 +76,19 @@ TEST_CASE("offload figures are sums over ranks", "[graphs][predict][offload]") {
   CHECK(found.ratio() == 0.5);
   CHECK(found.units.size() == 1);
 }
+
+TEST_CASE("a predicted step is bound by what is busy longest", "[graphs][predict][offload]") {
+  const Offloading made;
+  const sg::PredictedStep step = sg::predicted_step(made.graph, {.nodes = made.times, .makespan_s = 5});
+  CHECK(step.seconds == 5);
+  CHECK(step.bound == "compute");
+  CHECK(step.bound_s == 3);
+  sg::Machine slow_link = sg::device_machine({.ranks = 2, .link_bytes_per_s = 1e3, .disk_bytes_per_s = 1e6});
+  const sg::PredictedStep bound_by_link =
+      sg::predicted_step(made.graph, sg::plan_memory(made.graph, {.machine = &slow_link}), slow_link);
+  CHECK(bound_by_link.seconds > 4);
+  CHECK((bound_by_link.bound == "h2d" || bound_by_link.bound == "compute"));  // copies without `async` are on that lane
+  sg::Machine slow_disk = sg::device_machine({.ranks = 2, .disk_bytes_per_s = 1e3});
+  CHECK(sg::predicted_step(made.graph, sg::plan_memory(made.graph, {.machine = &slow_disk}), slow_disk).bound ==
+        "disk");
+}

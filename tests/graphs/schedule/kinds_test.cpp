@@ -100,7 +100,7 @@ TEST_CASE("an undefined schedule is refused, with the allowed values", "[graphs]
   refused(ScheduleKind::interleaved, {4, 2, 2}, "2 microbatches with 2 chunks on 4 ranks");
   CHECK_THROWS_MATCHES(
       sg::parse_schedule_kind("1f1p"), sg::Error,
-      MessageMatches(ContainsSubstring("unknown kind '1f1p' (known: round-robin, sequential, gpipe, "
+      MessageMatches(ContainsSubstring("unknown kind '1f1p' (did you mean 1f1b? known: round-robin, sequential, gpipe, "
                                        "1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v)")));
   for (const ScheduleKind kind : sg::all_schedule_kinds) CHECK(sg::parse_schedule_kind(sg::to_string(kind)) == kind);
 }

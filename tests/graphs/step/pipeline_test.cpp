@@ -6,10 +6,8 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
-#include <map>
 #include <numeric>
 #include <random>
-#include <tuple>
 
 #include "engine/base/error.hpp"
 #include "graphs/models/gpt2.hpp"
@@ -25,19 +23,10 @@ namespace sg = stepgraph;
 using Catch::Approx;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
-using sg::MemoryRole;
 
 namespace {
 
 double work_of(const sg::Costs& costs) { return costs.F + costs.I + costs.W; }
-
-// Of the rank that needs most.
-std::int64_t most_activations(const sg::Model& model, const sg::Plan& plan, const sg::BatchSpec& batch) {
-  std::int64_t most = 0;
-  for (const auto& need : sg::memory_requirements(model, plan, batch))
-    most = std::max(most, need[MemoryRole::activations]);
-  return most;
-}
 
 double slowest(const std::vector<sg::Costs>& layers, const std::vector<int>& split) {
   double most      = 0;
@@ -145,6 +134,27 @@ TEST_CASE("a calibrated machine gives costs in seconds", "[graphs][step][pipelin
   CHECK(sg::stage_costs(model, plan, batch_of_8, &network)[0].COMM == Approx(3 + bytes / 1e3));
 }
 
+TEST_CASE("costs of layers follow sequence parallelism", "[graphs][step][pipeline]") {
+  const auto model = sg::testing::small_llama();
+  sg::Plan plan{.layout = {.tp = 2, .pp = 2}};
+  const auto network            = sg::two_level_machine({.ranks          = 4,
+                                                         .ranks_per_node = 2,
+                                                         .inside         = {.latency_s = 0, .bytes_per_s = 1e12},
+                                                         .between        = {.latency_s = 0, .bytes_per_s = 1e3}});
+  const auto whole              = sg::layer_costs(model, plan, batch_of_8);
+  const double transfer         = sg::layer_costs(model, plan, batch_of_8, &network)[0].COMM;
+  plan.layout.sequence_parallel = true;
+  const auto divided            = sg::layer_costs(model, plan, batch_of_8);
+  for (std::size_t layer = 0; layer < whole.size(); ++layer) {
+    // Norms and residuals are computed for half of the tokens.
+    CHECK(divided[layer].F < whole[layer].F);
+    CHECK(divided[layer].F > 0.5 * whole[layer].F);
+  }
+  CHECK(sg::layer_costs(model, plan, batch_of_8, &network)[0].COMM == Approx(transfer / 2));
+  // A prompt with an odd number of tokens is not divided.
+  CHECK(sg::layer_costs(model, plan, {.global = 1, .micro = 1, .seq = 15}).size() == whole.size());
+}
+
 TEST_CASE("balanced stages train to the same bits, and the slowest is faster", "[graphs][step][pipeline]") {
   // The head is worth more than a layer, so the last stage gets fewer of them.
   const auto model     = sg::gpt2({.layers = 8, .width = 16, .heads = 4, .context = 16, .vocab = 512});
@@ -176,6 +186,8 @@ TEST_CASE("V schedules train to the same bits with sharding, recomputation and f
   const auto model = GENERATE(false, true) ? sg::testing::small_gpt2() : sg::testing::small_llama();
   const int micro  = GENERATE(1, 4);  // 4 and 1 microbatches of each data-parallel rank
   const int steps  = sg::testing::cases(5);
+  static int seen  = 0;
+  if (sg::testing::left_out(seen, 3)) return;
   const sg::BatchSpec batch{.global = 8, .micro = micro, .seq = 16};
   const auto reference = sg::testing::train(model, {.layout = {.dp = 2}}, batch, steps);
   for (const char* schedule : {"zb-v", "v-half", "v-min", "dualpipe-v"}) {
@@ -215,62 +227,4 @@ TEST_CASE("a searched schedule trains to the same bits, within its limit, and ev
   sg::Plan none{.layout = {.pp = 2}, .pipeline = {.schedule = "auto"}};
   CHECK_THROWS_MATCHES(sg::schedule_of(none.pipeline, 2, 8), sg::Error,
                        MessageMatches(ContainsSubstring("auto has not been searched for")));
-}
-
-TEST_CASE("a limit in bytes is as many microbatches as the memory plan can hold", "[graphs][step][pipeline]") {
-  const auto model = sg::testing::small_gpt2();
-  sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = "gpipe", .limit = 2.5}};
-  CHECK(sg::activation_limit(model, plan, batch_of_8) == 2.5);
-  plan.pipeline.limit = 0;
-  CHECK(sg::activation_limit(model, plan, batch_of_8) == 0);
-  // zb-h1 holds two microbatches on each of two ranks, until the end of W.
-  plan.pipeline.schedule    = "zb-h1";
-  plan.pipeline.limit_bytes = most_activations(model, plan, batch_of_8);
-  CHECK(sg::activation_limit(model, plan, batch_of_8) == Approx(2).epsilon(0.25));
-  plan.pipeline.limit_bytes = 100;
-  CHECK_THROWS_MATCHES(sg::activation_limit(model, plan, batch_of_8), sg::Error,
-                       MessageMatches(ContainsSubstring("pipeline.limit: 100 bytes, but one microbatch takes ")));
-}
-
-TEST_CASE("the memory plan of a searched schedule keeps a limit in bytes", "[graphs][step][pipeline]") {
-  const auto model = sg::gpt2({.layers = 8, .width = 64, .heads = 4, .context = 64, .vocab = 64});
-  const sg::BatchSpec batch{.global = 16, .micro = 1, .seq = 64};
-  using Split = std::vector<int>;
-  for (const auto& [chunks, split, mib] :
-       {std::tuple{1, Split{2, 2, 2, 2}, 5}, {1, Split{2, 2, 2, 2}, 3}, {2, Split{}, 3}}) {
-    if (sg::testing::sanitized() && mib != 5) continue;  // searches take long
-    CAPTURE(chunks, split, mib);
-    const sg::Plan plan{
-        .layout   = {.pp = 4},
-        .pipeline = {.schedule = "auto", .chunks = chunks, .split = split, .limit_bytes = std::int64_t{mib} << 20}};
-    CHECK(most_activations(model, plan, batch) <= plan.pipeline.limit_bytes);
-  }
-}
-
-TEST_CASE("the memory plan follows the activations of the schedule", "[graphs][step][pipeline]") {
-  // Activations are most of the memory: a long sequence, a narrow model, a small vocabulary.
-  const int pp = 4, microbatches = 16;
-  const auto model = sg::llama({.layers = 8, .width = 16, .heads = 2, .context = 64, .vocab = 16, .inner = 32});
-  const sg::BatchSpec batch{.global = microbatches, .micro = 1, .seq = 64};
-  std::map<std::string, double> bytes, units;
-  for (const std::string kind : {"1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v"}) {
-    const sg::Plan plan{.layout = {.pp = pp}, .pipeline = {.schedule = kind}};
-    const auto needs  = sg::memory_requirements(model, plan, batch);
-    const auto peaks  = sg::peak_activations(sg::schedule_of(plan.pipeline, pp, microbatches));
-    units[kind]       = *std::max_element(peaks.begin(), peaks.end());
-    double activation = 0;
-    for (const auto& need : needs)
-      activation = std::max(activation, static_cast<double>(need[MemoryRole::activations]));
-    bytes[kind] = activation;
-  }
-  CAPTURE(bytes, units);
-  CHECK(units["v-min"] == 2.5);
-  CHECK(units["v-half"] == 3);
-  CHECK(units["zb-v"] == 4);
-  CHECK(units["zb-h2"] == 7);
-  CHECK(bytes["v-min"] < bytes["v-half"]);
-  CHECK(bytes["v-half"] < bytes["zb-v"]);
-  CHECK(bytes["zb-v"] < bytes["zb-h2"]);
-  CHECK(bytes["v-min"] < 0.8 * bytes["1f1b"]);
-  CHECK(bytes["v-half"] < 0.9 * bytes["zb-h1"]);
 }

@@ -15,6 +15,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/training_step.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 
 namespace sg = stepgraph;
@@ -78,6 +79,8 @@ TEST_CASE("the reduction of earlier gradients and the passes of a step do not wa
   const Shard strategy = GENERATE(Shard::none, Shard::zero1, Shard::grad_op, Shard::full, Shard::hybrid);
   const auto layout    = GENERATE(sg::LayoutSpec{.dp = 4}, sg::LayoutSpec{.dp = 2, .tp = 2},
                                   sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2, .sequence_parallel = true});
+  static int seen      = 0;
+  if (sg::testing::left_out(seen, 7)) return;
   CAPTURE(late, to_string(strategy), to_string(layout));
   const sg::StepGraph step = step_of({.layout = layout,
                                       .shard  = {.strategy   = strategy,

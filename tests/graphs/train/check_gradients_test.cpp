@@ -57,6 +57,8 @@ TEST_CASE("the gradients of every model are those of its loss, in several layout
                                 sg::mlp({.layers = 4, .width = 16, .context = 16, .vocab = 64}));
   const auto layout  = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
   if (sg::testing::sanitized() && layout.num_ranks() == 1) return;
+  static int seen = 0;
+  if (sg::testing::left_out(seen, 3)) return;
   const int elements = sg::testing::sanitized() ? 1 : 3;
   sg::LoopbackWorld world(layout);
   const auto check = sg::check_gradients(

@@ -13,6 +13,7 @@
 #include "graphs/train/data_parallel.hpp"
 #include "tests/support/checkpointed.hpp"
 #include "tests/support/delayed_training.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
 
@@ -70,6 +71,8 @@ TEST_CASE("a stale run that is resumed has the bits of one that never stopped", 
   const bool async      = GENERATE(true, false);
   CAPTURE(each.name, saved_after, async);
   if (async && saved_after != 4) return;
+  static int seen = 0;
+  if (sg::testing::left_out(seen, 5)) return;
   const TempFolder folder(sg::testing::fast_folder());
   Training whole(model(), each.plan), first(model(), each.plan), second(model(), each.plan);
   run_on(whole, saved_after);
@@ -141,6 +144,8 @@ TEST_CASE("the mode of updates can change between steps", "[graphs][stale]") {
       GENERATE(sg::PrecisionPlan{},
                sg::PrecisionPlan{.param      = sg::DType::f16,
                                  .loss_scale = {.scaling = sg::Scaling::dynamic, .value = 0x1p22, .growth_steps = 2}});
+  static int seen = 0;
+  if (sg::testing::left_out(seen, 3)) return;
   CAPTURE(to_string(strategy), to_string(precision.param));
   sg::Plan plan{.layout    = {.dp = 2},
                 .shard     = {.strategy = strategy, .min_params = strategy == Shard::none ? 0 : 50},

@@ -9,6 +9,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
+#include "graphs/models/fresh_weights.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/models/llama.hpp"
@@ -208,6 +209,34 @@ TEST_CASE("weights that the caller does not set are drawn with the trainer's see
   };
   CHECK(loss(3, false) == loss(0, true));
   CHECK(loss(3, false) != loss(4, false));
+}
+
+TEST_CASE("any number of threads sets the same weights, wherever they lie", "[graphs][trainer]") {
+  const sg::Model model = sg::gpt2({.layers = 2, .width = 128, .heads = 4, .context = 16, .vocab = 4096});
+  const std::vector<sg::Plan> plans{{},
+                                    {.layout = {.tp = 2}},
+                                    {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full}},
+                                    {.layout    = {.dp = 2, .tp = 2},
+                                     .shard     = {.strategy = sg::Shard::zero1},
+                                     .offload   = {.params = true, .optimizer = true},
+                                     .precision = {.param = sg::DType::bf16}},
+                                    {.offload = {.params = true, .optimizer = true, .compress = sg::Compression::bf16},
+                                     .precision = {.param = sg::DType::bf16}}};
+  std::vector<double> drawn(4096 * 128);  // large enough for several threads
+  sg::fill_normal(3, "transformer.wte.weight", 0, 0.02, std::span(drawn));
+  for (double& value : drawn) value = static_cast<float>(value);
+  for (const sg::Plan& plan : plans) {
+    std::vector<std::uint64_t> hashes;
+    for (const int threads : {1, 4}) {
+      sg::LoopbackWorld world(plan.layout);
+      sg::Trainer trainer(model, plan, {.global = 2, .micro = 1, .seq = 8}, world, {.threads = threads});
+      sg::set_fresh_weights(trainer.run(), 3);
+      hashes.push_back(sg::testing::hash_weights(trainer.run()));
+      if (plan.offload.compress == sg::Compression::none)
+        CHECK(values_of(trainer.run(), "transformer.wte.weight") == drawn);
+    }
+    CHECK(hashes[0] == hashes[1]);
+  }
 }
 
 TEST_CASE("generation refuses logits that are NaN", "[graphs][trainer]") {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "graphs/step/memory_requirement.hpp"
 #include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
@@ -69,6 +70,35 @@ TEST_CASE("golden models have the bits of no offload with each class and with al
     }
   }
   CHECK(count.equal == count.runs);
+}
+
+TEST_CASE("golden models have their bits with layers that are kept, recomputed and offloaded",
+          "[graphs][offload][golden][layers]") {
+  const std::string model = GENERATE("gpt2-tiny", "llama-tiny");
+  const auto& golden      = sg::testing::golden(model);
+  for (const Setting& setting : settings()) {
+    const auto expected  = sg::testing::train(golden, setting.plan, 2, 2);
+    const auto device_of = [&](sg::Recompute kind) {
+      sg::Plan plan   = setting.plan;
+      plan.recompute  = kind;
+      const auto rows = sg::memory_requirements(golden.model, plan,
+                                                {.global = golden.batch.global, .micro = 2, .seq = golden.batch.seq},
+                                                {.keep_gradients = true});
+      return sg::largest(rows).peak_bytes;
+    };
+    const std::int64_t none = device_of(sg::Recompute::none), full = device_of(sg::Recompute::full);
+    for (const bool may_offload : {false, true}) {
+      sg::Plan plan            = setting.plan;
+      plan.recompute           = sg::Recompute::automatic;
+      plan.offload.activations = may_offload;
+      plan.memory_limit_bytes  = std::max(none, full) - std::max<std::int64_t>(0, none - full) / 3;
+      CAPTURE(model, setting.name, may_offload, none, full);
+      const auto trained = sg::testing::train(golden, plan, 2, 2);
+      CHECK(trained.loss == expected.loss);
+      CHECK(trained.grad_norm == expected.grad_norm);
+      CHECK(trained.gradients == expected.gradients);
+    }
+  }
 }
 
 TEST_CASE("golden models have the bits of no offload in every combination", "[.nightly][graphs][golden]") {

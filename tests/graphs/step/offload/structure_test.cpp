@@ -261,6 +261,26 @@ TEST_CASE("homes that share host memory count as the memory plan has them", "[gr
   const sg::StepGraph half = of(needed / 2, true);
   CHECK(planned(half) <= needed / 2);
   CHECK(home_bytes(half) > needed);
+  // The same for homes on disk.
+  const auto on_disk = [](const sg::StepGraph& step) {
+    return sg::plan_memory(step.graph).arena(sg::Rank{0}, sg::Space::disk).size_bytes;
+  };
+  const auto of_disk = [&](std::int64_t disk_bytes) {
+    return sg::training_step(deep,
+                             {.offload = {.activations = true,
+                                          .host_bytes  = 64 << 10,
+                                          .disk_bytes  = disk_bytes,
+                                          .disk        = folder.path().string()}},
+                             batch);
+  };
+  const std::int64_t used = on_disk(of_disk(0));
+  std::int64_t sum        = 0;
+  for (const sg::HomeFormat& home : of_disk(0).homes) sum += home.space == sg::Space::disk ? stored_bytes(home) : 0;
+  REQUIRE(used < sum);
+  CHECK(on_disk(of_disk(used)) == used);
+  CHECK_THROWS_MATCHES(of_disk(used - 1), sg::Error,
+                       MessageMatches(ContainsSubstring(sg::str("offload.disk_bytes: rank 0 needs ", used, " (")) &&
+                                      ContainsSubstring(sg::str("(disk_bytes ", used, ", or a larger host_bytes)"))));
 }
 
 TEST_CASE("a budget without a disk is refused with what would be right", "[graphs][offload]") {

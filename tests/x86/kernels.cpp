@@ -1,0 +1,126 @@
+// Checks the matrix products of x86-64 against plain loops, bit by bit. A program of its own, without a test framework:
+// it is cross-compiled on other machines and run under an emulator. Prints the kernels it has checked; exits with 1 if
+// one is wrong.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "ops/cpu/gemm.hpp"
+
+namespace sg = stepgraph;
+
+namespace {
+
+float number(std::uint64_t i) {  // from -1 to 1
+  i = (i + 1) * 0x9e3779b97f4a7c15U;
+  i = (i ^ i >> 29) * 0xbf58476d1ce4e5b9U;
+  return static_cast<float>(static_cast<double>(i >> 40) * 0x1p-23 - 1);
+}
+template <class T>
+std::vector<T> numbers(std::int64_t count, std::uint64_t seed) {
+  std::vector<T> made;
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) made.push_back(T(number(seed * 1'000'003 + i)));
+  return made;
+}
+
+struct Shape {
+  std::int64_t m, n, k;
+};
+enum class Stored { rows, columns, apart };  // apart: neither stride is 1
+
+template <class T>
+sg::Matrix<T> matrix(const std::vector<T>& of, std::int64_t rows, std::int64_t cols, Stored stored) {
+  if (stored == Stored::columns) return {of.data(), 1, rows};
+  if (stored == Stored::apart) return {of.data(), 2 * cols, 2};
+  return {of.data(), cols, 1};
+}
+
+// The number of elements whose bits are wrong. `extras`: bit 0 a base, bit 1 in place, bit 2 a bias, bit 3 factors.
+// Tiles are computed `at_once` in a call.
+template <class T>
+int wrong(sg::GemmKernel kernel, const Shape& shape, Stored of_a, Stored of_b, int extras, std::int64_t at_once) {
+  const auto [m, n, k]      = shape;
+  const std::int64_t stride = n + 3;
+  const auto a = numbers<T>(2 * m * k, 1), b = numbers<T>(2 * k * n, 2), bias = numbers<T>(n, 3),
+             times = numbers<T>(m * stride, 4);
+  const auto base  = numbers<float>(m * stride, 5);
+  const bool adds = (extras & 1) != 0, in_place = (extras & 2) != 0;
+  const bool biased = (extras & 4) != 0, scaled = (extras & 8) != 0;
+  std::vector<float> c = in_place ? base : std::vector<float>(base.size(), 7), expected = c;
+  const sg::Gemm<T, float> gemm{.m = m,
+                                .n = n,
+                                .k = k,
+                                .a = matrix(a, m, k, of_a),
+                                .b = matrix(b, k, n, of_b),
+                                .c = {c.data(), adds ? (in_place ? c.data() : base.data()) : nullptr, m * stride},
+                                .c_stride = stride,
+                                .bias     = biased ? bias.data() : nullptr,
+                                .times    = scaled ? times.data() : nullptr};
+  const std::int64_t blocks = (k + 511) / 512, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
+  // With factors of 2 bytes the whole sum is computed first.
+  const bool sum_first = sizeof(T) == 2 && (biased || scaled);
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      const auto at = static_cast<std::size_t>(i * stride + j);
+      float sum     = 0;
+      for (std::int64_t first = 0; first < k; first += length) {
+        float part = 0;
+        for (std::int64_t p = first; p < std::min(k, first + length); ++p) {
+          part = std::fma(sg::wide(gemm.a.data[i * gemm.a.row_stride + p * gemm.a.col_stride]),
+                          sg::wide(gemm.b.data[p * gemm.b.row_stride + j * gemm.b.col_stride]), part);
+        }
+        sum = first > 0 ? sum + part : adds && !sum_first ? base[at] + part : part;
+      }
+      if (biased) sum += sg::wide(bias[static_cast<std::size_t>(j)]);
+      if (adds && sum_first) sum = base[at] + sum;
+      expected[at] = scaled ? sum * sg::wide(times[at]) : sum;
+    }
+  }
+  const std::int64_t tiles = sg::num_gemm_tiles<T>(m, n, kernel);
+  for (std::int64_t first = 0; first < tiles; first += at_once)
+    sg::gemm_tiles(gemm, first, std::min(tiles, first + at_once), kernel);
+  int count = 0;
+  for (std::size_t i = 0; i < c.size(); ++i) count += std::memcmp(&c[i], &expected[i], sizeof(float)) != 0;
+  return count;
+}
+
+}  // namespace
+
+int main() {
+  bool right = true;
+  for (const auto& [kernel, name] : {std::pair(sg::GemmKernel::avx2, "avx2"), {sg::GemmKernel::avx512, "avx512"}}) {
+    if (!sg::has(kernel)) continue;
+    int cases = 0;
+    for (const Shape& shape : {Shape{1, 1, 1},
+                               {5, 7, 3},
+                               {12, 32, 8},
+                               {13, 33, 9},
+                               {64, 96, 100},
+                               {37, 300, 513},
+                               {25, 270, 1030},
+                               {11, 31, 512},
+                               {150, 130, 21}}) {
+      for (const Stored a : {Stored::rows, Stored::columns, Stored::apart}) {
+        for (const Stored b : {Stored::rows, Stored::columns, Stored::apart}) {
+          const int extras = cases % 16 == 2 ? 3 : cases % 16;
+          const int number = wrong<float>(kernel, shape, a, b, extras, cases % 3 + 1) +
+                             wrong<sg::bf16>(kernel, shape, a, b, extras, 64) +
+                             wrong<sg::f16>(kernel, shape, a, b, extras, 5);
+          if (number > 0) {
+            std::printf("%s: %d elements of a product of %dx%dx%d are wrong (operands %d, %d; extras %d)\n", name,
+                        number, static_cast<int>(shape.m), static_cast<int>(shape.n), static_cast<int>(shape.k),
+                        static_cast<int>(a), static_cast<int>(b), extras);
+            right = false;
+          }
+          ++cases;
+        }
+      }
+    }
+    std::printf("%s: %d cases\n", name, cases);
+  }
+  if (!sg::has(sg::GemmKernel::avx2)) std::printf("this processor has no AVX2\n");
+  return right ? 0 : 1;
+}
