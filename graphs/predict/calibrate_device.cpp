@@ -10,6 +10,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
+#include "engine/graph/without_nodes.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/run/device.hpp"
 #include "graphs/models/gpt2.hpp"
@@ -70,13 +71,8 @@ Trial trial_of(const Size& size, DType type) {
 Graph held(const Graph& graph, bool small) {
   const std::int64_t bytes = small ? 1 << 16 : std::int64_t{1} << 29;
   const int times          = small ? 1 : 20;
-  Graph made(graph.num_ranks(), graph.ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    static_cast<void>(spec.token ? made.token(spec.rank, spec.name) : made.buffer(spec));
-  }
-  const Buffer cleared = made.buffer({.name = std::string(hold_name), .size_bytes = bytes});
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(made.group(graph.spec(Group{i})));
+  Graph made               = without_nodes(graph);
+  const Buffer cleared     = made.buffer({.name = std::string(hold_name), .size_bytes = bytes});
   for (int i = 0; i < times; ++i)
     clear(made, {.name = std::string(hold_name), .lane = LaneKind::compute, .values = cleared});
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) made.add(graph.spec(Node{i}), graph.body(Node{i}));

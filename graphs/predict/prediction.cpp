@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "engine/graph/without_nodes.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/schedule/simulation.hpp"
@@ -21,12 +22,7 @@ PipelineSchedule without_transfers(PipelineSchedule schedule) {
 
 // A window in which rank s mod n takes `factor` times as long in step s. Each step of a rank begins with a take.
 Graph slowed_in_turns(const Graph& graph, double factor) {
-  Graph made(graph.num_ranks(), graph.ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    static_cast<void>(spec.token ? made.token(spec.rank, spec.name) : made.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(made.group(graph.spec(Group{i})));
+  Graph made = without_nodes(graph);
   std::vector<int> takes(static_cast<std::size_t>(graph.num_ranks()), 0);
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     NodeSpec spec  = graph.spec(Node{i});

@@ -1,5 +1,7 @@
 #include "graphs/predict/trials.hpp"
 
+#include "engine/graph/without_nodes.hpp"
+
 #include "graphs/files/token_data.hpp"
 
 namespace stepgraph::trials {
@@ -21,12 +23,7 @@ std::vector<std::int32_t> some_tokens(const Trial& trial) {
 }
 
 Graph with_nodes(const Graph& graph, const std::function<void(NodeSpec&)>& change) {
-  Graph made(graph.num_ranks(), graph.ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    static_cast<void>(spec.token ? made.token(spec.rank, spec.name) : made.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(made.group(graph.spec(Group{i})));
+  Graph made = without_nodes(graph);
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     NodeSpec spec = graph.spec(Node{i});
     change(spec);

@@ -1,6 +1,7 @@
 #include <set>
 
 #include "engine/base/error.hpp"
+#include "engine/graph/without_nodes.hpp"
 #include "graphs/step/training_step.hpp"
 
 namespace stepgraph {
@@ -33,12 +34,7 @@ StepGraph updates_of(const StepGraph& step) {
     throw Error(ErrorKind::config, "step: its update is at its end, so nothing is left (StepOptions::update_first)");
   const Graph& graph = step.graph;
   StepGraph made     = step;
-  made.graph         = Graph(graph.num_ranks(), graph.ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    static_cast<void>(spec.token ? made.graph.token(spec.rank, spec.name) : made.graph.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(made.graph.group(graph.spec(Group{i})));
+  made.graph         = without_nodes(graph);
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
     if (graph.labels(Node{i}).phase == update_phase) made.graph.add(graph.spec(Node{i}), graph.body(Node{i}));
   }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "engine/base/error.hpp"
+#include "engine/graph/without_nodes.hpp"
 #include "graphs/step/shard_units.hpp"
 
 namespace stepgraph {
@@ -337,12 +338,7 @@ Graph with_slots(const Graph& graph, const SlotPlan& slots, const ShardPlan& pla
   for (std::uint32_t i = 0; i < slots.gradients.size(); ++i) {
     of(graph.spec(slots.gradients[i].whole).rank).uses().add_gradients(i);
   }
-  Graph out(graph.num_ranks(), graph.ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const BufferSpec& spec = graph.spec(Buffer{i});
-    static_cast<void>(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(out.group(graph.spec(Group{i})));
+  Graph out = without_nodes(graph);
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) of(graph.rank(Node{node})).uses().see(node);
   for (auto& [rank, rank_slots] : ranks) rank_slots.assign(out);
   for (const std::uint32_t node : with_early_reductions(graph, slots)) of(graph.rank(Node{node})).emit(out, node);

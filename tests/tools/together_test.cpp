@@ -12,12 +12,14 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/run/peers.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/temp_folder.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg  = stepgraph;
 namespace cli = stepgraph::cli;
 using Catch::Matchers::ContainsSubstring;
+using sg::testing::error_of;
 using sg::testing::Exchanges;
 using sg::testing::in_processes;
 using sg::testing::neighbours;
@@ -36,15 +38,6 @@ std::vector<Result> of_processes(const std::function<Result(sg::World&, int proc
     results[static_cast<std::size_t>(process)] = found;
   });
   return results;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-    return "";
-  } catch (const sg::Error& error) {
-    return error.what();
-  }
 }
 
 }  // namespace

@@ -188,6 +188,12 @@ function(stepgraph_check_headers folder)
     if(header MATCHES "/cuda/" AND NOT STEPGRAPH_WITH_CUDA)  # without the CUDA Toolkit they do not compile
       continue()
     endif()
+    if(header MATCHES "_neon" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+      continue()
+    endif()
+    if(header MATCHES "_x86_")  # needs options of its own; it is the first include of the sources that have them
+      continue()
+    endif()
     string(REGEX REPLACE "hpp$" "cpp" source ${header})
     set(first "")
     if(EXISTS ${PROJECT_SOURCE_DIR}/${source})

@@ -39,14 +39,7 @@ void run_graph(const GraphOptions& options) {
   const Model model                          = model_of(config);
   const std::optional<Machine> machine       = chooser_machine(config);
   const std::optional<MeasuredDevice> device = measured_device(config);
-  const StepOptions building{.join_tied_first     = joins_tied_first(config),
-                             .machine             = pointer_to(machine),
-                             .simulator           = simulator_of(device),
-                             .issue_order         = issue_order_of(config),
-                             .workspaces          = workspaces_of(config),
-                             .offload_rates       = offload_rates_of(config, device),
-                             .device_memory_bytes = memory_of(device),
-                             .window              = shown_window(config)};
+  const StepOptions building                 = building_options(config, machine, device);
   const StepGraph step = options.forward ? forward_step(model, config.plan, config.batch, ForwardResult::loss, building)
                                          : training_step(model, config.plan, config.batch, building);
   const MemoryPlan plan = plan_memory(step.graph, planning_of(config));

@@ -6,6 +6,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/predict/machine_file.hpp"
+#include "tools/stepgraph/session.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
 namespace stepgraph::cli {
@@ -75,6 +76,18 @@ std::optional<MeasuredDevice> measured_device(const Config& config) {
 std::optional<OffloadRates> offload_rates_of(const Config& config, const std::optional<MeasuredDevice>& device) {
   if (!has_devices(config)) return std::nullopt;
   return device ? device->rates : usual_offload_rates;
+}
+
+StepOptions building_options(const Config& config, const std::optional<Machine>& chooser,
+                             const std::optional<MeasuredDevice>& device) {
+  return {.join_tied_first     = joins_tied_first(config),
+          .machine             = pointer_to(chooser),
+          .simulator           = simulator_of(device),
+          .issue_order         = issue_order_of(config),
+          .workspaces          = workspaces_of(config),
+          .offload_rates       = offload_rates_of(config, device),
+          .device_memory_bytes = memory_of(device),
+          .window              = shown_window(config)};
 }
 
 }  // namespace stepgraph::cli

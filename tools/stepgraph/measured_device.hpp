@@ -38,6 +38,10 @@ struct MeasuredDevice {
   return device ? device->device_bytes : 0;
 }
 
+// How commands without a world build a step: as `train` would on the config's backend.
+[[nodiscard]] StepOptions building_options(const Config& config, const std::optional<Machine>& chooser,
+                                           const std::optional<MeasuredDevice>& device);
+
 // Measurements with older kernels are not valid for this program.
 [[nodiscard]] bool older_than_this_program(const std::filesystem::path& path);
 

@@ -51,14 +51,7 @@ void run_verify(const ConfigOptions& options) {
   };
   const std::optional<Machine> machine       = chooser_machine(config);
   const std::optional<MeasuredDevice> device = measured_device(config);
-  const StepOptions building{.join_tied_first     = joins_tied_first(config),
-                             .machine             = pointer_to(machine),
-                             .simulator           = simulator_of(device),
-                             .issue_order         = issue_order_of(config),
-                             .workspaces          = workspaces_of(config),
-                             .offload_rates       = offload_rates_of(config, device),
-                             .device_memory_bytes = memory_of(device),
-                             .window              = shown_window(config)};
+  const StepOptions building                 = building_options(config, machine, device);
   look(training_step(model, config.plan, config.batch, building), "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 

@@ -1,25 +1,27 @@
 #include "engine/run/executor.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
-#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
-#include <condition_variable>
-#include <mutex>
+#include <chrono>
+#include <functional>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "engine/verify/verify.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/worlds/waiting_world.hpp"
 
 namespace sg = stepgraph;
+using sg::testing::error_of;
 using namespace std::chrono_literals;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
@@ -28,30 +30,6 @@ using sg::testing::WaitingWorld;
 namespace {
 
 constexpr sg::Rank r0{0};
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const sg::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-// Counts concurrent bodies, and their maximum.
-class Gauge {
- public:
-  void enter() {
-    const int now = ++inside_;
-    for (int most = most_; now > most && !most_.compare_exchange_weak(most, now);) {
-    }
-  }
-  void leave() { --inside_; }
-  [[nodiscard]] int most() const { return most_; }
-
- private:
-  std::atomic<int> inside_{0}, most_{0};
-};
 
 }  // namespace
 
@@ -117,53 +95,6 @@ TEST_CASE("a program outlives the graph and the memory it was made from", "[engi
   CHECK(ran == std::vector{0, 1, 2});
 }
 
-SCENARIO("a failing node stops the step", "[engine][executor][errors]") {
-  GIVEN("a chain in which `forward` throws once") {
-    sg::Graph graph(2);
-    const auto lane        = graph.lane(sg::Rank{1}, sg::LaneKind::compute);
-    const sg::Buffer token = graph.token(sg::Rank{1});
-    bool fails = true, sent = false;
-    graph.add({.name = "load", .lane = lane, .writes = {token}}, [] {});
-    graph.add({.name = "forward", .lane = lane}, [&fails] {
-      if (std::exchange(fails, false)) throw std::runtime_error("out of luck");
-    });
-    graph.add({.name = "send", .reads = {token}, .writes = {}, .rank = sg::Rank{1}}, [] {});
-    graph.add({.name = "last", .lane = lane}, [&sent] { sent = true; });
-    sg::LoopbackWorld world(2);
-    sg::Executor executor({.threads = 2});
-    const sg::Program program(graph, world);
-    WHEN("it runs") {
-      sg::Run run = executor.start(program);
-      THEN("get() names node, rank, lane and cause, nothing after it starts, and the next run works") {
-        CHECK_THROWS_MATCHES(run.get(), sg::Error,
-                             MessageMatches(ContainsSubstring("rank 1 compute 'forward': out of luck")));
-        CHECK_FALSE(sent);
-        executor.run(program);
-        CHECK(sent);
-      }
-    }
-  }
-}
-
-TEST_CASE("an exception in a body is reported with its kind", "[engine][executor][errors]") {
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 1});
-  const auto kind_of = [&](auto&& body) {
-    sg::Graph graph;
-    graph.add({.name = "n"}, body);
-    try {
-      executor.run(graph, world);
-    } catch (const sg::Error& error) {
-      return error.kind();
-    }
-    return sg::ErrorKind::config;
-  };
-  CHECK(kind_of([] { throw sg::Error(sg::ErrorKind::backend, "no device"); }) == sg::ErrorKind::backend);
-  CHECK(kind_of([] { throw std::logic_error("mine"); }) == sg::ErrorKind::run);
-  CHECK(kind_of([] { throw 7; }) == sg::ErrorKind::run);
-  CHECK(kind_of([](const sg::Context& c) { (void)c.read<float>(0); }) == sg::ErrorKind::run);
-}
-
 TEST_CASE("a body can access only what its node declared, in the declared mode", "[engine][executor][refuses]") {
   sg::LoopbackWorld world(1);
   sg::Executor executor({.threads = 1});
@@ -186,100 +117,6 @@ TEST_CASE("a body can access only what its node declared, in the declared mode",
   CHECK_THAT(error([](const sg::Context& c) { (void)c.write(0); }), ContainsSubstring("is a token"));
   CHECK_THAT(error([](const sg::Context& c) { c.parallel_for(2, [](std::int64_t) {}); }),
              ContainsSubstring("set .parallel = true"));
-}
-
-TEST_CASE("a step can be cancelled from outside", "[engine][executor][cancel]") {
-  sg::Graph graph;
-  const sg::Buffer token = graph.token(r0);
-  std::atomic<bool> started{false}, after{false};
-  graph.add({.name = "long", .writes = {token}}, [&](const sg::Context& c) {
-    started = true;
-    while (!c.stopping()) std::this_thread::yield();
-  });
-  graph.add({.name = "after", .reads = {token}}, [&] { after = true; });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 1});
-  const sg::Program program(graph, world);
-  sg::Run run = executor.start(program);
-  std::thread canceller([&] {
-    while (!started) std::this_thread::yield();
-    run.cancel("interrupted by the user");
-  });
-  const std::string error = error_of([&] { run.get(); });
-  canceller.join();
-  CHECK_THAT(error, ContainsSubstring("step: interrupted by the user; running at that time: rank 0 (no lane) 'long'"));
-  CHECK_FALSE(after);
-  CHECK_THAT(error_of([&] { run.get(); }), ContainsSubstring("get() was called before"));
-}
-
-TEST_CASE("cancelling a step that has ended changes nothing", "[engine][executor][cancel]") {
-  sg::Graph graph;
-  graph.add({.name = "n"}, [] {});
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 1});
-  sg::Run run = executor.start(sg::Program(graph, world));
-  while (!run.done()) std::this_thread::yield();
-  run.cancel();
-  CHECK_NOTHROW(run.get());
-}
-
-TEST_CASE("a step that times out names the running nodes and what they wait for", "[engine][executor][timeout]") {
-  sg::Graph graph(2, r0);
-  const sg::Group pair = graph.group({.name = "pair", .ranks = {sg::Rank{0}, sg::Rank{1}}});
-  const sg::Buffer x   = graph.buffer({.name = "x", .size_bytes = 4});
-  graph.add({.name   = "get x",
-             .lane   = graph.lane(r0, sg::LaneKind::pp_recv),
-             .writes = {x},
-             .part   = sg::PartSpec{.group = pair, .op = sg::PartOp::recv, .peer = sg::Rank{1}, .message = "x"}});
-  graph.add({.name = "read file", .lane = graph.lane(r0, sg::LaneKind::disk)}, [](const sg::Context& c) {
-    c.waiting_for("block 7 of weights.bin");
-    while (!c.stopping()) std::this_thread::sleep_for(1ms);
-  });
-  WaitingWorld world(2, r0);  // rank 1 never sends
-  sg::Executor executor({.threads = 1, .waiting_lanes = 2, .step_timeout = 300ms});
-  const std::string error = error_of([&] { executor.run(graph, world); });
-  CHECK_THAT(error, ContainsSubstring("step: ran out of time after 300 ms"));
-  CHECK_THAT(error, ContainsSubstring("rank 0 pp_recv 'get x', waiting for recv 'x' on group 'pair' with rank 1"));
-  CHECK_THAT(error, ContainsSubstring("rank 0 disk 'read file', waiting for block 7 of weights.bin"));
-  CHECK(world.aborts() == 1);
-
-  sg::Graph quick(2, r0);
-  quick.add({.name = "n", .rank = r0}, [] {});
-  CHECK_NOTHROW(executor.run(quick, world));  // all workers are back
-}
-
-TEST_CASE("a time-out is noticed by done() too", "[engine][executor][timeout]") {
-  sg::Graph graph;
-  graph.add({.name = "long"}, [](const sg::Context& c) {
-    while (!c.stopping()) std::this_thread::yield();
-  });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 1, .step_timeout = 100ms});
-  sg::Run run = executor.start(sg::Program(graph, world));
-  while (!run.done()) std::this_thread::yield();
-  CHECK_THAT(error_of([&] { run.get(); }), ContainsSubstring("ran out of time"));
-}
-
-TEST_CASE("a body that does not return is named and does not hang the caller", "[engine][executor][timeout]") {
-  // Data that the body uses must outlive it: the executor cannot stop it.
-  static std::atomic<bool> release{false}, released{false};
-  static sg::LoopbackWorld world(1);
-  {
-    sg::Executor executor({.threads = 2, .step_timeout = 200ms, .drain_timeout = 50ms});
-    sg::Graph graph;
-    graph.add({.name = "stubborn"}, [] {
-      while (!release) std::this_thread::sleep_for(1ms);
-      released = true;
-    });
-    const std::string error = error_of([&] { executor.run(graph, world); });
-    CHECK_THAT(error, ContainsSubstring("50 ms later these nodes still run: rank 0 (no lane) 'stubborn'"));
-    sg::Graph other;
-    other.add({.name = "n"}, [] {});
-    CHECK_THAT(error_of([&] { executor.run(other, world); }),
-               ContainsSubstring("a step is still under way (rank 0 (no lane) 'stubborn')"));
-  }
-  release = true;
-  while (!released) std::this_thread::yield();
 }
 
 TEST_CASE("one executor runs one step at a time, and a program runs once at a time", "[engine][executor][refuses]") {
@@ -311,124 +148,6 @@ TEST_CASE("a dropped run is waited for", "[engine][executor]") {
   sg::Executor executor({.threads = 1});
   { const sg::Run run = executor.start(sg::Program(graph, world)); }
   CHECK(ended);
-}
-
-TEST_CASE("at most `threads` bodies compute at once, kernels included, also beside 8 waiting lanes",
-          "[engine][executor][threads]") {
-  const int threads = GENERATE(1, 2);
-  CAPTURE(threads);
-  // Eight ranks of one process. Each has a lane that waits until all eight wait, and compute nodes.
-  sg::Graph graph(8);
-  Gauge gauge;
-  std::atomic<int> waiting{0}, tiles{0};
-  for (int r = 0; r < 8; ++r) {
-    const sg::Rank rank{r};
-    graph.add({.name = "wait", .lane = graph.lane(rank, sg::LaneKind::host)}, [&](const sg::Context& c) {
-      ++waiting;
-      while (waiting < 8 && !c.stopping()) std::this_thread::sleep_for(100us);
-    });
-    for (int i = 0; i < 20; ++i) {
-      graph.add({.name = "plain", .rank = rank}, [&] {
-        gauge.enter();
-        std::this_thread::sleep_for(50us);
-        gauge.leave();
-      });
-    }
-    for (int i = 0; i < 5; ++i) {
-      graph.add({.name = "kernel", .lane = graph.lane(rank, sg::LaneKind::compute), .parallel = true},
-                [&](const sg::Context& c) {
-                  c.parallel_for(16, [&](std::int64_t) {
-                    gauge.enter();
-                    ++tiles;
-                    std::this_thread::sleep_for(20us);
-                    gauge.leave();
-                  });
-                });
-    }
-    graph.add({.name = "waits, then computes", .lane = graph.lane(rank, sg::LaneKind::host), .parallel = true},
-              [&](const sg::Context& c) {
-                c.parallel_for(4, [&](std::int64_t) {
-                  gauge.enter();
-                  ++tiles;
-                  std::this_thread::sleep_for(20us);
-                  gauge.leave();
-                });
-              });
-  }
-  WaitingWorld world(8);
-  sg::Executor executor({.threads = threads, .waiting_lanes = 8, .step_timeout = 20s});
-  for (int run = 0; run < 3; ++run) {
-    waiting = tiles = 0;
-    executor.run(graph, world);
-    CHECK(waiting == 8);
-    CHECK(tiles == 8 * (5 * 16 + 4));
-  }
-  CHECK(gauge.most() <= threads);
-}
-
-TEST_CASE("a node that is no part computes with a permit on a lane for communication too",
-          "[engine][executor][threads]") {
-  sg::Graph graph(4);
-  Gauge gauge;
-  for (int r = 0; r < 4; ++r) {
-    for (int i = 0; i < 10; ++i) {
-      graph.add({.name = "convert", .lane = graph.lane(sg::Rank{r}, sg::LaneKind::reduce)}, [&] {
-        gauge.enter();
-        std::this_thread::sleep_for(50us);
-        gauge.leave();
-      });
-    }
-    graph.add({.name = "read", .lane = graph.lane(sg::Rank{r}, sg::LaneKind::disk)}, [] {});
-  }
-  WaitingWorld world(4);
-  const sg::Program program(graph, world);
-  CHECK(program.num_waiting_lanes() == 4);  // the disks
-  sg::Executor executor({.threads = 2, .waiting_lanes = 4, .step_timeout = 20s});
-  executor.run(program);
-  CHECK(gauge.most() <= 2);
-}
-
-TEST_CASE("a parallel kernel uses the idle threads of the pool", "[engine][executor][threads]") {
-  // Two tiles that wait for each other end only if two threads run them.
-  sg::Graph graph;
-  std::atomic<int> inside{0};
-  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
-    c.parallel_for(2, [&](std::int64_t) {
-      ++inside;
-      while (inside < 2 && !c.stopping()) std::this_thread::yield();
-    });
-  });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 2, .step_timeout = 20s});
-  executor.run(graph, world);
-  CHECK(inside == 2);
-}
-
-TEST_CASE("every tile runs once, in kernels inside kernels too", "[engine][executor][threads]") {
-  std::vector<std::atomic<int>> counts(64);
-  sg::Graph graph;
-  graph.add({.name = "outer", .parallel = true}, [&](const sg::Context& c) {
-    c.parallel_for(8, [&](std::int64_t i) {
-      c.parallel_for(8, [&, i](std::int64_t k) { ++counts[static_cast<std::size_t>(8 * i + k)]; });
-    });
-    c.parallel_for(0, [&](std::int64_t) { ++counts[0]; });
-  });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 2});
-  executor.run(graph, world);
-  for (const auto& count : counts) CHECK(count == 1);
-}
-
-TEST_CASE("a tile that throws ends its kernel and names the node", "[engine][executor][errors]") {
-  sg::Graph graph;
-  graph.add({.name = "kernel", .parallel = true}, [](const sg::Context& c) {
-    c.parallel_for(100, [](std::int64_t i) {
-      if (i == 37) throw std::runtime_error("tile 37 is bad");
-    });
-  });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 2});
-  CHECK_THAT(error_of([&] { executor.run(graph, world); }), ContainsSubstring("'kernel': tile 37 is bad"));
 }
 
 TEST_CASE("a pool too small for the waiting lanes is refused", "[engine][executor][refuses]") {
@@ -474,8 +193,9 @@ TEST_CASE("two groups of the same ranks must have different names", "[engine][ex
         graph.add({.name = "sync", .part = sg::PartSpec{.group = group}, .rank = sg::Rank{rank}});
     }
     sg::LoopbackWorld world(2);
-    CHECK_THAT(error_of([&] { sg::Program(graph, world); }),
-               ContainsSubstring(same ? "two groups of the same ranks have the name 'pair'" : "no error"));
+    const std::string error = error_of([&] { sg::Program(graph, world); });
+    if (same) CHECK_THAT(error, ContainsSubstring("two groups of the same ranks have the name 'pair'"));
+    if (!same) CHECK(error == "");
   }
 }
 
@@ -552,67 +272,6 @@ TEST_CASE("a program is free again once its run is done", "[engine][executor]") 
   CHECK_NOTHROW(run.get());
 }
 
-TEST_CASE("a world is told of a failure before the step ends, never during the next", "[engine][executor][cancel]") {
-  sg::Graph graph(2, r0);
-  graph.add({.name = "long", .rank = r0}, [](const sg::Context& c) {
-    while (!c.stopping()) std::this_thread::yield();
-  });
-  WaitingWorld world(2, r0);
-  sg::Executor executor({.threads = 1});
-  const sg::Program program(graph, world);
-  for (int i = 1; i <= 50; ++i) {
-    sg::Run run = executor.start(program);
-    std::thread canceller([&] { run.cancel(); });
-    CHECK_THROWS_AS(run.get(), sg::Error);
-    CHECK(world.aborts() == i);  // told by the time get() returns
-    canceller.join();
-  }
-}
-
-TEST_CASE("kernels inside kernels work on a waiting lane with one thread", "[engine][executor][threads]") {
-  sg::Graph graph;
-  std::atomic<int> tiles{0};
-  graph.add({.name = "host", .lane = graph.lane(r0, sg::LaneKind::host), .parallel = true}, [&](const sg::Context& c) {
-    c.parallel_for(2, [&](std::int64_t) { c.parallel_for(2, [&](std::int64_t) { ++tiles; }); });
-  });
-  WaitingWorld world(1);
-  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 10s});
-  executor.run(graph, world);
-  CHECK(tiles == 4);
-}
-
-TEST_CASE("a thread goes on computing, and leaves a node that waits to another thread", "[engine][executor][threads]") {
-  sg::Graph graph;
-  const sg::Buffer made = graph.token(r0, "made");
-  std::thread::id first, next;
-  const auto note = [](std::thread::id& where) {
-    return [&where](const sg::Context&) { where = std::this_thread::get_id(); };
-  };
-  graph.add({.name = "first", .writes = {made}}, note(first));
-  graph.add({.name = "next", .reads = {made}}, note(next));
-  graph.add({.name = "waits", .lane = graph.lane(r0, sg::LaneKind::host), .reads = {made}}, [](const sg::Context&) {});
-  WaitingWorld world(1);
-  sg::Program program(graph, world);
-  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = 10s});
-  for (int i = 0; i < 20; ++i) {
-    executor.run(program);
-    REQUIRE(first == next);
-  }
-}
-
-TEST_CASE("a tile may announce on any thread what it waits for", "[engine][executor][threads]") {
-  sg::Graph graph;
-  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
-    c.parallel_for(64, [&](std::int64_t) {
-      c.waiting_for("nothing much");
-      std::this_thread::sleep_for(100us);
-    });
-  });
-  sg::LoopbackWorld world(1);
-  sg::Executor executor({.threads = 2});
-  CHECK_NOTHROW(executor.run(graph, world));
-}
-
 TEST_CASE("time-outs must not be negative", "[engine][executor][refuses]") {
   CHECK_THAT(error_of([] { sg::Executor({.step_timeout = -5ms}); }), ContainsSubstring("not negative"));
 }
@@ -662,39 +321,4 @@ TEST_CASE("a world's issue order becomes edges between parts", "[engine][executo
   CHECK(num_edges(sg::IssueOrder::per_communicator, false, 1) == 0);
   CHECK(num_edges(sg::IssueOrder::per_rank, false, 1) == 1);
   CHECK(num_edges(sg::IssueOrder::per_rank, false, 0) == 0);  // issued together
-}
-
-TEST_CASE("a step in which no node ends for a while is stopped, a slow one is not", "[engine][executor][timeout]") {
-  sg::LoopbackWorld world(1);
-  sg::Graph graph;
-  const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
-  SECTION("slow") {
-    for (int i = 0; i < 8; ++i)
-      graph.add({.name = "slow", .lane = lane}, [] { std::this_thread::sleep_for(std::chrono::milliseconds(60)); });
-    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::seconds(5)});
-    CHECK_NOTHROW(executor.run(graph, world));
-  }
-  SECTION("stuck") {
-    graph.add({.name = "quick", .lane = lane}, [] {});
-    graph.add({.name = "stuck", .lane = lane}, [](const sg::Context& context) {
-      while (!context.stopping()) std::this_thread::yield();
-    });
-    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::milliseconds(1000)});
-    CHECK_THROWS_MATCHES(executor.run(graph, world), sg::Error,
-                         MessageMatches(ContainsSubstring("step: no node has ended for 1000 ms; running at that time: "
-                                                          "rank 0 compute 'stuck'")));
-  }
-  SECTION("not looked at for a while, as when the process is suspended") {
-    std::atomic<bool> go{false};
-    graph.add({.name = "held", .lane = lane}, [&](const sg::Context& context) {
-      while (!go && !context.stopping()) std::this_thread::yield();
-    });
-    sg::Executor executor({.threads = 1, .stall_timeout = std::chrono::milliseconds(1500)});
-    const sg::Program program(graph, world);
-    sg::Run run = executor.start(program);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1600));
-    CHECK_FALSE(run.done());
-    go = true;
-    CHECK_NOTHROW(run.get());
-  }
 }

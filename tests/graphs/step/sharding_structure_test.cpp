@@ -12,6 +12,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/graph/edges.hpp"
+#include "engine/graph/without_nodes.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
@@ -268,12 +269,7 @@ namespace {
 
 // A copy of the graph with a node before each reuse of a slot that fills the slot with NaN.
 sg::Graph with_poison(const sg::Graph& graph, int& num_poisoned) {
-  sg::Graph out(graph.num_ranks());
-  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i) {
-    const sg::BufferSpec& spec = graph.spec(sg::Buffer{i});
-    static_cast<void>(spec.token ? out.token(spec.rank, spec.name) : out.buffer(spec));
-  }
-  for (std::uint32_t i = 0; i < graph.num_groups(); ++i) static_cast<void>(out.group(graph.spec(sg::Group{i})));
+  sg::Graph out = sg::without_nodes(graph);
   std::map<std::uint32_t, bool> filling;  // by slot: whether the last node that accessed it fills it
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
     for (std::size_t i = 0; i < graph.num_accesses({node}); ++i) {

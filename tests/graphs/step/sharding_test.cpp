@@ -15,8 +15,7 @@ using sg::testing::History;
 
 namespace {
 
-// Where bits differ they do so within a few updates.
-int num_steps() { return sg::testing::sanitized() ? 2 : 8; }
+int num_steps() { return sg::testing::cases(20); }
 
 sg::Plan plan_of(sg::LayoutSpec layout, sg::ShardPlan shard) {
   shard.min_params = 100;
