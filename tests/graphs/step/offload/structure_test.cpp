@@ -17,6 +17,7 @@
 #include "graphs/predict/offload_report.hpp"
 #include "graphs/step/offload/homes.hpp"
 #include "graphs/step/training_step.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
@@ -228,7 +229,8 @@ TEST_CASE("what does not fit the host lies on disk, and pinned memory stays with
 }
 
 TEST_CASE("homes that share host memory count as the memory plan has them", "[graphs][offload]") {
-  const sg::Model deep = sg::gpt2({.layers = 12, .width = 8, .heads = 2, .context = 64, .vocab = 16});
+  const int layers     = sg::testing::sanitized() ? 5 : 12;
+  const sg::Model deep = sg::gpt2({.layers = layers, .width = 8, .heads = 2, .context = 64, .vocab = 16});
   const sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 64};
   const sg::testing::TempFolder folder;
   const auto of = [&](std::int64_t host_bytes, bool disk) {
