@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 namespace stepgraph {
 namespace {
 
 constexpr int patience             = 30;  // consecutive tries without improvement before a search stops
-constexpr std::size_t max_in_block = 128;
+constexpr std::size_t max_in_block = 64;
 constexpr std::int64_t not_placed  = -1;
 
 }  // namespace
@@ -21,7 +22,7 @@ void FirstFit::Block::note(const Placed& item) {
 std::int64_t FirstFit::lowest_gap(std::uint32_t item) {
   const PackItem& wanted = items_[item];
   std::int64_t offset    = 0;
-  for (const Block& block : blocks_) {
+  for (const Block& block : std::span(blocks_).first(num_blocks_)) {
     if (apart_ == nullptr && (block.first > wanted.last || block.last < wanted.first)) continue;
     num_pairs_ += std::ssize(block.items);
     for (const Placed& other : block.items) {
@@ -36,31 +37,45 @@ std::int64_t FirstFit::lowest_gap(std::uint32_t item) {
 }
 
 void FirstFit::insert(const Placed& item) {
-  if (blocks_.empty()) blocks_.emplace_back();
-  auto at = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& block) {
+  if (num_blocks_ == 0) new_block(0);
+  const auto end = blocks_.begin() + static_cast<std::ptrdiff_t>(num_blocks_);
+  auto at        = std::partition_point(blocks_.begin(), end, [&](const Block& block) {
     return !block.items.empty() && block.items.back().begin <= item.begin;
   });
-  if (at == blocks_.end()) --at;
+  if (at == end) --at;
   const auto behind = std::upper_bound(at->items.begin(), at->items.end(), item.begin,
                                        [](std::int64_t begin, const Placed& other) { return begin < other.begin; });
   at->items.insert(behind, item);
   at->note(item);
-  if (at->items.size() <= max_in_block) return;
-  const auto middle = at->items.begin() + max_in_block / 2;
-  Block lower, upper;
-  lower.items.assign(at->items.begin(), middle);
-  upper.items.assign(middle, at->items.end());
+  if (at->items.size() > max_in_block) split(static_cast<std::size_t>(at - blocks_.begin()));
+}
+
+FirstFit::Block& FirstFit::new_block(std::size_t place) {
+  if (num_blocks_ == blocks_.size()) blocks_.emplace_back().items.reserve(max_in_block + 1);
+  const auto first = blocks_.begin() + static_cast<std::ptrdiff_t>(place);
+  const auto last  = blocks_.begin() + static_cast<std::ptrdiff_t>(num_blocks_++);
+  std::rotate(first, last, last + 1);
+  *first = Block{std::move(first->items)};
+  first->items.clear();
+  return *first;
+}
+
+void FirstFit::split(std::size_t place) {
+  Block& upper      = new_block(place + 1);
+  Block& lower      = blocks_[place];
+  const auto middle = lower.items.begin() + max_in_block / 2;
+  upper.items.assign(middle, lower.items.end());
+  lower.items.erase(middle, lower.items.end());
+  lower = Block{std::move(lower.items)};
   for (Block* const block : {&lower, &upper}) {
     for (const Placed& each : block->items) block->note(each);
   }
-  *at = std::move(lower);
-  blocks_.insert(std::next(at), std::move(upper));
 }
 
 Packing FirstFit::place(const std::vector<std::uint32_t>& order, std::int64_t at_most, std::int64_t max_pairs) {
   Packing out{std::vector<std::int64_t>(items_.size(), not_placed), 0};
   const std::int64_t began = num_pairs_;
-  blocks_.clear();
+  num_blocks_              = 0;
   for (const std::uint32_t item : order) {
     const PackItem& wanted    = items_[item];
     const std::int64_t offset = wanted.size == 0 ? 0 : lowest_gap(item);

@@ -55,10 +55,13 @@ class FirstFit {
   };
   [[nodiscard]] std::int64_t lowest_gap(std::uint32_t item);
   void insert(const Placed& item);
+  Block& new_block(std::size_t place);  // an empty one, among the blocks in use
+  void split(std::size_t place);        // a full block into two
 
   const std::vector<PackItem>& items_;
   const ItemPairs* apart_;
-  std::vector<Block> blocks_;
+  std::vector<Block> blocks_;  // the first num_blocks_ are in use; all keep their memory
+  std::size_t num_blocks_ = 0;
   std::int64_t num_pairs_ = 0;
 };
 
