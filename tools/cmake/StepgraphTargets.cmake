@@ -131,7 +131,8 @@ endfunction()
 # the library of one folder. Linking it statically links PRIVATE_LINK too; BUILD_LINK is gone once the library is compiled.
 # SINGLE_THREADED are sources whose code runs on one thread, on data of that thread: ThreadSanitizer would find nothing
 # there. In its build they are a library of their own, compiled as in a release build.
-# UNITY_APART: an asan build compiles the sources of a subfolder as one, but for these, whose local names others have too.
+# UNITY_APART: an asan build, and one with STEPGRAPH_FILES_PER_OBJECT above 1, compile the sources of a subfolder as one, but
+# for these, whose local names others have too.
 function(stepgraph_library folder)
   cmake_parse_arguments(arg "" "" "SANITIZED_AT;SOURCES;SINGLE_THREADED;UNITY_APART;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
@@ -162,14 +163,19 @@ function(stepgraph_library folder)
     stepgraph_sanitize(${target} ${arg_SANITIZED_AT})  # LEVEL [NO_BYTES]
     stepgraph_precompile(${target})
   endif()
-  if(STEPGRAPH_SANITIZE MATCHES "address" AND STEPGRAPH_UNITY AND arg_UNITY_APART)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # GCC takes the sources for headers
-    set(together ${arg_SOURCES} ${arg_SINGLE_THREADED})
-    list(REMOVE_ITEM together ${arg_UNITY_APART})
-    foreach(source IN LISTS together)
-      get_filename_component(subfolder ${source} DIRECTORY)
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${subfolder})
+  if(STEPGRAPH_UNITY AND arg_UNITY_APART AND (STEPGRAPH_SANITIZE MATCHES "address" OR STEPGRAPH_FILES_PER_OBJECT GREATER 1))
+    foreach(part IN LISTS parts)
+      set_target_properties(${part} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+      target_compile_options(${part} PRIVATE -Wno-subobject-linkage)  # GCC takes the sources for headers
+    endforeach()
+    foreach(kind IN ITEMS SOURCES SINGLE_THREADED)
+      set(together ${arg_${kind}})
+      list(REMOVE_ITEM together ${arg_UNITY_APART})
+      foreach(source IN LISTS together)
+        get_filename_component(subfolder ${source} DIRECTORY)
+        string(MAKE_C_IDENTIFIER "${folder}_${subfolder}_${kind}" group)
+        set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+      endforeach()
     endforeach()
   endif()
   target_link_libraries(stepgraph_all INTERFACE ${target})
@@ -180,7 +186,7 @@ endfunction()
 
 # stepgraph_check_headers(folder): target stepgraph_FOLDER_headers compiles each header of a folder by itself, internal ones
 # too. A header that is the first include of the source with its name is proved by that source and left out: libraries are
-# compiled without precompiled headers in a release build.
+# compiled without precompiled headers in a release build, source by source unless STEPGRAPH_FILES_PER_OBJECT is above 1.
 function(stepgraph_check_headers folder)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${folder}/*.hpp)
   set(alone "")
