@@ -144,24 +144,6 @@ constexpr auto all_at_once = [](std::int64_t count, std::int64_t, const auto& ca
 
 }  // namespace
 
-std::string_view to_string(Compression kind) noexcept {
-  switch (kind) {
-    case Compression::none:
-      return "none";
-    case Compression::fp16:
-      return "fp16";
-    case Compression::bf16:
-      return "bf16";
-    case Compression::int8:
-      return "int8";
-    case Compression::dynamic8:
-      return "dynamic8";
-    case Compression::lossless:
-      return "lossless";
-  }
-  return "?";
-}
-
 bool is_built(Compression kind) noexcept { return kind != Compression::lossless || cpu::has_lossless(); }
 
 Compression effective(Compression kind, DType type) noexcept {

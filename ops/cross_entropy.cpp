@@ -8,6 +8,7 @@
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
+#include "ops/cpu/with_best.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/cross_entropy.hpp"
@@ -124,7 +125,9 @@ std::int64_t find(const VocabShard& shard, std::int32_t target, std::int64_t row
 template <class Work>
 void for_rows(const Context& context, std::int64_t rows, const Work& work) {
   cpu::for_tiles(context, rows, 16, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) work(i);
+    cpu::with_best([&] {
+      for (std::int64_t i = begin; i < end; ++i) work(i);
+    });
   });
 }
 

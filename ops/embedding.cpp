@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cpu/into.hpp"
+#include "ops/cpu/with_best.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/embedding.hpp"
@@ -21,6 +22,10 @@ void begin_sum(const Into<T, Sum>& into, std::int64_t begin, std::int64_t end) {
     std::copy(into.base + begin, into.base + end, into.out + begin);
   }
 }
+
+constexpr auto add_row = []<class T>(const T* __restrict from, std::int64_t width, Wide<T>* __restrict sum) {
+  for (std::int64_t j = 0; j < width; ++j) sum[j] += wide(from[j]);
+};
 
 // Rows of a table's gradient per tile. Each tile scans all tokens.
 std::int64_t table_rows_per_tile(std::int64_t width) { return 16 * cpu::rows_per_tile(width); }
@@ -117,7 +122,7 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
                                                if (row < begin || row >= end) continue;
                                                Wide<T>* __restrict sum  = into.out + row * width;
                                                const T* __restrict more = dy + static_cast<std::int64_t>(i) * width;
-                                               for (std::int64_t j = 0; j < width; ++j) sum[j] += wide(more[j]);
+                                               cpu::with_best(more, width, sum, add_row);
                                              }
                                            });
                           });
@@ -168,7 +173,9 @@ Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
               continue;
             }
             const T* __restrict more = weight + (position - first) * width;
-            for (std::int64_t j = 0; j < width; ++j) sum[j] = narrow<T>(wide(in[j]) + wide(more[j]));
+            cpu::with_best([=] {
+              for (std::int64_t j = 0; j < width; ++j) sum[j] = narrow<T>(wide(in[j]) + wide(more[j]));
+            });
           }
         });
       });
@@ -191,7 +198,8 @@ Tensor positional_embedding(Tape& tape, const PositionalEmbedding& spec) {
           cpu::for_tiles(context, rows, cpu::rows_per_tile(width), [&](std::int64_t from, std::int64_t to) {
             const std::int64_t used = std::clamp(last - first, from, to);
             for (std::int64_t row = from; row < used; ++row) {
-              add_positions(dy + (first + row) * width, sequences, seq * width, into, row * width, width);
+              cpu::with_best(
+                  [&] { add_positions(dy + (first + row) * width, sequences, seq * width, into, row * width, width); });
             }
             begin_sum(into, used * width, to * width);
           });

@@ -5,6 +5,7 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
+#include "ops/cpu/with_best.hpp"
 #include "ops/cuda/activation.hpp"
 #include "ops/cuda/column_sum.hpp"
 #include "ops/cuda/common/built.hpp"
@@ -145,8 +146,10 @@ void add_activation_gradient(Tape& back, Activation activation, const Tensor& sl
         return cuda::activation_gradient<T>(*queue, curve(activation), slopes, dy0, into);
     }
     cpu::for_tiles(context, into.size, cpu::elements_per_tile, [&](std::int64_t begin, std::int64_t end) {
-      cpu::put(into, begin, end - begin,
-               [by = slopes + begin, up = dy0 + begin](std::int64_t i) { return wide(up[i]) * wide(by[i]); });
+      cpu::with_best([&] {
+        cpu::put(into, begin, end - begin,
+                 [by = slopes + begin, up = dy0 + begin](std::int64_t i) { return wide(up[i]) * wide(by[i]); });
+      });
     });
   };
   if (back.owns_gradient(y) && !back.has_gradient(slope)) {

@@ -47,11 +47,14 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-// Equal parts of a thread's share, of at most `joined` tiles. While all threads have work of their own, helpers are
+// Equal parts of a thread's share, of at most `joined` tiles. Of more than two threads one is often slower than the
+// others: smaller parts let these take over more of its share. While all threads have work of their own, helpers are
 // unlikely to come, and a thread computes twice as many in one call.
 std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept {
+  constexpr std::int64_t most_of_many = 4;
   if (joined < 1) return 1;
   if (!permits_.some_free()) return 2 * joined;
+  if (num_threads_ > 2) joined = std::min(joined, most_of_many);
   const std::int64_t share = (num_tiles + num_threads_ - 1) / num_threads_, calls = (share + joined - 1) / joined;
   return (share + calls - 1) / calls;
 }
@@ -90,10 +93,12 @@ void Crew::offer() noexcept {
 }
 
 // On a helper thread. After it has given its permit back, a helper looks for open kernels once more: one that began in
-// between found no permit free.
+// between found no permit free. It takes the same permit again if it can: helpers then do not compete for one, and each
+// begins with the same share as in the kernel before.
 void Crew::help() noexcept {
+  int permit = num_threads_ - 1;
   while (tiles_left() && !permits_.contended()) {
-    const int permit = permits_.try_acquire(num_threads_ - 1);
+    permit = permits_.try_acquire(permit);
     if (permit < 0) return;
     for (Job& job : jobs_) {
       if (!job.open.load()) continue;

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "ops/cpu/elementary.hpp"
+#include "ops/cpu/with_best.hpp"
 #include "ops/tape/number.hpp"
 
 // Each activation function and its derivative, for one element.
@@ -110,16 +111,20 @@ template <class T, class Function>
 }
 template <class Function, class T>
 [[gnu::noinline]] void values(const T* x, std::int64_t count, Wide<T>* out) {
-  transform(x, count, out, [](Wide<T> each) { return Function::value(each); });
+  with_best(x, count, out, [](const T* __restrict from, std::int64_t size, Wide<T>* __restrict to) {
+    transform(from, size, to, [](Wide<T> each) { return Function::value(each); });
+  });
 }
 template <class Function, class T>
 [[gnu::noinline]] void slopes(const T* x, std::int64_t count, Wide<T>* out) {
-  transform(x, count, out, [](Wide<T> each) { return Function::slope(each); });
+  with_best(x, count, out, [](const T* __restrict from, std::int64_t size, Wide<T>* __restrict to) {
+    transform(from, size, to, [](Wide<T> each) { return Function::slope(each); });
+  });
 }
 
 // to = value(x); x is replaced by the slope.
 template <class Function, class T>
-[[gnu::noinline]] void values_and_slopes(T* __restrict x, std::int64_t count, T* __restrict to) {
+[[gnu::always_inline]] inline void transform_both(T* __restrict x, std::int64_t count, T* __restrict to) {
   constexpr std::int64_t unrolled = 16;
   const auto one                  = [=](std::int64_t i) {
     const auto [value, slope] = Function::both(wide(x[i]));
@@ -133,6 +138,13 @@ template <class Function, class T>
   for (; i < count; ++i) one(i);
 }
 
+template <class Function, class T>
+[[gnu::noinline]] void values_and_slopes(T* __restrict x, std::int64_t count, T* __restrict to) {
+  with_best(x, count, to, [](T* __restrict both, std::int64_t size, T* __restrict values) {
+    transform_both<Function>(both, size, values);
+  });
+}
+
 // For each block of [begin, end): computes results with compute(x + at, count, results), then calls finish(at, count,
 // results).
 template <class T, class Compute, class Finish>
@@ -141,7 +153,7 @@ void for_blocks(const T* x, std::int64_t begin, std::int64_t end, const Compute&
   for (std::int64_t at = begin; at < end; at += activation_block) {
     const std::int64_t count = std::min(activation_block, end - at);
     compute(x + at, count, results);
-    finish(at, count, static_cast<const Wide<T>*>(results));
+    with_best([&] { finish(at, count, static_cast<const Wide<T>*>(results)); });
   }
 }
 

@@ -1,206 +1,75 @@
 #include "ops/cpu/attention.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include <concepts>
 
-#include "ops/cpu/attention_tiles.hpp"
-#include "ops/cpu/elementary.hpp"
+#include "ops/cpu/attention_bf16.hpp"
+#include "ops/cpu/attention_levels.hpp"
+#include "ops/cpu/instructions.hpp"
+
+// Calls the kernel for the best instructions that this machine has.
+#if defined(__x86_64__)
+#define STEPGRAPH_BEST(call)                        \
+  switch (best_instructions()) {                    \
+    case Instructions::avx512:                      \
+      return attention_kernels::avx512::call;       \
+    case Instructions::avx2:                        \
+      return attention_kernels::avx2::call;         \
+    default:                                        \
+      return attention_kernels::of_the_build::call; \
+  }
+#else
+#define STEPGRAPH_BEST(call) return attention_kernels::of_the_build::call
+#endif
 
 namespace stepgraph::cpu {
-namespace {
-
-// Every tile of keys is prepared once per tile of queries, so tiles of queries are larger.
-constexpr std::int64_t query_tile = 128, key_tile = 64;
-
-// Number of queries processed together, one per lane, from scores to output. Beside the keys and values, the data of a
-// strip stays in the first-level cache.
-template <class W>
-constexpr std::int64_t strip = std::max(block_rows, block_cols<W>);
-
-// Parts of the workspace.
-template <class W>
-struct Rooms {
-  W *queries, *out;             // for a tile of queries; queries in strips, each transposed
-  W *keys, *values;             // for a tile of keys; keys transposed
-  W* scores;                    // for a tile of keys and a strip of queries, one key per row
-  W *largest, *sums, *shrinks;  // per query
-
-  Rooms(const AttentionShape& shape, W* workspace) {
-    const std::int64_t padded = padded_head<W>(shape);
-    queries                   = workspace;
-    out                       = queries + query_tile * padded;
-    keys                      = out + query_tile * padded;
-    values                    = keys + key_tile * padded;
-    scores                    = values + key_tile * padded;
-    largest                   = scores + key_tile * strip<W>;
-    sums                      = largest + query_tile;
-    shrinks                   = sums + query_tile;
-  }
-};
-
-// A strip of queries of a tile, from `query` on, and the keys of a tile that it attends to.
-template <class W>
-struct Strip {
-  const Rooms<W>& rooms;
-  std::int64_t padded;  // columns of a head
-  std::int64_t query;
-  std::int64_t first_seen;  // keys that the first query attends to: its own position and earlier
-  bool first_tile;          // of keys
-  [[nodiscard]] std::int64_t seen() const { return std::min(key_tile, first_seen - 1 + strip<W>); }
-
-  void score() const;
-  void exponentiate() const;
-  void add_values() const;
-};
-
-// scores = keys queries^T.
-template <class W>
-void Strip<W>::score() const {
-  for (std::int64_t key = 0; key < seen(); key += block_rows) {
-    multiply_block<W>({.depth = padded,
-                       .a     = rooms.keys + key,
-                       .a_row = key_tile,
-                       .b     = rooms.queries + query * padded,
-                       .b_row = strip<W>,
-                       .c     = rooms.scores + key * strip<W>,
-                       .c_row = strip<W>},
-                      strip<W>, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
-  }
-}
-
-// Turns scores into powers of two, up to a common factor per query, and updates largest, sums and shrinks.
-template <class W>
-void Strip<W>::exponentiate() const {
-  constexpr int lanes = lanes_of<W>, vectors = strip<W> / lanes;
-  constexpr W nothing = -std::numeric_limits<W>::infinity();
-  // Copies, because the compiler cannot exclude that stores modify the members.
-  W* const scores        = rooms.scores;
-  const std::int64_t end = seen();
-  for (std::int64_t key = first_seen; key < end; ++key) {
-    for (int v = 0; v < vectors; ++v) {
-      W* at              = scores + key * strip<W> + v * lanes;
-      const auto numbers = counting_from<W>(static_cast<LaneInteger<W>>(first_seen + v * lanes));
-      store_vector(at, numbers > static_cast<LaneInteger<W>>(key) ? load_vector(at) : Vector<W>{} + nothing);
-    }
-  }
-  Vector<W> before[vectors], most[vectors], of_odd[vectors], sum[vectors];
-  for (int v = 0; v < vectors; ++v) {
-    before[v] = first_tile ? Vector<W>{} + nothing : load_vector(rooms.largest + query + v * lanes);
-    most[v]   = before[v];
-    of_odd[v] = before[v];
-    sum[v]    = Vector<W>{};
-  }
-  for (std::int64_t key = 0; key < end; key += 2) {  // two at a time, because comparisons form a dependency chain
-    const W* at = scores + key * strip<W>;
-    for (int v = 0; v < vectors; ++v) {
-      most[v]   = larger(load_vector(at + v * lanes), most[v]);
-      of_odd[v] = larger(load_vector(at + strip<W> + v * lanes), of_odd[v]);
-    }
-  }
-  for (int v = 0; v < vectors; ++v) most[v] = larger(of_odd[v], most[v]);
-  for (std::int64_t key = 0; key < end; ++key) {
-    for (int v = 0; v < vectors; ++v) {
-      W* at                 = scores + key * strip<W> + v * lanes;
-      const Vector<W> power = cpu::exp2(load_vector(at) - most[v]);
-      sum[v] += power;
-      store_vector(at, power);
-    }
-  }
-  for (int v = 0; v < vectors; ++v) {
-    const std::int64_t at = query + v * lanes;
-    if (!first_tile) {
-      const Vector<W> shrink = cpu::exp2(before[v] - most[v]);
-      sum[v] += load_vector(rooms.sums + at) * shrink;
-      store_vector(rooms.shrinks + at, shrink);
-    }
-    store_vector(rooms.largest + at, most[v]);
-    store_vector(rooms.sums + at, sum[v]);
-  }
-}
-
-// out = out * shrinks + scores^T values.
-template <class W>
-void Strip<W>::add_values() const {
-  for (std::int64_t r = 0; r < strip<W>; r += block_rows) {
-    const Product<W> product{.depth = seen(),
-                             .a     = rooms.scores + r,
-                             .a_row = strip<W>,
-                             .b     = rooms.values,
-                             .b_row = padded,
-                             .c     = rooms.out + (query + r) * padded,
-                             .c_row = padded};
-    if (first_tile) {
-      multiply_block(product, padded, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
-    } else {
-      const W* shrinks = rooms.shrinks + query + r;
-      multiply_block(product, padded, [shrinks](W* to, int row, Vector<W> sum) {
-        store_vector(to, load_vector(to) * shrinks[row] + sum);
-      });
-    }
-  }
-}
-
-}  // namespace
-
-template <class T>
-std::int64_t attention_forward_workspace(const AttentionShape& shape) {
-  return (2 * query_tile + 2 * key_tile) * padded_head<Wide<T>>(shape) + key_tile * strip<Wide<T>> + 3 * query_tile;
-}
 
 template <class T>
 void attention_forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t head,
                        Wide<T>* workspace) {
-  using W                     = Wide<T>;
-  const AttentionShape& shape = attention.shape;
-  const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
-  const std::int64_t kv_head = head * shape.kv_heads / shape.heads;
-  const T* rows              = attention.qkv + row * shape.qkv_row();
-  const auto queries         = head_rows(rows, shape.qkv_row(), head, size),
-             keys            = head_rows(rows, shape.qkv_row(), shape.heads + kv_head, size),
-             values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
-  const Rooms<W> rooms(shape, workspace);
-  for (std::int64_t first = 0; first < shape.seq; first += query_tile) {
-    const std::int64_t count = std::min(query_tile, shape.seq - first);
-    for (const auto& of : {queries, keys, values}) prefetch_tile(of, shape, first + query_tile, query_tile);
-    const auto tile_of_queries = tile_rows(queries, shape, first, query_tile, rooms.out);
-    for (std::int64_t query = 0; query < count; query += strip<W>) {
-      transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>, padded,
-                   binary_scale<W>(shape), rooms.queries + query * padded, strip<W>);
-    }
-    for (std::int64_t key = 0; key < first + count; key += key_tile) {
-      transpose(tile_rows(keys, shape, key, key_tile, rooms.values), key_tile, padded, W(1), rooms.keys, key_tile);
-      copy_tile(values, shape, key, key_tile, W(1), rooms.values);
-      for (std::int64_t query = std::max<std::int64_t>(0, key - first); query < count; query += strip<W>) {
-        const Strip<W> with{rooms, padded, query, first + query - key + 1, key == 0};
-        with.score();
-        with.exponentiate();
-        if (attention.dropout) {
-          const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, key);
-          mask.apply<W>(with.seen(), 1, strip<W>, shape.seq, [&rooms](std::int64_t r, std::int64_t c, W factor) {
-            rooms.scores[r * strip<W> + c] *= factor;
-          });
-        }
-        with.add_values();
-      }
-    }
-    for (std::int64_t r = 0; r < count; ++r) {
-      const W* from = rooms.out + r * padded;
-      T* to         = attention.out + (row + first + r) * shape.out_row() + head * size;
-      const W share = W(1) / rooms.sums[r];
-      for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(from[i] * share);
-      attention.log_sums[(row + first + r) * shape.heads + head] = rooms.largest[r] + std::log2(rooms.sums[r]);
-    }
+  if constexpr (std::same_as<T, bf16>) {
+    if (auto* const multiply = best_bf16_product())
+      return attention_forward_bf16(multiply, attention, sequence, head, workspace);
   }
+  STEPGRAPH_BEST(forward<T>(attention, sequence, head, workspace));
 }
 
-template std::int64_t attention_forward_workspace<float>(const AttentionShape&);
-template std::int64_t attention_forward_workspace<double>(const AttentionShape&);
-template std::int64_t attention_forward_workspace<bf16>(const AttentionShape&);
-template std::int64_t attention_forward_workspace<f16>(const AttentionShape&);
-template void attention_forward<float>(const AttentionForward<float>&, std::int64_t, std::int64_t, float*);
-template void attention_forward<double>(const AttentionForward<double>&, std::int64_t, std::int64_t, double*);
-template void attention_forward<bf16>(const AttentionForward<bf16>&, std::int64_t, std::int64_t, float*);
-template void attention_forward<f16>(const AttentionForward<f16>&, std::int64_t, std::int64_t, float*);
+template <class T>
+void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence,
+                        std::int64_t kv_head, Wide<T>* workspace) {
+  if constexpr (std::same_as<T, bf16>) {
+    if (auto* const multiply = best_bf16_product())
+      return attention_backward_bf16(multiply, attention, d_qkv, sequence, kv_head, workspace);
+  }
+  STEPGRAPH_BEST(backward<T>(attention, d_qkv, sequence, kv_head, workspace));
+}
+
+template <class T>
+std::int64_t attention_forward_workspace(const AttentionShape& shape) {
+  if constexpr (std::same_as<T, bf16>) {
+    if (best_bf16_product() != nullptr) return attention_forward_bf16_workspace(shape);
+  }
+  STEPGRAPH_BEST(forward_workspace<T>(shape));
+}
+
+template <class T>
+std::int64_t attention_backward_workspace(const AttentionShape& shape) {
+  if constexpr (std::same_as<T, bf16>) {
+    if (best_bf16_product() != nullptr) return attention_backward_bf16_workspace(shape);
+  }
+  STEPGRAPH_BEST(backward_workspace<T>(shape));
+}
+
+#define STEPGRAPH_ATTENTION(T)                                                                                 \
+  template void attention_forward<T>(const AttentionForward<T>&, std::int64_t, std::int64_t, Wide<T>*);        \
+  template void attention_backward<T>(const AttentionBackward<T>&, const Into<T>&, std::int64_t, std::int64_t, \
+                                      Wide<T>*);                                                               \
+  template std::int64_t attention_forward_workspace<T>(const AttentionShape&);                                 \
+  template std::int64_t attention_backward_workspace<T>(const AttentionShape&)
+STEPGRAPH_ATTENTION(float);
+STEPGRAPH_ATTENTION(double);
+STEPGRAPH_ATTENTION(bf16);
+STEPGRAPH_ATTENTION(f16);
+#undef STEPGRAPH_ATTENTION
+#undef STEPGRAPH_BEST
 
 }  // namespace stepgraph::cpu

@@ -1,7 +1,14 @@
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numbers>
 
-#include "ops/cpu/attention.hpp"
+#include "engine/run/context.hpp"
+#include "ops/cpu/attention_levels.hpp"
+#include "ops/cpu/level.hpp"
+// Compiled for the instructions of the level:
 #include "ops/cpu/attention_tiles.hpp"
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
@@ -190,8 +197,10 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
 
 }  // namespace
 
+namespace attention_kernels::STEPGRAPH_LEVEL {
+
 template <class T>
-std::int64_t attention_backward_workspace(const AttentionShape& shape) {
+std::int64_t backward_workspace(const AttentionShape& shape) {
   using W                   = Wide<T>;
   const std::int64_t padded = padded_head<W>(shape);
   const std::int64_t panel  = shape.heads / shape.kv_heads * rounded_up(shape.seq, block_rows) * padded;
@@ -200,8 +209,8 @@ std::int64_t attention_backward_workspace(const AttentionShape& shape) {
 }
 
 template <class T>
-void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence,
-                        std::int64_t kv_head, Wide<T>* workspace) {
+void backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence, std::int64_t kv_head,
+              Wide<T>* workspace) {
   using W                     = Wide<T>;
   const AttentionShape& shape = attention.shape;
   const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), stride = shape.qkv_row();
@@ -260,17 +269,15 @@ void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_
   }
 }
 
-template std::int64_t attention_backward_workspace<float>(const AttentionShape&);
-template std::int64_t attention_backward_workspace<double>(const AttentionShape&);
-template std::int64_t attention_backward_workspace<bf16>(const AttentionShape&);
-template std::int64_t attention_backward_workspace<f16>(const AttentionShape&);
-template void attention_backward<float>(const AttentionBackward<float>&, const Into<float>&, std::int64_t, std::int64_t,
-                                        float*);
-template void attention_backward<double>(const AttentionBackward<double>&, const Into<double>&, std::int64_t,
-                                         std::int64_t, double*);
-template void attention_backward<bf16>(const AttentionBackward<bf16>&, const Into<bf16>&, std::int64_t, std::int64_t,
-                                       float*);
-template void attention_backward<f16>(const AttentionBackward<f16>&, const Into<f16>&, std::int64_t, std::int64_t,
-                                      float*);
+template std::int64_t backward_workspace<float>(const AttentionShape&);
+template std::int64_t backward_workspace<double>(const AttentionShape&);
+template std::int64_t backward_workspace<bf16>(const AttentionShape&);
+template std::int64_t backward_workspace<f16>(const AttentionShape&);
+template void backward<float>(const AttentionBackward<float>&, const Into<float>&, std::int64_t, std::int64_t, float*);
+template void backward<double>(const AttentionBackward<double>&, const Into<double>&, std::int64_t, std::int64_t,
+                               double*);
+template void backward<bf16>(const AttentionBackward<bf16>&, const Into<bf16>&, std::int64_t, std::int64_t, float*);
+template void backward<f16>(const AttentionBackward<f16>&, const Into<f16>&, std::int64_t, std::int64_t, float*);
 
+}  // namespace attention_kernels::STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

@@ -10,6 +10,7 @@
 // Shared by forward and backward attention; internal to them. Tiles consist of whole blocks in both directions:
 // elements beyond the sequence or the head are zero, so loops have no tail.
 namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
 
 [[nodiscard]] constexpr std::int64_t rounded_up(std::int64_t size, std::int64_t to) {
   return (size + to - 1) / to * to;
@@ -143,4 +144,5 @@ struct TileMask {
   return {dropout.mask, (heads_before * shape.seq + first_query) * shape.seq + first_key};
 }
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

@@ -5,8 +5,29 @@
 
 #include "engine/base/dispatch.hpp"
 #include "ops/compress_codes.hpp"
+#include "ops/cpu/with_best.hpp"
 
-namespace stepgraph::cpu {
+namespace stepgraph {
+
+std::string_view to_string(Compression kind) noexcept {
+  switch (kind) {
+    case Compression::none:
+      return "none";
+    case Compression::fp16:
+      return "fp16";
+    case Compression::bf16:
+      return "bf16";
+    case Compression::int8:
+      return "int8";
+    case Compression::dynamic8:
+      return "dynamic8";
+    case Compression::lossless:
+      return "lossless";
+  }
+  return "?";
+}
+
+namespace cpu {
 namespace {
 
 using codes::block_elements;
@@ -78,13 +99,13 @@ void compress_elements(Compression kind, DType type, const std::byte* raw, std::
     const T* elements = reinterpret_cast<const T*>(raw);
     switch (kind) {
       case Compression::fp16:
-        return round_elements<f16>(elements + begin, packed + 2 * begin, end - begin);
+        return with_best([&] { round_elements<f16>(elements + begin, packed + 2 * begin, end - begin); });
       case Compression::bf16:
-        return round_elements<bf16>(elements + begin, packed + 2 * begin, end - begin);
+        return with_best([&] { round_elements<bf16>(elements + begin, packed + 2 * begin, end - begin); });
       case Compression::int8:
-        return for_blocks(elements, packed, begin, end, encode_block<codes::Int8, T>);
+        return with_best([&] { for_blocks(elements, packed, begin, end, encode_block<codes::Int8, T>); });
       case Compression::dynamic8:
-        return for_blocks(elements, packed, begin, end, encode_block<codes::Dynamic8, T>);
+        return with_best([&] { for_blocks(elements, packed, begin, end, encode_block<codes::Dynamic8, T>); });
       default:
         no_kernel(kind);
     }
@@ -97,17 +118,18 @@ void decompress_elements(Compression kind, DType type, std::byte* raw, const std
     T* elements = reinterpret_cast<T*>(raw);
     switch (kind) {
       case Compression::fp16:
-        return widen_elements<f16>(elements + begin, packed + 2 * begin, end - begin);
+        return with_best([&] { widen_elements<f16>(elements + begin, packed + 2 * begin, end - begin); });
       case Compression::bf16:
-        return widen_elements<bf16>(elements + begin, packed + 2 * begin, end - begin);
+        return with_best([&] { widen_elements<bf16>(elements + begin, packed + 2 * begin, end - begin); });
       case Compression::int8:
-        return for_blocks(elements, packed, begin, end, decode_block<codes::Int8, T>);
+        return with_best([&] { for_blocks(elements, packed, begin, end, decode_block<codes::Int8, T>); });
       case Compression::dynamic8:
-        return for_blocks(elements, packed, begin, end, decode_block<codes::Dynamic8, T>);
+        return with_best([&] { for_blocks(elements, packed, begin, end, decode_block<codes::Dynamic8, T>); });
       default:
         no_kernel(kind);
     }
   });
 }
 
-}  // namespace stepgraph::cpu
+}  // namespace cpu
+}  // namespace stepgraph

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "engine/run/context.hpp"
+#include "ops/cpu/with_best.hpp"
 
 namespace stepgraph::cpu {
 
@@ -14,7 +15,9 @@ void convert_elements(const Rows<To>& to, const Rows<const From>& from, std::int
     const std::int64_t count      = std::min({to.length - in_to, from.length - in_from, end - at});
     To* __restrict out            = to.data + at / to.length * to.stride + in_to;
     const From* __restrict values = from.data + at / from.length * from.stride + in_from;
-    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<To>(values[i]);
+    with_best(values, count, out, [](const From* __restrict a, std::int64_t size, To* __restrict b) {
+      for (std::int64_t i = 0; i < size; ++i) b[i] = static_cast<To>(a[i]);
+    });
     at += count;
   }
 }

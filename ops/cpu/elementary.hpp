@@ -9,6 +9,7 @@
 // Elementary functions for vectorised loops: plain arithmetic without branches or calls, so that the tail of a loop
 // gets the same bits as its vectors.
 namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
 
 // e^x. In float: within 2 units in the last place from -87 to 88.3; below that 0, above it infinity (slightly before
 // the type overflows); NaN stays NaN.
@@ -50,8 +51,8 @@ inline Vector<double> exp2(Vector<double> x) {
   const Vector<float> low = r * 0.693146978f + 1.0f, middle = r * 0.0555073375f + 0.240222421f,
                       high = r * 1.32647290e-3f + 9.67151366e-3f;
   const Vector<float> p    = (high * square + middle) * square + low;
-  const auto power         = std::bit_cast<Vector<float>>(std::bit_cast<Bits>(shifted) << 23);
-  return std::bit_cast<Vector<float>>(std::bit_cast<Bits>(p * power) & ~std::bit_cast<Bits>(x < lowest));
+  const auto power         = __builtin_bit_cast(Vector<float>, __builtin_bit_cast(Bits, shifted) << 23);
+  return __builtin_bit_cast(Vector<float>, __builtin_bit_cast(Bits, p * power) & ~__builtin_bit_cast(Bits, x < lowest));
 }
 
 // 1 / (1 + e^-x).
@@ -60,4 +61,5 @@ T sigmoid(T x) {
   return T(1) / (T(1) + cpu::exp(-x));
 }
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

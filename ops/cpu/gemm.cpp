@@ -1,15 +1,17 @@
 #include "ops/cpu/gemm.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <concepts>
 #include <memory>
 
-#include "engine/base/watched.hpp"
 #include "ops/cpu/blas.hpp"
+#include "ops/cpu/gemm_bf16.hpp"
 #include "ops/cpu/gemm_blocks.hpp"
+#include "ops/cpu/gemm_cut.hpp"
+#include "ops/cpu/gemm_watch.hpp"
 #include "ops/cpu/instructions.hpp"
 #include "ops/cpu/into.hpp"
+#include "ops/cpu/with_best.hpp"
 #if defined(__aarch64__)
 #include "ops/cpu/gemm_neon.hpp"
 #elif defined(__x86_64__)
@@ -19,60 +21,7 @@
 namespace stepgraph {
 namespace {
 
-std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
-
-// A tile or a block of it: its start and its size.
-struct Range {
-  std::int64_t row, col, rows, cols;
-};
-
-// How c is cut into tiles: halved again and again, by rows or by columns. The bits of a tile's number say which halves
-// it is in; the highest bit is that of the first cut.
-struct Cut {
-  std::int64_t m, n;
-  int large = 0, all = 0;  // how often it is cut: into large tiles, for two threads; into all tiles, for many
-  std::uint64_t by_rows = 0;
-
-  Cut(std::int64_t rows, std::int64_t cols) : m(rows), n(cols) {
-    // Operands are packed again for each tile, so tiles are large, and wide rather than tall, which packs less. There
-    // are at least two tiles for two threads, and more where that costs almost nothing.
-    constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024;
-    const auto too_large = [&] {
-      const std::int64_t area = rows * cols, tiles = std::int64_t{1} << all;
-      return area > most || (tiles < 4 && area / 2 >= worth_four) || (tiles < 2 && area > worth_cutting);
-    };
-    std::int64_t down = 1, across = 1;
-    const auto halve = [&] {
-      const bool high = rows > 512 ? 4 * rows > cols : rows > cols;
-      if (high) by_rows |= std::uint64_t{1} << all;
-      (high ? down : across) *= 2;
-      ++all;
-      rows = pieces(pieces(m, down), 8) * 8;
-      cols = pieces(pieces(n, across), 8) * 8;
-    };
-    while (too_large()) halve();
-    large = all;
-    // A thread that gets several of these computes them as one.
-    while (all > 0 && all < 6 && rows * cols >= 2 * 32 * 64) halve();
-  }
-
-  // The rectangle of 2^joins tiles, from tile `first` on, a multiple of their number.
-  [[nodiscard]] Range range(std::int64_t first, int joins) const {
-    std::int64_t row = 0, col = 0, down = 1, across = 1;
-    for (int cut = 0; cut < all - joins; ++cut) {
-      const std::int64_t second = first >> (all - 1 - cut) & 1;
-      const bool high           = by_rows >> cut & 1;
-      (high ? row : col)        = 2 * (high ? row : col) + second;
-      (high ? down : across) *= 2;
-    }
-    // Multiples of the register blocks of most kernels.
-    const auto at = [](std::int64_t size, std::int64_t part, std::int64_t parts, std::int64_t by) {
-      return part == parts ? size : std::min(size, (size * part / parts + by / 2) / by * by);
-    };
-    const std::int64_t top = at(m, row, down, 8), left = at(n, col, across, 16);
-    return {top, left, at(m, row + 1, down, 8) - top, at(n, col + 1, across, 16) - left};
-  }
-};
+using cpu::Range;
 
 // The epilogue after `count` consecutive elements in a row of c are stored, from element `at` on.
 template <class T, class Out>
@@ -88,16 +37,18 @@ void follow(const Gemm<T, Out>& problem, std::int64_t at, std::int64_t count) {
 // Stores the product and runs the epilogue, row by row. sum(i, j) is the sum at row i and column j of the range.
 template <class T, class Out, class Value>
 void finish(const Gemm<T, Out>& problem, const Range& at, const Value& sum) {
-  for (std::int64_t i = 0; i < at.rows; ++i) {
-    const std::int64_t first = (at.row + i) * problem.c_stride + at.col;
-    if (problem.bias != nullptr) {
-      const T* const bias = problem.bias + at.col;
-      cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j) + wide(bias[j]); });
-    } else {
-      cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j); });
+  cpu::with_best([&] {
+    for (std::int64_t i = 0; i < at.rows; ++i) {
+      const std::int64_t first = (at.row + i) * problem.c_stride + at.col;
+      if (problem.bias != nullptr) {
+        const T* const bias = problem.bias + at.col;
+        cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j) + wide(bias[j]); });
+      } else {
+        cpu::put(problem.c, first, at.cols, [&](std::int64_t j) { return sum(i, j); });
+      }
+      follow(problem, first, at.cols);
     }
-    follow(problem, first, at.cols);
-  }
+  });
 }
 
 // A thread's scratch for packed operands. Allocated once, since it is too large for a stack.
@@ -128,10 +79,11 @@ constexpr bool cblas_first = true;
 constexpr bool cblas_first = false;
 #endif
 
-// The kernel of ours that this machine runs fastest.
+// The kernel of ours for f32 that this machine runs fastest.
 GemmKernel best_kernel() {
+  const cpu::Instructions instructions = cpu::best_instructions();  // throws if the environment names others
   if (has(GemmKernel::neon)) return GemmKernel::neon;
-  switch (cpu::best_instructions()) {
+  switch (instructions) {
     case cpu::Instructions::avx512:
       return GemmKernel::avx512;
     case cpu::Instructions::avx2:
@@ -139,6 +91,80 @@ GemmKernel best_kernel() {
     default:
       return GemmKernel::own;
   }
+}
+// The same for operands of type T.
+template <class T>
+GemmKernel best_kernel_of() {
+  if constexpr (std::same_as<T, bf16>) {
+    switch (cpu::product_instructions()) {
+      case cpu::Instructions::neon_bf16:
+        return GemmKernel::neon_bf16;
+      case cpu::Instructions::avx512_bf16:
+        return GemmKernel::avx512_bf16;
+      case cpu::Instructions::amx:
+        return GemmKernel::amx;
+      default:
+        break;
+    }
+  }
+  return best_kernel();
+}
+// The kernel for operands of other types on machines that have `kernel`, a kernel for bf16.
+GemmKernel without_bf16(GemmKernel kernel) {
+  if (kernel == GemmKernel::neon_bf16) return GemmKernel::neon;
+  return kernel == GemmKernel::avx512_bf16 || kernel == GemmKernel::amx ? GemmKernel::avx512 : kernel;
+}
+
+// The activation of finished parts of a tile, from element `first` of c on.
+template <class T, class Out>
+struct Activating {
+  const Gemm<T, Out>& problem;
+  std::int64_t first;
+  void operator()(std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) const {
+    if (problem.activate == nullptr) return;
+    for (std::int64_t i = row; i < row + rows; ++i) {
+      const std::int64_t at = first + i * problem.c_stride + col;
+      problem.activate(problem.c.out + at, problem.y + at, cols);
+    }
+  }
+};
+
+// Returns false if `kernel` is not one for bf16.
+template <class Out>
+bool bf16_tile([[maybe_unused]] const Gemm<bf16, Out>& problem, [[maybe_unused]] const Range& tile,
+               [[maybe_unused]] GemmKernel kernel) {
+#if defined(__aarch64__) || defined(__x86_64__)
+  auto* multiply = decltype(&cpu::multiply_amx<Out>){};
+#if defined(__aarch64__)
+  if (kernel == GemmKernel::neon_bf16) multiply = cpu::multiply_neon_bf16<Out>;
+#else
+  if (kernel == GemmKernel::avx512_bf16) multiply = cpu::multiply_avx512_bf16<Out>;
+  if (kernel == GemmKernel::amx) multiply = cpu::multiply_amx<Out>;
+#endif
+  if (multiply == nullptr) return false;
+  const std::int64_t first = tile.row * problem.c_stride + tile.col;
+  const Activating<bf16, Out> activating{problem, first};
+  const cpu::Bf16Done done{
+      [](const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+        (*static_cast<const Activating<bf16, Out>*>(of))(row, rows, col, cols);
+      },
+      &activating};
+  multiply(cpu::bf16_room(),
+           {.m        = tile.rows,
+            .n        = tile.cols,
+            .k        = problem.k,
+            .a        = from_row(problem.a, tile.row),
+            .b        = from_col(problem.b, tile.col),
+            .c        = problem.c.out + first,
+            .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
+            .c_stride = problem.c_stride,
+            .bias     = problem.bias == nullptr ? nullptr : problem.bias + tile.col,
+            .times    = problem.times == nullptr ? nullptr : problem.times + first},
+           done);
+  return true;
+#else
+  return false;
+#endif
 }
 
 // c = ((base +) a b (+ bias)) (times). Calls done(row, rows, col, cols) for finished parts of c.
@@ -163,6 +189,10 @@ template <class T, class Out>
 [[gnu::noinline]] bool panel_tile(const Gemm<T, Out>& problem, const Range& tile, GemmKernel kernel) {
   if constexpr (std::same_as<Wide<T>, float>) {
     if (problem.k == 0 || kernel == GemmKernel::own || !has(kernel)) return false;
+    if constexpr (std::same_as<T, bf16>) {
+      if (bf16_tile(problem, tile, kernel)) return true;
+    }
+    kernel = without_bf16(kernel);
     if constexpr (std::same_as<Out, float>) {
       const std::int64_t first = tile.row * problem.c_stride + tile.col;
       PanelProduct<T> product{.m        = tile.rows,
@@ -178,13 +208,7 @@ template <class T, class Out>
         product.times = problem.times == nullptr ? nullptr : problem.times + first;
       }
       if (std::same_as<T, float> || (problem.bias == nullptr && problem.times == nullptr)) {
-        multiply_panels(kernel, product, [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-          if (problem.activate == nullptr) return;
-          for (std::int64_t i = row; i < row + rows; ++i) {
-            const std::int64_t at = first + i * problem.c_stride + col;
-            problem.activate(problem.c.out + at, problem.y + at, cols);
-          }
-        });
+        multiply_panels(kernel, product, Activating<T, Out>{problem, first});
         return true;
       }
     }
@@ -255,6 +279,12 @@ bool has(GemmKernel kernel) noexcept {
       return cpu::has(cpu::Instructions::avx2);
     case GemmKernel::avx512:
       return cpu::has(cpu::Instructions::avx512);
+    case GemmKernel::neon_bf16:
+      return cpu::has(cpu::Instructions::neon_bf16);
+    case GemmKernel::avx512_bf16:
+      return cpu::has(cpu::Instructions::avx512_bf16);
+    case GemmKernel::amx:
+      return cpu::has(cpu::Instructions::amx);
     default:
       return true;
   }
@@ -277,44 +307,12 @@ std::string_view gemm_library() {
 
 namespace {
 
-// Tells ThreadSanitizer about the elements of `rows` x `cols`, row by row or column by column.
-template <class T>
-void watch_matrix(const Matrix<T>& matrix, std::int64_t rows, std::int64_t cols) {
-  const bool by_row             = matrix.col_stride == 1;
-  const std::int64_t lines      = by_row ? rows : cols;
-  const std::int64_t line       = by_row ? cols : rows;
-  const std::int64_t to_line    = by_row ? matrix.row_stride : matrix.col_stride;
-  const std::int64_t to_element = by_row ? 1 : matrix.row_stride;
-  for (std::int64_t i = 0; i < lines; ++i) {
-    if (to_element == 1) {
-      watch_read(matrix.data + i * to_line, static_cast<std::size_t>(line) * sizeof(T));
-      continue;
-    }
-    for (std::int64_t j = 0; j < line; ++j) watch_read(matrix.data + i * to_line + j * to_element, sizeof(T));
-  }
-}
-
-// This file is compiled without ThreadSanitizer, and a BLAS always is.
-template <class T, class Sum>
-void watch(const Gemm<T, Sum>& problem, const Range& at) {
-  const auto cols = static_cast<std::size_t>(at.cols);
-  watch_matrix(from_row(problem.a, at.row), at.rows, problem.k);
-  watch_matrix(from_col(problem.b, at.col), problem.k, at.cols);
-  if (problem.bias != nullptr) watch_read(problem.bias + at.col, cols * sizeof(T));
-  for (std::int64_t row = at.row; row < at.row + at.rows; ++row) {
-    const std::int64_t first = row * problem.c_stride + at.col;
-    if (problem.c.base != nullptr) watch_read(problem.c.base + first, cols * sizeof(*problem.c.base));
-    if (problem.times != nullptr) watch_read(problem.times + first, cols * sizeof(T));
-    watch_write(problem.c.out + first, cols * sizeof(Sum));
-  }
-}
-
 template <class T, class Sum>
 void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel) {
   if (range.rows == 0 || range.cols == 0) return;
-  if constexpr (watches) watch(problem, range);
+  if constexpr (watches) cpu::watch(problem, range);
   const bool fastest    = kernel == GemmKernel::fastest;
-  const GemmKernel ours = fastest ? best_kernel() : kernel;
+  const GemmKernel ours = fastest ? best_kernel_of<T>() : kernel;
   if (!(fastest && cblas_first) && panel_tile(problem, range, ours)) return;
   if constexpr (std::same_as<T, Wide<T>>) {
     if (fastest && blas_tile(problem, range)) return;
@@ -335,31 +333,23 @@ bool can_join(GemmKernel kernel) {
 template <class T>
 std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel) {
   if (m == 0 || n == 0) return 0;
-  const Cut cut(m, n);
-  return std::int64_t{1} << (can_join<T>(kernel) ? cut.all : cut.large);
+  return cpu::GemmCut(m, n, can_join<T>(kernel)).num_tiles();
 }
 
 template <class T>
 std::int64_t gemm_joined(std::int64_t m, std::int64_t n, GemmKernel kernel) {
-  if (m == 0 || n == 0 || !can_join<T>(kernel)) return 1;
-  const Cut cut(m, n);
-  return std::int64_t{1} << (cut.all - cut.large);
+  if (m == 0 || n == 0) return 1;
+  return cpu::GemmCut(m, n, can_join<T>(kernel)).joined();
 }
 
 template <class T, class Sum>
 void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end, GemmKernel kernel) {
   if (first >= end) return;
-  Cut cut(problem.m, problem.n);
-  const bool joins = can_join<T>(kernel);
-  if (!joins) cut.all = cut.large;
+  const cpu::GemmCut cut(problem.m, problem.n, can_join<T>(kernel));
   while (first < end) {
-    int doubled = 0;
-    if (joins) {
-      doubled = first == 0 ? cut.all : std::countr_zero(static_cast<std::uint64_t>(first));
-      while (first + (std::int64_t{1} << doubled) > end) --doubled;
-    }
-    multiply(problem, cut.range(first, doubled), kernel);
-    first += std::int64_t{1} << doubled;
+    const cpu::GemmCut::Joined next = cut.from(first, end);
+    multiply(problem, next.range, kernel);
+    first += next.num_tiles;
   }
 }
 

@@ -28,10 +28,11 @@ struct Gemm {
 // `own` is portable C++ and always available: each element is a sum over k in blocks of fixed length, in order, and its
 // bits depend only on its row, its column and k. `neon`, `avx2` and `avx512` are our kernels for 64-bit Arm and x86-64,
 // for all types but f64. The same holds for them, except that they add the blocks of k to the base one by one; all
-// three give the same bits. Where one is not available or does not support the type, `own` is used. `fastest` is the
-// best of the three that the machine has, else the CBLAS found at configure time for the types it supports; the CBLAS
-// comes first if it was requested by name.
-enum class GemmKernel : std::uint8_t { fastest, neon, avx2, avx512, own };
+// three give the same bits. `neon_bf16`, `avx512_bf16` and `amx` multiply bf16 by instructions for it, each with its
+// own bits (ops/cpu/gemm_bf16.hpp); for other types they are `neon` and `avx512`. Where one is not available or does
+// not support the type, `own` is used. `fastest` is the best one that the machine has for the type, else the CBLAS
+// found at configure time for the types it supports; the CBLAS comes first if it was requested by name.
+enum class GemmKernel : std::uint8_t { fastest, neon, neon_bf16, avx2, avx512, avx512_bf16, amx, own };
 [[nodiscard]] bool has(GemmKernel kernel) noexcept;  // this machine and this build
 // "blis", "openblas", "neon", "avx2", "avx512" or "own": the fastest one, for f32.
 [[nodiscard]] std::string_view gemm_library();
@@ -39,7 +40,7 @@ enum class GemmKernel : std::uint8_t { fastest, neon, avx2, avx512, own };
 // c is cut into tiles by its shape alone: halved again and again, until there are enough for 64 threads. The tiles may
 // be computed in any order on any threads, each once. They have almost equal sizes, and their number is a power of two.
 // In the order of their numbers, each aligned power of two of them is a rectangle, so neighbours can be computed as one
-// larger tile, which packs less. Each thread keeps up to 1.7 MiB of scratch for its tiles.
+// larger tile, which packs less. Each thread keeps up to 1.7 MiB of scratch for its tiles, and as much again for bf16.
 template <class T = float>
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel = GemmKernel::fastest);
 // How many neighbouring tiles a thread should compute as one, if it has as many. 1 for a BLAS: its bits depend on the

@@ -3,32 +3,78 @@
 #include <cstdlib>
 
 #include "engine/base/error.hpp"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace stepgraph::cpu {
 namespace {
 
+// Their kernels have run in emulation alone, so far.
+bool only_by_name(Instructions instructions) {
+  return instructions == Instructions::avx512_bf16 || instructions == Instructions::amx;
+}
+
 Instructions choose() {
   if (const char* const name = std::getenv("STEPGRAPH_INSTRUCTIONS"); name != nullptr && *name != '\0') {
+    std::string known;
+    bool exists = false;
     for (const Instructions each : all_instructions) {
-      if (to_string(each) == name && has(each)) return each;
+      if (has(each)) {
+        if (to_string(each) == name) return each;
+        known += str(known.empty() ? "" : ", ", to_string(each));
+      }
+      exists = exists || to_string(each) == name;
     }
-    throw Error(ErrorKind::config,
-                str("STEPGRAPH_INSTRUCTIONS is '", name, "', which this machine does not have (build, avx2, avx512)"));
+    throw Error(ErrorKind::config, str("STEPGRAPH_INSTRUCTIONS is '", name, "', which ",
+                                       exists ? "this machine does not have (" : "does not exist (", known, ")"));
   }
-  for (const Instructions each : {Instructions::avx512, Instructions::avx2}) {
-    if (has(each)) return each;
+  Instructions best = Instructions::of_the_build;
+  for (const Instructions each : all_instructions) {
+    if (has(each) && !only_by_name(each)) best = each;
   }
-  return Instructions::of_the_build;
+  return best;
 }
+
+#if defined(__x86_64__)
+// Tiles need a processor with AMX-TILE and AMX-BF16, a system that saves their state (XCR0 bits 17 and 18), and its
+// permission for this process. Without permission the first tile instruction would be illegal.
+bool may_use_tiles() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned osxsave = 1U << 27, amx_bf16 = 1U << 22, amx_tile = 1U << 24;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & osxsave) == 0) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx_bf16) == 0 || (d & amx_tile) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned tile_state = 3U << 17;
+  if ((low & tile_state) != tile_state) return false;
+  constexpr long get_permission = 0x1022, request_permission = 0x1023, tile_data = 18;  // asm/prctl.h of Linux 5.16
+  unsigned long allowed = 0;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 &&
+         syscall(SYS_arch_prctl, get_permission, &allowed) == 0 && (allowed >> tile_data & 1) != 0;
+}
+#endif
 
 }  // namespace
 
 std::string_view to_string(Instructions instructions) noexcept {
   switch (instructions) {
+    case Instructions::neon:
+      return "neon";
+    case Instructions::neon_bf16:
+      return "neon-bf16";
     case Instructions::avx2:
       return "avx2";
     case Instructions::avx512:
       return "avx512";
+    case Instructions::avx512_bf16:
+      return "avx512-bf16";
+    case Instructions::amx:
+      return "amx";
     default:
       return "build";
   }
@@ -38,12 +84,31 @@ bool has(Instructions instructions) noexcept {
   switch (instructions) {
     case Instructions::of_the_build:
       return true;
-#ifdef __x86_64__
+#if defined(__x86_64__)
     case Instructions::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     case Instructions::avx512:
       return has(Instructions::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Instructions::avx512_bf16:
+      return has(Instructions::avx512) && __builtin_cpu_supports("avx512bf16");
+    case Instructions::amx: {
+      static const bool allowed = has(Instructions::avx512) && may_use_tiles();
+      return allowed;
+    }
+    default:
+      break;
+#elif defined(__aarch64__)
+    case Instructions::neon:
+      return true;
+#ifdef __linux__
+    case Instructions::neon_bf16: {
+      constexpr unsigned long bf16_bit = 1UL << 14;  // HWCAP2_BF16
+      return (getauxval(AT_HWCAP2) & bf16_bit) != 0;
+    }
+#endif
+    default:
+      break;
 #else
     default:
       break;
@@ -52,9 +117,22 @@ bool has(Instructions instructions) noexcept {
   return false;
 }
 
-Instructions best_instructions() {
+Instructions product_instructions() {
   static const Instructions best = choose();
   return best;
+}
+
+Instructions best_instructions() {
+  switch (const Instructions best = product_instructions()) {
+    case Instructions::avx512_bf16:
+    case Instructions::amx:
+      return Instructions::avx512;
+    case Instructions::neon:
+    case Instructions::neon_bf16:
+      return Instructions::of_the_build;
+    default:
+      return best;
+  }
 }
 
 }  // namespace stepgraph::cpu

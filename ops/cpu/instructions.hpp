@@ -3,16 +3,24 @@
 #include <cstdint>
 #include <string_view>
 
-// The instructions of x86-64 that a kernel uses, chosen when the program runs. Other machines have the first only.
+// The instructions that a kernel uses, chosen when the program runs.
 namespace stepgraph::cpu {
 
-enum class Instructions : std::uint8_t { of_the_build, avx2, avx512 };
-inline constexpr std::array all_instructions{Instructions::of_the_build, Instructions::avx2, Instructions::avx512};
-[[nodiscard]] std::string_view to_string(Instructions instructions) noexcept;  // "build", "avx2", "avx512"
+// Each one of a processor includes those before it. `neon` is what every 64-bit Arm has, so it is that of the build.
+enum class Instructions : std::uint8_t { of_the_build, neon, neon_bf16, avx2, avx512, avx512_bf16, amx };
+inline constexpr std::array all_instructions{
+    Instructions::of_the_build, Instructions::neon,        Instructions::neon_bf16, Instructions::avx2,
+    Instructions::avx512,       Instructions::avx512_bf16, Instructions::amx};
+// "build", "neon", "neon-bf16", "avx2", "avx512", "avx512-bf16", "amx".
+[[nodiscard]] std::string_view to_string(Instructions instructions) noexcept;
 // Whether this machine and this build have them. avx2 includes FMA and F16C, avx512 the extensions F, BW, DQ and VL.
+// The first call for amx asks the system for permission to use tiles, once for all threads of the process; without it
+// there is no amx.
 [[nodiscard]] bool has(Instructions instructions) noexcept;
-// The last one that this machine has, or the one that the environment variable STEPGRAPH_INSTRUCTIONS names. Throws if
-// this machine does not have that one.
+// The one that the environment variable STEPGRAPH_INSTRUCTIONS names, or the last one that this machine has, but for
+// avx512_bf16 and amx, which have to be named. Throws if there is no such one or this machine does not have it.
+[[nodiscard]] Instructions product_instructions();
+// The same for kernels that have no use for bf16 products: build, avx2 or avx512.
 [[nodiscard]] Instructions best_instructions();
 
 }  // namespace stepgraph::cpu

@@ -3,10 +3,12 @@
 #include <cstdint>
 
 #include "engine/run/context.hpp"
-#include "ops/cpu/lanes.hpp"
 #include "ops/tape/tensor.hpp"
+// Compiled for the instructions of the level:
+#include "ops/cpu/lanes.hpp"
 
 namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
 
 // Elements [begin, begin + size) of a sum: base + value(i), where i counts from `begin`. Each of the three cases has
 // its own loop, so that compilers can vectorise it without an alias check of base and out.
@@ -59,4 +61,5 @@ inline constexpr std::int64_t elements_per_tile = 16384;
   return std::max<std::int64_t>(1, elements_per_tile / std::max<std::int64_t>(1, cols));
 }
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cpu/level.hpp"
+
 // Vectorisable sums whose order depends only on their length: element i is added to partial sum i mod 16.
 namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
 
 inline constexpr int num_lanes = 16;
 
@@ -119,4 +122,5 @@ struct ColumnParts {
   }
 };
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

@@ -4,11 +4,13 @@
 
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
+#include "ops/cpu/with_best.hpp"
 
 namespace stepgraph::cpu {
+namespace {
 
 template <class T, class Param>
-void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64_t end_row) {
+void forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64_t end_row) {
   using W                  = Wide<T>;
   const std::int64_t width = norm.width;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
@@ -44,8 +46,7 @@ void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64
 // With n = (x - center) * scale and g = dy * weight: dx = scale * (g - mean(g) - n * mean(g n)). The RMS norm has no
 // mean(g).
 template <class T, class Param>
-void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row,
-                   std::int64_t end_row) {
+void backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row, std::int64_t end_row) {
   using W                  = Wide<T>;
   const std::int64_t width = norm.width;
   const Param* weight      = norm.weight;
@@ -65,8 +66,8 @@ void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::i
 }
 
 template <class T, class Param>
-void norm_weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
-                          std::int64_t rows, std::int64_t begin, std::int64_t end) {
+void weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
+                     std::int64_t rows, std::int64_t begin, std::int64_t end) {
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
   ColumnParts<W> of_weight;
@@ -82,6 +83,23 @@ void norm_weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide
     return [dy = norm.dy + row * norm.width + begin](std::int64_t c) { return wide(dy[c]); };
   });
   put(*db, begin, size, [&](std::int64_t c) { return static_cast<W>(of_bias.sums[c]); });
+}
+
+}  // namespace
+
+template <class T, class Param>
+void norm_forward(const Norm<T, Param>& norm, std::int64_t begin_row, std::int64_t end_row) {
+  with_best([&] { forward(norm, begin_row, end_row); });
+}
+template <class T, class Param>
+void norm_backward(const NormBackward<T, Param>& norm, const Into<T>& dx, std::int64_t begin_row,
+                   std::int64_t end_row) {
+  with_best([&] { backward(norm, dx, begin_row, end_row); });
+}
+template <class T, class Param>
+void norm_weight_gradient(const NormBackward<T, Param>& norm, const Into<T, Wide<T>>& dw, const Into<T, Wide<T>>* db,
+                          std::int64_t rows, std::int64_t begin, std::int64_t end) {
+  with_best([&] { weight_gradient(norm, dw, db, rows, begin, end); });
 }
 
 #define STEPGRAPH_NORM(T, Param)                                                                                      \

@@ -2,6 +2,7 @@
 
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
+#include "ops/cpu/with_best.hpp"
 
 namespace stepgraph::cpu {
 namespace {
@@ -26,10 +27,8 @@ void add_row(const ResidualRows<T>& rows, std::int64_t row, const Branch& branch
                              });
 }
 
-}  // namespace
-
 template <class T>
-void residual_forward(const ResidualRows<T>& rows, std::int64_t begin_row, std::int64_t end_row) {
+void forward(const ResidualRows<T>& rows, std::int64_t begin_row, std::int64_t end_row) {
   const T* bias = rows.bias;
   for (std::int64_t row = begin_row; row < end_row; ++row) {
     const T* branch = rows.branch + row * rows.width;
@@ -42,7 +41,7 @@ void residual_forward(const ResidualRows<T>& rows, std::int64_t begin_row, std::
 }
 
 template <class T>
-void put_dropped(const Drop& drop, const T* from, const Into<T>& into, std::int64_t begin, std::int64_t end) {
+void put_kept(const Drop& drop, const T* from, const Into<T>& into, std::int64_t begin, std::int64_t end) {
   const auto scale = static_cast<Wide<T>>(drop.mask.scale);
   drop.mask.for_pieces(drop.first + begin, end - begin,
                        [&](DropoutBlock block, std::uint32_t low, std::int64_t first, std::int64_t count) {
@@ -55,8 +54,8 @@ void put_dropped(const Drop& drop, const T* from, const Into<T>& into, std::int6
 }
 
 template <class T>
-void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop, const Into<T, Wide<T>>& into,
-                std::int64_t rows, std::int64_t begin, std::int64_t end) {
+void sum_columns(const T* dy, std::int64_t width, const std::optional<Drop>& drop, const Into<T, Wide<T>>& into,
+                 std::int64_t rows, std::int64_t begin, std::int64_t end) {
   using W                 = Wide<T>;
   const std::int64_t size = end - begin;
   ColumnParts<W> columns;
@@ -71,11 +70,27 @@ void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop
       W* at         = dropped[row % 4];
       const T* from = dy + row * width + begin;
       for (std::int64_t c = 0; c < size; ++c) at[c] = wide(from[c]);
-      put_dropped<W>({.mask = drop->mask, .first = drop->first + row * width + begin}, at, kept, 0, size);
+      put_kept<W>({.mask = drop->mask, .first = drop->first + row * width + begin}, at, kept, 0, size);
       return [at](std::int64_t c) { return at[c]; };
     });
   }
   put(into, begin, size, [&](std::int64_t c) { return static_cast<W>(columns.sums[c]); });
+}
+
+}  // namespace
+
+template <class T>
+void residual_forward(const ResidualRows<T>& rows, std::int64_t begin_row, std::int64_t end_row) {
+  with_best([&] { forward(rows, begin_row, end_row); });
+}
+template <class T>
+void put_dropped(const Drop& drop, const T* from, const Into<T>& into, std::int64_t begin, std::int64_t end) {
+  with_best([&] { put_kept(drop, from, into, begin, end); });
+}
+template <class T>
+void column_sum(const T* dy, std::int64_t width, const std::optional<Drop>& drop, const Into<T, Wide<T>>& into,
+                std::int64_t rows, std::int64_t begin, std::int64_t end) {
+  with_best([&] { sum_columns(dy, width, drop, into, rows, begin, end); });
 }
 
 #define STEPGRAPH_RESIDUAL(T)                                                                              \

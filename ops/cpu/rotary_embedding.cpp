@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/with_best.hpp"
 #include "ops/tape/number.hpp"
 
 namespace stepgraph::cpu {
+namespace {
 
 // A table of all positions would be as large as an activation, per node. Instead, the angles of a row are those of the
 // previous row, rotated once more. In f64 this loses less than 2^-50 until the angles are recomputed.
 template <class T>
-void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles) {
+void turn(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles) {
   constexpr std::int64_t rows_between_anew = 32;
   const std::int64_t half                  = rotation.head_size / 2;
   double *cosines = angles, *sines = cosines + half, *step_cosines = sines + half, *step_sines = step_cosines + half;
@@ -49,6 +51,13 @@ void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, do
     const std::int64_t turned = rotation.turned_heads * rotation.head_size;
     if (from != to) std::copy(from + turned, from + rotation.row, to + turned);
   }
+}
+
+}  // namespace
+
+template <class T>
+void rotate(const Rotation& rotation, std::int64_t rows, const T* in, T* out, double* angles) {
+  with_best([&] { turn(rotation, rows, in, out, angles); });
 }
 
 template void rotate<float>(const Rotation&, std::int64_t, const float*, float*, double*);

@@ -6,6 +6,7 @@
 // Products of matrices that fit a cache, for kernels that produce and consume them tile by tile. Computed in blocks
 // whose sums stay in registers. Each element is one sum over the depth, in order, independent of its neighbours.
 namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
 
 inline constexpr int block_rows = 8, block_vectors = 2;
 template <class T>
@@ -68,4 +69,5 @@ template <class T, class Put>
   }
 }
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

@@ -2,13 +2,17 @@
 #include <cstdint>
 #include <type_traits>
 
-// Vectors of the width given at configure time (STEPGRAPH_MARCH), through the compiler's vector extension: arithmetic,
-// comparison and selection work as on scalars. For kernels whose loops must be vectorised.
-namespace stepgraph::cpu {
+#include "ops/cpu/level.hpp"
 
-#if defined(__AVX512F__)
+// Vectors of the width of the instructions that a file is compiled for, through the compiler's vector extension:
+// arithmetic, comparison and selection work as on scalars. For kernels whose loops must be vectorised.
+namespace stepgraph::cpu {
+inline namespace STEPGRAPH_LEVEL {
+
+// Not by the compiler's macros alone: it reads these before it knows the level's instructions.
+#if defined(STEPGRAPH_AVX512) || (defined(__AVX512F__) && !defined(STEPGRAPH_AVX2))
 inline constexpr int vector_bytes = 64;
-#elif defined(__AVX2__)  // AVX alone has no integer vectors of this width
+#elif defined(STEPGRAPH_AVX2) || defined(__AVX2__)  // AVX alone has no integer vectors of this width
 inline constexpr int vector_bytes = 32;
 #else
 inline constexpr int vector_bytes = 16;
@@ -51,4 +55,5 @@ template <class T>
   return made;
 }
 
+}  // namespace STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

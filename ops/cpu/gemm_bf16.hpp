@@ -1,0 +1,63 @@
+#pragma once
+#include <cstdint>
+
+#include "engine/base/half.hpp"
+#include "ops/cpu/matrix.hpp"
+
+// Products of bf16 operands by instructions that multiply pairs of bf16 and add them in f32: BFMMLA on 64-bit Arm,
+// VDPBF16PS (AVX-512 BF16) and TDPBF16PS (AMX) on x86-64. Files compiled for them include nothing beyond this header
+// and gemm_bf16_blocks.hpp: an inline function compiled for them could replace the one that older processors run.
+//
+// The bits of an element depend only on its row, its column, base, bias, times and k: k is cut into blocks whose length
+// follows from k, each block is summed alone, and the blocks are added in order. The three instructions differ in the
+// order of sums inside a block and in rounding, so each gives other bits. All of them treat subnormal operands as zero
+// and flush subnormal results to zero. BFMMLA adds two pairs of products at a time and rounds to odd, with an error of
+// up to one unit in the last place; the other two round to nearest. VDPBF16PS adds the second product of a pair, then
+// the first one; TDPBF16PS adds the first and the second products of 16 pairs apart, then both sums.
+namespace stepgraph::cpu {
+
+// c = a b. Out is float or bf16:
+// - float: c = ((base + a b) + bias) times; the blocks of k are added to the base one by one.
+// - bf16: c = base + (a b + bias), rounded once, then multiplied by `times` and rounded again.
+template <class Out>
+struct Bf16Product {
+  std::int64_t m = 0, n = 0, k = 0;  // k is not 0
+  Matrix<bf16> a        = {};        // [m, k]
+  Matrix<bf16> b        = {};        // [k, n]
+  Out* c                = nullptr;
+  const Out* base       = nullptr;  // same layout as c; may be c
+  std::int64_t c_stride = 0;
+  const bf16* bias      = nullptr;  // [n]
+  const bf16* times     = nullptr;  // same layout as c
+};
+
+// Called for finished parts of c while they are in cache. Null: nothing is called.
+struct Bf16Done {
+  void (*call)(const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) = nullptr;
+  const void* of                                                                                         = nullptr;
+};
+
+// A thread's packed operands and the sums of earlier blocks of k. The largest sizes of all kernels.
+struct Bf16Room {
+  static constexpr std::int64_t a_size = 256 * 1024, b_size = 96 * 1024, sums_size = 512 * 512, block_size = 32 * 32;
+  alignas(64) std::uint16_t a[a_size];
+  alignas(64) std::uint16_t b[b_size];
+  alignas(64) float sums[sums_size];
+  alignas(64) float block[block_size];
+};
+
+template <class Out>
+void multiply_neon_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+template <class Out>
+void multiply_avx512_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+// The caller has asked for permission to use tiles: has(Instructions::amx) does.
+template <class Out>
+void multiply_amx(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+
+// The one that this machine runs fastest (STEPGRAPH_INSTRUCTIONS), for results in f32. Null: it has none.
+using Bf16Multiply = void (*)(Bf16Room& room, const Bf16Product<float>& product, const Bf16Done& done);
+[[nodiscard]] Bf16Multiply best_bf16_product();
+// The calling thread's. Allocated once, since it is too large for a stack.
+[[nodiscard]] Bf16Room& bf16_room();
+
+}  // namespace stepgraph::cpu

@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+
+#include "ops/cpu/instructions.hpp"
+
+// Loops that the compiler vectorises are compiled for each kind of instructions of x86-64. Which of them runs is chosen
+// when the program runs. The choice is the same for all calls, so an element's bits do not depend on the thread.
+namespace stepgraph::cpu {
+
+// In AVX-512 compilers prefer vectors of half the width unless told otherwise.
+#if defined(__x86_64__)
+#define STEPGRAPH_TARGET_AVX2 "avx2,fma,f16c"
+#if defined(__clang__)
+#define STEPGRAPH_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#else
+#define STEPGRAPH_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512"
+#endif
+
+namespace chosen {
+// All that `body` calls is inlined here, and so is compiled for these instructions: functions of the same file that are
+// not marked noinline.
+template <class Body>
+[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten]] void run_avx2(const Body& body) {
+  body();
+}
+template <class Body>
+[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten]] void run_avx512(const Body& body) {
+  body();
+}
+template <class Body, class A, class B>
+[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten]] void run_avx2(const Body& body, A* __restrict a,
+                                                                   std::int64_t count, B* __restrict b) {
+  body(a, count, b);
+}
+template <class Body, class A, class B>
+[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten]] void run_avx512(const Body& body, A* __restrict a,
+                                                                       std::int64_t count, B* __restrict b) {
+  body(a, count, b);
+}
+}  // namespace chosen
+#endif
+
+// Calls body() with the best instructions.
+template <class Body>
+[[gnu::always_inline]] inline void with_best(const Body& body) {
+#if defined(__x86_64__)
+  const Instructions best = best_instructions();
+  if (best == Instructions::avx512) return chosen::run_avx512(body);
+  if (best == Instructions::avx2) return chosen::run_avx2(body);
+#endif
+  body();
+}
+
+// Calls body(a, count, b) with them. `body` is a lambda: a pointer to a function would not be inlined. The arrays do
+// not overlap, and the compiler knows it; an array that a lambda captures has lost its `__restrict`.
+template <class A, class B, class Body>
+[[gnu::always_inline]] inline void with_best(A* __restrict a, std::int64_t count, B* __restrict b, const Body& body) {
+#if defined(__x86_64__)
+  const Instructions best = best_instructions();
+  if (best == Instructions::avx512) return chosen::run_avx512(body, a, count, b);
+  if (best == Instructions::avx2) return chosen::run_avx2(body, a, count, b);
+#endif
+  body(a, count, b);
+}
+
+}  // namespace stepgraph::cpu
