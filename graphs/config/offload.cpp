@@ -100,7 +100,7 @@ void read_offload(const ConfigReader& root, const JsonValue* value, OffloadPlan&
   section.boolean("overlap", offload.overlap);
   section.boolean("pinned", offload.pinned);
   offload.compress = read_enum(section, "compress", offload.compress, Compression::lossless, compressions_elsewhere);
-  check_offload(offload, machine_memory_bytes());
+  check_offload(offload);
 }
 
 }  // namespace stepgraph

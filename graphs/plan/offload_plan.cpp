@@ -17,7 +17,7 @@ namespace {
   throw Error(ErrorKind::config, str("offload.", key, ": ", why));
 }
 
-void check_budgets(const OffloadPlan& plan, std::int64_t machine_bytes) {
+void check_budgets(const OffloadPlan& plan) {
   const auto at_least_zero = [](std::string_view key, std::int64_t bytes) {
     if (bytes < 0) refuse_key(key, str(bytes, " is negative (a number of bytes; 0: no limit)"));
   };
@@ -28,10 +28,6 @@ void check_budgets(const OffloadPlan& plan, std::int64_t machine_bytes) {
   if (plan.device_bytes > 0 && plan.device_param_bytes > plan.device_bytes) {
     refuse_key("device_param_bytes", str(plan.device_param_bytes, " is above offload.device_bytes ", plan.device_bytes,
                                          ", all memory of the device (at most ", plan.device_bytes, ")"));
-  }
-  if (machine_bytes > 0 && plan.host_bytes > machine_bytes) {
-    refuse_key("host_bytes", str(plan.host_bytes, " is above the memory of this machine (at most ", machine_bytes, ", ",
-                                 bytes_text(static_cast<double>(machine_bytes)), ")"));
   }
   if (!is_built(plan.compress))
     refuse_key("compress", str(to_string(plan.compress), " needs lz4, which this build does not have (another kind)"));
@@ -126,8 +122,14 @@ std::int64_t machine_memory_bytes() noexcept {
   return pages > 0 && page_bytes > 0 ? pages * page_bytes : 0;
 }
 
-void check_offload(const OffloadPlan& plan, std::int64_t machine_bytes) {
-  check_budgets(plan, machine_bytes);
+void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine) {
+  if (machine_bytes <= 0 || plan.host_bytes <= machine_bytes) return;
+  refuse_key("host_bytes", str(plan.host_bytes, " is above the memory of ", machine, " (at most ", machine_bytes, ", ",
+                               bytes_text(static_cast<double>(machine_bytes)), ")"));
+}
+
+void check_offload(const OffloadPlan& plan) {
+  check_budgets(plan);
   check_effects(plan);
   check_disk(plan);
 }

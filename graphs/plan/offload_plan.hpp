@@ -65,8 +65,11 @@ struct OffloadPlan {
 [[nodiscard]] std::int64_t machine_memory_bytes() noexcept;
 
 // Throws Error(config) for fields that are wrong by themselves, contradict each other or have no effect, and for a disk
-// folder that does not exist. `machine_bytes`: the host memory that host_bytes is compared with; 0: not known. Messages
-// use the names of configs: "offload.slots: ...".
-void check_offload(const OffloadPlan& plan, std::int64_t machine_bytes = 0);
+// folder that does not exist. Messages use the names of configs: "offload.slots: ...".
+void check_offload(const OffloadPlan& plan);
+
+// Throws Error(config) if host_bytes is above the memory of the machine that a step is to run on. 0: not known.
+// `machine`: its name, for the message.
+void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine = "this machine");
 
 }  // namespace stepgraph

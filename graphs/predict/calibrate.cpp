@@ -128,6 +128,7 @@ class Calibrator {
 
   [[nodiscard]] Calibration result() const {
     Calibration out{.host            = host_name(),
+                    .host_bytes      = machine_memory_bytes(),
                     .cores           = num_cores(),
                     .threads         = threads_,
                     .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};

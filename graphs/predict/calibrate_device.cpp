@@ -150,6 +150,7 @@ class DeviceCalibrator {
 
   [[nodiscard]] Calibration result() const {
     Calibration out{.host            = host_name(),
+                    .host_bytes      = machine_memory_bytes(),
                     .device          = options_.device,
                     .device_bytes    = device_memory_bytes(world_),
                     .cores           = num_cores(),

@@ -117,6 +117,7 @@ std::string to_json(const Calibration& calibration) {
           ", \"cores\": ", calibration.cores, ", \"threads\": ", calibration.threads,
           ", \"node_overhead_s\": ", json_line(calibration.node_overhead_s));
   if (!calibration.device.empty()) text += str(",\n \"device\": ", json_line(calibration.device));
+  if (calibration.host_bytes > 0) text += str(", \"host_bytes\": ", calibration.host_bytes);
   if (calibration.device_bytes > 0) text += str(", \"device_bytes\": ", calibration.device_bytes);
   if (!calibration.beside.empty()) {
     JsonValue list = JsonValue::list();
@@ -158,11 +159,15 @@ Calibration parse_calibration(std::string_view text) {
     if (found->kind != Kind::string) refuse(str("device: is ", excerpt(*found), ", not a name"));
     calibration.device = found->text;
   }
-  if (const JsonValue* const found = all.find("device_bytes")) {
-    const double bytes = number(*found, "device_bytes");
-    if (!(bytes >= 0 && bytes < 1e18)) refuse(str("device_bytes: is ", excerpt(*found), ", not a number of bytes"));
-    calibration.device_bytes = static_cast<std::int64_t>(bytes);
-  }
+  const auto read_bytes = [&](const std::string& key, std::int64_t& into) {
+    const JsonValue* const found = all.find(key);
+    if (found == nullptr) return;
+    const double bytes = number(*found, key);
+    if (!(bytes >= 0 && bytes < 1e18)) refuse(str(key, ": is ", excerpt(*found), ", not a number of bytes"));
+    into = static_cast<std::int64_t>(bytes);
+  };
+  read_bytes("host_bytes", calibration.host_bytes);
+  read_bytes("device_bytes", calibration.device_bytes);
   return calibration;
 }
 

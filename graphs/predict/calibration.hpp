@@ -32,6 +32,7 @@ struct Calibration {
   };
 
   std::string host          = {};  // where it was measured
+  std::int64_t host_bytes   = 0;   // of the host's memory; 0: not known
   std::string device        = {};  // "NVIDIA H200": ranks compute on such devices. Empty: on the processor of the host
   std::int64_t device_bytes = 0;   // of the device's memory; 0: not known
   int cores                 = 1;   // of the host

@@ -199,13 +199,10 @@ void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
   if (options.update_first) refuse("does not update first, as StepOptions::update_first asks");
 }
 
-// `build` builds a step that leaves nothing to choose. What is left to choose is chosen with steps of single ranks.
-StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains, const auto& build) {
-  const bool is_manual      = plan.offload.strategy == OffloadStrategy::manual;
-  const bool keeps          = trains && fills_device(plan.offload);
-  const bool chooses_layers = trains && plan.recompute == Recompute::automatic;
-  const bool chooses        = keeps || chooses_layers || !is_manual;
-  if (!chooses || options.offload || !options.offload_of.empty()) return build(options);
+// What is left to choose is chosen with steps of single ranks. `build` builds a step that leaves nothing to choose.
+std::map<Rank, OffloadAmounts> chosen_offload(const Plan& plan, const StepOptions& options, bool trains,
+                                              const auto& build) {
+  if (options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains)) return {};
   check_offload(plan.offload);
   const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) {
     StepOptions alone = options;
@@ -214,37 +211,76 @@ StepGraph build_chosen(const Plan& plan, const StepOptions& options, bool trains
     return build(alone);
   };
   StepOptions chosen = options;
-  if (chooses_layers) {
+  if (trains && plan.recompute == Recompute::automatic) {
     chosen.offload_of = choose_layers(plan, options, of_rank);
-  } else if (!is_manual) {
+  } else if (plan.offload.strategy != OffloadStrategy::manual) {
     chosen.offload_of = choose_amounts(plan, options, of_rank);
   }
-  if (keeps) chosen.offload_of = keep_residents(plan, chosen, of_rank);
-  return build(chosen);
+  if (trains && fills_device(plan.offload)) chosen.offload_of = keep_residents(plan, chosen, of_rank);
+  return chosen.offload_of;
 }
 
+StepOptions with_choice(const StepOptions& options, std::map<Rank, OffloadAmounts> choice) {
+  StepOptions made = options;
+  if (!choice.empty()) made.offload_of = std::move(choice);
+  return made;
+}
+
+// Builds steps with a plan that leaves no stages to choose.
+class TrainingBuild {
+ public:
+  TrainingBuild(const Model& model, const Plan& plan, const BatchSpec& batch, const StepOptions& options)
+      : model_(model),
+        batch_(batch),
+        plan_(with_split(model, plan, batch, {.machine = options.machine})),
+        options_(options) {
+    check_delay_options(plan.update, options);
+    options_.update_first |= plan.offload.overlaps_updates();
+  }
+  [[nodiscard]] std::map<Rank, OffloadAmounts> choice() const {
+    return chosen_offload(plan_, options_, true, [&](const StepOptions& of) { return with(of); });
+  }
+  [[nodiscard]] StepGraph step() const { return with(with_choice(options_, choice())); }
+
+ private:
+  [[nodiscard]] StepGraph with(const StepOptions& options) const {
+    return build(StepSetup(model_, resolve(plan_, model_, batch_, true), batch_, true, options),
+                 [](StepBuilder& builder) { builder.training(); });
+  }
+
+  const Model& model_;
+  const BatchSpec& batch_;
+  Plan plan_;
+  StepOptions options_;
+};
+
 }  // namespace
+
+bool chooses_offload(const Plan& plan, bool trains) noexcept {
+  return plan.offload.strategy != OffloadStrategy::manual ||
+         (trains && (plan.recompute == Recompute::automatic || fills_device(plan.offload)));
+}
+
+std::map<Rank, OffloadAmounts> choose_offload(const Model& model, const Plan& plan, const BatchSpec& batch,
+                                              const StepOptions& options) {
+  if (plan.update.mode == UpdateWhen::asynchronous) return {};
+  return TrainingBuild(model, plan, batch, options).choice();
+}
 
 StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                               const StepOptions& options) {
   if (plan.update.mode == UpdateWhen::asynchronous) return build_asynchronous_window(model, plan, batch, options);
-  StepOptions training = options;
-  check_delay_options(plan.update, options);
-  training.update_first |= plan.offload.overlaps_updates();
-  const Plan split = with_split(model, plan, batch, {.machine = options.machine});
-  return build_chosen(split, training, true, [&](const StepOptions& of) {
-    return build(StepSetup(model, resolve(split, model, batch, true), batch, true, of),
-                 [](StepBuilder& builder) { builder.training(); });
-  });
+  return TrainingBuild(model, plan, batch, options).step();
 }
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  const Plan split = with_split(model, plan, batch, {.machine = options.machine, .search = false});
-  return build_chosen(split, options, false, [&](const StepOptions& of) {
+  const Plan split    = with_split(model, plan, batch, {.machine = options.machine, .search = false});
+  const auto build_of = [&](const StepOptions& of) {
     return build(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
                  [result](StepBuilder& builder) { builder.forward_only(result); });
-  });
+  };
+  return build_of(with_choice(options, chosen_offload(split, options, false, build_of)));
 }
 
 }  // namespace stepgraph

@@ -1,4 +1,6 @@
 #pragma once
+#include <map>
+
 #include "graphs/models/model.hpp"
 #include "graphs/plan/plan.hpp"
 #include "graphs/step/step_graph.hpp"
@@ -6,6 +8,14 @@
 // Builds a step without looking at Plan::memory_limit_bytes: internal to graphs/. The memory requirement of a plan is
 // read off such a step, and the limit is checked with memory requirements; so training_step comes after both.
 namespace stepgraph {
+
+// The plan leaves something to choose: a strategy of offload; Recompute::automatic and a device that is filled, if the
+// step trains.
+[[nodiscard]] bool chooses_offload(const Plan& plan, bool trains) noexcept;
+// What build_training_step would choose for the ranks of options.only: for StepOptions::offload_of. Empty: nothing is
+// left to choose.
+[[nodiscard]] std::map<Rank, OffloadAmounts> choose_offload(const Model& model, const Plan& plan,
+                                                            const BatchSpec& batch, const StepOptions& options);
 
 [[nodiscard]] StepGraph build_training_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                             const StepOptions& options);

@@ -9,6 +9,7 @@
 #include "engine/run/packed.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/train/run_state.hpp"
+#include "graphs/train/shared_choice.hpp"
 #include "graphs/train/shared_split.hpp"
 #include "graphs/train/window_run.hpp"
 
@@ -51,19 +52,19 @@ Trainer::Trainer(const Model& model, const Plan& plan, const BatchSpec& batch, W
 }
 
 StepGraph Trainer::make_step(const Model& model, const Plan& plan, const BatchSpec& batch, int window) const {
-  StepGraph step = training_step(model, plan, batch,
-                                 {.keep_gradients      = options_.keep_gradients,
-                                  .update_first        = options_.update_first,
-                                  .seed                = options_.seed,
-                                  .only                = ranks_of(plan, *world_),
-                                  .join_tied_first     = !world_->reduces_in_order(),
-                                  .machine             = options_.machine,
-                                  .simulator           = options_.simulator,
-                                  .issue_order         = world_->issue_order(),
-                                  .workspaces          = workspace_needs(*world_),
-                                  .offload_rates       = rates_of(*world_, options_.offload_rates),
-                                  .device_memory_bytes = device_memory_bytes(*world_),
-                                  .window              = window});
+  const StepOptions own{.keep_gradients      = options_.keep_gradients,
+                        .update_first        = options_.update_first,
+                        .seed                = options_.seed,
+                        .only                = ranks_of(plan, *world_),
+                        .join_tied_first     = !world_->reduces_in_order(),
+                        .machine             = options_.machine,
+                        .simulator           = options_.simulator,
+                        .issue_order         = world_->issue_order(),
+                        .workspaces          = workspace_needs(*world_),
+                        .offload_rates       = rates_of(*world_, options_.offload_rates),
+                        .device_memory_bytes = device_memory_bytes(*world_),
+                        .window              = window};
+  StepGraph step = training_step(model, plan, batch, with_shared_choice(model, plan, batch, world_->peers(), own));
   if (options_.change) step.graph = options_.change(step.graph);
   return step;
 }

@@ -30,7 +30,7 @@ class HomeSearch {
   HomePlan find() {
     HomePlan made = choose();
     if (plan_.offload.host_bytes == 0 || !limit_rooms()) return checked(std::move(made));
-    try_all(made);
+    try_all(choose());
     if (!has_disk()) try_least();
     for (int attempt = 0; attempt < 5 && is_open(); ++attempt) try_between();
     for (auto& [rank, room] : rooms_) {
@@ -47,7 +47,8 @@ class HomeSearch {
     std::int64_t bytes = 0;
     // While it is open: the largest room that is known to fit, and the smallest that is known not to.
     std::int64_t low = 0, high = 0;
-    bool open = false;
+    bool open     = false;
+    bool is_short = false;  // not all homes and staging fit, if they share no bytes
     HomeDemand demand;
   };
 
@@ -58,8 +59,7 @@ class HomeSearch {
 
   HomePlan choose() {
     const OffloadPlan& of = plan_.offload;
-    HomePlan made{
-        .slots = of.slots, .async = of.async, .shares_staging = of.host_bytes > 0, .piece_bytes = most_piece_bytes};
+    HomePlan made{.slots = of.slots, .async = of.async, .piece_bytes = most_piece_bytes};
     if (of.host_bytes > 0) {  // the ring takes at most a quarter
       const std::int64_t piece = of.host_bytes / (4 * made.num_pieces) / Storage::block_bytes * Storage::block_bytes;
       made.piece_bytes         = std::clamp(piece, Storage::block_bytes, most_piece_bytes);
@@ -69,6 +69,7 @@ class HomeSearch {
       RankChoice choice(step_, of, own == options_.offload_of.end() ? amounts_ : own->second, options_.offload_rates,
                         rank, made);
       room.demand = choice.choose(room.bytes);
+      made.shares_staging |= room.is_short;
     }
     return made;
   }
@@ -77,8 +78,8 @@ class HomeSearch {
   bool limit_rooms() {
     const std::int64_t budget = plan_.offload.host_bytes;
     for (auto& [rank, room] : rooms_) {
-      room.open = room.demand.host_bytes > budget;
-      room.low  = has_disk() ? budget : room.demand.homes_bytes;
+      room.open = room.is_short = room.demand.host_bytes > budget;
+      room.low                  = has_disk() ? budget : room.demand.homes_bytes;
       room.high =
           has_disk() ? std::min(room.demand.host_bytes, budget + room.demand.shared_bytes) : room.demand.host_bytes;
     }

@@ -1,6 +1,8 @@
 #include "graphs/step/offload/fill_device.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <optional>
 
 #include "engine/base/error.hpp"
 #include "engine/run/streams.hpp"
@@ -20,6 +22,26 @@ class DeviceFill {
     if (Layout(plan.layout).num_ranks() > 1) budget_ -= budget_ / parts;
   }
 
+  // The same amounts with gradients of the units that the host updates in host memory, if they may be there.
+  [[nodiscard]] std::optional<OffloadAmounts> with_host_gradients(OffloadAmounts amounts) const {
+    if (amounts.host_gradients || !may_move_host_gradients(amounts, options_)) return std::nullopt;
+    amounts.host_gradients = true;
+    return amounts;
+  }
+
+  // Gradients in host memory leave room for states on the device, but they may not fit host_bytes.
+  [[nodiscard]] OffloadAmounts filled_best(const OffloadAmounts& amounts) const {
+    if (const auto more = with_host_gradients(amounts)) {
+      try {
+        OffloadAmounts made = filled(*more);
+        if (left_with(made) >= 0) return made;
+      } catch (const Error& error) {
+        if (!is_about_host(error)) throw;
+      }
+    }
+    return filled(amounts);
+  }
+
   // What is streamed needs slots, which may not fit. Updates on the host need none, so the host then does more.
   [[nodiscard]] OffloadAmounts filled(OffloadAmounts amounts) const {
     constexpr int most_doublings = 8;
@@ -35,28 +57,59 @@ class DeviceFill {
 
   [[nodiscard]] OffloadAmounts fastest(const OffloadAmounts& given) const {
     Filled best = timed(given, given.host_scale);
+    try_host_gradients(best, given.host_scale);
     // The measured rates hold while all resources are busy. How long that is depends on the whole step.
-    constexpr double factor  = 1.35;
-    constexpr int most_steps = 4;
-    for (const double direction : {factor, 1 / factor}) {
-      bool better = false;
-      for (int step = 0; step < most_steps; ++step) {
-        Filled next = timed(given, best.amounts.host_scale * direction);
-        if (!next.fits || next.seconds >= best.seconds) break;
-        best   = std::move(next);
-        better = true;
+    constexpr int most_steps = 4, most_equal = 2;
+    for (const double factor : {2.5, 1.35, 1.12}) {
+      for (const double direction : {factor, 1 / factor}) {
+        const double from = best.seconds;
+        double scale      = best.amounts.host_scale;
+        for (int step = 0, equal = 0; step < most_steps && equal < most_equal; ++step) {
+          scale *= direction;
+          Filled next = timed(without_residents(best.amounts), scale);
+          if (!next.fits || next.seconds > best.seconds) break;
+          equal = next.seconds < best.seconds ? 0 : equal + 1;
+          if (equal == 0) best = std::move(next);
+        }
+        if (best.seconds < from) break;
       }
-      if (better) break;
     }
+    try_host_gradients(best, best.amounts.host_scale);
     return best.amounts;
   }
 
  private:
+  // The amounts before the device was filled.
+  [[nodiscard]] static OffloadAmounts without_residents(OffloadAmounts amounts) {
+    amounts.resident_bytes = amounts.gradient_bytes = 0;
+    return amounts;
+  }
+
   struct Filled {
     OffloadAmounts amounts;
     double seconds = 0;  // simulated
     bool fits      = false;
   };
+
+  struct Tried {
+    std::int64_t bytes = 0, left = 0;
+  };
+
+  // Not all homes fit host_bytes.
+  [[nodiscard]] bool is_about_host(const Error& error) const {
+    return error.kind() == ErrorKind::config && plan_.offload.host_bytes > 0;
+  }
+
+  void try_host_gradients(Filled& best, double host_scale) const {
+    const auto more = with_host_gradients(without_residents(best.amounts));
+    if (!more) return;
+    try {
+      Filled other = timed(*more, host_scale);
+      if (other.fits && (!best.fits || other.seconds < best.seconds)) best = std::move(other);
+    } catch (const Error& error) {
+      if (!is_about_host(error)) throw;
+    }
+  }
 
   [[nodiscard]] Filled timed(OffloadAmounts amounts, double host_scale) const {
     amounts.host_scale      = host_scale;
@@ -72,23 +125,49 @@ class DeviceFill {
     try {
       return left_with(amounts);
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::config || plan_.offload.host_bytes == 0) throw;
+      if (!is_about_host(error)) throw;
       return budget_;
     }
   }
 
-  // Slots and gaps change with what stays, so what fits is tried: mostly once or twice, from above more often. Returns
-  // what is left.
+  // Slots, gaps and gradients change with what stays, so what fits is tried: mostly once or twice, from above more
+  // often. Returns what is left.
   std::int64_t fill_with(OffloadAmounts& amounts, std::int64_t OffloadAmounts::*field, std::int64_t left) const {
-    std::int64_t fits = left;
+    std::optional<Tried> too_many;
+    std::exception_ptr no_room;  // in host memory, with ...
+    std::int64_t too_few = -1;   // ... so many bytes on the device
+    std::int64_t fits    = left;
     for (int attempt = 0; attempt < 12 && fits > 0; ++attempt) {
-      amounts.*field         = fits;
-      const std::int64_t now = left_with(amounts);
-      if (now >= 0) return now;
-      fits += now;
+      amounts.*field = fits;
+      try {
+        const std::int64_t now = left_with(amounts);
+        if (now >= 0) return too_many ? fill_between(amounts, field, {fits, now}, *too_many) : now;
+        too_many = {fits, now};
+        fits += now;
+      } catch (const Error& error) {
+        if (!too_many || !is_about_host(error)) throw;
+        no_room = std::current_exception();
+        too_few = fits;
+      }
+      if (fits <= too_few) fits = too_few + (too_many->bytes - too_few) / 2;
     }
+    if (no_room) std::rethrow_exception(no_room);
     amounts.*field = 0;
     return left;
+  }
+
+  // Between what fits and what does not, what is left is about linear.
+  std::int64_t fill_between(OffloadAmounts& amounts, std::int64_t OffloadAmounts::*field, Tried fits,
+                            Tried too_many) const {
+    constexpr std::int64_t parts = 64;  // of the budget: less is not worth another attempt
+    for (int attempt = 0; attempt < 3 && fits.left > budget_ / parts; ++attempt) {
+      const double share = static_cast<double>(fits.left) / static_cast<double>(fits.left - too_many.left);
+      amounts.*field = fits.bytes + static_cast<std::int64_t>(share * static_cast<double>(too_many.bytes - fits.bytes));
+      const std::int64_t now       = left_with(amounts);
+      (now >= 0 ? fits : too_many) = {amounts.*field, now};
+    }
+    amounts.*field = fits.bytes;
+    return fits.left;
   }
 
   [[nodiscard]] std::int64_t left_with(const OffloadAmounts& amounts) const {
@@ -108,6 +187,10 @@ bool fills_device(const OffloadPlan& plan) noexcept {
   return plan.strategy == OffloadStrategy::manual && plan.optimizer && plan.device_bytes > 0;
 }
 
+bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& options) noexcept {
+  return options.update_first && amounts.optimizer > 0 && amounts.grads == 0;
+}
+
 MemoryPlan planned_memory(const StepGraph& step, const Plan& plan, const StepOptions& options) {
   return plan_memory(step.graph,
                      {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
@@ -118,16 +201,16 @@ double simulated_s(const StepGraph& step, const MemoryPlan& memory, const Machin
   return simulate({step.graph, edges}, device).makespan_s;
 }
 
-OffloadAmounts filled_device(OffloadAmounts amounts, const Plan& plan, const StepOptions& options,
+OffloadAmounts filled_device(const OffloadAmounts& amounts, const Plan& plan, const StepOptions& options,
                              const BuildOne& build) {
-  return DeviceFill(plan, options, build).filled(std::move(amounts));
+  return DeviceFill(plan, options, build).filled_best(amounts);
 }
 
 OffloadAmounts fill_device(const OffloadAmounts& amounts, const Plan& plan, const StepOptions& options,
                            const BuildOne& build) {
   const DeviceFill fill(plan, options, build);
   const bool divides = options.simulator != nullptr && options.offload_rates.has_value();
-  return divides ? fill.fastest(amounts) : fill.filled(amounts);
+  return divides ? fill.fastest(amounts) : fill.filled_best(amounts);
 }
 
 }  // namespace stepgraph

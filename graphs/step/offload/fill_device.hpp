@@ -11,6 +11,9 @@ namespace stepgraph {
 // With strategy manual, states of the optimizer stay on a device that has room for them.
 [[nodiscard]] bool fills_device(const OffloadPlan& plan) noexcept;
 
+// OffloadAmounts::host_gradients has an effect: updates are in the next step, and gradients stay otherwise.
+[[nodiscard]] bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& options) noexcept;
+
 [[nodiscard]] MemoryPlan planned_memory(const StepGraph& step, const Plan& plan, const StepOptions& options);
 // The time of a step on a device, with the order of its streams.
 [[nodiscard]] double simulated_s(const StepGraph& step, const MemoryPlan& memory, const Machine& device);
@@ -19,11 +22,13 @@ namespace stepgraph {
 using BuildOne = std::function<StepGraph(const OffloadAmounts& amounts)>;
 
 // The amounts, with as much on the device as fits OffloadPlan::device_bytes: first units of the optimizer with their
-// gradients, then gradients of other units that the device updates.
-[[nodiscard]] OffloadAmounts filled_device(OffloadAmounts amounts, const Plan& plan, const StepOptions& options,
+// gradients, then gradients of other units that the device updates. Gradients that only the host needs leave the device
+// (OffloadAmounts::host_gradients), if they fit OffloadPlan::host_bytes.
+[[nodiscard]] OffloadAmounts filled_device(const OffloadAmounts& amounts, const Plan& plan, const StepOptions& options,
                                            const BuildOne& build);
 
-// The same. With StepOptions::simulator, OffloadAmounts::host_scale is that with which the simulated step is shortest.
+// The same. With StepOptions::simulator, OffloadAmounts::host_scale and host_gradients are those with which the
+// simulated step is shortest.
 [[nodiscard]] OffloadAmounts fill_device(const OffloadAmounts& amounts, const Plan& plan, const StepOptions& options,
                                          const BuildOne& build);
 

@@ -45,6 +45,9 @@ struct Home {
   std::string unit        = {};             // buffers of a rank with the same class and unit move together
   Space space             = Space::pinned;  // or disk
   Compression compression = Compression::none;
+  // Of gradients: the buffer stays in its slot from its first to its last access in the step, apart from its update. So
+  // it is copied once, whatever the number of microbatches.
+  bool moves_once = false;
 };
 
 // A unit whose update is not resident. Its rank's update nodes (phase "update") that write an optimizer buffer of the
@@ -110,6 +113,10 @@ struct OffloadAmounts {
   std::int64_t resident_bytes = 0;
   // So many bytes of gradients of streamed units stay on the device: they would travel down and up again.
   std::int64_t gradient_bytes = 0;
+  // Gradients of units that the host updates have homes, also where `grads` is 0. They are copied down once, when they
+  // are complete, and not in the next step, in which the host would have to wait for them. They take no memory of the
+  // device in between. A gradient that several units share stays.
+  bool host_gradients = false;
   // By layer of the model; the same on all ranks that share a layer. Empty: as Plan::recompute and `activations` say.
   // Otherwise `activations` counts only for tensors outside of layers.
   std::vector<ActivationMode> layers                                   = {};

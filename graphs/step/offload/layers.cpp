@@ -210,10 +210,12 @@ OffloadAmounts amounts_for(Rank rank, OffloadAmounts amounts, const Plan& plan, 
     return made;
   };
   const BuildOne build_one = [&](const OffloadAmounts& made) { return build(rank, made); };
-  // None: host memory is too small, unless states stay on the device.
+  // Without states that stay on the device. None: host memory is too small for that.
   const auto build_plain = [&](const LayerCounts& counts) -> std::optional<StepGraph> {
     try {
-      return build(rank, with(counts));
+      OffloadAmounts least = with(counts);
+      least.host_gradients = of.uses_room && may_move_host_gradients(least, options);
+      return build(rank, least);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::config || !of.uses_room || plan.offload.host_bytes == 0) throw;
       return std::nullopt;

@@ -52,6 +52,7 @@ HomeDemand RankChoice::choose(std::int64_t room_bytes) {
   choose_units(OffloadClass::optimizer);
   divide_updates();
   for (const OffloadClass of : {OffloadClass::params, OffloadClass::grads, OffloadClass::activations}) choose_units(of);
+  choose_host_gradients();
   const auto benefit = [](const Chosen& unit) {
     return std::find(by_benefit.begin(), by_benefit.end(), unit.offload_class);
   };
@@ -111,7 +112,8 @@ void RankChoice::place(const Chosen& unit, Space space) {
                            .of          = unit.offload_class,
                            .unit        = unit.of->unit,
                            .space       = space,
-                           .compression = kind_of(buffer)});
+                           .compression = kind_of(buffer),
+                           .moves_once  = unit.moves_once});
   }
 }
 
@@ -164,6 +166,23 @@ void RankChoice::choose_units(OffloadClass of) {
     }
     if (of == OffloadClass::optimizer) stays = 0;  // without gaps: the next step needs the first units first
     chosen_.push_back({of, &all[i]});
+  }
+}
+
+// The gradients of a unit of the optimizer, where no other unit has a part of them and `grads` does not move them.
+const Candidate* RankChoice::own_gradient(const Candidate& unit) const {
+  if (!amounts_.host_gradients || moving_gradients_.contains(unit.unit)) return nullptr;
+  for (const Candidate& gradient : units_.of(OffloadClass::grads)) {
+    if (gradient.unit == unit.unit) return &gradient;
+  }
+  return nullptr;
+}
+
+void RankChoice::choose_host_gradients() {
+  for (const Updated& unit : updated_) {
+    const Candidate* const gradient = unit.on_host ? own_gradient(*unit.of) : nullptr;
+    if (gradient != nullptr)
+      chosen_.push_back({.offload_class = OffloadClass::grads, .of = gradient, .moves_once = true});
   }
 }
 
@@ -228,13 +247,14 @@ UpdateUnit RankChoice::update_unit(const Candidate& unit) const {
   };
   const auto gradient       = moving_gradients_.find(unit.unit);
   const bool gradient_moves = gradient != moving_gradients_.end();
+  const bool moves_before   = own_gradient(unit) != nullptr;  // during the backward pass
   for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
     if (weight.first.empty() || !is_of(weight.first)) continue;
     made.elements += weight.first.size();
     const auto bytes_of = [&](const StoredRange& range) {
       return weight.first.size() * static_cast<std::int64_t>(size_bytes(step_.graph.spec(range.buffer).type));
     };
-    (gradient_moves ? made.home_bytes : made.gradient_bytes) += bytes_of(weight.gradient);
+    if (!moves_before) (gradient_moves ? made.home_bytes : made.gradient_bytes) += bytes_of(weight.gradient);
     if (share(OffloadClass::params) == 0) made.value_bytes += bytes_of(weight.value);
   }
   return made;

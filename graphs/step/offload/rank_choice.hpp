@@ -41,6 +41,7 @@ class RankChoice {
   struct Chosen {
     OffloadClass offload_class;
     const Candidate* of;
+    bool moves_once = false;
   };
   // A unit whose states are not resident.
   struct Updated {
@@ -50,6 +51,8 @@ class RankChoice {
   [[nodiscard]] double share(OffloadClass of) const;
   [[nodiscard]] std::vector<bool> by_layer(const std::vector<Candidate>& all) const;
   void choose_units(OffloadClass of);
+  void choose_host_gradients();
+  [[nodiscard]] const Candidate* own_gradient(const Candidate& unit) const;
   [[nodiscard]] Compression kind_of(Buffer buffer) const;
   [[nodiscard]] std::int64_t stored_bytes(Buffer buffer) const;
   [[nodiscard]] std::int64_t host_bytes_of(const Chosen& unit, std::optional<Lifetime> lifetime = {}) const;

@@ -192,6 +192,7 @@ std::vector<std::uint32_t> fill_places(const HomeTable& table, const std::vector
     const bool fills = std::any_of(use.buffers.begin(), use.buffers.end(),
                                    [](const UsedBuffer& buffer) { return !buffer.fill.empty(); });
     if (fills) {
+      place               = std::max(place, after(use.not_before));
       std::uint32_t& last = last_fill[{table.units[use.unit].rank, use.on_host}];
       last = place = std::max(place, last);
     }

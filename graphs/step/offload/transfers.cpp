@@ -59,15 +59,19 @@ Buffer Transfers::next_piece(Rank rank) {
 }
 
 void Transfers::copy(const std::string& what, const Access& to, const Access& from, const Labels& labels,
-                     const AccessList& done) {
+                     const AccessList& done, const AccessList& after) {
   const bool up       = out_.spec(to.buffer).space == Space::device;
   const LaneKind lane = !plan_.async ? LaneKind::compute : up ? LaneKind::h2d : LaneKind::d2h;
-  offload_copy(
-      out_,
-      {.name = str(up ? "h2d " : "d2h ", what), .lane = lane, .to = to, .from = from, .labels = labels, .done = done});
+  offload_copy(out_, {.name   = str(up ? "h2d " : "d2h ", what),
+                      .lane   = lane,
+                      .to     = to,
+                      .from   = from,
+                      .labels = labels,
+                      .after  = after,
+                      .done   = done});
 }
 
-void Transfers::read_disk(const KnownHome& home, const Access& to, const Labels& labels) {
+void Transfers::read_disk(const KnownHome& home, const Access& to, const Labels& labels, const AccessList& after) {
   const std::int64_t size = to.region.length;
   for (std::int64_t begin = 0; begin < size; begin += plan_.piece_bytes) {
     const std::int64_t now    = std::min(plan_.piece_bytes, size - begin);
@@ -76,8 +80,9 @@ void Transfers::read_disk(const KnownHome& home, const Access& to, const Labels&
     disk_copy(out_, {.name   = "read " + name_of(home, labels),
                      .to     = piece.range(0, blocks),
                      .from   = home.home.range(begin, blocks),
-                     .labels = labels});
-    copy(name_of(home, labels), to.range(begin, now), piece.range(0, now), labels);
+                     .labels = labels,
+                     .after  = after});
+    copy(name_of(home, labels), to.range(begin, now), piece.range(0, now), labels, {}, after);
   }
 }
 
@@ -108,16 +113,16 @@ void Transfers::pack(const KnownHome& home, const Access& packed, const Access& 
   static_cast<void>(unpack ? decompress(out_, spec) : compress(out_, spec));
 }
 
-void Transfers::fill(const Use& use, const UsedBuffer& buffer) {
+void Transfers::fill(const Use& use, const UsedBuffer& buffer, const AccessList& after) {
   if (buffer.fill.empty()) return;
   const KnownHome& home = table_.homes[buffer.home];
   const Labels& labels  = use.labels;
   const Region whole    = {.length = home.bytes};
   const bool on_disk    = home.space == Space::disk;
-  if (home.compression == Compression::lossless) return fill_lossless(use, buffer);
+  if (home.compression == Compression::lossless) return fill_lossless(use, buffer, after);
   if (home.compression == Compression::none && !on_disk) {
     for (const ByteInterval& range : buffer.fill.ranges()) {
-      copy(name_of(home, labels), at(use, buffer, region_of(range)), {home.home, region_of(range)}, labels);
+      copy(name_of(home, labels), at(use, buffer, region_of(range)), {home.home, region_of(range)}, labels, {}, after);
     }
     return;
   }
@@ -125,10 +130,11 @@ void Transfers::fill(const Use& use, const UsedBuffer& buffer) {
   const auto raw      = at(use, buffer, whole);
   const Access stored = buffer.packed >= 0 ? slot_of(use).range(buffer.packed, packed_bytes(home)) : raw;
   if (!on_disk) {
-    if (!use.on_host) return copy(name_of(home, labels), stored, home.home.range(0, packed_bytes(home)), labels);
+    if (!use.on_host)
+      return copy(name_of(home, labels), stored, home.home.range(0, packed_bytes(home)), labels, {}, after);
     return pack(home, home.home.range(0, packed_bytes(home)), raw, LaneKind::host, labels, true);
   }
-  if (!use.on_host) return read_disk(home, stored, labels);
+  if (!use.on_host) return read_disk(home, stored, labels, after);
   const std::int64_t blocks = stored_bytes(home);
   disk_copy(out_, {.name   = "read " + name_of(home, labels),
                    .to     = stored.buffer.range(stored.region.offset, blocks),
@@ -137,7 +143,7 @@ void Transfers::fill(const Use& use, const UsedBuffer& buffer) {
   if (packed) pack(home, stored, raw, LaneKind::host, labels, true);
 }
 
-void Transfers::fill_lossless(const Use& use, const UsedBuffer& buffer) {
+void Transfers::fill_lossless(const Use& use, const UsedBuffer& buffer, const AccessList& after) {
   const KnownHome& home = table_.homes[buffer.home];
   const Labels& labels  = use.labels;
   const auto element    = static_cast<std::int64_t>(size_bytes(home.type));
@@ -160,7 +166,7 @@ void Transfers::fill_lossless(const Use& use, const UsedBuffer& buffer) {
     }
     const Access piece = next_piece(rank).range(0, raw.region.length);
     pack(home, packed, piece, LaneKind::host, labels, true);
-    copy(name_of(home, labels), raw, piece, labels);
+    copy(name_of(home, labels), raw, piece, labels, {}, after);
   }
 }
 

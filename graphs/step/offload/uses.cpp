@@ -11,23 +11,28 @@ namespace {
 constexpr std::size_t most_ranges = 8;  // of a buffer that are copied one by one
 
 // Nodes of one unit are one use while no node of another unit of the class comes between them. Nodes of one microbatch
-// and phase may also have one other unit between them, as where buckets and layers overlap. Activations may have three:
-// the backward pass would wait for the copies of the last layers.
+// and phase may also have one other unit between them, as where buckets and layers overlap. Activations may have three,
+// and as many layers: the backward pass would wait for the copies of the last layers.
+// Gradients that move once have one use for all microbatches.
 // Updates are uses of their own: they may run without the rest of a step (updates_of).
 class Finder {
  public:
-  Finder(const Graph& graph, const NodeOrder& order, const HomeTable& table, const std::vector<bool>& on_host)
-      : graph_(graph), order_(order), table_(table), on_host_(on_host), states_(table.units.size()) {}
+  Finder(const Graph& graph, const NodeOrder& order, const HomeTable& table, const std::vector<bool>& on_host,
+         int depth)
+      : graph_(graph), order_(order), table_(table), on_host_(on_host), depth_(depth), states_(table.units.size()) {}
 
   std::vector<Use> find() {
-    for (std::uint32_t place = 0; place < order_.nodes.size(); ++place) see(place);
+    for (std::uint32_t place = 0; place < order_.nodes.size(); ++place) {
+      count_layers(place);
+      see(place);
+    }
     finish();
     return std::move(uses_);
   }
 
  private:
   struct State {  // of a unit
-    std::uint32_t use = none, place = none, turn = 0;
+    std::uint32_t use = none, place = none, turn = 0, layers = 0;
     int microbatch    = -1;
     std::string phase = {};
     // Of a staged unit: the last node that has written it in place.
@@ -37,6 +42,33 @@ class Finder {
   struct Turns {  // of the units of a class
     std::uint32_t unit = none, count = 0;
   };
+
+  // The layers of a rank in the order in which its nodes pass through them, each microbatch by itself.
+  struct Layers {
+    std::pair<int, int> at          = {-1, -1};  // layer and microbatch
+    std::vector<std::uint32_t> ends = {};        // of each: the place of its last node on the compute lane
+    [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(ends.size()); }
+  };
+
+  void count_layers(std::uint32_t place) {
+    const Node node{order_.nodes[place]};
+    const Labels labels = graph_.labels(node);
+    if (labels.layer < 0 || labels.microbatch < 0) return;
+    Layers& layers = layers_[graph_.rank(node)];
+    const std::pair now(labels.layer, labels.microbatch);
+    if (layers.at != now) layers.ends.push_back(none);
+    layers.at       = now;
+    const auto lane = graph_.lane(node);
+    if (lane && lane->kind == LaneKind::compute && !graph_.has_part(node)) layers.ends.back() = place;
+  }
+
+  // The node after which a use that begins now may be filled.
+  [[nodiscard]] std::uint32_t brake_of(const Layers& layers, std::uint32_t before) const {
+    const std::int64_t at = std::int64_t{layers.count()} - 2 - depth_;
+    if (at < 0) return none;
+    const std::uint32_t place = layers.ends[static_cast<std::size_t>(at)];
+    return place != none && place > before ? place : none;
+  }
 
   void see(std::uint32_t place) {
     const std::uint32_t node = order_.nodes[place];
@@ -85,21 +117,27 @@ class Finder {
     const bool same_phase = labels.microbatch == state.microbatch && labels.phase == state.phase;
     const bool same_run   = (labels.phase == update_phase) == (state.phase == update_phase);
     const bool is_kept    = of.of == OffloadClass::activations;
-    const bool is_near    = turns.count <= state.turn + (is_kept ? 4 : same_phase ? 2 : 0);
-    const bool goes_on    = state.use != none && same_run && uses_[state.use].on_host == on_host_[node] &&
-                         (of.staged ? !state.written : is_near);
+    const Layers& layers  = layers_[of.rank];
+    const bool is_near    = turns.count <= state.turn + (is_kept      ? 4
+                                                         : same_phase ? 2
+                                                                      : 0) &&
+                         (!is_kept || layers.count() <= state.layers + 4);
+    const bool goes_on = state.use != none && same_run && uses_[state.use].on_host == on_host_[node] &&
+                         (of.staged ? !state.written : is_near || of.once);
     if (!goes_on) {
       const std::uint32_t after = of.staged ? state.written_at : state.use == none ? none : uses_[state.use].last;
-      uses_.push_back({.unit    = unit,
-                       .on_host = on_host_[node],
-                       .first   = place,
-                       .after   = after,
-                       .labels  = graph_.labels(Node{node})});
+      uses_.push_back({.unit       = unit,
+                       .on_host    = on_host_[node],
+                       .first      = place,
+                       .after      = after,
+                       .not_before = is_kept && !of.staged && after != none ? brake_of(layers, after) : none,
+                       .labels     = graph_.labels(Node{node})});
       state.use = static_cast<std::uint32_t>(uses_.size() - 1);
     }
     uses_[state.use].last = place;
     state.place           = place;
     state.turn            = turns.count;
+    state.layers          = layers.count();
     state.microbatch      = labels.microbatch;
     state.phase           = labels.phase;
     state.written         = false;
@@ -158,7 +196,9 @@ class Finder {
   const NodeOrder& order_;
   const HomeTable& table_;
   const std::vector<bool>& on_host_;
+  int depth_;
   std::vector<State> states_;
+  std::map<Rank, Layers> layers_;
   std::map<std::pair<Rank, int>, Turns> turns_;
   std::vector<Use> uses_;
 };
@@ -171,8 +211,8 @@ bool Use::needs_slot() const {
 }
 
 std::vector<Use> find_uses(const Graph& graph, const NodeOrder& order, const HomeTable& table,
-                           const std::vector<bool>& on_host) {
-  return Finder(graph, order, table, on_host).find();
+                           const std::vector<bool>& on_host, int depth) {
+  return Finder(graph, order, table, on_host, depth).find();
 }
 
 }  // namespace stepgraph::offload

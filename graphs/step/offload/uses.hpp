@@ -19,6 +19,7 @@ struct Unit {
   std::string name = {};
   // Not offloaded: a buffer of the device that nodes on the host use. Other nodes use it in place.
   bool staged = false;
+  bool once   = false;  // Home::moves_once
 };
 
 // A home in the table. Its compression is `none` where the kind would not make its type smaller.
@@ -63,7 +64,10 @@ struct Use {
   bool on_host        = false;        // its nodes run on the host
   std::uint32_t first = 0, last = 0;  // places of nodes
   std::uint32_t after = none;  // the place of the node after which the homes hold the bytes; none: from the beginning
-  Labels labels       = {};    // of the first node
+  // Of activations: the place of a node, some layers before the use, that ends before the use is filled. The memory of
+  // the use is free until then. none: it can be filled at any time.
+  std::uint32_t not_before        = none;
+  Labels labels                   = {};  // of the first node
   std::vector<UsedBuffer> buffers = {};
   std::uint32_t slot              = none;
 
@@ -76,8 +80,9 @@ struct Use {
   [[nodiscard]] bool needs_slot() const;
 };
 
-// The uses of all units, in the order of their first nodes. `on_host`: by node.
+// The uses of all units, in the order of their first nodes. `on_host`: by node. Activations are filled `depth` layers
+// before their use, or later.
 [[nodiscard]] std::vector<Use> find_uses(const Graph& graph, const NodeOrder& order, const HomeTable& table,
-                                         const std::vector<bool>& on_host);
+                                         const std::vector<bool>& on_host, int depth = 2);
 
 }  // namespace stepgraph::offload

@@ -28,7 +28,7 @@ HomeTable table_of(const Graph& graph, const HomePlan& plan) {
     if (table.by_buffer[home.buffer.id] != none) refuse("has two homes (one)");
     const auto [unit, is_new] =
         units.try_emplace({spec.rank, home.of, home.unit}, static_cast<std::uint32_t>(table.units.size()));
-    if (is_new) table.units.push_back({.rank = spec.rank, .of = home.of, .name = home.unit});
+    if (is_new) table.units.push_back({.rank = spec.rank, .of = home.of, .name = home.unit, .once = home.moves_once});
     table.by_buffer[home.buffer.id] = static_cast<std::uint32_t>(table.homes.size());
     KnownHome known;
     static_cast<HomeFormat&>(known) =
@@ -56,8 +56,9 @@ class Emitter {
 
   WithHomes emit() {
     copy_buffers();
-    uses_  = find_uses(graph_, order_, table_, on_host_);
+    uses_  = find_uses(graph_, order_, table_, on_host_, plan_.slots);
     slots_ = assign_slots(out_, table_, uses_, plan_);
+    add_brakes();
     schedule();
     if (plan_.async) find_first_mirrors();
     for (std::uint32_t place = 0; place < order_.nodes.size(); ++place) emit(place);
@@ -95,6 +96,22 @@ class Emitter {
     spec.size_bytes = stored_bytes(home);
     if (home.compression != Compression::none) spec.type = DType::u8;
     return spec;
+  }
+
+  // A slot that is free from the beginning would be filled as soon as the home is written, and would save nothing.
+  // Later tenants of a slot wait for those before them.
+  void add_brakes() {
+    brakes_.assign(uses_.size(), Buffer{});
+    std::vector<bool> taken(slots_.size(), false);
+    for (std::uint32_t i = 0; i < uses_.size(); ++i) {
+      Use& use = uses_[i];
+      if (use.slot == none || !plan_.async || taken[use.slot]) use.not_before = none;
+      if (use.slot != none) taken[use.slot] = true;
+      if (use.not_before == none) continue;
+      const Unit& unit = table_.units[use.unit];
+      brakes_[i]       = out_.token(unit.rank, str("time to fill ", unit.name));
+      braked_[use.not_before].push_back(i);
+    }
   }
 
   // What is emitted at which place.
@@ -162,25 +179,29 @@ class Emitter {
       first_mirrors_.erase(found);
     }
     if (const auto found = first_fills_.find(rank); found != first_fills_.end()) {
-      for (const std::uint32_t use : found->second) fill(uses_[use]);
+      for (const std::uint32_t use : found->second) fill(use);
       first_fills_.erase(found);
     }
-    for (const std::uint32_t use : at(fills_before_, place)) fill(uses_[use]);
+    for (const std::uint32_t use : at(fills_before_, place)) fill(use);
     for (const std::uint32_t use : at(begins_, place)) {
       for (const UsedBuffer& buffer : uses_[use].buffers) transfers_.finish_fill(uses_[use], buffer);
     }
     NodeSpec spec = rewritten(place);
     for (const std::uint32_t use : at(waits_for_, place)) spec.reads.push_back(waited_for_[use]);
+    for (const std::uint32_t use : at(braked_, place)) spec.writes.push_back(brakes_[use]);
     out_.add(spec, graph_.body(Node{node}));
     for (const std::uint32_t use : at(ends_, place)) write_back(use);
-    for (const std::uint32_t use : at(fills_after_, place)) fill(uses_[use]);
+    for (const std::uint32_t use : at(fills_after_, place)) fill(use);
   }
 
-  void fill(const Use& use) {
+  void fill(std::uint32_t number) {
+    const Use& use = uses_[number];
+    AccessList after;
+    if (brakes_[number] != Buffer{}) after.push_back(brakes_[number]);
     for (const UsedBuffer& buffer : use.buffers) {
       if (buffer.fill.empty()) continue;
       write_pending(table_.homes[buffer.home].buffer);
-      transfers_.fill(use, buffer);
+      transfers_.fill(use, buffer, after);
     }
   }
 
@@ -279,10 +300,11 @@ class Emitter {
   std::vector<Buffer> slots_;
   Transfers transfers_{out_, table_, plan_, slots_};
   std::vector<std::vector<std::uint32_t>> uses_of_unit_;
-  AtPlace begins_, ends_, fills_before_, fills_after_, waits_for_;
+  AtPlace begins_, ends_, fills_before_, fills_after_, waits_for_, braked_;
   std::map<Rank, std::vector<std::uint32_t>> first_fills_;
   std::map<Rank, std::vector<std::pair<Buffer, Labels>>> first_mirrors_;
   std::vector<Buffer> waited_for_;           // by use: the token that its copies write, or none
+  std::vector<Buffer> brakes_;               // by use: the token that its fills read, or none
   std::map<std::uint32_t, Buffer> mirrors_;  // by buffer, until it is written
   std::map<std::uint32_t, std::pair<const Use*, const UsedBuffer*>> pending_;  // copies to the device, by buffer
 };
