@@ -295,8 +295,9 @@ TEST_CASE("attention in bf16 and f16 equals that of its inputs, rounded", "[ops]
   const Result exact = run(c, x, dy);
   c.type             = type;
   const Result found = run(c, x, dy);
-  // The largest error of one rounding to 8 bits, or to 11; mean squares are smaller.
+  // The largest error of one rounding to 8 bits, or to 11; mean squares are smaller. Products of bf16 also round the
+  // probabilities.
   const double once = type == sg::DType::bf16 ? 0x1p-9 : 0x1p-12;
-  CHECK(sg::testing::distance(found.out, exact.out) < once);
+  CHECK(sg::testing::distance(found.out, exact.out) < (type == sg::DType::bf16 ? 1.5 : 1) * once);
   CHECK(sg::testing::distance(found.d_qkv, exact.d_qkv) < 1.5 * once);  // reads the rounded output
 }

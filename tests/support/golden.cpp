@@ -135,7 +135,7 @@ Trained train(const Golden& golden, const Plan& given, int micro, int steps, Wor
   return trained;
 }
 
-GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps) {
+GoldenErrors golden_errors(const Golden& golden, const Trained& trained, int steps) {
   REQUIRE(trained.loss.size() == static_cast<std::size_t>(steps));
   REQUIRE(trained.grad_norm.size() == static_cast<std::size_t>(steps));
   REQUIRE(trained.gradients.size() == golden.gradients.size());
@@ -148,6 +148,11 @@ GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, i
     for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= values[i];
     found.gradient = worse(found.gradient, norm(difference) / norm(values));
   }
+  return found;
+}
+
+GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps) {
+  const GoldenErrors found = golden_errors(golden, trained, steps);
   CHECK(found.loss < 2e-6);
   CHECK(found.norm < 5e-5);
   CHECK(found.gradient < 1e-5);

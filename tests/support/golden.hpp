@@ -43,6 +43,7 @@ struct Trained {
 struct GoldenErrors {
   double loss = 0, norm = 0, gradient = 0;
 };
+[[nodiscard]] GoldenErrors golden_errors(const Golden& golden, const Trained& trained, int steps);
 // Checks that a run of `steps` steps is within the bounds of an fp32 run.
 GoldenErrors check_golden_bounds(const Golden& golden, const Trained& trained, int steps);
 

@@ -385,14 +385,14 @@ std::vector<double> output_gradient(const OpCase& test, DType type) {
 }
 
 std::vector<double> evaluate(const OpCase& test, DType type) {
-  Executor executor({.threads = 2});
+  Executor executor({.threads = test.threads});
   Net net(test, {.type = type});
   net.run(executor);
   return net.output();
 }
 
 OpValues gradients(const OpCase& test, DType type) {
-  Executor executor({.threads = 2});
+  Executor executor({.threads = test.threads});
   return gradients_of(test, executor, {.type = type, .emit = Emit::together});
 }
 

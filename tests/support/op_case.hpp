@@ -28,6 +28,7 @@ struct OpCase {
   std::optional<std::int64_t> step = {};          // if set: tapes are random, and this is the step
   DType exact_in                   = DType::f32;  // values and gradients of outputs are exact in this type
   bool wide_weights                = false;       // weights are f32 on 2-byte tapes, with full precision
+  int threads                      = 2;           // of evaluate and gradients
 };
 
 // The inputs (without tokens) and the weights of a case, in order.

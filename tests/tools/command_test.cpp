@@ -11,9 +11,10 @@ using Catch::Matchers::ContainsSubstring;
 using sg::testing::run_stepgraph;
 
 TEST_CASE("--help and --version work and exit with 0", "[tools][command]") {
-  for (const char* path : {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "bench train ",
-                           "bench predict ", "bench pipeline ", "bench capture ", "bench copy ", "plan-memory ",
-                           "schedule ", "simulate ", "train ", "eval ", "generate ", "graph ", "verify "}) {
+  for (const char* path :
+       {"", "bench ", "bench overhead ", "bench collectives ", "bench adam ", "bench crew ", "bench train ",
+        "bench predict ", "bench pipeline ", "bench capture ", "bench copy ", "plan-memory ", "schedule ", "simulate ",
+        "train ", "eval ", "generate ", "graph ", "verify "}) {
     CAPTURE(path);
     const auto help = run_stepgraph(std::string(path) + "--help");
     CHECK(help.exit_code == 0);
@@ -33,7 +34,7 @@ TEST_CASE("bad usage exits with 2 and says what is wrong", "[tools][command][ref
        {std::pair{"", "subcommand is required"},
         std::pair{"brench", "brench"},
         std::pair{"bench overheat", "overheat"},
-        std::pair{"bench overhead --threads 0", "--threads"},
+        std::pair{"bench overhead --threads 2,0", "--threads"},
         std::pair{"bench overhead --nodes many", "--nodes"},
         std::pair{"bench overhead --fast", "--fast"},
         std::pair{"bench collectives --ranks 1", "--ranks"},
@@ -90,7 +91,7 @@ TEST_CASE("more threads than cores are warned about", "[tools][command]") {
 TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing else", "[tools][bench]") {
   if (sg::testing::sanitizer() == sg::testing::Sanitizer::thread)
     SKIP("plain Taskflow, the baseline, is not annotated for ThreadSanitizer");
-  const auto outcome = run_stepgraph("bench overhead --dry-run --json");
+  const auto outcome = run_stepgraph("bench overhead --threads 1,2 --dry-run --json");
   REQUIRE(outcome.exit_code == 0);
   CHECK(outcome.err.empty());
   int runs = 0, records = 0, builds = 0;
@@ -98,6 +99,7 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
   for (std::string line; std::getline(lines, line);) {
     const auto json = sg::parse_json(line);
     if (json.at("type") == "run") {
+      CHECK(json.at("threads") == (runs < 4 ? 1 : 2));
       ++runs;
       for (const char* field : {"nodes", "ns_per_node", "raw_taskflow_ns_per_node", "ratio"})
         CHECK(json.at(field).is_number());
@@ -111,9 +113,26 @@ TEST_CASE("bench overhead prints JSON lines with the promised fields and nothing
       for (const char* field : {"nodes", "ns_per_node"}) CHECK(json.at(field).is_number());
     }
   }
-  CHECK(runs == 4);
-  CHECK(records == 4);
+  CHECK(runs == 8);
+  CHECK(records == 8);
   CHECK(builds == 3);
+}
+
+TEST_CASE("bench crew checks that each tile runs once and prints the promised fields and nothing else",
+          "[tools][bench]") {
+  if (sg::testing::sanitizer() == sg::testing::Sanitizer::thread) SKIP("TBB is not annotated for ThreadSanitizer");
+  const auto outcome = run_stepgraph("bench crew --threads 1,2 --ranks 1,3 --dry-run --json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto lines = sg::testing::json_lines(outcome.out);
+  REQUIRE(lines.size() == 2 * 2 * 4 + 1);
+  for (std::size_t i = 0; i + 1 < lines.size(); ++i) {
+    CHECK(lines[i].at("type") == "crew");
+    for (const char* field : {"threads", "ranks", "us", "tbb_static_us", "tbb_affinity_us", "ratio_to_tbb"})
+      CHECK(lines[i].at(field).is_number());
+  }
+  CHECK(lines.back().at("type") == "crew_summary");
+  CHECK(lines.back().at("mean_ratio_to_tbb").is_number());
 }
 
 TEST_CASE("bench adam checks its answer and prints the promised fields and nothing else", "[tools][bench]") {

@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
+#include "graphs/plan/offload_plan.hpp"
+#include "graphs/predict/calibration.hpp"
 #include "tests/support/command_run.hpp"
 
 namespace sg = stepgraph;
@@ -210,4 +212,40 @@ TEST_CASE("recompute auto prints what it has chosen for the layers", "[tools][of
   const auto missing = small.run("train", "--steps 1 --set recompute=auto");
   CHECK(missing.exit_code == 2);
   CHECK_THAT(missing.err, ContainsSubstring("recompute: auto needs the size of the device, which is not known here"));
+}
+
+TEST_CASE("host_bytes is compared with the machine that a step is for", "[tools][offload]") {
+  const SmallRun small;
+  const std::int64_t here  = sg::machine_memory_bytes();
+  const std::string budget = sg::str(" --set offload.optimizer=true --set offload.host_bytes=", here + 1);
+  const auto refused       = small.run("train", "--steps 1" + budget);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring(sg::str("offload.host_bytes: ", here + 1,
+                                                    " is above the memory of this machine (at most ", here)));
+  // A step can be planned for another machine. Its file may say how much memory that has.
+  sg::Calibration machine{.host = "elsewhere", .cores = 4, .threads = 1};
+  for (const char* op : {"linear", "adamw"}) machine.ops[op] = {{1e6, 1e4, 1e-3, 1e-3}};
+  const std::string unknown = small.path("unknown.json"), large = small.path("large.json"),
+                    tiny = small.path("tiny.json");
+  sg::save_calibration(machine, unknown);
+  machine.host_bytes = 2 * here;
+  sg::save_calibration(machine, large);
+  machine.host_bytes = 1 << 20;
+  sg::save_calibration(machine, tiny);
+  const std::string why      = sg::str("is above the memory of 'elsewhere' (at most ", 1 << 20);
+  const std::string adaptive = " --set comm.algorithm=adaptive --set comm.machine=";
+  for (const char* command : {"plan-memory", "graph", "verify"}) {
+    CAPTURE(command);
+    CHECK(small.run(command, budget).exit_code == 0);
+    CHECK(small.run(command, budget + adaptive + large).exit_code == 0);
+    CHECK(small.run(command, budget + adaptive + unknown).exit_code == 0);
+    const auto tight = small.run(command, budget + adaptive + tiny);
+    CHECK(tight.exit_code == 2);
+    CHECK_THAT(tight.err, ContainsSubstring(why));
+  }
+  for (const std::string& file : {unknown, large})
+    CHECK(small.run("simulate", budget + " --machine " + file).exit_code == 0);
+  const auto tight = small.run("simulate", budget + " --machine " + tiny);
+  CHECK(tight.exit_code == 2);
+  CHECK_THAT(tight.err, ContainsSubstring(why));
 }

@@ -3,6 +3,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "engine/base/error.hpp"
 #include "graphs/predict/calibration.hpp"
@@ -261,6 +262,8 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
       ++kernels;
       share += line.at("share").as_real();
       for (const char* field : {"nodes", "ms", "share", "gflops", "GBps"}) CHECK(line.at(field).is_number());
+      if (line.at("ms").as_real() > 0) CHECK(line.at("floor_share").as_real() >= 0);
+      CHECK(line.at("threads") == 2);
       CHECK(line.at("op").is_string());
       continue;
     }
@@ -271,7 +274,8 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
     layouts.push_back(line.at("layout").as_string());
     // 6 (12 L d^2 + V d) + 12 L T d
     CHECK(line.at("flops_per_token") == 6 * (12 * 2 * 16 * 16 + 64 * 16) + 12 * 2 * 8 * 16);
-    for (const char* field : {"tokens_per_s", "step_s", "peak_gflops", "share_of_peak", "peak_bytes", "ratio_to_1x1x1"})
+    for (const char* field : {"tokens_per_s", "step_s", "peak_gflops", "share_of_peak", "peak_bytes", "ratio_to_1x1x1",
+                              "fma_gflops", "triad_GBps"})
       CHECK(line.at(field).as_real() > 0);
     CHECK(line.at("lower_bound_bytes").as_integer() <= line.at("peak_bytes").as_integer());
     for (const char* field : {"resident_bytes", "process_bytes", "cpu_share"}) CHECK(line.at(field).is_number());
@@ -284,11 +288,44 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
   CHECK(std::abs(share - 4) < 1e-6);
   for (const auto& [arguments, why] :
        {std::pair{"--models XXL", "XXL"}, std::pair{"--models tiny --layouts 2x2", "2x2"},
-        std::pair{"--models tiny --layouts 3x1x1", "over 3 data-parallel ranks"}}) {
+        std::pair{"--models tiny --layouts 3x1x1", "over 3 data-parallel ranks"},
+        std::pair{"--threads 1,0", "--threads"},
+        std::pair{"--threads 1,2 --layouts 2x1x1 --update synchronous", "several numbers are for backend loopback"}}) {
     const auto refused = sg::testing::run_stepgraph(sg::str("bench train ", arguments));
     CHECK(refused.exit_code == 2);
     CHECK_THAT(refused.err, ContainsSubstring(why));
   }
+}
+
+TEST_CASE("bench train with several numbers of threads prints the scaling", "[tools][bench]") {
+  const std::string command = "bench train --models tiny --layouts 1x1x1,2x1x1 --threads 1,2,3 --dry-run";
+  const auto outcome        = sg::testing::run_stepgraph(command + " --json");
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  std::vector<std::string> trained, scaled;
+  std::map<std::string, double> tokens_per_s;  // by layout and threads
+  const auto name_of = [](const auto& line) {
+    return sg::str(line.at("layout").as_string(), " ", line.at("threads").as_integer());
+  };
+  for (const auto& line : json_lines(outcome.out)) {
+    if (line.at("type") == "train") {
+      trained.push_back(name_of(line));
+      tokens_per_s[trained.back()] = line.at("tokens_per_s").as_real();
+    } else if (line.at("type") == "scaling") {
+      scaled.push_back(name_of(line));
+      CHECK(line.at("first_threads") == 1);
+      const double speed = tokens_per_s.at(scaled.back());
+      CHECK(line.at("tokens_per_s").as_real() == speed);
+      CHECK(line.at("speedup").as_real() == speed / tokens_per_s.at(line.at("layout").as_string() + std::string(" 1")));
+      CHECK(line.at("share_of_fma_speedup").as_real() ==
+            line.at("speedup").as_real() / line.at("fma_speedup").as_real());
+      CHECK(line.at("cpu_share").as_real() > 0);
+    }
+  }
+  CHECK(trained == std::vector<std::string>{"1x1x1 1", "2x1x1 1", "1x1x1 2", "2x1x1 2", "1x1x1 3", "2x1x1 3"});
+  CHECK(scaled == std::vector<std::string>{"1x1x1 1", "1x1x1 2", "1x1x1 3", "2x1x1 1", "2x1x1 2", "2x1x1 3"});
+  CHECK_THAT(sg::testing::run_stepgraph(command).out,
+             ContainsSubstring("of floor") && ContainsSubstring("of multiply-adds"));
 }
 
 TEST_CASE("bench pipeline has a measured and a predicted bubble for each schedule", "[tools][bench]") {

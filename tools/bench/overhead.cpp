@@ -119,9 +119,9 @@ Pairs alternate(const std::function<void()>& first, const std::function<void()>&
   return out;
 }
 
-void bench_run(const Shape& shape, const OverheadOptions& options) {
+void bench_run(const Shape& shape, int threads, const OverheadOptions& options) {
   LoopbackWorld world(1);
-  Executor executor({.threads = options.threads});
+  Executor executor({.threads = threads});
   check_bodies(shape, executor, world);
   const Graph graph = token_graph(shape);
   const Program program(graph, world);
@@ -129,7 +129,7 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
 
   RawTaskflow taskflow;
   taskflow.build(shape);
-  RawExecutor raw_executor(options.threads);
+  RawExecutor raw_executor(threads);
   const auto [ours, raw] =
       alternate([&] { executor.run(program); }, [&] { raw_executor.run(taskflow); }, shape.num_nodes, options);
   std::vector<double> ratios;
@@ -140,7 +140,7 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
                                {"graph", shape.name},
                                {"nodes", shape.num_nodes},
                                {"edges", shape.edges.size()},
-                               {"threads", options.threads},
+                               {"threads", threads},
                                {"pairs", ours.size()},
                                {"ns_per_node", quantile(ours, 0.5)},
                                {"ns_per_node_p95", quantile(ours, 0.95)},
@@ -157,9 +157,9 @@ void bench_run(const Shape& shape, const OverheadOptions& options) {
 }
 
 // The cost of recording a step.
-void bench_record(const Shape& shape, const OverheadOptions& options) {
+void bench_record(const Shape& shape, int threads, const OverheadOptions& options) {
   LoopbackWorld world(1);
-  Executor executor({.threads = options.threads});
+  Executor executor({.threads = threads});
   const Program program(token_graph(shape), world);
   Recorder recorder;
   const auto [with, without] =
@@ -177,7 +177,7 @@ void bench_record(const Shape& shape, const OverheadOptions& options) {
     cli::print_line(json_line({{"type", "record"},
                                {"graph", shape.name},
                                {"nodes", shape.num_nodes},
-                               {"threads", options.threads},
+                               {"threads", threads},
                                {"pairs", with.size()},
                                {"ns_per_node", quantile(with, 0.5)},
                                {"unrecorded_ns_per_node", quantile(without, 0.5)},
@@ -266,7 +266,7 @@ void bench_uses(const std::string& name, const Graph& graph, const OverheadOptio
     throw Error(ErrorKind::run,
                 str("bench overhead: the verifier reports a flaw in '", name, "': ", findings[0].message));
   });
-  Machine machine = loopback_machine({.ranks = graph.num_ranks(), .threads = options.threads});
+  Machine machine = loopback_machine({.ranks = graph.num_ranks(), .threads = options.threads.front()});
   for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})
     machine.rate(kind, {.overhead_s = 1e-6});
   bench_use("simulate", name, graph, options, [&] { (void)simulate(graph, machine); });
@@ -276,20 +276,23 @@ void bench_uses(const std::string& name, const Graph& graph, const OverheadOptio
 }  // namespace
 
 void overhead(const OverheadOptions& options) {
-  const std::uint32_t nodes = options.dry_run ? std::min(options.nodes, 1'000u) : options.nodes;
-  const auto side           = static_cast<std::uint32_t>(std::lround(std::sqrt(static_cast<double>(nodes))));
-  if (!options.json) {
-    std::cout
-        << "Running empty nodes, " << options.threads << " threads, median of " << (options.dry_run ? 1 : options.pairs)
-        << " alternating pairs\ngraph         nodes    edges  ours ns/node      p95 ns  Taskflow ns/node    ratio\n";
-  }
+  const std::uint32_t nodes       = options.dry_run ? std::min(options.nodes, 1'000u) : options.nodes;
+  const auto side                 = static_cast<std::uint32_t>(std::lround(std::sqrt(static_cast<double>(nodes))));
   const std::vector<Shape> shapes = {chain(nodes), wide(nodes), wavefront(side), random_dag(nodes, 2 * nodes, 1)};
-  for (const Shape& shape : shapes) bench_run(shape, options);
-  if (!options.json) {
-    std::cout << "\nRecording the times of empty nodes\ngraph         nodes  recorded ns/node  without ns/node  extra "
-                 "ns/node\n";
+  for (const int threads : options.threads) {
+    if (!options.json) {
+      std::cout << (threads == options.threads.front() ? "" : "\n") << "Running empty nodes, " << threads
+                << " threads, median of " << (options.dry_run ? 1 : options.pairs)
+                << " alternating pairs\ngraph         nodes    edges  ours ns/node      p95 ns  Taskflow ns/node    "
+                   "ratio\n";
+    }
+    for (const Shape& shape : shapes) bench_run(shape, threads, options);
+    if (!options.json) {
+      std::cout << "\nRecording the times of empty nodes, " << threads
+                << " threads\ngraph         nodes  recorded ns/node  without ns/node  extra ns/node\n";
+    }
+    for (const Shape& shape : shapes) bench_record(shape, threads, options);
   }
-  for (const Shape& shape : shapes) bench_record(shape, options);
   if (!options.json) {
     std::cout << "\nBuilding a random graph, two edges per node, ns per node\n    nodes        total     add  derive   "
                  "lower   Taskflow alone\n";

@@ -5,7 +5,7 @@
 namespace stepgraph::bench {
 
 struct OverheadOptions {
-  int threads                            = 2;
+  std::vector<int> threads               = {2};  // graphs are run with each number in turn
   std::uint32_t nodes                    = 50'000;
   int pairs                              = 21;
   std::vector<std::uint32_t> build_nodes = {10'000, 100'000, 1'000'000};

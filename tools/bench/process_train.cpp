@@ -112,7 +112,7 @@ double peak(const std::vector<TrainingCase>& cases, const TrainOptions& options,
   if (is_on_gpus(options))
     return product_peak(options.devices.empty() ? 0 : options.devices.front(), type, options.dry_run ? 256 : 8192, 10);
   return sgemm_peak(options.threads * num_processes, options.dry_run ? std::vector<std::int64_t>{64} : peak_sizes(),
-                    options.dry_run ? 1 : 5);
+                    options.dry_run ? 1 : 5, type);
 }
 
 }  // namespace

@@ -20,31 +20,34 @@
 namespace stepgraph::bench {
 namespace {
 
-// c = a b as one node. One element is checked: a sum of small integers.
+// c = a b as one node, with operands of type T. One element is checked: a sum of small integers.
+template <class T>
 double gflops_of(Executor& executor, std::int64_t size, int runs) {
   Graph graph;
-  Buffer of[3];
-  for (Buffer& buffer : of)
-    buffer = graph.buffer({.size_bytes = size * size * 4, .type = DType::f32, .lifetime = Lifetime::persistent});
+  const auto buffer = [&](DType type) {
+    const auto element = static_cast<std::int64_t>(size_bytes(type));
+    return graph.buffer({.size_bytes = size * size * element, .type = type, .lifetime = Lifetime::persistent});
+  };
+  const Buffer of[3] = {buffer(*dtype_of<T>()), buffer(*dtype_of<T>()), buffer(DType::f32)};
   graph.add({.reads = {of[0], of[1]}, .writes = of[2], .op = "sgemm", .parallel = true, .rank = Rank{0}},
             [size](const Context& context) {
               const auto c = context.write<float>();
-              const Gemm<float> problem{.m        = size,
-                                        .n        = size,
-                                        .k        = size,
-                                        .a        = {context.read<float>(0).data(), size, 1},
-                                        .b        = {context.read<float>(1).data(), size, 1},
-                                        .c        = {c.data(), nullptr, static_cast<std::int64_t>(c.size())},
-                                        .c_stride = size};
-              context.parallel_for(num_gemm_tiles(size, size), gemm_joined(size, size),
+              const Gemm<T, float> problem{.m        = size,
+                                           .n        = size,
+                                           .k        = size,
+                                           .a        = {context.read<T>(0).data(), size, 1},
+                                           .b        = {context.read<T>(1).data(), size, 1},
+                                           .c        = {c.data(), nullptr, static_cast<std::int64_t>(c.size())},
+                                           .c_stride = size};
+              context.parallel_for(num_gemm_tiles<T>(size, size), gemm_joined<T>(size, size),
                                    [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
             });
   LoopbackWorld world(1);
   const Program program(graph, world);
-  const auto a = program.memory().span<float>(of[0]), b = program.memory().span<float>(of[1]);
+  const auto a = program.memory().span<T>(of[0]), b = program.memory().span<T>(of[1]);
   for (std::size_t i = 0; i < a.size(); ++i) {
-    a[i] = static_cast<float>(i % 3);
-    b[i] = static_cast<float>(i % 2);
+    a[i] = T(static_cast<float>(i % 3));
+    b[i] = T(static_cast<float>(i % 2));
   }
   std::vector<double> seconds;
   for (int run = -1; run < runs; ++run) {
@@ -54,7 +57,7 @@ double gflops_of(Executor& executor, std::int64_t size, int runs) {
   }
   double expected  = 0;
   const auto width = static_cast<std::size_t>(size);
-  for (std::size_t k = 0; k < width; ++k) expected += double{a[k]} * b[k * width + 1];
+  for (std::size_t k = 0; k < width; ++k) expected += double{wide(a[k])} * double{wide(b[k * width + 1])};
   if (program.memory().span<float>(of[2])[1] != static_cast<float>(expected))
     throw Error(ErrorKind::run,
                 str("sgemm of ", size, ": element 1 is ", program.memory().span<float>(of[2])[1], " (", expected, ")"));
@@ -77,10 +80,13 @@ void set_random(const Memory& memory, Buffer buffer, std::int64_t size) {
 
 std::vector<std::int64_t> peak_sizes() { return {512, 768, 1024, 1536, 2048}; }
 
-double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs) {
+double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs, DType type) {
   Executor executor({.threads = threads});
   double best = 0;
-  for (const std::int64_t size : sizes) best = std::max(best, gflops_of(executor, size, runs));
+  for (const std::int64_t size : sizes) {
+    best = std::max(
+        best, type == DType::bf16 ? gflops_of<bf16>(executor, size, runs) : gflops_of<float>(executor, size, runs));
+  }
   return best;
 }
 

@@ -7,9 +7,10 @@
 
 namespace stepgraph::bench {
 
-// The best speed of square f32 products in GFLOP/s, each size the median of `runs`: the peak that steps are compared
-// with. Uses the kernel of the ops, with its tiles spread over the executor's threads.
-[[nodiscard]] double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs);
+// The best speed of square products in GFLOP/s, each size the median of `runs`: the peak that steps are compared with.
+// Operands are bf16 if `type` is, else f32. Uses the kernel of the ops, with its tiles spread over the executor's
+// threads.
+[[nodiscard]] double sgemm_peak(int threads, const std::vector<std::int64_t>& sizes, int runs, DType type);
 
 [[nodiscard]] std::vector<std::int64_t> peak_sizes();  // those that benchmarks try
 

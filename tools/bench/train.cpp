@@ -8,8 +8,10 @@
 #include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <sstream>
 
 #include "engine/base/error.hpp"
@@ -18,6 +20,7 @@
 #include "engine/run/recorder.hpp"
 #include "graphs/config/config.hpp"
 #include "graphs/files/json_value.hpp"
+#include "tools/bench/floors.hpp"
 #include "tools/bench/process_train.hpp"
 #include "tools/bench/sgemm_peak.hpp"
 #include "tools/bench/training.hpp"
@@ -48,6 +51,7 @@ struct Measured {
   std::int64_t process_bytes  = 0;
   std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0, workspace_bytes = 0;  // planned
   std::vector<OpTime> ops;
+  double at_once = 1;  // how many nodes run at the same time, on average
 };
 
 Measured measure(const TrainingCase& what, const TrainOptions& options) {
@@ -86,7 +90,11 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   out.cpu_share       = busy_s / (wall_s * options.threads);
   Recorder recorder;
   training.step(&recorder);
-  out.ops = op_times(training.run().step().graph, recorder.timeline());
+  const Timeline timeline = recorder.timeline();
+  out.ops                 = op_times(training.run().step().graph, timeline);
+  double of_nodes_s       = 0;
+  for (const OpTime& op : out.ops) of_nodes_s += op.seconds;
+  out.at_once = std::max(1.0, of_nodes_s / timeline.makespan_s);
   return out;
 }
 
@@ -94,7 +102,8 @@ struct Line {
   const TrainingCase& what;
   const Measured& measured;
   double step_s, tokens_per_s, gflops, peak_gflops, ratio;
-  const char* limit;  // the name of the peak
+  const char* limit;             // the name of the peak
+  std::optional<Floors> floors;  // of the CPU
   [[nodiscard]] const char* reference() const {
     return what.plan.shard.strategy == Shard::none ? "ratio_to_1x1x1" : "ratio_to_dp";
   }
@@ -125,6 +134,10 @@ void print_json(const Line& line, const TrainOptions& options) {
                     {"workspace_bytes", line.measured.workspace_bytes},
                     {"resident_bytes", line.measured.resident_bytes},
                     {"process_bytes", line.measured.process_bytes}};
+  if (line.floors) {
+    json.set("fma_gflops", line.floors->fma_gflops);
+    json.set("triad_GBps", line.floors->triad_gbps);
+  }
   cli::print_line(json_line(json));
 }
 
@@ -140,7 +153,8 @@ void print_text(const Line& line) {
       << "; processor use " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
       << mib(line.measured.peak_bytes) << " MiB (at least " << mib(line.measured.lower_bound_bytes)
       << "), the process grew by " << mib(line.measured.resident_bytes) << " to " << mib(line.measured.process_bytes)
-      << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s";
+      << "\n  kernel                     nodes  ms a step   share    GFLOP/s       GB/s"
+      << (line.floors ? "   of floor" : "");
   cli::print_line(out.str());
 }
 
@@ -150,21 +164,103 @@ void print_kernels(const Line& line, const TrainOptions& options) {
   for (const OpTime& op : line.measured.ops) {
     const double share = op.seconds / all_s, gflops = op.seconds > 0 ? op.flops / op.seconds / 1e9 : 0,
                  gbps = op.seconds > 0 ? op.bytes_moved / op.seconds / 1e9 : 0;
+    // Nodes that run at the same time share the threads.
+    std::optional<double> floor_share;
+    if (line.floors && op.seconds > 0)
+      floor_share = line.floors->seconds(op.flops, op.bytes_moved) * line.measured.at_once / op.seconds;
     if (options.json) {
-      cli::print_line(json_line({{"type", "kernel"},
-                                 {"model", line.what.model},
-                                 {"layout", line.what.layout},
-                                 {"op", op.op},
-                                 {"nodes", op.num_tasks},
-                                 {"ms", 1e3 * op.seconds},
-                                 {"share", share},
-                                 {"gflops", gflops},
-                                 {"GBps", gbps}}));
+      JsonValue json = {{"type", "kernel"},
+                        {"model", line.what.model},
+                        {"layout", line.what.layout},
+                        {"threads", options.threads},
+                        {"op", op.op},
+                        {"nodes", op.num_tasks},
+                        {"ms", 1e3 * op.seconds},
+                        {"share", share},
+                        {"gflops", gflops},
+                        {"GBps", gbps}};
+      if (floor_share) json.set("floor_share", *floor_share);
+      cli::print_line(json_line(json));
     } else {
       std::ostringstream out;
       out << "  " << std::left << std::setw(24) << op.op << std::right << std::setw(8) << op.num_tasks << std::fixed
           << std::setprecision(2) << std::setw(11) << 1e3 * op.seconds << std::setprecision(1) << std::setw(7)
           << 100 * share << '%' << std::setw(11) << gflops << std::setw(11) << gbps;
+      if (floor_share) out << std::setw(10) << 100 * *floor_share << '%';
+      cli::print_line(out.str());
+    }
+  }
+}
+
+// The figures of one case that are compared between numbers of threads.
+struct Scaled {
+  const TrainingCase& what;
+  int threads;
+  double tokens_per_s, fma_gflops, cpu_share;
+};
+
+std::vector<Scaled> train_on(const std::vector<TrainingCase>& cases, const TrainOptions& options) {
+  const bool on_cuda = options.backend == "cuda";
+  std::map<DType, double> peaks;  // of the types of the models, in GFLOP/s
+  for (const TrainingCase& what : cases) {
+    const DType type = what.plan.precision.param;
+    if (peaks.contains(type)) continue;
+    peaks[type] = on_cuda ? product_peak(options.devices.empty() ? 0 : options.devices.front(), type,
+                                         options.dry_run ? 256 : 8192, 10)
+                          : sgemm_peak(options.threads, options.dry_run ? std::vector<std::int64_t>{64} : peak_sizes(),
+                                       options.dry_run ? 1 : 5, type);
+  }
+  std::optional<Floors> floors;
+  if (!on_cuda) floors = measure_floors(options.threads, options.dry_run);
+  std::vector<Scaled> out;
+  for (const TrainingCase& what : cases) {
+    const Measured measured = measure(what, options);
+    const double step_s     = quantile(measured.seconds, 0.5);
+    const double per_s      = static_cast<double>(what.tokens()) / step_s;
+    const double ratio = measured.reference_seconds.empty() ? 1 : quantile(measured.reference_seconds, 0.5) / step_s;
+    const Line line{what,
+                    measured,
+                    step_s,
+                    per_s,
+                    per_s * what.flops_per_token() / 1e9,
+                    peaks.at(what.plan.precision.param),
+                    ratio,
+                    on_cuda || what.plan.precision.param == DType::bf16 ? "the best product" : "sgemm",
+                    floors};
+    options.json ? print_json(line, options) : print_text(line);
+    print_kernels(line, options);
+    out.push_back({what, options.threads, per_s, floors ? floors->fma_gflops : 0, measured.cpu_share});
+  }
+  return out;
+}
+
+// How the speed of each case grows with the number of threads, beside that of a loop of multiply-adds.
+void print_scaling(const std::vector<std::vector<Scaled>>& of_counts, const TrainOptions& options) {
+  if (!options.json)
+    cli::print_line("\nmodel  layout    threads    tokens/s   speedup   of multiply-adds   share   processor use");
+  for (std::size_t i = 0; i < of_counts.front().size(); ++i) {
+    const Scaled& first = of_counts.front()[i];
+    for (const std::vector<Scaled>& of_count : of_counts) {
+      const Scaled& one    = of_count[i];
+      const double speedup = one.tokens_per_s / first.tokens_per_s, of_fma = one.fma_gflops / first.fma_gflops;
+      if (options.json) {
+        cli::print_line(json_line({{"type", "scaling"},
+                                   {"model", one.what.model},
+                                   {"layout", one.what.layout},
+                                   {"threads", one.threads},
+                                   {"first_threads", first.threads},
+                                   {"tokens_per_s", one.tokens_per_s},
+                                   {"speedup", speedup},
+                                   {"fma_speedup", of_fma},
+                                   {"share_of_fma_speedup", speedup / of_fma},
+                                   {"cpu_share", one.cpu_share}}));
+        continue;
+      }
+      std::ostringstream out;
+      out << std::left << std::setw(7) << one.what.model << std::setw(8) << one.what.layout << std::right
+          << std::setw(9) << one.threads << std::fixed << std::setprecision(1) << std::setw(12) << one.tokens_per_s
+          << std::setprecision(2) << std::setw(10) << speedup << std::setw(19) << of_fma << std::setw(8)
+          << speedup / of_fma << std::setprecision(1) << std::setw(15) << 100 * one.cpu_share << '%';
       cli::print_line(out.str());
     }
   }
@@ -186,28 +282,13 @@ void train(const TrainOptions& options) {
     }
   }
   if (has_processes(options.backend)) return process_train(cases, options);
-  const double peak_gflops =
-      options.backend == "cuda"
-          ? product_peak(options.devices.empty() ? 0 : options.devices.front(), cases.front().plan.precision.param,
-                         options.dry_run ? 256 : 8192, 10)
-          : sgemm_peak(options.threads, options.dry_run ? std::vector<std::int64_t>{64} : peak_sizes(),
-                       options.dry_run ? 1 : 5);
-  for (const TrainingCase& what : cases) {
-    const Measured measured = measure(what, options);
-    const double step_s     = quantile(measured.seconds, 0.5);
-    const double per_s      = static_cast<double>(what.tokens()) / step_s;
-    const double ratio = measured.reference_seconds.empty() ? 1 : quantile(measured.reference_seconds, 0.5) / step_s;
-    const Line line{what,
-                    measured,
-                    step_s,
-                    per_s,
-                    per_s * what.flops_per_token() / 1e9,
-                    peak_gflops,
-                    ratio,
-                    options.backend == "cuda" ? "the best product" : "sgemm"};
-    options.json ? print_json(line, options) : print_text(line);
-    print_kernels(line, options);
+  std::vector<std::vector<Scaled>> of_counts;
+  TrainOptions with = options;
+  for (const int threads : options.thread_counts.empty() ? std::vector{options.threads} : options.thread_counts) {
+    with.threads = threads;
+    of_counts.push_back(train_on(cases, with));
   }
+  if (of_counts.size() > 1) print_scaling(of_counts, options);
 }
 
 }  // namespace stepgraph::bench

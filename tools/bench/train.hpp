@@ -17,13 +17,15 @@ struct TrainOptions {
   double slow_factor               = 1;      // how many times as long its nodes take
   bool slow_in_turns               = false;  // another rank in each step; else rank 0
   int steps                        = 7;
-  int threads                      = 2;
-  bool dry_run                     = false;
-  bool json                        = false;
+  int threads                      = 2;  // of all ranks together
+  // Measured with each of these numbers of threads in turn, and the scaling is printed. Empty: with `threads`.
+  std::vector<int> thread_counts = {};
+  bool dry_run                   = false;
+  bool json                      = false;
 };
 
-// Times training steps and the same work on one rank, step by step in turn, and the kernels of a step. Prints on
-// stdout.
+// Times training steps and the same work on one rank, step by step in turn, and the kernels of a step beside their
+// floors: the best loop of multiply-adds and the best triad on the same threads. Prints on stdout.
 void train(const TrainOptions& options);
 
 }  // namespace stepgraph::bench

@@ -27,6 +27,10 @@ const std::vector<KnownModel>& models() {
   static const std::vector<KnownModel> all = {
       {"S", {.layers = 4, .width = 256, .heads = 8, .context = 128, .vocab = 4096}, 8},
       {"M", {.layers = 8, .width = 512, .heads = 8, .context = 256, .vocab = 8192}, 4},
+      {"L", large(12, 768, 12), 4},
+      {"S-bf16", {.layers = 4, .width = 256, .heads = 8, .context = 128, .vocab = 4096}, 8, DType::bf16},
+      {"M-bf16", {.layers = 8, .width = 512, .heads = 8, .context = 256, .vocab = 8192}, 4, DType::bf16},
+      {"L-bf16", large(12, 768, 12), 4, DType::bf16},
       {"tiny", {.layers = 2, .width = 16, .heads = 2, .context = 8, .vocab = 64}, 4},
       {"124M", large(12, 768, 12), 64, DType::bf16},
       {"350M", large(24, 1024, 16), 32, DType::bf16},

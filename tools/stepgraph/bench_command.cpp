@@ -8,6 +8,7 @@
 #include "tools/bench/checkpoint.hpp"
 #include "tools/bench/collectives.hpp"
 #include "tools/bench/copy.hpp"
+#include "tools/bench/crew.hpp"
 #include "tools/bench/overhead.hpp"
 #include "tools/bench/pipeline.hpp"
 #include "tools/bench/predict.hpp"
@@ -117,15 +118,33 @@ void add_overhead(Command bench) {
   Command command =
       bench.subcommand("overhead", "The cost of a node: to run it, against plain Taskflow, and to build and verify it");
   auto options = std::make_shared<bench::OverheadOptions>();
-  add_threads(command, options->threads);
+  command
+      .list("--threads", options->threads, "Threads, also for the baseline; several: graphs are run with each in turn")
+      .between(1, 1024);
   command.option("--nodes", options->nodes, "Nodes in each graph that is run").between(100, 10'000'000);
   command.option("--pairs", options->pairs, "Runs of both sides, in turn; the median is printed").between(1, 10'000);
   command.list("--build-nodes", options->build_nodes, "Nodes in each graph that is built");
   add_common(command, *options);
-  command.footer("Example: stepgraph bench overhead --pairs 21 --json");
+  command.footer("Example: stepgraph bench overhead --threads 2,16 --pairs 21 --json");
   command.run([options] {
-    warn_about_threads(options->threads);
+    warn_about_threads(*std::max_element(options->threads.begin(), options->threads.end()));
     bench::overhead(*options);
+  });
+}
+
+void add_crew(Command bench) {
+  Command command = bench.subcommand("crew", "Sharing out the tiles of kernels, against tbb::parallel_for");
+  auto options    = std::make_shared<bench::CrewOptions>();
+  command.list("--threads", options->threads, "Numbers of threads").between(1, 1024);
+  command.list("--ranks", options->ranks, "Numbers of ranks, each with kernels of its own").between(1, 1024);
+  command.option("--runs", options->runs, "Runs of each way, in turn; the median is printed").between(1, 10'000);
+  add_common(command, *options);
+  command.footer(
+      "ratio_to_tbb: the time of TBB's better partitioner over ours\n"
+      "Example: stepgraph bench crew --threads 2,8,16 --ranks 1,2,8");
+  command.run([options] {
+    warn_about_threads(*std::max_element(options->threads.begin(), options->threads.end()));
+    bench::crew(*options);
   });
 }
 
@@ -133,6 +152,8 @@ constexpr const char* models_text =
     "Models are GPT-2:\n"
     "  S                   4 layers, width 256, 8 heads, 8 sequences of 128 tokens, vocabulary 4096, fp32\n"
     "  M                   8 layers, width 512, 8 heads, 4 sequences of 256 tokens, vocabulary 8192, fp32\n"
+    "  L                   12 layers, width 768, 12 heads, 4 sequences of 1024 tokens, vocabulary 50304, fp32\n"
+    "  S-bf16, M-bf16, L-bf16   the same in bf16\n"
     "  124M, 350M, 1558M   the sizes of GPT-2 in bf16, for a GPU; 64, 32 and 8 sequences of 1024 tokens\n"
     "  tiny                for tests\n"
     "With tensor or pipeline parallel ranks the batch is eight times as large, in eight microbatches.\n";
@@ -144,7 +165,6 @@ void add_training_options(Command command, Options& options) {
   command.list("--layouts", options.layouts, "Layouts: data x tensor x pipeline parallel ranks");
   command.option("--steps", options.steps, "Measured steps; the median is printed").between(1, 10'000);
   options.threads = std::min(2, num_cores());
-  command.option("--threads", options.threads, "Compute threads, shared by all ranks").between(1, 1024);
   add_common(command, options);
 }
 
@@ -220,6 +240,11 @@ void add_bench_train(Command bench) {
   Command command = bench.subcommand("train", "Training steps, against the best sgemm on the same threads");
   auto options    = std::make_shared<bench::TrainOptions>();
   add_training_options(command, *options);
+  options->thread_counts = {options->threads};
+  command
+      .list("--threads", options->thread_counts,
+            "Compute threads, shared by all ranks; several, as in 1,2,4,8,16, also print the scaling")
+      .between(1, 1024);
   command.option("--shard", options->shard, "Sharding over data-parallel ranks")
       .one_of({"none", "zero1", "grad_op", "full"});
   command
@@ -233,28 +258,37 @@ void add_bench_train(Command bench) {
   command.flag("--slow-in-turns", options->slow_in_turns,
                "With --slow-rank: in step s the slow rank is s modulo the number of ranks");
   command.list("--split", options->split, "Layers of each pipeline stage, as in 3,1 (default: even)").between(1, 9999);
-  command.footer(
-      str(models_text,
-          "ratio_to_1x1x1: the speed over that of one rank with the same batch and threads, step by step in turn\n"
-          "ratio_to_dp: with --shard, the speed over that of the same layout without sharding\n"
-          "peak_gflops: the best sgemm of square matrices from 512 to 2048; a token takes "
-          "6 (12 L d^2 + V d) + 12 L T d flops\n"
-          "peak_bytes: the planned memory of all ranks; resident_bytes: the growth of the process\n"
-          "cpu_share: processor time over the time of all threads\n"
-          "ratio_to_first: with --update, the speed over that of the first kind; the kinds run in turn\n"
-          "ratio_to_loopback: over gloo and mpi, the speed over that of loopback with the threads of all processes\n"
-          "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
-          "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1\n"
-          "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1\n"
-          "         stepgraph bench train --models S --layouts 2x1x1 --update synchronous,asynchronous:2 --slow-rank 3 "
-          "--slow-in-turns"));
+  command.footer(str(
+      models_text,
+      "ratio_to_1x1x1: the speed over that of one rank with the same batch and threads, step by step in turn\n"
+      "ratio_to_dp: with --shard, the speed over that of the same layout without sharding\n"
+      "peak_gflops: the best product of square matrices from 512 to 2048, of bf16 for models in bf16; a token takes "
+      "6 (12 L d^2 + V d) + 12 L T d flops\n"
+      "peak_bytes: the planned memory of all ranks; resident_bytes: the growth of the process\n"
+      "cpu_share: processor time over the time of all threads\n"
+      "floor_share: the least time of a kernel over its time; a loop of multiply-adds (fma_gflops) and a triad\n"
+      "  (triad_GBps) on the same threads give the least time. Above 1: its data were in caches\n"
+      "speedup: with several --threads, the speed over that with the first; fma_speedup: that of the loop\n"
+      "ratio_to_first: with --update, the speed over that of the first kind; the kinds run in turn\n"
+      "ratio_to_loopback: over gloo and mpi, the speed over that of loopback with the threads of all processes\n"
+      "Example: stepgraph bench train --models S --layouts 1x1x1,2x1x1 --json\n"
+      "         stepgraph bench train --models M --layouts 1x1x1 --threads 1,2,4,8,16\n"
+      "         stepgraph launch -n 2 -- bench train --backend gloo --models S --layouts 2x1x1 --threads 1\n"
+      "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1\n"
+      "         stepgraph bench train --models S --layouts 2x1x1 --update synchronous,asynchronous:2 --slow-rank 3 "
+      "--slow-in-turns"));
   command.run([options, gpus] {
     if (options->updates.empty() && options->slow_factor > 1)
       throw Error(ErrorKind::config, "--slow-rank: has no effect without --update (add --update)");
     if (options->slow_factor == 1 && options->slow_in_turns)
       throw Error(ErrorKind::config, "--slow-in-turns: has no effect without --slow-rank (a factor above 1)");
     apply(*gpus, *options);
-    if (options->backend == "loopback") warn_about_threads(options->threads);
+    options->threads = options->thread_counts.front();
+    if (options->thread_counts.size() > 1 && (options->backend != "loopback" || !options->updates.empty()))
+      throw Error(ErrorKind::config,
+                  "--threads: several numbers are for backend loopback without --update (one number)");
+    if (options->backend == "loopback")
+      warn_about_threads(*std::max_element(options->thread_counts.begin(), options->thread_counts.end()));
     bench::train(*options);
   });
 }
@@ -264,6 +298,7 @@ void add_bench_predict(Command bench) {
       bench.subcommand("predict", "The accuracy of `simulate`: predicted against measured training steps");
   auto options = std::make_shared<bench::PredictOptions>();
   add_training_options(command, *options);
+  command.option("--threads", options->threads, "Compute threads, shared by all ranks").between(1, 1024);
   command.option("--machine", options->machine,
                  "Calibration file, made by simulate --calibrate (default: measure this machine first)");
   command.footer(str(models_text, "Example: stepgraph bench predict --models S --json"));
@@ -305,6 +340,7 @@ void add_bench(Command program) {
   add_collectives(bench);
   add_checkpoint(bench);
   add_copy(bench);
+  add_crew(bench);
   add_bench_train(bench);
   add_bench_predict(bench);
   add_bench_pipeline(bench);

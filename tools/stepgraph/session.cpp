@@ -51,6 +51,14 @@ std::string count(Number number, std::string_view one, std::string_view more) {
   return str(number, " ", number == 1 ? one : more);
 }
 
+MachineFile machine_file(const Config& config) {
+  try {
+    return load_machine_file(config.machine);
+  } catch (const Error& error) {
+    throw Error(error.kind(), str("comm.machine: ", error.what()));
+  }
+}
+
 std::string streams_text(const StreamPlan& plan) {
   return str("\non devices: ", count(plan.num_streams(), "stream", "streams"), ", ",
              count(plan.num_events(), "event", "events"), "; ", count(plan.waits.size(), "wait", "waits"),
@@ -105,6 +113,16 @@ Config read(const ConfigOptions& options) {
   Config config = read_config(options.path, overrides);
   if (options.threads) config.threads = *options.threads;
   return config;
+}
+
+void check_host_memory(const Config& config, bool runs) {
+  const OffloadPlan& offload = config.plan.offload;
+  if (offload.host_bytes == 0) return;
+  if (runs) return check_host_bytes(offload, machine_memory_bytes());
+  if (config.machine.empty()) return;
+  const MachineFile file = machine_file(config);
+  if (const auto* const measured = std::get_if<Calibration>(&file))
+    check_host_bytes(offload, measured->host_bytes, str("'", measured->host, "'"));
 }
 
 void warn_about_threads(int threads) {

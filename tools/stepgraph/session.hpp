@@ -30,6 +30,10 @@ void add_devices_option(Command command, std::optional<std::string>& devices);  
 // Of --devices: "0,1", or "all", which is an empty list. Throws Error(config).
 [[nodiscard]] std::vector<int> parse_devices(std::string_view text);
 [[nodiscard]] Config read(const ConfigOptions& options);
+// Throws Error(config) if offload.host_bytes is above the memory of a machine: of this one, for commands that run
+// steps; else of the one that comm.machine was measured on, if its file says how much that has. A command without a
+// world can plan for another machine, so this one does not count there.
+void check_host_memory(const Config& config, bool runs);
 // Warns on stderr if there are more threads than cores.
 void warn_about_threads(int threads);
 

@@ -177,6 +177,9 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
   const std::optional<Machine> chooser = chooser_machine(config);
   const Model model                    = model_of(config);
   const Calibration calibration        = calibration_for(options, config);
+  // With comm.machine, the choices are made for that machine.
+  if (config.machine.empty())
+    check_host_bytes(config.plan.offload, calibration.host_bytes, str("'", calibration.host, "'"));
   if (has_devices(config) == calibration.device.empty())
     std::cerr << "simulate: backend " << config.backend << ", but times are those of "
               << (calibration.device.empty() ? "a processor" : calibration.device)
@@ -208,6 +211,7 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
 void run_simulate(SimulateOptions options) {
   if (options.backend) options.config.overrides.push_back("backend=" + *options.backend);
   const Config config = read(options.config);
+  check_host_memory(config, false);
   if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
   check_target("--trace", options.trace, FileKind::trace, options.force);
   options.cluster ? simulate_cluster(options, config) : simulate_measured(options, config);

@@ -37,7 +37,8 @@ StreamPlan proved_streams(const RunnableGraph& runnable, WorkspaceNeeds needs, s
 // device is needed.
 void run_verify(const ConfigOptions& options) {
   const Config config = read(options);
-  const Model model   = model_of(config);
+  check_host_memory(config, false);
+  const Model model = model_of(config);
   std::vector<Finding> findings;
   const auto look = [&](const StepGraph& step, const char* name) {
     for (const Finding& flaw : find_flaws(step)) findings.push_back(flaw);

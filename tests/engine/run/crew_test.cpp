@@ -137,9 +137,10 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
   };
   for (const Case& of : {Case{2, 64, 32, {32, 32}},
                          {2, 64, 16, {16, 16, 16, 16}},
-                         {3, 64, 32, {20, 22, 22}},
-                         {3, 64, 16, {9, 11, 11, 11, 11, 11}},
-                         {8, 64, 16, std::vector<std::int64_t>(8, 8)},
+                         {3, 64, 32, std::vector<std::int64_t>(16, 4)},
+                         {4, 64, 16, std::vector<std::int64_t>(16, 4)},
+                         {8, 64, 3, {1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3}},
+                         {16, 64, 16, std::vector<std::int64_t>(16, 4)},
                          {1, 64, 16, {64}},
                          {2, 2, 1, {1, 1}},
                          {8, 3, 2, {1, 1, 1}}}) {

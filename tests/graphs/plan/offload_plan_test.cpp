@@ -14,7 +14,8 @@ namespace {
 
 std::string refusal(const OffloadPlan& plan, std::int64_t machine_bytes = 0) {
   try {
-    sg::check_offload(plan, machine_bytes);
+    sg::check_offload(plan);
+    sg::check_host_bytes(plan, machine_bytes);
     return {};
   } catch (const sg::Error& error) {
     CHECK(error.kind() == sg::ErrorKind::config);

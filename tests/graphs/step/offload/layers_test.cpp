@@ -11,6 +11,7 @@
 #include "engine/base/error.hpp"
 #include "engine/graph/recompute.hpp"
 #include "engine/verify/verify.hpp"
+#include "graphs/models/gpt2.hpp"
 #include "graphs/predict/offload_report.hpp"
 #include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/training_step.hpp"
@@ -232,6 +233,43 @@ TEST_CASE("any mode of each layer gives the same bits, and only its own nodes", 
                                                    .offloaded  = num_offloaded});
   CHECK_FALSE(usual.activations().has_value());
   CHECK(losses(step) == losses(usual));
+}
+
+TEST_CASE("activations of a few layers leave the device too", "[graphs][offload][layers]") {
+  constexpr int layers  = 12;
+  const sg::Model deep  = sg::gpt2({.layers = layers, .width = 16, .heads = 2, .context = 32, .vocab = 16});
+  const int offloaded   = GENERATE(1, 2, 3);
+  const int slots       = GENERATE(1, 2, 4);
+  const int recomputed  = GENERATE(0, 2);
+  const int microbatch  = GENERATE(4, 2);
+  const auto compress   = GENERATE(sg::Compression::none, sg::Compression::fp16);
+  const bool overlapped = GENERATE(true, false);
+  if (sg::testing::sanitized() && (slots != 2 || recomputed > 0)) return;
+  if ((microbatch == 2 || compress != sg::Compression::none || !overlapped) && (slots != 2 || recomputed > 0)) return;
+  const sg::BatchSpec four{.global = 4, .micro = microbatch, .seq = 32};
+  CAPTURE(offloaded, slots, recomputed, microbatch, compress, overlapped);
+  const auto of = [&](int moved) {
+    std::vector modes(layers, ActivationMode::keep);
+    for (int i = 0; i < moved + recomputed; ++i)
+      modes[static_cast<std::size_t>(i)] = i < moved ? ActivationMode::offload : ActivationMode::recompute;
+    return sg::training_step(
+        deep, {.offload = {.activations = true, .slots = slots, .async = overlapped, .compress = compress}}, four,
+        {.offload = sg::OffloadAmounts{.layers = modes}});
+  };
+  const sg::StepGraph step = of(offloaded), kept = of(0);
+  sg::verify(step);
+  CHECK(step.activations()->offloaded == offloaded);
+  std::int64_t moved = 0;  // of one microbatch
+  for (const sg::OffloadedUnit& unit : step.offload.units) moved += unit.unit.ends_with("mb0") ? unit.bytes : 0;
+  const auto planned = [](const sg::StepGraph& graph) {
+    return sg::plan_memory(graph.graph).arena(sg::Rank{0}).size_bytes;
+  };
+  // All of them are away when the last layer computes.
+  if (microbatch == 4) CHECK(planned(step) <= planned(kept) - moved * 3 / 4);
+  const sg::TransferBytes bytes = sg::transfer_bytes(step.graph);
+  CHECK(bytes.d2h > 0);
+  CHECK(bytes.h2d == bytes.d2h);
+  if (compress == sg::Compression::none) CHECK(losses(step) == losses(kept));
 }
 
 TEST_CASE("recompute auto fits its budget with the bits of no recomputation", "[graphs][offload][layers]") {

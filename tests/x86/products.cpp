@@ -1,6 +1,3 @@
-// Checks the matrix products of x86-64 against plain loops, bit by bit. A program of its own, without a test framework:
-// it is cross-compiled on other machines and run under an emulator. Prints the kernels it has checked; exits with 1 if
-// one is wrong.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,34 +6,15 @@
 #include <vector>
 
 #include "ops/cpu/gemm.hpp"
+#include "tests/x86/checks.hpp"
+#include "tests/x86/operands.hpp"
 
 namespace sg = stepgraph;
+using sg::testing::x86::numbers;
+using sg::testing::x86::Shape;
+using sg::testing::x86::Stored;
 
 namespace {
-
-float number(std::uint64_t i) {  // from -1 to 1
-  i = (i + 1) * 0x9e3779b97f4a7c15U;
-  i = (i ^ i >> 29) * 0xbf58476d1ce4e5b9U;
-  return static_cast<float>(static_cast<double>(i >> 40) * 0x1p-23 - 1);
-}
-template <class T>
-std::vector<T> numbers(std::int64_t count, std::uint64_t seed) {
-  std::vector<T> made;
-  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i) made.push_back(T(number(seed * 1'000'003 + i)));
-  return made;
-}
-
-struct Shape {
-  std::int64_t m, n, k;
-};
-enum class Stored { rows, columns, apart };  // apart: neither stride is 1
-
-template <class T>
-sg::Matrix<T> matrix(const std::vector<T>& of, std::int64_t rows, std::int64_t cols, Stored stored) {
-  if (stored == Stored::columns) return {of.data(), 1, rows};
-  if (stored == Stored::apart) return {of.data(), 2 * cols, 2};
-  return {of.data(), cols, 1};
-}
 
 // The number of elements whose bits are wrong. `extras`: bit 0 a base, bit 1 in place, bit 2 a bias, bit 3 factors.
 // Tiles are computed `at_once` in a call.
@@ -89,7 +67,7 @@ int wrong(sg::GemmKernel kernel, const Shape& shape, Stored of_a, Stored of_b, i
 
 }  // namespace
 
-int main() {
+bool sg::testing::x86::check_products() {
   bool right = true;
   for (const auto& [kernel, name] : {std::pair(sg::GemmKernel::avx2, "avx2"), {sg::GemmKernel::avx512, "avx512"}}) {
     if (!sg::has(kernel)) continue;
@@ -119,8 +97,7 @@ int main() {
         }
       }
     }
-    std::printf("%s: %d cases\n", name, cases);
+    std::printf("products, %s: %d cases\n", name, cases);
   }
-  if (!sg::has(sg::GemmKernel::avx2)) std::printf("this processor has no AVX2\n");
-  return right ? 0 : 1;
+  return right;
 }

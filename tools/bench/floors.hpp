@@ -1,0 +1,15 @@
+#pragma once
+
+namespace stepgraph::bench {
+
+// What the cores and the memory can do at most, by plain loops on threads of their own.
+struct Floors {
+  double fma_gflops = 0;  // of f32, in registers
+  double triad_gbps = 0;  // a = b + s c over arrays that are larger than most caches
+
+  // The shortest time for so much work, in seconds.
+  [[nodiscard]] double seconds(double flops, double bytes) const noexcept;
+};
+[[nodiscard]] Floors measure_floors(int threads, bool dry_run);
+
+}  // namespace stepgraph::bench
