@@ -17,6 +17,7 @@
 #include "graphs/files/json_value.hpp"
 #include "ops/optimizer.hpp"
 #include "tools/bench/adam_copies.hpp"
+#include "tools/bench/floors.hpp"
 #include "tools/stepgraph/output.hpp"
 #include "tools/stepgraph/worlds.hpp"
 
@@ -34,10 +35,6 @@ double seconds(Executor& executor, const Program& program) {
   const auto start = std::chrono::steady_clock::now();
   executor.run(program);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void triad(float* __restrict a, const float* __restrict b, const float* __restrict c, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) a[i] = b[i] + 3.0f * c[i];
 }
 
 class AdamStep {

@@ -102,10 +102,6 @@ double fma_gflops(int threads, int runs, std::int64_t times) {
   return 2.0 * num_sums * loop.lanes * static_cast<double>(times) * threads / seconds / 1e9;
 }
 
-void triad(float* __restrict a, const float* __restrict b, const float* __restrict c, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) a[i] = b[i] + 3.0f * c[i];
-}
-
 // The same thread writes an element first and computes it later.
 double triad_gbps(int threads, int runs, std::int64_t elements) {
   const auto new_array = [&] { return std::unique_ptr<float[]>(new float[static_cast<std::size_t>(elements)]); };

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 
 namespace stepgraph::bench {
 
@@ -11,5 +12,10 @@ struct Floors {
   [[nodiscard]] double seconds(double flops, double bytes) const noexcept;
 };
 [[nodiscard]] Floors measure_floors(int threads, bool dry_run);
+
+// The loop that bandwidths of memory are measured with.
+inline void triad(float* __restrict a, const float* __restrict b, const float* __restrict c, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) a[i] = b[i] + 3.0f * c[i];
+}
 
 }  // namespace stepgraph::bench
