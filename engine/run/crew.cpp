@@ -47,8 +47,8 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-// Equal parts of a thread's share, of at most `joined` tiles. Of more than two threads one is often slower than the
-// others: smaller parts let these take over more of its share. While all threads have work of their own, helpers are
+// Equal parts of a thread's share, of at most `joined` tiles. With more than two threads, one is often slower. Smaller
+// parts let the other threads take over more of its share. While all threads have work of their own, helpers are
 // unlikely to come, and a thread computes twice as many in one call.
 std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept {
   constexpr std::int64_t most_of_many = 4;

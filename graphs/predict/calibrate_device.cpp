@@ -15,6 +15,7 @@
 #include "engine/run/device.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
+#include "graphs/plan/offload_plan.hpp"
 #include "graphs/predict/trials.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/clear.hpp"

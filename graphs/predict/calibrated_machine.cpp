@@ -75,7 +75,8 @@ double rate_of(const Calibration& calibration, std::string_view op, double flops
 }  // namespace
 
 Calibration::Ops ops_of(const Calibration& calibration, DType param) {
-  if (size_bytes(param) != 2) return calibration.ops;
+  // A processor widens fp16 to fp32; only bf16 has instructions of its own there.
+  if (size_bytes(param) != 2 || (param == DType::f16 && calibration.device.empty())) return calibration.ops;
   Calibration::Ops ops = calibration.ops_bf16;
   ops.insert(calibration.ops.begin(), calibration.ops.end());
   return ops;

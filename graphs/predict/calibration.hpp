@@ -38,7 +38,8 @@ struct Calibration {
   int cores                 = 1;   // of the host
   int threads               = 1;   // of the executor
   double node_overhead_s    = 0;   // between the end of a node and the start of the next
-  // Of steps in fp32, and of steps in bf16 or fp16. With a device, host nodes have names of their own: "adamw@host".
+  // Of steps in fp32 and in bf16. Steps in fp16 have the times of bf16 on a device, those of fp32 on a processor. With
+  // a device, host nodes have names of their own: "adamw@host".
   Ops ops                                                        = {};
   Ops ops_bf16                                                   = {};
   std::vector<Beside> beside                                     = {};

@@ -1,7 +1,6 @@
 #include "graphs/predict/trials.hpp"
 
 #include "engine/graph/without_nodes.hpp"
-
 #include "graphs/files/token_data.hpp"
 
 namespace stepgraph::trials {

@@ -199,7 +199,7 @@ void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
   if (options.update_first) refuse("does not update first, as StepOptions::update_first asks");
 }
 
-// What is left to choose is chosen with steps of single ranks. `build` builds a step that leaves nothing to choose.
+// Chooses the open amounts of the plan by building steps of single ranks. `build` builds a step with all amounts given.
 std::map<Rank, OffloadAmounts> chosen_offload(const Plan& plan, const StepOptions& options, bool trains,
                                               const auto& build) {
   if (options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains)) return {};

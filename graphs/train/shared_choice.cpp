@@ -1,6 +1,10 @@
 #include "graphs/train/shared_choice.hpp"
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "engine/run/packed.hpp"

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/run/context.hpp"
+#include "ops/cpu/gemm_watch.hpp"
 #if defined(__x86_64__)
 #define STEPGRAPH_AVX512  // which all processors with these products have
 #elif defined(__aarch64__)
@@ -26,9 +27,9 @@ namespace {
 constexpr int lanes = lanes_of<float>;
 using Floats        = Vector<float>;
 
-// Queries and keys in a tile: whole vectors of every processor.
 // The tile on the diagonal is cut by queries, because the first ones do not attend to its last keys.
 constexpr std::int64_t diagonal_queries = 64;
+// Queries and keys in a tile: whole vectors of every processor.
 std::int64_t tile_of(const AttentionShape& shape) { return std::min<std::int64_t>(128, rounded_up(shape.seq, 16)); }
 
 // Stores rounded numbers.
@@ -64,11 +65,23 @@ struct Products {
   Bf16Room& room;
   void set(const Matrix<bf16>& a, const Matrix<bf16>& b, std::int64_t m, std::int64_t n, std::int64_t k, float* c,
            std::int64_t stride) const {
+    watch_operands(a, b, m, n, k);
     multiply(room, {.m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .c_stride = stride}, {});
   }
   void add(const Matrix<bf16>& a, const Matrix<bf16>& b, std::int64_t m, std::int64_t n, std::int64_t k, float* c,
            std::int64_t stride) const {
+    watch_operands(a, b, m, n, k);
     multiply(room, {.m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .base = c, .c_stride = stride}, {});
+  }
+
+ private:
+  // The product is compiled without ThreadSanitizer. Its results are in workspaces of the thread.
+  static void watch_operands(const Matrix<bf16>& a, const Matrix<bf16>& b, std::int64_t m, std::int64_t n,
+                             std::int64_t k) {
+    if constexpr (watches) {
+      watch_matrix(a, m, k);
+      watch_matrix(b, k, n);
+    }
   }
 };
 

@@ -5,8 +5,9 @@
 #include "ops/cpu/matrix.hpp"
 
 // Products of bf16 operands by instructions that multiply pairs of bf16 and add them in f32: BFMMLA on 64-bit Arm,
-// VDPBF16PS (AVX-512 BF16) and TDPBF16PS (AMX) on x86-64. Files compiled for them include nothing beyond this header
-// and gemm_bf16_blocks.hpp: an inline function compiled for them could replace the one that older processors run.
+// VDPBF16PS (AVX-512 BF16) and TDPBF16PS (AMX) on x86-64. Files compiled for them include only
+// headers whose functions are in an anonymous namespace, and intrinsics: an inline function compiled for them could
+// replace the one that older processors run.
 //
 // The bits of an element depend only on its row, its column, base, bias, times and k: k is cut into blocks whose length
 // follows from k, each block is summed alone, and the blocks are added in order. The three instructions differ in the

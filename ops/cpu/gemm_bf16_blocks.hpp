@@ -20,6 +20,9 @@
 // its vectors. And these functions:
 // - multiply(a, b, depth, rows, block): the first `rows` rows (or more) of a block of sums, row by row.
 // - begin() and end(), before and after a product.
+#if defined(__x86_64__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // functions with these vectors are local to their files
+#endif
 namespace stepgraph::cpu {
 namespace {
 

@@ -1,6 +1,7 @@
 #include "ops/cpu/instructions.hpp"
 
 #include <cstdlib>
+#include <string>
 
 #include "engine/base/error.hpp"
 #if defined(__x86_64__)
@@ -14,7 +15,7 @@
 namespace stepgraph::cpu {
 namespace {
 
-// Their kernels have run in emulation alone, so far.
+// These kernels have only been run in emulation so far.
 bool only_by_name(Instructions instructions) {
   return instructions == Instructions::avx512_bf16 || instructions == Instructions::amx;
 }
@@ -30,12 +31,12 @@ Instructions choose() {
       }
       exists = exists || to_string(each) == name;
     }
-    throw Error(ErrorKind::config, str("STEPGRAPH_INSTRUCTIONS is '", name, "', which ",
-                                       exists ? "this machine does not have (" : "does not exist (", known, ")"));
+    throw Error(ErrorKind::config, str("STEPGRAPH_INSTRUCTIONS: '", name, "' ",
+                                       exists ? "is not available on this machine (" : "does not exist (", known, ")"));
   }
   Instructions best = Instructions::of_the_build;
   for (const Instructions each : all_instructions) {
-    if (has(each) && !only_by_name(each)) best = each;
+    if (!only_by_name(each) && has(each)) best = each;  // has(amx) asks the system for permission
   }
   return best;
 }

@@ -17,8 +17,9 @@ inline constexpr std::array all_instructions{
 // The first call for amx asks the system for permission to use tiles, once for all threads of the process; without it
 // there is no amx.
 [[nodiscard]] bool has(Instructions instructions) noexcept;
-// The one that the environment variable STEPGRAPH_INSTRUCTIONS names, or the last one that this machine has, but for
-// avx512_bf16 and amx, which have to be named. Throws if there is no such one or this machine does not have it.
+// The instructions that the environment variable STEPGRAPH_INSTRUCTIONS names. Without it: the last of all_instructions
+// that this machine has, except avx512_bf16 and amx, which are used only if they are named. Throws for an unknown name
+// and for instructions that this machine does not have.
 [[nodiscard]] Instructions product_instructions();
 // The same for kernels that have no use for bf16 products: build, avx2 or avx512.
 [[nodiscard]] Instructions best_instructions();

@@ -48,8 +48,11 @@ void require_time() {
   if (sg::testing::is_sanitized()) SKIP("too many processes for a sanitized build");
 }
 
-// Root may run mpirun if it insists.
-JobRun::Variables mpi_variables() { return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}; }
+// Root may run mpirun if it insists. Each job has its own folder for Open MPI's files: a job that begins while another
+// one removes them may wait forever.
+JobRun::Variables mpi_variables(const TempFolder& folder) {
+  return {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}, {"TMPDIR", folder.path().string()}};
+}
 std::vector<std::string> mpirun(int size, const std::vector<std::string>& command) {
   std::vector<std::string> all{"/usr/bin/env", "mpirun", "--oversubscribe", "-n", std::to_string(size)};
   all.insert(all.end(), command.begin(), command.end());
@@ -88,7 +91,8 @@ void check_gloo_conformance(int size) {
 void check_mpi_conformance(int size) {
   require_mpi();
   CAPTURE(size);
-  JobRun job(mpirun(size, {world_process_path(), "mpi", "conformance"}), mpi_variables());
+  const TempFolder folder;
+  JobRun job(mpirun(size, {world_process_path(), "mpi", "conformance"}), mpi_variables(folder));
   CHECK(job.wait(a_run) == std::vector<int>{0});
   CAPTURE(job.err(0));  // Open MPI may have warnings about the machine
   CHECK(count(job.out(0), "passed") == static_cast<std::size_t>(size));
@@ -140,7 +144,8 @@ TEST_CASE("a process of an MPI world that is killed is named by all others, whic
   require_time();
   const int dead = GENERATE(0, 2);
   CAPTURE(dead);
-  JobRun job(mpirun(4, {world_process_path(), "mpi", "sums", "100000000"}), mpi_variables());
+  const TempFolder folder;
+  JobRun job(mpirun(4, {world_process_path(), "mpi", "sums", "100000000"}), mpi_variables(folder));
   std::map<int, pid_t> processes;
   for (const auto until = std::chrono::steady_clock::now() + a_wait;
        processes.size() < 4 && std::chrono::steady_clock::now() < until;) {

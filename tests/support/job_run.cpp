@@ -77,6 +77,11 @@ void JobRun::start(int rank, const std::vector<std::string>& command, Variables 
 }
 
 JobRun::~JobRun() {
+  // A launcher ends its processes.
+  for (const Process& process : processes_) {
+    if (!process.ended) ::kill(process.pid, SIGTERM);
+  }
+  if (!poll()) static_cast<void>(wait(std::chrono::seconds(2)));
   for (Process& process : processes_) {
     if (process.ended) continue;
     ::kill(process.pid, SIGKILL);

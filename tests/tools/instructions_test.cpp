@@ -95,13 +95,13 @@ TEST_CASE("instructions that do not exist or that the machine does not have are 
   const sg::testing::SmallRun small;
   const Outcome unknown = run_with("sse9", str("train ", small.config()));
   CHECK(unknown.exit_code == 2);
-  CHECK_THAT(unknown.err, ContainsSubstring("STEPGRAPH_INSTRUCTIONS is 'sse9', which does not exist (build, "));
+  CHECK_THAT(unknown.err, ContainsSubstring("STEPGRAPH_INSTRUCTIONS: 'sse9' does not exist (build, "));
   for (const sg::cpu::Instructions each : sg::cpu::all_instructions) {
     if (sg::cpu::has(each)) continue;
     const Outcome missing = run_with(std::string(to_string(each)), str("train ", small.config()));
     CAPTURE(to_string(each));
     CHECK(missing.exit_code == 2);
-    CHECK_THAT(missing.err, ContainsSubstring(str("STEPGRAPH_INSTRUCTIONS is '", to_string(each),
-                                                  "', which this machine does not have (build, ")));
+    CHECK_THAT(missing.err, ContainsSubstring(str("STEPGRAPH_INSTRUCTIONS: '", to_string(each),
+                                                  "' is not available on this machine (build, ")));
   }
 }

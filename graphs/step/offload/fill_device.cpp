@@ -29,17 +29,29 @@ class DeviceFill {
     return amounts;
   }
 
-  // Gradients in host memory leave room for states on the device, but they may not fit host_bytes.
+  // Gradients in host memory leave room for states on the device. With a disk they take the host memory of states,
+  // which are then read and written there: so they move only if the device is too small otherwise.
   [[nodiscard]] OffloadAmounts filled_best(const OffloadAmounts& amounts) const {
-    if (const auto more = with_host_gradients(amounts)) {
-      try {
-        OffloadAmounts made = filled(*more);
-        if (left_with(made) >= 0) return made;
-      } catch (const Error& error) {
-        if (!is_about_host(error)) throw;
-      }
+    const bool may_spill = plan_.offload.host_bytes > 0 && !plan_.offload.disk.empty();
+    if (may_spill) {
+      const OffloadAmounts made = filled(amounts);
+      if (left_with(made) >= 0) return made;
     }
+    if (const auto made = filled_with_host_gradients(amounts)) return *made;
     return filled(amounts);
+  }
+
+  // None: they may not be there, or they do not fit host_bytes, or the device is too small all the same.
+  [[nodiscard]] std::optional<OffloadAmounts> filled_with_host_gradients(const OffloadAmounts& amounts) const {
+    const auto more = with_host_gradients(amounts);
+    if (!more) return std::nullopt;
+    try {
+      const OffloadAmounts made = filled(*more);
+      if (left_with(made) >= 0) return made;
+    } catch (const Error& error) {
+      if (!is_about_host(error)) throw;
+    }
+    return std::nullopt;
   }
 
   // What is streamed needs slots, which may not fit. Updates on the host need none, so the host then does more.
@@ -66,10 +78,10 @@ class DeviceFill {
         double scale      = best.amounts.host_scale;
         for (int step = 0, equal = 0; step < most_steps && equal < most_equal; ++step) {
           scale *= direction;
-          Filled next = timed(without_residents(best.amounts), scale);
-          if (!next.fits || next.seconds > best.seconds) break;
-          equal = next.seconds < best.seconds ? 0 : equal + 1;
-          if (equal == 0) best = std::move(next);
+          std::optional<Filled> next = timed_if_room(without_residents(best.amounts), scale);
+          if (!next || !next->fits || next->seconds > best.seconds) break;
+          equal = next->seconds < best.seconds ? 0 : equal + 1;
+          if (equal == 0) best = std::move(*next);
         }
         if (best.seconds < from) break;
       }
@@ -103,11 +115,17 @@ class DeviceFill {
   void try_host_gradients(Filled& best, double host_scale) const {
     const auto more = with_host_gradients(without_residents(best.amounts));
     if (!more) return;
+    std::optional<Filled> other = timed_if_room(*more, host_scale);
+    if (other && other->fits && (!best.fits || other->seconds < best.seconds)) best = std::move(*other);
+  }
+
+  // None: host memory has no room for all homes.
+  [[nodiscard]] std::optional<Filled> timed_if_room(const OffloadAmounts& amounts, double host_scale) const {
     try {
-      Filled other = timed(*more, host_scale);
-      if (other.fits && (!best.fits || other.seconds < best.seconds)) best = std::move(other);
+      return timed(amounts, host_scale);
     } catch (const Error& error) {
       if (!is_about_host(error)) throw;
+      return std::nullopt;
     }
   }
 
@@ -134,8 +152,8 @@ class DeviceFill {
   // often. Returns what is left.
   std::int64_t fill_with(OffloadAmounts& amounts, std::int64_t OffloadAmounts::*field, std::int64_t left) const {
     std::optional<Tried> too_many;
-    std::exception_ptr no_room;  // in host memory, with ...
-    std::int64_t too_few = -1;   // ... so many bytes on the device
+    std::exception_ptr no_room;  // the last error about host memory
+    std::int64_t too_few = -1;   // bytes on the device at that error
     std::int64_t fits    = left;
     for (int attempt = 0; attempt < 12 && fits > 0; ++attempt) {
       amounts.*field = fits;
@@ -156,14 +174,20 @@ class DeviceFill {
     return left;
   }
 
-  // Between what fits and what does not, what is left is about linear.
+  // Interpolates between a number of bytes that fits and one that does not: the memory left is about linear in it.
   std::int64_t fill_between(OffloadAmounts& amounts, std::int64_t OffloadAmounts::*field, Tried fits,
                             Tried too_many) const {
     constexpr std::int64_t parts = 64;  // of the budget: less is not worth another attempt
     for (int attempt = 0; attempt < 3 && fits.left > budget_ / parts; ++attempt) {
       const double share = static_cast<double>(fits.left) / static_cast<double>(fits.left - too_many.left);
       amounts.*field = fits.bytes + static_cast<std::int64_t>(share * static_cast<double>(too_many.bytes - fits.bytes));
-      const std::int64_t now       = left_with(amounts);
+      std::int64_t now = 0;
+      try {
+        now = left_with(amounts);
+      } catch (const Error& error) {
+        if (!is_about_host(error)) throw;
+        break;
+      }
       (now >= 0 ? fits : too_many) = {amounts.*field, now};
     }
     amounts.*field = fits.bytes;

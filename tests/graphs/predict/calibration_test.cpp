@@ -120,6 +120,10 @@ TEST_CASE("a calibrated device computes in its precision, beside copies and the 
   CHECK(bf16.table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-3);
   CHECK(sg::calibrated_machine(found, 2, sg::DType::f16).table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-3);
   CHECK(f32.table_of("linear", compute)->at(1e12, 1e9).alone_s == 1e-2);
+  sg::Calibration processor = found;  // which has no instructions for fp16
+  processor.device.clear();
+  CHECK(sg::ops_of(processor, sg::DType::f16) == found.ops);
+  CHECK(sg::ops_of(processor, sg::DType::bf16) != found.ops);
   CHECK(bf16.table_of("h2d", sg::NodeKind::copy)->at(0, 2e9).alone_s == 1.0 / 50);
   CHECK(bf16.table_of("adamw", compute)->at(15e6, 30e6).alone_s == 1e-5);
   CHECK(bf16.table_of("adamw", sg::NodeKind::host)->at(15e6, 30e6).alone_s == 1e-3 / 4);

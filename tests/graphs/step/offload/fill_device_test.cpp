@@ -17,6 +17,7 @@
 #include "graphs/step/training_step.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/short_training.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -219,6 +220,16 @@ TEST_CASE("gradients stay where host memory has no room for them, and where the 
   CHECK(device_bytes(tight) <= streamed);
   CHECK(host_bytes(tight) <= states + states / 16);
   sg::verify(tight);
+  // With a disk they would take the room of states, so they move only if the device is too small otherwise.
+  const sg::testing::TempFolder folder;
+  const auto with_disk = [&](std::int64_t device_bytes) {
+    return step_of({.optimizer    = true,
+                    .device_bytes = device_bytes,
+                    .host_bytes   = states + states / 16,
+                    .disk         = folder.path().string()});
+  };
+  CHECK(stays(with_disk(streamed + (std::int64_t{1} << 19))));
+  CHECK_FALSE(stays(with_disk(streamed)));
 }
 
 TEST_CASE("filled devices train with the bits of no offload in every layout", "[graphs][offload]") {
