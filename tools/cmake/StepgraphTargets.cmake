@@ -118,11 +118,13 @@ endfunction()
 # Puts the libraries first on the linker's command line: of equal inline functions the linker keeps the first, so
 # optimised code stays optimised. Libraries that ThreadSanitizer does not watch come last.
 function(stepgraph_libraries_first target)
+  set(libraries engine ops graphs backends)
+  if(STEPGRAPH_SANITIZE MATCHES "thread")
+    set(libraries engine_watched ops graphs_watched backends engine graphs)
+  endif()
   set(archives "")
-  foreach(library engine ops graphs backends engine_unwatched graphs_unwatched)
-    if(TARGET stepgraph_${library})
-      string(APPEND archives " $<TARGET_FILE:stepgraph_${library}>")
-    endif()
+  foreach(library IN LISTS libraries)
+    string(APPEND archives " $<TARGET_FILE:stepgraph_${library}>")
   endforeach()
   target_link_options(${target} PRIVATE "SHELL:-Wl,--whole-archive${archives} -Wl,--no-whole-archive")
 endfunction()
@@ -130,23 +132,24 @@ endfunction()
 # stepgraph_library(folder SOURCES ... SINGLE_THREADED ... HEADERS ... LINK ... PRIVATE_LINK ... BUILD_LINK ... SANITIZED_AT ...):
 # the library of one folder. Linking it statically links PRIVATE_LINK too; BUILD_LINK is gone once the library is compiled.
 # SINGLE_THREADED are sources whose code runs on one thread, on data of that thread: ThreadSanitizer would find nothing
-# there. In its build they are a library of their own, compiled as in a release build.
+# there. In its build they are compiled as in a release build, in the target of the same name, so that a compiler cache has
+# their objects; the others are a library of their own.
 # UNITY_APART: an asan build, and one with STEPGRAPH_FILES_PER_OBJECT above 1, compile the sources of a subfolder as one, but
 # for these, whose local names others have too.
 function(stepgraph_library folder)
   cmake_parse_arguments(arg "" "" "SANITIZED_AT;SOURCES;SINGLE_THREADED;UNITY_APART;HEADERS;LINK;PRIVATE_LINK;BUILD_LINK" ${ARGN})
   set(target stepgraph_${folder})
+  set(sanitized ${target})
+  set(parts ${target})
   if(STEPGRAPH_SANITIZE MATCHES "thread" AND arg_SINGLE_THREADED)
-    add_library(${target} STATIC ${arg_SOURCES})
-    add_library(${target}_unwatched STATIC ${arg_SINGLE_THREADED})
-    target_include_directories(${target}_unwatched PRIVATE ${PROJECT_SOURCE_DIR})
-    target_link_libraries(${target}_unwatched PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK} ${arg_BUILD_LINK} stepgraph::warnings)
-    target_link_libraries(${target} PUBLIC ${target}_unwatched)
-    target_link_libraries(${target}_unwatched INTERFACE ${target})  # each uses the other
-    set(parts ${target} ${target}_unwatched)
+    set(sanitized ${target}_watched)
+    list(APPEND parts ${sanitized})
+    add_library(${target} STATIC ${arg_SINGLE_THREADED})
+    add_library(${sanitized} STATIC ${arg_SOURCES})
+    target_link_libraries(${sanitized} PUBLIC ${target} PRIVATE ${arg_PRIVATE_LINK} ${arg_BUILD_LINK} stepgraph::warnings)
+    target_link_libraries(${target} INTERFACE ${sanitized})  # each uses the other
   else()
     add_library(${target} STATIC ${arg_SOURCES} ${arg_SINGLE_THREADED})
-    set(parts ${target})
   endif()
   add_library(stepgraph::${folder} ALIAS ${target})
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
@@ -160,8 +163,8 @@ function(stepgraph_library folder)
     set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endforeach()
   if(STEPGRAPH_SANITIZE)
-    stepgraph_sanitize(${target} ${arg_SANITIZED_AT})  # LEVEL [NO_BYTES]
-    stepgraph_precompile(${target})
+    stepgraph_sanitize(${sanitized} ${arg_SANITIZED_AT})  # LEVEL [NO_BYTES]
+    stepgraph_precompile(${sanitized})
   endif()
   if(STEPGRAPH_UNITY AND arg_UNITY_APART AND (STEPGRAPH_SANITIZE MATCHES "address" OR STEPGRAPH_FILES_PER_OBJECT GREATER 1))
     foreach(part IN LISTS parts)
