@@ -192,7 +192,7 @@ TEST_CASE("processes without any variable get their place from the config", "[to
   const std::string address = " --set world.address=127.0.0.1:" + std::to_string(port);
   const std::string layout  = " --steps 2 --json --set layout.dp=2";
   const auto script_of      = [&](int rank) {
-    return "env -i " + sg::testing::command_path() + " train " + run.config() + layout +
+    return "env -i ASAN_OPTIONS=detect_leaks=0 " + sg::testing::command_path() + " train " + run.config() + layout +
            " --set backend=gloo --set world.size=2 --set world.rank=" + std::to_string(rank) + address + " --flight " +
            run.path("flight");
   };
@@ -210,8 +210,8 @@ TEST_CASE("a wrong place in the config is refused by its key", "[tools][processe
   require_backend("gloo");
   const SmallRun run;
   const auto refused = [&](const std::string& more) {
-    const Outcome outcome = run_bash("env -i " + sg::testing::command_path() + " train " + run.config() +
-                                     " --set layout.dp=2 --set backend=gloo " + more);
+    const Outcome outcome = run_bash("env -i ASAN_OPTIONS=detect_leaks=0 " + sg::testing::command_path() + " train " +
+                                     run.config() + " --set layout.dp=2 --set backend=gloo " + more);
     CHECK(outcome.exit_code == 2);
     return outcome.err;
   };
