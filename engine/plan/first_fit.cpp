@@ -1,89 +1,196 @@
 #include "engine/plan/first_fit.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
-#include <span>
 #include <utility>
 
 namespace stepgraph {
 namespace {
 
-constexpr int patience             = 30;  // consecutive tries without improvement before a search stops
-constexpr std::size_t max_in_block = 64;
-constexpr std::int64_t not_placed  = -1;
+constexpr int patience            = 30;  // consecutive tries without improvement before a search stops
+constexpr std::int64_t not_placed = -1;
+constexpr std::uint32_t no_block  = std::numeric_limits<std::uint32_t>::max();
+
+std::uint32_t span_length(const std::vector<PackItem>& items, std::uint32_t num_spans) {
+  std::uint32_t last = 0;
+  for (const PackItem& item : items) last = std::max(last, item.last);
+  return last / num_spans + 1;
+}
 
 }  // namespace
 
-void FirstFit::Block::note(const Placed& item) {
-  first = std::min(first, item.first);
-  last  = std::max(last, item.last);
+// The lowest gap for a size among bytes that come by their begin.
+class FirstFit::Gap {
+ public:
+  explicit Gap(std::int64_t size) : size_(size) {}
+  [[nodiscard]] std::int64_t offset() const { return offset_; }
+  bool ends_at(std::int64_t begin, std::int64_t end) {  // true: offset() is the answer
+    if (begin - offset_ >= size_) return true;
+    offset_ = std::max(offset_, end);
+    return false;
+  }
+
+ private:
+  std::int64_t size_, offset_ = 0;
+};
+
+void FirstFit::Block::clear() {
+  size  = 0;
+  first = std::numeric_limits<std::uint32_t>::max();
+  last  = 0;
+  alive.fill(0);
 }
 
-std::int64_t FirstFit::lowest_gap(std::uint32_t item) {
-  const PackItem& wanted = items_[item];
-  std::int64_t offset    = 0;
-  for (const Block& block : std::span(blocks_).first(num_blocks_)) {
-    if (apart_ == nullptr && (block.first > wanted.last || block.last < wanted.first)) continue;
-    num_pairs_ += std::ssize(block.items);
-    for (const Placed& other : block.items) {
-      const bool conflict = (other.first <= wanted.last && wanted.first <= other.last) ||
-                            (apart_ != nullptr && apart_->has(item, other.item));
-      if (!conflict) continue;
-      if (other.begin - offset >= wanted.size) return offset;
-      offset = std::max(offset, other.end);
-    }
+void FirstFit::Block::append(const Placed& item) {
+  for (std::size_t span = item.first_span; span <= item.last_span; ++span) alive[span] |= std::uint64_t{1} << size;
+  items[size++] = item;
+  first         = std::min(first, item.first);
+  last          = std::max(last, item.last);
+}
+
+void FirstFit::Block::insert(const Placed& item) {
+  const auto end    = items.begin() + static_cast<std::ptrdiff_t>(size);
+  const auto behind = std::upper_bound(items.begin(), end, item.begin,
+                                       [](std::int64_t begin, const Placed& other) { return begin < other.begin; });
+  const auto place  = static_cast<std::size_t>(behind - items.begin());
+  std::move_backward(behind, end, end + 1);
+  *behind = item;
+  ++size;
+  first = std::min(first, item.first);
+  last  = std::max(last, item.last);
+  if (size > max_in_block) return;  // it is split now
+  const std::uint64_t below = (std::uint64_t{1} << place) - 1;
+  for (std::uint64_t& bits : alive) bits = (bits & below) | (bits & ~below) << 1;
+  for (std::size_t span = item.first_span; span <= item.last_span; ++span) alive[span] |= std::uint64_t{1} << place;
+}
+
+std::uint64_t FirstFit::Block::near(const Placed& item) const {
+  std::uint64_t bits = 0;
+  for (std::size_t span = item.first_span; span <= item.last_span; ++span) bits |= alive[span];
+  return bits;
+}
+
+FirstFit::FirstFit(const std::vector<PackItem>& items, const ItemPairs* apart)
+    : items_(items), turns_per_span_(span_length(items, num_spans)) {
+  if (apart == nullptr) return;
+  apart_begin_.push_back(0);
+  for (std::uint32_t item = 0; item < items.size(); ++item) {
+    for_each_bit(apart->row(item), [&](std::uint32_t other) { apart_.push_back(other); });
+    apart_begin_.push_back(static_cast<std::uint32_t>(apart_.size()));
   }
-  return offset;
+  offset_of_.resize(items.size());
+}
+
+FirstFit::Placed FirstFit::unplaced(std::uint32_t item) const {
+  const PackItem& of = items_[item];
+  return {0,
+          of.size,
+          of.first,
+          of.last,
+          item,
+          static_cast<std::uint16_t>(of.first / turns_per_span_),
+          static_cast<std::uint16_t>(of.last / turns_per_span_)};
+}
+
+bool FirstFit::ends_in(const Block& block, const Placed& item, Gap& gap, const auto& before) {
+  for (std::uint64_t bits = block.near(item); bits != 0; bits &= bits - 1) {
+    const Placed& other = block.items[static_cast<std::size_t>(std::countr_zero(bits))];
+    if (other.first > item.last || other.last < item.first) continue;
+    if (before(other.begin) || gap.ends_at(other.begin, other.end)) return true;
+  }
+  return false;
+}
+
+std::int64_t FirstFit::lowest_gap(const Placed& item) {
+  Gap gap(item.end);
+  for (const std::uint32_t number : by_offset_) {
+    const Block& block = blocks_[number];
+    if (!block.meets(item)) continue;
+    num_pairs_ += static_cast<std::int64_t>(block.size);
+    if (ends_in(block, item, gap, [](std::int64_t) { return false; })) break;
+  }
+  return gap.offset();
+}
+
+// Items of pairs are few. They are sorted like the blocks, and each comes between the items that the lifetime overlaps.
+std::int64_t FirstFit::lowest_gap_apart(const Placed& item) {
+  apart_now_.clear();
+  for (std::uint32_t i = apart_begin_[item.item]; i < apart_begin_[item.item + 1]; ++i) {
+    const std::uint32_t other = apart_[i];
+    if (block_of_[other] != no_block)
+      apart_now_.push_back({place_of_[block_of_[other]], offset_of_[other], offset_of_[other] + items_[other].size});
+  }
+  std::sort(apart_now_.begin(), apart_now_.end(),
+            [](const Apart& a, const Apart& b) { return a.place != b.place ? a.place < b.place : a.begin < b.begin; });
+  Gap gap(item.end);
+  auto next = apart_now_.begin();
+  for (std::size_t place = 0; place < by_offset_.size(); ++place) {
+    const Block& block = blocks_[by_offset_[place]];
+    num_pairs_ += static_cast<std::int64_t>(block.size);
+    const auto ends_until = [&](std::int64_t begin) {
+      for (; next != apart_now_.end() && next->place == place && next->begin <= begin; ++next) {
+        if (gap.ends_at(next->begin, next->end)) return true;
+      }
+      return false;
+    };
+    if (block.meets(item) && ends_in(block, item, gap, ends_until)) break;
+    if (ends_until(std::numeric_limits<std::int64_t>::max())) break;
+  }
+  return gap.offset();
 }
 
 void FirstFit::insert(const Placed& item) {
-  if (num_blocks_ == 0) new_block(0);
-  const auto end = blocks_.begin() + static_cast<std::ptrdiff_t>(num_blocks_);
-  auto at        = std::partition_point(blocks_.begin(), end, [&](const Block& block) {
-    return !block.items.empty() && block.items.back().begin <= item.begin;
+  if (by_offset_.empty()) new_block(0);
+  auto at = std::partition_point(by_offset_.begin(), by_offset_.end(), [&](std::uint32_t number) {
+    const Block& block = blocks_[number];
+    return block.size > 0 && block.items[block.size - 1].begin <= item.begin;
   });
-  if (at == end) --at;
-  const auto behind = std::upper_bound(at->items.begin(), at->items.end(), item.begin,
-                                       [](std::int64_t begin, const Placed& other) { return begin < other.begin; });
-  at->items.insert(behind, item);
-  at->note(item);
-  if (at->items.size() > max_in_block) split(static_cast<std::size_t>(at - blocks_.begin()));
+  if (at == by_offset_.end()) --at;
+  blocks_[*at].insert(item);
+  if (!apart_begin_.empty()) {
+    block_of_[item.item]  = *at;
+    offset_of_[item.item] = item.begin;
+  }
+  if (blocks_[*at].size > max_in_block) split(static_cast<std::size_t>(at - by_offset_.begin()));
 }
 
-FirstFit::Block& FirstFit::new_block(std::size_t place) {
-  if (num_blocks_ == blocks_.size()) blocks_.emplace_back().items.reserve(max_in_block + 1);
-  const auto first = blocks_.begin() + static_cast<std::ptrdiff_t>(place);
-  const auto last  = blocks_.begin() + static_cast<std::ptrdiff_t>(num_blocks_++);
-  std::rotate(first, last, last + 1);
-  *first = Block{std::move(first->items)};
-  first->items.clear();
-  return *first;
+void FirstFit::new_block(std::size_t place) {
+  const auto number = static_cast<std::uint32_t>(by_offset_.size());
+  if (number == blocks_.size()) blocks_.emplace_back();
+  blocks_[number].clear();
+  by_offset_.insert(by_offset_.begin() + static_cast<std::ptrdiff_t>(place), number);
+  if (apart_begin_.empty()) return;
+  place_of_.resize(by_offset_.size());
+  for (; place < by_offset_.size(); ++place) place_of_[by_offset_[place]] = place;
 }
 
 void FirstFit::split(std::size_t place) {
-  Block& upper      = new_block(place + 1);
-  Block& lower      = blocks_[place];
-  const auto middle = lower.items.begin() + max_in_block / 2;
-  upper.items.assign(middle, lower.items.end());
-  lower.items.erase(middle, lower.items.end());
-  lower = Block{std::move(lower.items)};
-  for (Block* const block : {&lower, &upper}) {
-    for (const Placed& each : block->items) block->note(each);
-  }
+  new_block(place + 1);
+  Block &lower = blocks_[by_offset_[place]], &upper = blocks_[by_offset_[place + 1]];
+  const std::size_t size = lower.size;
+  lower.clear();
+  for (std::size_t i = 0; i < size; ++i) (i < max_in_block / 2 ? lower : upper).append(lower.items[i]);
+  if (apart_begin_.empty()) return;
+  for (std::size_t i = 0; i < upper.size; ++i) block_of_[upper.items[i].item] = by_offset_[place + 1];
 }
 
 Packing FirstFit::place(const std::vector<std::uint32_t>& order, std::int64_t at_most, std::int64_t max_pairs) {
   Packing out{std::vector<std::int64_t>(items_.size(), not_placed), 0};
   const std::int64_t began = num_pairs_;
-  num_blocks_              = 0;
+  const bool has_pairs     = !apart_begin_.empty();
+  by_offset_.clear();
+  if (has_pairs) block_of_.assign(items_.size(), no_block);
   for (const std::uint32_t item : order) {
-    const PackItem& wanted    = items_[item];
-    const std::int64_t offset = wanted.size == 0 ? 0 : lowest_gap(item);
+    Placed placed           = unplaced(item);
+    const std::int64_t size = placed.end;
+    if (size > 0) placed.begin = has_pairs ? lowest_gap_apart(placed) : lowest_gap(placed);
     if (num_pairs_ - began > max_pairs) return {};
-    out.offsets[item] = offset;
-    out.size          = std::max(out.size, offset + wanted.size);
+    placed.end        = placed.begin + size;
+    out.offsets[item] = placed.begin;
+    out.size          = std::max(out.size, placed.end);
     if (out.size > at_most) break;
-    if (wanted.size > 0) insert({offset, offset + wanted.size, wanted.first, wanted.last, item});
+    if (size > 0) insert(placed);
   }
   return out;
 }

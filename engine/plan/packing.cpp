@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "engine/plan/apart_bound.hpp"
 #include "engine/plan/first_fit.hpp"
 #include "engine/plan/skyline.hpp"
 
@@ -142,14 +143,20 @@ Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const MayS
   if (best.size <= lower_bound || std::ssize(items) * (std::ssize(items) - 1) / 2 > effort / 4) return best;
   ItemPairs apart(items.size());
   const std::vector<std::uint32_t> order = by_first(items);
-  for (std::size_t later = 1; later < order.size(); ++later) {
-    for (std::size_t earlier = 0; earlier < later; ++earlier) {
-      const std::uint32_t a = order[earlier], b = order[later];
-      if (items[a].last < items[b].first && !may_share(a, b)) apart.add(a, b);
+  const auto at                          = [&](std::uint64_t turn) {  // the first item that begins at a turn or later
+    return std::partition_point(order.begin(), order.end(), [&](std::uint32_t i) { return items[i].first < turn; });
+  };
+  for (const std::uint32_t earlier : order) {
+    const auto shared = at(free_from[earlier]);  // all from there on may share
+    for (auto later = at(std::uint64_t{items[earlier].last} + 1); later < shared; ++later) {
+      if (!may_share(earlier, *later)) apart.add(earlier, *later);
     }
   }
+  // A better bound than that of the lifetimes: the search ends where it is reached, because no packing is smaller.
+  const std::int64_t bound = most_apart(items, apart);
+  if (best.size <= bound) return best;
   FirstFit fit(items, &apart);
-  keep_better(best, search(items, fit, lower_bound, effort + effort / 2, effort));
+  keep_better(best, search(items, fit, bound, effort + effort / 2, effort));
   return best;
 }
 

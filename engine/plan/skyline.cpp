@@ -1,10 +1,11 @@
 #include "engine/plan/skyline.hpp"
 
 #include <algorithm>
+#include <compare>
+#include <functional>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <set>
+#include <queue>
 
 namespace stepgraph {
 namespace {
@@ -24,12 +25,20 @@ Weight weigh(const PackItem& item, SkylinePreference preference) {
 
 // The items, most preferred first; equal ones by their first turn.
 std::vector<std::uint32_t> by_preference(const std::vector<PackItem>& items, SkylinePreference preference) {
-  std::vector<std::uint32_t> order(items.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
-    const Weight x = weigh(items[a], preference), y = weigh(items[b], preference);
-    return x != y ? x > y : items[a].first < items[b].first;
+  struct Weighed {
+    Weight weight;
+    std::uint32_t first, item;
+  };
+  std::vector<Weighed> all;
+  all.reserve(items.size());
+  for (std::uint32_t i = 0; i < items.size(); ++i) all.push_back({weigh(items[i], preference), items[i].first, i});
+  std::sort(all.begin(), all.end(), [](const Weighed& a, const Weighed& b) {
+    if (a.weight != b.weight) return a.weight > b.weight;
+    return a.first != b.first ? a.first < b.first : a.item < b.item;
   });
+  std::vector<std::uint32_t> order;
+  order.reserve(items.size());
+  for (const Weighed& each : all) order.push_back(each.item);
   return order;
 }
 
@@ -38,12 +47,13 @@ std::vector<std::uint32_t> by_preference(const std::vector<PackItem>& items, Sky
 class Unplaced {
  public:
   Unplaced(const std::vector<PackItem>& items, std::vector<std::uint32_t> by_preference)
-      : items_(items), item_(std::move(by_preference)), points_(items.size()), trees_(items.size()) {
+      : item_(std::move(by_preference)), points_(items.size()), place_(items.size()), trees_(items.size()) {
     std::iota(points_.begin(), points_.end(), 0u);
-    place_.resize(items.size());
+    lives_.reserve(items.size());
+    for (const std::uint32_t item : item_) lives_.push_back({items[item].first, items[item].last});
     if (!points_.empty()) build(0, points_.size(), true);
   }
-  [[nodiscard]] bool empty() const { return num_removed_ == items_.size(); }
+  [[nodiscard]] bool empty() const { return num_removed_ == item_.size(); }
 
   // Removes and returns the most preferred item with first >= begin and last < end; none: there is none.
   std::uint32_t take_within(std::uint32_t begin, std::uint32_t end) {
@@ -57,13 +67,16 @@ class Unplaced {
 
  private:
   // The tree of points [low, high) has its root in the middle, and the two halves beside it are its subtrees.
+  struct Life {
+    std::uint32_t first, last;
+  };
   struct Tree {
+    Life root;
     std::uint32_t min_first, max_first, min_last, max_last;
     std::uint32_t best;  // the lowest number of a point that is still there
     bool root_removed = false;
   };
   // Points are numbered by preference: 0 is the most preferred.
-  [[nodiscard]] const PackItem& of(std::uint32_t point) const { return items_[item_[point]]; }
   [[nodiscard]] std::uint32_t best(std::size_t low, std::size_t high) const {
     return low < high ? trees_[(low + high) / 2].best : none;
   }
@@ -77,12 +90,13 @@ class Unplaced {
     const std::size_t middle = (low + high) / 2;
     const auto at            = [&](std::size_t i) { return points_.begin() + static_cast<std::ptrdiff_t>(i); };
     std::nth_element(at(low), at(middle), at(high), [&](std::uint32_t a, std::uint32_t b) {
-      const std::uint32_t x = by_first ? of(a).first : of(a).last, y = by_first ? of(b).first : of(b).last;
+      const std::uint32_t x = by_first ? lives_[a].first : lives_[a].last;
+      const std::uint32_t y = by_first ? lives_[b].first : lives_[b].last;
       return x != y ? x < y : a < b;
     });
-    const PackItem& root    = of(points_[middle]);
+    const Life root         = lives_[points_[middle]];
     place_[points_[middle]] = middle;
-    Tree tree{root.first, root.first, root.last, root.last, none};
+    Tree tree{root, root.first, root.first, root.last, root.last, none};
     for (const auto& [begin, end] : {std::pair(low, middle), std::pair(middle + 1, high)}) {
       if (begin == end) continue;
       build(begin, end, !by_first);
@@ -105,8 +119,8 @@ class Unplaced {
       found = tree.best;
       return;
     }
-    const PackItem& root = of(points_[middle]);
-    if (!tree.root_removed && root.first >= begin && root.last < end) found = std::min(found, points_[middle]);
+    if (!tree.root_removed && tree.root.first >= begin && tree.root.last < end)
+      found = std::min(found, points_[middle]);
     const bool right_first = best(middle + 1, high) < best(low, middle);
     if (right_first) find(middle + 1, high, begin, end, found);
     find(low, middle, begin, end, found);
@@ -125,15 +139,15 @@ class Unplaced {
     choose_best(low, high);
   }
 
-  const std::vector<PackItem>& items_;
   std::vector<std::uint32_t> item_;    // by point
+  std::vector<Life> lives_;            // by point
   std::vector<std::uint32_t> points_;  // by place in the tree
   std::vector<std::size_t> place_;     // by point
   std::vector<Tree> trees_;            // by place of the root
   std::size_t num_removed_ = 0;
 };
 
-// The heights above stretches of turns.
+// The heights above stretches of turns. The stretches meet, so that the neighbours of one are found by its two ends.
 class Skyline {
  public:
   struct Step {
@@ -141,19 +155,22 @@ class Skyline {
     std::int64_t height;
   };
 
-  explicit Skyline(std::uint32_t end) { add({0, end, 0}); }
-  [[nodiscard]] const Step& lowest() const { return steps_.at(by_height_.begin()->second); }  // the first of equal ones
+  explicit Skyline(std::uint32_t end) : steps_(end), begins_(std::size_t{end} + 1, none) { add({0, end, 0}); }
+
+  // The first of equal ones.
+  [[nodiscard]] const Step& lowest() {
+    while (!is_now(by_height_.top())) by_height_.pop();
+    return steps_[by_height_.top().begin];
+  }
 
   // Raises the lowest step to its lower neighbour.
   void lift() {
-    const auto at        = steps_.find(lowest().begin);
-    const bool has_left  = at != steps_.begin();
-    const bool has_right = std::next(at) != steps_.end();
-    const auto left      = has_left ? std::prev(at)->second.height : std::numeric_limits<std::int64_t>::max();
-    const auto right     = has_right ? std::next(at)->second.height : std::numeric_limits<std::int64_t>::max();
-    Step step            = at->second;
-    erase(at);
-    step.height = std::min(left, right);
+    Step step = lowest();
+    remove(step);
+    std::int64_t lower = std::numeric_limits<std::int64_t>::max();
+    if (step.begin > 0) lower = std::min(lower, steps_[begins_[step.begin]].height);
+    if (step.end < steps_.size()) lower = std::min(lower, steps_[step.end].height);
+    step.height = lower;
     merge(step);
   }
 
@@ -161,46 +178,55 @@ class Skyline {
   void cover(const PackItem& item) {
     const Step step = lowest();
     if (item.size == 0) return;
-    erase(steps_.find(step.begin));
+    remove(step);
     if (step.begin < item.first) add({step.begin, item.first, step.height});
     if (item.last + 1 < step.end) add({item.last + 1, step.end, step.height});
     merge({item.first, item.last + 1, step.height + item.size});
   }
 
  private:
-  using Steps = std::map<std::uint32_t, Step>;  // by begin
+  struct Entry {
+    std::int64_t height;
+    std::uint32_t begin;
+    friend auto operator<=>(const Entry&, const Entry&) = default;
+  };
+  [[nodiscard]] bool is_now(const Entry& entry) const {
+    const Step& step = steps_[entry.begin];
+    return begins_[step.end] == entry.begin && step.height == entry.height;
+  }
 
   void add(const Step& step) {
-    steps_.emplace(step.begin, step);
-    by_height_.emplace(step.height, step.begin);
+    steps_[step.begin] = step;
+    begins_[step.end]  = step.begin;
+    by_height_.push({step.height, step.begin});
   }
-  void erase(Steps::iterator at) {
-    by_height_.erase({at->second.height, at->second.begin});
-    steps_.erase(at);
-  }
+  void remove(const Step& step) { begins_[step.end] = none; }
   // Adds a step, as one with neighbours of the same height.
   void merge(Step step) {
-    const auto right = steps_.find(step.end);
-    if (right != steps_.end() && right->second.height == step.height) {
-      step.end = right->second.end;
-      erase(right);
+    if (step.end < steps_.size() && steps_[step.end].height == step.height) {
+      const Step right = steps_[step.end];
+      remove(right);
+      step.end = right.end;
     }
-    const auto next = steps_.lower_bound(step.begin);
-    if (next != steps_.begin() && std::prev(next)->second.height == step.height) {
-      step.begin = std::prev(next)->second.begin;
-      erase(std::prev(next));
+    if (step.begin > 0 && steps_[begins_[step.begin]].height == step.height) {
+      const Step left = steps_[begins_[step.begin]];
+      remove(left);
+      step.begin = left.begin;
     }
     add(step);
   }
 
-  Steps steps_;
-  std::set<std::pair<std::int64_t, std::uint32_t>> by_height_;
+  std::vector<Step> steps_;            // by begin; those that begins_ has are there
+  std::vector<std::uint32_t> begins_;  // by the end of a step
+  // The lowest on top. Steps that are no more, or have another height now, are dropped when they come to the top.
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> by_height_;
 };
 
 }  // namespace
 
 Packing pack_by_skyline(const std::vector<PackItem>& items, SkylinePreference preference) {
   Packing out{std::vector<std::int64_t>(items.size(), 0), 0};
+  if (items.empty()) return out;
   std::uint32_t end = 0;
   for (const PackItem& item : items) end = std::max(end, item.last + 1);
   Unplaced unplaced(items, by_preference(items, preference));

@@ -1,6 +1,9 @@
 #include "graphs/step/build_step.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "engine/base/error.hpp"
 #include "graphs/step/builder.hpp"
@@ -89,10 +92,10 @@ HomePlan used_homes(HomePlan plan, const WithHomes& made) {
 }
 
 // Gives offloaded buffers their homes.
-void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
+void offload(StepGraph& step, const Plan& plan, const StepOptions& options, offload::StepUnits* known) {
   step.offload.amounts    = usual_amounts(plan, options);
   step.offload.amounts_of = options.offload_of;
-  const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, options);
+  const HomePlan homes    = choose_homes(step, plan, step.offload.amounts, options, known);
   if (homes.homes.empty()) return;
   step.offload.settings         = homes;
   step.offload.settings.homes   = {};
@@ -111,7 +114,8 @@ void offload(StepGraph& step, const Plan& plan, const StepOptions& options) {
   }
 }
 
-StepGraph build(StepSetup setup, const auto& build_rank) {
+// All passes before offload. Of the amounts of offload, only the layers count here.
+StepSetup prepared(StepSetup setup, const auto& build_rank) {
   const RankSet ranks = setup.step.graph.ranks();
   for (const Rank rank : ranks) {
     StepBuilder builder(setup, rank);
@@ -124,7 +128,12 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   setup.step.graph = with_slots(setup.step.graph, setup.slots, plan.shard);
   setup.step.roles.resize(setup.step.graph.num_buffers(), MemoryRole::slots);
   count_collectives(setup.step);
-  offload(setup.step, plan, setup.options);
+  return setup;
+}
+
+StepGraph finished(StepSetup setup, offload::StepUnits* known = nullptr) {
+  const Plan& plan = setup.plan;
+  offload(setup.step, plan, setup.options, known);
   if (plan.algorithm == Algorithm::direct) return std::move(setup.step);
   const Machine usual = two_level_machine({.ranks          = setup.step.layout.num_ranks(),
                                            .ranks_per_node = plan.layout.devices_per_node,
@@ -139,54 +148,6 @@ StepGraph build(StepSetup setup, const auto& build_rank) {
   return std::move(setup.step);
 }
 
-}  // namespace
-
-namespace {
-
-bool moves_layer(const std::vector<OffloadedUnit>& units, Rank rank, int layer) {
-  const std::string name = str("layer", layer, " ");
-  return std::any_of(units.begin(), units.end(), [&](const OffloadedUnit& unit) {
-    return unit.of == OffloadClass::activations && unit.rank == rank && unit.unit.starts_with(name);
-  });
-}
-
-}  // namespace
-
-std::optional<ActivationCounts> StepGraph::activations(std::optional<Rank> rank) const {
-  std::map<int, ActivationMode> modes;  // by layer
-  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) {
-    const Labels labels = graph.labels(Node{i});
-    if (labels.layer < 0 || labels.phase != "forward" || (rank && graph.rank(Node{i}) != *rank)) continue;
-    const auto own     = offload.amounts_of.find(graph.rank(Node{i}));
-    const auto& chosen = (own == offload.amounts_of.end() ? offload.amounts : own->second).layers;
-    if (chosen.empty()) continue;
-    ActivationMode& mode = modes[labels.layer];
-    mode                 = chosen.at(static_cast<std::size_t>(labels.layer));
-    if (mode == ActivationMode::offload && !moves_layer(offload.units, graph.rank(Node{i}), labels.layer))
-      mode = ActivationMode::keep;
-  }
-  if (modes.empty()) return std::nullopt;
-  ActivationCounts counts;
-  for (const auto& [layer, mode] : modes) {
-    ++(mode == ActivationMode::keep        ? counts.kept
-       : mode == ActivationMode::recompute ? counts.recomputed
-                                           : counts.offloaded);
-  }
-  return counts;
-}
-
-const HomeFormat* StepGraph::home(Buffer buffer) const {
-  const auto found = std::find_if(homes.begin(), homes.end(), [&](const HomeFormat& of) { return of.home == buffer; });
-  return found == homes.end() ? nullptr : &*found;
-}
-
-DType StepGraph::element_type(Buffer buffer) const {
-  const HomeFormat* const format = home(buffer);
-  return format == nullptr ? graph.spec(buffer).type : format->type;
-}
-
-namespace {
-
 // Options that do not work with gradients of earlier steps.
 void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
   if (!update.delays()) return;
@@ -199,17 +160,44 @@ void check_delay_options(const UpdatePlan& update, const StepOptions& options) {
   if (options.update_first) refuse("does not update first, as StepOptions::update_first asks");
 }
 
-// Chooses the open amounts of the plan by building steps of single ranks. `build` builds a step with all amounts given.
-std::map<Rank, OffloadAmounts> chosen_offload(const Plan& plan, const StepOptions& options, bool trains,
-                                              const auto& build) {
-  if (options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains)) return {};
-  check_offload(plan.offload);
-  const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) {
-    StepOptions alone = options;
+// Builds steps of single ranks that differ in their offload alone: the passes before it run once.
+class SliceBuilder {
+ public:
+  using Prepare = std::function<StepSetup(const StepOptions& options)>;
+  SliceBuilder(const StepOptions& options, Prepare prepare) : options_(options), prepare_(std::move(prepare)) {}
+
+  StepGraph operator()(Rank rank, const OffloadAmounts& amounts) {
+    StepOptions alone = options_;
     alone.only        = rank;
     alone.offload     = amounts;
-    return build(alone);
+    if (!last_ || last_->rank != rank || last_->layers != amounts.layers) {
+      last_.reset();
+      last_.emplace(Last{rank, amounts.layers, prepare_(alone), {}});
+    }
+    StepSetup setup       = last_->setup;
+    setup.options.offload = amounts;
+    return finished(std::move(setup), &last_->units);
+  }
+
+ private:
+  struct Last {
+    Rank rank;
+    std::vector<ActivationMode> layers;
+    StepSetup setup;
+    offload::StepUnits units;
   };
+  const StepOptions& options_;
+  Prepare prepare_;
+  std::optional<Last> last_;
+};
+
+// Chooses the open amounts of the plan by building steps of single ranks. `prepare` runs the passes before offload.
+std::map<Rank, OffloadAmounts> chosen_offload(const Plan& plan, const StepOptions& options, bool trains,
+                                              SliceBuilder::Prepare prepare) {
+  if (options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains)) return {};
+  check_offload(plan.offload);
+  SliceBuilder builder(options, std::move(prepare));
+  const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) { return builder(rank, amounts); };
   StepOptions chosen = options;
   if (trains && plan.recompute == Recompute::automatic) {
     chosen.offload_of = choose_layers(plan, options, of_rank);
@@ -238,14 +226,14 @@ class TrainingBuild {
     options_.update_first |= plan.offload.overlaps_updates();
   }
   [[nodiscard]] std::map<Rank, OffloadAmounts> choice() const {
-    return chosen_offload(plan_, options_, true, [&](const StepOptions& of) { return with(of); });
+    return chosen_offload(plan_, options_, true, [&](const StepOptions& of) { return prepared_with(of); });
   }
-  [[nodiscard]] StepGraph step() const { return with(with_choice(options_, choice())); }
+  [[nodiscard]] StepGraph step() const { return finished(prepared_with(with_choice(options_, choice()))); }
 
  private:
-  [[nodiscard]] StepGraph with(const StepOptions& options) const {
-    return build(StepSetup(model_, resolve(plan_, model_, batch_, true), batch_, true, options),
-                 [](StepBuilder& builder) { builder.training(); });
+  [[nodiscard]] StepSetup prepared_with(const StepOptions& options) const {
+    return prepared(StepSetup(model_, resolve(plan_, model_, batch_, true), batch_, true, options),
+                    [](StepBuilder& builder) { builder.training(); });
   }
 
   const Model& model_;
@@ -275,12 +263,12 @@ StepGraph build_training_step(const Model& model, const Plan& plan, const BatchS
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
                              const StepOptions& options) {
-  const Plan split    = with_split(model, plan, batch, {.machine = options.machine, .search = false});
-  const auto build_of = [&](const StepOptions& of) {
-    return build(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
-                 [result](StepBuilder& builder) { builder.forward_only(result); });
+  const Plan split   = with_split(model, plan, batch, {.machine = options.machine, .search = false});
+  const auto prepare = [&](const StepOptions& of) {
+    return prepared(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
+                    [result](StepBuilder& builder) { builder.forward_only(result); });
   };
-  return build_of(with_choice(options, chosen_offload(split, options, false, build_of)));
+  return finished(prepare(with_choice(options, chosen_offload(split, options, false, prepare))));
 }
 
 }  // namespace stepgraph

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
 
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
 #include "engine/base/words.hpp"
+#include "engine/plan/planned_sizes.hpp"
 #include "graphs/step/memory_requirement.hpp"
 
 namespace stepgraph {
@@ -32,14 +32,10 @@ struct Most {
   Rank rank          = {};
   std::int64_t bytes = 0;
 };
-Most most_of(const RankSet& ranks, const MemoryPlan& plan) {
-  std::map<Rank, std::int64_t> bytes;
-  for (const ArenaPlan& arena : plan.arenas) {
-    if (arena.space == Space::device) bytes[arena.rank] += arena.size_bytes;
-  }
-  for (const WorkspacePlan& workspace : plan.workspaces) bytes[workspace.rank] += workspace.size_bytes;
+Most most_of(const RankSet& ranks, const PlannedSizes& sizes) {
   Most most{.rank = ranks[0]};
-  for (const auto& [rank, needed] : bytes) {
+  for (const Rank rank : ranks) {
+    const std::int64_t needed = sizes.device_bytes(rank);
     if (needed > most.bytes) most = {rank, needed};
   }
   return most;
@@ -200,10 +196,10 @@ void check_homes_fit(Rank rank, std::int64_t host_bytes, std::int64_t disk_bytes
                                        " (offload.disk_bytes ", disk_bytes, ", or a larger offload.host_bytes)"));
 }
 
-void check_homes_fit(const MemoryPlan& memory, const OffloadPlan& plan) {
-  for (const ArenaPlan& arena : memory.arenas) {
-    if (arena.space == Space::pinned) check_homes_fit(arena.rank, arena.size_bytes, 0, plan);
-    if (arena.space == Space::disk) check_homes_fit(arena.rank, 0, arena.size_bytes, plan);
+void check_homes_fit(const PlannedSizes& sizes, const OffloadPlan& plan) {
+  for (const auto& [where, bytes] : sizes.arenas) {
+    if (where.second == Space::pinned) check_homes_fit(where.first, bytes, 0, plan);
+    if (where.second == Space::disk) check_homes_fit(where.first, 0, bytes, plan);
   }
 }
 
@@ -227,18 +223,18 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
                         const MemoryRequirementOptions& options) {
   const std::int64_t limit = device_limit(plan).bytes;
   if (limit == 0 && plan.offload.host_bytes == 0 && plan.offload.disk_bytes == 0) return;
-  const auto plan_of = [&](const Graph& graph, Reuse reuse) {
-    return plan_memory(graph, {.reuse = reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+  const auto planning = [&](Reuse reuse) {
+    return MemoryPlanOptions{.reuse = reuse, .issue_order = options.issue_order, .workspaces = options.workspaces};
   };
-  const MemoryPlan memory = plan_of(step.graph, plan.reuse);
-  check_homes_fit(memory, plan.offload);
-  const Most most = most_of(step.graph.ranks(), memory);
+  const PlannedSizes sizes = planned_sizes(step.graph, planning(plan.reuse));
+  check_homes_fit(sizes, plan.offload);
+  const Most most = most_of(step.graph.ranks(), sizes);
   if (limit == 0 || most.bytes <= limit) return;
   constexpr std::uint32_t large = 20'000;  // nodes
   Search search{.num_nodes = step.graph.num_nodes()};
   search.whole = [&](const Plan& by, const BatchSpec& of) {
     const StepGraph other = build(by, of);
-    return most_of(other.graph.ranks(), plan_of(other.graph, by.reuse)).bytes;
+    return most_of(other.graph.ranks(), planned_sizes(other.graph, planning(by.reuse), Space::device)).bytes;
   };
   if (step.graph.num_nodes() > large && step.layout.num_ranks() > 1 &&
       static_cast<int>(step.graph.ranks().size()) == step.layout.num_ranks()) {
@@ -247,7 +243,7 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
     };
     search.slice_share = 1.0 / step.layout.degree({Axis::dp, Axis::tp});
   }
-  refuse(memory_requirement(step, memory, most.rank), plan,
+  refuse(memory_requirement(step, plan_memory(step.graph, planning(plan.reuse)), most.rank), plan,
          what_would_fit(plan, step.batch, options.trains, most.bytes, search));
 }
 

@@ -6,6 +6,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
+#include "engine/plan/planned_sizes.hpp"
 #include "engine/run/storage.hpp"
 #include "graphs/step/offload/rank_choice.hpp"
 
@@ -22,8 +23,9 @@ constexpr std::int64_t most_piece_bytes = std::int64_t{8} << 20;
 // long as the planned bytes fit.
 class HomeSearch {
  public:
-  HomeSearch(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts, const StepOptions& options)
-      : step_(step), plan_(plan), amounts_(amounts), options_(options) {
+  HomeSearch(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts, const StepOptions& options,
+             offload::StepUnits& units)
+      : step_(step), plan_(plan), amounts_(amounts), options_(options), units_(units) {
     for (const Rank rank : step.graph.ranks()) rooms_[rank].bytes = RankChoice::no_limit;
   }
 
@@ -67,7 +69,7 @@ class HomeSearch {
     for (auto& [rank, room] : rooms_) {
       const auto own = options_.offload_of.find(rank);
       RankChoice choice(step_, of, own == options_.offload_of.end() ? amounts_ : own->second, options_.offload_rates,
-                        rank, made);
+                        units_.of(step_, rank), rank, made);
       room.demand = choice.choose(room.bytes);
       made.shares_staging |= room.is_short;
     }
@@ -90,7 +92,7 @@ class HomeSearch {
   // them.
   [[nodiscard]] std::int64_t planned_bytes(const Graph& graph, Rank rank, Space space = Space::pinned) const {
     const Graph own = graph.ranks() == RankSet(rank) ? graph : slice(graph, rank);
-    return plan_memory(own, planning()).arena(rank, space).size_bytes;
+    return planned_sizes(own, planning(), space).arena(rank, space);
   }
   [[nodiscard]] MemoryPlanOptions planning() const {
     return {.reuse = plan_.reuse, .issue_order = options_.issue_order, .workspaces = options_.workspaces};
@@ -140,10 +142,10 @@ class HomeSearch {
   // The plan of all ranks can need a little more than the plans of their slices. Then homes share no bytes; without a
   // disk, no update runs on the host.
   HomePlan fit_together(HomePlan made) {
-    const MemoryPlan planned = plan_memory(with_homes(step_.graph, made).graph, planning());
-    bool fits                = true;
+    const PlannedSizes planned = planned_sizes(with_homes(step_.graph, made).graph, planning(), Space::pinned);
+    bool fits                  = true;
     for (auto& [rank, room] : rooms_) {
-      if (planned.arena(rank, Space::pinned).size_bytes <= plan_.offload.host_bytes) continue;
+      if (planned.arena(rank, Space::pinned) <= plan_.offload.host_bytes) continue;
       room.bytes = has_disk() ? plan_.offload.host_bytes : room.demand.homes_bytes;
       fits       = false;
     }
@@ -170,6 +172,7 @@ class HomeSearch {
   const Plan& plan_;
   const OffloadAmounts& amounts_;
   const StepOptions& options_;
+  offload::StepUnits& units_;
   std::map<Rank, Room> rooms_;
 };
 
@@ -184,8 +187,9 @@ OffloadAmounts manual_amounts(const OffloadPlan& plan) noexcept {
 }
 
 HomePlan choose_homes(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts,
-                      const StepOptions& options) {
-  return HomeSearch(step, plan, amounts, options).find();
+                      const StepOptions& options, offload::StepUnits* known) {
+  offload::StepUnits own;
+  return HomeSearch(step, plan, amounts, options, known == nullptr ? own : *known).find();
 }
 
 std::vector<OffloadedUnit> offloaded_units(const Graph& before, const HomePlan& homes) {

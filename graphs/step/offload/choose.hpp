@@ -3,6 +3,7 @@
 
 #include "graphs/plan/plan.hpp"
 #include "graphs/step/offload/homes.hpp"
+#include "graphs/step/offload/units.hpp"
 #include "graphs/step/step_graph.hpp"
 
 // Which buffers of a step are offloaded, and where they lie. Internal to graphs/.
@@ -19,8 +20,9 @@ namespace stepgraph {
 // activations and the optimizer. The others lie on disk. Throws Error(config) if they do not fit, with the bytes that
 // are needed. Of `options`, these count: offload_of, instead of `amounts` for some ranks; offload_rates, by which
 // updates are divided between device and host, instead of by OffloadAmounts::host_updates; issue_order and workspaces.
+// `known`: the units of the step, where homes are chosen for it more than once.
 [[nodiscard]] HomePlan choose_homes(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts,
-                                    const StepOptions& options = {});
+                                    const StepOptions& options = {}, offload::StepUnits* known = nullptr);
 
 // What was chosen, for people.
 [[nodiscard]] std::vector<OffloadedUnit> offloaded_units(const Graph& before, const HomePlan& homes);

@@ -3,14 +3,21 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "engine/base/error.hpp"
+#include "engine/plan/planned_sizes.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/layout/layout.hpp"
 
 namespace stepgraph {
 namespace {
+
+MemoryPlanOptions planning(const Plan& plan, const StepOptions& options) {
+  return {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces};
+}
 
 class DeviceFill {
  public:
@@ -132,7 +139,7 @@ class DeviceFill {
   [[nodiscard]] Filled timed(OffloadAmounts amounts, double host_scale) const {
     amounts.host_scale      = host_scale;
     amounts                 = filled(amounts);
-    const StepGraph step    = build_(amounts);
+    const StepGraph& step   = built(amounts);
     const MemoryPlan memory = planned_memory(step, plan_, options_);
     return {amounts, simulated_s(step, memory, *options_.simulator),
             memory.device_bytes(*step.graph.ranks().begin()) <= budget_};
@@ -195,14 +202,29 @@ class DeviceFill {
   }
 
   [[nodiscard]] std::int64_t left_with(const OffloadAmounts& amounts) const {
-    const StepGraph step = build_(amounts);
-    return budget_ - planned_memory(step, plan_, options_).device_bytes(*step.graph.ranks().begin());
+    const auto known =
+        std::find_if(left_.begin(), left_.end(), [&](const auto& each) { return each.first == amounts; });
+    if (known != left_.end()) return known->second;
+    const std::int64_t left = budget_ - planned_device_bytes(built(amounts), plan_, options_);
+    left_.emplace_back(amounts, left);
+    return left;
+  }
+
+  // The last step is kept: what was tried last is most often chosen, and then simulated.
+  [[nodiscard]] const StepGraph& built(const OffloadAmounts& amounts) const {
+    if (!last_ || last_->first != amounts) {
+      last_.reset();
+      last_.emplace(amounts, build_(amounts));
+    }
+    return last_->second;
   }
 
   const Plan& plan_;
   const StepOptions& options_;
   const BuildOne& build_;
   std::int64_t budget_;
+  mutable std::vector<std::pair<OffloadAmounts, std::int64_t>> left_;  // bytes of the budget, by amounts
+  mutable std::optional<std::pair<OffloadAmounts, StepGraph>> last_;
 };
 
 }  // namespace
@@ -216,8 +238,11 @@ bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& o
 }
 
 MemoryPlan planned_memory(const StepGraph& step, const Plan& plan, const StepOptions& options) {
-  return plan_memory(step.graph,
-                     {.reuse = plan.reuse, .issue_order = options.issue_order, .workspaces = options.workspaces});
+  return plan_memory(step.graph, planning(plan, options));
+}
+
+std::int64_t planned_device_bytes(const StepGraph& step, const Plan& plan, const StepOptions& options) {
+  return planned_sizes(step.graph, planning(plan, options), Space::device).device_bytes(*step.graph.ranks().begin());
 }
 
 double simulated_s(const StepGraph& step, const MemoryPlan& memory, const Machine& device) {

@@ -15,6 +15,8 @@ namespace stepgraph {
 [[nodiscard]] bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& options) noexcept;
 
 [[nodiscard]] MemoryPlan planned_memory(const StepGraph& step, const Plan& plan, const StepOptions& options);
+// The device memory of its one rank in that plan.
+[[nodiscard]] std::int64_t planned_device_bytes(const StepGraph& step, const Plan& plan, const StepOptions& options);
 // The time of a step on a device, with the order of its streams.
 [[nodiscard]] double simulated_s(const StepGraph& step, const MemoryPlan& memory, const Machine& device);
 

@@ -230,10 +230,9 @@ OffloadAmounts amounts_for(Rank rank, OffloadAmounts amounts, const Plan& plan, 
       const std::optional<StepGraph> plain = build_plain(counts);
       std::int64_t bytes                   = 0;
       if (plain) {
-        const MemoryPlan memory = planned_memory(*plain, plan, options);
-        bytes                   = memory.device_bytes(rank);
+        bytes = planned_device_bytes(*plain, plan, options);
         if (bytes > budget.bytes) return {bytes, 0};
-        if (!of.uses_room) return {bytes, time_of(*plain, memory)};
+        if (!of.uses_room) return {bytes, time_of(*plain, planned_memory(*plain, plan, options))};
       }
       const StepGraph full    = build_one(filled_device(with(counts), plan, options, build_one));
       const MemoryPlan memory = planned_memory(full, plan, options);

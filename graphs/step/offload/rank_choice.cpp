@@ -9,7 +9,6 @@
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/storage.hpp"
-#include "graphs/step/offload/balance.hpp"
 #include "graphs/step/offload/bytes.hpp"
 
 namespace stepgraph::offload {
@@ -20,12 +19,8 @@ constexpr std::int64_t scalar_bytes = Storage::block_bytes;  // of the copies of
 constexpr std::array by_benefit{OffloadClass::params, OffloadClass::grads, OffloadClass::activations,
                                 OffloadClass::optimizer};
 
-// The bytes that a buffer takes in pinned memory.
-std::int64_t pinned_bytes(std::int64_t size) {
-  return rounded_up(size, size >= MemoryPlan::block_alignment ? MemoryPlan::block_alignment : MemoryPlan::alignment);
-}
+}  // namespace
 
-// Chooses a share of units, spread evenly.
 std::vector<bool> evenly_spread(std::size_t count, double share) {
   const auto wanted = static_cast<std::size_t>(
       std::clamp(std::ceil(share * static_cast<double>(count) - 1e-9), 0.0, static_cast<double>(count)));
@@ -34,18 +29,13 @@ std::vector<bool> evenly_spread(std::size_t count, double share) {
   return chosen;
 }
 
-}  // namespace
+std::int64_t pinned_bytes(std::int64_t size) {
+  return rounded_up(size, size >= MemoryPlan::block_alignment ? MemoryPlan::block_alignment : MemoryPlan::alignment);
+}
 
 RankChoice::RankChoice(const StepGraph& step, const OffloadPlan& plan, const OffloadAmounts& amounts,
-                       const std::optional<OffloadRates>& rates, Rank rank, HomePlan& made)
-    : step_(step),
-      plan_(plan),
-      amounts_(amounts),
-      rates_(rates),
-      rank_(rank),
-      made_(made),
-      units_(step, rank),
-      exact_(buffers_with_copies(step, rank)) {}
+                       const std::optional<OffloadRates>& rates, const RankUnits& units, Rank rank, HomePlan& made)
+    : step_(step), plan_(plan), amounts_(amounts), rates_(rates), units_(units), rank_(rank), made_(made) {}
 
 HomeDemand RankChoice::choose(std::int64_t room_bytes) {
   find_moving_gradients();
@@ -169,23 +159,6 @@ void RankChoice::choose_units(OffloadClass of) {
   }
 }
 
-// The gradients of a unit of the optimizer, where no other unit has a part of them and `grads` does not move them.
-const Candidate* RankChoice::own_gradient(const Candidate& unit) const {
-  if (!amounts_.host_gradients || moving_gradients_.contains(unit.unit)) return nullptr;
-  for (const Candidate& gradient : units_.of(OffloadClass::grads)) {
-    if (gradient.unit == unit.unit) return &gradient;
-  }
-  return nullptr;
-}
-
-void RankChoice::choose_host_gradients() {
-  for (const Updated& unit : updated_) {
-    const Candidate* const gradient = unit.on_host ? own_gradient(*unit.of) : nullptr;
-    if (gradient != nullptr)
-      chosen_.push_back({.offload_class = OffloadClass::grads, .of = gradient, .moves_once = true});
-  }
-}
-
 void RankChoice::find_moving_gradients() {
   const std::vector<Candidate>& all = units_.of(OffloadClass::grads);
   const std::vector<bool> moves     = evenly_spread(all.size(), share(OffloadClass::grads));
@@ -195,7 +168,8 @@ void RankChoice::find_moving_gradients() {
 }
 
 Compression RankChoice::kind_of(Buffer buffer) const {
-  const bool keeps_bits = exact_.contains(buffer.id) && is_lossy(plan_.compress, step_.graph.spec(buffer).type);
+  const bool keeps_bits =
+      units_.with_copies.contains(buffer.id) && is_lossy(plan_.compress, step_.graph.spec(buffer).type);
   return keeps_bits ? Compression::none : plan_.compress;
 }
 
@@ -212,87 +186,6 @@ std::int64_t RankChoice::host_bytes_of(const Chosen& unit, std::optional<Lifetim
     if (!lifetime || step_.graph.spec(buffer).lifetime == *lifetime) sum += pinned_bytes(stored_bytes(buffer));
   }
   return sum;
-}
-
-std::optional<std::int64_t> RankChoice::staging_of(const Candidate& unit) const {
-  constexpr std::int64_t padding       = 512;  // in a slot
-  std::int64_t sum                     = 0;
-  const std::set<std::uint32_t> states = [&] {
-    std::set<std::uint32_t> ids;
-    for (const Buffer buffer : unit.buffers) ids.insert(buffer.id);
-    return ids;
-  }();
-  for (const Buffer buffer : unit.buffers) {
-    if (!pinned_.at(buffer.id)) return std::nullopt;
-    if (effective(kind_of(buffer), step_.graph.spec(buffer).type) != Compression::none)
-      sum += plan_.slots * pinned_bytes(step_.graph.spec(buffer).size_bytes + padding);
-  }
-  for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
-    if (weight.first.empty() || !states.contains(weight.first.buffer.id)) continue;
-    for (const StoredRange* range : {&weight.gradient, &weight.value}) {
-      const auto home = pinned_.find(range->buffer.id);
-      if (home != pinned_.end() && !home->second) return std::nullopt;  // on disk
-      const DType type  = step_.graph.spec(range->buffer).type;
-      const bool direct = home != pinned_.end() && effective(kind_of(range->buffer), type) == Compression::none;
-      if (!direct) sum += pinned_bytes(weight.first.size() * static_cast<std::int64_t>(size_bytes(type)) + padding);
-    }
-  }
-  return sum;
-}
-
-UpdateUnit RankChoice::update_unit(const Candidate& unit) const {
-  UpdateUnit made{.name = unit.unit, .state_bytes = unit.bytes};
-  const auto is_of = [&](const StoredRange& range) {
-    return std::find(unit.buffers.begin(), unit.buffers.end(), range.buffer) != unit.buffers.end();
-  };
-  const auto gradient       = moving_gradients_.find(unit.unit);
-  const bool gradient_moves = gradient != moving_gradients_.end();
-  const bool moves_before   = own_gradient(unit) != nullptr;  // during the backward pass
-  for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
-    if (weight.first.empty() || !is_of(weight.first)) continue;
-    made.elements += weight.first.size();
-    const auto bytes_of = [&](const StoredRange& range) {
-      return weight.first.size() * static_cast<std::int64_t>(size_bytes(step_.graph.spec(range.buffer).type));
-    };
-    if (!moves_before) (gradient_moves ? made.home_bytes : made.gradient_bytes) += bytes_of(weight.gradient);
-    if (share(OffloadClass::params) == 0) made.value_bytes += bytes_of(weight.value);
-  }
-  return made;
-}
-
-// Decides which offloaded units the host should update, so that link, host and device end together.
-void RankChoice::divide_updates() {
-  for (const Chosen& unit : chosen_) {
-    if (unit.offload_class == OffloadClass::optimizer) updated_.push_back({.of = unit.of});
-  }
-  if (!rates_) {
-    const std::vector<bool> on_host = evenly_spread(updated_.size(), amounts_.host_updates);
-    for (std::size_t i = 0; i < updated_.size(); ++i) updated_[i].on_host = on_host[i];
-    return;
-  }
-  std::vector<UpdateUnit> units;
-  for (const Updated& unit : updated_) units.push_back(update_unit(*unit.of));
-  OffloadRates rates = *rates_;
-  rates.host_elements_per_s *= amounts_.host_scale;
-  const UpdateBalance balance = balance_updates(units, rates, {.gradients = amounts_.gradient_bytes});
-  for (std::size_t i = 0; i < updated_.size(); ++i) {
-    updated_[i].on_host = balance.modes[i] == UpdateMode::host;
-    if (balance.keeps_gradient[i]) gradients_that_stay_.insert(updated_[i].of->unit);
-  }
-}
-
-void RankChoice::choose_updates() {
-  for (const Updated& unit : updated_) {
-    UpdateMode mode    = UpdateMode::streamed;
-    const auto staging = unit.on_host ? staging_of(*unit.of) : std::nullopt;
-    if (staging && (*staging == 0 || *staging <= host_left_)) {
-      host_left_ -= *staging;
-      demand_.host_bytes += *staging;
-      demand_.shared_bytes += *staging;
-      mode = UpdateMode::host;
-    }
-    made_.updates.push_back({.rank = rank_, .unit = unit.of->unit, .mode = mode});
-  }
 }
 
 void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan) {

@@ -29,7 +29,7 @@ class RankChoice {
 
   // All of them must outlive it, and `made` gets the homes and updates.
   RankChoice(const StepGraph& step, const OffloadPlan& plan, const OffloadAmounts& amounts,
-             const std::optional<OffloadRates>& rates, Rank rank, HomePlan& made);
+             const std::optional<OffloadRates>& rates, const RankUnits& units, Rank rank, HomePlan& made);
 
   // room_bytes: of host memory for homes and staging, as if they shared no bytes. Homes that do not fit lie on disk.
   // Persistent homes must also fit host_bytes, whatever the room is: so weights lie in the same place in training steps
@@ -70,10 +70,9 @@ class RankChoice {
   const OffloadPlan& plan_;
   const OffloadAmounts& amounts_;
   const std::optional<OffloadRates>& rates_;
+  const RankUnits& units_;
   Rank rank_;
   HomePlan& made_;
-  RankUnits units_;
-  std::set<std::uint32_t> exact_;  // buffers that must keep their bits
   std::vector<Chosen> chosen_;
   std::vector<Updated> updated_;
   std::map<std::string, const Candidate*> moving_gradients_;  // by unit: gradients that the amounts move
@@ -82,6 +81,12 @@ class RankChoice {
   std::int64_t host_left_ = 0;
   HomeDemand demand_;
 };
+
+// Chooses a share of units, spread evenly.
+[[nodiscard]] std::vector<bool> evenly_spread(std::size_t count, double share);
+
+// The bytes that a buffer takes in pinned memory.
+[[nodiscard]] std::int64_t pinned_bytes(std::int64_t size);
 
 [[noreturn]] void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan);
 

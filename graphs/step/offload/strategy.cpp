@@ -161,8 +161,9 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
   unlimited.offload.host_bytes = unlimited.offload.disk_bytes = 0;
   StrategyCase of{
       .plan = plan.offload, .subject = str("rank ", rank), .budget_bytes = budget.bytes, .budget_key = budget.key};
-  of.layers_follow   = plan.recompute == Recompute::automatic;
-  const HomePlan all = choose_homes(without, unlimited, all_amounts(plan.offload, of.layers_follow));
+  of.layers_follow = plan.recompute == Recompute::automatic;
+  offload::StepUnits known;
+  const HomePlan all = choose_homes(without, unlimited, all_amounts(plan.offload, of.layers_follow), {}, &known);
   const std::vector<OffloadedUnit> units = offloaded_units(without.graph, all);
   for (const OffloadedUnit& unit : units) {
     const auto place = std::find(move_order.begin(), move_order.end(), unit.of) - move_order.begin();
@@ -173,15 +174,15 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
   of.moved_share         = [&](const OffloadAmounts& amounts) {
     try {
       const double moved =
-          weighing.bytes(offloaded_units(without.graph, choose_homes(without, plan, amounts, options)));
+          weighing.bytes(offloaded_units(without.graph, choose_homes(without, plan, amounts, options, &known)));
       return all_bytes > 0 ? moved / all_bytes : 0.0;
     } catch (const Error&) {
       return 2.0;
     }
   };
   of.device_bytes = [&](const OffloadAmounts& amounts) {
-    return (amounts == OffloadAmounts{} ? memory : planned_memory(build(rank, amounts), plan, options))
-        .device_bytes(rank);
+    if (amounts == OffloadAmounts{}) return memory.device_bytes(rank);
+    return planned_device_bytes(build(rank, amounts), plan, options);
   };
   return choose_amounts(of);
 }

@@ -7,24 +7,45 @@
 
 namespace stepgraph::offload {
 
-RankUnits::RankUnits(const StepGraph& step, Rank rank) : step_(step), rank_(rank) {
-  add_weights();
-  add_other_gradients();
-  add_activations();
-  for (auto& list : classes_) {
-    for (Candidate& unit : list) leave_small(unit);
-  }
-}
+namespace {
 
-void RankUnits::add(OffloadClass of, const std::string& unit, Buffer buffer, int layer) {
+class UnitFinder {
+ public:
+  UnitFinder(const StepGraph& step, Rank rank) : step_(step), rank_(rank) {}
+
+  RankUnits find() {
+    add_weights();
+    add_other_gradients();
+    add_activations();
+    for (auto& list : found_.classes) {
+      for (Candidate& unit : list) leave_small(unit);
+    }
+    return std::move(found_);
+  }
+
+ private:
+  void add(OffloadClass of, const std::string& unit, Buffer buffer, int layer = -1);
+  void add_weights();
+  void add_other_gradients();
+  void add_activations();
+  void leave_small(Candidate& unit) const;
+
+  const StepGraph& step_;
+  Rank rank_;
+  RankUnits found_;
+  std::map<std::pair<OffloadClass, std::string>, std::size_t> numbers_;
+  std::set<std::uint32_t> seen_;
+};
+
+void UnitFinder::add(OffloadClass of, const std::string& unit, Buffer buffer, int layer) {
   if (!seen_.insert(buffer.id).second) return;
-  auto& list       = classes_[static_cast<std::size_t>(of)];
+  auto& list       = found_.classes[static_cast<std::size_t>(of)];
   const auto found = numbers_.try_emplace({of, unit}, list.size());
   if (found.second) list.push_back({.unit = unit, .layer = layer});
   list[found.first->second].buffers.push_back(buffer);
 }
 
-void RankUnits::add_weights() {
+void UnitFinder::add_weights() {
   const auto& weights = step_.ranks.at(rank_).weights;
   std::map<std::uint32_t, std::set<std::size_t>> blocks_of;  // by buffer
   const auto for_each = [&](const auto& visit) {
@@ -51,7 +72,7 @@ void RankUnits::add_weights() {
 }
 
 // Whole gradients of shard units, and buckets that gradients are copied to.
-void RankUnits::add_other_gradients() {
+void UnitFinder::add_other_gradients() {
   for (std::uint32_t i = 0; i < step_.graph.num_buffers(); ++i) {
     const BufferSpec& spec = step_.graph.spec(Buffer{i});
     if (spec.rank != rank_ || spec.token || spec.size_bytes == 0 || step_.role(Buffer{i}) != MemoryRole::gradients)
@@ -61,7 +82,7 @@ void RankUnits::add_other_gradients() {
 }
 
 // Tensors of the forward pass that the backward pass reads.
-void RankUnits::add_activations() {
+void UnitFinder::add_activations() {
   const Graph& graph = step_.graph;
   std::map<std::uint32_t, Labels> made_by;  // by buffer
   for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
@@ -89,7 +110,7 @@ void RankUnits::add_activations() {
   }
 }
 
-void RankUnits::leave_small(Candidate& unit) const {
+void UnitFinder::leave_small(Candidate& unit) const {
   const auto bytes_of = [&](Buffer buffer) { return step_.graph.spec(buffer).size_bytes; };
   std::int64_t most   = 0;
   for (const Buffer buffer : unit.buffers) most = std::max(most, bytes_of(buffer));
@@ -112,6 +133,19 @@ std::set<std::uint32_t> buffers_with_copies(const StepGraph& step, Rank rank) {
     }
   }
   return found;
+}
+
+}  // namespace
+
+RankUnits find_units(const StepGraph& step, Rank rank) {
+  RankUnits found   = UnitFinder(step, rank).find();
+  found.with_copies = buffers_with_copies(step, rank);
+  return found;
+}
+
+const RankUnits& StepUnits::of(const StepGraph& step, Rank rank) {
+  const auto found = known_.find(rank);
+  return found != known_.end() ? found->second : known_.emplace(rank, find_units(step, rank)).first->second;
 }
 
 }  // namespace stepgraph::offload

@@ -22,29 +22,25 @@ struct Candidate {
 };
 
 // The units of one rank, in the order of the model or of the first use. choose_homes says what a unit is.
-class RankUnits {
- public:
-  RankUnits(const StepGraph& step, Rank rank);  // the step must outlive it
+struct RankUnits {
+  std::array<std::vector<Candidate>, 4> classes = {};
+  // The buffers of weights that are tied to a weight of another rank. The copies of both ranks must stay equal, but the
+  // ranks use them at different times, and a lossy kind of compression would round them at other points.
+  std::set<std::uint32_t> with_copies = {};
+
   [[nodiscard]] const std::vector<Candidate>& of(OffloadClass of) const {
-    return classes_[static_cast<std::size_t>(of)];
+    return classes[static_cast<std::size_t>(of)];
   }
+};
+[[nodiscard]] RankUnits find_units(const StepGraph& step, Rank rank);
+
+// The units of ranks of one step, and of steps that are built in the same way: each rank's are found once.
+class StepUnits {
+ public:
+  [[nodiscard]] const RankUnits& of(const StepGraph& step, Rank rank);
 
  private:
-  void add(OffloadClass of, const std::string& unit, Buffer buffer, int layer = -1);
-  void add_weights();
-  void add_other_gradients();
-  void add_activations();
-  void leave_small(Candidate& unit) const;
-
-  const StepGraph& step_;
-  Rank rank_;
-  std::array<std::vector<Candidate>, 4> classes_;
-  std::map<std::pair<OffloadClass, std::string>, std::size_t> numbers_;
-  std::set<std::uint32_t> seen_;
+  std::map<Rank, RankUnits> known_;
 };
-
-// The buffers of weights that are tied to a weight of another rank. The copies of both ranks must stay equal, but the
-// ranks use them at different times, and a lossy kind of compression would round them at other points.
-[[nodiscard]] std::set<std::uint32_t> buffers_with_copies(const StepGraph& step, Rank rank);
 
 }  // namespace stepgraph::offload

@@ -40,6 +40,9 @@ struct HomeTable {
   [[nodiscard]] const Unit& unit_of(const KnownHome& home) const { return units[home.unit]; }
 };
 
+// Throws Error(config) for homes that a buffer of the graph cannot have.
+[[nodiscard]] HomeTable table_of(const Graph& graph, const HomePlan& plan);
+
 // Where the bytes of a buffer are during a use.
 enum class During : std::uint8_t {
   slot,

@@ -275,9 +275,10 @@ TEST_CASE("homes that share host memory count as the memory plan has them", "[gr
                                           .disk        = folder.path().string()}},
                              batch);
   };
-  const std::int64_t used = on_disk(of_disk(0));
-  std::int64_t sum        = 0;
-  for (const sg::HomeFormat& home : of_disk(0).homes) sum += home.space == sg::Space::disk ? stored_bytes(home) : 0;
+  const sg::StepGraph unlimited = of_disk(0);
+  const std::int64_t used       = on_disk(unlimited);
+  std::int64_t sum              = 0;
+  for (const sg::HomeFormat& home : unlimited.homes) sum += home.space == sg::Space::disk ? stored_bytes(home) : 0;
   REQUIRE(used < sum);
   CHECK(on_disk(of_disk(used)) == used);
   CHECK_THROWS_MATCHES(of_disk(used - 1), sg::Error,
