@@ -163,8 +163,20 @@ void remove_own_partials() noexcept {
   const std::unique_lock placing(own.placing, std::chrono::milliseconds(100));
   const std::unique_lock lock(own.mutex, std::chrono::milliseconds(100));
   if (!placing || !lock) return;
-  std::error_code ignored;
-  for (const std::string& name : own.names) fs::remove_all(name, ignored);
+  for (std::string& name : own.names) {
+    // Other threads may still write in a folder and put it in place afterwards, so it loses its name before its files.
+    std::string hidden = name;
+    hidden.back()      = hidden.back() == '0' ? '1' : '0';
+    if (::rename(name.c_str(), hidden.c_str()) != 0) continue;  // most often: no longer there
+    name = std::move(hidden);
+    // A file whose writer found the folder just before may appear in it.
+    constexpr int attempts = 3;
+    std::error_code failed;
+    for (int attempt = 0; attempt < attempts; ++attempt) {
+      fs::remove_all(name, failed);
+      if (!failed) break;
+    }
+  }
 }
 
 void copy_owner_and_mode(const struct stat& from, int to) {

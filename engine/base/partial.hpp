@@ -47,7 +47,8 @@ struct Partial {
 bool remove_leftovers(const std::string& path);
 
 // Removes all partial files and folders that this process has made and not renamed: for a process that ends at once,
-// without destructors. Any thread.
+// without destructors. Any thread. A thread that still writes a partial folder gets an error at its next use of the
+// name, so a folder with missing files is never put in place.
 void remove_own_partials() noexcept;
 
 // While it lives, remove_own_partials() does not begin. For the moment at which a partial folder is put in place.

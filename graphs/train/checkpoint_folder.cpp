@@ -76,6 +76,8 @@ void remove_all_leftovers(const std::string& folder) {
 void put_in_place(const std::string& partial, const std::string& path) {
   const PartialsStay stay;
   std::error_code ignored;
+  if (!fs::exists(fs::symlink_status(partial, ignored)))  // remove_own_partials() was first: the old one stays
+    throw Error(ErrorKind::backend, str(partial, ": cannot be renamed to ", path, ": ", system_reason(ENOENT)));
   if (!fs::exists(fs::symlink_status(path, ignored))) {
     rename_free(partial, path);
   } else if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
