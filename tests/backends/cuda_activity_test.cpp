@@ -3,7 +3,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <optional>
 
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/activity.hpp"

@@ -11,7 +11,7 @@
 #include "backends/cuda/world.hpp"
 #include "engine/run/executor.hpp"
 #include "tests/support/conformance/world_conformance_check.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

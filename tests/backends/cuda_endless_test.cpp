@@ -16,7 +16,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/device.hpp"
 #include "engine/run/executor.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;

@@ -6,7 +6,7 @@
 #include "engine/run/executor.hpp"
 #include "ops/clear.hpp"
 #include "ops/offload_copy.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/devices.hpp"

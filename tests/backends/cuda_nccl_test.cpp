@@ -12,10 +12,10 @@
 
 #include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/job_run.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/processes/job_run.hpp"
+#include "tests/support/processes/process.hpp"
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;

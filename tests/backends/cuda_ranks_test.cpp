@@ -20,9 +20,9 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;

@@ -19,7 +19,7 @@
 #include "engine/run/device.hpp"
 #include "engine/run/executor.hpp"
 #include "tests/support/allocations.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;

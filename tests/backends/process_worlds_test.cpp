@@ -1,4 +1,4 @@
-// Worlds of real processes, which tests/support/world_process_main.cc runs.
+// Worlds of real processes, which tests/support/processes/world_process_main.cc runs.
 #include <signal.h>
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 
 #include "backends/init_world.hpp"
 #include "backends/process/flight.hpp"
-#include "tests/support/job_run.hpp"
 #include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/processes/job_run.hpp"
+#include "tests/support/processes/process.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -6,7 +6,7 @@
 #include "tests/docs/block.hpp"
 #include "tests/docs/guide.hpp"
 #include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/processes/process.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace fs = std::filesystem;

@@ -10,7 +10,7 @@
 #include <numbers>
 
 #include "ops/cpu/elementary.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

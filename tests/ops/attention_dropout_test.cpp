@@ -15,8 +15,8 @@
 #include "ops/attention.hpp"
 #include "ops/dropout_mask.hpp"
 #include "ops/reduce.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 // Attention on all kinds of tapes: random ones, ranks of a tensor-parallel group, bf16; with any number of threads.
 namespace sg  = stepgraph;

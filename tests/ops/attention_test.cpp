@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "ops/cpu/attention.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg  = stepgraph;
 namespace cpu = stepgraph::cpu;

@@ -13,7 +13,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "ops/collectives.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

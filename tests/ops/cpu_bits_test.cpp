@@ -13,8 +13,8 @@
 #include "ops/activation.hpp"
 #include "ops/cpu/norm.hpp"
 #include "ops/cpu/optimizer.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 // An element's bits depend only on its operands: not on where a loop begins or ends (its tail is not a vector), nor on
 // whether a sum is in place.

@@ -2,7 +2,7 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include "ops/activation.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::check_on_device;

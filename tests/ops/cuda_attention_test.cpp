@@ -11,9 +11,9 @@
 #include "ops/cuda/common/built.hpp"
 #include "ops/reduce.hpp"
 #include "ops/residual.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -7,8 +7,8 @@
 #include "engine/run/executor.hpp"
 #include "ops/compress.hpp"
 #include "ops/offload_copy.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 using sg::Compression;

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "ops/cross_entropy.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -4,8 +4,8 @@
 #include "ops/attention.hpp"
 #include "ops/embedding.hpp"
 #include "ops/reduce.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::check_on_device;

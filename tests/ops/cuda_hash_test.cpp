@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ops/hash.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;
 

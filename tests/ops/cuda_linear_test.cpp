@@ -3,8 +3,8 @@
 
 #include "ops/linear.hpp"
 #include "ops/residual.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 

@@ -3,7 +3,7 @@
 
 #include "ops/norm.hpp"
 #include "ops/residual_norm.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -10,9 +10,9 @@
 #include "ops/cuda/exact_squares.hpp"
 #include "ops/loss_scale.hpp"
 #include "ops/optimizer.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

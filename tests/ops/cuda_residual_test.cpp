@@ -3,7 +3,7 @@
 
 #include "ops/dropout.hpp"
 #include "ops/residual.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::check_on_device;

@@ -7,8 +7,8 @@
 #include "ops/convert.hpp"
 #include "ops/reduce.hpp"
 #include "ops/scaled_sum.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 

@@ -8,8 +8,8 @@
 #include "ops/linear.hpp"
 #include "ops/norm.hpp"
 #include "ops/residual_norm.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

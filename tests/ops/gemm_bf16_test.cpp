@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ops/cpu/gemm.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 

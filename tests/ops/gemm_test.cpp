@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 

@@ -13,8 +13,8 @@
 #include "engine/run/executor.hpp"
 #include "ops/activation.hpp"
 #include "ops/reduce.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -14,7 +14,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "ops/optimizer.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

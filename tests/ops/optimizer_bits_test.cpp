@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/cpu/optimizer.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 // Updates on vectors of every kind have the bits of a plain loop with std::fma, which are those of a device.
 namespace sg  = stepgraph;

@@ -16,7 +16,7 @@
 #include "engine/base/half.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "tests/support/elements.hpp"
+#include "tests/support/ops/elements.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

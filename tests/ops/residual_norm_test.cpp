@@ -6,7 +6,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "ops/norm.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -16,8 +16,8 @@
 #include "ops/linear.hpp"
 #include "ops/reduce.hpp"
 #include "ops/residual.hpp"
-#include "tests/support/elements.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/elements.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

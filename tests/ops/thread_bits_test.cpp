@@ -17,7 +17,7 @@
 #include "ops/norm.hpp"
 #include "ops/residual.hpp"
 #include "ops/residual_norm.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

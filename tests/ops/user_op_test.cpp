@@ -6,7 +6,7 @@
 
 #include "ops/linear.hpp"
 #include "ops/tape/tape.hpp"
-#include "tests/support/op_case.hpp"
+#include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::distance;

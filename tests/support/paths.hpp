@@ -5,10 +5,11 @@
 // same bytes in every build folder, and a compiler cache compiles it once.
 namespace stepgraph::testing {
 
-[[nodiscard]] std::string command_path();           // the stepgraph command of this build
-[[nodiscard]] std::string planted_race_path();      // tests/support/planted_race_main.cc of this build
-[[nodiscard]] std::string command_sequence_path();  // tests/support/command_sequence_main.cc, in the asan build
-[[nodiscard]] std::string world_process_path();     // tests/support/world_process_main.cc of this build
-[[nodiscard]] std::string source_path();            // the folder of the sources
+[[nodiscard]] std::string command_path();  // the stepgraph command of this build
+// The programs of tests/support/processes/*_main.cc. The second one is in the asan build only.
+[[nodiscard]] std::string planted_race_path();
+[[nodiscard]] std::string command_sequence_path();
+[[nodiscard]] std::string world_process_path();
+[[nodiscard]] std::string source_path();  // the folder of the sources
 
 }  // namespace stepgraph::testing

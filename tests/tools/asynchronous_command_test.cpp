@@ -4,7 +4,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <string>
 
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::EndsWith;

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "graphs/predict/calibration.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 #include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;

@@ -3,11 +3,11 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/golden.hpp"
-#include "tests/support/launched.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/launched.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/golden.hpp"
 
 namespace sg = stepgraph;
 using sg::str;

@@ -3,7 +3,7 @@
 
 #include "backends/init_world.hpp"
 #include "backends/process/flight.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

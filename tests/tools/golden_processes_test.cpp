@@ -4,10 +4,10 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/golden.hpp"
-#include "tests/support/launched.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/launched.hpp"
+#include "tests/support/training/golden.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -1,4 +1,4 @@
-#include "tools/bench/idle.hpp"
+#include "tools/bench/training/idle.hpp"
 
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>

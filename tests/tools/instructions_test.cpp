@@ -6,10 +6,10 @@
 
 #include "engine/base/error.hpp"
 #include "ops/cpu/instructions.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/golden.hpp"
-#include "tests/support/launched.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/launched.hpp"
+#include "tests/support/training/golden.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

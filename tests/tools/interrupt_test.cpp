@@ -1,4 +1,4 @@
-#include "tools/stepgraph/interrupt.hpp"
+#include "tools/stepgraph/terminal/interrupt.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>

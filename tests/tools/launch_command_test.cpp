@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "backends/init_world.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/job_run.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/job_run.hpp"
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;

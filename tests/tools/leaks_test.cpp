@@ -5,7 +5,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/predict/calibration.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 #include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;

@@ -2,7 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

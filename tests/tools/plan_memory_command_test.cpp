@@ -4,7 +4,7 @@
 #include <regex>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -9,10 +9,10 @@
 
 #include "backends/process/socket.hpp"
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/job_run.hpp"
-#include "tests/support/launched.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/job_run.hpp"
+#include "tests/support/processes/launched.hpp"
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;

@@ -1,4 +1,4 @@
-#include "tools/stepgraph/progress.hpp"
+#include "tools/stepgraph/terminal/progress.hpp"
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/support/pseudo_terminal.hpp"
+#include "tests/support/processes/pseudo_terminal.hpp"
 
 namespace cli = stepgraph::cli;
 using Catch::Matchers::ContainsSubstring;

@@ -10,10 +10,10 @@
 
 #include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/job_run.hpp"
-#include "tests/support/killed_child.hpp"
-#include "tools/stepgraph/launch.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/job_run.hpp"
+#include "tests/support/processes/killed_child.hpp"
+#include "tools/stepgraph/processes/launch.hpp"
 
 namespace sg  = stepgraph;
 namespace cli = stepgraph::cli;

@@ -11,10 +11,10 @@
 
 #include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/event_file.hpp"
-#include "tests/support/job_run.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/job_run.hpp"
 #include "tests/support/sanitizer.hpp"
+#include "tests/support/training/event_file.hpp"
 
 namespace sg = stepgraph;
 namespace fs = std::filesystem;

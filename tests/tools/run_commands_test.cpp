@@ -9,7 +9,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/files/safetensors.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 namespace fs = std::filesystem;

@@ -6,7 +6,7 @@
 
 #include "graphs/schedule/csv.hpp"
 #include "graphs/schedule/kinds.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -1,4 +1,4 @@
-#include "tools/bench/shapes.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 

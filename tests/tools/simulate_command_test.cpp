@@ -7,7 +7,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/predict/calibration.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

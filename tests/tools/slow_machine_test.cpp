@@ -1,7 +1,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "graphs/predict/calibration.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
-#include "tests/support/launched.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/launched.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -4,9 +4,9 @@
 #include <cstdlib>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
-#include "tests/support/pseudo_terminal.hpp"
+#include "tests/support/processes/command_run.hpp"
+#include "tests/support/processes/pseudo_terminal.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

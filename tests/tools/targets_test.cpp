@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "graphs/predict/calibration.hpp"
-#include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

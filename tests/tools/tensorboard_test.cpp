@@ -1,4 +1,4 @@
-#include "tools/stepgraph/tensorboard.hpp"
+#include "tools/stepgraph/logs/tensorboard.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
@@ -7,8 +7,8 @@
 #include <set>
 
 #include "engine/base/error.hpp"
-#include "tests/support/event_file.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/event_file.hpp"
 
 namespace sg  = stepgraph;
 namespace cli = stepgraph::cli;

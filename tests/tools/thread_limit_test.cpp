@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "engine/base/error.hpp"
-#include "tests/support/command_run.hpp"
+#include "tests/support/processes/command_run.hpp"
 #include "tests/support/sanitizer.hpp"
 
 namespace sg = stepgraph;

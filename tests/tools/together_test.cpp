@@ -1,4 +1,4 @@
-#include "tools/stepgraph/together.hpp"
+#include "tools/stepgraph/processes/together.hpp"
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>

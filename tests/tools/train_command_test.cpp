@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "graphs/files/safetensors.hpp"
-#include "tests/support/command_run.hpp"
 #include "tests/support/paths.hpp"
+#include "tests/support/processes/command_run.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

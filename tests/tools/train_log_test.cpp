@@ -1,4 +1,4 @@
-#include "tools/stepgraph/train_log.hpp"
+#include "tools/stepgraph/logs/train_log.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/files/json_value.hpp"
-#include "tests/support/killed_child.hpp"
+#include "tests/support/processes/killed_child.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg  = stepgraph;

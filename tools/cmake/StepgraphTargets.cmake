@@ -105,11 +105,12 @@ function(stepgraph_compile_quickly target)
   stepgraph_libraries_first(${target})
 endfunction()
 
-# stepgraph_compile_together(target APART...): STEPGRAPH_FILES_PER_OBJECT sources of a target are compiled as one, but for
-# those in APART: local names of theirs are names of others too, or they ask whether CUDA is in the build.
+# stepgraph_compile_together(target APART...): with STEPGRAPH_FILES_PER_OBJECT above 1, up to 8 sources of a target are
+# compiled as one, but for those in APART: local names of theirs are names of others too, or they ask whether CUDA is in the
+# build.
 function(stepgraph_compile_together target)
   if(STEPGRAPH_FILES_PER_OBJECT GREATER 1)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${STEPGRAPH_FILES_PER_OBJECT})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # GCC takes the sources for headers
     set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()

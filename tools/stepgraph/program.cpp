@@ -7,8 +7,8 @@
 #include "backends/init_world.hpp"
 #include "engine/base/error.hpp"
 #include "tools/stepgraph/commands.hpp"
-#include "tools/stepgraph/interrupt.hpp"
-#include "tools/stepgraph/output.hpp"
+#include "tools/stepgraph/terminal/interrupt.hpp"
+#include "tools/stepgraph/terminal/output.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)
 #include "backends/cuda/devices.hpp"

@@ -11,8 +11,8 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "tests/support/conformance/world_conformance.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/training/golden.hpp"
 #include "tests/support/worlds/nccl_processes.hpp"
 
 namespace sg = stepgraph;

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "engine/base/error.hpp"
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

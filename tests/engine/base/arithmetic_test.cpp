@@ -12,7 +12,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/base/half.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "engine/base/types.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 
 namespace sg = stepgraph;
 

@@ -11,7 +11,7 @@
 #include <set>
 
 #include "engine/base/error.hpp"
-#include "tests/support/killed_child.hpp"
+#include "tests/support/processes/killed_child.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
 

@@ -5,8 +5,8 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rank_sets.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rank_sets.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

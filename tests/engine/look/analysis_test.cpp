@@ -13,7 +13,7 @@
 #include "engine/look/summary.hpp"
 #include "engine/run/executor.hpp"
 #include "tests/support/scale.hpp"
-#include "tools/bench/shapes.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 #include "tools/examples/sharded_step.hpp"
 
 namespace sg = stepgraph;

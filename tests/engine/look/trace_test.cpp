@@ -16,10 +16,10 @@
 #include "engine/run/executor.hpp"
 #include "engine/run/recorder.hpp"
 #include "graphs/files/json_value.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/worlds/still_world.hpp"
-#include "tools/bench/shapes.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 #include "tools/examples/sharded_step.hpp"
 
 namespace sg = stepgraph;

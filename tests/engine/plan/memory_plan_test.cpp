@@ -9,9 +9,9 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "tests/support/computing_graph.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rank_sets.hpp"
+#include "tests/support/graphs/computing_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rank_sets.hpp"
 #include "tests/support/scale.hpp"
 #include "tools/examples/sharded_step.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "engine/plan/first_fit.hpp"
 #include "engine/plan/skyline.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 
 namespace sg = stepgraph;
 using stepgraph::testing::Random;

@@ -8,7 +8,7 @@
 
 #include "engine/plan/apart_bound.hpp"
 #include "engine/plan/first_fit.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

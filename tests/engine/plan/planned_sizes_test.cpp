@@ -4,7 +4,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "engine/base/error.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
@@ -59,6 +59,8 @@ void check_sizes(const sg::Graph& graph, const sg::MemoryPlanOptions& options) {
     const sg::PlannedSizes own = sg::planned_sizes(graph, options, space);
     for (const auto& [where, bytes] : own.arenas) CHECK(where.second == space);
     for (const sg::Rank rank : graph.ranks()) CHECK(own.arena(rank, space) == plan.arena(rank, space).size_bytes);
+    if (space != sg::Space::device) continue;
+    for (const sg::Rank rank : graph.ranks()) CHECK(own.device_bytes(rank) == plan.device_bytes(rank));
   }
 }
 

@@ -2,34 +2,15 @@
 #include "engine/run/executor.hpp"
 
 #include <atomic>
-#include <catch2/catch_test_macros.hpp>
-#include <catch2/matchers/catch_matchers.hpp>
-#include <catch2/matchers/catch_matchers_exception.hpp>
-#include <catch2/matchers/catch_matchers_string.hpp>
-#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "backends/loopback/world.hpp"
-#include "engine/base/error.hpp"
-#include "engine/run/context.hpp"
-#include "tests/support/error_of.hpp"
-#include "tests/support/worlds/waiting_world.hpp"
+#include "tests/support/executor_tests.hpp"
 
 namespace sg = stepgraph;
-using sg::testing::error_of;
-using namespace std::chrono_literals;
-using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::MessageMatches;
-using sg::testing::WaitingWorld;
-
-namespace {
-
-constexpr sg::Rank r0{0};
-
-}  // namespace
+using namespace sg::testing::executor_tests;
 
 SCENARIO("a failing node stops the step", "[engine][executor][errors]") {
   GIVEN("a chain in which `forward` throws once") {

@@ -1,11 +1,6 @@
 #include "engine/run/executor.hpp"
 
 #include <atomic>
-#include <catch2/catch_test_macros.hpp>
-#include <catch2/matchers/catch_matchers.hpp>
-#include <catch2/matchers/catch_matchers_exception.hpp>
-#include <catch2/matchers/catch_matchers_string.hpp>
-#include <chrono>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -13,25 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "backends/loopback/world.hpp"
-#include "engine/base/error.hpp"
-#include "engine/run/context.hpp"
 #include "engine/verify/verify.hpp"
-#include "tests/support/error_of.hpp"
-#include "tests/support/worlds/waiting_world.hpp"
+#include "tests/support/executor_tests.hpp"
 
 namespace sg = stepgraph;
-using sg::testing::error_of;
-using namespace std::chrono_literals;
-using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::MessageMatches;
-using sg::testing::WaitingWorld;
-
-namespace {
-
-constexpr sg::Rank r0{0};
-
-}  // namespace
+using namespace sg::testing::executor_tests;
 
 TEST_CASE("bodies run in the order of their edges and see what was written before", "[engine][executor]") {
   sg::Graph graph;

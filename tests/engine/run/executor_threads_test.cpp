@@ -2,23 +2,16 @@
 #include "engine/run/executor.hpp"
 
 #include <atomic>
-#include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
-#include <chrono>
 #include <thread>
 #include <vector>
 
-#include "backends/loopback/world.hpp"
-#include "engine/run/context.hpp"
-#include "tests/support/worlds/waiting_world.hpp"
+#include "tests/support/executor_tests.hpp"
 
 namespace sg = stepgraph;
-using namespace std::chrono_literals;
-using sg::testing::WaitingWorld;
+using namespace sg::testing::executor_tests;
 
 namespace {
-
-constexpr sg::Rank r0{0};
 
 // Counts concurrent bodies, and their maximum.
 class Gauge {

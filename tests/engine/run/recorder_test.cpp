@@ -16,11 +16,11 @@
 #include "engine/graph/matching.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/worlds/still_world.hpp"
 #include "tests/support/worlds/waiting_world.hpp"
-#include "tools/bench/shapes.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 #include "tools/examples/sharded_step.hpp"
 
 namespace sg = stepgraph;

@@ -6,8 +6,8 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/executor.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rebuild.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rebuild.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/worlds/stream_log_world.hpp"
 

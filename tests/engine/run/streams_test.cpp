@@ -9,7 +9,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/plan/memory_plan.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -3,7 +3,7 @@
 
 #include "engine/run/tsan.hpp"
 #include "tests/support/paths.hpp"
-#include "tests/support/process.hpp"
+#include "tests/support/processes/process.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -5,7 +5,7 @@
 
 #include "engine/simulate/sharing.hpp"
 #include "engine/simulate/traffic.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 // The simulator's internals against their definitions.

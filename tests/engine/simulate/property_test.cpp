@@ -4,9 +4,9 @@
 
 #include "engine/graph/matching.hpp"
 #include "engine/simulate/simulate.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rank_sets.hpp"
-#include "tests/support/rebuild.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rank_sets.hpp"
+#include "tests/support/graphs/rebuild.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

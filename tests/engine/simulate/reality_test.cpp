@@ -9,10 +9,10 @@
 #include "backends/loopback/world.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/simulate/simulate.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rebuild.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rebuild.hpp"
 #include "tests/support/scale.hpp"
-#include "tools/bench/shapes.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 
 namespace sg = stepgraph;
 

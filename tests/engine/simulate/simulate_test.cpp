@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "engine/base/error.hpp"
-#include "tests/support/rebuild.hpp"
-#include "tools/bench/shapes.hpp"
+#include "tests/support/graphs/rebuild.hpp"
+#include "tools/bench/overhead/shapes.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -12,10 +12,10 @@
 
 #include "engine/base/error.hpp"
 #include "engine/verify/verify.hpp"
+#include "tests/support/graphs/random_graph.hpp"
+#include "tests/support/graphs/rank_sets.hpp"
 #include "tests/support/oracle/mutation.hpp"
 #include "tests/support/oracle/oracle.hpp"
-#include "tests/support/random_graph.hpp"
-#include "tests/support/rank_sets.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

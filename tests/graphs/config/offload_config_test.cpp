@@ -6,8 +6,8 @@
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
 #include "graphs/config/config.hpp"
-#include "tests/support/refusals.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/refusals.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::check_refused;

@@ -7,7 +7,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/config/config.hpp"
 #include "graphs/models/huggingface.hpp"
-#include "tests/support/refusals.hpp"
+#include "tests/support/training/refusals.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

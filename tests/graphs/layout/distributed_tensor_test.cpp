@@ -13,8 +13,8 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/layout/flat_shards.hpp"
 #include "ops/collectives.hpp"
-#include "tests/support/elements.hpp"
 #include "tests/support/enumerators.hpp"
+#include "tests/support/ops/elements.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -7,8 +7,8 @@
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/model_folder.hpp"
 #include "ops/linear.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

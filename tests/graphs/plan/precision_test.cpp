@@ -9,7 +9,7 @@
 #include "engine/plan/memory_plan.hpp"
 #include "graphs/schedule/kinds.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::History;

@@ -9,7 +9,7 @@
 #include "engine/simulate/simulate.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/rebuild.hpp"
+#include "tests/support/graphs/rebuild.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::WithinRel;

@@ -13,8 +13,8 @@
 #include "engine/base/error.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

@@ -12,7 +12,7 @@
 #include "graphs/schedule/simulation.hpp"
 #include "graphs/schedule/validate.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/schedules.hpp"
+#include "tests/support/schedules/schedules.hpp"
 
 namespace sg = stepgraph;
 using Catch::Approx;

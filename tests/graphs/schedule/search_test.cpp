@@ -9,7 +9,7 @@
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/simulation.hpp"
 #include "graphs/schedule/validate.hpp"
-#include "tests/support/found_schedules.hpp"
+#include "tests/support/schedules/found_schedules.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -17,7 +17,7 @@
 #include "graphs/schedule/validate.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/schedules.hpp"
+#include "tests/support/schedules/schedules.hpp"
 
 namespace sg = stepgraph;
 using Catch::Approx;

@@ -2,8 +2,8 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "graphs/train/broadcast_weights.hpp"
-#include "tests/support/golden.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/eager_world.hpp"
 
 #if !defined(STEPGRAPH_WITH_CUDA)  // in a CUDA build, ops would enqueue CUDA kernels

@@ -5,7 +5,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::History;

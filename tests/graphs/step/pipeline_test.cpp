@@ -17,7 +17,7 @@
 #include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Approx;

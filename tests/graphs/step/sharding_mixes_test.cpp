@@ -7,7 +7,7 @@
 
 #include "engine/base/error.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::ReduceWhen;

@@ -4,9 +4,9 @@
 #include <map>
 
 #include "engine/base/error.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::Shard;

@@ -6,7 +6,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::Shard;

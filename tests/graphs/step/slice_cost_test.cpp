@@ -8,7 +8,7 @@
 #include "graphs/models/llama.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/allocations.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 

@@ -5,7 +5,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "tests/support/allocations.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 

@@ -10,7 +10,7 @@
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/weights.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

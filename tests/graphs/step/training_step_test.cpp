@@ -11,9 +11,9 @@
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/validate.hpp"
 #include "graphs/step/pipeline.hpp"
-#include "tests/support/rank_sets.hpp"
+#include "tests/support/graphs/rank_sets.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::WithinRel;

@@ -4,7 +4,7 @@
 
 #include "graphs/models/weights.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::History;

@@ -14,7 +14,7 @@
 #include "graphs/models/mlp.hpp"
 #include "graphs/train/trainer.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

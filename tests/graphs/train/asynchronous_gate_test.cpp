@@ -12,7 +12,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/step/with_bodies.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::small_gpt2;

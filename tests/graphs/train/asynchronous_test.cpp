@@ -14,10 +14,10 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/step/with_bodies.hpp"
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

@@ -8,7 +8,7 @@
 #include "graphs/models/weights.hpp"
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

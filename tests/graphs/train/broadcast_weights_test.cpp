@@ -12,7 +12,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/hash.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -11,7 +11,7 @@
 #include "ops/linear.hpp"
 #include "ops/tape/tape.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

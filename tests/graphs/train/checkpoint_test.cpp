@@ -18,10 +18,10 @@
 #include "graphs/files/safetensors.hpp"
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/model_folder.hpp"
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

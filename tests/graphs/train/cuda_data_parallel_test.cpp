@@ -3,8 +3,8 @@
 
 #include "backends/loopback/world.hpp"
 #include "graphs/train/data_parallel.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 

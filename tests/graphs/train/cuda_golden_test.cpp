@@ -6,9 +6,9 @@
 
 #include "backends/loopback/world.hpp"
 #include "graphs/train/broadcast_weights.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/golden.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/training/golden.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::golden;

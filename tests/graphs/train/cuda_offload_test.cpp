@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/support/device_case.hpp"
-#include "tests/support/device_training.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/training/device_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::History;

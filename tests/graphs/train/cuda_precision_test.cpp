@@ -9,7 +9,7 @@
 
 #include "graphs/models/gpt2.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/device_case.hpp"
+#include "tests/support/ops/device_case.hpp"
 #include "tests/support/paths.hpp"
 
 namespace sg = stepgraph;

@@ -3,9 +3,9 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include "graphs/train/trainer.hpp"
-#include "tests/support/delayed_training.hpp"
-#include "tests/support/device_case.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/training/delayed_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::DelayedRun;

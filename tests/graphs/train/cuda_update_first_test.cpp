@@ -2,8 +2,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "tests/support/device_case.hpp"
-#include "tests/support/device_training.hpp"
+#include "tests/support/ops/device_case.hpp"
+#include "tests/support/training/device_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::train_on_device;

@@ -11,8 +11,8 @@
 #include "graphs/layout/layout.hpp"
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/step/training_step.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/training/golden.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::golden;

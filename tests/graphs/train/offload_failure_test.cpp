@@ -15,9 +15,9 @@
 #include "engine/base/error.hpp"
 #include "graphs/train/checkpoint.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/checkpointed.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

@@ -14,10 +14,10 @@
 #include "graphs/train/broadcast_weights.hpp"
 #include "graphs/train/checkpoint.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

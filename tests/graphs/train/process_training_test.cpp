@@ -18,10 +18,10 @@
 #include "graphs/train/check_gradients.hpp"
 #include "graphs/train/data_parallel.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/hub_world.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 

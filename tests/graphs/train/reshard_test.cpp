@@ -4,10 +4,10 @@
 #include <cmath>
 #include <random>
 
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::fast_folder;

@@ -11,11 +11,11 @@
 #include "engine/base/error.hpp"
 #include "graphs/train/checkpoint.hpp"
 #include "graphs/train/data_parallel.hpp"
-#include "tests/support/checkpointed.hpp"
-#include "tests/support/delayed_training.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/delayed_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

@@ -4,10 +4,10 @@
 
 #include "backends/loopback/world.hpp"
 #include "graphs/models/model_folder.hpp"
-#include "tests/support/delayed_training.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/delayed_training.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

@@ -15,10 +15,10 @@
 #include "graphs/models/llama.hpp"
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/model_folder.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

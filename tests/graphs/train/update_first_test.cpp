@@ -12,10 +12,10 @@
 #include "engine/base/error.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/step/memory_requirement.hpp"
-#include "tests/support/checkpointed.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/checkpointed.hpp"
+#include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/thread_processes.hpp"
 
 namespace sg = stepgraph;

@@ -5,7 +5,7 @@
 
 #include "tests/support/conformance/world_conformance.hpp"
 #include "tests/support/enumerators.hpp"
-#include "tests/support/trial.hpp"
+#include "tests/support/graphs/trial.hpp"
 
 namespace stepgraph::testing {
 

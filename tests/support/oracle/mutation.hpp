@@ -6,7 +6,7 @@
 
 #include "engine/graph/edges.hpp"
 #include "engine/graph/graph.hpp"
-#include "tests/support/random_graph.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 
 namespace stepgraph::testing {
 

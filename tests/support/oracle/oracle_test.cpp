@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "engine/base/error.hpp"
+#include "tests/support/graphs/random_graph.hpp"
 #include "tests/support/oracle/mutation.hpp"
 #include "tests/support/oracle/oracle.hpp"
-#include "tests/support/random_graph.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

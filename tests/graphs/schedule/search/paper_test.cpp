@@ -8,9 +8,9 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/schedule/search.hpp"
-#include "tests/support/found_schedules.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/schedules/found_schedules.hpp"
 
 namespace sg = stepgraph;
 using Catch::Approx;

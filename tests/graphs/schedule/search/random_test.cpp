@@ -7,8 +7,8 @@
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/search.hpp"
 #include "graphs/schedule/simulation.hpp"
-#include "tests/support/found_schedules.hpp"
 #include "tests/support/scale.hpp"
+#include "tests/support/schedules/found_schedules.hpp"
 
 namespace sg = stepgraph;
 using sg::SearchChunks;

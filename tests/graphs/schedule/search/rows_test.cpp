@@ -1,18 +1,12 @@
 #include "graphs/schedule/search/rows.hpp"
 
-#include <catch2/catch_test_macros.hpp>
-#include <random>
-
 #include "graphs/schedule/kinds.hpp"
 #include "graphs/schedule/search/join.hpp"
 #include "graphs/schedule/simulation.hpp"
-#include "tests/support/scale.hpp"
-#include "tests/support/search_setting.hpp"
+#include "tests/support/schedules/search_tests.hpp"
 
 namespace sg = stepgraph;
-using sg::search::Setting;
-using sg::testing::draw;
-using sg::testing::random_setting;
+using namespace sg::testing::search_tests;
 
 namespace {
 

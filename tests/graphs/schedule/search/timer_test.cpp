@@ -1,19 +1,11 @@
 #include "graphs/schedule/search/timer.hpp"
 
-#include <catch2/catch_test_macros.hpp>
-#include <random>
-
 #include "graphs/schedule/search/build.hpp"
 #include "graphs/schedule/simulation.hpp"
-#include "tests/support/scale.hpp"
-#include "tests/support/search_setting.hpp"
+#include "tests/support/schedules/search_tests.hpp"
 
 namespace sg = stepgraph;
-using sg::search::Rows;
-using sg::search::RowTimer;
-using sg::search::Setting;
-using sg::testing::draw;
-using sg::testing::random_setting;
+using namespace sg::testing::search_tests;
 
 namespace {
 

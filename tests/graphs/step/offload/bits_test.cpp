@@ -12,8 +12,8 @@
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::testing::History;

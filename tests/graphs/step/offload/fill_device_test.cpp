@@ -16,8 +16,8 @@
 #include "graphs/models/gpt2.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

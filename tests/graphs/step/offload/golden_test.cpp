@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "graphs/step/memory_requirement.hpp"
-#include "tests/support/golden.hpp"
 #include "tests/support/scale.hpp"
-#include "tests/support/short_training.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/training/golden.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 

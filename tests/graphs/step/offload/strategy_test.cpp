@@ -12,7 +12,7 @@
 #include "graphs/step/memory_limit.hpp"
 #include "graphs/step/training_step.hpp"
 #include "graphs/train/trainer.hpp"
-#include "tests/support/short_training.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

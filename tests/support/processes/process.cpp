@@ -1,0 +1,34 @@
+#include "tests/support/processes/process.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace stepgraph::testing {
+namespace {
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+Outcome run_command(const std::string& command) {
+  char name[] = "/tmp/stepgraph-test-XXXXXX";
+  if (!mkdtemp(name)) return {};
+  const std::filesystem::path folder(name);
+  const int status = std::system(("export ASAN_OPTIONS=detect_leaks=0; " + command + " >" + (folder / "out").string() +
+                                  " 2>" + (folder / "err").string())
+                                     .c_str());
+  Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(folder / "out"), read_file(folder / "err")};
+  std::filesystem::remove_all(folder);
+  return outcome;
+}
+
+}  // namespace stepgraph::testing

@@ -1,0 +1,137 @@
+#include "tools/bench/machine/floors.hpp"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "engine/base/quantile.hpp"
+#include "ops/cpu/instructions.hpp"
+
+namespace stepgraph::bench {
+namespace {
+
+// Runs work(thread) on all threads at once, `runs` times; returns the median of the seconds that all of them take.
+double on_threads(int threads, int runs, const std::function<void(int)>& work) {
+  std::vector<double> seconds;
+  auto begin = std::chrono::steady_clock::now();
+  int phase  = 0;  // even: a run begins; odd: it ends
+  std::barrier all(threads, [&]() noexcept {
+    const auto now = std::chrono::steady_clock::now();
+    if (phase++ % 2 != 0) seconds.push_back(std::chrono::duration<double>(now - begin).count());
+    begin = now;
+  });
+  seconds.reserve(static_cast<std::size_t>(runs));
+  std::vector<std::jthread> pool;
+  for (int thread = 0; thread < threads; ++thread) {
+    pool.emplace_back([&, thread] {
+      for (int run = 0; run < runs; ++run) {
+        all.arrive_and_wait();
+        work(thread);
+        all.arrive_and_wait();
+      }
+    });
+  }
+  pool.clear();
+  return quantile(seconds, 0.5);
+}
+
+// Enough sums that few additions wait for the one before. AVX2 has 16 registers.
+#if defined(__aarch64__)
+constexpr int num_sums = 24;
+#else
+constexpr int num_sums = 12;
+#endif
+typedef float FourLanes __attribute__((vector_size(16)));     // NOLINT
+typedef float EightLanes __attribute__((vector_size(32)));    // NOLINT
+typedef float SixteenLanes __attribute__((vector_size(64)));  // NOLINT
+template <class Vector>
+[[gnu::always_inline]] inline float multiply_and_add(std::int64_t times) {
+  Vector sum[num_sums], a = Vector{} + 0.5f, b = Vector{} + 0x1p-40f;  // too small to change a sum
+  for (Vector& each : sum) each = a;
+  for (std::int64_t i = 0; i < times; ++i) {
+    // As if they changed: their product is computed for each sum.
+#if defined(__aarch64__)
+    asm volatile("" : "+w"(a), "+w"(b));
+#elif defined(__x86_64__)  // Clang takes "x" only for vectors that the template's own target has; GCC uses registers
+    asm volatile("" : "+mx"(a), "+mx"(b));
+#endif
+#pragma GCC unroll 16
+    for (Vector& each : sum) each += a * b;
+  }
+  float out = 0;
+  for (const Vector& each : sum) out += each[0];
+  return out;
+}
+
+float sums_of_build(std::int64_t times) { return multiply_and_add<FourLanes>(times); }
+#ifdef __x86_64__
+[[gnu::target("avx2,fma")]] float sums_avx2(std::int64_t times) { return multiply_and_add<EightLanes>(times); }
+[[gnu::target("avx512f,avx2,fma")]] float sums_avx512(std::int64_t times) {
+  return multiply_and_add<SixteenLanes>(times);
+}
+#endif
+
+struct Loop {
+  float (*run)(std::int64_t times);
+  int lanes;
+};
+Loop best_loop() {
+#ifdef __x86_64__
+  if (cpu::best_instructions() == cpu::Instructions::avx512) return {sums_avx512, 16};
+  if (cpu::best_instructions() == cpu::Instructions::avx2) return {sums_avx2, 8};
+#endif
+  return {sums_of_build, 4};
+}
+
+double fma_gflops(int threads, int runs, std::int64_t times) {
+  const Loop loop = best_loop();
+  std::vector<float> out(static_cast<std::size_t>(threads) * 16);  // a cache line each
+  const double seconds =
+      on_threads(threads, runs, [&](int thread) { out[static_cast<std::size_t>(thread) * 16] = loop.run(times); });
+  for (int i = 0; i < threads; ++i) {
+    if (const float sum = out[static_cast<std::size_t>(i) * 16]; sum != num_sums * 0.5f)
+      throw Error(ErrorKind::run, str("loop of multiply-adds: ", sum, " (", num_sums * 0.5f, ")"));
+  }
+  return 2.0 * num_sums * loop.lanes * static_cast<double>(times) * threads / seconds / 1e9;
+}
+
+// The same thread writes an element first and computes it later.
+double triad_gbps(int threads, int runs, std::int64_t elements) {
+  const auto new_array = [&] { return std::unique_ptr<float[]>(new float[static_cast<std::size_t>(elements)]); };
+  const std::unique_ptr<float[]> a = new_array(), b = new_array(), c = new_array();
+  const auto begin_of = [&](int thread) { return elements * thread / threads; };
+  const auto fill     = [&](int thread) {
+    const std::int64_t begin = begin_of(thread), count = begin_of(thread + 1) - begin;
+    std::fill_n(a.get() + begin, count, 0.0f);
+    std::fill_n(b.get() + begin, count, 1.0f);
+    std::fill_n(c.get() + begin, count, 2.0f);
+  };
+  on_threads(threads, 1, fill);
+  const double seconds = on_threads(threads, runs, [&](int thread) {
+    const std::int64_t begin = begin_of(thread);
+    triad(a.get() + begin, b.get() + begin, c.get() + begin, begin_of(thread + 1) - begin);
+  });
+  if (!std::all_of(a.get(), a.get() + elements, [](float sum) { return sum == 7.0f; }))
+    throw Error(ErrorKind::run, "triad: 1 + 3 * 2 is not 7");
+  return 12 * static_cast<double>(elements) / seconds / 1e9;
+}
+
+}  // namespace
+
+double Floors::seconds(double flops, double bytes) const noexcept {
+  return std::max(flops / (1e9 * fma_gflops), bytes / (1e9 * triad_gbps));
+}
+
+Floors measure_floors(int threads, bool dry_run) {
+  if (dry_run) return {fma_gflops(threads, 1, 1000), triad_gbps(threads, 1, 10'000)};
+  return {fma_gflops(threads, 5, 2'000'000), triad_gbps(threads, 7, std::int64_t{24} << 20)};
+}
+
+}  // namespace stepgraph::bench
