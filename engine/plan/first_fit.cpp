@@ -20,7 +20,7 @@ std::uint32_t span_length(const std::vector<PackItem>& items, std::uint32_t num_
 
 }  // namespace
 
-// The lowest gap for a size among bytes that come by their begin.
+// Finds the lowest gap of `size` bytes among ranges that are visited in the order of their first byte.
 class FirstFit::Gap {
  public:
   explicit Gap(std::int64_t size) : size_(size) {}

@@ -15,8 +15,7 @@ namespace stepgraph {
 class ItemPairs {
  public:
   explicit ItemPairs(std::size_t num_items)
-      : num_items_(num_items), words_((num_items + 63) / 64), bits_(words_ * num_items, 0) {}
-  [[nodiscard]] std::size_t num_items() const { return num_items_; }
+      : words_((num_items + 63) / 64), bits_(words_ * num_items, 0) {}
   void add(std::uint32_t a, std::uint32_t b) {
     set(a, b);
     set(b, a);
@@ -28,7 +27,7 @@ class ItemPairs {
 
  private:
   void set(std::uint32_t row, std::uint32_t bit) { bits_[row * words_ + bit / 64] |= std::uint64_t{1} << bit % 64; }
-  std::size_t num_items_, words_;
+  std::size_t words_;
   std::vector<std::uint64_t> bits_;  // rows of words_
 };
 
@@ -42,7 +41,7 @@ void for_each_bit(std::span<const std::uint64_t> words, const auto& visit) {
 
 // Places items in a given order, each at the lowest offset that the items already placed allow. The placed items lie in
 // blocks, sorted by offset. A block has a word for each of a few spans of turns, with a bit for each item that lives
-// then. So an item visits little more than those that it meets: about a tenth of all in a training step.
+// then. So an item is compared with few others: about a tenth of all in a training step.
 class FirstFit {
  public:
   // `apart`: null: only items with overlapping lifetimes must not share.

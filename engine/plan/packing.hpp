@@ -23,8 +23,8 @@ struct Packing {
 // Bounds of the work for very many items. The time of a packing then grows with the number of items, not with its
 // square, and no heuristic ends at a certain number of items.
 struct PackLimits {
-  // Pairs of items that first fit may examine for each item, in all orders that it tries. Up to about 10,000 items, all
-  // orders are tried. A pair takes about a nanosecond.
+  // Pairs that first fit counts for each item (FirstFit::num_pairs), in all orders that it tries. Up to about 10,000
+  // items, all orders are tried.
   std::int64_t pairs_per_item = 16'000;
   // Items that skylines place, in all three together; but always one skyline. An item takes some microseconds.
   std::int64_t skyline_items = 300'000;
@@ -32,12 +32,12 @@ struct PackLimits {
 
 // The work that a packing took.
 struct PackWork {
-  std::int64_t num_pairs         = 0;  // of items, examined by first fit
+  std::int64_t num_pairs         = 0;  // of items, counted by first fit
   std::int64_t num_skyline_items = 0;  // placed by skylines
 };
 
 // Finds offsets such that items with overlapping lifetimes share no byte. Tries several heuristics, then moves the
-// items on top to the front while that helps. `effort` bounds the number of item pairs that these moves examine.
+// items on top to the front while that helps. `effort` bounds the number of item pairs that these moves count.
 // Deterministic.
 [[nodiscard]] Packing pack(const std::vector<PackItem>& items, std::int64_t effort, const PackLimits& limits = {},
                            PackWork* work = nullptr);

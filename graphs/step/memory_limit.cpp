@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "engine/base/error.hpp"
@@ -33,9 +34,11 @@ struct Most {
   std::int64_t bytes = 0;
 };
 Most most_of(const RankSet& ranks, const PlannedSizes& sizes) {
+  std::map<Rank, std::int64_t> workspaces;
+  for (const WorkspacePlan& workspace : sizes.workspaces) workspaces[workspace.rank] += workspace.size_bytes;
   Most most{.rank = ranks[0]};
   for (const Rank rank : ranks) {
-    const std::int64_t needed = sizes.device_bytes(rank);
+    const std::int64_t needed = sizes.arena(rank, Space::device) + workspaces[rank];
     if (needed > most.bytes) most = {rank, needed};
   }
   return most;

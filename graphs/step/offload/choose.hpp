@@ -20,7 +20,7 @@ namespace stepgraph {
 // activations and the optimizer. The others lie on disk. Throws Error(config) if they do not fit, with the bytes that
 // are needed. Of `options`, these count: offload_of, instead of `amounts` for some ranks; offload_rates, by which
 // updates are divided between device and host, instead of by OffloadAmounts::host_updates; issue_order and workspaces.
-// `known`: the units of the step, where homes are chosen for it more than once.
+// `known`: keeps the units of the step between calls; null: they are found again.
 [[nodiscard]] HomePlan choose_homes(const StepGraph& step, const Plan& plan, const OffloadAmounts& amounts,
                                     const StepOptions& options = {}, offload::StepUnits* known = nullptr);
 

@@ -34,7 +34,7 @@ struct RankUnits {
 };
 [[nodiscard]] RankUnits find_units(const StepGraph& step, Rank rank);
 
-// The units of ranks of one step, and of steps that are built in the same way: each rank's are found once.
+// Finds the units of each rank once, for one step or for steps whose passes before offload are the same.
 class StepUnits {
  public:
   [[nodiscard]] const RankUnits& of(const StepGraph& step, Rank rank);
