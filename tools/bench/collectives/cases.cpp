@@ -45,6 +45,14 @@ int owner(const Chain& chain, std::int64_t i) { return static_cast<int>(i / chai
 
 }  // namespace
 
+Buffer chain_buffer(Graph& graph, Rank rank, const Chain& chain) {
+  return graph.buffer({.name       = "x",
+                       .rank       = rank,
+                       .size_bytes = 4 * chain.elements,
+                       .type       = DType::f32,
+                       .lifetime   = Lifetime::persistent});
+}
+
 double start_scale(const CollectiveCase& what, int num_ranks) {
   return what.doubles && power_of_two(num_ranks) ? std::ldexp(1.0, -110) : 1.0;
 }

@@ -18,6 +18,7 @@ struct Chain {
 
   [[nodiscard]] std::int64_t shard() const { return elements / num_ranks; }
 };
+[[nodiscard]] Buffer chain_buffer(Graph& graph, Rank rank, const Chain& chain);
 
 struct CollectiveCase {
   std::string name;

@@ -87,8 +87,8 @@ class Trial {
     const Group group = graph.group({.name = "all", .ranks = ranks});
     for (Set& set : sets_) {
       for (const Rank rank : ranks) {
-        set.x.push_back(buffer(graph, rank));
-        if (what.alternates) set.y.push_back(buffer(graph, rank));
+        set.x.push_back(chain_buffer(graph, rank, chain_));
+        if (what.alternates) set.y.push_back(chain_buffer(graph, rank, chain_));
       }
     }
     for (const Set& set : sets_) {
@@ -126,14 +126,6 @@ class Trial {
   struct Set {
     std::vector<Buffer> x, y;
   };
-
-  Buffer buffer(Graph& graph, Rank rank) const {
-    return graph.buffer({.name       = "x",
-                         .rank       = rank,
-                         .size_bytes = 4 * chain_.elements,
-                         .type       = DType::f32,
-                         .lifetime   = Lifetime::persistent});
-  }
 
   void check(const std::vector<Buffer>& buffers, int rank, double scale) const {
     const auto values = program_->memory().span<float>(buffers[static_cast<std::size_t>(rank)]);

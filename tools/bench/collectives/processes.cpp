@@ -31,8 +31,8 @@ class ProcessTrial {
     const Group group = graph.group({.name = "all", .ranks = ranks});
     std::vector<Buffer> x, y;
     for (const Rank rank : ranks) {
-      x.push_back(buffer(graph, rank));
-      if (what.alternates) y.push_back(buffer(graph, rank));
+      x.push_back(chain_buffer(graph, rank, chain_));
+      if (what.alternates) y.push_back(chain_buffer(graph, rank, chain_));
     }
     for (int k = 0; k < chain.length; ++k) {
       const bool back = what.alternates && k % 2 == 1;
@@ -55,14 +55,6 @@ class ProcessTrial {
   }
 
  private:
-  Buffer buffer(Graph& graph, Rank rank) const {
-    return graph.buffer({.name       = "x",
-                         .rank       = rank,
-                         .size_bytes = 4 * chain_.elements,
-                         .type       = DType::f32,
-                         .lifetime   = Lifetime::persistent});
-  }
-
   template <class Work>
   double measure(const Work& work) {
     const double scale = start_scale(what_, chain_.num_ranks);
