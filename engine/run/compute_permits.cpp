@@ -43,6 +43,12 @@ bool ComputePermits::some_free() const noexcept {
   return false;
 }
 
+int ComputePermits::num_free() const noexcept {
+  int sum = 0;
+  for (int i = 0; i < count_; ++i) sum += !permits_[static_cast<std::size_t>(i)].taken.load();
+  return sum;
+}
+
 bool ComputePermits::contended() const noexcept { return waiters_.load(std::memory_order_relaxed) > 0; }
 
 }  // namespace stepgraph

@@ -19,6 +19,7 @@ class ComputePermits {
   void release(int permit) noexcept;
   [[nodiscard]] bool contended() const noexcept;  // a thread waits for one
   [[nodiscard]] bool some_free() const noexcept;
+  [[nodiscard]] int num_free() const noexcept;
 
  private:
   struct alignas(64) Permit {

@@ -34,6 +34,12 @@ void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
 
 }  // namespace
 
+// A kernel that TBB calls threads for: each has a seat.
+struct Crew::Seats {
+  Crew& crew;
+  Job& job;
+};
+
 Crew::Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads)
     : num_threads_(num_threads), permits_(permits), threads_(threads), jobs_(static_cast<std::size_t>(num_workers)) {
   for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(num_threads));
@@ -47,16 +53,20 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-// Equal parts of a thread's share, of at most `joined` tiles. With more than two threads, one is often slower. Smaller
-// parts let the other threads take over more of its share. While all threads have work of their own, helpers are
+// Equal parts of a thread's share, of at most `joined` tiles. While all threads have work of their own, helpers are
 // unlikely to come, and a thread computes twice as many in one call.
 std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept {
-  constexpr std::int64_t most_of_many = 4;
   if (joined < 1) return 1;
   if (!permits_.some_free()) return 2 * joined;
-  if (num_threads_ > 2) joined = std::min(joined, most_of_many);
   const std::int64_t share = (num_tiles + num_threads_ - 1) / num_threads_, calls = (share + joined - 1) / joined;
   return (share + calls - 1) / calls;
+}
+
+// The kernel's own thread and the free permits; while other kernels run, no more than an equal part of all threads.
+int Crew::num_seats(std::int64_t num_shares) const noexcept {
+  const int others = open_jobs_.load(std::memory_order_relaxed) - 1;
+  const int fair   = others > 0 ? std::max(1, num_threads_ / (others + 1)) : num_threads_;
+  return static_cast<int>(std::min<std::int64_t>(num_shares, std::min(1 + permits_.num_free(), fair)));
 }
 
 void Crew::run(std::int64_t num_tiles, TileCall tile) {
@@ -67,8 +77,8 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
   const auto num_shares = std::min<std::int64_t>(num_pieces, num_threads_);
   for (std::int64_t i = 0; i < num_threads_; ++i) {
     Share& share = job->shares[static_cast<std::size_t>(i)];
-    share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares);
-    share.next.store(num_pieces * std::min(i, num_shares) / num_shares);
+    share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares, std::memory_order_relaxed);
+    share.next.store(num_pieces * std::min(i, num_shares) / num_shares, std::memory_order_relaxed);
   }
   job->tile      = tile;
   job->at_once   = at_once;
@@ -76,7 +86,13 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
-  for (std::int64_t i = 1 + lingering_.load(); i < num_shares && permits_.some_free(); ++i) offer();
+  if (const int count = num_seats(num_shares); count > 1) {
+    Seats seats{*this, *job};
+    const auto sit = [](void* of, int seat, bool owner) noexcept {
+      static_cast<Seats*>(of)->crew.sit_down(static_cast<Seats*>(of)->job, seat, owner);
+    };
+    threads_.run(sit, &seats, count);
+  }
   work(*job, 0, nullptr);
   job->open.store(false);
   open_jobs_.fetch_sub(1);
@@ -92,38 +108,46 @@ void Crew::offer() noexcept {
   if (tiles_left()) threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this, num_threads_);
 }
 
-// On a helper thread. After it has given its permit back, a helper looks for open kernels once more: one that began in
-// between found no permit free. It takes the same permit again if it can: helpers then do not compete for one, and each
-// begins with the same share as in the kernel before.
+// On a thread that TBB has for the kernel. Others than the owner need a permit, and find none where a node has taken it
+// in the meantime.
+void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
+  if (owner) return work(job, static_cast<std::size_t>(seat), nullptr);
+  const int permit = permits_.contended() ? -1 : permits_.try_acquire(seat);
+  if (permit < 0) return;
+  work(job, static_cast<std::size_t>(seat), &permits_);
+  permits_.release(permit);
+  if (open_jobs_.load() > 1) offer();  // to the other kernels
+}
+
+// On a thread that was asked while kernels ran. It works on the one with the fewest helpers.
 void Crew::help() noexcept {
   int permit = num_threads_ - 1;
   while (tiles_left() && !permits_.contended()) {
     permit = permits_.try_acquire(permit);
     if (permit < 0) return;
+    Job* least = nullptr;
     for (Job& job : jobs_) {
-      if (!job.open.load()) continue;
-      job.helpers.fetch_add(1);
+      if (job.open.load() && tiles_left(job) && (least == nullptr || job.helpers.load() < least->helpers.load()))
+        least = &job;
+    }
+    if (least != nullptr) {
+      least->helpers.fetch_add(1);
       // Checked again: either the kernel's own thread sees this helper, or this helper sees that the kernel is over.
-      if (job.open.load()) work(job, static_cast<std::size_t>(std::max(permit, 1)), &permits_);
-      if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
+      if (least->open.load()) work(*least, static_cast<std::size_t>(std::max(permit, 1)), &permits_);
+      if (least->helpers.fetch_sub(1) == 1) least->helpers.notify_all();
     }
     permits_.release(permit);
-    // Kernels follow each other closely, and waking a thread takes long: stay awake for the next one.
-    lingering_.fetch_add(1);
-    spin(std::chrono::microseconds(500), [&] { return open_jobs_.load() > 0 || !permits_.some_free(); });
-    lingering_.fetch_sub(1);
   }
+}
+
+bool Crew::tiles_left(const Job& job) noexcept {
+  return std::any_of(job.shares.begin(), job.shares.end(),
+                     [](const Share& share) { return share.next.load() < share.end.load(); });
 }
 
 bool Crew::tiles_left() const noexcept {
   if (open_jobs_.load() == 0) return false;
-  for (const Job& job : jobs_) {
-    if (!job.open.load()) continue;
-    for (const Share& share : job.shares) {
-      if (share.next.load() < share.end.load()) return true;
-    }
-  }
-  return false;
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.open.load() && tiles_left(job); });
 }
 
 void Crew::work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept {

@@ -15,8 +15,8 @@
 namespace stepgraph {
 
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
-// Helper threads are asked when a kernel begins, and whenever a permit becomes free while tiles are left. So a thread
-// that runs out of nodes works on the kernels of other threads. Nothing is allocated while kernels run.
+// TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
+// asked. So a thread that runs out of nodes works on the kernels of other threads.
 class Crew {
  public:
   Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads);
@@ -46,20 +46,24 @@ class Crew {
     std::optional<Error> error;
   };
 
+  struct Seats;
+
   [[nodiscard]] Job* take_job() noexcept;
+  [[nodiscard]] int num_seats(std::int64_t num_shares) const noexcept;
+  void sit_down(Job& job, int seat, bool owner) noexcept;
   [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept;
   // Until no tile is left; with `while_free`, also until a thread waits for a permit.
   static void work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept;
   static void fail(Job& job, Error error) noexcept;
   void help() noexcept;
   [[nodiscard]] bool tiles_left() const noexcept;
+  [[nodiscard]] static bool tiles_left(const Job& job) noexcept;
 
   int num_threads_;
   ComputePermits& permits_;
   HelperThreads& threads_;
   std::vector<Job> jobs_;
   std::atomic<int> open_jobs_{0};
-  std::atomic<int> lingering_{0};  // helpers that spin for the next kernel
 };
 
 }  // namespace stepgraph

@@ -1,6 +1,9 @@
 #include "engine/run/helper_threads.hpp"
 
+#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/info.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
@@ -8,6 +11,8 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,8 +21,8 @@
 namespace stepgraph {
 namespace {
 
-// One slot stays empty: callers never enter the arena, they only enqueue work. TBB has at most as many workers as the
-// machine has cores, and warns on stderr when asked for more.
+// One slot is left to callers. TBB has at most as many workers as the machine has cores, and warns on stderr when asked
+// for more.
 int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
 
 // Shared with the enqueued work. Work can start after the end of its HelperThreads: TBB may start its thread late. Or
@@ -85,6 +90,34 @@ HelperThreads::~HelperThreads() {
 }
 
 int HelperThreads::num_queued() const noexcept { return impl_->ongoing->queued.load(); }
+
+// Isolated: a thread that waits for the last call does not begin other work meanwhile, such as a kernel of another
+// rank.
+void HelperThreads::run(Work work, void* argument, int count) noexcept {
+  const std::thread::id caller = std::this_thread::get_id();
+  const auto call              = [&](int begin, int end, std::thread::id owner) noexcept {
+    const std::thread::id here = std::this_thread::get_id();
+    std::optional<tsan::OutsideScheduler> outside;  // TBB's own threads are never inside
+    if (here == caller) outside.emplace();
+    tsan::acquire(argument);
+    for (int i = begin; i < end; ++i) work(argument, i, here == owner);
+    tsan::release(argument);
+  };
+  tsan::release(argument);
+  tsan::enter_scheduler();
+  try {
+    impl_->arena.execute([&] {
+      const std::thread::id owner = std::this_thread::get_id();
+      const auto part = [&](const tbb::blocked_range<int>& range) { call(range.begin(), range.end(), owner); };
+      tbb::this_task_arena::isolate(
+          [&] { tbb::parallel_for(tbb::blocked_range<int>(0, count, 1), part, tbb::static_partitioner()); });
+    });
+  } catch (const std::exception&) {
+    call(0, count, caller);  // TBB had no memory for its tasks. Calls may be made twice.
+  }
+  tsan::leave_scheduler();
+  tsan::acquire(argument);
+}
 
 void HelperThreads::enqueue(void (*work)(void*), void* argument, int most) noexcept {
   if (num_queued() >= most) return;

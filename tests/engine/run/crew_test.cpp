@@ -137,8 +137,9 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
   };
   for (const Case& of : {Case{2, 64, 32, {32, 32}},
                          {2, 64, 16, {16, 16, 16, 16}},
-                         {3, 64, 32, std::vector<std::int64_t>(16, 4)},
-                         {4, 64, 16, std::vector<std::int64_t>(16, 4)},
+                         {3, 64, 32, {20, 22, 22}},
+                         {4, 64, 16, {16, 16, 16, 16}},
+                         {4, 64, 12, std::vector<std::int64_t>(8, 8)},
                          {8, 64, 3, {1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3}},
                          {16, 64, 16, std::vector<std::int64_t>(16, 4)},
                          {1, 64, 16, {64}},

@@ -104,15 +104,18 @@ class Product : public Kernel {
   std::vector<float> a_, b_, c_;
 };
 
+// `repeats`: kernels of a run, of all ranks together. Enough for several milliseconds: at its beginning the threads of
+// Taskflow that find no node still look for one.
 struct Kind {
   const char* name;
+  int repeats;
   std::function<std::unique_ptr<Kernel>()> make;
 };
 std::vector<Kind> kinds() {
-  return {{"product 1024x512x512", [] { return std::make_unique<Product>(512); }},
-          {"product 1024x256x256", [] { return std::make_unique<Product>(256); }},
-          {"elements 512Ki", [] { return std::make_unique<Elements>(); }},
-          {"nothing, 64 tiles", [] { return std::make_unique<Nothing>(); }}};
+  return {{"product 1024x512x512", 16, [] { return std::make_unique<Product>(512); }},
+          {"product 1024x256x256", 64, [] { return std::make_unique<Product>(256); }},
+          {"elements 512Ki", 512, [] { return std::make_unique<Elements>(); }},
+          {"nothing, 64 tiles", 4096, [] { return std::make_unique<Nothing>(); }}};
 }
 
 using Kernels = std::vector<std::unique_ptr<Kernel>>;  // by rank
@@ -181,28 +184,40 @@ struct Line {
   [[nodiscard]] double ahead() const { return std::min(us[1], us[2]) / us[0]; }
 };
 
-// The first run of each is not timed: threads of the one before may still look for work.
+// Seconds of a run. Each measurement has its own threads' arena: TBB divides its threads between those that exist. Runs
+// of the first milliseconds are not timed, since TBB's threads arrive late.
+template <class Way>
+double seconds_of_run(const Kernels& kernels, int repeats, int threads, bool dry_run, std::int64_t& num_runs) {
+  Way way(kernels, repeats, threads);
+  const auto warm = std::chrono::steady_clock::now() + std::chrono::milliseconds(dry_run ? 0 : 10);
+  do {
+    way.run();
+    ++num_runs;
+  } while (std::chrono::steady_clock::now() < warm);
+  const auto begin = std::chrono::steady_clock::now();
+  way.run();
+  ++num_runs;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 Line measure(const Kind& kind, int ranks, int threads, const CrewOptions& options) {
-  const int runs = options.dry_run ? 1 : options.runs, repeats = options.dry_run ? 1 : std::max(2, 16 / ranks);
+  const int runs    = options.dry_run ? 1 : options.runs,
+            repeats = options.dry_run ? 1 : std::max(2, kind.repeats / ranks);
   Kernels kernels;
   for (int rank = 0; rank < ranks; ++rank) kernels.push_back(kind.make());
-  Ours ours(kernels, repeats, threads);
-  Tbb<tbb::static_partitioner> in_equal_parts(kernels, repeats, threads);
-  Tbb<tbb::affinity_partitioner> where_it_was(kernels, repeats, threads);
-  const std::array<std::function<void()>, 3> ways = {[&] { ours.run(); }, [&] { in_equal_parts.run(); },
-                                                     [&] { where_it_was.run(); }};
   std::array<std::vector<double>, 3> seconds;
+  std::int64_t num_runs = 0;
+  const auto add        = [&]<class Way>(std::size_t way) {
+    seconds[way].push_back(seconds_of_run<Way>(kernels, repeats, threads, options.dry_run, num_runs));
+  };
   for (int run = 0; run < runs; ++run) {
-    for (std::size_t way = 0; way < ways.size(); ++way) {
-      ways[way]();
-      const auto begin = std::chrono::steady_clock::now();
-      ways[way]();
-      seconds[way].push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
+    add.template operator()<Ours>(0);
+    add.template operator()<Tbb<tbb::static_partitioner>>(1);
+    add.template operator()<Tbb<tbb::affinity_partitioner>>(2);
   }
-  for (const auto& kernel : kernels) kernel->check(std::int64_t{6} * runs * repeats);
+  for (const auto& kernel : kernels) kernel->check(num_runs * repeats);
   Line line{kind.name, ranks, threads, {}};
-  for (std::size_t way = 0; way < ways.size(); ++way)
+  for (std::size_t way = 0; way < seconds.size(); ++way)
     line.us[way] = 1e6 * quantile(seconds[way], 0.5) / (repeats * ranks);
   return line;
 }
