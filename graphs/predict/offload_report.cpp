@@ -1,6 +1,8 @@
 #include "graphs/predict/offload_report.hpp"
 
+#include "engine/base/text.hpp"
 #include "engine/look/analysis.hpp"
+#include "engine/look/least_time.hpp"
 #include "engine/run/packed.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/simulate/simulate.hpp"
@@ -113,18 +115,27 @@ OffloadFigures offload_figures(const StepRun& run, const Timeline& timeline) {
   return run.is_first() ? all : mine;
 }
 
+namespace {
+
+std::string_view name_of(std::optional<LaneKind> lane) {
+  if (!lane || *lane == LaneKind::compute) return "compute";
+  const bool transfers =
+      *lane == LaneKind::h2d || *lane == LaneKind::d2h || *lane == LaneKind::host || *lane == LaneKind::disk;
+  return transfers ? to_string(*lane) : "communication";
+}
+
+}  // namespace
+
 PredictedStep predicted_step(const Graph& graph, const Timeline& simulated) {
-  const auto name_of = [](std::optional<LaneKind> lane) -> std::string_view {
-    if (!lane || *lane == LaneKind::compute) return "compute";
-    const bool transfers =
-        *lane == LaneKind::h2d || *lane == LaneKind::d2h || *lane == LaneKind::host || *lane == LaneKind::disk;
-    return transfers ? to_string(*lane) : "communication";
-  };
-  PredictedStep out{.seconds = simulated.makespan_s};
-  for (const LaneBusy& lane : busy_lanes(graph, simulated)) {
-    if (lane.busy_s <= out.bound_s) continue;
-    out.bound   = name_of(lane.lane);
-    out.bound_s = lane.busy_s;
+  constexpr double named = 0.05;  // the least share of a phase that decides how long the step takes
+  const LeastTime least  = least_time(graph, simulated);
+  PredictedStep out{.seconds = simulated.makespan_s, .bound = {}, .bound_s = least.seconds};
+  std::string_view last;
+  for (const LeastTime::Phase& phase : least.phases) {
+    const std::string_view name = name_of(phase.lane);
+    if (phase.busy_s < named * least.seconds || name == last) continue;
+    out.bound += str(out.bound.empty() ? "" : ", then ", name);
+    last = name;
   }
   return out;
 }

@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "engine/graph/graph.hpp"
@@ -45,9 +44,13 @@ struct OffloadFigures {
 
 // A step on a measured device.
 struct PredictedStep {
-  double seconds         = 0;
-  std::string_view bound = {};  // what is busy longest: "compute", "communication", "h2d", "d2h", "host" or "disk" ...
-  double bound_s         = 0;   // ... on the rank on which it is busy longest
+  double seconds = 0;
+  // A lower bound of `seconds`, and what the step waits for: the lane that is busy longest ("compute", "communication",
+  // "h2d", "d2h", "host" or "disk"), or the busiest lanes before and after a node, if they and the node take longer
+  // ("h2d, then compute"). A phase that takes less than 5% of the bound is not named. The bound follows from what nodes
+  // access, the order of lanes and the simulated times of nodes, so it holds with any memory plan (least_time).
+  std::string bound = {};
+  double bound_s    = 0;
 };
 [[nodiscard]] PredictedStep predicted_step(const Graph& graph, const MemoryPlan& plan, const Machine& device);
 [[nodiscard]] PredictedStep predicted_step(const Graph& graph, const Timeline& simulated);

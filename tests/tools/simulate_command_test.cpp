@@ -91,13 +91,17 @@ TEST_CASE("simulate uses the measurements of a GPU, without the GPU", "[tools][s
     CHECK_THAT(outcome.err, !ContainsSubstring("measured in fp32") && !ContainsSubstring("but times are those of"));
     const auto line = json_lines(outcome.out).at(1);
     CHECK(line.at("device") == "NVIDIA H200");
+    CHECK_FALSE(line.at("bound").as_string().empty());
+    CHECK(line.at("bound_s").as_real() > 0.5 * line.at("step_s").as_real());
+    CHECK(line.at("bound_s").as_real() <= line.at("step_s").as_real() * (1 + 1e-9));
     return line.at("step_s").as_real();
   };
   const double f32 = seconds(""), bf16 = seconds("--set precision.param=bf16");
   CHECK(f32 > 8 * bf16);
   CHECK(seconds("--set offload.optimizer=true") > 2 * f32);  // the host's updates
   CHECK_THAT(small.run("simulate", "--machine " + path + " --set backend=cuda").out,
-             ContainsSubstring(" tokens/s on 1 NVIDIA H200 and 1 of 16 cores of elsewhere\ndevices busy "));
+             ContainsSubstring(" tokens/s on 1 NVIDIA H200 and 1 of 16 cores of elsewhere\ndevices busy ") &&
+                 ContainsSubstring("\nat least ") && ContainsSubstring(" ms, bound by compute\n"));
   CHECK_THAT(small.run("simulate", "--machine " + path).err,
              ContainsSubstring("backend loopback, but times are those of NVIDIA H200"));
   CHECK_THAT(small.run("simulate", "--backend cuda --machine " + put_machine(small)).err,

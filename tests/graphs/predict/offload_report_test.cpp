@@ -1,8 +1,16 @@
 #include "graphs/predict/offload_report.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
+#include "engine/look/analysis.hpp"
+#include "engine/run/streams.hpp"
+#include "engine/simulate/simulate.hpp"
+#include "graphs/step/training_step.hpp"
 #include "ops/offload_copy.hpp"
+#include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
 using sg::LaneKind;
@@ -77,18 +85,80 @@ TEST_CASE("offload figures are sums over ranks", "[graphs][predict][offload]") {
   CHECK(found.units.size() == 1);
 }
 
-TEST_CASE("a predicted step is bound by what is busy longest", "[graphs][predict][offload]") {
+TEST_CASE("a predicted step is bound by the busiest lane, or by the busiest lanes of two phases",
+          "[graphs][predict][offload]") {
   const Offloading made;
-  const sg::PredictedStep step = sg::predicted_step(made.graph, {.nodes = made.times, .makespan_s = 5});
-  CHECK(step.seconds == 5);
-  CHECK(step.bound == "compute");
-  CHECK(step.bound_s == 3);
+  // Rank 1: read, up, compute, down. Rank 0 is faster.
+  const auto bound = [&](double read, double up, double compute, double down) {
+    sg::Timeline times{.nodes = {{0, 0.5}, {0.5, 0.75}, {0.75, 1}}};
+    for (const double seconds : {read, up, compute, down}) {
+      times.nodes.push_back({times.makespan_s, times.makespan_s + seconds});
+      times.makespan_s += seconds;
+    }
+    const sg::PredictedStep step = sg::predicted_step(made.graph, times);
+    CHECK(step.seconds == times.makespan_s);
+    CHECK(step.bound_s <= step.seconds);
+    return std::pair(step.bound, step.bound_s);
+  };
+  using Bound = std::pair<std::string, double>;
+  CHECK(bound(0, 0, 4, 2) == Bound("compute", 6));
+  CHECK(bound(0, 8, 4, 2) == Bound("h2d, then compute", 14));
+  CHECK(bound(8, 2, 4, 2) == Bound("disk, then h2d, then compute", 16));  // `up` divides the phases
+  // Of 128 s, `up` takes less than 5%: the bound counts it and does not name it.
+  CHECK(bound(0, 6, 100, 22) == Bound("compute", 128));
+  CHECK(bound(0, 8, 100, 20) == Bound("h2d, then compute", 128));
+
   sg::Machine slow_link = sg::device_machine({.ranks = 2, .link_bytes_per_s = 1e3, .disk_bytes_per_s = 1e6});
   const sg::PredictedStep bound_by_link =
       sg::predicted_step(made.graph, sg::plan_memory(made.graph, {.machine = &slow_link}), slow_link);
   CHECK(bound_by_link.seconds > 4);
-  CHECK((bound_by_link.bound == "h2d" || bound_by_link.bound == "compute"));  // copies without `async` are on that lane
+  CHECK(bound_by_link.bound == "h2d, then compute");  // copies without `async` are on that lane
   sg::Machine slow_disk = sg::device_machine({.ranks = 2, .disk_bytes_per_s = 1e3});
   CHECK(sg::predicted_step(made.graph, sg::plan_memory(made.graph, {.machine = &slow_disk}), slow_disk).bound ==
         "disk");
+}
+
+TEST_CASE("the bound of a step is never above its simulated time, and above the busiest lane where phases follow",
+          "[graphs][predict][offload]") {
+  struct Case {
+    const char* name;
+    sg::Plan plan;
+    bool phases = false;
+  };
+  const sg::OffloadPlan optimizer{.optimizer = true};
+  const Case step = GENERATE_COPY(
+      Case{"no offload", {}}, Case{"optimizer", {.offload = optimizer}, true},
+      Case{"gradients too", {.offload = {.grads = true, .optimizer = true}}, true},
+      Case{"all", {.offload = {.params = true, .grads = true, .optimizer = true, .activations = true}}, true},
+      Case{"update at the end", {.offload = {.optimizer = true, .overlap = false}}, true},
+      Case{"no clipping", {.offload = optimizer, .optimizer = {.clip = 0}}, true},
+      Case{"zero1", {.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::zero1}, .offload = optimizer}},
+      Case{"tp 2", {.layout = {.tp = 2}, .offload = optimizer}},
+      Case{"pp 2", {.layout = {.pp = 2}, .offload = optimizer}});
+  CAPTURE(step.name);
+  const sg::StepGraph made =
+      sg::training_step(sg::testing::small_gpt2(), step.plan, {.global = 4, .micro = 1, .seq = 8});
+  const sg::MemoryPlan plan = sg::plan_memory(made.graph);
+  const sg::Edges edges     = sg::stream_edges(made.graph, plan);
+  // Copies take about as long as compute.
+  sg::Machine machine = sg::device_machine({.ranks            = made.layout.num_ranks(),
+                                            .flops_per_s      = 1e11,
+                                            .link_bytes_per_s = 2e9,
+                                            .host_bytes_per_s = 4e9,
+                                            .launch_s         = 1e-7});
+  machine.beside(LaneKind::h2d, std::array{LaneKind::host}, 1.5);
+  machine.beside(LaneKind::host, std::array{LaneKind::h2d, LaneKind::d2h}, 1.4);
+  const sg::Timeline times      = sg::simulate({made.graph, edges}, machine);
+  const sg::PredictedStep found = sg::predicted_step(made.graph, times);
+  double busiest                = 0;
+  for (const sg::LaneBusy& lane : sg::busy_lanes(made.graph, times)) busiest = std::max(busiest, lane.busy_s);
+  CHECK(found.bound_s <= times.makespan_s * (1 + 1e-9));
+  CHECK(found.bound_s >= busiest);
+  if (step.phases) {
+    CHECK(found.bound_s > 1.1 * busiest);
+    CHECK_THAT(found.bound, Catch::Matchers::ContainsSubstring(", then "));
+  }
+  const sg::PredictedStep planned = sg::predicted_step(made.graph, plan, machine);
+  CHECK(planned.seconds == times.makespan_s);
+  CHECK(planned.bound_s == found.bound_s);
 }

@@ -9,6 +9,7 @@
 #include "engine/look/analysis.hpp"
 #include "engine/look/op_times.hpp"
 #include "graphs/files/json_value.hpp"
+#include "graphs/predict/offload_report.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
 
 namespace stepgraph::cli {
@@ -91,8 +92,12 @@ void print_prediction(const StepPrediction& prediction, const Calibration& calib
   double busy           = 0;  // share of the step, over all workers
   for (const WorkerBusy& worker : busy_workers(prediction.timeline)) busy += worker.share / num_workers;
   const double overlap = overlap_of(prediction), bubble = pipeline_bubble(prediction.step, prediction.timeline);
+  // Threads that run any node have no lanes that they wait for.
+  const PredictedStep least = on_device ? predicted_step(prediction.step.graph, prediction.timeline) : PredictedStep{};
+  const double bound_s = least.seconds > 0 ? least.bound_s * prediction.step_s() / least.seconds : 0;  // of one step
   if (json) {
     JsonValue line = step_fields(prediction);
+    if (on_device) line.add({{"bound", least.bound}, {"bound_s", bound_s}});
     line.add({{"threads", calibration.threads},
               {"host", calibration.host},
               {"device", calibration.device},
@@ -111,6 +116,7 @@ void print_prediction(const StepPrediction& prediction, const Calibration& calib
                    calibration.cores, " cores of ", calibration.host, on_device ? "\ndevices busy " : "\nworkers busy ",
                    percent(busy), ", communication hidden ", percent(overlap), "; pipeline bubble ", percent(bubble),
                    " with one device per rank"));
+    if (on_device) print_line(str("at least ", short_number(1e3 * bound_s, 4), " ms, bound by ", least.bound));
   }
   print_ops(prediction, json);
 }
