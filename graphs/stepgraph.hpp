@@ -9,6 +9,7 @@
 #include "engine/graph/ordered_graph.hpp"
 #include "engine/graph/recompute.hpp"
 #include "engine/look/analysis.hpp"
+#include "engine/look/least_time.hpp"
 #include "engine/look/op_times.hpp"
 #include "engine/look/summary.hpp"
 #include "engine/look/trace.hpp"
