@@ -1,6 +1,7 @@
 #include "ops/attention.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "engine/base/dispatch.hpp"
@@ -25,25 +26,48 @@ double forward_flops(const Tape& tape, const Heads& heads) {
          (seq + 1) / 2;
 }
 
-// The workspaces of a node. Each workspace serves a contiguous range of heads, of nearly equal size. The ranges do not
-// depend on the threads.
+// The workspaces of a node. Each workspace serves a contiguous range of heads, or of parts of heads, of nearly equal
+// size. The ranges do not depend on the threads.
 struct Workspaces {
   std::int64_t sequences, heads;  // heads: of one sequence
   std::int64_t size;              // elements of one workspace
+  std::int64_t parts = 1;         // of a head
 
-  [[nodiscard]] std::int64_t count() const { return std::min(sequences * heads, most_workspaces); }
+  [[nodiscard]] std::int64_t all() const { return sequences * heads * parts; }
+  [[nodiscard]] std::int64_t count() const { return std::min(all(), most_workspaces); }
   [[nodiscard]] Tensor tensor(Tape& tape, std::string_view name) const {
     return tape.tensor(name, {count(), size}, tape.wide_type());
   }
-  // Calls body(sequence, head, workspace of that head).
+  // Calls body(sequence, head, part, workspace of that part).
   template <class W, class Body>
-  void for_heads(const Context& context, W* workspace, const Body& body) const {
+  void for_parts(const Context& context, W* workspace, const Body& body) const {
     context.parallel_for(count(), [&](std::int64_t w) {
-      const std::int64_t all = sequences * heads, end = (w + 1) * all / count();
-      for (std::int64_t i = w * all / count(); i < end; ++i) body(i / heads, i % heads, workspace + w * size);
+      const std::int64_t end = (w + 1) * all() / count();
+      for (std::int64_t i = w * all() / count(); i < end; ++i) {
+        const std::int64_t head = i / parts;
+        body(head / heads, head % heads, i % parts, workspace + w * size);
+      }
     });
   }
 };
+
+// How many parts the queries of each of `heads` heads are cut into: a power of two, such that all workspaces serve the
+// same number of parts, within a tenth, if the sequence is long enough.
+std::int64_t num_parts(std::int64_t heads, std::int64_t seq) {
+  std::int64_t parts = 1;
+  const auto unequal = [&] {
+    const std::int64_t all = heads * parts, most = (all + most_workspaces - 1) / most_workspaces;
+    return 10 * most * most_workspaces > 11 * all;
+  };
+  while (unequal() && 2 * parts * cpu::attention_part <= seq) parts *= 2;
+  return parts;
+}
+// The first query of a part. Later queries attend to more keys, so later parts have fewer queries.
+std::int64_t first_query(std::int64_t part, std::int64_t parts, std::int64_t seq) {
+  if (part == parts) return seq;
+  const double share = std::sqrt(static_cast<double>(part) / static_cast<double>(parts));
+  return std::llround(share * static_cast<double>(seq) / cpu::attention_part) * cpu::attention_part;
+}
 
 // The dropout of the attention probabilities.
 struct Dropped {
@@ -106,9 +130,10 @@ Tensor attention(Tape& tape, const Attention& spec) {
   const std::int64_t backward_bytes =
       by_dnn ? cuda::dnn_backward_workspace(sequences, shape.seq, shape.heads, shape.head_size) : 0;
 
-  const Workspaces rooms{tape.sequences(), shape.heads, dispatch_float(tape.type(), [&]<class T>(T) {
-                           return cpu::attention_forward_workspace<T>(shape);
-                         })};
+  const Workspaces rooms{
+      tape.sequences(), shape.heads,
+      dispatch_float(tape.type(), [&]<class T>(T) { return cpu::attention_forward_workspace<T>(shape); }),
+      num_parts(tape.sequences() * shape.heads, shape.seq)};
   tape.add<AllTypes>({.op              = "attention",
                       .reads           = plus_step(qkv),
                       .writes          = {out, log_sums, rooms.tensor(tape, "attention workspace")},
@@ -132,10 +157,14 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                                              .out      = context.write<T>(0).data(),
                                                              .log_sums = context.write<Wide<T>>(1).data(),
                                                              .dropout  = dropout.at_step(context, 1)};
-                       rooms.for_heads(context, context.write<Wide<T>>(2).data(),
-                                       [&](std::int64_t sequence, std::int64_t head, Wide<T>* room) {
-                                         cpu::attention_forward(kernel, sequence, head, room);
-                                       });
+                       rooms.for_parts(
+                           context, context.write<Wide<T>>(2).data(),
+                           [&](std::int64_t sequence, std::int64_t head, std::int64_t part, Wide<T>* room) {
+                             const std::int64_t first = first_query(part, rooms.parts, shape.seq),
+                                                end   = first_query(part + 1, rooms.parts, shape.seq);
+                             if (first < end)
+                               cpu::attention_forward(kernel, cpu::HeadPart{sequence, head, first, end}, room);
+                           });
                      });
 
   const auto input_gradients = [=](Tape& back) {
@@ -174,11 +203,11 @@ Tensor attention(Tape& tape, const Attention& spec) {
                                                                          .d_out    = context.read<T>(3).data(),
                                                                          .products = context.write<Wide<T>>(0).data(),
                                                                          .dropout  = dropout.at_step(context, 4)};
-                                  back_rooms.for_heads(context, context.write<Wide<T>>(1).data(),
-                                                       [&](std::int64_t sequence, std::int64_t kv_head, Wide<T>* room) {
-                                                         cpu::attention_backward(kernel, d_qkv, sequence, kv_head,
-                                                                                 room);
-                                                       });
+                                  back_rooms.for_parts(
+                                      context, context.write<Wide<T>>(1).data(),
+                                      [&](std::int64_t sequence, std::int64_t kv_head, std::int64_t, Wide<T>* room) {
+                                        cpu::attention_backward(kernel, d_qkv, sequence, kv_head, room);
+                                      });
                                 });
   };
   tape.on_backward({.outputs = {out}, .input_gradients = input_gradients});

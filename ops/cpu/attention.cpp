@@ -24,13 +24,11 @@
 namespace stepgraph::cpu {
 
 template <class T>
-void attention_forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t head,
-                       Wide<T>* workspace) {
+void attention_forward(const AttentionForward<T>& attention, const HeadPart& part, Wide<T>* workspace) {
   if constexpr (std::same_as<T, bf16>) {
-    if (auto* const multiply = best_bf16_product())
-      return attention_forward_bf16(multiply, attention, sequence, head, workspace);
+    if (auto* const multiply = best_bf16_product()) return attention_forward_bf16(multiply, attention, part, workspace);
   }
-  STEPGRAPH_BEST(forward<T>(attention, sequence, head, workspace));
+  STEPGRAPH_BEST(forward<T>(attention, part, workspace));
 }
 
 template <class T>
@@ -60,7 +58,7 @@ std::int64_t attention_backward_workspace(const AttentionShape& shape) {
 }
 
 #define STEPGRAPH_ATTENTION(T)                                                                                 \
-  template void attention_forward<T>(const AttentionForward<T>&, std::int64_t, std::int64_t, Wide<T>*);        \
+  template void attention_forward<T>(const AttentionForward<T>&, const HeadPart&, Wide<T>*);                   \
   template void attention_backward<T>(const AttentionBackward<T>&, const Into<T>&, std::int64_t, std::int64_t, \
                                       Wide<T>*);                                                               \
   template std::int64_t attention_forward_workspace<T>(const AttentionShape&);                                 \

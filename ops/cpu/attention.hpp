@@ -31,10 +31,21 @@ struct AttentionForward {
   Wide<T>* log_sums;  // log2 of the sum of exp(q k * scale) over the keys a query attends to
   std::optional<AttentionDropout> dropout = {};
 };
-// One sequence and one query head.
+// Queries [first, end) of one sequence and one query head. Both are multiples of attention_part, except that the last
+// part ends with the sequence. How queries are cut into parts does not change their bits.
+inline constexpr std::int64_t attention_part = 128;
+struct HeadPart {
+  std::int64_t sequence, head;
+  std::int64_t first, end;
+};
+template <class T>
+void attention_forward(const AttentionForward<T>& attention, const HeadPart& part, Wide<T>* workspace);
+// All queries of a head.
 template <class T>
 void attention_forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t head,
-                       Wide<T>* workspace);
+                       Wide<T>* workspace) {
+  attention_forward(attention, HeadPart{sequence, head, 0, attention.shape.seq}, workspace);
+}
 
 template <class T>
 struct AttentionBackward {
@@ -51,9 +62,9 @@ template <class T>
 void attention_backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::int64_t sequence,
                         std::int64_t kv_head, Wide<T>* workspace);
 
-// Size of the workspace of one call, in wide elements. It does not grow with the sequence, with one exception: backward
-// needs a panel for the gradients of the queries if these cannot be summed in place. That is the case for 2-byte types
-// and for shapes that are not whole blocks.
+// Size of the workspace of one call, in wide elements. Short sequences need less. From 256 positions on it does not
+// grow with the sequence, with one exception: backward needs a panel for the gradients of the queries if these cannot
+// be summed in place. That is the case for 2-byte types and for shapes that are not whole blocks.
 template <class T>
 [[nodiscard]] std::int64_t attention_forward_workspace(const AttentionShape& shape);
 template <class T>

@@ -2,19 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "engine/run/context.hpp"
 #include "ops/cpu/gemm_watch.hpp"
 #if defined(__x86_64__)
 #define STEPGRAPH_AVX512  // which all processors with these products have
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 #include "ops/cpu/level.hpp"
 // Compiled for the instructions of the level:
 #include "ops/cpu/attention_tiles.hpp"
+#include "ops/cpu/bf16_lanes.hpp"
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
@@ -30,22 +28,9 @@ using Floats        = Vector<float>;
 // The tile on the diagonal is cut by queries, because the first ones do not attend to its last keys.
 constexpr std::int64_t diagonal_queries = 64;
 // Queries and keys in a tile: whole vectors of every processor.
-std::int64_t tile_of(const AttentionShape& shape) { return std::min<std::int64_t>(128, rounded_up(shape.seq, 16)); }
+std::int64_t tile_of(const AttentionShape& shape) { return std::min(attention_part, rounded_up(shape.seq, 16)); }
 
-// Stores rounded numbers.
-typedef std::uint16_t Halves __attribute__((vector_size(vector_bytes / 2)));  // NOLINT
-inline void store_rounded(bf16* to, Floats values) {
-  using Words         = Vector<std::uint32_t>;
-  const Words bits    = __builtin_bit_cast(Words, values);
-  const Words nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
-  const Words words = (bits & 0x7fffffff) > 0x7f800000 ? quiet : nearest;
-#ifdef __aarch64__  // GCC 12 converts vectors of 8 bytes one by one
-  const auto halves = vmovn_u32((uint32x4_t)words);
-#else
-  const auto halves = __builtin_convertvector(words, Halves);
-#endif
-  std::memcpy(static_cast<void*>(to), &halves, sizeof halves);
-}
+inline void store_rounded(bf16* to, Floats values) { Bf16Lanes<lanes>::set(to, values); }
 
 // The lanes of the vector from `first` on that are below `end`.
 inline auto below(std::int64_t first, std::int64_t end) {
@@ -175,9 +160,10 @@ void to_gradients(const float* scores, const float* d_scores, const float* facto
 
 }  // namespace
 
-void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>& attention, std::int64_t sequence,
-                            std::int64_t head, float* workspace) {
+void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>& attention, const HeadPart& part,
+                            float* workspace) {
   const AttentionShape& shape = attention.shape;
+  const std::int64_t sequence = part.sequence, head = part.head;
   const std::int64_t size = shape.head_size, row = sequence * shape.seq, stride = shape.qkv_row();
   const std::int64_t kv_head = head * shape.kv_heads / shape.heads, tile = tile_of(shape);
   const bf16* const rows = attention.qkv + row * stride;
@@ -186,8 +172,8 @@ void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>&
   const auto scale = binary_scale<float>(shape);
   const ForwardRooms rooms(shape, workspace);
   const Products products{multiply, bf16_room()};
-  for (std::int64_t first = 0; first < shape.seq; first += tile) {
-    const std::int64_t count = std::min(tile, shape.seq - first);
+  for (std::int64_t first = part.first; first < part.end; first += tile) {
+    const std::int64_t count = std::min(tile, part.end - first);
     std::fill_n(rooms.out, count * size, 0.0F);
     std::fill_n(rooms.largest, count, -std::numeric_limits<float>::infinity());
     std::fill_n(rooms.sums, count, 0.0F);

@@ -6,8 +6,8 @@
 // gradients of scores are rounded to bf16 before they are multiplied; everything else is f32.
 namespace stepgraph::cpu {
 
-void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>& attention, std::int64_t sequence,
-                            std::int64_t head, float* workspace);
+void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>& attention, const HeadPart& part,
+                            float* workspace);
 void attention_backward_bf16(Bf16Multiply multiply, const AttentionBackward<bf16>& attention, const Into<bf16>& d_qkv,
                              std::int64_t sequence, std::int64_t kv_head, float* workspace);
 [[nodiscard]] std::int64_t attention_forward_bf16_workspace(const AttentionShape& shape);

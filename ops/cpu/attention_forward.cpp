@@ -14,39 +14,55 @@ namespace stepgraph::cpu {
 namespace {
 
 // Every tile of keys is prepared once per tile of queries, so tiles of queries are larger.
-constexpr std::int64_t query_tile = 128, key_tile = 64;
+constexpr std::int64_t query_tile = 256, key_tile = 64;
+static_assert(attention_part % key_tile == 0);
 
-// Number of queries processed together, one per lane, from scores to output. Beside the keys and values, the data of a
-// strip stays in the first-level cache.
+// Number of queries processed together, one per lane, from scores to output. The data of a strip stays in the
+// first-level cache, and keys and values pass through it once per strip.
 template <class W>
-constexpr std::int64_t strip = std::max(block_rows, block_cols<W>);
+constexpr std::int64_t strip = std::max(16, block_cols<W>);
+
+// Sizes of tiles.
+template <class W>
+struct Sizes {
+  std::int64_t num_queries, num_keys;  // rows of a tile; a short sequence needs fewer
+  std::int64_t padded, row;            // columns of a head; the distance between rows of a tile
+
+  explicit Sizes(const AttentionShape& shape)
+      : num_queries(std::min(query_tile, rounded_up(shape.seq, strip<W>))),
+        num_keys(std::min(key_tile, num_queries)),
+        padded(padded_head<W>(shape)),
+        row(tile_row<W>(shape)) {}
+  // Elements of all rooms.
+  [[nodiscard]] std::int64_t all() const {
+    return num_queries * padded + (num_queries + 2 * num_keys) * row + num_keys * strip<W> + 3 * num_queries;
+  }
+};
 
 // Parts of the workspace.
 template <class W>
-struct Rooms {
+struct Rooms : Sizes<W> {
   W *queries, *out;             // for a tile of queries; queries in strips, each transposed
-  W *keys, *values;             // for a tile of keys; keys transposed
+  W *keys, *values;             // for a tile of keys
   W* scores;                    // for a tile of keys and a strip of queries, one key per row
   W *largest, *sums, *shrinks;  // per query
 
-  Rooms(const AttentionShape& shape, W* workspace) {
-    const std::int64_t padded = padded_head<W>(shape);
-    queries                   = workspace;
-    out                       = queries + query_tile * padded;
-    keys                      = out + query_tile * padded;
-    values                    = keys + key_tile * padded;
-    scores                    = values + key_tile * padded;
-    largest                   = scores + key_tile * strip<W>;
-    sums                      = largest + query_tile;
-    shrinks                   = sums + query_tile;
-  }
+  Rooms(const Sizes<W>& sizes, W* workspace)
+      : Sizes<W>(sizes),
+        queries(workspace),
+        out(queries + sizes.num_queries * sizes.padded),
+        keys(out + sizes.num_queries * sizes.row),
+        values(keys + sizes.num_keys * sizes.row),
+        scores(values + sizes.num_keys * sizes.row),
+        largest(scores + sizes.num_keys * strip<W>),
+        sums(largest + sizes.num_queries),
+        shrinks(sums + sizes.num_queries) {}
 };
 
 // A strip of queries of a tile, from `query` on, and the keys of a tile that it attends to.
 template <class W>
 struct Strip {
   const Rooms<W>& rooms;
-  std::int64_t padded;  // columns of a head
   std::int64_t query;
   std::int64_t first_seen;  // keys that the first query attends to: its own position and earlier
   bool first_tile;          // of keys
@@ -60,16 +76,11 @@ struct Strip {
 // scores = keys queries^T.
 template <class W>
 void Strip<W>::score() const {
-  for (std::int64_t key = 0; key < seen(); key += block_rows) {
-    multiply_block<W>({.depth = padded,
-                       .a     = rooms.keys + key,
-                       .a_row = key_tile,
-                       .b     = rooms.queries + query * padded,
-                       .b_row = strip<W>,
-                       .c     = rooms.scores + key * strip<W>,
-                       .c_row = strip<W>},
-                      strip<W>, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
-  }
+  const Product<W> product{rooms.keys,   rooms.row, rooms.queries + query * rooms.padded, strip<W>, block_cols<W>,
+                           rooms.scores, strip<W>};
+  const auto steps = [this](std::int64_t, std::int64_t, std::int64_t) { return Steps{0, rooms.padded}; };
+  multiply<Left::rows>(product, seen(), strip<W>, steps,
+                       [](W* to, std::int64_t, std::int64_t, Vector<W> sum) { store_vector(to, sum); });
 }
 
 // Turns scores into powers of two, up to a common factor per query, and updates largest, sums and shrinks.
@@ -125,22 +136,20 @@ void Strip<W>::exponentiate() const {
 // out = out * shrinks + scores^T values.
 template <class W>
 void Strip<W>::add_values() const {
-  for (std::int64_t r = 0; r < strip<W>; r += block_rows) {
-    const Product<W> product{.depth = seen(),
-                             .a     = rooms.scores + r,
-                             .a_row = strip<W>,
-                             .b     = rooms.values,
-                             .b_row = padded,
-                             .c     = rooms.out + (query + r) * padded,
-                             .c_row = padded};
-    if (first_tile) {
-      multiply_block(product, padded, [](W* to, int, Vector<W> sum) { store_vector(to, sum); });
-    } else {
-      const W* shrinks = rooms.shrinks + query + r;
-      multiply_block(product, padded, [shrinks](W* to, int row, Vector<W> sum) {
-        store_vector(to, load_vector(to) * shrinks[row] + sum);
-      });
-    }
+  const Product<W> product{
+      rooms.scores, strip<W>, rooms.values, rooms.row, block_cols<W>, rooms.out + query * rooms.row, rooms.row};
+  const auto steps = [this](std::int64_t first, std::int64_t queries, std::int64_t) {
+    return Steps{0, std::min(key_tile, first_seen - 1 + first + queries)};
+  };
+  if (first_tile) {
+    multiply<Left::columns>(product, strip<W>, rooms.padded, steps,
+                            [](W* to, std::int64_t, std::int64_t, Vector<W> sum) { store_vector(to, sum); });
+  } else {
+    const W* shrinks = rooms.shrinks + query;
+    multiply<Left::columns>(product, strip<W>, rooms.padded, steps,
+                            [shrinks](W* to, std::int64_t r, std::int64_t, Vector<W> sum) {
+                              store_vector(to, load_vector(to) * shrinks[r] + sum);
+                            });
   }
 }
 
@@ -150,33 +159,43 @@ namespace attention_kernels::STEPGRAPH_LEVEL {
 
 template <class T>
 std::int64_t forward_workspace(const AttentionShape& shape) {
-  return (2 * query_tile + 2 * key_tile) * padded_head<Wide<T>>(shape) + key_tile * strip<Wide<T>> + 3 * query_tile;
+  return Sizes<Wide<T>>(shape).all();
 }
 
 template <class T>
-void forward(const AttentionForward<T>& attention, std::int64_t sequence, std::int64_t head, Wide<T>* workspace) {
+void forward(const AttentionForward<T>& attention, const HeadPart& part, Wide<T>* workspace) {
   using W                     = Wide<T>;
+  const std::int64_t sequence = part.sequence, head = part.head;
   const AttentionShape& shape = attention.shape;
-  const std::int64_t size = shape.head_size, padded = padded_head<W>(shape), row = sequence * shape.seq;
+  const std::int64_t size = shape.head_size, row = sequence * shape.seq;
   const std::int64_t kv_head = head * shape.kv_heads / shape.heads;
   const T* rows              = attention.qkv + row * shape.qkv_row();
   const auto queries         = head_rows(rows, shape.qkv_row(), head, size),
              keys            = head_rows(rows, shape.qkv_row(), shape.heads + kv_head, size),
              values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
-  const Rooms<W> rooms(shape, workspace);
-  for (std::int64_t first = 0; first < shape.seq; first += query_tile) {
-    const std::int64_t count = std::min(query_tile, shape.seq - first);
-    for (const auto& of : {queries, keys, values}) prefetch_tile(of, shape, first + query_tile, query_tile);
-    const auto tile_of_queries = tile_rows(queries, shape, first, query_tile, rooms.out);
+  const Rooms<W> rooms(Sizes<W>(shape), workspace);
+  for (std::int64_t first = part.first; first < part.end; first += query_tile) {
+    const std::int64_t count = std::min(query_tile, part.end - first);
+    if (first + query_tile < shape.seq) {
+      for (const auto& of : {queries, keys, values}) prefetch_tile(of, shape, first + query_tile, query_tile);
+    } else if (part.end == shape.seq && head + 1 < shape.heads) {  // most often the next one of this thread
+      const std::int64_t next_kv_head = (head + 1) * shape.kv_heads / shape.heads;
+      prefetch_tile(head_rows(rows, shape.qkv_row(), head + 1, size), shape, 0, query_tile);
+      for (std::int64_t i = shape.heads + next_kv_head; next_kv_head != kv_head && i < shape.heads + 2 * shape.kv_heads;
+           i += shape.kv_heads) {
+        prefetch_tile(head_rows(rows, shape.qkv_row(), i, size), shape, 0, query_tile);
+      }
+    }
+    const auto tile_of_queries = tile_rows(queries, shape, first, rounded_up(count, strip<W>), rooms.out);
     for (std::int64_t query = 0; query < count; query += strip<W>) {
-      transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>, padded,
-                   binary_scale<W>(shape), rooms.queries + query * padded, strip<W>);
+      transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>,
+                   rooms.padded, binary_scale<W>(shape), rooms.queries + query * rooms.padded, strip<W>);
     }
     for (std::int64_t key = 0; key < first + count; key += key_tile) {
-      transpose(tile_rows(keys, shape, key, key_tile, rooms.values), key_tile, padded, W(1), rooms.keys, key_tile);
-      copy_tile(values, shape, key, key_tile, W(1), rooms.values);
+      copy_tile(keys, shape, key, rooms.num_keys, W(1), rooms.keys);
+      copy_tile(values, shape, key, rooms.num_keys, W(1), rooms.values);
       for (std::int64_t query = std::max<std::int64_t>(0, key - first); query < count; query += strip<W>) {
-        const Strip<W> with{rooms, padded, query, first + query - key + 1, key == 0};
+        const Strip<W> with{rooms, query, first + query - key + 1, key == 0};
         with.score();
         with.exponentiate();
         if (attention.dropout) {
@@ -189,7 +208,7 @@ void forward(const AttentionForward<T>& attention, std::int64_t sequence, std::i
       }
     }
     for (std::int64_t r = 0; r < count; ++r) {
-      const W* from = rooms.out + r * padded;
+      const W* from = rooms.out + r * rooms.row;
       T* to         = attention.out + (row + first + r) * shape.out_row() + head * size;
       const W share = W(1) / rooms.sums[r];
       for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(from[i] * share);
@@ -202,10 +221,10 @@ template std::int64_t forward_workspace<float>(const AttentionShape&);
 template std::int64_t forward_workspace<double>(const AttentionShape&);
 template std::int64_t forward_workspace<bf16>(const AttentionShape&);
 template std::int64_t forward_workspace<f16>(const AttentionShape&);
-template void forward<float>(const AttentionForward<float>&, std::int64_t, std::int64_t, float*);
-template void forward<double>(const AttentionForward<double>&, std::int64_t, std::int64_t, double*);
-template void forward<bf16>(const AttentionForward<bf16>&, std::int64_t, std::int64_t, float*);
-template void forward<f16>(const AttentionForward<f16>&, std::int64_t, std::int64_t, float*);
+template void forward<float>(const AttentionForward<float>&, const HeadPart&, float*);
+template void forward<double>(const AttentionForward<double>&, const HeadPart&, double*);
+template void forward<bf16>(const AttentionForward<bf16>&, const HeadPart&, float*);
+template void forward<f16>(const AttentionForward<f16>&, const HeadPart&, float*);
 
 }  // namespace attention_kernels::STEPGRAPH_LEVEL
 }  // namespace stepgraph::cpu

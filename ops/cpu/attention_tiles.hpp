@@ -22,6 +22,14 @@ template <class W>
   return rounded_up(shape.head_size, block_cols<W>);
 }
 
+// The distance between rows of a tile. Padding spreads a column of a tile over the sets and banks of a cache; other
+// widths need none.
+template <class W>
+[[nodiscard]] std::int64_t tile_row(const AttentionShape& shape) {
+  const std::int64_t padded = padded_head<W>(shape);
+  return padded % 64 == 0 ? padded + 16 : padded;
+}
+
 // The rows of one head within a sequence.
 template <class T>
 struct HeadRows {
@@ -47,15 +55,15 @@ void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::in
 template <class T>
 void copy_tile(const HeadRows<const T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows,
                Wide<T> factor, Wide<T>* to) {
-  const std::int64_t size = shape.head_size, padded = padded_head<Wide<T>>(shape);
+  const std::int64_t size = shape.head_size, padded = padded_head<Wide<T>>(shape), to_row = tile_row<Wide<T>>(shape);
   const std::int64_t count = std::min(rows, shape.seq - first);
   for (std::int64_t r = 0; r < count; ++r) {
     const T* row = from.data + (first + r) * from.stride;
-    Wide<T>* out = to + r * padded;
+    Wide<T>* out = to + r * to_row;
     for (std::int64_t i = 0; i < size; ++i) out[i] = wide(row[i]) * factor;
     std::fill(out + size, out + padded, Wide<T>(0));
   }
-  std::fill(to + count * padded, to + rows * padded, Wide<T>(0));
+  std::fill(to + count * to_row, to + rows * to_row, Wide<T>(0));
 }
 
 // Returns the rows themselves if they already form a tile, else a copy in `room`.
@@ -69,28 +77,39 @@ HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const Attention
     }
   }
   copy_tile(from, shape, first, rows, Wide<T>(1), room);
-  return {room, padded};
+  return {room, tile_row<Wide<T>>(shape)};
 }
+
+namespace detail {
+typedef float Four __attribute__((vector_size(16)));                                  // NOLINT
+typedef float FourUnaligned __attribute__((vector_size(16), aligned(1), may_alias));  // NOLINT
+}  // namespace detail
 
 // to[i][r] = from[r][i] * factor. Rows of `to` are `to_row` elements apart. Rows and columns are multiples of 4.
 template <class W>
 void transpose(const HeadRows<const W>& from, std::int64_t rows, std::int64_t cols, W factor, W* to,
                std::int64_t to_row) {
-  if constexpr (lanes_of<W> == 4) {
-    for (std::int64_t r = 0; r < rows; r += 4) {
-      const W* row = from.data + r * from.stride;
-      for (std::int64_t i = 0; i < cols; i += 4) {
-        const auto a = load_vector(row + i), b = load_vector(row + from.stride + i),
-                   c = load_vector(row + 2 * from.stride + i), d = load_vector(row + 3 * from.stride + i);
+  if constexpr (std::is_same_v<W, float>) {
+    const auto load = [](const float* at) -> detail::Four {
+      return *reinterpret_cast<const detail::FourUnaligned*>(at);
+    };
+    const auto store = [factor](float* at, detail::Four value) {
+      *reinterpret_cast<detail::FourUnaligned*>(at) = value * factor;
+    };
+    for (std::int64_t i = 0; i < cols; i += 4) {
+      for (std::int64_t r = 0; r < rows; r += 4) {
+        const float* row = from.data + r * from.stride + i;
+        const auto a = load(row), b = load(row + from.stride), c = load(row + 2 * from.stride),
+                   d       = load(row + 3 * from.stride);
         const auto ac_low  = __builtin_shufflevector(a, c, 0, 4, 1, 5),
                    bd_low  = __builtin_shufflevector(b, d, 0, 4, 1, 5),
                    ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7),
                    bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
-        W* out             = to + i * to_row + r;
-        store_vector(out, __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5) * factor);
-        store_vector(out + to_row, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7) * factor);
-        store_vector(out + 2 * to_row, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5) * factor);
-        store_vector(out + 3 * to_row, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7) * factor);
+        float* out         = to + i * to_row + r;
+        store(out, __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5));
+        store(out + to_row, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7));
+        store(out + 2 * to_row, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5));
+        store(out + 3 * to_row, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7));
       }
     }
   } else {

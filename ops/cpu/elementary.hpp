@@ -41,18 +41,17 @@ inline Vector<double> exp2(Vector<double> x) {
   return x;
 }
 [[gnu::always_inline]] inline Vector<float> exp2(Vector<float> x) {
-  // x = n + r with |r| <= 1/2. Adding 1.5 * 2^23 + 127 leaves n + 127 in the lowest bits; shifted, they are 2^n. 2^r is
-  // the degree-5 polynomial of least relative error (Remez) with its constant set to 1, evaluated in pairs for a short
-  // dependency chain. Below the range, the result is masked to 0 on its bits: a selection that passes NaN through would
-  // cost more comparisons.
-  constexpr float to_integer = 12583039.0f, lowest = -126.5f;
+  // x = n + r with |r| <= 1/2. Adding 1.5 * 2^23 + 127 leaves n + 127 in the lowest bits; shifted, they are 2^n, and 0
+  // for n = -127, to which everything below the range is raised. 2^r is the degree-5 polynomial of least relative error
+  // (Remez) with its constant set to 1, evaluated in pairs for a short dependency chain.
+  constexpr float to_integer  = 12583039.0f;
   using Bits                  = Vector<std::uint32_t>;
+  x                           = at_least(x, -127.0f);
   const Vector<float> shifted = x + to_integer, r = x - (shifted - to_integer), square = r * r;
   const Vector<float> low = r * 0.693146978f + 1.0f, middle = r * 0.0555073375f + 0.240222421f,
                       high = r * 1.32647290e-3f + 9.67151366e-3f;
   const Vector<float> p    = (high * square + middle) * square + low;
-  const auto power         = __builtin_bit_cast(Vector<float>, __builtin_bit_cast(Bits, shifted) << 23);
-  return __builtin_bit_cast(Vector<float>, __builtin_bit_cast(Bits, p * power) & ~__builtin_bit_cast(Bits, x < lowest));
+  return p * __builtin_bit_cast(Vector<float>, __builtin_bit_cast(Bits, shifted) << 23);
 }
 
 // 1 / (1 + e^-x).

@@ -7,9 +7,9 @@
 #include "ops/cpu/blas.hpp"
 #include "ops/cpu/gemm_bf16.hpp"
 #include "ops/cpu/gemm_blocks.hpp"
+#include "ops/cpu/gemm_choice.hpp"
 #include "ops/cpu/gemm_cut.hpp"
 #include "ops/cpu/gemm_watch.hpp"
-#include "ops/cpu/instructions.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/with_best.hpp"
 #if defined(__aarch64__)
@@ -72,62 +72,46 @@ void own_tile(const Gemm<T, Out>& problem, const Range& tile) {
   }
 }
 
-// Whether products of f32 use a CBLAS that was requested by name.
-#ifdef STEPGRAPH_CBLAS_FIRST
-constexpr bool cblas_first = true;
-#else
-constexpr bool cblas_first = false;
-#endif
-
-// The kernel of ours for f32 that this machine runs fastest.
-GemmKernel best_kernel() {
-  const cpu::Instructions instructions = cpu::best_instructions();  // throws if the environment names others
-  if (has(GemmKernel::neon)) return GemmKernel::neon;
-  switch (instructions) {
-    case cpu::Instructions::avx512:
-      return GemmKernel::avx512;
-    case cpu::Instructions::avx2:
-      return GemmKernel::avx2;
-    default:
-      return GemmKernel::own;
-  }
-}
-// The same for operands of type T.
-template <class T>
-GemmKernel best_kernel_of() {
-  if constexpr (std::same_as<T, bf16>) {
-    switch (cpu::product_instructions()) {
-      case cpu::Instructions::neon_bf16:
-        return GemmKernel::neon_bf16;
-      case cpu::Instructions::avx512_bf16:
-        return GemmKernel::avx512_bf16;
-      case cpu::Instructions::amx:
-        return GemmKernel::amx;
-      default:
-        break;
-    }
-  }
-  return best_kernel();
-}
-// The kernel for operands of other types on machines that have `kernel`, a kernel for bf16.
-GemmKernel without_bf16(GemmKernel kernel) {
-  if (kernel == GemmKernel::neon_bf16) return GemmKernel::neon;
-  return kernel == GemmKernel::avx512_bf16 || kernel == GemmKernel::amx ? GemmKernel::avx512 : kernel;
-}
-
-// The activation of finished parts of a tile, from element `first` of c on.
+// The activation of finished parts of a tile.
 template <class T, class Out>
 struct Activating {
   const Gemm<T, Out>& problem;
-  std::int64_t first;
+  const Range& tile;
   void operator()(std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) const {
     if (problem.activate == nullptr) return;
-    for (std::int64_t i = row; i < row + rows; ++i) {
-      const std::int64_t at = first + i * problem.c_stride + col;
+    for (std::int64_t i = tile.row + row; i < tile.row + row + rows; ++i) {
+      const std::int64_t at = i * problem.c_stride + tile.col + col;
       problem.activate(problem.c.out + at, problem.y + at, cols);
     }
   }
 };
+// Calls done(row, rows, col, cols), which must live as long.
+template <class Done>
+[[maybe_unused]] PartDone called(const Done& done) {
+  return {[](const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+            (*static_cast<const Done*>(of))(row, rows, col, cols);
+          },
+          &done};
+}
+
+// The product of a tile. Bias and times are those of the problem if they have the type Side.
+template <class Side, class T, class Out>
+PanelProduct<T, Out, Side> product_of(const Gemm<T, Out>& problem, const Range& tile) {
+  const std::int64_t first = tile.row * problem.c_stride + tile.col;
+  PanelProduct<T, Out, Side> product{.m        = tile.rows,
+                                     .n        = tile.cols,
+                                     .k        = problem.k,
+                                     .a        = from_row(problem.a, tile.row),
+                                     .b        = from_col(problem.b, tile.col),
+                                     .c        = problem.c.out + first,
+                                     .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
+                                     .c_stride = problem.c_stride};
+  if constexpr (std::same_as<T, Side>) {
+    product.bias  = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
+    product.times = problem.times == nullptr ? nullptr : problem.times + first;
+  }
+  return product;
+}
 
 // Returns false if `kernel` is not one for bf16.
 template <class Out>
@@ -142,25 +126,8 @@ bool bf16_tile([[maybe_unused]] const Gemm<bf16, Out>& problem, [[maybe_unused]]
   if (kernel == GemmKernel::amx) multiply = cpu::multiply_amx<Out>;
 #endif
   if (multiply == nullptr) return false;
-  const std::int64_t first = tile.row * problem.c_stride + tile.col;
-  const Activating<bf16, Out> activating{problem, first};
-  const cpu::Bf16Done done{
-      [](const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-        (*static_cast<const Activating<bf16, Out>*>(of))(row, rows, col, cols);
-      },
-      &activating};
-  multiply(cpu::bf16_room(),
-           {.m        = tile.rows,
-            .n        = tile.cols,
-            .k        = problem.k,
-            .a        = from_row(problem.a, tile.row),
-            .b        = from_col(problem.b, tile.col),
-            .c        = problem.c.out + first,
-            .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
-            .c_stride = problem.c_stride,
-            .bias     = problem.bias == nullptr ? nullptr : problem.bias + tile.col,
-            .times    = problem.times == nullptr ? nullptr : problem.times + first},
-           done);
+  const Activating<bf16, Out> activating{problem, tile};
+  multiply(cpu::bf16_room(), product_of<bf16>(problem, tile), called(activating));
   return true;
 #else
   return false;
@@ -174,12 +141,8 @@ void multiply_panels([[maybe_unused]] GemmKernel kernel, [[maybe_unused]] const 
 #if defined(__aarch64__)
   cpu::multiply_neon(room<cpu::NeonBlocks>(), product, done);
 #elif defined(__x86_64__)
-  const cpu::X86Done call{[](const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
-                            (*static_cast<const Done*>(of))(row, rows, col, cols);
-                          },
-                          &done};
   auto* const multiply = kernel == GemmKernel::avx512 ? cpu::multiply_avx512<T> : cpu::multiply_avx2<T>;
-  multiply(room<cpu::X86Blocks>(), product, call);
+  multiply(room<cpu::X86Blocks>(), product, called(done));
 #endif
 }
 
@@ -192,23 +155,10 @@ template <class T, class Out>
     if constexpr (std::same_as<T, bf16>) {
       if (bf16_tile(problem, tile, kernel)) return true;
     }
-    kernel = without_bf16(kernel);
+    kernel = cpu::without_bf16(kernel);
     if constexpr (std::same_as<Out, float>) {
-      const std::int64_t first = tile.row * problem.c_stride + tile.col;
-      PanelProduct<T> product{.m        = tile.rows,
-                              .n        = tile.cols,
-                              .k        = problem.k,
-                              .a        = from_row(problem.a, tile.row),
-                              .b        = from_col(problem.b, tile.col),
-                              .c        = problem.c.out + first,
-                              .base     = problem.c.base == nullptr ? nullptr : problem.c.base + first,
-                              .c_stride = problem.c_stride};
-      if constexpr (std::same_as<T, float>) {
-        product.bias  = problem.bias == nullptr ? nullptr : problem.bias + tile.col;
-        product.times = problem.times == nullptr ? nullptr : problem.times + first;
-      }
       if (std::same_as<T, float> || (problem.bias == nullptr && problem.times == nullptr)) {
-        multiply_panels(kernel, product, Activating<T, Out>{problem, first});
+        multiply_panels(kernel, product_of<float>(problem, tile), Activating<T, Out>{problem, tile});
         return true;
       }
     }
@@ -265,66 +215,25 @@ bool blas_tile(const Gemm<T>& problem, const Range& tile) {
   return true;
 }
 
-}  // namespace
-
-bool has(GemmKernel kernel) noexcept {
-  switch (kernel) {
-    case GemmKernel::neon:
-#ifdef __aarch64__
-      return true;
-#else
-      return false;
-#endif
-    case GemmKernel::avx2:
-      return cpu::has(cpu::Instructions::avx2);
-    case GemmKernel::avx512:
-      return cpu::has(cpu::Instructions::avx512);
-    case GemmKernel::neon_bf16:
-      return cpu::has(cpu::Instructions::neon_bf16);
-    case GemmKernel::avx512_bf16:
-      return cpu::has(cpu::Instructions::avx512_bf16);
-    case GemmKernel::amx:
-      return cpu::has(cpu::Instructions::amx);
-    default:
-      return true;
-  }
-}
-
-std::string_view gemm_library() {
-  const std::string_view blas = cpu::blas_library();
-  if (cblas_first && !blas.empty()) return blas;
-  switch (best_kernel()) {
-    case GemmKernel::neon:
-      return "neon";
-    case GemmKernel::avx2:
-      return "avx2";
-    case GemmKernel::avx512:
-      return "avx512";
-    default:
-      return blas.empty() ? "own" : blas;
-  }
-}
-
-namespace {
-
 template <class T, class Sum>
 void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel) {
   if (range.rows == 0 || range.cols == 0) return;
   if constexpr (watches) cpu::watch(problem, range);
   const bool fastest    = kernel == GemmKernel::fastest;
-  const GemmKernel ours = fastest ? best_kernel_of<T>() : kernel;
-  if (!(fastest && cblas_first) && panel_tile(problem, range, ours)) return;
+  const bool blas_first = fastest && cpu::cblas_first();
+  const GemmKernel ours = !fastest ? kernel : std::same_as<T, bf16> ? cpu::best_bf16_kernel() : cpu::best_kernel();
+  if (!blas_first && panel_tile(problem, range, ours)) return;
   if constexpr (std::same_as<T, Wide<T>>) {
     if (fastest && blas_tile(problem, range)) return;
   }
-  if (fastest && cblas_first && panel_tile(problem, range, ours)) return;
+  if (blas_first && panel_tile(problem, range, ours)) return;
   own_tile(problem, range);
 }
 
 // Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that.
 template <class T>
 bool can_join(GemmKernel kernel) {
-  const bool ours_first = !cblas_first && std::same_as<Wide<T>, float> && best_kernel() != GemmKernel::own;
+  const bool ours_first = !cpu::cblas_first() && std::same_as<Wide<T>, float> && cpu::best_kernel() != GemmKernel::own;
   return kernel != GemmKernel::fastest || ours_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
 }
 

@@ -39,10 +39,10 @@ struct AmxTiles {
 }  // namespace
 
 template <class Out>
-void multiply_amx(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done) {
+void multiply_amx(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done) {
   multiply_bf16<TileKernel<AmxTiles>>(room, product, done);
 }
-template void multiply_amx(Bf16Room&, const Bf16Product<float>&, const Bf16Done&);
-template void multiply_amx(Bf16Room&, const Bf16Product<bf16>&, const Bf16Done&);
+template void multiply_amx(Bf16Room&, const Bf16Product<float>&, const PartDone&);
+template void multiply_amx(Bf16Room&, const Bf16Product<bf16>&, const PartDone&);
 
 }  // namespace stepgraph::cpu

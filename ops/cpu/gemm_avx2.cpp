@@ -27,11 +27,11 @@ struct EightLanes {
 
 // 12 of 16 registers hold sums.
 template <class T>
-void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const X86Done& done) {
+void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
   multiply_blocks<EightLanes, 6, 2, 128>(packed, product, done);
 }
-template void multiply_avx2(X86Blocks&, const PanelProduct<float>&, const X86Done&);
-template void multiply_avx2(X86Blocks&, const PanelProduct<bf16>&, const X86Done&);
-template void multiply_avx2(X86Blocks&, const PanelProduct<f16>&, const X86Done&);
+template void multiply_avx2(X86Blocks&, const PanelProduct<float>&, const PartDone&);
+template void multiply_avx2(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);
+template void multiply_avx2(X86Blocks&, const PanelProduct<f16>&, const PartDone&);
 
 }  // namespace stepgraph::cpu

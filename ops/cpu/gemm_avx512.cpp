@@ -26,11 +26,11 @@ struct SixteenLanes {
 
 // 24 of 32 registers hold sums.
 template <class T>
-void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const X86Done& done) {
+void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
   multiply_blocks<SixteenLanes, 12, 2, 256>(packed, product, done);
 }
-template void multiply_avx512(X86Blocks&, const PanelProduct<float>&, const X86Done&);
-template void multiply_avx512(X86Blocks&, const PanelProduct<bf16>&, const X86Done&);
-template void multiply_avx512(X86Blocks&, const PanelProduct<f16>&, const X86Done&);
+template void multiply_avx512(X86Blocks&, const PanelProduct<float>&, const PartDone&);
+template void multiply_avx512(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);
+template void multiply_avx512(X86Blocks&, const PanelProduct<f16>&, const PartDone&);
 
 }  // namespace stepgraph::cpu

@@ -23,10 +23,10 @@ struct Avx512Dots {
 }  // namespace
 
 template <class Out>
-void multiply_avx512_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done) {
+void multiply_avx512_bf16(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done) {
   multiply_bf16<DotKernel<Avx512Dots>>(room, product, done);
 }
-template void multiply_avx512_bf16(Bf16Room&, const Bf16Product<float>&, const Bf16Done&);
-template void multiply_avx512_bf16(Bf16Room&, const Bf16Product<bf16>&, const Bf16Done&);
+template void multiply_avx512_bf16(Bf16Room&, const Bf16Product<float>&, const PartDone&);
+template void multiply_avx512_bf16(Bf16Room&, const Bf16Product<bf16>&, const PartDone&);
 
 }  // namespace stepgraph::cpu

@@ -21,22 +21,7 @@ namespace stepgraph::cpu {
 // - float: c = ((base + a b) + bias) times; the blocks of k are added to the base one by one.
 // - bf16: c = base + (a b + bias), rounded once, then multiplied by `times` and rounded again.
 template <class Out>
-struct Bf16Product {
-  std::int64_t m = 0, n = 0, k = 0;  // k is not 0
-  Matrix<bf16> a        = {};        // [m, k]
-  Matrix<bf16> b        = {};        // [k, n]
-  Out* c                = nullptr;
-  const Out* base       = nullptr;  // same layout as c; may be c
-  std::int64_t c_stride = 0;
-  const bf16* bias      = nullptr;  // [n]
-  const bf16* times     = nullptr;  // same layout as c
-};
-
-// Called for finished parts of c while they are in cache. Null: nothing is called.
-struct Bf16Done {
-  void (*call)(const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) = nullptr;
-  const void* of                                                                                         = nullptr;
-};
+using Bf16Product = PanelProduct<bf16, Out, bf16>;
 
 // A thread's packed operands and the sums of earlier blocks of k. The largest sizes of all kernels.
 struct Bf16Room {
@@ -48,15 +33,15 @@ struct Bf16Room {
 };
 
 template <class Out>
-void multiply_neon_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+void multiply_neon_bf16(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done);
 template <class Out>
-void multiply_avx512_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+void multiply_avx512_bf16(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done);
 // The caller has asked for permission to use tiles: has(Instructions::amx) does.
 template <class Out>
-void multiply_amx(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done);
+void multiply_amx(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done);
 
 // The one that this machine runs fastest (STEPGRAPH_INSTRUCTIONS), for results in f32. Null: it has none.
-using Bf16Multiply = void (*)(Bf16Room& room, const Bf16Product<float>& product, const Bf16Done& done);
+using Bf16Multiply = void (*)(Bf16Room& room, const Bf16Product<float>& product, const PartDone& done);
 [[nodiscard]] Bf16Multiply best_bf16_product();
 // The calling thread's. Allocated once, since it is too large for a stack.
 [[nodiscard]] Bf16Room& bf16_room();

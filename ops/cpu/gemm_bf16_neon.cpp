@@ -64,10 +64,10 @@ struct NeonBf16 {
 }  // namespace
 
 template <class Out>
-void multiply_neon_bf16(Bf16Room& room, const Bf16Product<Out>& product, const Bf16Done& done) {
+void multiply_neon_bf16(Bf16Room& room, const Bf16Product<Out>& product, const PartDone& done) {
   multiply_bf16<NeonBf16>(room, product, done);
 }
-template void multiply_neon_bf16(Bf16Room&, const Bf16Product<float>&, const Bf16Done&);
-template void multiply_neon_bf16(Bf16Room&, const Bf16Product<bf16>&, const Bf16Done&);
+template void multiply_neon_bf16(Bf16Room&, const Bf16Product<float>&, const PartDone&);
+template void multiply_neon_bf16(Bf16Room&, const Bf16Product<bf16>&, const PartDone&);
 
 }  // namespace stepgraph::cpu

@@ -8,12 +8,6 @@
 // nothing beyond this header: an inline function compiled for them could replace the one that older processors run.
 namespace stepgraph::cpu {
 
-// Called for finished parts of c while they are in cache. Null: nothing is called.
-struct X86Done {
-  void (*call)(const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) = nullptr;
-  const void* of                                                                                         = nullptr;
-};
-
 // A thread's packed operands: one panel of rows, and panels of columns that stay in the second-level cache.
 struct X86Blocks {
   static constexpr std::int64_t max_depth = 512, max_rows = 16, max_cols = 256;
@@ -25,8 +19,8 @@ struct X86Blocks {
 // over blocks of k, whose length follows from k, are added to the base one after the other. Each step of k is one fused
 // multiply-add.
 template <class T>
-void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const X86Done& done);
+void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done);
 template <class T>
-void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const X86Done& done);
+void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done);
 
 }  // namespace stepgraph::cpu

@@ -217,7 +217,7 @@ constexpr PanelTable<Lanes, width, vectors> panel_table;
 
 // Register blocks are `width` rows by `vectors` vectors. Up to `at_once` columns are packed at a time.
 template <class Lanes, int width, int vectors, std::int64_t at_once, class T>
-void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const X86Done& done) {
+void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
   constexpr std::int64_t panel = vectors * Lanes::size;
   static_assert(at_once % panel == 0 && at_once <= X86Blocks::max_cols && width <= X86Blocks::max_rows);
   constexpr const PanelTable<Lanes, width, vectors>& table = panel_table<Lanes, width, vectors>;

@@ -23,17 +23,24 @@ template <class T>
   return {of.data + col * of.col_stride, of.row_stride, of.col_stride};
 }
 
-// c = ((base +) a b (+ bias)) (times), in f32: what our kernels for one kind of processor compute.
-template <class T>
+// c = ((base +) a b (+ bias)) (times): what our kernels for one kind of processor compute. Bias and times have the type
+// Side.
+template <class T, class Out = float, class Side = float>
 struct PanelProduct {
-  std::int64_t m = 0, n = 0, k = 0;
-  Matrix<T> a           = {};  // [m, k]
-  Matrix<T> b           = {};  // [k, n]
-  float* c              = nullptr;
-  const float* base     = nullptr;  // same layout as c; may be c
+  std::int64_t m = 0, n = 0, k = 0;  // k is not 0
+  Matrix<T> a           = {};        // [m, k]
+  Matrix<T> b           = {};        // [k, n]
+  Out* c                = nullptr;
+  const Out* base       = nullptr;  // same layout as c; may be c
   std::int64_t c_stride = 0;
-  const float* bias     = nullptr;
-  const float* times    = nullptr;  // same layout as c
+  const Side* bias      = nullptr;  // [n]
+  const Side* times     = nullptr;  // same layout as c
+};
+
+// Called for finished parts of c while they are in cache. Null: nothing is called.
+struct PartDone {
+  void (*call)(const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) = nullptr;
+  const void* of                                                                                         = nullptr;
 };
 
 }  // namespace stepgraph

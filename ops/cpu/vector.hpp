@@ -3,6 +3,9 @@
 #include <type_traits>
 
 #include "ops/cpu/level.hpp"
+#if defined(STEPGRAPH_NEON)
+#include <arm_neon.h>
+#endif
 
 // Vectors of the width of the instructions that a file is compiled for, through the compiler's vector extension:
 // arithmetic, comparison and selection work as on scalars. For kernels whose loops must be vectorised.
@@ -42,10 +45,26 @@ template <class T>
 [[gnu::always_inline]] inline void store_vector(T* to, Vector<T> values) {
   *reinterpret_cast<typename detail::VectorOf<T>::unaligned*>(to) = values;
 }
-// The lanewise maximum; `b` where a lane is NaN.
+// The lanewise maximum; `b` where a lane of `a` is NaN.
 template <class V>
 [[gnu::always_inline]] inline V larger(V a, V b) {
   return a > b ? a : b;
+}
+#if defined(STEPGRAPH_NEON)
+// One instruction, where compilers need two. Here a NaN in `b` gives `a`, too.
+[[gnu::always_inline]] inline Vector<float> larger(Vector<float> a, Vector<float> b) { return vmaxnmq_f32(a, b); }
+#endif
+// The lanewise maximum, where NaN stays NaN.
+[[gnu::always_inline]] inline Vector<float> at_least(Vector<float> a, float least) {
+#if defined(STEPGRAPH_NEON)
+  return vmaxq_f32(a, vdupq_n_f32(least));
+#else
+  Vector<float> all = Vector<float>{} + least;
+#if defined(__x86_64__)
+  asm("" : "+v"(all));  // if it knows the number, the compiler does not find its instruction for a maximum
+#endif
+  return larger(all, a);
+#endif
 }
 // first, first + 1, ...
 template <class T>

@@ -2,20 +2,13 @@
 #include <cstdint>
 
 #include "ops/cpu/instructions.hpp"
+#include "ops/cpu/level.hpp"
 
 // Loops that the compiler vectorises are compiled for each kind of instructions of x86-64. Which of them runs is chosen
 // when the program runs. The choice is the same for all calls, so an element's bits do not depend on the thread.
 namespace stepgraph::cpu {
 
-// In AVX-512 compilers prefer vectors of half the width unless told otherwise.
 #if defined(__x86_64__)
-#define STEPGRAPH_TARGET_AVX2 "avx2,fma,f16c"
-#if defined(__clang__)
-#define STEPGRAPH_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
-#else
-#define STEPGRAPH_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512"
-#endif
-
 namespace chosen {
 // All that `body` calls is inlined here, and so is compiled for these instructions: functions of the same file that are
 // not marked noinline.

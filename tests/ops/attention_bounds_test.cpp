@@ -57,7 +57,8 @@ TEMPLATE_TEST_CASE("attention accesses nothing beyond its tensors and workspaces
       workspace(cpu::attention_forward_workspace<T>(shape)),
       backward_workspace(cpu::attention_backward_workspace<T>(shape));
   const cpu::AttentionForward<T> forward{shape, qkv.data(), out.data(), log_sums.data()};
-  for (std::int64_t head = 0; head < shape.heads; ++head) cpu::attention_forward(forward, 0, head, workspace.data());
+  for (std::int64_t head = 0; head < shape.heads; ++head)
+    cpu::attention_forward(forward, cpu::HeadPart{0, head, 0, seq}, workspace.data());
   const cpu::AttentionBackward<T> backward{shape,           qkv.data(),   out.data(),
                                            log_sums.data(), d_out.data(), products.data()};
   cpu::attention_backward(backward, sg::Into<T>{d_qkv.data(), nullptr, d_qkv.size()}, 0, 0, backward_workspace.data());

@@ -296,18 +296,32 @@ TEST_CASE("gradients of a rotary embedding agree with finite differences, in pla
   check_gradients(both);
 }
 
-TEST_CASE("the workspace of attention does not grow with the sequence, except for a panel of queries in bf16",
+TEST_CASE("the workspace of attention does not grow with long sequences, except for a panel of queries in bf16",
           "[ops][attention]") {
-  const cpu::AttentionShape shorter{.seq = 128, .heads = 8, .kv_heads = 4, .head_size = 64};
+  const cpu::AttentionShape shorter{.seq = 256, .heads = 8, .kv_heads = 4, .head_size = 64};  // one tile of queries
   cpu::AttentionShape longer = shorter;
   longer.seq                 = 4096;
   CHECK(cpu::attention_forward_workspace<float>(longer) == cpu::attention_forward_workspace<float>(shorter));
   CHECK(cpu::attention_forward_workspace<sg::bf16>(longer) == cpu::attention_forward_workspace<sg::bf16>(shorter));
   CHECK(cpu::attention_backward_workspace<float>(longer) == cpu::attention_backward_workspace<float>(shorter));
   CHECK(cpu::attention_backward_workspace<sg::bf16>(longer) - cpu::attention_backward_workspace<sg::bf16>(shorter) ==
-        (4096 - 128) * 2 * 64);
+        (4096 - 256) * 2 * 64);
   CHECK(cpu::attention_backward_workspace<sg::f16>(longer) - cpu::attention_backward_workspace<sg::f16>(shorter) ==
-        (4096 - 128) * 2 * 64);
+        (4096 - 256) * 2 * 64);
+}
+
+TEST_CASE("a short sequence needs a small workspace for attention", "[ops][attention]") {
+  const auto sizes = [](std::int64_t seq) {
+    const cpu::AttentionShape shape{.seq = seq, .heads = 2, .kv_heads = 2, .head_size = 64};
+    return std::pair{cpu::attention_forward_workspace<float>(shape), cpu::attention_backward_workspace<float>(shape)};
+  };
+  for (std::int64_t seq = 32; seq < 256; seq *= 2) {
+    CAPTURE(seq);
+    CHECK(sizes(seq).first < sizes(2 * seq).first);
+    CHECK(sizes(seq).second <= sizes(2 * seq).second);
+  }
+  CHECK(4 * sizes(32).first < sizes(256).first);
+  CHECK(3 * sizes(32).second < sizes(256).second);
 }
 
 TEST_CASE("attention and rotary embeddings refuse heads that do not fit", "[ops][attention][refuses]") {

@@ -111,7 +111,7 @@ float block_of_k(Order order, const sg::Matrix<sg::bf16>& a, const sg::Matrix<sg
 }
 
 template <class Out>
-using Multiply = void (*)(cpu::Bf16Room&, const cpu::Bf16Product<Out>&, const cpu::Bf16Done&);
+using Multiply = void (*)(cpu::Bf16Room&, const cpu::Bf16Product<Out>&, const sg::PartDone&);
 
 // The number of elements whose bits are wrong, or that were not announced as done exactly once. `extras`: bit 0 a base,
 // bit 1 in place, bit 2 a bias, bit 3 factors.
