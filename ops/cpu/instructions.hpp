@@ -18,8 +18,8 @@ inline constexpr std::array all_instructions{
 // there is no amx.
 [[nodiscard]] bool has(Instructions instructions) noexcept;
 // The instructions that the environment variable STEPGRAPH_INSTRUCTIONS names. Without it: the last of all_instructions
-// that this machine has, except avx512_bf16 and amx, which are used only if they are named. Throws for an unknown name
-// and for instructions that this machine does not have.
+// that this machine has, except avx512_bf16, which is used only if it is named. Throws for an unknown name and for
+// instructions that this machine does not have.
 [[nodiscard]] Instructions product_instructions();
 // The same for kernels that have no use for bf16 products: build, avx2 or avx512.
 [[nodiscard]] Instructions best_instructions();

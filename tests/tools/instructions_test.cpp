@@ -3,6 +3,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cstdlib>
 
 #include "engine/base/error.hpp"
 #include "ops/cpu/instructions.hpp"
@@ -88,6 +89,16 @@ TEST_CASE("training in bf16 has the same bits on 1, 2, 3, 8 and 16 threads with 
     CHECK(steps == first);
     CHECK_FALSE(steps.empty());
   }
+}
+
+TEST_CASE("without a name the last instructions that the machine has are chosen, except those that are slower",
+          "[tools][instructions]") {
+  if (std::getenv("STEPGRAPH_INSTRUCTIONS") != nullptr) SKIP("STEPGRAPH_INSTRUCTIONS names the instructions");
+  auto last = sg::cpu::Instructions::of_the_build;
+  for (const sg::cpu::Instructions each : sg::cpu::all_instructions) {
+    if (sg::cpu::has(each) && each != sg::cpu::Instructions::avx512_bf16) last = each;
+  }
+  CHECK(to_string(sg::cpu::product_instructions()) == to_string(last));
 }
 
 TEST_CASE("instructions that do not exist or that the machine does not have are refused by name",
