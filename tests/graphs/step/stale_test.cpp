@@ -29,8 +29,8 @@ namespace {
 
 constexpr sg::UpdatePlan stale(int steps) { return {.mode = sg::UpdateWhen::stale, .max_staleness = steps}; }
 
-sg::StepGraph step_of(const sg::Plan& plan, const sg::StepOptions& options = {}) {
-  return sg::training_step(small_gpt2(), plan, {.global = plan.layout.dp * 2, .micro = 1, .seq = 8}, options);
+sg::StepGraph step_of(const sg::Plan& plan, const sg::StepOptions& options = {}, int seq = 8) {
+  return sg::training_step(small_gpt2(), plan, {.global = plan.layout.dp * 2, .micro = 1, .seq = seq}, options);
 }
 
 std::vector<sg::Node> nodes_where(const sg::Graph& graph, const auto& wanted) {
@@ -115,7 +115,8 @@ TEST_CASE("a tight memory plan makes neither the late reduction nor the passes w
                              .group        = strategy == Shard::hybrid ? 2 : 0,
                              .bucket_views = views},
                .precision = {.param = travel == sg::DType::bf16 ? sg::DType::bf16 : sg::DType::f32, .reduce = travel},
-               .update    = stale(1)});
+               .update    = stale(1)},
+              {}, /*seq=*/16);
   const sg::MemoryPlan plan = sg::plan_memory(step.graph);
   if (strategy == Shard::full) CHECK(plan.num_reuse_edges() > 0);
   const auto is_late = [&](sg::Node node) {
