@@ -5,9 +5,10 @@
 
 #include "ops/cpu/gemm_x86.hpp"
 
-// The product of ops/cpu/gemm_x86.hpp for vectors of one width. A panel of rows stays in the first-level cache, and all
-// packed panels of columns pass by it: they come from the second-level cache, about 11 bytes per cycle. Everything is
-// in an anonymous namespace, because each file that includes this header compiles it for other instructions.
+// The product of ops/cpu/gemm_x86.hpp for vectors of one width. A panel of columns stays in the first-level cache, and
+// all packed panels of rows pass by it. They are the narrower ones, so that less comes from the second-level cache:
+// with AVX-512 about 4 bytes per cycle. Everything is in an anonymous namespace, because each file that includes this
+// header compiles it for other instructions.
 namespace stepgraph::cpu {
 namespace {
 
@@ -144,7 +145,7 @@ struct X86Out {
 template <class Lanes, int width, int vectors, int rows, bool whole>
 void multiply_panels(const float* a, const float* b, std::int64_t depth, const X86Out& to) {
   using V             = typename Lanes::Vector;
-  constexpr int lanes = Lanes::size;
+  constexpr int lanes = Lanes::size, unrolled = 4;
   // Copies, because the compiler cannot exclude that stores modify `to`.
   const auto [out, base, stride, bias, times, cols] = to;
   typename Lanes::Mask masks[vectors];
@@ -160,24 +161,39 @@ void multiply_panels(const float* a, const float* b, std::int64_t depth, const X
   V sum[rows][vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
-    _mm_prefetch(reinterpret_cast<const char*>(out + i * stride), _MM_HINT_T0);
-    if constexpr (whole)
-      _mm_prefetch(reinterpret_cast<const char*>(out + i * stride + lanes * vectors - 1), _MM_HINT_T0);
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; ++j) sum[i][j] = Lanes::zero();
   }
-#pragma GCC unroll 2
-  for (std::int64_t p = 0; p < depth; ++p, a += width, b += lanes * vectors) {
+  const auto step = [&](const float* left_at, const float* right_at) __attribute__((always_inline)) {
     V right[vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < vectors; ++j) right[j] = Lanes::load(b + j * lanes);
+    for (int j = 0; j < vectors; ++j) right[j] = Lanes::load(right_at + j * lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-      const V left = Lanes::all(a[i]);
+      const V left = Lanes::all(left_at[i]);
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; ++j) sum[i][j] = Lanes::multiply_add(left, right[j], sum[i][j]);
     }
+  };
+  const auto steps = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int p = 0; p < unrolled; ++p) step(a + p * width, b + p * lanes * vectors);
+    a += unrolled * width;
+    b += unrolled * lanes * vectors;
+  };
+  // Rows of the output are fetched one by one: all at once would keep the operands waiting.
+  const std::int64_t many = depth / unrolled, fetched = least(many, rows);
+  const float* row = out;
+  for (std::int64_t i = 0; i < fetched; ++i, row += stride) {
+    __builtin_prefetch(row, 1);
+    if constexpr (whole) {
+      if constexpr (vectors * lanes > 16) __builtin_prefetch(row + 16, 1);
+      __builtin_prefetch(row + lanes * vectors - 1, 1);
+    }
+    steps();
   }
+  for (std::int64_t i = fetched; i < many; ++i) steps();
+  for (std::int64_t p = many * unrolled; p < depth; ++p, a += width, b += lanes * vectors) step(a, b);
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
@@ -215,40 +231,58 @@ constexpr PanelTable<Lanes, width, vectors> panel_table;
 
 // --- the product -----------------------------------------------------------------------------------------------------
 
-// Register blocks are `width` rows by `vectors` vectors. Up to `at_once` columns are packed at a time.
-template <class Lanes, int width, int vectors, std::int64_t at_once, class T>
+// The length of parts that cover `size`: almost equal, at most `most`, a multiple of `of`.
+inline std::int64_t equal_parts(std::int64_t size, std::int64_t most, std::int64_t of) {
+  const std::int64_t parts = (size + most - 1) / most;
+  return ((size + parts - 1) / parts + of - 1) / of * of;
+}
+
+// Register blocks are `width` rows by `vectors` vectors. Up to `max_rows` rows and `max_cols` columns are packed at a
+// time, which stay in the second-level cache.
+template <class Lanes, int width, int vectors, std::int64_t max_rows, std::int64_t max_cols, class T>
 void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
-  constexpr std::int64_t panel = vectors * Lanes::size;
-  static_assert(at_once % panel == 0 && at_once <= X86Blocks::max_cols && width <= X86Blocks::max_rows);
+  constexpr std::int64_t panel = vectors * Lanes::size, max_depth = X86Blocks::max_depth;
+  constexpr std::int64_t done_cols = 8 * panel;  // as many as make a call worth it and are still in cache
+  static_assert(max_cols % panel == 0 && max_cols <= X86Blocks::max_cols);
+  static_assert(max_rows % width == 0 && max_rows <= X86Blocks::max_rows);
+  if (product.m <= 0 || product.n <= 0) return;
   constexpr const PanelTable<Lanes, width, vectors>& table = panel_table<Lanes, width, vectors>;
   const std::int64_t m = product.m, n = product.n, k = product.k, stride = product.c_stride;
-  const std::int64_t blocks = (k + X86Blocks::max_depth - 1) / X86Blocks::max_depth;
-  const std::int64_t length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
-  for (std::int64_t begin = 0; begin < n; begin += at_once) {
-    const std::int64_t end = least(n, begin + at_once);
+  const Matrix<T>&a = product.a, &b = product.b;
+  const std::int64_t length = equal_parts(k, max_depth, 4);
+  const std::int64_t across = equal_parts(n, max_cols, panel), down = equal_parts(m, max_rows, width);
+  for (std::int64_t left = 0; left < n; left += across) {
+    const std::int64_t right = least(n, left + across);
     for (std::int64_t first = 0; first < k; first += length) {
       const std::int64_t depth = least(length, k - first);
       const bool last          = first + depth == k;
       const float* const base  = first == 0 ? product.base : product.c;
       const float* const times = last ? product.times : nullptr;
-      const Matrix<T>&a = product.a, &b = product.b;
-      pack_panels<static_cast<int>(panel)>(b.data + first * b.row_stride + begin * b.col_stride, b.col_stride,
-                                           b.row_stride, end - begin, depth, packed.b);
-      for (std::int64_t row = 0; row < m; row += width) {
-        const std::int64_t rows = least(width, m - row);
-        pack_panels<width>(a.data + row * a.row_stride + first * a.col_stride, a.row_stride, a.col_stride, rows, depth,
-                           packed.a);
-        for (std::int64_t col = begin; col < end; col += panel) {
-          const std::int64_t at = row * stride + col, cols = end - col;
-          const X86Out to{product.c + at,
-                          base == nullptr ? nullptr : base + at,
-                          stride,
-                          last && product.bias != nullptr ? product.bias + col : nullptr,
-                          times == nullptr ? nullptr : times + at,
-                          cols};
-          (cols >= panel ? table.whole : table.some)[rows](packed.a, packed.b + (col - begin) * depth, depth, to);
+      pack_panels<static_cast<int>(panel)>(b.data + first * b.row_stride + left * b.col_stride, b.col_stride,
+                                           b.row_stride, right - left, depth, packed.b);
+      for (std::int64_t top = 0; top < m; top += down) {
+        const std::int64_t bottom = least(m, top + down);
+        pack_panels<width>(a.data + top * a.row_stride + first * a.col_stride, a.row_stride, a.col_stride, bottom - top,
+                           depth, packed.a);
+        for (std::int64_t col = left, done_to = left; col < right; col += panel) {
+          const std::int64_t cols = right - col;
+          for (std::int64_t row = top; row < bottom; row += width) {
+            const std::int64_t at = row * stride + col, rows = least(width, bottom - row);
+            const X86Out to{product.c + at,
+                            base == nullptr ? nullptr : base + at,
+                            stride,
+                            last && product.bias != nullptr ? product.bias + col : nullptr,
+                            times == nullptr ? nullptr : times + at,
+                            cols};
+            (cols >= panel ? table.whole : table.some)[rows](packed.a + (row - top) * depth,
+                                                             packed.b + (col - left) * depth, depth, to);
+          }
+          const std::int64_t end = least(col + panel, right);
+          if (last && done.call != nullptr && (end == right || end - done_to >= done_cols)) {
+            done.call(done.of, top, bottom - top, done_to, end - done_to);
+            done_to = end;
+          }
         }
-        if (last && done.call != nullptr) done.call(done.of, row, rows, begin, end - begin);
       }
     }
   }

@@ -37,7 +37,7 @@ int wrong(sg::GemmKernel kernel, const Shape& shape, Stored of_a, Stored of_b, i
                                 .c_stride = stride,
                                 .bias     = biased ? bias.data() : nullptr,
                                 .times    = scaled ? times.data() : nullptr};
-  const std::int64_t blocks = (k + 511) / 512, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
+  const std::int64_t blocks = (k + 255) / 256, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
   // With factors of 2 bytes the whole sum is computed first.
   const bool sum_first = sizeof(T) == 2 && (biased || scaled);
   for (std::int64_t i = 0; i < m; ++i) {
@@ -79,6 +79,8 @@ bool sg::testing::x86::check_products() {
                                {64, 96, 100},
                                {37, 300, 513},
                                {25, 270, 1030},
+                               {250, 40, 257},
+                               {9, 900, 20},
                                {11, 31, 512},
                                {150, 130, 21}}) {
       for (const Stored a : {Stored::rows, Stored::columns, Stored::apart}) {
