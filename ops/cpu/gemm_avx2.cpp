@@ -32,7 +32,7 @@ struct EightLanes {
 // 12 of 16 registers hold sums. A panel of columns is 16 KiB, half of a small first-level cache.
 template <class T>
 void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
-  multiply_blocks<EightLanes, 6, 2, 120, 256>(packed, product, done);
+  multiply_blocks<EightLanes, 6, 2, 120, 256, 0>(packed, product, done);
 }
 template void multiply_avx2(X86Blocks&, const PanelProduct<float>&, const PartDone&);
 template void multiply_avx2(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);
