@@ -55,8 +55,8 @@ struct OffloadPlan {
   [[nodiscard]] bool may_move(bool field) const noexcept {
     return field || (strategy != OffloadStrategy::manual && !(params || grads || optimizer || activations));
   }
-  // The update of a step runs in the next one: StepOptions::update_first. All ranks and processes do so or none, so it
-  // does not depend on what a strategy moves.
+  // The update of a step runs in the next one: StepOptions::update_first; without clipping and loss scale, in the
+  // backward pass. All ranks and processes do so or none, so it does not depend on what a strategy moves.
   [[nodiscard]] bool overlaps_updates() const noexcept { return overlap && optimizer; }
   friend bool operator==(const OffloadPlan&, const OffloadPlan&) = default;
 };

@@ -223,7 +223,7 @@ class TrainingBuild {
         plan_(with_split(model, plan, batch, {.machine = options.machine})),
         options_(options) {
     check_delay_options(plan.update, options);
-    options_.update_first |= plan.offload.overlaps_updates();
+    options_.update_first |= plan.offload.overlaps_updates() && !updates_early(plan);
   }
   [[nodiscard]] std::map<Rank, OffloadAmounts> choice() const {
     return chosen_offload(plan_, options_, true, [&](const StepOptions& of) { return prepared_with(of); });

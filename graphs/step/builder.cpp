@@ -243,6 +243,7 @@ void StepBuilder::sum_losses() {
 void StepBuilder::training() {
   declare_inputs(true, ForwardResult::loss);
   declare_weights(true);
+  if (updates_early()) static_cast<void>(no_clipping());
   // No lane orders the nodes of the schedule behind a reduction that comes before them, so the reduction of earlier
   // gradients has the whole step.
   if (delays()) reduce_earlier();

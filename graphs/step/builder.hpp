@@ -102,6 +102,7 @@ class StepBuilder {
   [[nodiscard]] bool shards_values() const { return shards_weights(setup_.plan.shard.strategy); }
   [[nodiscard]] bool gradients_persist() const { return setup_.options.keep_gradients || setup_.options.update_first; }
   [[nodiscard]] bool delays() const { return setup_.plan.update.delays(); }
+  [[nodiscard]] bool updates_early() const;
   [[nodiscard]] bool reduces_each() const { return setup_.plan.shard.reduce == ReduceWhen::each; }
   void act(const Action& action, ForwardResult result);
 
@@ -130,6 +131,7 @@ class StepBuilder {
   void join_tied_weights();
   void join_tied_ranks(const WeightSpec& owner, const std::vector<const WeightSpec*>& tied);
   void add_norm();
+  [[nodiscard]] Buffer no_clipping();  // a factor of 1
   void add_loss_scale();
   void add_updates();                    // of all weights, at the end of a step
   void update_stage(Stage stage);        // where the update comes first: before the stage's weights are used
@@ -171,6 +173,7 @@ class StepBuilder {
   std::vector<Unit> units_;
   std::map<std::string, UnitWeight> unit_weights_;
   std::vector<Bucket> buckets_;
+  Buffer no_clipping_;
   Buffer incoming_;
   WeightTable table_;
   std::map<Key, Work> work_;

@@ -6,6 +6,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/builder.hpp"
+#include "graphs/step/offload/choose.hpp"
 #include "ops/clear.hpp"
 #include "ops/convert.hpp"
 #include "ops/loss_scale.hpp"
@@ -168,6 +169,27 @@ void StepBuilder::add_norm() {
   clip_factor(graph(), clip);
 }
 
+bool StepBuilder::updates_early() const {
+  return stepgraph::updates_early(setup_.plan) && !setup_.options.update_first;
+}
+
+// The clip factor of an empty sum of squares.
+Buffer StepBuilder::no_clipping() {
+  if (no_clipping_ != Buffer{}) return no_clipping_;
+  const Buffer squares = make("no squares", exact_sum_size(sum_type()), DType::i64, Lifetime::step);
+  const Buffer norm    = make("no norm", 1, DType::f64, Lifetime::step);
+  no_clipping_         = make("update factor", 1, DType::f64, Lifetime::step);
+  const Labels labels{.phase = "clear"};
+  clear(graph(), {.name = "clear no squares", .values = squares, .labels = labels});
+  clip_factor(graph(), {.name    = "no clipping",
+                        .squares = squares,
+                        .type    = sum_type(),
+                        .norm    = norm,
+                        .factor  = no_clipping_,
+                        .labels  = labels});
+  return no_clipping_;
+}
+
 void StepBuilder::add_loss_scale() {
   const PrecisionPlan& precision = setup_.plan.precision;
   if (!precision.scales()) return;
@@ -272,7 +294,7 @@ void StepBuilder::add_update(const StepWeight& weight, int group, const IndexRan
   // Gradients of an earlier step that overflowed have a factor that is not a number.
   const bool skips                 = setup_.plan.precision.scales() && !delays();
   const std::optional<Access> skip = skips ? std::optional<Access>(here().skipped) : std::nullopt;
-  const Access factor              = delays() ? applied_factor() : here().factor;
+  const Access factor              = delays() ? applied_factor() : updates_early() ? no_clipping() : here().factor;
   const Labels labels{.stage = index(weight.stage),
                       .layer = setup_.step.model.blocks[weight.block].layer,
                       .phase = std::string(update_phase)};

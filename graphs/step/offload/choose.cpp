@@ -61,7 +61,10 @@ class HomeSearch {
 
   HomePlan choose() {
     const OffloadPlan& of = plan_.offload;
-    HomePlan made{.slots = of.slots, .async = of.async, .piece_bytes = most_piece_bytes};
+    HomePlan made{.slots         = of.slots,
+                  .async         = of.async,
+                  .early_updates = updates_early(plan_) && !step_.update_first,
+                  .piece_bytes   = most_piece_bytes};
     if (of.host_bytes > 0) {  // the ring takes at most a quarter
       const std::int64_t piece = of.host_bytes / (4 * made.num_pieces) / Storage::block_bytes * Storage::block_bytes;
       made.piece_bytes         = std::clamp(piece, Storage::block_bytes, most_piece_bytes);
@@ -177,6 +180,11 @@ class HomeSearch {
 };
 
 }  // namespace
+
+bool updates_early(const Plan& plan) noexcept {
+  return plan.offload.overlaps_updates() && plan.optimizer.clip == 0 && !plan.precision.scales() &&
+         !plan.update.delays();
+}
 
 OffloadAmounts manual_amounts(const OffloadPlan& plan) noexcept {
   if (plan.strategy != OffloadStrategy::manual) return {};

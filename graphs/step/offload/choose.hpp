@@ -9,6 +9,11 @@
 // Which buffers of a step are offloaded, and where they lie. Internal to graphs/.
 namespace stepgraph {
 
+// With OffloadPlan::overlap and without clipping, no update needs the norm of all gradients. Then each weight is
+// updated in its own step, as soon as its gradient is complete. A loss scale needs the norm: it says whether a step is
+// skipped.
+[[nodiscard]] bool updates_early(const Plan& plan) noexcept;
+
 // What the fields of the plan say: all units of a class, or none. With another strategy than manual: none.
 [[nodiscard]] OffloadAmounts manual_amounts(const OffloadPlan& plan) noexcept;
 

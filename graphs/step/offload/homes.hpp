@@ -66,6 +66,8 @@ struct HomePlan {
   // Host memory is short: what the host stages for its updates may share bytes. An update can then wait for the copies
   // of an earlier one.
   bool shares_staging = false;
+  // Updates follow the gradients of their weights, in the backward pass: no node of theirs reads the norm.
+  bool early_updates = false;
   // Pinned memory that disk transfers and losslessly compressed tensors pass through: pieces of a ring, shared by all
   // transfers of a rank. A multiple of Storage::block_bytes each.
   std::int64_t piece_bytes = 0;

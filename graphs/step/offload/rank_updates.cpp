@@ -29,8 +29,9 @@ UpdateUnit RankChoice::update_unit(const Candidate& unit) const {
   const auto is_of = [&](const StoredRange& range) {
     return std::find(unit.buffers.begin(), unit.buffers.end(), range.buffer) != unit.buffers.end();
   };
-  const auto gradient       = moving_gradients_.find(unit.unit);
-  const bool gradient_moves = gradient != moving_gradients_.end();
+  const auto gradient = moving_gradients_.find(unit.unit);
+  // In an early update a gradient that moves is still on the device.
+  const bool gradient_moves = gradient != moving_gradients_.end() && !made_.early_updates;
   const bool moves_before   = own_gradient(unit) != nullptr;  // during the backward pass
   for (const StepWeight& weight : step_.ranks.at(rank_).weights) {
     if (weight.first.empty() || !is_of(weight.first)) continue;

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 
 #include "engine/base/error.hpp"
+#include "graphs/step/offload/early_updates.hpp"
 #include "graphs/step/offload/homes.hpp"
 #include "graphs/step/offload/host_updates.hpp"
 #include "graphs/step/offload/transfers.hpp"
@@ -188,10 +190,23 @@ class Emitter {
       if (buffer.back.empty()) continue;
       if (table_.units[use.unit].staged) {
         pending_.emplace(table_.homes[buffer.home].buffer.id, std::pair(&use, &buffer));
+        if (plan_.early_updates) write_earlier(use, table_.homes[buffer.home].buffer);
       } else {
         transfers_.back(use, buffer, &buffer == last ? done : AccessList());
       }
     }
+  }
+
+  // No node of the step uses what an early update writes. It is copied to the device when the host has started on some
+  // layers more.
+  void write_earlier(const Use& use, Buffer buffer) {
+    auto& layers = written_[table_.units[use.unit].rank];
+    const std::pair layer(use.labels.stage, use.labels.layer);
+    if (layers.empty() || layers.back().first != layer) layers.push_back({layer, {}});
+    layers.back().second.push_back(buffer);
+    if (layers.size() <= static_cast<std::size_t>(plan_.slots)) return;
+    for (const Buffer each : layers.front().second) write_pending(each);
+    layers.pop_front();
   }
 
   void write_pending(Buffer buffer) {
@@ -276,6 +291,8 @@ class Emitter {
   std::vector<Buffer> brakes_;               // by use: the token that its fills read, or none
   std::map<std::uint32_t, Buffer> mirrors_;  // by buffer, until it is written
   std::map<std::uint32_t, std::pair<const Use*, const UsedBuffer*>> pending_;  // copies to the device, by buffer
+  // Of early updates: the buffers of the last layers that have such copies.
+  std::map<Rank, std::deque<std::pair<std::pair<int, int>, std::vector<Buffer>>>> written_;
 };
 
 }  // namespace
@@ -290,7 +307,9 @@ WithHomes with_homes(const Graph& graph, const HomePlan& plan) {
   add_staged(graph, on_host, table);
   std::vector<bool> gradients(graph.num_buffers(), false);
   for (const Home& home : plan.homes) gradients[home.buffer.id] = home.of == OffloadClass::grads;
-  return Emitter(graph, plan, std::move(table), with_early_norms(graph, gradients), on_host).emit();
+  NodeOrder order =
+      plan.early_updates ? with_early_updates(graph, gradients, on_host) : with_early_norms(graph, gradients);
+  return Emitter(graph, plan, std::move(table), std::move(order), on_host).emit();
 }
 
 }  // namespace stepgraph
