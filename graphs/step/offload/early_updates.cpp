@@ -67,11 +67,14 @@ class Mover {
     return after;
   }
 
+  // An update follows the sum of its gradient's squares: after an update on the host, the gradient may not be on the
+  // device any more.
   void note(std::uint32_t node, std::int64_t place) {
+    const bool is_norm = graph_.op(Node{node}) == "square_sum";
     for (std::size_t i = 0; i < graph_.num_accesses(Node{node}); ++i) {
       const auto access = graph_.access(Node{node}, i);
       LastUses& use     = uses_[access.buffer.id];
-      std::int64_t& at  = writes(access.mode) ? use.written : use.read;
+      std::int64_t& at  = writes(access.mode) || is_norm ? use.written : use.read;
       at                = std::max(at, place);
     }
   }

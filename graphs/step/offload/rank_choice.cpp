@@ -146,8 +146,10 @@ void RankChoice::choose_units(OffloadClass of) {
                                                                       : 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!moves[i] || (of == OffloadClass::grads && gradients_that_stay_.contains(all[i].unit))) continue;
-    const auto gradient      = moving_gradients_.find(all[i].unit);
-    const bool with_gradient = of == OffloadClass::optimizer && gradient != moving_gradients_.end();
+    const auto gradient = moving_gradients_.find(all[i].unit);
+    // Until an early update the gradient is on the device anyway.
+    const bool with_gradient =
+        of == OffloadClass::optimizer && gradient != moving_gradients_.end() && !made_.early_updates;
     const std::int64_t bytes = all[i].bytes + (with_gradient ? gradient->second->bytes : 0);
     if (bytes <= stays) {
       stays -= bytes;

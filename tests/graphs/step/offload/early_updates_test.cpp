@@ -164,3 +164,26 @@ TEST_CASE("updates are early without clipping and without a loss scale only", "[
   CHECK_FALSE(is_early({.offload = {.overlap = false}, .optimizer = {.clip = 0}}));
   CHECK_FALSE(is_early({.precision = {.param = sg::DType::f16}, .optimizer = {.clip = 0}}));
 }
+
+TEST_CASE("gradients of early updates are copied down once, and only for the host", "[graphs][offload]") {
+  const bool on_host = GENERATE(false, true);
+  const bool grads   = GENERATE(false, true);
+  CAPTURE(on_host, grads);
+  sg::Model model          = small_gpt2();
+  const sg::StepGraph step = sg::training_step(
+      model, {.offload = {.grads = grads, .optimizer = true}, .optimizer = {.clip = 0}},
+      {.global = 2, .micro = 2, .seq = 8},
+      {.offload = sg::OffloadAmounts{.optimizer = 1, .grads = grads ? 1.0 : 0.0, .host_updates = on_host ? 1.0 : 0.0}});
+  int down = 0, up = 0, updates = 0;
+  for (std::uint32_t node = 0; node < step.graph.num_nodes(); ++node) {
+    const std::string name(step.graph.name(sg::Node{node}));
+    if (name.find(".h.") == std::string::npos) continue;  // of layers; gradients of tied weights wait for each other
+    down += name.starts_with("d2h gradient of");
+    up += name.starts_with("h2d gradient of");
+    const auto lane = step.graph.lane(sg::Node{node});
+    updates += name.starts_with("adamw") && lane && lane->kind == sg::LaneKind::host;
+  }
+  CHECK(up == 0);
+  CHECK(down == (on_host ? updates : 0));
+  CHECK((updates > 0) == on_host);
+}
