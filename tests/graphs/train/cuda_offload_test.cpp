@@ -48,6 +48,23 @@ TEST_CASE("on a GPU offload of several ranks has the bits of no offload", "[grap
   }
 }
 
+TEST_CASE("on a GPU updates in the backward pass have the bits of no offload", "[graphs][cuda][offload]") {
+  sg::testing::need_device();
+  const bool capture = GENERATE(false, true);
+  for (sg::Plan plan : std::vector<sg::Plan>{{}, {.precision = {.param = sg::DType::bf16}}, {.layout = {.pp = 2}}}) {
+    plan.optimizer.clip    = 0;
+    const History expected = train_on_device(plan, {.capture = capture});
+    for (const int classes : {4, 6, 15}) {
+      for (const bool on_disk : {false, true}) {  // states on disk are streamed
+        CAPTURE(capture, plan.layout.pp, plan.precision.param, classes, on_disk);
+        plan.offload = offload_of(classes);
+        CHECK(train_on_device(plan, {.capture = capture, .on_disk = on_disk}) == expected);
+      }
+    }
+    if (sg::testing::sanitized()) return;
+  }
+}
+
 TEST_CASE("on a GPU tensors on disk and compressed tensors train", "[graphs][cuda][offload][disk]") {
   sg::testing::need_device();
   sg::Plan plan;
