@@ -30,9 +30,9 @@ std::vector<bool> gradients_with_early_norms(const Graph& graph, std::vector<boo
   return early;
 }
 
-class Mover {
+class UpdateMover {
  public:
-  Mover(const Graph& graph, const std::vector<bool>& on_host, NodeOrder order)
+  UpdateMover(const Graph& graph, const std::vector<bool>& on_host, NodeOrder order)
       : graph_(graph), on_host_(on_host), order_(std::move(order)) {}
 
   NodeOrder moved() {
@@ -50,7 +50,7 @@ class Mover {
   }
 
  private:
-  using Group = std::tuple<Rank, int, int, bool>;  // stage and layer; on the host
+  using LayerKey = std::tuple<Rank, int, int, bool>;  // stage and layer; on the host
 
   [[nodiscard]] bool is_update(std::uint32_t node) const {
     return graph_.labels(Node{node}).phase == update_phase && !graph_.has_part(Node{node});
@@ -79,14 +79,14 @@ class Mover {
     }
   }
 
-  [[nodiscard]] std::optional<Group> group_of(std::uint32_t node) const {
+  [[nodiscard]] std::optional<LayerKey> group_of(std::uint32_t node) const {
     const Labels labels = graph_.labels(Node{node});
     if (labels.layer < 0) return std::nullopt;
-    return Group{graph_.rank(Node{node}), labels.stage, labels.layer, on_host_[node]};
+    return LayerKey{graph_.rank(Node{node}), labels.stage, labels.layer, on_host_[node]};
   }
 
   void find_places() {
-    std::map<Group, std::int64_t> last_of;
+    std::map<LayerKey, std::int64_t> last_of;
     find_places({}, &last_of);
     find_places(last_of, nullptr);
     for (std::size_t i = 0; i < after_.size(); ++i) {
@@ -95,7 +95,7 @@ class Mover {
   }
 
   // not_before: by group. last_of: gets the last place of each group.
-  void find_places(const std::map<Group, std::int64_t>& not_before, std::map<Group, std::int64_t>* last_of) {
+  void find_places(const std::map<LayerKey, std::int64_t>& not_before, std::map<LayerKey, std::int64_t>* last_of) {
     const std::size_t count = order_.nodes.size();
     uses_.assign(graph_.num_buffers(), {});
     after_.resize(count);
@@ -108,8 +108,8 @@ class Mover {
     }
   }
 
-  void place_update(std::size_t i, const std::map<Group, std::int64_t>& not_before,
-                    std::map<Group, std::int64_t>* last_of) {
+  void place_update(std::size_t i, const std::map<LayerKey, std::int64_t>& not_before,
+                    std::map<LayerKey, std::int64_t>* last_of) {
     const std::uint32_t node = order_.nodes[i];
     std::int64_t after       = place_after(node);
     if (after < 0 || (!on_host_[node] && graph_.has_part(Node{order_.nodes[static_cast<std::size_t>(after)]}))) return;
@@ -136,7 +136,7 @@ class Mover {
 
 NodeOrder with_early_updates(const Graph& graph, const std::vector<bool>& is_offloaded_gradient,
                              const std::vector<bool>& on_host) {
-  return Mover(graph, on_host, with_early_norms(graph, gradients_with_early_norms(graph, is_offloaded_gradient)))
+  return UpdateMover(graph, on_host, with_early_norms(graph, gradients_with_early_norms(graph, is_offloaded_gradient)))
       .moved();
 }
 
