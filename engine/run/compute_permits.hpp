@@ -7,7 +7,8 @@
 namespace stepgraph {
 
 // `count` permits to compute: the number of threads that compute at one moment. The thread of a node's body takes one,
-// and waits until one is free. Holders compute and never wait, so a permit always comes back. A helper of a parallel
+// and waits until one is free. Holders compute, and wait at most for threads that compute, so a permit
+// always comes back. A helper of a parallel
 // kernel takes a permit only if one is free at once.
 // Each permit has a cache line of its own, and each worker a preferred permit, so that workers seldom share a line.
 class ComputePermits {

@@ -34,7 +34,7 @@ void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
 
 }  // namespace
 
-// A kernel that TBB calls threads for: each has a seat.
+// A kernel with a seat for each thread that TBB may send.
 struct Crew::Seats {
   Crew& crew;
   Job& job;
@@ -86,7 +86,11 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
-  if (const int count = num_seats(num_shares); count > 1) {
+  const int count = num_seats(num_shares);
+  job->seats.store(count, std::memory_order_relaxed);
+  if (count > 1 && !threads_.can_run()) {
+    for (int i = 1; i < count; ++i) offer();
+  } else if (count > 1) {
     Seats seats{*this, *job};
     const auto sit = [](void* of, int seat, bool owner) noexcept {
       static_cast<Seats*>(of)->crew.sit_down(static_cast<Seats*>(of)->job, seat, owner);
@@ -108,8 +112,8 @@ void Crew::offer() noexcept {
   if (tiles_left()) threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this, num_threads_);
 }
 
-// On a thread that TBB has for the kernel. Others than the owner need a permit, and find none where a node has taken it
-// in the meantime.
+// On a thread that TBB has sent. A thread that is not the owner needs a permit. If a node has taken it meanwhile, the
+// thread returns.
 void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
   if (owner) return work(job, static_cast<std::size_t>(seat), nullptr);
   const int permit = permits_.contended() ? -1 : permits_.try_acquire(seat);
@@ -119,16 +123,17 @@ void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
   if (open_jobs_.load() > 1) offer();  // to the other kernels
 }
 
-// On a thread that was asked while kernels ran. It works on the one with the fewest helpers.
+// On a thread that was asked while kernels ran. It works on the kernel with the fewest threads.
 void Crew::help() noexcept {
   int permit = num_threads_ - 1;
   while (tiles_left() && !permits_.contended()) {
     permit = permits_.try_acquire(permit);
     if (permit < 0) return;
-    Job* least = nullptr;
+    if (permits_.some_free()) offer();  // one more
+    Job* least          = nullptr;
+    const auto num_busy = [](const Job& job) { return job.helpers.load() + job.seats.load(); };
     for (Job& job : jobs_) {
-      if (job.open.load() && tiles_left(job) && (least == nullptr || job.helpers.load() < least->helpers.load()))
-        least = &job;
+      if (job.open.load() && tiles_left(job) && (least == nullptr || num_busy(job) < num_busy(*least))) least = &job;
     }
     if (least != nullptr) {
       least->helpers.fetch_add(1);

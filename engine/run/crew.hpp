@@ -38,7 +38,8 @@ class Crew {
   struct Job {
     std::atomic<bool> taken{false};
     std::atomic<bool> open{false};  // tiles may be left; `tile` is valid until there are no helpers
-    std::atomic<int> helpers{0};
+    std::atomic<int> helpers{0};    // that were asked while it ran
+    std::atomic<int> seats{0};      // for threads that TBB was asked for at its beginning
     std::vector<Share> shares;
     TileCall tile;
     std::int64_t at_once = 1, num_tiles = 0;  // a share counts pieces of `at_once` tiles

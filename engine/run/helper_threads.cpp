@@ -11,7 +11,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -74,6 +73,7 @@ std::shared_ptr<Ongoing> make_ongoing() {
 struct HelperThreads::Impl {
   explicit Impl(int threads) : arena(arena_size(threads), /*reserved_for_masters=*/1) {}
   tbb::task_arena arena;
+  bool has_workers                 = tbb::info::default_concurrency() > 1;
   std::shared_ptr<Ongoing> ongoing = make_ongoing();
 };
 
@@ -91,16 +91,15 @@ HelperThreads::~HelperThreads() {
 
 int HelperThreads::num_queued() const noexcept { return impl_->ongoing->queued.load(); }
 
+bool HelperThreads::can_run() const noexcept { return impl_->has_workers; }
+
 // Isolated: a thread that waits for the last call does not begin other work meanwhile, such as a kernel of another
-// rank.
+// rank. A caller that found no free slot waits elsewhere, and may do so.
 void HelperThreads::run(Work work, void* argument, int count) noexcept {
-  const std::thread::id caller = std::this_thread::get_id();
-  const auto call              = [&](int begin, int end, std::thread::id owner) noexcept {
-    const std::thread::id here = std::this_thread::get_id();
-    std::optional<tsan::OutsideScheduler> outside;  // TBB's own threads are never inside
-    if (here == caller) outside.emplace();
+  const auto call = [&](int begin, int end, std::thread::id owner) noexcept {
+    const tsan::OutsideScheduler outside;
     tsan::acquire(argument);
-    for (int i = begin; i < end; ++i) work(argument, i, here == owner);
+    for (int i = begin; i < end; ++i) work(argument, i, std::this_thread::get_id() == owner);
     tsan::release(argument);
   };
   tsan::release(argument);
@@ -113,7 +112,7 @@ void HelperThreads::run(Work work, void* argument, int count) noexcept {
           [&] { tbb::parallel_for(tbb::blocked_range<int>(0, count, 1), part, tbb::static_partitioner()); });
     });
   } catch (const std::exception&) {
-    call(0, count, caller);  // TBB had no memory for its tasks. Calls may be made twice.
+    call(0, count, std::this_thread::get_id());  // TBB had no memory for its tasks
   }
   tsan::leave_scheduler();
   tsan::acquire(argument);
@@ -125,6 +124,7 @@ void HelperThreads::enqueue(void (*work)(void*), void* argument, int most) noexc
   tsan::enter_scheduler();
   try {
     impl_->arena.enqueue([work, argument, queued = Queued(impl_->ongoing)] {
+      const tsan::OutsideScheduler outside;
       const std::shared_ptr<Ongoing> ongoing = queued.start();
       // Either the destructor sees that this runs, or this sees that it must not.
       ongoing->running.fetch_add(1);

@@ -18,6 +18,7 @@ class HelperThreads {
   // TBB has no memory, calls may be made twice.
   using Work = void (*)(void* argument, int i, bool owner) noexcept;
   void run(Work work, void* argument, int count) noexcept;
+  [[nodiscard]] bool can_run() const noexcept;  // on more than one thread: TBB has threads beside that of the caller
 
   // Calls it on a TBB thread at some later time, if TBB has a thread for it. Does nothing while `most` calls have not
   // started yet.

@@ -25,7 +25,10 @@ inline void acquire(const void* address) { __tsan_acquire(const_cast<void*>(addr
 inline void release(const void* address) { __tsan_release(const_cast<void*>(address)); }
 // The locks of a scheduler order threads by chance, and ThreadSanitizer does not see how its memory passes between
 // threads. Between these two calls both are ignored.
+inline constinit thread_local int scheduler_depth = 0;
+inline bool inside_scheduler() { return scheduler_depth > 0; }
 inline void enter_scheduler() {
+  ++scheduler_depth;
   AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
@@ -34,22 +37,31 @@ inline void leave_scheduler() {
   AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+  --scheduler_depth;
 }
 #else
 inline constexpr bool enabled = false;
 inline void acquire(const void*) {}
 inline void release(const void*) {}
+inline bool inside_scheduler() { return false; }
 inline void enter_scheduler() {}
 inline void leave_scheduler() {}
 #endif
 
-// Leaves the scheduler while it lives.
+// Leaves the scheduler while it lives, if the thread is inside.
 class OutsideScheduler {
  public:
-  OutsideScheduler() { leave_scheduler(); }
-  ~OutsideScheduler() { enter_scheduler(); }
+  OutsideScheduler() : was_inside_(inside_scheduler()) {
+    if (was_inside_) leave_scheduler();
+  }
+  ~OutsideScheduler() {
+    if (was_inside_) enter_scheduler();
+  }
   OutsideScheduler(const OutsideScheduler&)            = delete;
   OutsideScheduler& operator=(const OutsideScheduler&) = delete;
+
+ private:
+  bool was_inside_;
 };
 
 }  // namespace stepgraph::tsan

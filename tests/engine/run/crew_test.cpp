@@ -165,7 +165,7 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
   }
 }
 
-TEST_CASE("a step's nodes and kernels allocate nothing", "[engine][executor]") {
+TEST_CASE("a step's nodes and kernels allocate nothing with operator new", "[engine][executor]") {
   if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
   const auto allocations_of_run = [](int num_nodes) {
     sg::Graph graph;

@@ -32,7 +32,7 @@ class Gauge {
 
 TEST_CASE("at most `threads` bodies compute at once, kernels included, also beside 8 waiting lanes",
           "[engine][executor][threads]") {
-  const int threads = GENERATE(1, 2);
+  const int threads = GENERATE(1, 2, 4, 8);
   CAPTURE(threads);
   // Eight ranks of one process. Each has a lane that waits until all eight wait, and compute nodes.
   sg::Graph graph(8);
