@@ -12,6 +12,18 @@
 namespace stepgraph {
 namespace {
 
+// TwoPhases counts the nodes of one rank's lanes.
+void check_edges(const OrderedGraph& graph) {
+  const Graph& of = graph.graph;
+  for (std::uint32_t node = 0; node < of.num_nodes(); ++node) {
+    for (const std::uint32_t before : graph.edges.before(Node{node})) {
+      if (of.rank(Node{before}) == of.rank(Node{node})) continue;
+      throw Error(ErrorKind::graph, str("least_time: an edge leads from ", of.describe(Node{before}), " to ",
+                                        of.describe(Node{node}), " (edges between nodes of one rank)"));
+    }
+  }
+}
+
 // All nodes, each after its predecessors.
 std::vector<std::uint32_t> in_order(const Edges& edges, std::uint32_t num_nodes) {
   std::vector<std::uint32_t> order(num_nodes), after_begin(num_nodes + 1, 0), after(edges.preds.size());
@@ -164,6 +176,7 @@ LeastTime least_time(const OrderedGraph& graph, const Timeline& timeline) {
     if (!best.phases.empty() && lane.busy_s <= best.seconds) continue;
     best = {.seconds = lane.busy_s, .phases = {{lane.rank, lane.lane, lane.busy_s}}};
   }
+  check_edges(graph);
   TwoPhases(graph, timeline).improve(best);
   return best;
 }

@@ -16,7 +16,8 @@ namespace stepgraph {
 struct LeastTime {
   struct Phase {
     Rank rank{};
-    std::optional<LaneKind> lane                       = {};  // none: the rank's nodes without a lane, together
+    // None: the rank's nodes without a lane, together; in a bound of two phases: the node between, which has no lane.
+    std::optional<LaneKind> lane                       = {};
     double busy_s                                      = 0;
     friend bool operator==(const Phase&, const Phase&) = default;
   };
@@ -30,12 +31,18 @@ struct LeastTime {
 // The largest of these bounds, over all lanes and all nodes; of equal ones the first, lanes before nodes.
 //
 // Nodes take the time that they take in the timeline. So the bound is never above the makespan, and it holds for every
-// order of nodes that has these edges and these times. If nodes slow each other down, it does not hold for a step in
-// which other nodes run at the same time. Each rank is looked at by itself. Nodes without a lane, and nodes that did
-// not run, take no time in two phases. The edges must imply the order of the lanes, as those of every Graph do.
+// order of nodes that has these edges and these times, with two exceptions:
+// - If nodes slow each other down, it does not hold for a step in which other nodes run at the same time.
+// - The bound can be that of a rank's nodes without a lane (one phase, `lane` none, no `between`): the time in which at
+//   least one of them runs in this timeline. It holds for other orders only if the machine runs these nodes one at a
+//   time, as device_machine and a measured GPU do.
+//
+// Each rank is looked at by itself. The time before and after a node is that of lanes: nodes without a lane do not
+// count there. The node itself counts, on a lane or not. Nodes that did not run take no time. The edges must imply the
+// order of the lanes, as those of every Graph do.
 //
 // Linear in the number of edges, apart from busy_lanes. Throws Error(config) when the timeline is of another graph, and
-// Error(graph) when edges lead in a circle.
+// Error(graph) when an edge leads to another rank or edges lead in a circle.
 [[nodiscard]] LeastTime least_time(const OrderedGraph& graph, const Timeline& timeline);
 
 }  // namespace stepgraph

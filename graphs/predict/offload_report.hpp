@@ -48,7 +48,8 @@ struct PredictedStep {
   // A lower bound of `seconds`, and what the step waits for: the lane that is busy longest ("compute", "communication",
   // "h2d", "d2h", "host" or "disk"), or the busiest lanes before and after a node, if they and the node take longer
   // ("h2d, then compute"). A phase that takes less than 5% of the bound is not named. The bound follows from what nodes
-  // access, the order of lanes and the simulated times of nodes, so it holds with any memory plan (least_time).
+  // access, the order of lanes and the simulated times of nodes. So it holds with any memory plan, if the machine runs
+  // the nodes of a rank that have no lane one at a time, as devices do (least_time).
   std::string bound = {};
   double bound_s    = 0;
 };

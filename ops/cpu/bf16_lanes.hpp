@@ -10,6 +10,7 @@
 // Vectors of floats that are loaded from and stored as bf16. Everything is in an anonymous namespace, because each file
 // that includes this header compiles it for other instructions.
 #if defined(__x86_64__) && !defined(__clang__)
+#pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpsabi"  // functions with these vectors are local to their files
 #endif
 namespace stepgraph::cpu {
@@ -77,3 +78,6 @@ struct Bf16Lanes : Converted<lanes> {
 
 }  // namespace
 }  // namespace stepgraph::cpu
+#if defined(__x86_64__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

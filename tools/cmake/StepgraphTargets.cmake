@@ -30,7 +30,8 @@ target_compile_options(stepgraph_warnings INTERFACE
 # Warnings are errors with the compiler that the tests in CI use. Others know other warnings, some of them wrong.
 if(PROJECT_IS_TOP_LEVEL AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(stepgraph_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror -Wno-error=deprecated-declarations>)
-elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # reports references to what outlives the call
+elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  # GCC 13 and later report references to objects that outlive the call.
   target_compile_options(stepgraph_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)
 endif()
 

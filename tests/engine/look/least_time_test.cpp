@@ -107,6 +107,7 @@ TEST_CASE("a step without phases takes at least its busiest lane", "[engine][loo
   const sg::LeastTime laneless = sg::least_time(graph, simulate(graph, seconds_machine(1)));
   CHECK(laneless.seconds == 7);
   CHECK(laneless.phases == std::vector<sg::LeastTime::Phase>{{r0, std::nullopt, 7}});
+  CHECK_FALSE(laneless.between.has_value());
 
   CHECK(sg::least_time(sg::Graph(1), {}).seconds == 0);
   CHECK(sg::least_time(sg::Graph(1), {}).phases.empty());
@@ -143,7 +144,7 @@ TEST_CASE("the least time is that of a search over all pairs of nodes, and never
   CHECK(num_reached > 0);
 }
 
-TEST_CASE("the least time of another graph's timeline, or of edges in a circle, is refused",
+TEST_CASE("the least time of another graph's timeline, of edges in a circle or to another rank, is refused",
           "[engine][look][least_time][refuses]") {
   const TwoPhaseStep step;
   const sg::Timeline times = simulate(step.graph, seconds_machine(1));
@@ -154,4 +155,14 @@ TEST_CASE("the least time of another graph's timeline, or of edges in a circle, 
   for (std::size_t i = 1; i < edges.pred_begin.size(); ++i) ++edges.pred_begin[i];
   CHECK_THROWS_MATCHES(static_cast<void>(sg::least_time({step.graph, edges}, times)), sg::Error,
                        MessageMatches(ContainsSubstring("nodes follow nodes that wait for each other")));
+
+  sg::Graph two(2);
+  for (const int rank : {0, 1}) two.add({.name = "x", .lane = two.lane(sg::Rank{rank}, LaneKind::compute)});
+  sg::Edges across = two.edges();
+  across.preds.push_back(0);  // of the node of rank 1
+  ++across.pred_begin.back();
+  const sg::Timeline both = simulate(two, seconds_machine(2));
+  CHECK_THROWS_MATCHES(
+      static_cast<void>(sg::least_time({two, across}, both)), sg::Error,
+      MessageMatches(ContainsSubstring("an edge leads from rank 0 compute 'x' to rank 1 compute 'x'")));
 }

@@ -92,7 +92,7 @@ void print_prediction(const StepPrediction& prediction, const Calibration& calib
   double busy           = 0;  // share of the step, over all workers
   for (const WorkerBusy& worker : busy_workers(prediction.timeline)) busy += worker.share / num_workers;
   const double overlap = overlap_of(prediction), bubble = pipeline_bubble(prediction.step, prediction.timeline);
-  // Threads that run any node have no lanes that they wait for.
+  // Only devices have a bound: threads of a CPU run the nodes of all lanes, so no lane decides how long a step takes.
   const PredictedStep least = on_device ? predicted_step(prediction.step.graph, prediction.timeline) : PredictedStep{};
   const double bound_s = least.seconds > 0 ? least.bound_s * prediction.step_s() / least.seconds : 0;  // of one step
   if (json) {

@@ -105,7 +105,8 @@ void add_train(Command program) {
       "saved, and the exit code is 130, 143, 129 or 138. A second SIGINT, SIGTERM or SIGUSR1, a second or more later, "
       "stops it at once. If the loss or the gradient norm is not finite, or the data ends early, the run ends and "
       "saves "
-      "its weights. A step whose gradient norm is not finite has not changed them.\n"
+      "its weights. A step whose gradient norm is not finite has not changed them. Exception: offload.optimizer with "
+      "offload.overlap and optimizer.clip 0 can update weights before the norm is known; then they are not saved.\n"
       "Example: stepgraph train run.json --set layout.dp=2 --steps 100 --save model --json\n"
       "Example: stepgraph train run.json --set checkpoint.folder=checkpoints --set checkpoint.every=100 --resume");
   command.run([options] { run_train(*options); });
