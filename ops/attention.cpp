@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "engine/base/dispatch.hpp"
-#include "ops/cpu/attention.hpp"
+#include "ops/cpu/attention/attention.hpp"
 #include "ops/cuda/attention/attention.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"

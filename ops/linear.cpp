@@ -1,7 +1,7 @@
 #include "ops/linear.hpp"
 
 #include "ops/cpu/activation.hpp"
-#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/gemm/gemm.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/base/error.hpp"
-#include "engine/run/running_program.hpp"
+#include "engine/run/program/running_program.hpp"
 
 namespace stepgraph {
 

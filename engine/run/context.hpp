@@ -13,8 +13,8 @@ namespace stepgraph {
 
 struct DeviceQueue;    // engine/run/device.hpp
 struct AccessRecord;   // engine/graph/graph_data.hpp
-class RunningProgram;  // engine/run/running_program.hpp
-struct TaskRecord;     // engine/run/running_program.hpp
+class RunningProgram;  // engine/run/program/running_program.hpp
+struct TaskRecord;     // engine/run/program/running_program.hpp
 
 // Rows of `length` elements, `stride` elements apart: the bytes of a strided access.
 template <class T>

@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "engine/base/error.hpp"
-#include "engine/run/device_bodies.hpp"
-#include "engine/run/lowering.hpp"
-#include "engine/run/recording.hpp"
-#include "engine/run/running_program.hpp"
+#include "engine/run/program/device_bodies.hpp"
+#include "engine/run/program/lowering.hpp"
+#include "engine/run/program/recording.hpp"
+#include "engine/run/program/running_program.hpp"
 #include "engine/run/streams.hpp"
-#include "engine/run/thread_limit.hpp"
-#include "engine/run/tsan.hpp"
-#include "engine/run/waiting_lanes.hpp"
+#include "engine/run/threads/thread_limit.hpp"
+#include "engine/run/threads/tsan.hpp"
+#include "engine/run/threads/waiting_lanes.hpp"
 
 namespace stepgraph {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/graph/graph_data.hpp"
-#include "engine/run/recording.hpp"
+#include "engine/run/program/recording.hpp"
 
 namespace stepgraph {
 

@@ -6,7 +6,7 @@
 
 namespace stepgraph {
 
-class Recording;  // engine/run/recording.hpp
+class Recording;  // engine/run/program/recording.hpp
 
 // Measures steps: when each node began and ended, and on which worker.
 //

@@ -9,7 +9,7 @@
 
 namespace stepgraph {
 
-struct Pool;  // engine/run/running_program.hpp
+struct Pool;  // engine/run/program/running_program.hpp
 
 // A run as other threads can watch it: how far it has come, and which nodes run. For the heartbeats and the flight
 // recorder of a world. Any thread may use it, during the run and after it, until the executor runs another program. No

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "engine/base/error.hpp"
-#include "engine/run/lowering.hpp"
+#include "engine/run/program/lowering.hpp"
 #include "engine/run/runnable_graph.hpp"
 
 namespace stepgraph {

@@ -4,8 +4,8 @@
 
 #include "engine/base/error.hpp"
 #include "engine/plan/memory_plan.hpp"
-#include "engine/run/device_bodies.hpp"
-#include "engine/run/waiting_lanes.hpp"
+#include "engine/run/program/device_bodies.hpp"
+#include "engine/run/threads/waiting_lanes.hpp"
 #include "engine/verify/findings.hpp"
 
 namespace stepgraph {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "graphs/schedule/kinds.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/pipeline.hpp"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "engine/base/error.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/asynchronous/window_builder.hpp"
+#include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/training_step.hpp"
-#include "graphs/step/window_builder.hpp"
 
 namespace stepgraph {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/base/error.hpp"
-#include "graphs/step/part_node.hpp"
+#include "graphs/step/builder/part_node.hpp"
 #include "ops/collectives.hpp"
 #include "ops/reduce.hpp"
 

@@ -8,10 +8,10 @@
 #include "engine/base/words.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/models/weights.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
+#include "graphs/step/builder/resolve.hpp"
+#include "graphs/step/builder/setup.hpp"
 #include "graphs/step/pipeline.hpp"
-#include "graphs/step/resolve.hpp"
-#include "graphs/step/setup.hpp"
 
 namespace stepgraph {
 namespace {

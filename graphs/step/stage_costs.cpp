@@ -5,9 +5,9 @@
 #include "engine/base/error.hpp"
 #include "engine/base/types.hpp"
 #include "graphs/layout/divisibility.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
+#include "graphs/step/builder/resolve.hpp"
 #include "graphs/step/pipeline.hpp"
-#include "graphs/step/resolve.hpp"
 #include "graphs/step/searched_schedule.hpp"
 
 namespace stepgraph {

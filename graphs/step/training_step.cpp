@@ -1,6 +1,6 @@
 #include "graphs/step/training_step.hpp"
 
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/memory_limit.hpp"
 
 namespace stepgraph {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "engine/run/packed.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
 
 namespace stepgraph {
 namespace {

@@ -14,7 +14,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
-#include "graphs/train/tensor_assembly.hpp"
+#include "graphs/train/checkpoint/tensor_assembly.hpp"
 #include "ops/cross_entropy.hpp"
 
 namespace stepgraph {

@@ -6,7 +6,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
 
-#include "ops/cpu/attention.hpp"
+#include "ops/cpu/attention/attention.hpp"
 
 namespace sg  = stepgraph;
 namespace cpu = stepgraph::cpu;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/attention.hpp"
-#include "ops/cpu/attention.hpp"
+#include "ops/cpu/attention/attention.hpp"
 #include "tests/support/ops/op_case.hpp"
 
 namespace sg  = stepgraph;

@@ -47,6 +47,6 @@ foreach(package TBB Taskflow Catch2 CLI11 nlohmann_json)
   endif()
 endforeach()
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${build} --target engine/CMakeFiles/stepgraph_engine.dir/run/executor.cpp.o
-                        engine/CMakeFiles/stepgraph_engine.dir/run/helper_threads.cpp.o
+                        engine/CMakeFiles/stepgraph_engine.dir/run/threads/helper_threads.cpp.o
                 COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
 file(RENAME ${prefix}-moved ${prefix})  # the next run reuses it

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/attention.hpp"
+#include "ops/cpu/attention/attention.hpp"
 #include "tests/x86/checks.hpp"
 
 namespace stepgraph::testing::x86 {

@@ -1,6 +1,6 @@
-#include "ops/cpu/gemm_x86_panels.hpp"
+#include "ops/cpu/gemm/gemm_x86_panels.hpp"
 
-// The product of ops/cpu/gemm_avx512.cpp with its vectors in plain C++, for machines and emulators without AVX-512.
+// The product of ops/cpu/gemm/gemm_avx512.cpp with its vectors in plain C++, for machines and emulators without AVX-512.
 // Compiled for AVX2, which packing needs.
 namespace stepgraph::cpu {
 namespace {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "ops/cpu/gemm.hpp"
-#include "ops/cpu/gemm_x86.hpp"
+#include "ops/cpu/gemm/gemm.hpp"
+#include "ops/cpu/gemm/gemm_x86.hpp"
 #include "tests/x86/checks.hpp"
 #include "tests/x86/operands.hpp"
 

@@ -243,7 +243,7 @@ function(stepgraph_use_march target)
 endfunction()
 
 # Taskflow and TBB synchronise through fences and through a library that ThreadSanitizer does not see. The files that
-# include them are compiled without it. Instead, their order is annotated along the graph's edges (engine/run/tsan.hpp), so
+# include them are compiled without it. Instead, their order is annotated along the graph's edges (engine/run/threads/tsan.hpp), so
 # a race between node bodies is still reported and no suppression is needed. They go last in a library: of equal inline
 # functions a linker keeps the first, and that one should be instrumented.
 function(stepgraph_hide_from_tsan)

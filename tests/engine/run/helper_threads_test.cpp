@@ -1,4 +1,4 @@
-#include "engine/run/helper_threads.hpp"
+#include "engine/run/threads/helper_threads.hpp"
 
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>

@@ -1,4 +1,4 @@
-#include "engine/run/thread_limit.hpp"
+#include "engine/run/threads/thread_limit.hpp"
 
 #include <sys/resource.h>
 

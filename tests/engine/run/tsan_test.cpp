@@ -1,7 +1,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "engine/run/tsan.hpp"
+#include "engine/run/threads/tsan.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/processes/process.hpp"
 

@@ -1,4 +1,4 @@
-#include "graphs/step/resolve.hpp"
+#include "graphs/step/builder/resolve.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

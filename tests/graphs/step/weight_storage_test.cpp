@@ -1,4 +1,4 @@
-#include "graphs/step/weight_storage.hpp"
+#include "graphs/step/builder/weight_storage.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

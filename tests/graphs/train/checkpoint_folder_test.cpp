@@ -1,4 +1,4 @@
-#include "graphs/train/checkpoint_folder.hpp"
+#include "graphs/train/checkpoint/checkpoint_folder.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>

@@ -10,7 +10,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/simulate/machine.hpp"
-#include "graphs/step/build_step.hpp"
+#include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/memory_requirement.hpp"
 #include "graphs/step/training_step.hpp"
 #include "graphs/train/trainer.hpp"

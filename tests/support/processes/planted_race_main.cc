@@ -11,7 +11,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/arithmetic.hpp"
 #include "engine/run/executor.hpp"
-#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/gemm/gemm.hpp"
 
 namespace sg = stepgraph;
 

@@ -12,7 +12,7 @@
 #include "engine/run/recorder.hpp"
 #include "graphs/models/fresh_weights.hpp"
 #include "graphs/predict/calibration.hpp"
-#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/gemm/gemm.hpp"
 #include "ops/linear.hpp"
 #include "tools/bench/training/training.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"

@@ -22,7 +22,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "graphs/files/json_value.hpp"
-#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/gemm/gemm.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
 
 namespace stepgraph::bench {

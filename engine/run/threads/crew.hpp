@@ -1,0 +1,70 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/base/error.hpp"
+#include "engine/run/context.hpp"
+#include "engine/run/threads/compute_permits.hpp"
+#include "engine/run/threads/helper_threads.hpp"
+
+namespace stepgraph {
+
+// The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
+// TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
+// asked. So a thread that runs out of nodes works on the kernels of other threads.
+class Crew {
+ public:
+  Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads);
+
+  // Calls tile for 0 to num_tiles - 1, each once, and returns when all are done. Throws the first error. The caller
+  // holds a permit.
+  void run(std::int64_t num_tiles, TileCall tile);
+
+  // To be called when a permit has become free: asks a helper thread, if tiles are left.
+  void offer() noexcept;
+
+ private:
+  // Each thread begins with a share of its own, so that a kernel that runs again finds its memory in the caches of the
+  // same cores. A thread whose share is done takes tiles of other shares.
+  struct alignas(64) Share {
+    std::atomic<std::int64_t> next{0};
+    std::atomic<std::int64_t> end{0};
+  };
+  struct Job {
+    std::atomic<bool> taken{false};
+    std::atomic<bool> open{false};  // tiles may be left; `tile` is valid until there are no helpers
+    std::atomic<int> helpers{0};    // that were asked while it ran
+    std::atomic<int> seats{0};      // for threads that TBB was asked for at its beginning
+    std::vector<Share> shares;
+    TileCall tile;
+    std::int64_t at_once = 1, num_tiles = 0;  // a share counts pieces of `at_once` tiles
+    std::mutex mutex;                         // guards the rest
+    std::optional<Error> error;
+  };
+
+  struct Seats;
+
+  [[nodiscard]] Job* take_job() noexcept;
+  [[nodiscard]] int num_seats(std::int64_t num_shares) const noexcept;
+  void sit_down(Job& job, int seat, bool owner) noexcept;
+  [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept;
+  // Until no tile is left; with `while_free`, also until a thread waits for a permit.
+  static void work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept;
+  static void fail(Job& job, Error error) noexcept;
+  void help() noexcept;
+  [[nodiscard]] bool tiles_left() const noexcept;
+  [[nodiscard]] static bool tiles_left(const Job& job) noexcept;
+
+  int num_threads_;
+  ComputePermits& permits_;
+  HelperThreads& threads_;
+  std::vector<Job> jobs_;
+  std::atomic<int> open_jobs_{0};
+};
+
+}  // namespace stepgraph

@@ -1,0 +1,5 @@
+#define STEPGRAPH_AVX512
+#include "ops/cpu/attention/attention_forward.cpp"  // compiled for these instructions
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif

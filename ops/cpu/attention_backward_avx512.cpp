@@ -1,5 +1,0 @@
-#define STEPGRAPH_AVX512
-#include "ops/cpu/attention_backward.cpp"  // compiled for these instructions
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif

@@ -1,5 +1,0 @@
-#define STEPGRAPH_AVX2
-#include "ops/cpu/attention_forward.cpp"  // compiled for these instructions
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
