@@ -11,7 +11,7 @@
 namespace stepgraph {
 namespace {
 
-// The number of running tasks, integrated over time.
+// The number of running tasks and its inverse, integrated over time.
 class Running {
  public:
   explicit Running(std::span<const TaskTime> tasks) {
@@ -21,34 +21,37 @@ class Running {
       changes.emplace_back(task.end_s, -1);
     }
     std::sort(changes.begin(), changes.end());
-    double sum = 0, last_s = 0;
-    int count = 0;
+    Mark now;
     for (const auto& [time_s, change] : changes) {
-      sum += count * (time_s - last_s);
-      count += change;
-      last_s = time_s;
+      now = now.at(time_s);
+      now.count += change;
       if (!marks_.empty() && marks_.back().time_s == time_s) {
-        marks_.back().count = count;
+        marks_.back() = now;
       } else {
-        marks_.push_back({time_s, sum, count});
+        marks_.push_back(now);
       }
     }
   }
 
-  [[nodiscard]] double up_to(double time_s) const {
+  // Integrals up to a time.
+  struct Mark {
+    double time_s     = 0;
+    double of_count   = 0;
+    double of_inverse = 0;  // over the times when a task runs
+    int count         = 0;  // from time_s on
+    [[nodiscard]] Mark at(double later_s) const {
+      const double seconds = later_s - time_s;
+      return {later_s, of_count + count * seconds, of_inverse + (count > 0 ? seconds / count : 0), count};
+    }
+  };
+
+  [[nodiscard]] Mark up_to(double time_s) const {
     const auto after =
         std::upper_bound(marks_.begin(), marks_.end(), time_s, [](double t, const Mark& m) { return t < m.time_s; });
-    if (after == marks_.begin()) return 0;
-    const Mark& mark = *std::prev(after);
-    return mark.sum + mark.count * (time_s - mark.time_s);
+    return after == marks_.begin() ? Mark{.time_s = time_s} : std::prev(after)->at(time_s);
   }
 
  private:
-  struct Mark {
-    double time_s;
-    double sum;  // integral up to time_s
-    int count;   // from time_s on
-  };
   std::vector<Mark> marks_;
 };
 
@@ -78,8 +81,10 @@ std::vector<TaskTime> task_times(const Graph& graph, const Timeline& timeline, i
   }
   const Running running(tasks);
   for (TaskTime& task : tasks) {
+    const Running::Mark begin = running.up_to(task.begin_s), end = running.up_to(task.end_s);
+    task.own_s = end.of_inverse - begin.of_inverse;
     if (num_workers < 2 || task.seconds() <= 0) continue;
-    const double mean = (running.up_to(task.end_s) - running.up_to(task.begin_s)) / task.seconds();
+    const double mean = (end.of_count - begin.of_count) / task.seconds();
     task.others_share = std::clamp((mean - 1) / (num_workers - 1), 0.0, 1.0);
   }
   return tasks;
@@ -93,6 +98,7 @@ std::vector<OpTime> op_times(const Graph& graph, const Timeline& timeline) {
     OpTime& all = by_op.try_emplace({op, kind}, OpTime{.op = std::string(op), .kind = kind}).first->second;
     ++all.num_tasks;
     all.seconds += task.seconds();
+    all.own_s += task.own_s;
     all.flops += task.flops;
     all.bytes_moved += task.bytes_moved;
   }

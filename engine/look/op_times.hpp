@@ -18,6 +18,7 @@ struct TaskTime {
   double bytes_moved  = 0;
   double begin_s      = 0;
   double end_s        = 0;
+  double own_s        = 0;  // its part of the time: while n tasks run, each has 1/n of it
   double others_share = 0;  // the average share of the other workers that ran nodes in that time: 0 to 1
   [[nodiscard]] double seconds() const noexcept { return end_s - begin_s; }
 };
@@ -29,6 +30,7 @@ struct OpTime {
   NodeKind kind           = NodeKind::compute;
   std::uint32_t num_tasks = 0;
   double seconds          = 0;  // summed over workers
+  double own_s            = 0;  // summed over all ops, the time in which a task runs
   double flops            = 0;
   double bytes_moved      = 0;
 };

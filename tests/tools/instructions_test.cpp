@@ -107,6 +107,9 @@ TEST_CASE("instructions that do not exist or that the machine does not have are 
   const Outcome unknown = run_with("sse9", str("train ", small.config()));
   CHECK(unknown.exit_code == 2);
   CHECK_THAT(unknown.err, ContainsSubstring("STEPGRAPH_INSTRUCTIONS: 'sse9' does not exist (build, "));
+  const Outcome bench = run_with("sse9", "bench adam --dry-run");
+  CHECK(bench.exit_code == 2);
+  CHECK_THAT(bench.err, ContainsSubstring("STEPGRAPH_INSTRUCTIONS: 'sse9' does not exist (build, "));
   for (const sg::cpu::Instructions each : sg::cpu::all_instructions) {
     if (sg::cpu::has(each)) continue;
     const Outcome missing = run_with(std::string(to_string(each)), str("train ", small.config()));

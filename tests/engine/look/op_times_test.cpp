@@ -39,6 +39,7 @@ TEST_CASE("a task is a node or matched parts, with its cost and the share of oth
   REQUIRE(tasks.size() == 4);
   CHECK(tasks[0].seconds() == 4);
   CHECK(tasks[0].others_share == 0.75);  // one of two, then both
+  CHECK_THAT(tasks[0].own_s, WithinRel(2.0 / 2 + 2.0 / 3, 1e-12));
   CHECK_THAT(tasks[1].others_share, WithinRel(0.7, 1e-12));
   CHECK(tasks[2].others_share == 9.0 / 16);  // 8 seconds, in which others work 9 seconds in total
   CHECK(tasks[3].node == sg::Node{3});
@@ -51,6 +52,7 @@ TEST_CASE("a task is a node or matched parts, with its cost and the share of oth
   CHECK(ops[0].op == "mul");
   CHECK(ops[0].num_tasks == 2);
   CHECK(ops[0].seconds == 9);
+  CHECK_THAT(ops[0].own_s + ops[1].own_s, WithinRel(8.0, 1e-12));  // all the time in which one of them runs
   CHECK(ops[0].flops == 12);
   CHECK(ops[0].bytes_moved == 2);
   CHECK(ops[1].op == "copy");
@@ -58,6 +60,7 @@ TEST_CASE("a task is a node or matched parts, with its cost and the share of oth
   CHECK(ops[2].op == "all_reduce");
   CHECK(ops[2].num_tasks == 1);
   CHECK(ops[2].seconds == 1);
+  CHECK(ops[2].own_s == 1);
 }
 
 TEST_CASE("a timeline of another graph has no op times", "[engine][op_times][refuses]") {

@@ -51,7 +51,6 @@ struct Measured {
   std::int64_t process_bytes  = 0;
   std::int64_t peak_bytes = 0, rank_peak_bytes = 0, lower_bound_bytes = 0, workspace_bytes = 0;  // planned
   std::vector<OpTime> ops;
-  double at_once = 1;  // how many nodes run at the same time, on average
 };
 
 Measured measure(const TrainingCase& what, const TrainOptions& options) {
@@ -90,11 +89,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   out.cpu_share       = busy_s / (wall_s * options.threads);
   Recorder recorder;
   training.step(&recorder);
-  const Timeline timeline = recorder.timeline();
-  out.ops                 = op_times(training.run().step().graph, timeline);
-  double of_nodes_s       = 0;
-  for (const OpTime& op : out.ops) of_nodes_s += op.seconds;
-  out.at_once = std::max(1.0, of_nodes_s / timeline.makespan_s);
+  out.ops = op_times(training.run().step().graph, recorder.timeline());
   return out;
 }
 
@@ -160,14 +155,12 @@ void print_text(const Line& line) {
 
 void print_kernels(const Line& line, const TrainOptions& options) {
   double all_s = 0;
-  for (const OpTime& op : line.measured.ops) all_s += op.seconds;
+  for (const OpTime& op : line.measured.ops) all_s += op.own_s;
   for (const OpTime& op : line.measured.ops) {
-    const double share = op.seconds / all_s, gflops = op.seconds > 0 ? op.flops / op.seconds / 1e9 : 0,
-                 gbps = op.seconds > 0 ? op.bytes_moved / op.seconds / 1e9 : 0;
-    // Nodes that run at the same time share the threads.
+    const double share = op.own_s / all_s, gflops = op.own_s > 0 ? op.flops / op.own_s / 1e9 : 0,
+                 gbps = op.own_s > 0 ? op.bytes_moved / op.own_s / 1e9 : 0;
     std::optional<double> floor_share;
-    if (line.floors && op.seconds > 0)
-      floor_share = line.floors->seconds(op.flops, op.bytes_moved) * line.measured.at_once / op.seconds;
+    if (line.floors && op.own_s > 0) floor_share = line.floors->seconds(op.flops, op.bytes_moved) / op.own_s;
     if (options.json) {
       JsonValue json = {{"type", "kernel"},
                         {"model", line.what.model},
@@ -175,7 +168,8 @@ void print_kernels(const Line& line, const TrainOptions& options) {
                         {"threads", options.threads},
                         {"op", op.op},
                         {"nodes", op.num_tasks},
-                        {"ms", 1e3 * op.seconds},
+                        {"ms", 1e3 * op.own_s},
+                        {"node_ms", 1e3 * op.seconds},
                         {"share", share},
                         {"gflops", gflops},
                         {"GBps", gbps}};
@@ -184,7 +178,7 @@ void print_kernels(const Line& line, const TrainOptions& options) {
     } else {
       std::ostringstream out;
       out << "  " << std::left << std::setw(24) << op.op << std::right << std::setw(8) << op.num_tasks << std::fixed
-          << std::setprecision(2) << std::setw(11) << 1e3 * op.seconds << std::setprecision(1) << std::setw(7)
+          << std::setprecision(2) << std::setw(11) << 1e3 * op.own_s << std::setprecision(1) << std::setw(7)
           << 100 * share << '%' << std::setw(11) << gflops << std::setw(11) << gbps;
       if (floor_share) out << std::setw(10) << 100 * *floor_share << '%';
       cli::print_line(out.str());

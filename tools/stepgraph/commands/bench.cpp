@@ -31,7 +31,7 @@ void add_bench_adam(Command bench) {
   command.footer(
       "copies_cover: whether copies ran for at least as long as AdamW\n"
       "Example: stepgraph bench adam --elements 29500000 --threads 2 --json");
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(options->threads);
     bench::adam(*options);
   });
@@ -60,7 +60,7 @@ void add_bench_collectives(Command bench) {
       "Lists have commas: --ranks 2,4,8.\nExample: stepgraph bench collectives --ranks 2,4,8 --json\n"
       "         stepgraph launch -n 2 -- bench collectives --backend gloo --ops all_reduce\n"
       "         mpirun -n 2 stepgraph bench collectives --backend mpi --ops all_reduce");
-  command.run([options, gpus] {
+  run_bench(command, [options, gpus] {
     apply(*gpus, *options);
     if (options->backend == "loopback") warn_about_threads(options->threads);
     bench::collectives(*options);
@@ -79,7 +79,7 @@ void add_bench_overhead(Command bench) {
   command.list("--build-nodes", options->build_nodes, "Nodes in each graph that is built");
   add_common(command, *options);
   command.footer("Example: stepgraph bench overhead --threads 2,16 --pairs 21 --json");
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(*std::max_element(options->threads.begin(), options->threads.end()));
     bench::overhead(*options);
   });
@@ -95,7 +95,7 @@ void add_bench_crew(Command bench) {
   command.footer(
       "ratio_to_tbb: the time of TBB's better partitioner over ours\n"
       "Example: stepgraph bench crew --threads 2,8,16 --ranks 1,2,8");
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(*std::max_element(options->threads.begin(), options->threads.end()));
     bench::crew(*options);
   });
@@ -122,7 +122,7 @@ void add_bench_copy(Command bench) {
       "compute_slowdown: the time of a product during copies, over its time alone\n"
       "three_at_once_share: the share of the time in which both copies and a product run\n"
       "Example: stepgraph bench copy --trace copies.json --json");
-  command.run([options, force] {
+  run_bench(command, [options, force] {
     if (options->backend == "loopback") warn_about_threads(options->threads);
     check_target("--trace", options->trace, FileKind::trace, *force);
     bench::copy(*options);

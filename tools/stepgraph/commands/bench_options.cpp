@@ -3,9 +3,17 @@
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "ops/cpu/instructions.hpp"
 #include "tools/stepgraph/session/config_options.hpp"
 
 namespace stepgraph::cli {
+
+void run_bench(Command command, std::function<void()> work) {
+  command.run([work = std::move(work)] {
+    (void)cpu::product_instructions();
+    work();
+  });
+}
 
 void add_threads(Command command, int& threads) {
   command.option("--threads", threads, "Threads, also for the baseline").between(1, 1024);

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,9 @@ void add_common(Command command, Options& options) {
   command.flag("--dry-run", options.dry_run, "Run one small iteration: a smoke test, not a measurement");
   command.flag("--json", options.json, "Print JSON lines and nothing else");
 }
+
+// What a benchmark does. Before it, instructions that STEPGRAPH_INSTRUCTIONS names wrongly are refused.
+void run_bench(Command command, std::function<void()> work);
 
 void add_threads(Command command, int& threads);
 void add_backend(Command command, std::string& backend);  // loopback or cuda

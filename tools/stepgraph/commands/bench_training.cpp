@@ -55,7 +55,7 @@ void add_bench_capture(Command bench) {
           "idle_estimate: 1 - busy_ms / step_ms, with the time of a step that is not recorded\n"
           "A process measures one model: after recording, everything in it is slower.\n"
           "Example: stepgraph bench capture --model 350M --json"));
-  command.run([options] { bench::capture(*options); });
+  run_bench(command, [options] { bench::capture(*options); });
 }
 
 void add_bench_checkpoint(Command bench) {
@@ -73,7 +73,7 @@ void add_bench_checkpoint(Command bench) {
   command.option("--threads", options->threads, "Compute threads, shared by all ranks").between(1, 1024);
   add_common(command, *options);
   command.footer(str(models_text, "Example: stepgraph bench checkpoint --model M --steps 100 --json"));
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(options->threads);
     bench::checkpoint(*options);
   });
@@ -121,7 +121,7 @@ void add_bench_train(Command bench) {
       "         stepgraph launch -n 2 -- bench train --backend nccl --models 124M --layouts 2x1x1\n"
       "         stepgraph bench train --models S --layouts 2x1x1 --update synchronous,asynchronous:2 --slow-rank 3 "
       "--slow-in-turns"));
-  command.run([options, gpus] {
+  run_bench(command, [options, gpus] {
     if (options->updates.empty() && options->slow_factor > 1)
       throw Error(ErrorKind::config, "--slow-rank: has no effect without --update (add --update)");
     if (options->slow_factor == 1 && options->slow_in_turns)
@@ -146,7 +146,7 @@ void add_bench_predict(Command bench) {
   command.option("--machine", options->machine,
                  "Calibration file, made by simulate --calibrate (default: measure this machine first)");
   command.footer(str(models_text, "Example: stepgraph bench predict --models S --json"));
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(options->threads);
     bench::predict(*options);
   });
@@ -165,7 +165,7 @@ void add_bench_pipeline(Command bench) {
       .between(1, 1024);
   add_common(command, *options);
   command.footer(str(models_text, "Example: stepgraph bench pipeline --schedules 1f1b,zb-h1,zb-v --json"));
-  command.run([options] {
+  run_bench(command, [options] {
     warn_about_threads(options->threads);
     bench::pipeline(*options);
   });
