@@ -335,9 +335,9 @@ struct Run::Impl {
 };
 
 struct Executor::Impl {
-  explicit Impl(const ExecutorOptions& chosen, int num_workers)
+  explicit Impl(const ExecutorOptions& chosen, NumaPlaces places, int num_workers)
       : options(chosen),
-        pool(std::make_shared<Pool>(options.threads, num_workers)),
+        pool(std::make_shared<Pool>(std::move(places), num_workers)),
         workers(static_cast<std::size_t>(num_workers), tf::make_worker_interface<WorkerNaming>(*pool)) {}
 
   ExecutorOptions options;
@@ -410,8 +410,9 @@ Executor::Executor(ExecutorOptions options) {
   check_time(options.drain_timeout, "drain_timeout");
   if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int num_workers = options.threads + options.waiting_lanes;
-  check_threads(num_workers + HelperThreads::most(options.threads));
-  impl_ = std::make_shared<Impl>(options, num_workers);
+  NumaPlaces places(options.threads, chosen_numa_nodes());
+  check_threads(num_workers + HelperThreads::most(places));
+  impl_ = std::make_shared<Impl>(options, std::move(places), num_workers);
 }
 
 Executor::~Executor() {

@@ -6,6 +6,7 @@
 
 #include "engine/run/device.hpp"
 #include "engine/run/memory.hpp"
+#include "engine/run/threads/first_touch.hpp"
 
 namespace stepgraph {
 namespace {
@@ -113,6 +114,20 @@ Memory::Memory(const Graph& graph, const MemoryPlan& plan, std::span<const Loan>
     }
   }
   find_shared();
+  const std::vector<NumaNode> nodes = chosen_numa_nodes();
+  if (nodes.empty() || device_ != nullptr) return;
+  std::map<std::pair<Rank, Space>, FreshArena> fresh;  // without small ones, and without those of the owner
+  for (const Arena& arena : arenas_) {
+    if (arena.block && arena.block.get_deleter().mapped > 0)
+      fresh[{arena.rank, arena.space}] = {arena.rank, arena.begin, static_cast<std::size_t>(arena.size_bytes), {}};
+  }
+  for (const Place& place : places_) {
+    const auto at = fresh.find({place.rank, place.space});
+    if (at == fresh.end() || place.lent || place.data == nullptr || place.size_bytes == 0) continue;
+    at->second.buffers.push_back(
+        {static_cast<std::size_t>(place.data - at->second.begin), static_cast<std::size_t>(place.size_bytes)});
+  }
+  for (const auto& [where, arena] : fresh) place_pages(arena, graph.ranks(), nodes);
 }
 
 // The plan is of the graph, and its places are inside its arenas.

@@ -11,21 +11,32 @@
 namespace stepgraph {
 namespace {
 
-// Holds a permit to compute while it lives.
+// Holds a permit to compute while it lives, one of `among`. The thread is then bound to the permit's NUMA node.
 class PermitGuard {
  public:
-  PermitGuard(Pool& pool, Worker& worker) : pool_(pool), worker_(worker), permit_(pool.permits.acquire(worker.index)) {
+  PermitGuard(Pool& pool, Worker& worker, const NumaRange& among)
+      : pool_(pool),
+        worker_(worker),
+        permit_(pool.permits.acquire(preferred(pool.places, worker.index, among), among)) {
     worker_.has_permit = true;
+    pool_.places.bind_thread(pool_.permits.node(permit_));
   }
   ~PermitGuard() {
     worker_.has_permit = false;
     pool_.permits.release(permit_);
-    pool_.crew.offer();
+    pool_.crew.offer(pool_.permits.node(permit_));
   }
   PermitGuard(const PermitGuard&)            = delete;
   PermitGuard& operator=(const PermitGuard&) = delete;
 
  private:
+  // On the node where the thread is.
+  static int preferred(const NumaPlaces& places, int worker, const NumaRange& among) {
+    if (among.nodes.count == 1) return worker;
+    const NumaRange own = places.node(NumaPlaces::node_of_this_thread(among.nodes));
+    return own.first_thread - among.first_thread + worker % own.num_threads;
+  }
+
   Pool& pool_;
   Worker& worker_;
   int permit_;
@@ -71,11 +82,11 @@ void RunState::release() {
   phase_ = RunPhase::over;
 }
 
-Pool::Pool(int num_compute, int num_workers)
-    : num_threads(num_compute),
-      permits(num_compute),
-      crew(num_compute, num_workers, permits, threads),
-      threads(num_compute),
+Pool::Pool(NumaPlaces on, int num_workers)
+    : places(std::move(on)),
+      permits(places),
+      crew(places, num_workers, permits, threads),
+      threads(places),
       workers(static_cast<std::size_t>(num_workers)) {
   for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
 }
@@ -128,6 +139,33 @@ std::span<Match> RunningProgram::batch_of(std::uint32_t node) {
   return std::span(matches_).subspan(first, matches_[first].batch_size);
 }
 
+// The NUMA nodes of each rank are those of its memory (engine/run/threads/first_touch.hpp). A communication uses the
+// memory of all its ranks.
+void RunningProgram::find_places(const std::shared_ptr<Pool>& pool) {
+  const NumaPlaces& places = pool->places;
+  placed_on_               = pool;
+  places_.clear();
+  if (!places.binds()) return;
+  const RankSet& ranks = graph_.ranks();
+  std::vector<NodeRange> of_rank;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    of_rank.push_back(places.nodes_of_rank(static_cast<int>(i), static_cast<int>(ranks.size())));
+  const auto nodes_of = [&](Rank rank) { return of_rank[*ranks.place(rank)]; };
+  for (std::uint32_t node = 0; node < data_.nodes.size(); ++node) {
+    NodeRange nodes = nodes_of(graph_.rank({node}));
+    if (data_.nodes[node].part >= 0) {
+      for (const Match& match : batch_of(node)) {
+        for (const LocalPart& part : match.parts) nodes = nodes.together(nodes_of(part.rank));
+      }
+    }
+    places_.push_back(places.range(nodes));
+  }
+}
+
+const NumaRange& RunningProgram::place(std::uint32_t node) const {
+  return places_.empty() ? pool_->places.all() : places_[node];
+}
+
 // Finds the memory of a match's accesses.
 void RunningProgram::bind(Match& match) {
   const auto gather = [&](std::uint32_t node, auto&& wanted) {
@@ -156,10 +194,12 @@ void RunningProgram::bind(Match& match) {
 
 void RunningProgram::begin(const std::shared_ptr<Pool>& pool, RunState& run, RunNeeds needs) {
   needs.watched = world_.peers() != nullptr;
-  pool_         = pool.get();
-  run_          = &run;
-  needs_        = needs;
-  needy_        = needs.count_bodies || needs.recording || needs.watched || device_;
+  if (placed_on_.lock() != pool) find_places(pool);
+  pool_ = pool.get();
+  if (!places_.empty()) needs.count_bodies = true;
+  run_   = &run;
+  needs_ = needs;
+  needy_ = needs.count_bodies || needs.recording || needs.watched || device_;
   pool->begin_run();
   world_.begin_step(std::make_shared<const RunView>(graph_, pool));
   if (host_lanes_) host_lanes_->begin();
@@ -243,8 +283,10 @@ void RunningProgram::run_needy(Body::Invoke invoke, const TaskRecord& task, Work
   if (device_) return run_on_device(invoke, task, worker);
   std::optional<PermitGuard> permit;
   if (needs_.count_bodies && !waits(task.node)) {
-    permit.emplace(*pool_, worker);
+    permit.emplace(*pool_, worker, place(task.node));
     if (stopping()) return;  // it may have waited long for the permit
+  } else if (!places_.empty()) {
+    pool_->places.bind_thread_to_any(places_[task.node].nodes);
   }
   if (needs_.watched) worker.running.store(task.node, std::memory_order_relaxed);
   const std::uint64_t begin = needs_.recording ? read_begin_ticks() : 0;
@@ -417,8 +459,8 @@ void RunningProgram::parallel_for(Node node, std::int64_t num_tiles, TileCall ti
   // A body on a waiting lane holds no permit; it needs one while it computes. Helper threads, and kernels inside
   // kernels, have one already.
   std::optional<PermitGuard> permit;
-  if (this_worker && !this_worker->has_permit) permit.emplace(*pool_, *this_worker);
-  pool_->crew.run(num_tiles, tile);
+  if (this_worker && !this_worker->has_permit) permit.emplace(*pool_, *this_worker, place(node.id));
+  pool_->crew.run(num_tiles, tile, place(node.id));
 }
 
 }  // namespace stepgraph

@@ -21,6 +21,7 @@
 #include "engine/run/threads/crew.hpp"
 #include "engine/run/threads/helper_threads.hpp"
 #include "engine/run/threads/host_lanes.hpp"
+#include "engine/run/threads/numa_places.hpp"
 #include "engine/run/world.hpp"
 
 // How a node runs when Taskflow has scheduled it: internal to engine/. Includes no Taskflow, so that ThreadSanitizer
@@ -52,13 +53,13 @@ struct alignas(64) Worker {
 
 // The threads of an executor, which one run at a time uses.
 struct Pool {
-  explicit Pool(int num_threads, int num_workers);
+  explicit Pool(NumaPlaces places, int num_workers);
 
   void begin_run();  // before its first node
   [[nodiscard]] std::uint64_t nodes_done() const noexcept;
   [[nodiscard]] Moment began() const;  // the run
 
-  int num_threads;
+  NumaPlaces places;
   ComputePermits permits;
   Crew crew;
   HelperThreads threads;  // after the members that its threads read: the destructor waits for them
@@ -194,6 +195,8 @@ class RunningProgram {
   [[nodiscard]] bool poll(const Ready& ready) const;
   static void leave_node(Worker& worker, std::uint32_t node, std::uint64_t end) noexcept;
   [[nodiscard]] bool device_is_done() const noexcept;  // with the mutex of the run locked
+  void find_places(const std::shared_ptr<Pool>& pool);
+  [[nodiscard]] const NumaRange& place(std::uint32_t node) const;
   void bind(Match& match);
   [[nodiscard]] std::span<Match> batch_of(std::uint32_t node);
   void communicate(const Context& context);
@@ -216,8 +219,10 @@ class RunningProgram {
   RunState* run_  = nullptr;
   Pool* pool_     = nullptr;
   RunNeeds needs_ = {};
-  bool needy_     = false;  // `needs_` has some
-  std::vector<char> done_;  // addresses for ThreadSanitizer, one per node
+  std::vector<NumaRange> places_;  // by node: the threads that compute for it; empty: all threads do
+  std::weak_ptr<Pool> placed_on_;  // the pool of `places_`
+  bool needy_ = false;             // `needs_` has some
+  std::vector<char> done_;         // addresses for ThreadSanitizer, one per node
   char finished_ = 0;
 };
 

@@ -40,9 +40,9 @@ struct Crew::Seats {
   Job& job;
 };
 
-Crew::Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads)
-    : num_threads_(num_threads), permits_(permits), threads_(threads), jobs_(static_cast<std::size_t>(num_workers)) {
-  for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(num_threads));
+Crew::Crew(const NumaPlaces& places, int num_workers, ComputePermits& permits, HelperThreads& threads)
+    : places_(places), permits_(permits), threads_(threads), jobs_(static_cast<std::size_t>(num_workers)) {
+  for (Job& job : jobs_) job.shares = std::vector<Share>(static_cast<std::size_t>(places.num_threads()));
 }
 
 // Null: no job is free, as can happen for a kernel inside a kernel. That one runs on its own thread alone.
@@ -55,49 +55,83 @@ Crew::Job* Crew::take_job() noexcept {
 
 // Equal parts of a thread's share, of at most `joined` tiles. While all threads have work of their own, helpers are
 // unlikely to come, and a thread computes twice as many in one call.
-std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept {
+std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined, const NumaRange& range) const noexcept {
   if (joined < 1) return 1;
-  if (!permits_.some_free()) return 2 * joined;
-  const std::int64_t share = (num_tiles + num_threads_ - 1) / num_threads_, calls = (share + joined - 1) / joined;
+  if (!permits_.some_free(range)) return 2 * joined;
+  const std::int64_t share = (num_tiles + range.num_threads - 1) / range.num_threads,
+                     calls = (share + joined - 1) / joined;
   return (share + calls - 1) / calls;
 }
 
-// The kernel's own thread and the free permits; while other kernels run, no more than an equal part of all threads.
-int Crew::num_seats(std::int64_t num_shares) const noexcept {
-  const int others = open_jobs_.load(std::memory_order_relaxed) - 1;
-  const int fair   = others > 0 ? std::max(1, num_threads_ / (others + 1)) : num_threads_;
-  return static_cast<int>(std::min<std::int64_t>(num_shares, std::min(1 + permits_.num_free(), fair)));
-}
-
-void Crew::run(std::int64_t num_tiles, TileCall tile) {
-  if (num_tiles <= 0) return;
-  const std::int64_t at_once = tiles_at_once(num_tiles, tile.joined), num_pieces = (num_tiles + at_once - 1) / at_once;
-  Job* const job = num_pieces > 1 && num_threads_ > 1 ? take_job() : nullptr;
-  if (job == nullptr) return tile(0, num_tiles);
-  const auto num_shares = std::min<std::int64_t>(num_pieces, num_threads_);
-  for (std::int64_t i = 0; i < num_threads_; ++i) {
-    Share& share = job->shares[static_cast<std::size_t>(i)];
+// Of several nodes, each gets its part of the pieces, however few these are.
+void Crew::share_out(Job& job, std::int64_t num_pieces) const noexcept {
+  const std::int64_t num_threads = job.range.num_threads;
+  const auto num_shares          = job.range.nodes.count > 1 ? num_threads : std::min(num_pieces, num_threads);
+  for (std::int64_t i = 0; i < std::ssize(job.shares); ++i) {
+    Share& share = job.shares[static_cast<std::size_t>(i)];
     share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares, std::memory_order_relaxed);
     share.next.store(num_pieces * std::min(i, num_shares) / num_shares, std::memory_order_relaxed);
   }
+}
+
+// Open kernels that want the same threads.
+int Crew::num_others(const Job& job) const noexcept {
+  if (places_.num_nodes() == 1) return open_jobs_.load(std::memory_order_relaxed) - 1;
+  return static_cast<int>(std::count_if(
+      jobs_.begin(), jobs_.end(), [&](const Job& other) { return &other != &job && is_open(other, job.own_node); }));
+}
+
+// The kernel's own thread and the free permits of its node; while other kernels run, no more than an equal part of all
+// threads.
+int Crew::num_seats(const Job& job, std::int64_t num_pieces) const noexcept {
+  const NumaRange own = places_.node(job.own_node);
+  const int others    = num_others(job);
+  const int fair      = others > 0 ? std::max(1, own.num_threads / (others + 1)) : own.num_threads;
+  return static_cast<int>(std::min<std::int64_t>(num_pieces, std::min(1 + permits_.num_free(own), fair)));
+}
+
+// The share of the node's first thread.
+int Crew::first_share(const Job& job, int node) const noexcept {
+  return places_.node(node).first_thread - job.range.first_thread;
+}
+
+// Threads of the kernel's own node get seats. Those of other nodes are asked one by one.
+void Crew::call_helpers(Job& job, std::int64_t num_pieces) noexcept {
+  const int count = num_seats(job, num_pieces);
+  job.seats.store(count, std::memory_order_relaxed);
+  for (int node = job.range.nodes.first; node < job.range.nodes.end(); ++node) {
+    if (node == job.own_node) continue;
+    for (int i = permits_.num_free(places_.node(node)); i > 0; --i) offer(node);
+  }
+  if (count > 1 && !threads_.can_run()) {
+    for (int i = 1; i < count; ++i) offer(job.own_node);
+  } else if (count > 1) {
+    Seats seats{*this, job};
+    const auto sit = [](void* of, int seat, bool owner) noexcept {
+      static_cast<Seats*>(of)->crew.sit_down(static_cast<Seats*>(of)->job, seat, owner);
+    };
+    threads_.run(job.own_node, sit, &seats, count);
+  }
+}
+
+void Crew::run(std::int64_t num_tiles, TileCall tile, const NumaRange& range) {
+  if (num_tiles <= 0) return;
+  const std::int64_t at_once    = tiles_at_once(num_tiles, tile.joined, range);
+  const std::int64_t num_pieces = (num_tiles + at_once - 1) / at_once;
+  Job* const job                = num_pieces > 1 && range.num_threads > 1 ? take_job() : nullptr;
+  if (job == nullptr) return tile(0, num_tiles);
+  job->range = range;
+  job->nodes.store(range.nodes, std::memory_order_relaxed);
+  job->own_node = NumaPlaces::node_of_this_thread(range.nodes);
+  share_out(*job, num_pieces);
   job->tile      = tile;
   job->at_once   = at_once;
   job->num_tiles = num_tiles;
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
-  const int count = num_seats(num_shares);
-  job->seats.store(count, std::memory_order_relaxed);
-  if (count > 1 && !threads_.can_run()) {
-    for (int i = 1; i < count; ++i) offer();
-  } else if (count > 1) {
-    Seats seats{*this, *job};
-    const auto sit = [](void* of, int seat, bool owner) noexcept {
-      static_cast<Seats*>(of)->crew.sit_down(static_cast<Seats*>(of)->job, seat, owner);
-    };
-    threads_.run(sit, &seats, count);
-  }
-  work(*job, 0, nullptr);
+  call_helpers(*job, num_pieces);
+  work(*job, first_share(*job, job->own_node), job->own_node, /*while_free=*/false);
   job->open.store(false);
   open_jobs_.fetch_sub(1);
   // Tiles take equally long, so the last helpers end soon: spinning is faster than falling asleep and being woken.
@@ -108,59 +142,75 @@ void Crew::run(std::int64_t num_tiles, TileCall tile) {
   if (error) throw *error;
 }
 
-void Crew::offer() noexcept {
-  if (tiles_left()) threads_.enqueue([](void* crew) { static_cast<Crew*>(crew)->help(); }, this, num_threads_);
+void Crew::offer(int node) noexcept {
+  if (!tiles_left(node)) return;
+  threads_.enqueue(
+      node, [](void* crew, int of) { static_cast<Crew*>(crew)->help(of); }, this, places_.node(node).num_threads);
 }
 
 // On a thread that TBB has sent. A thread that is not the owner needs a permit. If a node has taken it meanwhile, the
 // thread returns.
 void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
-  if (owner) return work(job, static_cast<std::size_t>(seat), nullptr);
-  const int permit = permits_.contended() ? -1 : permits_.try_acquire(seat);
+  const int node = job.own_node, share = first_share(job, node) + seat;
+  if (owner) return work(job, share, node, /*while_free=*/false);
+  const int permit = permits_.contended(node) ? -1 : permits_.try_acquire(seat, places_.node(node));
   if (permit < 0) return;
-  work(job, static_cast<std::size_t>(seat), &permits_);
+  work(job, share, node, /*while_free=*/true);
   permits_.release(permit);
-  if (open_jobs_.load() > 1) offer();  // to the other kernels
+  if (open_jobs_.load() > 1) offer(node);  // to the other kernels
 }
 
 // On a thread that was asked while kernels ran. It works on the kernel with the fewest threads.
-void Crew::help() noexcept {
-  int permit = num_threads_ - 1;
-  while (tiles_left() && !permits_.contended()) {
-    permit = permits_.try_acquire(permit);
+void Crew::help(int node) noexcept {
+  const NumaRange own = places_.node(node);
+  int preferred       = own.num_threads - 1;
+  while (tiles_left(node) && !permits_.contended(node)) {
+    const int permit = permits_.try_acquire(preferred, own);
     if (permit < 0) return;
-    if (permits_.some_free()) offer();  // one more
+    preferred = permit - own.first_thread;
+    if (permits_.some_free(own)) offer(node);  // one more
     Job* least          = nullptr;
     const auto num_busy = [](const Job& job) { return job.helpers.load() + job.seats.load(); };
     for (Job& job : jobs_) {
-      if (job.open.load() && tiles_left(job) && (least == nullptr || num_busy(job) < num_busy(*least))) least = &job;
+      if (is_open(job, node) && tiles_left(job) && (least == nullptr || num_busy(job) < num_busy(*least))) least = &job;
     }
     if (least != nullptr) {
       least->helpers.fetch_add(1);
       // Checked again: either the kernel's own thread sees this helper, or this helper sees that the kernel is over.
-      if (least->open.load()) work(*least, static_cast<std::size_t>(std::max(permit, 1)), &permits_);
+      if (is_open(*least, node)) work(*least, share_of(*least, permit), node, /*while_free=*/true);
       if (least->helpers.fetch_sub(1) == 1) least->helpers.notify_all();
     }
     permits_.release(permit);
   }
 }
 
+// A helper begins with the share of its permit, and leaves that of the kernel's own thread to it.
+int Crew::share_of(const Job& job, int permit) const noexcept {
+  const int share = permit - job.range.first_thread;
+  return share == first_share(job, job.own_node) && places_.node(job.own_node).num_threads > 1 ? share + 1 : share;
+}
+
+bool Crew::is_open(const Job& job, int node) noexcept { return job.open.load() && job.nodes.load().contains(node); }
+
 bool Crew::tiles_left(const Job& job) noexcept {
   return std::any_of(job.shares.begin(), job.shares.end(),
                      [](const Share& share) { return share.next.load() < share.end.load(); });
 }
 
-bool Crew::tiles_left() const noexcept {
+bool Crew::tiles_left(int node) const noexcept {
   if (open_jobs_.load() == 0) return false;
-  return std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.open.load() && tiles_left(job); });
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& job) { return is_open(job, node) && tiles_left(job); });
 }
 
-void Crew::work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept {
+void Crew::work(Job& job, int first, int node, bool while_free) noexcept {
+  const int num_shares = job.range.num_threads, begin = first_share(job, node);
+  const int num_own = places_.node(node).num_threads;  // shares of the node
   try {
-    for (std::size_t k = 0; k < job.shares.size(); ++k) {
-      Share& share = job.shares[(first_share + k) % job.shares.size()];
+    for (int k = 0; k < num_shares; ++k) {
+      const int number = k < num_own ? begin + (first - begin + k) % num_own : (begin + k) % num_shares;
+      Share& share     = job.shares[static_cast<std::size_t>(number)];
       for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
-        if (while_free != nullptr && while_free->contended()) return;
+        if (while_free && permits_.contended(node)) return;
         if ((i = share.next.fetch_add(1)) < share.end.load())
           job.tile(i * job.at_once, std::min((i + 1) * job.at_once, job.num_tiles));
       }

@@ -11,22 +11,24 @@
 #include "engine/run/context.hpp"
 #include "engine/run/threads/compute_permits.hpp"
 #include "engine/run/threads/helper_threads.hpp"
+#include "engine/run/threads/numa_places.hpp"
 
 namespace stepgraph {
 
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
 // TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
-// asked. So a thread that runs out of nodes works on the kernels of other threads.
+// asked. So a thread that runs out of nodes works on the kernels of other threads. A kernel has the threads of some
+// NUMA nodes, and each share of its tiles begins on a thread of the same NUMA node in every run.
 class Crew {
  public:
-  Crew(int num_threads, int num_workers, ComputePermits& permits, HelperThreads& threads);
+  Crew(const NumaPlaces& places, int num_workers, ComputePermits& permits, HelperThreads& threads);
 
-  // Calls tile for 0 to num_tiles - 1, each once, and returns when all are done. Throws the first error. The caller
-  // holds a permit.
-  void run(std::int64_t num_tiles, TileCall tile);
+  // Calls tile for 0 to num_tiles - 1, each once, on threads of `range`, and returns when all are done. Throws the
+  // first error. The caller holds a permit, and is on a node of `range`.
+  void run(std::int64_t num_tiles, TileCall tile, const NumaRange& range);
 
-  // To be called when a permit has become free: asks a helper thread, if tiles are left.
-  void offer() noexcept;
+  // To be called when a permit of a node has become free: asks a helper thread of the node, if tiles are left.
+  void offer(int node) noexcept;
 
  private:
   // Each thread begins with a share of its own, so that a kernel that runs again finds its memory in the caches of the
@@ -40,7 +42,10 @@ class Crew {
     std::atomic<bool> open{false};  // tiles may be left; `tile` is valid until there are no helpers
     std::atomic<int> helpers{0};    // that were asked while it ran
     std::atomic<int> seats{0};      // for threads that TBB was asked for at its beginning
-    std::vector<Share> shares;
+    std::vector<Share> shares;      // by thread of `range`; more than it has are empty
+    std::atomic<NodeRange> nodes;   // of `range`; helpers read it before they join
+    NumaRange range;
+    int own_node = 0;  // of the thread that runs the kernel
     TileCall tile;
     std::int64_t at_once = 1, num_tiles = 0;  // a share counts pieces of `at_once` tiles
     std::mutex mutex;                         // guards the rest
@@ -50,17 +55,25 @@ class Crew {
   struct Seats;
 
   [[nodiscard]] Job* take_job() noexcept;
-  [[nodiscard]] int num_seats(std::int64_t num_shares) const noexcept;
+  void share_out(Job& job, std::int64_t num_pieces) const noexcept;
+  [[nodiscard]] int num_others(const Job& job) const noexcept;
+  [[nodiscard]] int num_seats(const Job& job, std::int64_t num_pieces) const noexcept;
+  [[nodiscard]] int first_share(const Job& job, int node) const noexcept;
+  void call_helpers(Job& job, std::int64_t num_pieces) noexcept;
   void sit_down(Job& job, int seat, bool owner) noexcept;
-  [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined) const noexcept;
-  // Until no tile is left; with `while_free`, also until a thread waits for a permit.
-  static void work(Job& job, std::size_t first_share, const ComputePermits* while_free) noexcept;
+  [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined,
+                                           const NumaRange& range) const noexcept;
+  // Until no tile is left; with `while_free`, also until a thread waits for a permit of the node. Begins with a share,
+  // goes on with the other shares of the node, and then with those of other nodes.
+  void work(Job& job, int first, int node, bool while_free) noexcept;
   static void fail(Job& job, Error error) noexcept;
-  void help() noexcept;
-  [[nodiscard]] bool tiles_left() const noexcept;
+  void help(int node) noexcept;
+  [[nodiscard]] static bool is_open(const Job& job, int node) noexcept;  // to threads of the node
+  [[nodiscard]] int share_of(const Job& job, int permit) const noexcept;
+  [[nodiscard]] bool tiles_left(int node) const noexcept;
   [[nodiscard]] static bool tiles_left(const Job& job) noexcept;
 
-  int num_threads_;
+  const NumaPlaces& places_;
   ComputePermits& permits_;
   HelperThreads& threads_;
   std::vector<Job> jobs_;

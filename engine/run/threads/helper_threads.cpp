@@ -5,6 +5,8 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_scheduler_observer.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +25,11 @@ namespace {
 // One slot is left to callers. TBB has at most as many workers as the machine has cores, and warns on stderr when asked
 // for more.
 int arena_size(int threads) { return std::max(2, std::min(threads, tbb::info::default_concurrency())); }
+
+// Of several nodes, all threads of one can help a caller of another.
+int arena_size(const NumaPlaces& places, int node) {
+  return arena_size(places.node(node).num_threads + (places.num_nodes() > 1 ? 1 : 0));
+}
 
 // Shared with the enqueued work. Work can start after the end of its HelperThreads: TBB may start its thread late. Or
 // TBB could not start a thread, kept the work, and later starts a thread for other work.
@@ -68,34 +75,102 @@ std::shared_ptr<Ongoing> make_ongoing() {
   return known.emplace_back(new Ongoing, destroy);
 }
 
-}  // namespace
+// Binds TBB's threads to a node while they are in its arena. Other threads are there too: they bind themselves. TBB
+// starts its threads with the affinity of the process, also where the thread that starts them is bound. ThreadSanitizer
+// does not see that observe() waits for calls.
+class ArenaBinding : public tbb::task_scheduler_observer {
+ public:
+  ArenaBinding(tbb::task_arena& arena, const NumaPlaces& places, int node)
+      : task_scheduler_observer(arena), places_(places), node_(node) {
+    tsan::release(this);
+    observe(true);
+  }
+  // TBB does not tell which threads leave the arena from here on, so these are let go now.
+  ~ArenaBinding() override {
+    observe(false);
+    tsan::acquire(this);
+    for (const pid_t thread : inside_) places_.unbound().apply_to(thread);
+  }
+  ArenaBinding(const ArenaBinding&)            = delete;
+  ArenaBinding& operator=(const ArenaBinding&) = delete;
 
-struct HelperThreads::Impl {
-  explicit Impl(int threads) : arena(arena_size(threads), /*reserved_for_masters=*/1) {}
+  void on_scheduler_entry(bool is_worker) override {
+    if (!is_worker) return;
+    tsan::acquire(this);
+    places_.lend_thread(node_);
+    {
+      const std::lock_guard lock(mutex_);
+      inside_.push_back(gettid());
+    }
+    tsan::release(this);
+  }
+  void on_scheduler_exit(bool is_worker) override {
+    if (!is_worker) return;
+    tsan::acquire(this);
+    places_.return_thread();
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(inside_, gettid());
+    }
+    tsan::release(this);
+  }
+
+ private:
+  const NumaPlaces& places_;
+  const int node_;
+  std::mutex mutex_;  // guards the next one
+  std::vector<pid_t> inside_;
+};
+
+// The threads of one NUMA node.
+struct NodeThreads {
+  NodeThreads(const NumaPlaces& places, int node) : arena(arena_size(places, node), /*reserved_for_masters=*/1) {
+    if (!places.binds()) return;
+    arena.initialize();
+    binding = std::make_unique<ArenaBinding>(arena, places, node);
+  }
   tbb::task_arena arena;
-  bool has_workers                 = tbb::info::default_concurrency() > 1;
+  std::unique_ptr<ArenaBinding> binding;
   std::shared_ptr<Ongoing> ongoing = make_ongoing();
 };
 
-HelperThreads::HelperThreads(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+}  // namespace
 
-int HelperThreads::most(int threads) { return threads > 1 ? arena_size(threads) - 1 : 0; }
+struct HelperThreads::Impl {
+  explicit Impl(const NumaPlaces& places) {
+    for (int node = 0; node < places.num_nodes(); ++node) nodes.push_back(std::make_unique<NodeThreads>(places, node));
+  }
+  [[nodiscard]] NodeThreads& node(int node) const { return *nodes[static_cast<std::size_t>(node)]; }
 
-HelperThreads::~HelperThreads() {
-  Ongoing& ongoing = *impl_->ongoing;
-  ongoing.closed.store(true);
-  for (int left; (left = ongoing.running.load()) > 0;) ongoing.running.wait(left);
-  tsan::acquire(&ongoing);
-  tsan::release(&ongoing);
+  std::vector<std::unique_ptr<NodeThreads>> nodes;
+  bool has_workers = tbb::info::default_concurrency() > 1;
+};
+
+HelperThreads::HelperThreads(const NumaPlaces& places) : impl_(std::make_unique<Impl>(places)) {}
+
+int HelperThreads::most(const NumaPlaces& places) {
+  if (places.num_threads() < 2) return 0;
+  if (!places.binds()) return arena_size(places.num_threads()) - 1;
+  return tbb::info::default_concurrency() - 1;
 }
 
-int HelperThreads::num_queued() const noexcept { return impl_->ongoing->queued.load(); }
+HelperThreads::~HelperThreads() {
+  for (const auto& node : impl_->nodes) node->ongoing->closed.store(true);
+  for (const auto& node : impl_->nodes) {
+    Ongoing& ongoing = *node->ongoing;
+    for (int left; (left = ongoing.running.load()) > 0;) ongoing.running.wait(left);
+    tsan::acquire(&ongoing);
+    tsan::release(&ongoing);
+  }
+}
+
+int HelperThreads::num_queued(int node) const noexcept { return impl_->node(node).ongoing->queued.load(); }
 
 bool HelperThreads::can_run() const noexcept { return impl_->has_workers; }
 
 // Isolated: a thread that waits for the last call does not begin other work meanwhile, such as a kernel of another
 // rank. A caller that found no free slot waits elsewhere, and may do so.
-void HelperThreads::run(Work work, void* argument, int count) noexcept {
+void HelperThreads::run(int node, Work work, void* argument, int count) noexcept {
   const auto call = [&](int begin, int end, std::thread::id owner) noexcept {
     const tsan::OutsideScheduler outside;
     tsan::acquire(argument);
@@ -105,7 +180,7 @@ void HelperThreads::run(Work work, void* argument, int count) noexcept {
   tsan::release(argument);
   tsan::enter_scheduler();
   try {
-    impl_->arena.execute([&] {
+    impl_->node(node).arena.execute([&] {
       const std::thread::id owner = std::this_thread::get_id();
       const auto part = [&](const tbb::blocked_range<int>& range) { call(range.begin(), range.end(), owner); };
       tbb::this_task_arena::isolate(
@@ -118,19 +193,20 @@ void HelperThreads::run(Work work, void* argument, int count) noexcept {
   tsan::acquire(argument);
 }
 
-void HelperThreads::enqueue(void (*work)(void*), void* argument, int most) noexcept {
-  if (num_queued() >= most) return;
+void HelperThreads::enqueue(int node, void (*work)(void*, int), void* argument, int most) noexcept {
+  if (num_queued(node) >= most) return;
   tsan::release(argument);
   tsan::enter_scheduler();
   try {
-    impl_->arena.enqueue([work, argument, queued = Queued(impl_->ongoing)] {
+    NodeThreads& threads = impl_->node(node);
+    threads.arena.enqueue([work, argument, node, queued = Queued(threads.ongoing)] {
       const tsan::OutsideScheduler outside;
       const std::shared_ptr<Ongoing> ongoing = queued.start();
       // Either the destructor sees that this runs, or this sees that it must not.
       ongoing->running.fetch_add(1);
       if (!ongoing->closed.load()) {
         tsan::acquire(argument);
-        work(argument);
+        work(argument, node);
       }
       tsan::release(ongoing.get());  // the memory it read may be freed once nothing runs
       if (ongoing->running.fetch_sub(1) == 1) ongoing->running.notify_all();

@@ -12,20 +12,21 @@ TEST_CASE("a call to helper threads counts as queued until it starts", "[engine]
     std::atomic<int> started{0};
     std::atomic<bool> over{false};
   } calls;
-  const auto work = [](void* argument) {
+  const auto work = [](void* argument, int) {
     auto& of = *static_cast<Calls*>(argument);
     ++of.started;
     while (!of.over) std::this_thread::yield();
   };
-  sg::HelperThreads threads(2);  // one helper
-  threads.enqueue(work, &calls, 2);
+  const sg::NumaPlaces places(2);
+  sg::HelperThreads threads(places);  // one helper
+  threads.enqueue(0, work, &calls, 2);
   while (calls.started == 0) std::this_thread::yield();
-  CHECK(threads.num_queued() == 0);
-  for (int i = 0; i < 5; ++i) threads.enqueue(work, &calls, 2);
-  CHECK(threads.num_queued() == 2);  // the helper is busy, and more calls are not queued
+  CHECK(threads.num_queued(0) == 0);
+  for (int i = 0; i < 5; ++i) threads.enqueue(0, work, &calls, 2);
+  CHECK(threads.num_queued(0) == 2);  // the helper is busy, and more calls are not queued
   calls.over = true;
   while (calls.started < 3) std::this_thread::yield();
-  CHECK(threads.num_queued() == 0);
+  CHECK(threads.num_queued(0) == 0);
   CHECK(calls.started == 3);
 }
 
@@ -46,14 +47,15 @@ TEST_CASE("more callers than helper threads have slots: each number is called on
     if (!call.owner.compare_exchange_strong(none, here) && none != here) call.several = true;
     if (call.over) call.several = true;
   };
-  sg::HelperThreads threads(2);
+  const sg::NumaPlaces places(2);
+  sg::HelperThreads threads(places);
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
   for (int caller = 0; caller < num_callers; ++caller) {
     callers.emplace_back([&] {
       for (int i = 0; i < num_calls; ++i) {
         Call call;
-        threads.run(work, &call, count);
+        threads.run(0, work, &call, count);
         call.over = true;
         for (const auto& times : call.times) wrong += times != 1;
         wrong += call.several || call.owner.load() == std::thread::id();
