@@ -8,6 +8,7 @@
 #include "engine/base/error.hpp"
 #include "engine/base/nearest.hpp"
 #include "engine/base/size.hpp"
+#include "engine/run/threads/numa_nodes.hpp"
 
 namespace stepgraph::cli {
 namespace {
@@ -128,7 +129,12 @@ std::vector<std::string> Command::subcommand_names() const {
   return names;
 }
 void Command::footer(const std::string& text) { app_->footer(text); }
-void Command::run(std::function<void()> work) { app_->callback(std::move(work)); }
+void Command::run(std::function<void()> work) {
+  app_->callback([work = std::move(work)] {
+    (void)chosen_numa_nodes();  // throws for a wrong variable, before anything is built
+    work();
+  });
+}
 Option Command::flag(const std::string& name, bool& target, const std::string& help) {
   return Option(app_->add_flag(name, target, help));
 }
