@@ -37,6 +37,15 @@ struct PanelProduct {
   const Side* times     = nullptr;  // same layout as c
 };
 
+// The output of a register block: out = ((base +) sums (+ bias)) (times). Null: not added, not multiplied.
+struct PanelOut {
+  float* out;
+  const float* base;
+  std::int64_t stride;
+  const float* bias;
+  const float* times;
+};
+
 // Called for finished parts of c while they are in cache. Null: nothing is called.
 struct PartDone {
   void (*call)(const void* of, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) = nullptr;

@@ -1,5 +1,5 @@
 # Target stepgraph::blas, the CBLAS of matrix products. Used by the build and by the installed package. Our own
-# kernels for NEON, AVX2 and AVX-512 are faster in f32, so `auto` uses CBLAS for f64 and for x86-64 without AVX2.
+# kernels for NEON, SVE, AVX2 and AVX-512 are faster in f32, so `auto` uses CBLAS for f64 and for x86-64 without AVX2.
 #
 # The target is the path of a *serial* library, static if possible: the executor owns the threads, and the libblas.so.3 of
 # /etc/alternatives can be any library. STEPGRAPH_BLAS_LIBRARY and STEPGRAPH_BLAS_INCLUDE_DIR name a library in another

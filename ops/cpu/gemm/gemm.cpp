@@ -14,6 +14,7 @@
 #include "ops/cpu/with_best.hpp"
 #if defined(__aarch64__)
 #include "ops/cpu/gemm/gemm_neon.hpp"
+#include "ops/cpu/gemm/gemm_sve.hpp"
 #elif defined(__x86_64__)
 #include "ops/cpu/gemm/gemm_x86.hpp"
 #endif
@@ -139,7 +140,16 @@ template <class T, class Done>
 void multiply_panels([[maybe_unused]] GemmKernel kernel, [[maybe_unused]] const PanelProduct<T>& product,
                      [[maybe_unused]] const Done& done) {
 #if defined(__aarch64__)
-  cpu::multiply_neon(room<cpu::NeonBlocks>(), product, done);
+  auto& packed = room<cpu::ArmBlocks>();
+#ifdef STEPGRAPH_HAS_SVE
+  if (kernel == GemmKernel::sve) {
+    const std::int64_t lanes = cpu::sve_lanes();  // 4, 8 or 16: has() refuses others
+    if (lanes == 4) return cpu::multiply_arm<cpu::SveKernel<4>>(packed, product, done);
+    if (lanes == 8) return cpu::multiply_arm<cpu::SveKernel<8>>(packed, product, done);
+    return cpu::multiply_arm<cpu::SveKernel<16>>(packed, product, done);
+  }
+#endif
+  cpu::multiply_arm<cpu::NeonKernel>(packed, product, done);
 #elif defined(__x86_64__)
   auto* const multiply = kernel == GemmKernel::avx512 ? cpu::multiply_avx512<T> : cpu::multiply_avx2<T>;
   multiply(room<cpu::X86Blocks>(), product, called(done));

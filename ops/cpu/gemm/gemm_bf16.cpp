@@ -16,6 +16,8 @@ Bf16Multiply best_bf16_product() {
 #if defined(__aarch64__)
     case Instructions::neon_bf16:
       return multiply_neon_bf16<float>;
+    case Instructions::sve:
+      return has(Instructions::neon_bf16) ? multiply_neon_bf16<float> : nullptr;
 #elif defined(__x86_64__)
     case Instructions::avx512_bf16:
       return multiply_avx512_bf16<float>;

@@ -15,9 +15,10 @@ bool cblas_first() noexcept {
 }
 
 GemmKernel best_kernel() {
-  const Instructions instructions = best_instructions();  // throws if the environment names others
+  const Instructions instructions = product_instructions();  // throws if the environment names others
+  if (instructions == Instructions::sve) return GemmKernel::sve;
   if (has(GemmKernel::neon)) return GemmKernel::neon;
-  switch (instructions) {
+  switch (best_instructions()) {
     case Instructions::avx512:
       return GemmKernel::avx512;
     case Instructions::avx2:
@@ -31,6 +32,8 @@ GemmKernel best_bf16_kernel() {
   switch (product_instructions()) {
     case Instructions::neon_bf16:
       return GemmKernel::neon_bf16;
+    case Instructions::sve:
+      return has(GemmKernel::neon_bf16) ? GemmKernel::neon_bf16 : GemmKernel::sve;
     case Instructions::avx512_bf16:
       return GemmKernel::avx512_bf16;
     case Instructions::amx:
@@ -55,6 +58,8 @@ bool has(GemmKernel kernel) noexcept {
 #else
       return false;
 #endif
+    case GemmKernel::sve:
+      return cpu::has(cpu::Instructions::sve);
     case GemmKernel::avx2:
       return cpu::has(cpu::Instructions::avx2);
     case GemmKernel::avx512:
@@ -76,6 +81,8 @@ std::string_view gemm_library() {
   switch (cpu::best_kernel()) {
     case GemmKernel::neon:
       return "neon";
+    case GemmKernel::sve:
+      return "sve";
     case GemmKernel::avx2:
       return "avx2";
     case GemmKernel::avx512:

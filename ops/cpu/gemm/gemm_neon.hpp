@@ -1,25 +1,12 @@
 #pragma once
 #include <arm_neon.h>
 
-#include <algorithm>
 #include <cstdint>
 
-#include "ops/cpu/gemm/gemm_neon_pack.hpp"
+#include "ops/cpu/gemm/gemm_neon_panels.hpp"
 
-// Our product for 64-bit Arm. The left operand is packed in blocks that stay in the second-level cache, the right one
-// in a few panels, one of which stays in the first-level cache. Sums of 8 rows by 12 (or 8) columns stay in registers.
+// Our product for every 64-bit Arm. Sums of 8 rows by 12 (or 8) columns stay in registers.
 namespace stepgraph::cpu {
-
-inline constexpr std::int64_t neon_rows = 8, neon_cols = 12;
-
-// The output of a register block: out = ((base +) sums (+ bias)) (times).
-struct NeonOut {
-  float* out;
-  const float* base;
-  std::int64_t stride;
-  const float* bias;
-  const float* times;
-};
 
 // sum = a b over one block of k, a positive multiple of 4. Written by hand: all 32 vector registers are in use, and
 // compilers would spill. Vectors 0 and 1 are 8 lanes of the left panel; vectors 2 to 4 and 5 to 7, in turn, hold the
@@ -62,7 +49,7 @@ struct NeonOut {
 #define STEPGRAPH_ZEROS(ZERO) ZERO(0) ZERO(1) ZERO(2) ZERO(3) ZERO(4) ZERO(5) ZERO(6) ZERO(7)
 #define STEPGRAPH_SUMS(SUM) SUM(0), SUM(1), SUM(2), SUM(3), SUM(4), SUM(5), SUM(6), SUM(7)
 
-inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[neon_rows][2]) {
+inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[arm_rows][2]) {
   asm volatile(STEPGRAPH_ZEROS(STEPGRAPH_ZERO_2)
       STEPGRAPH_LOAD(0, a, 0) STEPGRAPH_LOAD(2, b, 0) STEPGRAPH_LOAD(3, b, 16)
       ".p2align 5\n 1:\n"
@@ -75,7 +62,7 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
       :
       : "v0", "v1", "v2", "v3", "v5", "v6", "memory", "cc");
 }
-inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[neon_rows][3]) {
+inline void sum_panels(const float* a, const float* b, std::int64_t depth, float32x4_t (&sum)[arm_rows][3]) {
   asm volatile(STEPGRAPH_ZEROS(STEPGRAPH_ZERO_3)
       STEPGRAPH_LOAD(0, a, 0) STEPGRAPH_LOAD(2, b, 0) STEPGRAPH_LOAD(3, b, 16) STEPGRAPH_LOAD(4, b, 32)
       ".p2align 5\n 1:\n"
@@ -104,11 +91,11 @@ inline void sum_panels(const float* a, const float* b, std::int64_t depth, float
 
 // One register block over one block of k, a positive multiple of 4.
 template <int vectors>
-[[gnu::noinline]] void multiply_panels(const float* a, const float* b, std::int64_t depth, const NeonOut& to) {
+[[gnu::noinline]] void multiply_panels(const float* a, const float* b, std::int64_t depth, const PanelOut& to) {
   // Copies, because the compiler cannot exclude that stores modify `to`.
   const auto [out, base, stride, bias, times] = to;
-  float32x4_t sum[neon_rows][vectors];
-  for (std::int64_t i = 0; i < neon_rows; ++i) {
+  float32x4_t sum[arm_rows][vectors];
+  for (std::int64_t i = 0; i < arm_rows; ++i) {
     __builtin_prefetch(out + i * stride, 1);
     __builtin_prefetch(out + i * stride + 4 * vectors - 1, 1);
     if (times == nullptr) continue;
@@ -119,7 +106,7 @@ template <int vectors>
   if (base != nullptr) {
     const float* row = base;
 #pragma GCC unroll 8
-    for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+    for (std::int64_t i = 0; i < arm_rows; ++i, row += stride) {
 #pragma GCC unroll 3
       for (std::int64_t j = 0; j < vectors; ++j) sum[i][j] = vaddq_f32(vld1q_f32(row + 4 * j), sum[i][j]);
     }
@@ -129,20 +116,20 @@ template <int vectors>
     for (std::int64_t j = 0; j < vectors; ++j) {
       const float32x4_t of_columns = vld1q_f32(bias + 4 * j);
 #pragma GCC unroll 8
-      for (std::int64_t i = 0; i < neon_rows; ++i) sum[i][j] = vaddq_f32(sum[i][j], of_columns);
+      for (std::int64_t i = 0; i < arm_rows; ++i) sum[i][j] = vaddq_f32(sum[i][j], of_columns);
     }
   }
   if (times != nullptr) {
     const float* row = times;
 #pragma GCC unroll 8
-    for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+    for (std::int64_t i = 0; i < arm_rows; ++i, row += stride) {
 #pragma GCC unroll 3
       for (std::int64_t j = 0; j < vectors; ++j) sum[i][j] = vmulq_f32(sum[i][j], vld1q_f32(row + 4 * j));
     }
   }
   float* row = out;
 #pragma GCC unroll 8
-  for (std::int64_t i = 0; i < neon_rows; ++i, row += stride) {
+  for (std::int64_t i = 0; i < arm_rows; ++i, row += stride) {
 #pragma GCC unroll 3
     for (std::int64_t j = 0; j < vectors; ++j) vst1q_f32(row + 4 * j, sum[i][j]);
   }
@@ -150,9 +137,9 @@ template <int vectors>
 
 // The same if only some rows and columns of the block exist. Each element gets the same operations.
 template <int vectors>
-[[gnu::noinline]] void multiply_some(const float* a, const float* b, std::int64_t depth, const NeonOut& to,
+[[gnu::noinline]] void multiply_some(const float* a, const float* b, std::int64_t depth, const PanelOut& to,
                                      std::int64_t rows, std::int64_t cols) {
-  float sums[neon_rows * 4 * vectors];
+  float sums[arm_rows * 4 * vectors];
   multiply_panels<vectors>(a, b, depth, {sums, nullptr, 4 * vectors, nullptr, nullptr});
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < cols; ++j) {
@@ -165,103 +152,18 @@ template <int vectors>
   }
 }
 
-// How columns are cut into panels: of 12, and one or two of 8 where that leaves fewer unused lanes.
-struct NeonPanels {
-  std::int64_t twelves, all;
-  explicit NeonPanels(std::int64_t cols) : twelves(cols / 12), all(twelves) {
-    const std::int64_t rest = cols % 12;
-    if (rest > 8) {
-      all = ++twelves;
-    } else if (rest > 4 || (rest > 0 && twelves == 0)) {
-      all = twelves + 1;
-    } else if (rest > 0) {
-      all = --twelves + 2;
-    }
-  }
-  [[nodiscard]] std::int64_t col(std::int64_t panel) const { return 8 * panel + 4 * std::min(panel, twelves); }
-};
-
-// The packed operands: up to max_rows of the left one and max_panels of the right one.
-struct NeonBlocks {
-  static constexpr std::int64_t max_rows = 512, max_depth = 512, max_panels = 8;
-  alignas(64) float a[max_rows * max_depth + neon_cols];  // includes the bytes read beyond the end
-  alignas(64) float b[max_panels * neon_cols * max_depth + neon_cols];
-};
-
-// A block of rows and of k. `padded` is `depth` rounded up to a whole panel.
-struct NeonStep {
-  std::int64_t row, rows, first, depth, padded;
-};
-
-// Packs panels [begin, end) of the right operand. Each one takes the space of a panel of 12.
-template <class T>
-void pack_right(NeonBlocks& packed, const PanelProduct<T>& product, const NeonPanels& panels, const NeonStep& step,
-                std::int64_t begin, std::int64_t end) {
-  const Matrix<T> b             = from_row(product.b, step.first);
-  const std::int64_t panel_size = neon_cols * step.padded, split = std::clamp(panels.twelves, begin, end);
-  const auto pack = [&]<std::int64_t width>(std::int64_t from, std::int64_t to) {
-    const std::int64_t col = std::min(product.n, panels.col(from)), cols = std::min(product.n, panels.col(to)) - col;
-    pack_panels<width>(from_col(b, col).data, b.col_stride, b.row_stride, cols, step.depth,
-                       packed.b + (from - begin) * panel_size, panel_size);
-  };
-  pack.template operator()<12>(begin, split);
-  pack.template operator()<8>(split, end);
-}
-
-// All packed rows times one panel of `width` columns, which starts at column `col`.
-template <std::int64_t width, class T>
-void multiply_column(const NeonBlocks& packed, const PanelProduct<T>& product, const NeonStep& step, std::int64_t col,
-                     const float* right) {
-  constexpr int vectors    = width / 4;
-  const bool last          = step.first + step.depth == product.k;
-  const float* const base  = step.first == 0 ? product.base : product.c;
-  const float* const bias  = last && product.bias != nullptr ? product.bias + col : nullptr;
-  const float* const times = last ? product.times : nullptr;
-  const std::int64_t cols  = std::min(width, product.n - col);
-  const std::int64_t start = step.row * product.c_stride + col;
-  for (std::int64_t i = 0; i < step.rows; i += neon_rows) {
-    const std::int64_t at = start + i * product.c_stride, rows = std::min(neon_rows, step.rows - i);
-    const NeonOut to{product.c + at, base == nullptr ? nullptr : base + at, product.c_stride, bias,
-                     times == nullptr ? nullptr : times + at};
-    const float* const left = packed.a + i * step.padded;
-    if (rows == neon_rows && cols == width) {
-      multiply_panels<vectors>(left, right, step.padded, to);
+// The register blocks of ops/cpu/gemm/gemm_neon_panels.hpp. A panel of 12 columns is 24 KiB.
+struct NeonKernel {
+  static constexpr std::int64_t lanes = 4, max_depth = 512;
+  template <int vectors>
+  static void multiply(const float* a, const float* b, std::int64_t depth, const PanelOut& to, std::int64_t rows,
+                       std::int64_t cols) {
+    if (rows == arm_rows && cols >= lanes * vectors) {
+      multiply_panels<vectors>(a, b, padded_depth(depth), to);
     } else {
-      multiply_some<vectors>(left, right, step.padded, to, rows, cols);
+      multiply_some<vectors>(a, b, padded_depth(depth), to, rows, std::min(cols, lanes * vectors));
     }
   }
-}
-
-// Calls done(row, rows, col, cols) for finished parts of c while they are in cache. k is not 0. The bits of an element
-// depend only on its row, its column, base, bias and k: sums over blocks of k, whose length follows from k, are added
-// to the base one after the other.
-template <class T, class Done>
-void multiply_neon(NeonBlocks& packed, const PanelProduct<T>& product, const Done& done) {
-  const std::int64_t blocks = (product.k + NeonBlocks::max_depth - 1) / NeonBlocks::max_depth;
-  const std::int64_t length = padded_depth((product.k + blocks - 1) / blocks);
-  const NeonPanels panels(product.n);
-  for (std::int64_t row = 0; row < product.m; row += NeonBlocks::max_rows) {
-    for (std::int64_t first = 0; first < product.k; first += length) {
-      const std::int64_t depth = std::min(length, product.k - first);
-      const NeonStep step{row, std::min(NeonBlocks::max_rows, product.m - row), first, depth, padded_depth(depth)};
-      const Matrix<T> a = from_col(from_row(product.a, row), first);
-      pack_panels<neon_rows>(a.data, a.row_stride, a.col_stride, step.rows, depth, packed.a, neon_rows * step.padded);
-      for (std::int64_t begin = 0; begin < panels.all; begin += NeonBlocks::max_panels) {
-        const std::int64_t end = std::min(panels.all, begin + NeonBlocks::max_panels);
-        pack_right(packed, product, panels, step, begin, end);
-        for (std::int64_t panel = begin; panel < end; ++panel) {
-          const float* const right = packed.b + (panel - begin) * neon_cols * step.padded;
-          if (panel < panels.twelves) {
-            multiply_column<12>(packed, product, step, panels.col(panel), right);
-          } else {
-            multiply_column<8>(packed, product, step, panels.col(panel), right);
-          }
-        }
-        const std::int64_t col = panels.col(begin);
-        if (first + depth == product.k) done(row, step.rows, col, std::min(product.n, panels.col(end)) - col);
-      }
-    }
-  }
-}
+};
 
 }  // namespace stepgraph::cpu

@@ -18,8 +18,8 @@ namespace {
 // The kernels for bf16 that this machine has, and the one that widens it.
 std::vector<sg::GemmKernel> kernels() {
   std::vector<sg::GemmKernel> found{sg::GemmKernel::fastest, sg::GemmKernel::own};
-  for (const auto kernel : {sg::GemmKernel::neon, sg::GemmKernel::avx512, sg::GemmKernel::neon_bf16,
-                            sg::GemmKernel::avx512_bf16, sg::GemmKernel::amx}) {
+  for (const auto kernel : {sg::GemmKernel::neon, sg::GemmKernel::sve, sg::GemmKernel::avx512,
+                            sg::GemmKernel::neon_bf16, sg::GemmKernel::avx512_bf16, sg::GemmKernel::amx}) {
     if (sg::has(kernel)) found.push_back(kernel);
   }
   return found;

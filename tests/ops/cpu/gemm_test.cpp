@@ -22,7 +22,7 @@ namespace {
 // Our kernels for one kind of processor that this machine has.
 std::vector<sg::GemmKernel> panel_kernels() {
   std::vector<sg::GemmKernel> found;
-  for (const auto kernel : {sg::GemmKernel::neon, sg::GemmKernel::avx2, sg::GemmKernel::avx512}) {
+  for (const auto kernel : {sg::GemmKernel::neon, sg::GemmKernel::sve, sg::GemmKernel::avx2, sg::GemmKernel::avx512}) {
     if (sg::has(kernel)) found.push_back(kernel);
   }
   return found;
@@ -36,6 +36,14 @@ std::vector<sg::GemmKernel> all_kernels() {
   std::vector<sg::GemmKernel> found = our_kernels();
   found.push_back(sg::GemmKernel::fastest);
   return found;
+}
+
+// The length of the blocks that such a kernel cuts k into.
+std::int64_t block_of_k(sg::GemmKernel kernel, std::int64_t k) {
+  const bool neon =
+      kernel == sg::GemmKernel::neon || (kernel == sg::GemmKernel::fastest && sg::gemm_library() == "neon");
+  const std::int64_t longest = neon ? 512 : 256, blocks = (k + longest - 1) / longest;
+  return ((k + blocks - 1) / blocks + 3) / 4 * 4;
 }
 
 template <class T>
@@ -185,7 +193,7 @@ TEST_CASE("products of every small number of rows and columns write only those",
   double worst      = 0;
   bool alone        = true;
   for (std::int64_t m = 1; m <= 17; m += 2) {
-    for (std::int64_t n = 1; n <= 40; ++n) {
+    for (std::int64_t n = 1; n <= 100; ++n) {
       const std::int64_t k = 1 + n % 6, stride = n + 3;
       const Problem<float> problem{m, n, k};
       const std::vector<float> base = numbers<float>((m + 1) * stride, 3), bias = numbers<float>(n, 4);
@@ -309,9 +317,8 @@ TEST_CASE("kernels for one kind of processor fuse each product with its sum, and
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<float> problem{m, n, k, a_transposed, b_transposed};
-  const std::int64_t longest = kernel == sg::GemmKernel::neon ? 512 : 256;
-  const std::int64_t blocks = (k + longest - 1) / longest, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
-  const sg::Gemm<float> of = problem.gemm({});
+  const std::int64_t length = block_of_k(kernel, k);
+  const sg::Gemm<float> of  = problem.gemm({});
   std::vector<float> expected;
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < n; ++j) {
@@ -357,11 +364,13 @@ TEST_CASE("a product is added to a base, in place or not, with the same bits; a 
   if (kernel == sg::GemmKernel::own) {
     CHECK(in_place == expected);  // the sum is computed first, then added
   } else if (by_panels) {
-    // 1600 is four blocks of k: the base is the first summand.
+    // 1600 is several blocks of k: the base is the first summand.
     std::vector<float> by_blocks = base, part(alone.size());
-    for (std::int64_t first = 0; first < 1600; first += 400) {
+    const std::int64_t length    = block_of_k(kernel, 1600);
+    for (std::int64_t first = 0; first < 1600; first += length) {
       sg::Gemm<float> block = problem.gemm({part.data(), nullptr, 20 * 101});
-      block.a = from_col(block.a, first), block.b = from_row(block.b, first), block.k = 400;
+      block.a = from_col(block.a, first), block.b = from_row(block.b, first);
+      block.k = std::min(length, 1600 - first);
       sg::gemm(block, kernel);
       for (std::size_t i = 0; i < part.size(); ++i) by_blocks[i] += part[i];
     }

@@ -78,6 +78,39 @@ float sums_of_build(std::int64_t times) { return multiply_and_add<FourLanes>(tim
 }
 #endif
 
+#ifdef __aarch64__
+// By hand, because this file is compiled for processors without SVE: 24 sums, and their first lanes together. Vectors
+// 24 and 25 are the factors.
+float sums_sve(std::int64_t times) {
+  float out = 0;
+  // clang-format off
+#define STEPGRAPH_ALL(each) each(0) each(1) each(2) each(3) each(4) each(5) each(6) each(7) each(8) each(9) each(10)   \
+  each(11) each(12) each(13) each(14) each(15) each(16) each(17) each(18) each(19) each(20) each(21) each(22) each(23)
+#define STEPGRAPH_SET(sum) "mov z" #sum ".d, z24.d\n"
+#define STEPGRAPH_MULTIPLY(sum) "fmla z" #sum ".s, p0/m, z24.s, z25.s\n"
+#define STEPGRAPH_SUM(sum) "fadd %s[out], %s[out], s" #sum "\n"
+  asm volatile(".arch_extension sve\n"
+      "ptrue p0.s\n fmov z24.s, #0.5\n mov z25.s, %w[small]\n" STEPGRAPH_ALL(STEPGRAPH_SET)
+      ".p2align 5\n 1:\n" STEPGRAPH_ALL(STEPGRAPH_MULTIPLY) "subs %[times], %[times], #1\n b.gt 1b\n"
+      STEPGRAPH_ALL(STEPGRAPH_SUM)
+      : [times] "+r"(times), [out] "+w"(out)
+      : [small] "r"(0x2b800000)  // the bits of 2^-40
+      : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",
+        "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "p0", "cc");
+#undef STEPGRAPH_ALL
+#undef STEPGRAPH_SET
+#undef STEPGRAPH_MULTIPLY
+#undef STEPGRAPH_SUM
+  // clang-format on
+  return out;
+}
+int lanes_sve() {
+  std::int64_t lanes = 0;
+  asm volatile(".arch_extension sve\n cntw %0\n" : "=r"(lanes));
+  return static_cast<int>(lanes);
+}
+#endif
+
 struct Loop {
   float (*run)(std::int64_t times);
   int lanes;
@@ -86,6 +119,8 @@ Loop best_loop() {
 #ifdef __x86_64__
   if (cpu::best_instructions() == cpu::Instructions::avx512) return {sums_avx512, 16};
   if (cpu::best_instructions() == cpu::Instructions::avx2) return {sums_avx2, 8};
+#elif defined(__aarch64__)
+  if (cpu::product_instructions() == cpu::Instructions::sve) return {sums_sve, lanes_sve()};
 #endif
   return {sums_of_build, 4};
 }
