@@ -280,9 +280,10 @@ TEST_CASE("attention's bits do not depend on the number of threads", "[ops][atte
 
 TEST_CASE("attention in bf16 and f16 equals that of its inputs, rounded", "[ops][attention][bf16]") {
   const auto type = GENERATE(sg::DType::bf16, sg::DType::f16);
-  const auto seq  = GENERATE(33, 128);
-  CAPTURE(type, seq);
-  Case c{.sequences = 2, .seq = seq, .heads = 4, .kv_heads = 2, .head_size = 16, .rate = 0};
+  const auto seq  = GENERATE(1, 33, 128);
+  const auto rate = GENERATE(0.0, 0.25);  // the factor 4/3 of what is kept is not exact in 8 bits
+  CAPTURE(type, seq, rate);
+  Case c{.sequences = 2, .seq = seq, .heads = 4, .kv_heads = 2, .head_size = 16, .rate = rate};
   const auto rounded = [type](Numbers of) {
     for (double& each : of) {
       std::byte bytes[2];
@@ -296,8 +297,8 @@ TEST_CASE("attention in bf16 and f16 equals that of its inputs, rounded", "[ops]
   c.type             = type;
   const Result found = run(c, x, dy);
   // The largest error of one rounding to 8 bits, or to 11; mean squares are smaller. Products of bf16 also round the
-  // probabilities.
+  // probabilities, which adds a few percent.
   const double once = type == sg::DType::bf16 ? 0x1p-9 : 0x1p-12;
-  CHECK(sg::testing::distance(found.out, exact.out) < (type == sg::DType::bf16 ? 1.5 : 1) * once);
+  CHECK(sg::testing::distance(found.out, exact.out) < (type == sg::DType::bf16 ? 1.1 : 1) * once);
   CHECK(sg::testing::distance(found.d_qkv, exact.d_qkv) < 1.5 * once);  // reads the rounded output
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "engine/run/context.hpp"
 #include "ops/cpu/gemm/gemm_watch.hpp"
@@ -17,8 +18,8 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 
-// As in ops/cpu/attention/attention_forward.cpp and ops/cpu/attention/attention_backward.cpp, but a row of a tile is a query, and products
-// read queries, keys and values where they are.
+// As in ops/cpu/attention/attention_forward.cpp and ops/cpu/attention/attention_backward.cpp, but a row of a tile is a
+// query, and products read queries, keys and values where they are.
 namespace stepgraph::cpu {
 namespace {
 
@@ -69,6 +70,12 @@ struct Products {
     }
   }
 };
+
+// The factor of probabilities that are kept. It multiplies results, not the rounded probabilities: the largest ones are
+// 1 in the forward pass and exact in bf16, and the factor is not.
+float factor_of_kept(const std::optional<AttentionDropout>& dropout) {
+  return dropout ? static_cast<float>(dropout->mask.scale) : 1.0F;
+}
 
 float largest_lane(Floats values) {
   float most = values[0];
@@ -127,7 +134,7 @@ void round_row(const float* from, std::int64_t count, bf16* to) {
 
 struct BackwardRooms {
   float *scores, *d_scores, *factors, *d_keys, *d_values, *d_queries;
-  bf16 *shares, *gradients;  // of probabilities after dropout; of the gradients of scores
+  bf16 *shares, *gradients;  // probabilities that are kept; gradients of scores
   BackwardRooms(const AttentionShape& shape, float* workspace) {
     const std::int64_t tile = tile_of(shape);
     scores                  = workspace;
@@ -141,13 +148,13 @@ struct BackwardRooms {
   }
 };
 
-// A row of scores and the products of d_out and values: probabilities after dropout, and the gradients of scores.
+// A row of scores and the products of d_out and values: probabilities that are kept, and the gradients of scores.
 void to_gradients(const float* scores, const float* d_scores, const float* factors, std::int64_t seen,
                   std::int64_t keys, float scale, float log_sum, float product, bf16* shares, bf16* gradients) {
   const auto step = [&](std::int64_t key, const auto& seen_part) {
     const Floats share  = seen_part(cpu::exp2(load_vector(scores + key) * scale - log_sum));
     const Floats factor = factors == nullptr ? Floats{} + 1.0F : load_vector(factors + key);
-    store_rounded(shares + key, share * factor);
+    store_rounded(shares + key, factor == Floats{} ? Floats{} : share);
     store_rounded(gradients + key, seen_part(share * (load_vector(d_scores + key) * factor - product)));
   };
   const std::int64_t whole = seen / lanes * lanes;
@@ -170,6 +177,7 @@ void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>&
   const Rows queries{rows + head * size, stride}, keys{rows + (shape.heads + kv_head) * size, stride},
       values{rows + (shape.heads + shape.kv_heads + kv_head) * size, stride};
   const auto scale = binary_scale<float>(shape);
+  const float kept = factor_of_kept(attention.dropout);
   const ForwardRooms rooms(shape, workspace);
   const Products products{multiply, bf16_room()};
   for (std::int64_t first = part.first; first < part.end; first += tile) {
@@ -197,7 +205,7 @@ void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>&
         if (attention.dropout) {
           const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + begin, key);
           mask.apply<float>(end - begin, shape.seq, num_keys, 1, [&](std::int64_t r, std::int64_t c, float factor) {
-            rooms.scores[(begin + r) * tile + c] *= factor;
+            if (factor == 0) rooms.scores[(begin + r) * tile + c] = 0;
           });
           for (std::int64_t r = begin; r < end; ++r)
             round_row(rooms.scores + r * tile, num_keys, rooms.shares + r * tile);
@@ -209,7 +217,7 @@ void attention_forward_bf16(Bf16Multiply multiply, const AttentionForward<bf16>&
     for (std::int64_t r = 0; r < count; ++r) {
       const float* const from = rooms.out + r * size;
       bf16* const to          = attention.out + (row + first + r) * shape.out_row() + head * size;
-      const float share       = 1.0F / rooms.sums[r];
+      const float share       = kept / rooms.sums[r];
       for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<bf16>(from[i] * share);
       attention.log_sums[(row + first + r) * shape.heads + head] = rooms.largest[r] + std::log2(rooms.sums[r]);
     }
@@ -277,7 +285,7 @@ void attention_backward_bf16(Bf16Multiply multiply, const AttentionBackward<bf16
       }
     }
     put_rows(key, num_keys, key_head, rooms.d_keys, static_cast<float>(shape.scale));
-    put_rows(key, num_keys, value_head, rooms.d_values, 1.0F);
+    put_rows(key, num_keys, value_head, rooms.d_values, factor_of_kept(attention.dropout));
   }
   for (std::int64_t i = 0; i < group; ++i)
     put_rows(0, shape.seq, first_head + i, rooms.d_queries + i * shape.seq * size, static_cast<float>(shape.scale));
