@@ -4,10 +4,11 @@
 
 #include "graphs/step/memory_requirement.hpp"
 
-// Plan::memory_limit_bytes and OffloadPlan::device_bytes. A step that needs more throws Error(config). The message
-// names the rank, its requirement by role, and the first of several changes to the config with which all ranks fit.
-// Each change is really planned. It is written as an argument of `--set`. The search ends before it would have built
-// more than 150,000 nodes; the message then says what was not tried. The first change is always tried.
+// Plan::memory_limit_bytes, and the budgets of OffloadPlan: device_bytes, host_bytes and disk_bytes. A step that needs
+// more throws Error(config). The message names the rank, its requirement by role, up to three changes of the config
+// with which all ranks fit, and the budget with which they do. Each of them is really planned. They are written as
+// arguments of `--set`. The search ends before it would have built more than 150,000 nodes; the message then says what
+// was not tried. The first change is always tried.
 namespace stepgraph {
 
 // The smaller of both, and its key in a config; 0 bytes: no limit.
@@ -20,7 +21,7 @@ struct DeviceLimit {
 // Builds the same step with another plan or batch.
 using BuildStep = std::function<StepGraph(const Plan& plan, const BatchSpec& batch)>;
 
-// Checks a step that is built, with the options that it was built with. Also OffloadPlan::host_bytes and disk_bytes.
+// Checks a step that is built, with the options that it was built with.
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
                         const MemoryRequirementOptions& options = {});
 

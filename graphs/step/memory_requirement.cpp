@@ -7,10 +7,10 @@
 #include "engine/base/text.hpp"
 #include "engine/base/words.hpp"
 #include "engine/plan/memory_peak.hpp"
-#include "graphs/models/weights.hpp"
 #include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/builder/resolve.hpp"
-#include "graphs/step/builder/setup.hpp"
+#include "graphs/step/memory/likeness.hpp"
+#include "graphs/step/memory/limits.hpp"
 #include "graphs/step/pipeline.hpp"
 
 namespace stepgraph {
@@ -37,40 +37,6 @@ MemoryRequirement requirement_of(const Graph& graph, const MemoryPlan& plan, Ran
   if (peak.node) out.node = graph.name(*peak.node);
   if (out.workspace_bytes > 0) out.workspace_node = graph.name(plan.largest_workspace(rank).node);
   for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) out.num_nodes += graph.rank(Node{i}) == rank;
-  return out;
-}
-
-// Ranks with equal likeness need the same memory. That includes what a world needs for parts (WorkspaceNeeds::part):
-// backends/nccl/calls.hpp takes the same workspace at every place of a group. Planning every rank instead would take a
-// minute for 256 ranks of a large model.
-struct Likeness {
-  int pp = 0;
-  std::vector<TensorShape> weights;
-  std::vector<std::int64_t> kept;  // elements of weights that are sharded by rows: members can have different numbers
-  friend auto operator<=>(const Likeness&, const Likeness&) = default;
-};
-
-// Data-parallel ranks run the same nodes and have equal shards of every flat. So do tensor-parallel ranks, where
-// weights are cut evenly.
-Likeness likeness_of(const StepSetup& setup, const std::vector<ShardUnit>& units, Rank rank) {
-  const Coord coord = setup.step.layout.coord(rank);
-  Likeness out{.pp = coord.pp, .weights = {}, .kept = {}};
-  for (std::size_t stage = 0; stage < setup.blocks_of_stage.size(); ++stage) {
-    if (setup.rank_of(Stage{static_cast<int>(stage)}, coord) != rank) continue;
-    for (const std::size_t block : setup.blocks_of_stage[stage]) {
-      for (const WeightSpec& weight : setup.step.model.blocks[block].weights)
-        out.weights.push_back(local_shape(weight, setup.plan.layout.tp, coord.tp));
-    }
-  }
-  // Ranks of an asynchronous window own different weights.
-  if (setup.plan.update.mode == UpdateWhen::asynchronous) out.kept.push_back(coord.dp);
-  const int member = shard_group(setup.plan, coord.dp).member;
-  for (const ShardUnit& unit : units) {
-    if (setup.rank_of(unit.stage, coord) != rank) continue;
-    for (const ShardedWeight& weight : unit.weights) {
-      if (!weight.flat) out.kept.push_back(weight.range(member).size());
-    }
-  }
   return out;
 }
 
@@ -115,8 +81,17 @@ MemoryRequirement memory_requirement(const StepGraph& step, Rank rank, const Mem
   return out;
 }
 
-std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
+std::vector<MemoryRequirement> memory_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                    const MemoryRequirementOptions& options) {
+  try {
+    return planned_requirements(model, plan, batch, options);
+  } catch (const DoesNotFit& refused) {
+    throw explained(refused, search_by_requirements(model, plan, batch, options));
+  }
+}
+
+std::vector<MemoryRequirement> planned_requirements(const Model& model, const Plan& given, const BatchSpec& batch,
+                                                    const MemoryRequirementOptions& options) {
   const Plan plan = with_split(model, given, batch, {.machine = options.machine, .search = options.trains});
   StepOptions building{.keep_gradients      = options.keep_gradients,
                        .update_first        = options.update_first,
@@ -142,16 +117,9 @@ std::vector<MemoryRequirement> memory_requirements(const Model& model, const Pla
     one.ranks             = {*options.rank};
     return {one};
   }
-  building.only = Rank{0};
-  const StepSetup setup(model, resolve(plan, model, batch, options.trains), batch, options.trains, building);
+  RankKinds likeness(model, resolve(plan, model, batch, options.trains), batch, options.trains);
   std::map<Likeness, std::vector<Rank>> kinds;
-  std::map<int, std::vector<ShardUnit>> units;  // by tensor-parallel index
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    const int tp               = setup.step.layout.coord(Rank{rank}).tp;
-    const auto [found, is_new] = units.try_emplace(tp);
-    if (is_new) found->second = shard_units(setup.step.model, setup.plan, setup.blocks_of_stage, tp);
-    kinds[likeness_of(setup, found->second, Rank{rank})].push_back(Rank{rank});
-  }
+  for (int rank = 0; rank < num_ranks; ++rank) kinds[likeness.of(Rank{rank})].push_back(Rank{rank});
   std::vector<MemoryRequirement> requirements;
   for (const auto& [kind, ranks] : kinds) {
     requirements.push_back(requirement_of(ranks.front()));

@@ -9,6 +9,7 @@
 
 #include "engine/run/packed.hpp"
 #include "graphs/step/builder/build_step.hpp"
+#include "graphs/step/memory/limits.hpp"
 
 namespace stepgraph {
 namespace {
@@ -52,7 +53,11 @@ StepOptions with_shared_choice(const Model& model, const Plan& plan, const Batch
   in_first(peers, subject, [&] {
     StepOptions of_all = made;
     of_all.only        = std::nullopt;
-    chosen             = choose_offload(model, plan, batch, of_all);
+    try {
+      chosen = choose_offload(model, plan, batch, of_all);
+    } catch (const DoesNotFit& refused) {
+      throw explained(refused, search_by_requirements(model, plan, batch, requirement_options(of_all, true)));
+    }
   });
   Packer sent;
   if (peers->process() == 0) {

@@ -8,10 +8,9 @@
 #include "engine/base/error.hpp"
 #include "graphs/step/builder/builder.hpp"
 #include "graphs/step/builder/resolve.hpp"
+#include "graphs/step/memory/likeness.hpp"
 #include "graphs/step/offload/choose.hpp"
-#include "graphs/step/offload/fill_device.hpp"
-#include "graphs/step/offload/layers.hpp"
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/open_amounts.hpp"
 #include "graphs/step/pipeline.hpp"
 #include "graphs/step/recompute.hpp"
 
@@ -193,19 +192,17 @@ class SliceBuilder {
 
 // Chooses the open amounts of the plan by building steps of single ranks. `prepare` runs the passes before offload.
 std::map<Rank, OffloadAmounts> chosen_offload(const Plan& plan, const StepOptions& options, bool trains,
-                                              SliceBuilder::Prepare prepare) {
-  if (options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains)) return {};
+                                              SliceBuilder::Prepare prepare, RankKinds kinds) {
   check_offload(plan.offload);
   SliceBuilder builder(options, std::move(prepare));
-  const auto of_rank = [&](Rank rank, const OffloadAmounts& amounts) { return builder(rank, amounts); };
-  StepOptions chosen = options;
-  if (trains && plan.recompute == Recompute::automatic) {
-    chosen.offload_of = choose_layers(plan, options, of_rank);
-  } else if (plan.offload.strategy != OffloadStrategy::manual) {
-    chosen.offload_of = choose_amounts(plan, options, of_rank);
-  }
-  if (trains && fills_device(plan.offload)) chosen.offload_of = keep_residents(plan, chosen, of_rank);
-  return chosen.offload_of;
+  return choose_open_amounts(plan, options, trains,
+                             {.build = [&](Rank rank, const OffloadAmounts& amounts) { return builder(rank, amounts); },
+                              .first_like = [&](Rank rank) { return kinds.first_like(rank); }});
+}
+
+// The options give the amounts, or the plan leaves nothing to choose.
+bool is_chosen(const Plan& plan, const StepOptions& options, bool trains) {
+  return options.offload || !options.offload_of.empty() || !chooses_offload(plan, trains);
 }
 
 StepOptions with_choice(const StepOptions& options, std::map<Rank, OffloadAmounts> choice) {
@@ -223,10 +220,14 @@ class TrainingBuild {
         plan_(with_split(model, plan, batch, {.machine = options.machine})),
         options_(options) {
     check_delay_options(plan.update, options);
-    options_.update_first |= plan.offload.overlaps_updates() && !updates_early(plan);
+    plan_.offload = with_amounts(plan_.offload, options.offload);
+    options_.update_first |= plan_.offload.overlaps_updates() && !updates_early(plan_);
   }
   [[nodiscard]] std::map<Rank, OffloadAmounts> choice() const {
-    return chosen_offload(plan_, options_, true, [&](const StepOptions& of) { return prepared_with(of); });
+    if (is_chosen(plan_, options_, true)) return {};
+    return chosen_offload(
+        plan_, options_, true, [&](const StepOptions& of) { return prepared_with(of); },
+        RankKinds(model_, resolve(plan_, model_, batch_, true), batch_, true));
   }
   [[nodiscard]] StepGraph step() const { return finished(prepared_with(with_choice(options_, choice()))); }
 
@@ -244,11 +245,6 @@ class TrainingBuild {
 
 }  // namespace
 
-bool chooses_offload(const Plan& plan, bool trains) noexcept {
-  return plan.offload.strategy != OffloadStrategy::manual ||
-         (trains && (plan.recompute == Recompute::automatic || fills_device(plan.offload)));
-}
-
 std::map<Rank, OffloadAmounts> choose_offload(const Model& model, const Plan& plan, const BatchSpec& batch,
                                               const StepOptions& options) {
   if (plan.update.mode == UpdateWhen::asynchronous) return {};
@@ -262,13 +258,17 @@ StepGraph build_training_step(const Model& model, const Plan& plan, const BatchS
 }
 
 StepGraph build_forward_step(const Model& model, const Plan& plan, const BatchSpec& batch, ForwardResult result,
-                             const StepOptions& options) {
-  const Plan split   = with_split(model, plan, batch, {.machine = options.machine, .search = false});
-  const auto prepare = [&](const StepOptions& of) {
-    return prepared(StepSetup(model, resolve(split, model, batch, false), batch, false, of),
-                    [result](StepBuilder& builder) { builder.forward_only(result); });
+                             const StepOptions& given) {
+  const StepOptions options = of_forward(given);
+  const Plan split          = with_split(model, plan, batch, {.machine = options.machine, .search = false});
+  const auto resolved       = [&] { return resolve(split, model, batch, false); };
+  const auto prepare        = [&](const StepOptions& of) {
+    return prepared(StepSetup(model, resolved(), batch, false, of),
+                           [result](StepBuilder& builder) { builder.forward_only(result); });
   };
-  return finished(prepare(with_choice(options, chosen_offload(split, options, false, prepare))));
+  if (is_chosen(split, options, false)) return finished(prepare(options));
+  return finished(prepare(with_choice(
+      options, chosen_offload(split, options, false, prepare, RankKinds(model, resolved(), batch, false)))));
 }
 
 }  // namespace stepgraph

@@ -9,8 +9,8 @@
 // read off such a step, and the limit is checked with memory requirements; so training_step comes after both.
 namespace stepgraph {
 
-// The plan leaves something to choose: a strategy of offload; Recompute::automatic and a device that is filled, if the
-// step trains.
+// The plan leaves something to choose: a strategy of offload, or a device that may be large enough without offload; if
+// the step trains, also Recompute::automatic.
 [[nodiscard]] bool chooses_offload(const Plan& plan, bool trains) noexcept;
 // What build_training_step would choose for the ranks of options.only: for StepOptions::offload_of. Empty: nothing is
 // left to choose.

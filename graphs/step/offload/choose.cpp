@@ -8,6 +8,7 @@
 #include "engine/base/text.hpp"
 #include "engine/plan/planned_sizes.hpp"
 #include "engine/run/storage.hpp"
+#include "graphs/step/memory/does_not_fit.hpp"
 #include "graphs/step/offload/rank_choice.hpp"
 
 namespace stepgraph {
@@ -164,9 +165,9 @@ class HomeSearch {
       if (!graph) graph = with_homes(step_.graph, made).graph;
       const std::int64_t needed = planned_bytes(*graph, rank, Space::disk);
       if (needed <= budget) continue;
-      throw Error(ErrorKind::config,
-                  str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(needed), " on disk, disk_bytes is ",
-                      bytes_and_text(budget), " (disk_bytes ", needed, ", or a larger host_bytes)"));
+      throw DoesNotFit("offload.disk_bytes", needed,
+                       str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(needed),
+                           " on disk; the budget is ", bytes_and_text(budget)));
     }
     return made;
   }

@@ -22,12 +22,7 @@ MemoryPlanOptions planning(const Plan& plan, const StepOptions& options) {
 class DeviceFill {
  public:
   DeviceFill(const Plan& plan, const StepOptions& options, const BuildOne& build)
-      : plan_(plan), options_(options), build_(build), budget_(plan.offload.device_bytes) {
-    if (plan.memory_limit_bytes > 0) budget_ = std::min(budget_, plan.memory_limit_bytes);
-    // The plan of all ranks can need a little more than the plans of their slices.
-    constexpr std::int64_t parts = 64;
-    if (Layout(plan.layout).num_ranks() > 1) budget_ -= budget_ / parts;
-  }
+      : plan_(plan), options_(options), build_(build), budget_(budget_to_fill(plan)) {}
 
   // The same amounts with gradients of the units that the host updates in host memory, if they may be there.
   [[nodiscard]] std::optional<OffloadAmounts> with_host_gradients(OffloadAmounts amounts) const {
@@ -231,6 +226,17 @@ class DeviceFill {
 
 bool fills_device(const OffloadPlan& plan) noexcept {
   return plan.strategy == OffloadStrategy::manual && plan.optimizer && plan.device_bytes > 0;
+}
+
+bool stays_if_it_fits(const OffloadPlan& plan) noexcept {
+  return plan.strategy == OffloadStrategy::manual && plan.moves_something() && plan.device_bytes > 0;
+}
+
+std::int64_t budget_to_fill(const Plan& plan) {
+  constexpr std::int64_t parts = 64;
+  std::int64_t bytes           = plan.offload.device_bytes;
+  if (plan.memory_limit_bytes > 0) bytes = std::min(bytes, plan.memory_limit_bytes);
+  return Layout(plan.layout).num_ranks() > 1 ? bytes - bytes / parts : bytes;
 }
 
 bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& options) noexcept {

@@ -11,6 +11,13 @@ namespace stepgraph {
 // With strategy manual, states of the optimizer stay on a device that has room for them.
 [[nodiscard]] bool fills_device(const OffloadPlan& plan) noexcept;
 
+// With strategy manual and device_bytes, nothing moves if the step fits without offload.
+[[nodiscard]] bool stays_if_it_fits(const OffloadPlan& plan) noexcept;
+
+// The bytes of the device for what stays there: the smaller of OffloadPlan::device_bytes and Plan::memory_limit_bytes.
+// With several ranks 1/64 less, because the plan of all ranks can need a little more than the plans of their slices.
+[[nodiscard]] std::int64_t budget_to_fill(const Plan& plan);
+
 // OffloadAmounts::host_gradients has an effect: updates are in the next step, and gradients stay otherwise.
 [[nodiscard]] bool may_move_host_gradients(const OffloadAmounts& amounts, const StepOptions& options) noexcept;
 

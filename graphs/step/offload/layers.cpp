@@ -11,6 +11,7 @@
 #include "engine/base/text.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/layout/layout.hpp"
+#include "graphs/step/memory/does_not_fit.hpp"
 #include "graphs/step/memory_limit.hpp"
 #include "graphs/step/offload/choose.hpp"
 #include "graphs/step/offload/fill_device.hpp"
@@ -134,11 +135,11 @@ class LayerSearch {
         by    = counts;
       }
     }
-    throw Error(ErrorKind::config,
-                str("recompute: auto finds no choice that fits: ", case_.subject, " needs ", bytes_and_text(least),
-                    " of the device with ", by.offloaded, " layers offloaded and ", by.recomputed, " recomputed of ",
-                    case_.num_layers, "; ", case_.budget_key, " is ", bytes_and_text(case_.budget_bytes), " (",
-                    case_.budget_key, " ", least, "; more in offload, or a smaller batch.micro)"));
+    throw DoesNotFit(
+        case_.budget_key, least,
+        str("recompute: auto finds no choice that fits: ", case_.subject, " needs ", bytes_and_text(least),
+            " of the device with ", by.offloaded, " layers offloaded and ", by.recomputed, " recomputed of ",
+            case_.num_layers, "; ", case_.budget_key, " is ", bytes_and_text(case_.budget_bytes)));
   }
 
   const LayerCase& case_;
@@ -186,7 +187,7 @@ int most_offloaded(const OffloadPlan& plan, std::size_t layers) {
 }
 
 OffloadAmounts amounts_for(Rank rank, OffloadAmounts amounts, const Plan& plan, const StepOptions& options,
-                           const BuildSlice& build) {
+                           const Slices& slices) {
   constexpr std::int64_t parts = 64;
   const LayerBudget budget     = layer_budget(plan, options);
   amounts.activations          = 0;
@@ -194,7 +195,7 @@ OffloadAmounts amounts_for(Rank rank, OffloadAmounts amounts, const Plan& plan, 
   std::optional<Machine> usual;
   const Machine* machine = options.simulator;
   if (machine == nullptr) machine = &usual.emplace(device_machine({.ranks = Layout(plan.layout).num_ranks()}));
-  const StepGraph without    = build(rank, {});
+  const StepGraph without    = slices.build(rank, {});
   const std::vector<int> own = own_layers(without);
   const int num_layers       = without.model.layers;
   LayerCase of{.num_layers     = static_cast<int>(own.size()),
@@ -209,13 +210,13 @@ OffloadAmounts amounts_for(Rank rank, OffloadAmounts amounts, const Plan& plan, 
     made.layers         = layer_modes(counts, own, num_layers);
     return made;
   };
-  const BuildOne build_one = [&](const OffloadAmounts& made) { return build(rank, made); };
+  const BuildOne build_one = [&](const OffloadAmounts& made) { return slices.build(rank, made); };
   // Without states that stay on the device. None: host memory is too small for that.
   const auto build_plain = [&](const LayerCounts& counts) -> std::optional<StepGraph> {
     try {
       OffloadAmounts least = with(counts);
       least.host_gradients = of.uses_room && may_move_host_gradients(least, options);
-      return build(rank, least);
+      return slices.build(rank, least);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::config || !of.uses_room || plan.offload.host_bytes == 0) throw;
       return std::nullopt;
@@ -259,24 +260,24 @@ std::vector<ActivationMode> layer_modes(const LayerCounts& counts, const std::ve
   return modes;
 }
 
-std::map<Rank, OffloadAmounts> choose_layers(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
+std::map<Rank, OffloadAmounts> choose_layers(const Plan& plan, const StepOptions& options, const Slices& slices) {
   const Layout layout(plan.layout);
   const bool is_manual = plan.offload.strategy == OffloadStrategy::manual;
   std::map<Rank, OffloadAmounts> out;
-  if (!is_manual) out = choose_amounts(plan, options, build);
+  if (!is_manual) out = choose_amounts(plan, options, slices);
   const auto before = [&](Rank rank) -> OffloadAmounts {
     if (is_manual) return manual_amounts(plan.offload);
     if (const auto found = out.find(rank); found != out.end()) return found->second;
     StepOptions alone = options;
     alone.only        = rank;
-    return choose_amounts(plan, alone, build).at(rank);
+    return choose_amounts(plan, alone, slices).at(rank);
   };
   std::map<int, std::vector<ActivationMode>> layers;  // by pipeline rank
   for (const Rank rank : options.only.value_or(RankSet::all(layout.num_ranks()))) {
     const int pp               = layout.coord(rank).pp;
     const auto [found, is_new] = layers.try_emplace(pp);
     const Rank first           = layout.rank({.pp = pp});
-    if (is_new) found->second = amounts_for(first, before(first), plan, options, build).layers;
+    if (is_new) found->second = amounts_for(first, before(first), plan, options, slices).layers;
     OffloadAmounts& amounts = out.try_emplace(rank, manual_amounts(plan.offload)).first->second;
     amounts.activations     = 0;
     amounts.layers          = found->second;

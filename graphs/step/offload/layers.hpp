@@ -47,7 +47,7 @@ struct LayerChoice {
 };
 
 // All layers are kept, if that fits and room is not used otherwise. Else: for some numbers of offloaded layers, the
-// fewest recomputed ones that fit; of these, the fastest. It takes about 12 attempts. Throws Error(config) if nothing
+// fewest recomputed ones that fit; of these, the fastest. It takes about 12 attempts. Throws DoesNotFit if nothing
 // fits, with the bytes that are needed.
 [[nodiscard]] LayerChoice choose_layers(const LayerCase& of);
 
@@ -60,6 +60,6 @@ struct LayerChoice {
 // (keep_residents). Ranks of a tensor-parallel or data-parallel group share the choice of the first of them. Throws
 // Error(config) also if the budget is not known.
 [[nodiscard]] std::map<Rank, OffloadAmounts> choose_layers(const Plan& plan, const StepOptions& options,
-                                                           const BuildSlice& build);
+                                                           const Slices& slices);
 
 }  // namespace stepgraph

@@ -9,6 +9,7 @@
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/storage.hpp"
+#include "graphs/step/memory/does_not_fit.hpp"
 #include "graphs/step/offload/bytes.hpp"
 
 namespace stepgraph::offload {
@@ -191,11 +192,9 @@ std::int64_t RankChoice::host_bytes_of(const Chosen& unit, std::optional<Lifetim
 }
 
 void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan) {
-  const std::string right =
-      plan.disk.empty() ? str("offload.disk, or host_bytes ", needed) : str("host_bytes ", needed, " or more");
-  throw Error(ErrorKind::config,
-              str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(needed), " of host memory for ", what,
-                  ", host_bytes is ", bytes_and_text(plan.host_bytes), " (", right, ")"));
+  throw DoesNotFit("offload.host_bytes", needed,
+                   str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(needed), " of host memory for ",
+                       what, "; the budget is ", bytes_and_text(plan.host_bytes)));
 }
 
 }  // namespace stepgraph::offload

@@ -9,6 +9,7 @@
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/layout/layout.hpp"
+#include "graphs/step/memory/does_not_fit.hpp"
 #include "graphs/step/offload/choose.hpp"
 #include "graphs/step/offload/fill_device.hpp"
 
@@ -39,7 +40,6 @@ class UnitSearch {
     for (const int units : of.units) num_units_ += units;
   }
 
-  [[nodiscard]] int num_units() const { return num_units_; }
   [[nodiscard]] OffloadAmounts amounts(int count) const {
     OffloadAmounts out;
     for (std::size_t i = 0; i < move_order.size(); ++i) {
@@ -84,21 +84,6 @@ class UnitSearch {
   int num_units_ = 0;
   std::map<int, std::int64_t> bytes_;  // by count
 };
-
-// What would do instead of the case's strategy.
-std::string what_would_do(const StrategyCase& of, UnitSearch& search, std::int64_t needed) {
-  for (const OffloadStrategy stronger : all_offload_strategies) {
-    if (stronger <= of.plan.strategy) continue;
-    const std::int64_t bytes = search.bytes(search.most(stronger));
-    if (bytes <= of.budget_bytes) return str("offload.strategy=", stronger, " needs ", bytes_and_text(bytes));
-    needed = std::min(needed, bytes);
-  }
-  const bool all_have_place = search.most(OffloadStrategy::extreme) == search.num_units();
-  return str(all_have_place         ? ""
-             : of.plan.disk.empty() ? "offload.disk with strategy extreme, a larger offload.host_bytes, or "
-                                    : "a larger offload.host_bytes or offload.disk_bytes, or ",
-             of.budget_key, " ", needed, "; recompute=full or a smaller batch.micro need less");
-}
 
 struct Budget {
   std::int64_t bytes = 0;
@@ -153,8 +138,8 @@ class Weighing {
   double activations_ = 1;
 };
 
-StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  const StepGraph without      = build(rank, {});
+StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& options, const Slices& slices) {
+  const StepGraph without      = slices.build(rank, {});
   const Budget budget          = budget_of(plan, options);
   const MemoryPlan memory      = planned_memory(without, plan, options);
   Plan unlimited               = plan;
@@ -182,21 +167,19 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
   };
   of.device_bytes = [&](const OffloadAmounts& amounts) {
     if (amounts == OffloadAmounts{}) return memory.device_bytes(rank);
-    return planned_device_bytes(build(rank, amounts), plan, options);
+    return planned_device_bytes(slices.build(rank, amounts), plan, options);
   };
   return choose_amounts(of);
 }
 
-// Data-parallel rank 0 is the one with the largest shards. All processes choose for it, also those that do not hold it,
-// so that they choose what a process with all ranks would.
-std::map<Rank, OffloadAmounts> for_all_ranks(const Plan& plan, const StepOptions& options, const auto& choose) {
-  const Layout layout(plan.layout);
-  std::map<Rank, OffloadAmounts> choices;  // by the first data-parallel rank
+// All processes choose for the first of ranks that are alike, also those that do not hold it, so that they choose what
+// a process with all ranks would.
+std::map<Rank, OffloadAmounts> for_all_ranks(const Plan& plan, const StepOptions& options, const Slices& slices,
+                                             const auto& choose) {
+  std::map<Rank, OffloadAmounts> choices;  // by the rank that chooses
   std::map<Rank, OffloadAmounts> out;
-  for (const Rank rank : options.only.value_or(RankSet::all(layout.num_ranks()))) {
-    Coord first                = layout.coord(rank);
-    first.dp                   = 0;
-    const auto [found, is_new] = choices.try_emplace(layout.rank(first));
+  for (const Rank rank : options.only.value_or(RankSet::all(Layout(plan.layout).num_ranks()))) {
+    const auto [found, is_new] = choices.try_emplace(slices.first_like(rank));
     if (is_new) found->second = choose(found->first, rank);
     out[rank] = found->second;
   }
@@ -214,11 +197,11 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
   const int most = search.most(strategy);
   int count      = search.bytes(most) < out.bytes_before ? most : 0;
   if (search.bytes(count) > of.budget_bytes && !of.layers_follow) {
-    throw Error(
-        ErrorKind::config,
+    throw DoesNotFit(
+        of.budget_key, search.bytes(count),
         str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
             of.subject, " then needs ", bytes_and_text(search.bytes(count)), " of the device; ", of.budget_key, " is ",
-            bytes_and_text(of.budget_bytes), " (", what_would_do(of, search, search.bytes(count)), ")"));
+            bytes_and_text(of.budget_bytes)));
   }
   if (count > 0 && search.bytes(count) <= target) count = search.fewest(target, count);
   out.amounts      = search.amounts(count);
@@ -227,16 +210,33 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
   return out;
 }
 
-std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  return for_all_ranks(plan, options,
-                       [&](Rank first, Rank) { return choose_for(first, plan, options, build).amounts; });
+std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options, const Slices& slices) {
+  return for_all_ranks(plan, options, slices,
+                       [&](Rank first, Rank) { return choose_for(first, plan, options, slices).amounts; });
 }
 
-std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options, const BuildSlice& build) {
-  return for_all_ranks(plan, options, [&](Rank first, Rank rank) {
+std::map<Rank, OffloadAmounts> choose_nothing(const Plan& plan, const StepOptions& options, const Slices& slices) {
+  std::map<Rank, OffloadAmounts> out;
+  if (!stays_if_it_fits(plan.offload)) return out;
+  const Layout layout(plan.layout);
+  std::map<int, bool> fits;  // by pipeline rank
+  for (const Rank rank : options.only.value_or(RankSet::all(layout.num_ranks()))) {
+    const int pp               = layout.coord(rank).pp;
+    const auto [found, is_new] = fits.try_emplace(pp);
+    if (is_new) {
+      const StepGraph without = slices.build(layout.rank({.pp = pp}), {});
+      found->second           = planned_device_bytes(without, plan, options) <= budget_to_fill(plan);
+    }
+    if (found->second) out[rank] = {};
+  }
+  return out;
+}
+
+std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options, const Slices& slices) {
+  return for_all_ranks(plan, options, slices, [&](Rank first, Rank rank) {
     const auto own = options.offload_of.find(rank);
     return fill_device(own == options.offload_of.end() ? manual_amounts(plan.offload) : own->second, plan, options,
-                       [&](const OffloadAmounts& amounts) { return build(first, amounts); });
+                       [&](const OffloadAmounts& amounts) { return slices.build(first, amounts); });
   });
 }
 

@@ -38,20 +38,30 @@ struct StrategyChoice {
 };
 
 // Nothing, where the planned bytes are at most threshold * budget. Else the fewest units that bring them there; or, if
-// the strategy may not move so many, as many as it may. Throws Error(config) if the step then needs more than the
-// budget: the message names the first strategy that would do, or the bytes that the step needs.
+// the strategy may not move so many, as many as it may. Throws DoesNotFit if the step then needs more than the
+// budget.
 [[nodiscard]] StrategyChoice choose_amounts(const StrategyCase& of);
 
-// The same for each rank of a step. `build` builds the slice of a rank with given amounts. Ranks with the same stages
-// and the same place in their tensor-parallel group share the choice of the first of them, also where they are in other
-// processes. Throws Error(config) also if the budget is not known.
-using BuildSlice = std::function<StepGraph(Rank rank, const OffloadAmounts& amounts)>;
+// How choices look at the slices of single ranks.
+struct Slices {
+  std::function<StepGraph(Rank rank, const OffloadAmounts& amounts)> build = {};  // with given amounts
+  // The rank that chooses for a rank that is like it (RankKinds::first_like), also where it is in another process. So a
+  // choice costs what one slice costs.
+  std::function<Rank(Rank rank)> first_like = {};
+};
+
+// The same for each rank of a step. Throws Error(config) also if the budget is not known.
 [[nodiscard]] std::map<Rank, OffloadAmounts> choose_amounts(const Plan& plan, const StepOptions& options,
-                                                            const BuildSlice& build);
+                                                            const Slices& slices);
+
+// Strategy manual and device_bytes: ranks that fit it without offload, with amounts that move nothing. The ranks of a
+// pipeline rank are judged by the first of them, because they repeat collectives together.
+[[nodiscard]] std::map<Rank, OffloadAmounts> choose_nothing(const Plan& plan, const StepOptions& options,
+                                                            const Slices& slices);
 
 // Strategy manual with `optimizer` and device_bytes: the amounts that the fields say, or those of options.offload_of,
-// filled up by fill_device. The same for ranks with the same stages and tensor-parallel place.
+// filled up by fill_device.
 [[nodiscard]] std::map<Rank, OffloadAmounts> keep_residents(const Plan& plan, const StepOptions& options,
-                                                            const BuildSlice& build);
+                                                            const Slices& slices);
 
 }  // namespace stepgraph

@@ -30,7 +30,9 @@ std::int64_t peak(std::vector<std::string> settings) {
   const auto plan         = sg::plan_memory(sg::training_step(model_of(config), config.plan, config.batch).graph,
                                             {.reuse = config.plan.reuse});
   std::int64_t most       = 0;
-  for (const sg::ArenaPlan& arena : plan.arenas) most = std::max(most, arena.size_bytes);
+  for (const sg::ArenaPlan& arena : plan.arenas) {
+    if (arena.space == sg::Space::device) most = std::max(most, arena.size_bytes);
+  }
   return most;
 }
 
@@ -50,13 +52,22 @@ struct Offer {
   std::vector<std::string> settings;
   std::int64_t bytes;
 };
-Offer offer_of(const std::string& refusal) {
-  std::smatch found;
-  REQUIRE(std::regex_search(refusal, found, std::regex(R"(\(([a-z_]+[.=][^()]*) needs ([0-9]+) \([^()]*\)\)$)")));
-  Offer out{{}, std::stoll(found[2])};
-  std::istringstream words(found[1]);
-  for (std::string word; words >> word;) out.settings.push_back(word);
+// All changes with bytes, in the order of the message.
+std::vector<Offer> offers_of(const std::string& refusal) {
+  std::vector<Offer> out;
+  const std::regex change(R"(([a-z_.]+=[^ ()]+(?: [a-z_.]+=[^ ()]+)*) needs ([0-9]+) \()");
+  for (std::sregex_iterator found(refusal.begin(), refusal.end(), change), end; found != end; ++found) {
+    out.push_back({{}, std::stoll((*found)[2])});
+    std::istringstream words((*found)[1]);
+    for (std::string word; words >> word;) out.back().settings.push_back(word);
+  }
   return out;
+}
+Offer offer_of(const std::string& refusal) {
+  CAPTURE(refusal);
+  const std::vector<Offer> offers = offers_of(refusal);
+  REQUIRE_FALSE(offers.empty());
+  return offers.front();
 }
 
 std::vector<std::string> joined(std::vector<std::string> a, const std::vector<std::string>& b) {
@@ -135,14 +146,25 @@ TEST_CASE("a refusal offers the first change that fits", "[graphs][memory]") {
     const Offer offer      = offer_of(text);
     CHECK(offer.settings == changes[first]);
     CHECK(offer.bytes == peaks[first]);
-    CHECK(refusal(joined(joined(base, {limit(peaks[i])}), offer.settings)).empty());
+    CHECK(text.ends_with(sg::str(", or ", limit(peak(base)), ")")));
+    for (const Offer& each : offers_of(text)) {
+      CAPTURE(each.settings);
+      CHECK(each.bytes <= peaks[i]);
+      CHECK(each.bytes == peak(joined(base, each.settings)));
+      CHECK(refusal(joined(joined(base, {limit(peaks[i])}), each.settings)).empty());
+    }
     offered += first == i;
   }
   CHECK(offered >= 4);
+  // Offload is the next way to fit.
   const std::int64_t least = *std::min_element(peaks.begin(), peaks.end());
-  CHECK_THAT(refusal(joined(base, {limit(least - 1)})),
-             ContainsSubstring(sg::str(" needs the least, ", least, " (")) &&
-                 ContainsSubstring("; a larger layout.tp or layout.pp, a shorter batch.seq, or a smaller model)"));
+  CHECK(offer_of(refusal(joined(base, {limit(least - 1)}))).settings.front() == "offload.optimizer=true");
+  const std::string never = refusal(joined(base, {limit(1000)}));
+  CHECK_THAT(never,
+             ContainsSubstring(sg::str("(", limit(peak(base)), "; of the tried settings ")) &&
+                 ContainsSubstring(" needs the least, ") &&
+                 ContainsSubstring("; not tried: a larger layout.tp or layout.pp, a shorter batch.seq, a smaller "
+                                   "model)"));
 }
 
 TEST_CASE("a setting that the config already has is not offered", "[graphs][memory]") {
@@ -151,9 +173,10 @@ TEST_CASE("a setting that the config already has is not offered", "[graphs][memo
   REQUIRE(tight < loose);
   CHECK(offer_of(refusal(joined(free, {limit(tight)}))).settings == std::vector<std::string>{"memory.reuse=tight"});
   CHECK(offer_of(refusal(joined(free, {limit(tight - 1)}))).settings.front() == "memory.reuse=tight");
-  const std::vector<std::string> full{"recompute=full", "batch.micro=1"};
+  const std::vector<std::string> full{"recompute=full",      "batch.micro=1",      "offload.optimizer=true",
+                                      "offload.params=true", "offload.grads=true", "offload.activations=true"};
   CHECK_THAT(refusal(joined(full, {limit(peak(full) - 1)})),
-             ContainsSubstring("(no tried setting needs less; a larger layout.tp"));
+             ContainsSubstring(sg::str("(", limit(peak(full)), "; no tried setting needs less; not tried: ")));
 }
 
 TEST_CASE("if recomputation and small microbatches are not enough, sharding is offered, least first",
@@ -216,8 +239,8 @@ Search search_with(const std::vector<std::string>& settings) {
 TEST_CASE("the search for a change that fits is bounded, and the message names the rest", "[graphs][memory]") {
   // 5040 has 60 divisors: as many sizes of a microbatch, of which the small ones make large steps.
   const Search search = search_with({"batch.global=5040", "batch.micro=2520", "batch.seq=1", limit(1000)});
-  CHECK_THAT(search.refusal,
-             ContainsSubstring(" settings from ") && ContainsSubstring(" on were not tried; a larger layout.tp"));
+  CHECK_THAT(search.refusal, ContainsSubstring(" settings from ") &&
+                                 ContainsSubstring(" on were not tried; not tried: a larger layout.tp"));
   CHECK(search.built > 50'000);
   CHECK(search.built <= 300'000);
 }
@@ -241,8 +264,8 @@ TEST_CASE("recomputation is not offered for an evaluation", "[graphs][memory]") 
   CHECK_THROWS_WITH(sg::forward_step(model, {.memory_limit_bytes = peak_of(4) - 1}, config.batch),
                     ContainsSubstring(sg::str("(batch.micro=2 needs ", peak_of(2), " (")));
   CHECK_THROWS_WITH(sg::forward_step(model, {.memory_limit_bytes = 1000}, config.batch),
-                    ContainsSubstring(sg::str("batch.micro=1 needs the least, ", peak_of(1), " (")) &&
-                        ContainsSubstring("; a larger layout.tp"));
+                    ContainsSubstring("offload.params=true batch.micro=1 needs the least, ") &&
+                        ContainsSubstring("; not tried: a larger layout.tp"));
 }
 
 TEST_CASE("memory requirements by rank are checked against the limit", "[graphs][memory]") {

@@ -130,16 +130,13 @@ TEST_CASE("a strategy moves at most its share, and is content if the step then f
   CHECK(choice.device_bytes == 1000);
 }
 
-TEST_CASE("a strategy that cannot move enough is refused, with what would do", "[graphs][offload][strategy][refuses]") {
+TEST_CASE("a strategy that cannot move enough is refused", "[graphs][offload][strategy][refuses]") {
   CHECK(
       refusal(Bytes(OffloadStrategy::conservative, 900).of) ==
       "offload.strategy: conservative moves at most 0.2 of what may be offloaded, and rank 0 then needs 1000 (1000 B) "
-      "of the device; offload.device_bytes is 900 (900 B) (offload.strategy=balanced needs 700 (700 B))");
-  CHECK_THAT(refusal(Bytes(OffloadStrategy::conservative, 300).of),
-             ContainsSubstring("(offload.strategy=extreme needs 200 (200 B))"));
+      "of the device; offload.device_bytes is 900 (900 B)");
   CHECK_THAT(refusal(Bytes(OffloadStrategy::extreme, 199).of),
-             ContainsSubstring("extreme moves at most 1 of what may be offloaded, and rank 0 then needs 200 (200 B)") &&
-                 ContainsSubstring("(offload.device_bytes 200; recompute=full or a smaller batch.micro need less)"));
+             ContainsSubstring("extreme moves at most 1 of what may be offloaded, and rank 0 then needs 200 (200 B)"));
   // Half of the units have no place in host memory.
   Bytes crowded(OffloadStrategy::extreme, 300);
   const auto share        = crowded.of.moved_share;
@@ -147,9 +144,7 @@ TEST_CASE("a strategy that cannot move enough is refused, with what would do", "
   crowded.of.device_bytes = [share](const OffloadAmounts& a) {
     return static_cast<std::int64_t>(1200.5 - 1000 * share(a));
   };
-  CHECK_THAT(refusal(crowded.of), ContainsSubstring("needs 700 (700 B)") &&
-                                      ContainsSubstring("(offload.disk with strategy extreme, a larger "
-                                                        "offload.host_bytes, or offload.device_bytes 700"));
+  CHECK_THAT(refusal(crowded.of), ContainsSubstring("needs 700 (700 B)"));
 }
 
 TEST_CASE("planned steps follow their strategies", "[graphs][offload][strategy]") {

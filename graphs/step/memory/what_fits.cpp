@@ -1,0 +1,231 @@
+#include "graphs/step/memory/what_fits.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "engine/base/text.hpp"
+#include "engine/base/words.hpp"
+#include "graphs/step/builder/build_step.hpp"
+#include "graphs/step/memory/changes.hpp"
+#include "graphs/step/memory_limit.hpp"
+
+namespace stepgraph {
+namespace {
+
+// The plan without budgets, and without the choices that they drive.
+Plan without_budgets(Plan plan) {
+  if (plan.offload.strategy != OffloadStrategy::manual) plan.offload = {};
+  if (plan.recompute == Recompute::automatic) plan.recompute = Recompute::none;
+  plan.memory_limit_bytes = plan.offload.device_bytes = plan.offload.host_bytes = plan.offload.disk_bytes = 0;
+  plan.offload.disk                                                                                       = {};
+  return plan;
+}
+
+bool drive_choices(const Plan& plan, bool trains) {
+  return chooses_offload(plan, trains) || plan.offload.host_bytes > 0;
+}
+
+std::int64_t need_for(std::string_view key, const PlannedNeed& need) {
+  return key == "offload.host_bytes" ? need.host : key == "offload.disk_bytes" ? need.disk : need.device;
+}
+
+// Tries changes and counts what was built.
+class Trials {
+ public:
+  Trials(const FitSearch& search, double num_nodes) : search_(search), num_nodes_(num_nodes) {
+    uses_slices_ = search.slices && (!search.has_all || (search.of_a_slice < 1 && num_nodes > FitSearch::large));
+  }
+
+  // Each microbatch has the same nodes; recomputation adds some. A choice builds the slice of a rank several times.
+  [[nodiscard]] double nodes_of(const Change& change) const {
+    constexpr double recomputed = 1.3, slices_of_choice = 10;
+    const double whole = recomputed * num_nodes_ * search_.batch.micro / std::max(change.batch.micro, 1);
+    const double more  = chooses_offload(change.plan, search_.trains) ? slices_of_choice * search_.of_a_slice : 0;
+    return whole * ((uses_slices_ ? search_.of_a_slice : 1) + more);
+  }
+  [[nodiscard]] bool may_try(const Change& change) const {
+    return num_tried_ == 0 || built_ + nodes_of(change) <= FitSearch::most_nodes;
+  }
+
+  // Throws DoesNotFit, or Error if the step cannot be built: a schedule can require another number of microbatches.
+  PlannedNeed attempt(const Change& change) {
+    ++num_tried_;
+    built_ += nodes_of(change);
+    if (uses_slices_) {
+      check_need(search_.slices(change.plan, change.batch), change.plan);
+      built_ += num_nodes_;
+    }
+    const PlannedNeed need = search_.whole(change.plan, change.batch);
+    check_need(need, change.plan);
+    return need;
+  }
+
+ private:
+  const FitSearch& search_;
+  double num_nodes_;
+  bool uses_slices_ = false;
+  double built_     = 0;
+  int num_tried_    = 0;
+};
+
+// What was found so far.
+class Offers {
+ public:
+  explicit Offers(const DoesNotFit& refused) : key_(refused.key()), least_bytes_(refused.needed_bytes()) {}
+
+  // Another value of a key that is offered already, or more settings than are needed, is not worth a line.
+  [[nodiscard]] bool is_like_another(const Change& change) const {
+    return std::any_of(change.settings.begin(), change.settings.end(), [&](const std::string& setting) {
+      return keys_.contains(setting.substr(0, setting.find('=')));
+    });
+  }
+  void add(const Change& change, const PlannedNeed& need) {
+    for (const std::string& setting : change.settings) keys_.insert(setting.substr(0, setting.find('=')));
+    texts_.push_back(str(settings_text(change), " needs ", bytes_and_text(need_for(key_, need))));
+  }
+  void add_larger_budget(const Change& change) { texts_.push_back(settings_text(change)); }
+  void add_too_large(const Change& change, const DoesNotFit& error) {
+    if (error.key() != key_ || error.needed_bytes() >= least_bytes_) return;
+    least_bytes_ = error.needed_bytes();
+    least_       = settings_text(change);
+  }
+  [[nodiscard]] std::size_t size() const { return texts_.size(); }
+  [[nodiscard]] std::string least() const {
+    return least_.empty() ? std::string("no tried setting needs less")
+                          : str("of the tried settings ", least_, " needs the least, ", bytes_and_text(least_bytes_));
+  }
+  [[nodiscard]] std::string text() const {
+    std::string out;
+    for (std::size_t i = 0; i < texts_.size(); ++i)
+      out += str(i == 0 ? "" : i + 1 == texts_.size() ? ", or " : ", ", texts_[i]);
+    return out;
+  }
+
+ private:
+  std::string key_;
+  std::int64_t least_bytes_;
+  std::string least_;
+  std::set<std::string> keys_;  // of settings that are offered
+  std::vector<std::string> texts_;
+};
+
+// The budgets with which the step fits as it is. Slices can need less than the whole step, and other ranks more than
+// the rank that was refused.
+std::optional<Change> larger_budget(const DoesNotFit& refused, const FitSearch& search) {
+  constexpr int most_attempts = 5;
+  Change change{.settings = {}, .plan = search.plan, .batch = search.batch};
+  if (!enlarge_budget(change, refused.key(), refused.needed_bytes())) return std::nullopt;
+  // The step was built, and the budgets of the device change nothing in it.
+  const bool is_known = refused.key() != "offload.host_bytes" && refused.key() != "offload.disk_bytes" &&
+                        search.has_all && !drive_choices(search.plan, search.trains);
+  if (is_known) return change;
+  std::map<std::string, std::int64_t> tried{{refused.key(), refused.needed_bytes()}};
+  for (int attempt = 0; attempt < most_attempts; ++attempt) {
+    try {
+      if (!search.has_all && search.slices) check_need(search.slices(change.plan, change.batch), change.plan);
+      check_need(search.whole(change.plan, change.batch), change.plan);
+      return change;
+    } catch (const DoesNotFit& error) {
+      std::int64_t& bytes = tried[error.key()];
+      bytes               = std::max(error.needed_bytes(), bytes + bytes / 64);
+      if (!enlarge_budget(change, error.key(), bytes)) return std::nullopt;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
+// Tries the changes in their order. Returns which were left out.
+std::string try_changes(const std::vector<Change>& all, Trials& trials, Offers& offers) {
+  int after = 0;
+  for (std::size_t i = 0; i < all.size() && after <= FitSearch::most_after; ++i) {
+    if (offers.size() >= FitSearch::most_offers) break;
+    if (offers.is_like_another(all[i])) continue;
+    if (!trials.may_try(all[i])) {
+      if (offers.size() > 0) break;
+      return str("; ", all.size() - i, " settings from ", settings_text(all[i]), " on were not tried");
+    }
+    try {
+      offers.add(all[i], trials.attempt(all[i]));
+    } catch (const DoesNotFit& error) {
+      offers.add_too_large(all[i], error);
+    } catch (const Error&) {  // it cannot be built
+    }
+    after += offers.size() > 0;
+  }
+  return {};
+}
+
+// Without budgets; none: it cannot be built.
+std::optional<PlannedNeed> need_without_budgets(const FitSearch& search) {
+  try {
+    return search.whole(without_budgets(search.plan), search.batch);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string what_fits(const DoesNotFit& refused, const FitSearch& search, std::int64_t num_nodes) {
+  Offers offers(refused);
+  Trials trials(search, static_cast<double>(num_nodes));
+  const std::string left_out =
+      try_changes(changes_for(refused.key(), search.plan, search.batch, search.trains), trials, offers);
+  const bool fits = offers.size() > 0;
+  if (const auto larger = larger_budget(refused, search)) offers.add_larger_budget(*larger);
+  if (fits) return offers.text();
+  return str(offers.size() > 0 ? str(offers.text(), "; ") : "", offers.least(), left_out,
+             "; not tried: a larger layout.tp or layout.pp, a shorter batch.seq, a smaller model");
+}
+
+}  // namespace
+
+PlannedNeed need_of(const Graph& graph, const PlannedSizes& sizes) {
+  PlannedNeed need{.rank = graph.ranks()[0], .num_nodes = graph.num_nodes()};
+  for (const Rank rank : graph.ranks()) {
+    const std::int64_t device = sizes.device_bytes(rank);
+    if (device > need.device) need.rank = rank;
+    need.device = std::max(need.device, device);
+    need.host   = std::max(need.host, sizes.arena(rank, Space::pinned));
+    need.disk   = std::max(need.disk, sizes.arena(rank, Space::disk));
+  }
+  return need;
+}
+
+PlannedNeed need_of(std::span<const MemoryRequirement> requirements) {
+  PlannedNeed need{.rank = largest(requirements).rank, .device = largest(requirements).peak_bytes};
+  for (const MemoryRequirement& row : requirements) {
+    need.host = std::max(need.host, row.host_bytes);
+    need.disk = std::max(need.disk, row.disk_bytes);
+    need.num_nodes += row.num_nodes;
+  }
+  return need;
+}
+
+void check_need(const PlannedNeed& need, const Plan& plan) {
+  const auto check = [](std::string_view key, std::int64_t needed, std::int64_t budget, std::string_view where) {
+    if (budget == 0 || needed <= budget) return;
+    throw DoesNotFit(
+        std::string(key), needed,
+        str(key, ": a rank needs ", bytes_and_text(needed), " ", where, "; the budget is ", bytes_and_text(budget)));
+  };
+  check("offload.host_bytes", need.host, plan.offload.host_bytes, "of host memory");
+  check("offload.disk_bytes", need.disk, plan.offload.disk_bytes, "on disk");
+  check(device_limit(plan).key, need.device, device_limit(plan).bytes, "of the device");
+}
+
+Error explained(const DoesNotFit& refused, const FitSearch& search) {
+  std::int64_t num_nodes = search.num_nodes;
+  std::string whole;
+  if (num_nodes == 0 || drive_choices(search.plan, search.trains)) {
+    const auto plain = need_without_budgets(search);
+    if (plain && num_nodes == 0) num_nodes = plain->num_nodes;
+    const std::int64_t bytes = plain ? need_for(refused.key(), *plain) : refused.needed_bytes();
+    if (bytes != refused.needed_bytes()) whole = str("; without budgets it needs ", bytes_and_text(bytes));
+  }
+  return {ErrorKind::config, str(refused.what(), whole, " (", what_fits(refused, search, num_nodes), ")")};
+}
+
+}  // namespace stepgraph
