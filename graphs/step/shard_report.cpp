@@ -73,8 +73,11 @@ ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank)
   ShardStats stats{.all_gathers     = here.num_all_gathers,
                    .reduce_scatters = here.num_reduce_scatters,
                    .all_reduces     = here.num_all_reduces};
-  const auto bytes_of = [&](const StoredRange& part) {
-    return part.empty() ? 0 : part.size() * static_cast<std::int64_t>(size_bytes(step.graph.spec(part.buffer).type));
+  const auto add_kept = [&](const StoredRange& part) {
+    if (part.empty()) return;
+    const bool on_device = step.graph.spec(part.buffer).space == Space::device;
+    (on_device ? stats.current_bytes : stats.beside_bytes) +=
+        part.size() * static_cast<std::int64_t>(size_bytes(step.element_type(part.buffer)));
   };
   const bool adam = here.grad_norm != Buffer{} && step.optimizer == OptimizerKind::adamw;
   const auto wide = static_cast<std::int64_t>(size_bytes(wide_type(step.type)));
@@ -92,9 +95,7 @@ ShardStats shard_stats(const StepGraph& step, const MemoryPlan& plan, Rank rank)
     all += elements;
     local += weight.value.size();
     stats.whole_bytes += elements * kept;
-    for (const StoredRange& part : {weight.value, weight.first, weight.second, weight.master}) {
-      stats.current_bytes += bytes_of(part);
-    }
+    for (const StoredRange& part : {weight.value, weight.first, weight.second, weight.master}) add_kept(part);
   }
   if (all > 0) stats.local_ratio = static_cast<double>(local) / static_cast<double>(all);
   const MemoryRequirement needed = memory_requirement(step, plan, rank);

@@ -32,8 +32,9 @@ struct ElementPlace {
 // The effect of sharding on one rank, in bytes of weights, gradients and optimizer state.
 struct ShardStats {
   std::int64_t whole_bytes   = 0;  // without sharding
-  std::int64_t current_bytes = 0;  // that the rank keeps from one step to the next
-  std::int64_t peak_bytes    = 0;  // with slots, at the peak of the step
+  std::int64_t current_bytes = 0;  // that the rank keeps on the device from one step to the next ...
+  std::int64_t beside_bytes  = 0;  // ... and in host memory or on disk, before compression
+  std::int64_t peak_bytes    = 0;  // on the device, with slots, at the peak of the step
   std::int64_t saved_bytes   = 0;  // whole_bytes - peak_bytes; negative where slots take more than sharding saves
   double local_ratio         = 1;  // the rank's share of the elements of its weights
   int all_gathers            = 0;  // in a step

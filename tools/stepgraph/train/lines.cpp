@@ -78,16 +78,18 @@ std::string shard_line(const ShardStats& stats, Shard strategy, bool json) {
   if (json)
     return str("{\"type\":\"shard\",\"strategy\":\"", to_string(strategy),
                "\",\"rank\":0,\"whole_bytes\":", stats.whole_bytes, ",\"current_bytes\":", stats.current_bytes,
-               ",\"peak_bytes\":", stats.peak_bytes, ",\"saved_bytes\":", stats.saved_bytes,
-               ",\"local_ratio\":", digits(stats.local_ratio), ",\"all_gathers\":", stats.all_gathers,
-               ",\"reduce_scatters\":", stats.reduce_scatters, ",\"all_reduces\":", stats.all_reduces, "}");
+               ",\"beside_bytes\":", stats.beside_bytes, ",\"peak_bytes\":", stats.peak_bytes,
+               ",\"saved_bytes\":", stats.saved_bytes, ",\"local_ratio\":", digits(stats.local_ratio),
+               ",\"all_gathers\":", stats.all_gathers, ",\"reduce_scatters\":", stats.reduce_scatters,
+               ",\"all_reduces\":", stats.all_reduces, "}");
   const auto mib = [](std::int64_t bytes) { return short_number(static_cast<double>(bytes) / (1 << 20), 3); };
   return str("sharding (", to_string(strategy), "): rank 0 keeps ", short_number(100 * stats.local_ratio, 3),
              "% of the elements of its weights; weights, gradients and optimizer states take ",
-             mib(stats.current_bytes), " MiB between steps and at most ", mib(stats.peak_bytes),
-             " MiB in a step, instead of ", mib(stats.whole_bytes), " MiB; a step has ", stats.all_gathers,
-             " all-gathers, ", stats.reduce_scatters, " reduce-scatters and ", stats.all_reduces,
-             " gradient all-reduces");
+             mib(stats.current_bytes), " MiB of the device between steps and at most ", mib(stats.peak_bytes),
+             " MiB in a step, instead of ", mib(stats.whole_bytes), " MiB; ",
+             stats.beside_bytes > 0 ? str(mib(stats.beside_bytes), " MiB lie in host memory or on disk; ") : "",
+             "a step has ", stats.all_gathers, " all-gathers, ", stats.reduce_scatters, " reduce-scatters and ",
+             stats.all_reduces, " gradient all-reduces");
 }
 
 namespace {
