@@ -50,3 +50,21 @@ TEST_CASE("a slice of a sharded step costs no more in a larger world", "[graphs]
   CHECK(cost_of(model, plan, 512) < small + small / 100);
   CHECK(cost_of(model, plan, 4096) < small + small / 100);
 }
+
+// One rank chooses for all that are like it, so the others are not built.
+TEST_CASE("a choice of offload costs the same in a world of any size", "[graphs][step][allocations]") {
+  if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
+  const sg::Model model = sg::testing::small_gpt2();
+  const sg::Plan plain{.layout = {.tp = 2, .pp = 2}};
+  const sg::StepGraph whole = sg::training_step(model, plain, {.global = 2, .micro = 1, .seq = 8});
+  const std::int64_t bytes  = sg::plan_memory(whole.graph).device_bytes(sg::Rank{0});
+  for (const sg::OffloadPlan& offload :
+       {sg::OffloadPlan{.strategy = sg::OffloadStrategy::balanced, .device_bytes = bytes},
+        sg::OffloadPlan{.optimizer = true, .device_bytes = bytes - bytes / 8}}) {
+    sg::Plan plan            = plain;
+    plan.offload             = offload;
+    const std::int64_t small = cost_of(model, plan, 64);
+    CHECK(cost_of(model, plan, 512) == small);
+    CHECK(cost_of(model, plan, 4096) == small);
+  }
+}
