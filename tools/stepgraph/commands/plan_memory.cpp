@@ -80,6 +80,13 @@ void run_plan_memory(const PlanMemoryOptions& options) {
     print_line(str(memory_table(rows), "peak: rank ", largest(rows).rank, ", in '", largest(rows).node, "'",
                    workspace_text(rows), activations_text(rows)));
   }
+  // Rows do not say which tensors are moved: only what is certain is noted.
+  OffloadUse use{.something = false, .disk = false, .params = true, .compressed = true};
+  for (const MemoryRequirement& row : rows) {
+    use.something |= row.host_bytes > 0 || row.disk_bytes > 0;
+    use.disk |= row.disk_bytes > 0;
+  }
+  if (!options.forward) note_idle_settings("plan-memory", config, use);
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }
 

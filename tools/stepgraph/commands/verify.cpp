@@ -55,7 +55,9 @@ void run_verify(const ConfigOptions& options) {
   const std::optional<Machine> machine       = chooser_machine(config);
   const std::optional<MeasuredDevice> device = measured_device(config);
   const StepOptions building                 = building_options(config, machine, device);
-  look(training_step(model, config.plan, config.batch, building), "training");
+  const StepGraph training                   = training_step(model, config.plan, config.batch, building);
+  note_idle_settings("verify", config, use_of(training.offload.units));
+  look(training, "training");
   if (findings.empty()) look(forward_step(model, config.plan, config.batch, ForwardResult::loss, building), "forward");
 
   if (options.json) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iostream>
 #include <vector>
 
 #include "engine/base/words.hpp"
@@ -83,6 +84,11 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
       options.weights_hash
           ? str("\nweights: ", hash_text(*options.weights_hash), ", equal on all data-parallel ranks that hold them")
           : "");
+}
+
+void note_idle_settings(std::string_view command, const Config& config, const OffloadUse& use) {
+  const std::string text = idle_settings_text(config.plan.offload, use);
+  if (!text.empty()) std::cerr << "stepgraph " << command << ": " << text << '\n';
 }
 
 }  // namespace stepgraph::cli

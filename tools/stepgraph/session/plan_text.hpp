@@ -7,6 +7,7 @@
 #include "graphs/config/config.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/predict/step_report.hpp"
+#include "graphs/step/offload/idle_settings.hpp"
 
 namespace stepgraph {
 struct StreamPlan;
@@ -24,5 +25,8 @@ struct PlanText {
 // A step and its size: one JSON line of type "plan", or a few lines of text.
 [[nodiscard]] std::string plan_text(const Config& config, const StepGraph& step, const StepSize& size,
                                     const PlanText& options);
+
+// Settings of offload that a step does not use: one line on stderr, or none.
+void note_idle_settings(std::string_view command, const Config& config, const OffloadUse& use);
 
 }  // namespace stepgraph::cli

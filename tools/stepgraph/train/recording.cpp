@@ -2,6 +2,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/predict/step_report.hpp"
+#include "graphs/step/offload/idle_settings.hpp"
 #include "tools/stepgraph/session/measured_device.hpp"
 #include "tools/stepgraph/session/step_summary.hpp"
 #include "tools/stepgraph/train/lines.hpp"
@@ -41,6 +42,8 @@ void TrainRecording::print_offload(const Steps& steps, bool first_process) {
   const bool json        = options_.config.json;
   const std::string line = offload_line(figures, config_.plan.offload, predicted, json);
   json ? output_.print(line) : output_.print_note(line);
+  const std::string idle = idle_settings_text(config_.plan.offload, use_of(figures.units));
+  if (!idle.empty() && first_process) output_.print_note(idle);
 }
 
 // The step or window that was recorded.
