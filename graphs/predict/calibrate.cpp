@@ -1,6 +1,7 @@
 // Measures the times of ops in training steps.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -74,6 +75,20 @@ std::vector<Trial> trials_of(int threads, bool small) {
   return all;
 }
 
+// States on disk, in pieces of several sizes: the staging ring takes a quarter of the host memory.
+std::vector<Trial> disk_trials(const std::string& folder, bool small) {
+  const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 2}, large{512, 8, 128, 2048, 2};
+  std::vector<Trial> all;
+  for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
+    const std::int64_t states = 8 * gpt2_of(size).parameters().num_elements();
+    Plan plan;
+    plan.offload = {.optimizer = true, .host_bytes = std::max<std::int64_t>(states / 2, 64 << 10), .disk = folder};
+    all.push_back(
+        {gpt2_of(size), plan, {.global = size.sequences, .micro = size.sequences, .seq = static_cast<int>(size.seq)}});
+  }
+  return all;
+}
+
 struct Sample {
   double others_share;
   double seconds;
@@ -116,7 +131,7 @@ class Calibrator {
 
   void run(const Trial& trial) {
     const auto world = make_world_(Layout(trial.plan.layout).num_ranks());
-    Trainer trainer(trial.model, trial.plan, trial.batch, *world, {.threads = threads_});
+    Trainer trainer(trial.model, trial.plan, trial.batch, *world, {.threads = threads_, .storage = options_.storage});
     trials::set_some_weights(trainer.run());
     const std::vector<std::int32_t> tokens = trials::some_tokens(trial);
     Recorder recorder;
@@ -127,9 +142,15 @@ class Calibrator {
     }
   }
 
+  void run_on_disk() {
+    for (const Trial& trial : disk_trials(options_.disk, options_.small)) run(trial);
+    disk_ = std::filesystem::weakly_canonical(options_.disk).string();
+  }
+
   [[nodiscard]] Calibration result() const {
     Calibration out{.host            = host_name(),
                     .host_bytes      = machine_memory_bytes(),
+                    .disk            = disk_,
                     .cores           = num_cores(),
                     .threads         = threads_,
                     .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
@@ -187,6 +208,7 @@ class Calibrator {
   const MakeWorld& make_world_;
   const CalibrateOptions& options_;
   int threads_;
+  std::string disk_;
   Samples samples_, samples_bf16_;
   std::vector<double> gaps_;
 };
@@ -202,6 +224,7 @@ Calibration calibrate(const MakeWorld& make_world, const CalibrateOptions& optio
   if (!options.device.empty()) return trials::calibrate_device(make_world, options, threads);
   Calibrator calibrator(make_world, options, threads);
   for (const Trial& trial : trials_of(threads, options.small)) calibrator.run(trial);
+  if (!options.disk.empty()) calibrator.run_on_disk();
   return calibrator.result();
 }
 

@@ -117,6 +117,7 @@ std::string to_json(const Calibration& calibration) {
           ", \"cores\": ", calibration.cores, ", \"threads\": ", calibration.threads,
           ", \"node_overhead_s\": ", json_line(calibration.node_overhead_s));
   if (!calibration.device.empty()) text += str(",\n \"device\": ", json_line(calibration.device));
+  if (!calibration.disk.empty()) text += str(",\n \"disk\": ", json_line(calibration.disk));
   if (calibration.host_bytes > 0) text += str(", \"host_bytes\": ", calibration.host_bytes);
   if (calibration.device_bytes > 0) text += str(", \"device_bytes\": ", calibration.device_bytes);
   if (!calibration.beside.empty()) {
@@ -155,10 +156,14 @@ Calibration parse_calibration(std::string_view text) {
   calibration.ops = ops_in(need(all, "ops"), "ops");
   if (const JsonValue* const found = all.find("ops_bf16")) calibration.ops_bf16 = ops_in(*found, "ops_bf16");
   if (const JsonValue* const found = all.find("beside")) calibration.beside = beside_in(*found);
-  if (const JsonValue* const found = all.find("device")) {
-    if (found->kind != Kind::string) refuse(str("device: is ", excerpt(*found), ", not a name"));
-    calibration.device = found->text;
-  }
+  const auto read_name = [&](std::string_view key, std::string& into) {
+    const JsonValue* const found = all.find(key);
+    if (found == nullptr) return;
+    if (found->kind != Kind::string) refuse(str(key, ": is ", excerpt(*found), ", not a name"));
+    into = found->text;
+  };
+  read_name("device", calibration.device);
+  read_name("disk", calibration.disk);
   const auto read_bytes = [&](const std::string& key, std::int64_t& into) {
     const JsonValue* const found = all.find(key);
     if (found == nullptr) return;

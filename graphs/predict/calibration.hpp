@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/base/types.hpp"
+#include "engine/run/storage.hpp"
 #include "engine/run/world.hpp"
 #include "engine/simulate/machine.hpp"
 #include "engine/simulate/rate_table.hpp"
@@ -35,6 +36,7 @@ struct Calibration {
   std::int64_t host_bytes   = 0;   // of the host's memory; 0: not known
   std::string device        = {};  // "NVIDIA H200": ranks compute on such devices. Empty: on the processor of the host
   std::int64_t device_bytes = 0;   // of the device's memory; 0: not known
+  std::string disk          = {};  // the folder in which disk_read and disk_write were measured; empty: they were not
   int cores                 = 1;   // of the host
   int threads               = 1;   // of the executor
   double node_overhead_s    = 0;   // between the end of a node and the start of the next
@@ -55,7 +57,11 @@ struct CalibrateOptions {
   bool small  = false;  // tiny models only: quick, but not good for predictions
   // The name of the device that the ranks of the world are on; empty: there is none. With a device, copies between its
   // memory and the host's and updates on the host are measured too, alone and beside each other.
-  std::string device                           = {};
+  std::string device = {};
+  // Without a device: OffloadPlan::disk, and storage in that folder. Steps with offload to it are measured too. Empty:
+  // none are.
+  std::string disk                             = {};
+  MakeStorage storage                          = {};
   std::function<void(const std::string&)> tell = {};  // what is measured and found, a line each; empty: nobody
 };
 // Trains models of one layer, of several sizes and families, and measures each of their nodes, beside nodes of other

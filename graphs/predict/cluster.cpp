@@ -35,14 +35,55 @@ Cluster hopper(std::string name, std::int64_t memory_bytes, double memory_bytes_
       .inside           = {.latency_s = 3.4e-6, .bytes_per_s = 450e9},
       .between          = {.latency_s = 9.6e-6, .bytes_per_s = 400e9},
       .flops_per_s = {{DType::f64, 66.9e12}, {DType::f32, 66.9e12}, {DType::bf16, 989.4e12}, {DType::f16, 989.4e12}},
-      .memory_bytes_per_s = memory_bytes_per_s,
-      .memory_bytes       = memory_bytes};
+      .memory_bytes_per_s      = memory_bytes_per_s,
+      .memory_bytes            = memory_bytes,
+      .h2d_bytes_per_s         = 64e9,
+      .d2h_bytes_per_s         = 64e9,
+      .host_memory_bytes_per_s = 614.4e9,
+      .disk_read_bytes_per_s   = 7e9,
+      .disk_write_bytes_per_s  = 3.8e9};
 }
 
 void read_link(const ConfigReader& links, std::string_view key, Link& link) {
   const ConfigReader section = links.section(key, {"bandwidth", "latency"});
   section.quantity("bandwidth", link.bytes_per_s, positive, bandwidths);
   section.quantity("latency", link.latency_s, not_negative, times);
+}
+
+void read_host(const ConfigReader& root, Cluster& cluster) {
+  const ConfigReader host = root.section("host", {"h2d", "d2h", "memory"});
+  host.quantity("h2d", cluster.h2d_bytes_per_s, positive, bandwidths);
+  host.quantity("d2h", cluster.d2h_bytes_per_s, positive, bandwidths);
+  host.quantity("memory", cluster.host_memory_bytes_per_s, positive, bandwidths);
+  const ConfigReader disk = root.section("disk", {"read", "write"});
+  disk.quantity("read", cluster.disk_read_bytes_per_s, positive, bandwidths);
+  disk.quantity("write", cluster.disk_write_bytes_per_s, positive, bandwidths);
+}
+
+// The op of a transfer, its rate and the key of that rate.
+struct TransferRate {
+  std::string_view op, key;
+  double Cluster::*bytes_per_s;
+};
+constexpr std::array transfer_rates{TransferRate{"h2d", "host.h2d", &Cluster::h2d_bytes_per_s},
+                                    TransferRate{"d2h", "host.d2h", &Cluster::d2h_bytes_per_s},
+                                    TransferRate{"disk_read", "disk.read", &Cluster::disk_read_bytes_per_s},
+                                    TransferRate{"disk_write", "disk.write", &Cluster::disk_write_bytes_per_s}};
+
+// Transfers do not use the memory of a device for long. Host nodes of a node of the cluster share the host's memory.
+void add_host(const Cluster& cluster, Machine& machine) {
+  // Costs count bytes read and bytes written; a transfer moves half of their sum.
+  for (const TransferRate& of : transfer_rates)
+    machine.rate(of.op, {.bytes_per_s = 2 * cluster.*of.bytes_per_s, .overhead_s = cluster.overhead_s});
+  BusId host = no_bus;
+  for (int rank = 0; rank < machine.num_ranks(); ++rank) {
+    if (rank % cluster.devices_per_node == 0)
+      host = machine.bus({.name        = str("host memory of node ", rank / cluster.devices_per_node),
+                          .bytes_per_s = cluster.host_memory_bytes_per_s});
+    machine.bind({.rank = Rank{rank}, .lane = LaneKind::host}, host);
+    for (const LaneKind lane : {LaneKind::h2d, LaneKind::d2h, LaneKind::disk})
+      machine.bind({.rank = Rank{rank}, .lane = lane}, no_bus);
+  }
 }
 
 void read_slow(const ConfigReader& root, const JsonValue* list, Cluster& cluster) {
@@ -87,8 +128,13 @@ Cluster cluster_preset(std::string_view name) {
             .inside           = {.latency_s = 3.4e-6, .bytes_per_s = 300e9},
             .between          = {.latency_s = 9.6e-6, .bytes_per_s = 200e9},
             .flops_per_s = {{DType::f64, 19.5e12}, {DType::f32, 19.5e12}, {DType::bf16, 312e12}, {DType::f16, 312e12}},
-            .memory_bytes_per_s = 2039e9,
-            .memory_bytes       = 80'000'000'000};
+            .memory_bytes_per_s      = 2039e9,
+            .memory_bytes            = 80'000'000'000,
+            .h2d_bytes_per_s         = 32e9,
+            .d2h_bytes_per_s         = 32e9,
+            .host_memory_bytes_per_s = 409.6e9,
+            .disk_read_bytes_per_s   = 7e9,
+            .disk_write_bytes_per_s  = 3.8e9};
   if (name == "h100") return hopper("h100", 80'000'000'000, 3350e9);
   if (name == "h200") return hopper("h200", 141'000'000'000, 4800e9);
   const ConfigReader::Names known(preset_names.begin(), preset_names.end());
@@ -102,7 +148,7 @@ Cluster parse_cluster(std::string_view text) {
                 str("cluster: ", excerpt(value), " is not an object (such as {\"preset\": \"a100\", \"nodes\": 2})"));
   const ConfigReader root(&value, "",
                           {"preset", "nodes", "devices_per_node", "links", "rates", "efficiency", "overhead",
-                           "memory_bytes", "slow", "slow_in_turns"});
+                           "memory_bytes", "host", "disk", "slow", "slow_in_turns"});
   Cluster cluster;
   if (root.has("preset")) {
     const ConfigReader::Names names(preset_names.begin(), preset_names.end());
@@ -127,6 +173,7 @@ Cluster parse_cluster(std::string_view text) {
       rates.quantity(config_name(type), cluster.flops_per_s[type], positive, flop_rates);
   }
   rates.quantity("memory", cluster.memory_bytes_per_s, positive, bandwidths);
+  read_host(root, cluster);
   root.real("efficiency", cluster.efficiency, efficiencies);
   root.quantity("overhead", cluster.overhead_s, not_negative, times);
   root.size("memory_bytes", cluster.memory_bytes);
@@ -170,6 +217,7 @@ Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type) {
     // Nodes without a lane run one after another, beside the lanes.
     machine.bind({.rank = Rank{rank}, .laneless = true}, machine.pool({.name = str("rank ", rank)}));
   }
+  add_host(cluster, machine);
   for (const auto& [rank, factor] : cluster.slow) {
     if (rank >= num_ranks)
       throw Error(ErrorKind::config,
@@ -177,6 +225,33 @@ Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type) {
     machine.slow(Rank{rank}, factor);
   }
   return machine;
+}
+
+OffloadRates offload_rates(const Cluster& cluster) {
+  constexpr double bytes_of_update = 30;  // f32 weight and moments read and written, f32 gradient, 16-bit weight
+  const auto known                 = [](double rate, double usual) { return std::isfinite(rate) ? rate : usual; };
+  return {.h2d_bytes_per_s       = known(cluster.h2d_bytes_per_s, usual_offload_rates.h2d_bytes_per_s),
+          .d2h_bytes_per_s       = known(cluster.d2h_bytes_per_s, usual_offload_rates.d2h_bytes_per_s),
+          .host_elements_per_s   = known(cluster.host_memory_bytes_per_s / cluster.devices_per_node / bytes_of_update,
+                                         usual_offload_rates.host_elements_per_s),
+          .device_elements_per_s = known(cluster.memory_bytes_per_s / bytes_of_update, 0)};
+}
+
+void check_offload_rates(const Cluster& cluster, const StepGraph& step) {
+  const auto missing = [](std::string_view key, std::string_view what) {
+    throw Error(ErrorKind::config, str(key, ": missing (the step has ", what, "; or a preset: a100, h100 or h200)"));
+  };
+  if (step.homes.empty()) return;
+  for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
+    const std::string_view op = step.graph.op(Node{i});
+    for (const TransferRate& of : transfer_rates) {
+      if (op == of.op && !std::isfinite(cluster.*of.bytes_per_s))
+        missing(of.key, str("transfers of offload, such as '", step.graph.name(Node{i}), "'"));
+    }
+    const bool on_host = step.graph.lane(Node{i}) == Lane{step.graph.rank(Node{i}), LaneKind::host};
+    if (on_host && !std::isfinite(cluster.host_memory_bytes_per_s))
+      missing("host.memory", str("work on the host, such as '", step.graph.name(Node{i}), "'"));
+  }
 }
 
 }  // namespace stepgraph

@@ -7,6 +7,7 @@
 
 #include "engine/base/types.hpp"
 #include "engine/simulate/machine.hpp"
+#include "graphs/step/step_graph.hpp"
 
 namespace stepgraph {
 
@@ -23,6 +24,13 @@ struct Cluster {
   double memory_bytes_per_s           = unlimited;  // of a device
   std::int64_t memory_bytes           = 0;          // of a device; 0: not known
   double overhead_s                   = 0;          // between the nodes of a lane, such as the launch of a kernel
+
+  // For steps with offload. Unlimited: not known, and such a step is refused.
+  double h2d_bytes_per_s         = unlimited;  // from the memory of the host to that of a device ...
+  double d2h_bytes_per_s         = unlimited;  // ... and back
+  double host_memory_bytes_per_s = unlimited;  // of the host of a node: its devices' host nodes share it
+  double disk_read_bytes_per_s   = unlimited;  // for each device ...
+  double disk_write_bytes_per_s  = unlimited;  // ... and the other way
 
   std::map<int, double> slow = {};  // by device: it takes so many times as long to compute
   double slow_in_turns       = 1;   // likewise, in step s the device s modulo the number of ranks
@@ -42,7 +50,15 @@ struct Cluster {
 // The first `num_ranks` devices of the cluster, for steps that compute in `type`. A node of the graph takes the time of
 // its flops at efficiency * flops_per_s, or of its bytes at the memory's bandwidth, which the lanes of a device share;
 // the longer of the two. Throws Error(config) if the cluster has fewer devices, no rate for the type, or a slow device
-// that no rank has.
+// that no rank has. Copies between host and device take their bytes at the link's rate, host nodes such as updates at
+// the bandwidth of the host's memory.
 [[nodiscard]] Machine cluster_machine(const Cluster& cluster, int num_ranks, DType type);
+
+// How fast copies and updates are while all devices of a node offload: for StepOptions::offload_rates. An update on the
+// host moves 30 bytes for each element.
+[[nodiscard]] OffloadRates offload_rates(const Cluster& cluster);
+
+// Throws Error(config) if the step has transfers for which the cluster has no rate.
+void check_offload_rates(const Cluster& cluster, const StepGraph& step);
 
 }  // namespace stepgraph

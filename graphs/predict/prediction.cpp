@@ -122,7 +122,11 @@ StepPrediction predict_step(const Model& model, const Plan& given, const BatchSp
   // A single step is the same for every slow rank.
   if (cluster.slow_in_turns != 1 && plan.update.mode != UpdateWhen::asynchronous)
     machine.slow(Rank{0}, cluster.slow_in_turns * machine.slowness(Rank{0}));
-  return predict(model, plan, batch, machine, options, {.slow_in_turns = cluster.slow_in_turns});
+  StepOptions with = options;
+  if (!with.offload_rates && plan.offload.moves_something()) with.offload_rates = offload_rates(cluster);
+  StepPrediction out = predict(model, plan, batch, machine, with, {.slow_in_turns = cluster.slow_in_turns});
+  check_offload_rates(cluster, out.step);
+  return out;
 }
 
 std::vector<Costs> stage_costs(const StepGraph& step, const Timeline& timeline) {

@@ -32,8 +32,9 @@ struct StepPrediction {
 };
 // On a measured machine, and on the first devices of a described cluster, where layout.devices_per_node is that of the
 // cluster. Algorithm::adaptive chooses for options.machine, or for the machine of the prediction where it is null. The
-// memory plan has options.workspaces. With the offload_rates of a calibration of a device, offload and layers are chosen
-// on it, unless options.simulator is given.
+// memory plan has options.workspaces. With the offload_rates of a calibration of a device, offload and layers are
+// chosen on it, unless options.simulator is given. On a cluster updates are divided by its own offload_rates, unless
+// options.offload_rates are given.
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,
                                           const Calibration& calibration, const StepOptions& options = {});
 [[nodiscard]] StepPrediction predict_step(const Model& model, const Plan& plan, const BatchSpec& batch,

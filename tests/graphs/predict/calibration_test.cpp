@@ -6,10 +6,12 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <cstdlib>
+#include <filesystem>
 #include <tuple>
 #include <utility>
 
 #include "backends/loopback/world.hpp"
+#include "backends/storage/spill_file.hpp"
 #include "engine/base/error.hpp"
 #include "tests/support/temp_folder.hpp"
 
@@ -23,6 +25,7 @@ namespace {
 
 sg::Calibration some_calibration() {
   return {.host            = "a \"host\"",
+          .disk            = "/a/\"folder\"",
           .cores           = 8,
           .threads         = 2,
           .node_overhead_s = 1.25e-7,
@@ -201,6 +204,30 @@ TEST_CASE("calibration trains small models and measures every op that they use",
   CHECK(found.ops.at("linear").size() >= 4);  // one point per size
   CHECK(found.ops_bf16.contains("linear"));
   CHECK(found.device.empty());
+  CHECK(found.disk.empty());
+  CHECK_FALSE(found.ops.contains("disk_read"));
   CHECK(sg::parse_calibration(sg::to_json(found)) == found);
   CHECK_THROWS_MATCHES(sg::calibrate({}, {.threads = -1}), sg::Error, MessageMatches(ContainsSubstring("-1 threads")));
+}
+
+TEST_CASE("calibration with a disk measures reads and writes in its folder", "[graphs][calibration][disk]") {
+  const sg::testing::TempFolder folder;
+  int opened                  = 0;
+  const auto files            = sg::spill_files(folder.path().string());
+  const sg::Calibration found = sg::calibrate([](int ranks) { return std::make_unique<sg::LoopbackWorld>(ranks); },
+                                              {.threads = 1,
+                                               .steps   = 1,
+                                               .small   = true,
+                                               .disk    = folder.path().string() + "/.",
+                                               .storage = [&](sg::Rank rank, std::int64_t size) {
+                                                 ++opened;
+                                                 return files(rank, size);
+                                               }});
+  CHECK(opened == 1);
+  CHECK(found.disk == std::filesystem::canonical(folder.path()).string());
+  for (const char* op : {"disk_read", "disk_write", "h2d", "d2h"}) {
+    CAPTURE(op);
+    CHECK(found.ops.contains(op));
+  }
+  CHECK(sg::parse_calibration(sg::to_json(found)) == found);
 }

@@ -89,6 +89,9 @@ TEST_CASE("a description that is wrong or incomplete is refused, by its key", "[
   refused(R"({"preset": "a100", "rates": {"fp8": 1}})",
           "rates.fp8: unknown key (known: fp64, fp32, bf16, fp16, memory)");
   refused(R"({"preset": "a100", "rates": {"bf16": "312TOPS"}})", "rates.bf16: \"312TOPS\" is not a number with a unit");
+  refused(R"({"preset": "a100", "host": {"h2d": 0}})", "host.h2d: 0 is out of range");
+  refused(R"({"preset": "a100", "host": {"link": 1}})", "host.link: unknown key (known: h2d, d2h, memory)");
+  refused(R"({"preset": "a100", "disk": {"reads": 1}})", "disk.reads: unknown key (did you mean read?");
   refused(R"({"preset": "a100", "efficiency": 1.5})", "efficiency: 1.5 is out of range (a number above 0, at most 1)");
   refused(R"({"preset": "a100", "memory_bytes": "80G"})", "memory_bytes: '80G' is not a size");
   refused(R"({"preset": "a100", "nodes": 2, "links": {"between": {"latency": "1us"}}})",

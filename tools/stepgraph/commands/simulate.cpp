@@ -31,11 +31,17 @@ struct Measured {
   int threads              = 1;
   std::string device       = {};
   std::vector<int> devices = {0};
+  std::string disk         = {};  // offload.disk; only without a device
+  MakeStorage storage      = {};
 };
 
 Measured measured_of(const Config& config) {
   Measured made{.threads = config.threads > 0 ? config.threads : num_cores()};
-  if (!has_devices(config)) return made;
+  if (!has_devices(config)) {
+    made.disk    = config.plan.offload.disk;
+    made.storage = storage_of(config);
+    return made;
+  }
   if (config.devices && !config.devices->empty()) made.devices = {config.devices->front()};
   try {
     made.device = device_name(made.devices);
@@ -53,7 +59,7 @@ Calibration measure(const Measured& what, const std::filesystem::path& path, std
             << (what.device.empty() ? "some seconds" : "less than a minute") << " (" << why << "): " << path.string()
             << '\n';
   const std::string_view backend = what.device.empty() ? "loopback" : "cuda";
-  CalibrateOptions options{.threads = what.threads, .device = what.device};
+  CalibrateOptions options{.threads = what.threads, .device = what.device, .disk = what.disk, .storage = what.storage};
   if (!what.device.empty()) options.tell = [](const std::string& line) { std::cerr << "simulate: " << line << '\n'; };
   return calibrate([&](int ranks) { return make_world(backend, ranks, what.devices); }, options);
 }
@@ -127,6 +133,7 @@ void print(const SimulateOptions& options, const Config& config, const StepPredi
   if (options.trace)
     write_trace({prediction.step.graph, prediction.plan}, prediction.timeline, *options.trace,
                 {.title = "simulated step"});
+  note_idle_settings("simulate", config, use_of(prediction.step.offload.units));
   print_line(
       plan_text(config, prediction.step, step_size(prediction.step, prediction.plan), {.json = options.config.json}));
   print_prediction(prediction, machine, options.config.json);
@@ -135,6 +142,12 @@ void print(const SimulateOptions& options, const Config& config, const StepPredi
 // That of comm.machine: not that of this machine, which need not be the one that is simulated.
 std::optional<MeasuredDevice> described_device(const Config& config) {
   return config.machine.empty() ? std::nullopt : measured_device(config);
+}
+
+// None: those of the cluster.
+std::optional<OffloadRates> rates_of_machine(const Config& config) {
+  const std::optional<MeasuredDevice> device = described_device(config);
+  return device ? std::optional(device->rates) : std::nullopt;
 }
 
 // On a cluster that a file describes.
@@ -156,12 +169,13 @@ void simulate_cluster(const SimulateOptions& options, const Config& config) {
                                 .machine             = pointer_to(chooser),
                                 .issue_order         = issue_order_of(config),
                                 .workspaces          = workspaces_of(config),
-                                .offload_rates       = offload_rates_of(config, described_device(config)),
+                                .offload_rates       = rates_of_machine(config),
                                 .device_memory_bytes = cluster.memory_bytes,
                                 .window              = usual_window(model, config.plan, config.batch)});
     } catch (const Error& error) {
       const std::string_view what = error.what();
-      if (!what.starts_with("cluster: ") && !what.starts_with("rates.")) throw;
+      const auto is_about         = [&](std::string_view key) { return what.starts_with(key); };
+      if (!is_about("cluster: ") && !is_about("rates.") && !is_about("host.") && !is_about("disk.")) throw;
       throw Error(error.kind(), str("--cluster '", *options.cluster, "': ", what));
     }
   }();
@@ -173,6 +187,15 @@ std::optional<OffloadRates> rates_of(const Config& config, const Calibration& ca
                                      const std::optional<MeasuredDevice>& described) {
   if (described || calibration.device.empty() || config.backend != "cuda") return offload_rates_of(config, described);
   return offload_rates(calibration);
+}
+
+// Disks differ, so the times of one are not those of another.
+void note_other_disk(const Config& config, const Calibration& calibration, const StepPrediction& prediction) {
+  if (calibration.disk.empty() || prediction.disk_bytes() == 0) return;
+  const std::string used = std::filesystem::weakly_canonical(config.plan.offload.disk).string();
+  if (used == calibration.disk) return;
+  std::cerr << "simulate: the disk was measured in '" << calibration.disk << "', but offload.disk is '" << used
+            << "' (--calibrate to measure it there)\n";
 }
 
 void simulate_measured(const SimulateOptions& options, const Config& config) {
@@ -202,6 +225,7 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
   if (size_bytes(config.plan.precision.param) == 2 && calibration.ops_bf16.empty())
     std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
               << '\n';
+  note_other_disk(config, calibration, prediction);
   if (!prediction.unmeasured.empty()) {
     std::string names;
     for (const std::string& op : prediction.unmeasured) names += (names.empty() ? "" : ", ") + op;
