@@ -197,7 +197,7 @@ struct StepOptions {
   IssueOrder issue_order = IssueOrder::any;
   // The workspaces that Plan::memory_limit_bytes counts: workspace_needs of the world. The graph has them either way.
   WorkspaceNeeds workspaces = {};
-  // How much is offloaded. None: what the fields of Plan::offload say, or what its strategy chooses.
+  // How much is offloaded, and so when updates run. None: what the fields of Plan::offload say, or what is chosen.
   std::optional<OffloadAmounts> offload     = {};
   std::map<Rank, OffloadAmounts> offload_of = {};  // of some ranks, instead
   // Updates are divided between device and host by these rates: usual_offload_rates where ranks are on devices. None:
