@@ -263,12 +263,29 @@ function(stepgraph_find_cudnn)
   endif()
 endfunction()
 
-# stepgraph_link_cuda(target): links the CUDA runtime and the libraries of our kernels. In the build only files that
-# ask for it get STEPGRAPH_WITH_CUDA (stepgraph_with_cuda): the others are compiled as in a build without CUDA.
-function(stepgraph_link_cuda target)
-  target_compile_definitions(${target} PRIVATE STEPGRAPH_WITH_CUDA INTERFACE $<INSTALL_INTERFACE:STEPGRAPH_WITH_CUDA>)
+# For C++ sources that only a build with CUDA has, and those of ops/ that ask whether CUDA is in the build. Where there is
+# no GPU they hardly run, so tools/test --all compiles them without optimisation.
+set(STEPGRAPH_CUDA_HOST_FLAGS "" CACHE STRING "Options for C++ sources that start CUDA kernels, such as -O0")
+
+# stepgraph_cuda_sources(folder SOURCE...): sources of a library that include headers of CUDA, as a target of their own: its
+# objects go into the library. All other sources are compiled as in a build without CUDA, so a compiler cache has their
+# objects; those that ask whether CUDA is in the build are given to stepgraph_with_cuda.
+function(stepgraph_cuda_sources folder)
+  set(library stepgraph_${folder})
+  set(target ${library}_cuda)
+  add_library(${target} OBJECT ${ARGN})
+  stepgraph_program(${target})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_compile_definitions(${target} PRIVATE STEPGRAPH_WITH_CUDA)
   target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR})
-  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt ${CUDNN_LIBRARY})
+  target_link_libraries(${target} PRIVATE CUDA::cudart CUDA::cublasLt)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${STEPGRAPH_CUDA_HOST_FLAGS}>")
+  stepgraph_compile_together(${target})
+  target_sources(${library} PRIVATE $<TARGET_OBJECTS:${target}>)
+  target_compile_definitions(${library} INTERFACE $<INSTALL_INTERFACE:STEPGRAPH_WITH_CUDA>)
+  foreach(linked IN ITEMS CUDA::cudart CUDA::cublasLt ${CUDNN_LIBRARY})
+    target_link_libraries(${library} PRIVATE $<LINK_ONLY:${linked}>)  # without its include folder
+  endforeach()
 endfunction()
 
 # stepgraph_with_cuda(source...): they ask whether CUDA is in the build.
