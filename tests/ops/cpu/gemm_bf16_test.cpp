@@ -95,6 +95,13 @@ void check(sg::GemmKernel kernel, const Case<Out>& with, Stored of_a, Stored of_
   constexpr double once = std::is_same_v<Out, float> ? 0 : 0x1p-8;
   double worst          = 0;
   bool alone            = true;
+  std::vector<double> rows, columns;  // widened once: the sums read each element many times
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t p = 0; p < k; ++p) rows.push_back(at(gemm.a, i, p));
+  }
+  for (std::int64_t j = 0; j < n; ++j) {
+    for (std::int64_t p = 0; p < k; ++p) columns.push_back(at(gemm.b, p, j));
+  }
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < with.stride; ++j) {
       const auto here = static_cast<std::size_t>(i * with.stride + j);
@@ -103,8 +110,9 @@ void check(sg::GemmKernel kernel, const Case<Out>& with, Stored of_a, Stored of_
         continue;
       }
       double sum = 0, size = 0;
+      const double *row = rows.data() + i * k, *column = columns.data() + j * k;
       for (std::int64_t p = 0; p < k; ++p) {
-        const double term = at(gemm.a, i, p) * at(gemm.b, p, j);
+        const double term = row[p] * column[p];
         sum += term;
         size += std::abs(term);
       }

@@ -477,6 +477,7 @@ void check_declared_workspace(const OpCase& test, const std::vector<DType>& type
 }
 
 void check_on_device(const OpCase& test, const std::vector<DType>& types) {
+  need_device();
   Executor executor({.threads = 2});
   for (const DType type : types) {
     CAPTURE(type);
