@@ -13,6 +13,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -38,13 +39,20 @@ class Bytes {
       : block_(
             static_cast<std::byte*>(std::aligned_alloc(block, static_cast<std::size_t>((size / block + 2) * block)))),
         span_(block_.get() + (aligned ? 0 : 1), static_cast<std::size_t>(size)) {
-    std::ranges::fill(span_, std::byte{0xee});
+    std::memset(span_.data(), 0xee, span_.size());
   }
   [[nodiscard]] std::span<std::byte> span() const { return span_; }
+  // Random bytes, which repeat after a prime number of them: no two blocks are equal.
   void fill(std::uint32_t seed) const {
-    for (std::byte& each : span_) each = static_cast<std::byte>((seed = seed * 1664525 + 1013904223) >> 24);
+    constexpr std::size_t period = 65'521;
+    for (std::byte& each : span_.first(std::min(period, span_.size())))
+      each = static_cast<std::byte>((seed = seed * 1664525 + 1013904223) >> 24);
+    for (std::size_t done = period; done < span_.size(); done += period)
+      std::memcpy(span_.data() + done, span_.data(), std::min(period, span_.size() - done));
   }
-  friend bool operator==(const Bytes& a, const Bytes& b) { return std::ranges::equal(a.span_, b.span_); }
+  friend bool operator==(const Bytes& a, const Bytes& b) {
+    return a.span_.size() == b.span_.size() && std::memcmp(a.span_.data(), b.span_.data(), a.span_.size()) == 0;
+  }
 
  private:
   struct Free {
