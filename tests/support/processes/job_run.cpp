@@ -14,6 +14,7 @@
 
 #include "backends/process/secret.hpp"
 #include "backends/process/socket.hpp"
+#include "tests/support/processes/asan_options.hpp"
 
 namespace stepgraph::testing {
 namespace {
@@ -44,7 +45,7 @@ JobRun::JobRun(int size, const std::vector<std::string>& command, const Variable
 JobRun::JobRun(const std::vector<std::string>& command, const Variables& more) { start(0, command, more, -1); }
 
 void JobRun::start(int rank, const std::vector<std::string>& command, Variables given, int inherited) {
-  given.emplace("ASAN_OPTIONS", "detect_leaks=0");  // the search takes seconds at the end of each process
+  given.emplace("ASAN_OPTIONS", asan_options_of_command);
   // All that allocates is done before fork().
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {

@@ -8,6 +8,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/processes/asan_options.hpp"
+
 namespace stepgraph::testing {
 namespace {
 
@@ -23,9 +25,10 @@ Outcome run_command(const std::string& command) {
   char name[] = "/tmp/stepgraph-test-XXXXXX";
   if (!mkdtemp(name)) return {};
   const std::filesystem::path folder(name);
-  const int status = std::system(("export ASAN_OPTIONS=detect_leaks=0; " + command + " >" + (folder / "out").string() +
-                                  " 2>" + (folder / "err").string())
-                                     .c_str());
+  std::ostringstream line;
+  line << "export ASAN_OPTIONS=" << asan_options_of_command << "; " << command << " >" << (folder / "out").string()
+       << " 2>" << (folder / "err").string();
+  const int status = std::system(line.str().c_str());
   Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(folder / "out"), read_file(folder / "err")};
   std::filesystem::remove_all(folder);
   return outcome;
