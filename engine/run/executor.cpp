@@ -29,6 +29,7 @@ class WorkerNaming : public tf::WorkerInterface {
   explicit WorkerNaming(Pool& pool) : pool_(pool) {}
   void scheduler_prologue(tf::Worker& worker) override {
     this_worker = &pool_.workers[worker.id()];
+    if (pool_.places.binds()) pool_.places.return_thread();  // a body that made the executor can be bound
     tsan::enter_scheduler();
   }
   void scheduler_epilogue(tf::Worker&, std::exception_ptr) override { tsan::leave_scheduler(); }
@@ -408,9 +409,12 @@ Executor::Executor(ExecutorOptions options) {
   check_time(options.step_timeout, "step_timeout");
   check_time(options.stall_timeout, "stall_timeout");
   check_time(options.drain_timeout, "drain_timeout");
-  if (options.threads == 0) options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<NumaNode> nodes = chosen_numa_nodes();
+  if (options.threads == 0)
+    options.threads = nodes.empty() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
+                                    : num_processors(nodes);
   const int num_workers = options.threads + options.waiting_lanes;
-  NumaPlaces places(options.threads, chosen_numa_nodes());
+  NumaPlaces places(options.threads, std::move(nodes));
   check_threads(num_workers + HelperThreads::most(places));
   impl_ = std::make_shared<Impl>(options, std::move(places), num_workers);
 }

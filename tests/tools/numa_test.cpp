@@ -52,7 +52,7 @@ TEST_CASE("training has the same bits with and without NUMA nodes", "[tools][num
   }
 }
 
-TEST_CASE("every command refuses a wrong STEPGRAPH_NUMA by name", "[tools][numa]") {
+TEST_CASE("commands refuse a wrong STEPGRAPH_NUMA by name, whether or not they run a graph", "[tools][numa]") {
   const sg::testing::SmallRun small;
   for (const std::string& command : {str("train ", small.config()), str("verify ", small.config()),
                                      std::string("schedule --kind 1f1b --stages 2 --microbatches 2")}) {

@@ -19,7 +19,11 @@ class PermitGuard {
         worker_(worker),
         permit_(pool.permits.acquire(preferred(pool.places, worker.index, among), among)) {
     worker_.has_permit = true;
-    pool_.places.bind_thread(pool_.permits.node(permit_));
+    const int own = pool_.permits.node(permit_);
+    pool_.places.bind_thread(own);
+    for (int node = among.nodes.first; node < among.nodes.end(); ++node) {
+      if (node != own) pool_.crew.offer(node);  // helpers there had made room for this thread
+    }
   }
   ~PermitGuard() {
     worker_.has_permit = false;

@@ -9,10 +9,9 @@
 namespace stepgraph {
 
 // A permit to compute for each thread of `places`: so many threads compute at one moment, and on each NUMA node so many
-// as it has. The thread of a node's body takes one,
-// and waits until one is free. Holders compute, and wait at most for threads that compute, so a permit
-// always comes back. A helper of a parallel
-// kernel takes a permit only if one is free at once.
+// as it has. The thread that runs a body takes one, and waits until one is free. Holders compute, and wait at most for
+// threads that compute, so a permit always comes back. A helper of a parallel kernel takes a permit only if one is free
+// at once.
 // Each permit has a cache line of its own, and each worker a preferred permit, so that workers seldom share a line. It
 // is a number among the permits that are asked for.
 class ComputePermits {

@@ -11,8 +11,8 @@ namespace {
 
 // The offset of the first byte of each node's part of `size` bytes, and `size`.
 std::vector<std::size_t> parts_of(std::size_t size, std::span<const NumaNode> nodes) {
-  std::size_t total = 0, sum = 0;
-  for (const NumaNode& node : nodes) total += node.processors.size();
+  const auto total = static_cast<std::size_t>(num_processors(nodes));
+  std::size_t sum  = 0;
   std::vector<std::size_t> begins;
   for (const NumaNode& node : nodes) {
     begins.push_back(size / total * sum + size % total * sum / total);
@@ -33,6 +33,7 @@ std::size_t num_touching(std::size_t size, const NumaNode& node) {
 std::vector<int> nodes_of_pages(std::size_t size, std::size_t page, std::span<const TouchedBytes> buffers,
                                 std::span<const NumaNode> nodes) {
   std::vector<int> found((size + page - 1) / page, 0);
+  if (nodes.size() == 1) return found;
   std::vector<TouchedBytes> by_size(buffers.begin(), buffers.end());
   std::stable_sort(by_size.begin(), by_size.end(),
                    [](const TouchedBytes& a, const TouchedBytes& b) { return a.size < b.size; });
@@ -51,8 +52,9 @@ std::vector<int> nodes_of_pages(std::size_t size, std::size_t page, std::span<co
 
 void touch_first(std::span<std::byte> zeroed, std::size_t page, std::span<const int> nodes_of_pages,
                  std::span<const NumaNode> nodes) noexcept {
-  const auto touch = [&](std::size_t node, std::size_t first, std::size_t last) {
-    Affinity(nodes[node].processors).apply_to(0);
+  std::vector<Affinity> affinities;
+  const auto touch = [&](std::size_t node, std::size_t first, std::size_t last) noexcept {
+    affinities[node].apply_to(0);
     for (std::size_t i = first; i < last; ++i) {
       if (nodes_of_pages[i] != static_cast<int>(node)) continue;
       // Volatile: the compiler must not drop a write of the value that memory has already.
@@ -61,6 +63,7 @@ void touch_first(std::span<std::byte> zeroed, std::size_t page, std::span<const 
   };
   const std::size_t num_pages = nodes_of_pages.size();
   try {
+    for (const NumaNode& node : nodes) affinities.emplace_back(node.processors);
     std::vector<std::jthread> threads;
     for (std::size_t node = 0; node < nodes.size(); ++node) {
       const std::size_t count = num_touching(zeroed.size() / nodes.size(), nodes[node]);

@@ -151,7 +151,9 @@ HelperThreads::HelperThreads(const NumaPlaces& places) : impl_(std::make_unique<
 int HelperThreads::most(const NumaPlaces& places) {
   if (places.num_threads() < 2) return 0;
   if (!places.binds()) return arena_size(places.num_threads()) - 1;
-  return tbb::info::default_concurrency() - 1;
+  int sum = 0;
+  for (int node = 0; node < places.num_nodes(); ++node) sum += arena_size(places, node) - 1;
+  return std::min(sum, std::max(1, tbb::info::default_concurrency() - 1));
 }
 
 HelperThreads::~HelperThreads() {

@@ -71,7 +71,7 @@ std::vector<int> processors_in(const std::filesystem::path& path, std::span<cons
   if (!(std::ifstream(path) >> text)) return found;
   for (const std::string_view piece : split(text, ",")) {
     const auto range = parse_range(piece);
-    if (!range) refuse(str("auto: ", path.string(), " has '", text, "', which is not a list of processors"));
+    if (!range) refuse(str("auto: ", path.string(), " has '", text, "', which is not a list of processors such as 0-3,8-11 (STEPGRAPH_NUMA takes such lists, too)"));
     for (const int processor : allowed) {
       if (processor >= range->first && processor <= range->last && (processor - range->first) % range->step == 0)
         found.push_back(processor);
@@ -85,6 +85,12 @@ std::vector<int> processors_in(const std::filesystem::path& path, std::span<cons
 }  // namespace
 
 std::vector<int> allowed_processors() { return Affinity::of_thread(getpid()).processors(); }
+
+int num_processors(std::span<const NumaNode> nodes) noexcept {
+  std::size_t sum = 0;
+  for (const NumaNode& node : nodes) sum += node.processors.size();
+  return static_cast<int>(sum);
+}
 
 std::string processor_list(std::span<const int> processors) {
   std::string text;

@@ -33,6 +33,8 @@ struct NumaNode {
 // node.
 [[nodiscard]] std::vector<NumaNode> numa_nodes_in(const std::filesystem::path& folder, std::span<const int> allowed);
 
+[[nodiscard]] int num_processors(std::span<const NumaNode> nodes) noexcept;
+
 // Ascending processors as a list: "0-3,8".
 [[nodiscard]] std::string processor_list(std::span<const int> processors);
 

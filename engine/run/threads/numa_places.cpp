@@ -20,8 +20,8 @@ NodeRange NodeRange::together(const NodeRange& other) const noexcept {
 
 std::vector<int> deal(int count, std::span<const NumaNode> nodes) {
   assert(count >= std::ssize(nodes));
-  std::int64_t total = 0, sum = 0;
-  for (const NumaNode& node : nodes) total += std::ssize(node.processors);
+  const std::int64_t total = num_processors(nodes);
+  std::int64_t sum         = 0;
   std::vector<int> parts;
   int begin = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -75,8 +75,7 @@ NodeRange NumaPlaces::nodes_of_rank(int i, int num_ranks) const {
 
 void NumaPlaces::bind_thread(int node) const noexcept {
   if (!binds() || bound_node == node) return;
-  affinities_[static_cast<std::size_t>(node)].apply_to(0);
-  bound_node = node;
+  if (affinities_[static_cast<std::size_t>(node)].apply_to(0)) bound_node = node;
 }
 
 void NumaPlaces::bind_thread_to_any(NodeRange nodes) const noexcept {
@@ -89,8 +88,7 @@ int NumaPlaces::node_of_this_thread(NodeRange nodes) noexcept {
 
 // Always applied: another executor can have left its own nodes behind.
 void NumaPlaces::lend_thread(int node) const noexcept {
-  affinities_[static_cast<std::size_t>(node)].apply_to(0);
-  bound_node = node;
+  if (affinities_[static_cast<std::size_t>(node)].apply_to(0)) bound_node = node;
 }
 
 void NumaPlaces::return_thread() const noexcept {

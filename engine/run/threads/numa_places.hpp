@@ -46,14 +46,15 @@ class NumaPlaces {
   [[nodiscard]] int node_of_thread(int thread) const noexcept;
   [[nodiscard]] NodeRange nodes_of_rank(int i, int num_ranks) const;
 
-  // Binds this thread to the processors of a node. Does nothing if it is bound to them already, or if binds() is false.
+  // Binds this thread to the processors of a node. Does nothing if it is bound to them already, if binds() is false, or
+  // if the system refuses: then the thread runs where it did.
   void bind_thread(int node) const noexcept;
   // Binds this thread to one of the nodes, unless it is bound to one of them already, or unless these are all nodes.
   void bind_thread_to_any(NodeRange nodes) const noexcept;
   // The node of these to which this thread is bound. Of none of them: the first.
   [[nodiscard]] static int node_of_this_thread(NodeRange nodes) noexcept;
 
-  // For threads that belong to others: binds this thread, and lets it go again.
+  // For threads of TBB: binds this thread, and lets it go again.
   void lend_thread(int node) const noexcept;
   void return_thread() const noexcept;
   [[nodiscard]] const Affinity& unbound() const noexcept { return unbound_; }

@@ -97,6 +97,14 @@ TEST_CASE("the nodes of each rank run on the processors of its NUMA node", "[eng
   CHECK(here() == machine.allowed);  // the calling thread is not bound
 }
 
+TEST_CASE("without a number of threads, an executor has one for each processor of the NUMA nodes",
+          "[engine][executor][numa]") {
+  const TwoNodes machine;
+  CHECK(sg::Executor().threads() == 2);
+  const sg::testing::Variable one("STEPGRAPH_NUMA", sg::str(machine.allowed[1]));
+  CHECK(sg::Executor().threads() == 1);
+}
+
 TEST_CASE("the helpers of a kernel run on the NUMA node of its rank", "[engine][executor][numa]") {
   const TwoNodes machine;
   constexpr int num_kernels = 10;
