@@ -23,6 +23,12 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFI
   endif()
 endif()
 
+# Many files in one object take more memory than GCC uses before it collects garbage. It does so from 1 GiB (in KiB) on: one
+# object of graphs/ took 5% less time and 630 MB, not 450.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND STEPGRAPH_FILES_PER_OBJECT GREATER 1)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1048576>")
+endif()
+
 add_library(stepgraph_warnings INTERFACE)
 add_library(stepgraph::warnings ALIAS stepgraph_warnings)
 target_compile_options(stepgraph_warnings INTERFACE
