@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cpu/gemm/gemm_neon_panels.hpp"
+#include "ops/cpu/gemm/gemm_arm_panels.hpp"
 
 // Our product for every 64-bit Arm. Sums of 8 rows by 12 (or 8) columns stay in registers.
 namespace stepgraph::cpu {
@@ -152,7 +152,7 @@ template <int vectors>
   }
 }
 
-// The register blocks of ops/cpu/gemm/gemm_neon_panels.hpp. A panel of 12 columns is 24 KiB.
+// The register blocks of ops/cpu/gemm/gemm_arm_panels.hpp. A panel of 12 columns is 24 KiB.
 struct NeonKernel {
   static constexpr std::int64_t lanes = 4, max_depth = 512;
   template <int vectors>

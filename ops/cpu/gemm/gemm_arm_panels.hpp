@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/cpu/gemm/gemm_neon_pack.hpp"
+#include "ops/cpu/gemm/gemm_arm_pack.hpp"
 
 // Our product for 64-bit Arm, around register blocks of NEON or SVE. The left operand is packed in blocks that stay in
 // the second-level cache, the right one in a few panels, one of which stays in the first-level cache.

@@ -5,7 +5,7 @@
 
 #include "ops/cpu/gemm/gemm.hpp"
 
-// Packs operands of the NEON product into panels of `width` lanes, k by k, widened, so that its kernels read
+// Packs operands of the products for Arm into panels of `width` lanes, k by k, widened, so that their kernels read
 // contiguously. The depth is padded with zeros to a multiple of 4, and so are the unused lanes of the last panel.
 namespace stepgraph::cpu {
 
