@@ -38,16 +38,7 @@ bool moves_between_spaces(const Graph& graph) {
 // seem to outlast the computation that they belong to.
 Machine usual_machine(const Graph& graph) {
   if (!moves_between_spaces(graph)) return even_machine(graph.num_ranks());
-  // device_machine for the ranks of the graph: a slice costs the same in a world of any size.
-  const Machine device = device_machine({});
-  Machine machine(graph.num_ranks());
-  for (const NodeKind kind : {NodeKind::compute, NodeKind::communicate, NodeKind::copy, NodeKind::host})
-    machine.rate(kind, device.rate_of(kind));
-  for (const char* const op : {"h2d", "d2h", "disk_read", "disk_write"})
-    machine.rate(op, device.rate_of(NodeKind::copy, op));
-  for (const Rank rank : graph.ranks())
-    machine.bind({.rank = rank, .laneless = true}, machine.pool({.name = str("other nodes of rank ", rank)}));
-  return machine;
+  return device_machine({.ranks = graph.num_ranks(), .only = graph.ranks()});
 }
 
 class Planner {

@@ -262,8 +262,8 @@ Machine device_machine(const DeviceMachine& spec) {
   for (const char* const op : {"disk_read", "disk_write"}) machine.rate(op, moved(2 * spec.disk_bytes_per_s));
   // Nodes without a lane share a stream of their rank. If they took no turns, all that could run at the beginning would
   // be issued before the first node of any lane that waits for one of them.
-  for (int rank = 0; rank < spec.ranks; ++rank)
-    machine.bind({.rank = Rank{rank}, .laneless = true}, machine.pool({.name = str("other nodes of rank ", rank)}));
+  for (const Rank rank : spec.only.value_or(RankSet::all(spec.ranks)))
+    machine.bind({.rank = rank, .laneless = true}, machine.pool({.name = str("other nodes of rank ", rank)}));
   return machine;
 }
 

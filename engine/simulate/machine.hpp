@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/base/types.hpp"
+#include "engine/graph/rank_set.hpp"
 #include "engine/simulate/rate_table.hpp"
 
 namespace stepgraph {
@@ -208,6 +209,8 @@ struct DeviceMachine {
   double host_bytes_per_s = 60e9;    // of the host's memory, for host nodes
   double disk_bytes_per_s = 3e9;
   double launch_s         = 4e-6;  // before each node
+  // Ranks that have nodes; none: all. The machine then costs what these ranks cost, in a world of any size.
+  std::optional<RankSet> only = {};
 };
 [[nodiscard]] Machine device_machine(const DeviceMachine& spec);
 

@@ -171,3 +171,13 @@ TEST_CASE("a device machine times kernels, transfers, host nodes and the disk", 
                  .op   = "disk_read",
                  .cost = {.bytes_moved = 4}}) == 2.5);
 }
+
+TEST_CASE("a device machine of some ranks costs what these ranks cost", "[engine][simulate]") {
+  const sg::Machine all  = sg::device_machine({.ranks = 8});
+  const sg::Machine some = sg::device_machine({.ranks = 1 << 20, .only = sg::Rank{5}});
+  CHECK(all.pools().size() == 8);
+  CHECK(some.num_ranks() == 1 << 20);
+  REQUIRE(some.pools().size() == 1);
+  CHECK(some.pools().front().name == "other nodes of rank 5");
+  CHECK(some.rate_of(sg::NodeKind::copy, "h2d") == all.rate_of(sg::NodeKind::copy, "h2d"));
+}
