@@ -54,9 +54,11 @@ std::string idle_settings_text(const OffloadPlan& plan, const OffloadUse& use) {
   nothing.add("host_bytes", !use.something && plan.host_bytes != usual.host_bytes);
   for_disk.add("disk", !use.disk && !plan.disk.empty());
   for_disk.add("disk_bytes", !use.disk && plan.disk_bytes != usual.disk_bytes);
+  const bool has_device = plan.strategy != OffloadStrategy::manual || plan.device_bytes > 0;
   std::string out;
   for (const std::string& text :
-       {nothing.text("nothing is moved, because the step fits the device"),
+       {nothing.text(has_device ? "nothing is moved, because the step fits the device"
+                                : "nothing is moved: all that may be moved is used again too soon"),
         disk.text(plan.host_bytes == 0 ? "offload.host_bytes is not limited, so all that is moved lies in host memory"
                                        : "host memory has room for all that is moved"),
         params.text("no weights are moved"), compress.text("nothing that is moved can be compressed")}) {

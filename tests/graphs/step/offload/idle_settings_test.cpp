@@ -39,6 +39,9 @@ TEST_CASE("settings of offload without effect are named in one line", "[graphs][
                  .compress     = sg::Compression::bf16}) ==
         "note: offload.compress, offload.host_bytes, offload.disk and offload.disk_bytes have no effect: nothing is "
         "moved, because the step fits the device");
+  // Without a size of the device.
+  CHECK(sg::idle_settings_text({.activations = true, .slots = 4}, {}) ==
+        "note: offload.slots has no effect: nothing is moved: all that may be moved is used again too soon");
   // The disk is not used.
   CHECK(note_of({.optimizer = true, .host_bytes = 1 << 30, .disk = disk}) ==
         "note: offload.disk has no effect: host memory has room for all that is moved");
