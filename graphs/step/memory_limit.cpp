@@ -74,23 +74,26 @@ void check_budgets(const StepGraph& step, const Plan& plan, const MemoryRequirem
 }
 
 FitSearch search_with(const Model& model, const Plan& plan, const BatchSpec& batch, const BuildStep& build,
-                      const MemoryRequirementOptions& options, bool has_all) {
+                      const MemoryRequirementOptions& options, int num_own) {
   FitSearch search = search_by_requirements(model, plan, batch, options);
   search.slices    = std::move(search.whole);
   search.whole     = [=](const Plan& by, const BatchSpec& of) {
     const StepGraph step = build(without_idle_limits(by, options.trains), of);
     return need_of(step.graph, planned_sizes(step.graph, planning_of(by, options)));
   };
-  search.has_all    = has_all;
-  search.of_a_slice = 1.0 / Layout(plan.layout).degree({Axis::dp, Axis::tp});
+  search.has_all    = num_own == Layout(plan.layout).num_ranks();
+  search.of_a_slice = static_cast<double>(plan.layout.pp) / num_own;
   return search;
 }
 
 FitSearch search_by_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                  const MemoryRequirementOptions& options) {
-  return {.plan = plan, .batch = batch, .trains = options.trains, .whole = [=](const Plan& by, const BatchSpec& of) {
-            return need_of(planned_requirements(model, by, of, options));
-          }};
+  MemoryRequirementOptions of_all = options;
+  of_all.rank.reset();
+  const auto whole = [=](const Plan& by, const BatchSpec& of) {
+    return need_of(planned_requirements(model, by, of, of_all));
+  };
+  return {.plan = plan, .batch = batch, .trains = options.trains, .whole = whole, .has_all = !options.rank};
 }
 
 void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep& build,
@@ -98,8 +101,8 @@ void check_memory_limit(const StepGraph& step, const Plan& plan, const BuildStep
   try {
     check_budgets(step, plan, options);
   } catch (const DoesNotFit& refused) {
-    const bool has_all = static_cast<int>(step.graph.ranks().size()) == step.layout.num_ranks();
-    FitSearch search   = search_with(step.model, plan, step.batch, build, options, has_all);
+    const auto num_own = static_cast<int>(step.graph.ranks().size());
+    FitSearch search   = search_with(step.model, plan, step.batch, build, options, num_own);
     search.num_nodes   = step.graph.num_nodes();
     throw explained(refused, search);
   }
@@ -113,7 +116,7 @@ void check_memory_limit(std::span<const MemoryRequirement> requirements, const M
     check_device(largest(requirements), plan);
   } catch (const DoesNotFit& refused) {
     FitSearch search = search_by_requirements(model, plan, batch, options);
-    search.num_nodes = need_of(requirements).num_nodes;
+    search.num_nodes = need_of(requirements).num_nodes * (options.rank ? plan.layout.pp : 1);
     throw explained(refused, search);
   }
 }

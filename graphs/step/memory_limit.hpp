@@ -7,8 +7,9 @@
 // Plan::memory_limit_bytes, and the budgets of OffloadPlan: device_bytes, host_bytes and disk_bytes. A step that needs
 // more throws Error(config). The message names the rank, its requirement by role, up to three changes of the config
 // with which all ranks fit, and the budget with which they do. Each of them is really planned. They are written as
-// arguments of `--set`. The search ends before it would have built more than 150,000 nodes; the message then says what
-// was not tried. The first change is always tried.
+// arguments of `--set`. The search ends before it would have built more than 150,000 nodes, or 40 steps; the message
+// then says what was not tried. The step without budgets, the first change and the first larger budget are always
+// built, also those of a larger step.
 namespace stepgraph {
 
 // The smaller of both, and its key in a config; 0 bytes: no limit.

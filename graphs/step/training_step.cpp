@@ -35,10 +35,9 @@ StepGraph within_limit(const Model& model, const Plan& plan, const BatchSpec& ba
     const auto other = [&](const Plan& by, const BatchSpec& of) {
       return build(by, of, for_other_plan(options, plan, trains));
     };
-    const int num_ranks = Layout(plan.layout).num_ranks();
-    FitSearch search    = search_with(model, plan, batch, other, asked,
-                                      !options.only || static_cast<int>(options.only->size()) == num_ranks);
-    search.num_nodes    = num_nodes;
+    const int num_own = options.only ? static_cast<int>(options.only->size()) : Layout(plan.layout).num_ranks();
+    FitSearch search  = search_with(model, plan, batch, other, asked, num_own);
+    search.num_nodes  = num_nodes;
     throw explained(refused, search);
   }
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <utility>
 
 #include "engine/base/error.hpp"
@@ -49,10 +48,8 @@ class ChangeList {
 
   std::vector<Change> for_homes(bool is_host) {
     if (is_host && plan_.offload.disk.empty() && may_use_disk(plan_.offload.strategy)) {
-      // Nothing is written to the folder before a run.
-      out_.push_back(from_.with("offload.disk=FOLDER", [](Change& change) {
-        change.plan.offload.disk = std::filesystem::temp_directory_path().string();
-      }));
+      // Any folder that exists: nothing is written before a run.
+      out_.push_back(from_.with("offload.disk=FOLDER", [](Change& change) { change.plan.offload.disk = "."; }));
     }
     if (may_recompute(Recompute::full)) out_.push_back(with_recompute(from_, Recompute::full));
     for (auto of = class_keys.rbegin(); of != class_keys.rend(); ++of) {

@@ -17,10 +17,10 @@ void check_budgets(const StepGraph& step, const Plan& plan, const MemoryRequirem
                                                                   const BatchSpec& batch,
                                                                   const MemoryRequirementOptions& options);
 
-// What explained needs to try changes of a step that `build` builds. `has_all`: with all ranks of the layout.
+// The search that explained() uses, for a step that `build` builds with `num_own` of the ranks of the layout.
 [[nodiscard]] FitSearch search_with(const Model& model, const Plan& plan, const BatchSpec& batch,
-                                    const BuildStep& build, const MemoryRequirementOptions& options, bool has_all);
-// The same by the requirements of unlike ranks.
+                                    const BuildStep& build, const MemoryRequirementOptions& options, int num_own);
+// The same by the requirements of unlike ranks, also if `options` has one rank alone.
 [[nodiscard]] FitSearch search_by_requirements(const Model& model, const Plan& plan, const BatchSpec& batch,
                                                const MemoryRequirementOptions& options);
 

@@ -34,39 +34,53 @@ std::int64_t need_for(std::string_view key, const PlannedNeed& need) {
 // Tries changes and counts what was built.
 class Trials {
  public:
-  Trials(const FitSearch& search, double num_nodes) : search_(search), num_nodes_(num_nodes) {
-    uses_slices_ = search.slices && (!search.has_all || (search.of_a_slice < 1 && num_nodes > FitSearch::large));
+  // `built`: nodes that were built before.
+  Trials(const FitSearch& search, std::int64_t num_nodes, std::int64_t built)
+      : search_(search), num_nodes_(static_cast<double>(num_nodes)), built_(static_cast<double>(built)) {
+    uses_slices_ = search.slices && (!search.has_all || (search.of_a_slice < 1 && num_nodes_ > FitSearch::large));
   }
 
-  // Each microbatch has the same nodes; recomputation adds some. A choice builds the slice of a rank several times.
-  [[nodiscard]] double nodes_of(const Change& change) const {
-    constexpr double recomputed = 1.3, slices_of_choice = 10;
-    const double whole = recomputed * num_nodes_ * search_.batch.micro / std::max(change.batch.micro, 1);
-    const double more  = chooses_offload(change.plan, search_.trains) ? slices_of_choice * search_.of_a_slice : 0;
-    return whole * ((uses_slices_ ? search_.of_a_slice : 1) + more);
-  }
   [[nodiscard]] bool may_try(const Change& change) const {
-    return num_tried_ == 0 || built_ + nodes_of(change) <= FitSearch::most_nodes;
+    return num_tried_ == 0 ||
+           (num_tried_ < FitSearch::most_tried && built_ + reserved_ + most_of(change) <= FitSearch::most_nodes);
   }
+  // Changes that are tried before `release` leave so much that this one can be tried afterwards.
+  void reserve_for(const Change& change) { reserved_ = most_of(change); }
+  void release() { reserved_ = 0; }
 
   // Throws DoesNotFit, or Error if the step cannot be built: a schedule can require another number of microbatches.
   PlannedNeed attempt(const Change& change) {
     ++num_tried_;
-    built_ += nodes_of(change);
     if (uses_slices_) {
+      built_ += slices_of(change);
       check_need(search_.slices(change.plan, change.batch), change.plan);
-      built_ += num_nodes_;
     }
+    built_ += whole_of(change);
     const PlannedNeed need = search_.whole(change.plan, change.batch);
     check_need(need, change.plan);
     return need;
   }
 
  private:
+  // Nodes as a multiple of those of the step that does not fit. Each microbatch has the same nodes; recomputation adds
+  // some. A choice builds the slice of a rank several times.
+  [[nodiscard]] double nodes_of(const Change& change, double multiple) const {
+    constexpr double recomputed = 1.3, slices_of_choice = 10;
+    const double more = chooses_offload(change.plan, search_.trains) ? slices_of_choice * search_.of_a_slice : 0;
+    return recomputed * num_nodes_ * search_.batch.micro / std::max(change.batch.micro, 1) * (multiple + more);
+  }
+  [[nodiscard]] double slices_of(const Change& change) const { return nodes_of(change, search_.of_a_slice); }
+  [[nodiscard]] double whole_of(const Change& change) const { return nodes_of(change, 1); }
+  // If its slices fit.
+  [[nodiscard]] double most_of(const Change& change) const {
+    return whole_of(change) + (uses_slices_ ? slices_of(change) : 0);
+  }
+
   const FitSearch& search_;
   double num_nodes_;
+  double built_;
+  double reserved_  = 0;
   bool uses_slices_ = false;
-  double built_     = 0;
   int num_tried_    = 0;
 };
 
@@ -111,21 +125,21 @@ class Offers {
   std::vector<std::string> texts_;
 };
 
-// The budgets with which the step fits as it is. Slices can need less than the whole step, and other ranks more than
-// the rank that was refused.
-std::optional<Change> larger_budget(const DoesNotFit& refused, const FitSearch& search) {
+// The step was built, and the budgets of the device change nothing in it.
+bool is_known(const DoesNotFit& refused, const FitSearch& search) {
+  return refused.key() != "offload.host_bytes" && refused.key() != "offload.disk_bytes" && search.has_all &&
+         !drive_choices(search.plan, search.trains);
+}
+
+// The budgets with which the step fits as it is, from those of `change` on. Slices can need less than the whole step,
+// and other ranks more than the rank that was refused.
+std::optional<Change> larger_budget(Change change, const DoesNotFit& refused, Trials& trials) {
   constexpr int most_attempts = 5;
-  Change change{.settings = {}, .plan = search.plan, .batch = search.batch};
-  if (!enlarge_budget(change, refused.key(), refused.needed_bytes())) return std::nullopt;
-  // The step was built, and the budgets of the device change nothing in it.
-  const bool is_known = refused.key() != "offload.host_bytes" && refused.key() != "offload.disk_bytes" &&
-                        search.has_all && !drive_choices(search.plan, search.trains);
-  if (is_known) return change;
   std::map<std::string, std::int64_t> tried{{refused.key(), refused.needed_bytes()}};
   for (int attempt = 0; attempt < most_attempts; ++attempt) {
+    if (attempt > 0 && !trials.may_try(change)) return std::nullopt;
     try {
-      if (!search.has_all && search.slices) check_need(search.slices(change.plan, change.batch), change.plan);
-      check_need(search.whole(change.plan, change.batch), change.plan);
+      static_cast<void>(trials.attempt(change));
       return change;
     } catch (const DoesNotFit& error) {
       std::int64_t& bytes = tried[error.key()];
@@ -146,7 +160,9 @@ std::string try_changes(const std::vector<Change>& all, Trials& trials, Offers& 
     if (offers.is_like_another(all[i])) continue;
     if (!trials.may_try(all[i])) {
       if (offers.size() > 0) break;
-      return str("; ", all.size() - i, " settings from ", settings_text(all[i]), " on were not tried");
+      const std::size_t left = all.size() - i;
+      return str("; ", left, left == 1 ? " more setting, " : " more settings, from ", settings_text(all[i]),
+                 left == 1 ? "," : " on,", " would take too long to try");
     }
     try {
       offers.add(all[i], trials.attempt(all[i]));
@@ -168,16 +184,21 @@ std::optional<PlannedNeed> need_without_budgets(const FitSearch& search) {
   }
 }
 
-std::string what_fits(const DoesNotFit& refused, const FitSearch& search, std::int64_t num_nodes) {
+std::string what_fits(const DoesNotFit& refused, const FitSearch& search, Trials& trials) {
   Offers offers(refused);
-  Trials trials(search, static_cast<double>(num_nodes));
+  std::optional<Change> larger = Change{.settings = {}, .plan = search.plan, .batch = search.batch};
+  if (!enlarge_budget(*larger, refused.key(), refused.needed_bytes())) larger.reset();
+  const bool tries_larger = larger && !is_known(refused, search);
+  if (tries_larger) trials.reserve_for(*larger);
   const std::string left_out =
       try_changes(changes_for(refused.key(), search.plan, search.batch, search.trains), trials, offers);
+  trials.release();
   const bool fits = offers.size() > 0;
-  if (const auto larger = larger_budget(refused, search)) offers.add_larger_budget(*larger);
+  if (tries_larger) larger = larger_budget(*larger, refused, trials);
+  if (larger) offers.add_larger_budget(*larger);
   if (fits) return offers.text();
   return str(offers.size() > 0 ? str(offers.text(), "; ") : "", offers.least(), left_out,
-             "; not tried: a larger layout.tp or layout.pp, a shorter batch.seq, a smaller model");
+             "; other ways: a larger layout.tp or layout.pp, a shorter batch.seq, a smaller model");
 }
 
 }  // namespace
@@ -218,14 +239,17 @@ void check_need(const PlannedNeed& need, const Plan& plan) {
 
 Error explained(const DoesNotFit& refused, const FitSearch& search) {
   std::int64_t num_nodes = search.num_nodes;
+  std::int64_t built     = 0;
   std::string whole;
   if (num_nodes == 0 || drive_choices(search.plan, search.trains)) {
     const auto plain = need_without_budgets(search);
-    if (plain && num_nodes == 0) num_nodes = plain->num_nodes;
+    if (plain) built = plain->num_nodes;
+    if (num_nodes == 0) num_nodes = built;
     const std::int64_t bytes = plain ? need_for(refused.key(), *plain) : refused.needed_bytes();
     if (bytes != refused.needed_bytes()) whole = str("; without budgets it needs ", bytes_and_text(bytes));
   }
-  return {ErrorKind::config, str(refused.what(), whole, " (", what_fits(refused, search, num_nodes), ")")};
+  Trials trials(search, num_nodes, built);
+  return {ErrorKind::config, str(refused.what(), whole, " (", what_fits(refused, search, trials), ")")};
 }
 
 }  // namespace stepgraph

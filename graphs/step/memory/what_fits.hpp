@@ -35,14 +35,15 @@ struct FitSearch {
   PlanStep whole  = {};
   // By the slices of unlike ranks; empty: not possible. Where it takes fewer nodes than `whole`, it comes first.
   PlanStep slices        = {};
-  bool has_all           = true;  // `whole` has all ranks of the layout. If not, a change must fit by `slices` too
-  double of_a_slice      = 1;     // the nodes of the slices of unlike ranks, as a share of those of all ranks
+  bool has_all           = true;  // the step that does not fit has all ranks. If not, a change must fit by `slices` too
+  double of_a_slice      = 1;     // the nodes of the slices of unlike ranks, as a multiple of those of `whole`
   std::int64_t num_nodes = 0;     // of the step that does not fit; 0: not known
 
-  // Building takes time, so the search ends before it would have built more nodes: some seconds. The first change is
-  // always tried.
+  // Building takes time, so the search ends before it would have built more nodes: some seconds. The step without
+  // budgets, the first change and the first larger budget are always built.
   static constexpr double most_nodes = 150'000;
   static constexpr double large      = 20'000;  // nodes: slices are tried before the whole step
+  static constexpr int most_tried    = 40;      // changes and budgets, also if the number of nodes is not known
   static constexpr int most_offers   = 3;
   static constexpr int most_after    = 8;  // changes that are tried after the first that fits
 };

@@ -55,7 +55,8 @@ struct Slices {
                                                             const Slices& slices);
 
 // Strategy manual and device_bytes: ranks that fit it without offload, with amounts that move nothing. The ranks of a
-// pipeline rank are judged by the first of them, because they repeat collectives together.
+// pipeline rank are judged by the first of them, because all ranks of a stage must recompute the same layers: they
+// repeat collectives.
 [[nodiscard]] std::map<Rank, OffloadAmounts> choose_nothing(const Plan& plan, const StepOptions& options,
                                                             const Slices& slices);
 

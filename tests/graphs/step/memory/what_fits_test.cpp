@@ -9,11 +9,13 @@
 #include "engine/base/error.hpp"
 #include "engine/base/text.hpp"
 #include "graphs/config/config.hpp"
+#include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/memory/changes.hpp"
-#include "graphs/step/memory_limit.hpp"
+#include "graphs/step/memory/limits.hpp"
 #include "graphs/step/training_step.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
+#include "tests/support/variable.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -74,7 +76,7 @@ std::string bytes(const char* key, double value) { return sg::str(key, "=", stat
 
 TEST_CASE("a step with every offer of its refusal is accepted", "[graphs][memory][offload]") {
   const sg::testing::TempFolder folder;
-  const Settings layout = GENERATE(Settings{}, Settings{"layout.pp=2"}, Settings{"layout.dp=2", "layout.tp=2"});
+  const Settings layout = GENERATE(Settings{}, Settings{"layout.pp=2"});
   if (sg::testing::sanitized() && !layout.empty()) return;
   const auto device = static_cast<double>(need_of(layout).device);
   const Settings classes{"offload.optimizer=true", "offload.grads=true", "offload.activations=true"};
@@ -154,4 +156,111 @@ TEST_CASE("amounts that were chosen for one plan are not used for the changes", 
     text = error.what();
   }
   CHECK_THAT(text, ContainsSubstring("(offload.strategy=balanced needs "));
+}
+
+TEST_CASE("a disk is offered also without a folder for temporary files", "[graphs][memory][offload]") {
+  const Settings moves{"offload.optimizer=true", "offload.grads=true"};
+  const auto host = static_cast<double>(need_of(moves).host);
+  const sg::testing::Variable none("TMPDIR", "/there/is/no/such/folder");
+  CHECK_THAT(refusal(moves + Settings{bytes("offload.host_bytes", 0.5 * host)}),
+             ContainsSubstring("(offload.disk=FOLDER needs "));
+}
+
+namespace {
+
+// A refusal, and what was built to find what would fit.
+struct Search {
+  std::string refusal = {};
+  double built        = 0;  // nodes
+  int steps           = 0;
+};
+Search search_of(const Settings& settings) {
+  const sg::Config config      = sg::parse_config(small, settings);
+  const sg::Model model        = model_of(config);
+  sg::Plan unlimited           = config.plan;
+  unlimited.memory_limit_bytes = 0;
+  Search search;
+  const auto build = [&](const sg::Plan& plan, const sg::BatchSpec& batch) {
+    sg::StepGraph step = sg::training_step(model, plan, batch);
+    search.built += step.graph.num_nodes();
+    return step;
+  };
+  const sg::StepGraph step = sg::training_step(model, unlimited, config.batch);
+  try {
+    sg::check_memory_limit(step, config.plan, build);
+  } catch (const sg::Error& error) {
+    search.refusal = error.what();
+  }
+  return search;
+}
+
+// Of steps that never fit, though the slices of their ranks do. 5040 has 60 divisors: as many sizes of a microbatch, of
+// which the small ones make large steps.
+Search search_in_vain(sg::FitSearch search) {
+  Search out;
+  search.batch      = {.global = 5040, .micro = 2520, .seq = 1};
+  const auto builds = [&](double multiple) {
+    return [&out, &search, multiple](const sg::Plan& plan, const sg::BatchSpec& batch) {
+      const bool chooses = sg::chooses_offload(plan, true);
+      const double nodes = static_cast<double>(search.num_nodes) * search.batch.micro / batch.micro *
+                           (multiple + (chooses ? 10 * search.of_a_slice : 0));
+      out.built += nodes;
+      ++out.steps;
+      const std::int64_t limit = sg::device_limit(plan).bytes;
+      if (search.num_nodes == 0 && limit == 0) throw sg::Error(sg::ErrorKind::config, "it cannot be built");
+      return sg::PlannedNeed{.device = multiple == 1 ? limit + 1 : 0, .num_nodes = static_cast<std::int64_t>(nodes)};
+    };
+  };
+  search.whole = builds(1);
+  if (search.of_a_slice != 1) search.slices = builds(search.of_a_slice);
+  const sg::DoesNotFit refused(std::string(sg::device_limit(search.plan).key), 2000, "refused");
+  out.refusal = sg::explained(refused, search).what();
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the search for a change that fits is bounded, and the message names the rest", "[graphs][memory]") {
+  const Search search = search_of({"batch.global=5040", "batch.micro=2520", "batch.seq=1", "memory.limit_bytes=1000"});
+  CHECK_THAT(search.refusal, ContainsSubstring(" more settings, from ") &&
+                                 ContainsSubstring(" on, would take too long to try; other ways: a larger layout.tp"));
+  CHECK(search.built > sg::FitSearch::most_nodes / 3);
+  CHECK(search.built <= 1.1 * sg::FitSearch::most_nodes);
+}
+
+TEST_CASE("the search counts larger budgets, slices and choices", "[graphs][memory][offload]") {
+  const auto strategy = GENERATE(sg::OffloadStrategy::manual, sg::OffloadStrategy::conservative);
+  const bool has_all  = GENERATE(true, false);
+  CAPTURE(strategy, has_all);
+  const sg::Plan plan{.offload = {.strategy = strategy, .device_bytes = 1000}};
+  const Search search = search_in_vain(
+      {.plan = plan, .has_all = has_all, .of_a_slice = has_all ? 0.25 : 2, .num_nodes = has_all ? 4000 : 1000});
+  CHECK_THAT(search.refusal, ContainsSubstring(" would take too long to try"));
+  CHECK(search.built > sg::FitSearch::most_nodes / 3);
+  CHECK(search.built <= 1.1 * sg::FitSearch::most_nodes);
+}
+
+TEST_CASE("the search ends also if the number of nodes is not known", "[graphs][memory]") {
+  const Search search = search_in_vain({.plan = {.memory_limit_bytes = 1000}});
+  CHECK_THAT(search.refusal, ContainsSubstring(" would take too long to try"));
+  CHECK(search.steps == 1 + sg::FitSearch::most_tried);  // and the step without budgets
+}
+
+TEST_CASE("one change that would take too long is not tried", "[graphs][memory]") {
+  // 10007 is prime: after microbatches of 10007 sequences come those of 2.
+  const Search search =
+      search_of({"batch.global=20014", "batch.micro=10007", "batch.seq=1", "memory.limit_bytes=1000"});
+  CHECK_THAT(search.refusal, ContainsSubstring(" more settings, from batch.micro=2 on, would take too long to try"));
+  CHECK(search.built < 10'000);
+}
+
+TEST_CASE("slices are weighed against the ranks of this process", "[graphs][memory]") {
+  const sg::Config config = sg::parse_config(small, Settings{"layout.dp=2", "layout.tp=2", "layout.pp=2"});
+  const auto with         = [&](int num_own) {
+    return sg::search_with(model_of(config), config.plan, config.batch, {}, {}, num_own);
+  };
+  CHECK(with(8).has_all);
+  CHECK(with(8).of_a_slice == 0.25);
+  CHECK_FALSE(with(1).has_all);
+  CHECK(with(1).of_a_slice == 2);
 }
