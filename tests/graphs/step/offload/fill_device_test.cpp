@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
-#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <map>
@@ -51,40 +50,6 @@ auto on_host(const sg::StepGraph& step) {
 }
 
 }  // namespace
-
-TEST_CASE("nothing moves where device_bytes is enough without offload", "[graphs][offload]") {
-  const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.pp = 2}, sg::LayoutSpec{.dp = 2});
-  const int classes           = GENERATE(1, 2, 4, 8, 15);
-  constexpr sg::BatchSpec two{.global = 4, .micro = 1, .seq = 16};
-  sg::Plan plan{.layout  = layout,
-                .offload = {.params      = (classes & 1) != 0,
-                            .grads       = (classes & 2) != 0,
-                            .optimizer   = (classes & 4) != 0,
-                            .activations = (classes & 8) != 0}};
-  if (plan.offload.optimizer) plan.offload.overlap = false;
-  CAPTURE(to_string(layout), classes);
-  const sg::StepGraph plain = sg::training_step(model_of(), {.layout = layout}, two);
-  std::int64_t whole        = 0;
-  for (const sg::Rank rank : plain.graph.ranks())
-    whole = std::max(whole, sg::plan_memory(sg::slice(plain.graph, rank)).device_bytes(rank));
-  // Of several ranks 1/64 is spared.
-  plan.offload.device_bytes = layout == sg::LayoutSpec{} ? whole : whole + whole / 63 + 1;
-  const sg::StepGraph step  = sg::training_step(model_of(), plan, two);
-  CHECK(step.offload.units.empty());
-  CHECK(step.graph == plain.graph);
-  if (!plan.offload.optimizer) return;  // other classes need slots, which can be larger than what they save here
-  plan.offload.device_bytes = whole - whole / 20;
-  CHECK_FALSE(sg::training_step(model_of(), plan, two).offload.units.empty());
-}
-
-TEST_CASE("an evaluation moves no weights where device_bytes is enough", "[graphs][offload]") {
-  const auto forward = [](const sg::OffloadPlan& offload) {
-    return sg::forward_step(model_of(), {.offload = offload}, batch);
-  };
-  const std::int64_t whole = device_bytes(forward({}));
-  CHECK(forward({.params = true, .device_bytes = whole}).offload.units.empty());
-  CHECK_FALSE(forward({.params = true, .device_bytes = whole - 1}).offload.units.empty());
-}
 
 TEST_CASE("states that stay on the device keep their gradients there", "[graphs][offload]") {
   const sg::StepGraph all     = step_of({.grads = true, .optimizer = true});
