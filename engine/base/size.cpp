@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include "engine/base/error.hpp"
@@ -49,15 +48,16 @@ std::uint64_t parse_size(std::string_view text) {
   if (!whole || *whole > most / *bytes) refuse(text, "is 2^63 bytes or more");
   std::uint64_t size = *whole * *bytes;
   if (parts.size() == 1) return size;
-  // In whole numbers: 0.1 has no exact double.
-  std::string_view fraction = parts.back().substr(0, parts.back().find_last_not_of('0') + 1);
-  if (fraction.empty()) return size;
-  if (fraction.size() > 18) refuse(text, "is not a whole number of bytes");
-  std::uint64_t scale = 1;
+  // In whole numbers: 0.1 has no exact double. Digits beyond 18 are less than a byte of any unit.
+  constexpr std::size_t most_digits = 18;
+  const std::string_view digits     = parts.back().substr(0, parts.back().find_last_not_of('0') + 1);
+  if (digits.empty()) return size;
+  if (*bytes == 1) refuse(text, "is not a whole number of bytes");
+  const std::string_view fraction = digits.substr(0, most_digits);
+  std::uint64_t scale             = 1;
   for (std::size_t i = 0; i < fraction.size(); ++i) scale *= 10;
-  const std::uint64_t common = std::gcd(scale, *bytes), numerator = *to_number<std::uint64_t>(fraction);
-  if (numerator % (scale / common) != 0) refuse(text, "is not a whole number of bytes");
-  size += numerator / (scale / common) * (*bytes / common);
+  __extension__ using Wide = unsigned __int128;
+  size += static_cast<std::uint64_t>(Wide{*to_number<std::uint64_t>(fraction)} * *bytes / scale);
   if (size > most) refuse(text, "is 2^63 bytes or more");
   return size;
 }

@@ -5,8 +5,9 @@
 namespace stepgraph {
 
 // A number of bytes as people write it: "4096", "24GiB", "1.5 MiB", "500MB". B, KiB, MiB, GiB, TiB and PiB are powers of
-// 1024; kB (or KB), MB, GB, TB and PB are powers of 1000. The result is a whole number of bytes below 2^63. Throws
-// Error(config), without a subject, for any other text: units such as "G" are not guessed.
+// 1024; kB (or KB), MB, GB, TB and PB are powers of 1000. The result is a number of bytes below 2^63, rounded down:
+// "21.6GiB" is 23192823398. Throws Error(config), without a subject, for any other text: units such as "G" are not
+// guessed, and there is no half of a byte.
 [[nodiscard]] std::uint64_t parse_size(std::string_view text);
 
 }  // namespace stepgraph

@@ -26,6 +26,10 @@ TEST_CASE("a size is bytes, or a number with a unit", "[engine][base]") {
                                                          {"2KB", 2000},
                                                          {"1.250TB", 1'250'000'000'000},
                                                          {"3PiB", std::uint64_t{3} << 50},
+                                                         {"21.6GiB", 23'192'823'398},
+                                                         {"0.3KiB", 307},
+                                                         {"1.0005kB", 1000},
+                                                         {"0.1234567890123456789PB", 123'456'789'012'345},
                                                          {"8191.999PB", 8'191'999'000'000'000'000},
                                                          {"9223372036854775807", 0x7fff'ffff'ffff'ffff}};
   for (const auto& [text, bytes] : cases) {
@@ -41,7 +45,7 @@ TEST_CASE("a text that is no whole number of bytes is refused", "[engine][base][
     CHECK_THROWS_MATCHES(sg::parse_size(text), sg::Error,
                          MessageMatches(ContainsSubstring("is not a size (bytes, or a number with")));
   }
-  for (const char* text : {"0.5B", "0.5", "0.1GiB", "1.0005kB", "0.1234567890123456789PB"}) {
+  for (const char* text : {"0.5B", "0.5", "1.25 B"}) {
     CAPTURE(text);
     CHECK_THROWS_MATCHES(sg::parse_size(text), sg::Error,
                          MessageMatches(ContainsSubstring("is not a whole number of bytes")));
