@@ -8,6 +8,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "ops/cpu/with_best.hpp"
+
 namespace stepgraph::cpu {
 namespace {
 
@@ -30,18 +32,18 @@ constexpr std::size_t num_histograms = 4;      // so that neighbours of equal ex
 template <class T>
 using Limbs = std::array<std::int64_t, static_cast<std::size_t>(exact_size<T>)>;
 
-// Adds value * 2^position.
+// Adds sign * value * 2^position.
 template <class T>
-void add(Limbs<T>& limbs, Wide value, int position) {
+void add(Limbs<T>& limbs, Wide value, int position, std::int64_t sign = 1) {
   auto limb       = static_cast<std::size_t>(position / limb_bits);
   const int shift = position % limb_bits;
   // The bits that the shift pushes out at the top are added below.
   const Wide low = value << shift;
   Wide left      = low >> limb_bits;
   if (shift > 0) left |= (value >> (128 - shift)) << (128 - limb_bits);
-  limbs[limb] += static_cast<std::int64_t>(static_cast<std::uint64_t>(low) & limb_mask);
+  limbs[limb] += sign * static_cast<std::int64_t>(static_cast<std::uint64_t>(low) & limb_mask);
   for (; left != 0; left >>= limb_bits) {
-    limbs[++limb] += static_cast<std::int64_t>(static_cast<std::uint64_t>(left) & limb_mask);
+    limbs[++limb] += sign * static_cast<std::int64_t>(static_cast<std::uint64_t>(left) & limb_mask);
   }
 }
 
@@ -50,9 +52,78 @@ void count_special(Limbs<T>& limbs, typename Format<T>::Bits fraction) {
   ++limbs[static_cast<std::size_t>(exact_limbs<T> + (fraction != 0))];
 }
 
+// Squares of floats are exact in double. They are split into parts: the first is rounded to a multiple of a unit, the
+// next one is what is left, rounded to a multiple of a smaller unit, and so on. Units are so large that a sum of
+// `split_size` parts has no more bits than a double, so all sums are exact in any order, and vectors can add them.
+constexpr std::int64_t split_size = 4096;                       // elements
+constexpr int num_parts = 3, part_bits = 39, split_lanes = 16;  // 39 bits and those of split_size are below 53
+constexpr double smaller_unit = 0x1p-40;
+
+struct SplitSquares {
+  double parts[num_parts][split_lanes] = {};
+  std::uint64_t left[split_lanes]      = {};  // not zero: the parts are not all of a square
+};
+void split_squares(const float* __restrict values, std::int64_t count, SplitSquares* __restrict out, double large) {
+  SplitSquares squares;
+  const auto one = [&](std::int64_t i, int lane) {
+    const double value = values[i];
+    double left = value * value, rounder = large;  // a sum with it is rounded to a multiple of the unit
+    for (int part = 0; part < num_parts; ++part, rounder *= smaller_unit) {
+      const double rounded = (left + rounder) - rounder;
+      squares.parts[part][lane] += rounded;
+      left -= rounded;
+    }
+    squares.left[lane] |= std::bit_cast<std::uint64_t>(left);
+  };
+  std::int64_t i = 0;
+  for (; i + split_lanes <= count; i += split_lanes) {
+    for (int lane = 0; lane < split_lanes; ++lane) one(i + lane, lane);
+  }
+  for (int lane = 0; i < count; ++i, ++lane) one(i, lane);
+  *out = squares;
+}
+
+// The bits of the element with the largest magnitude, without its sign.
+std::uint32_t largest_bits(const float* values, std::int64_t count) {
+  std::uint32_t largest = 0;
+  with_best(values, count, &largest, [](const float* __restrict from, std::int64_t size, std::uint32_t* __restrict to) {
+    std::uint32_t most = 0;
+    for (std::int64_t i = 0; i < size; ++i) most = std::max(most, std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffU);
+    *to = most;
+  });
+  return largest;
+}
+
+// False, and nothing is added: an element is not finite, or elements differ so much that three parts are not all of the
+// smallest squares.
+bool add_in_parts(Limbs<float>& limbs, const float* values, std::int64_t count) {
+  using F                     = Format<float>;
+  const std::uint32_t largest = largest_bits(values, count);
+  const int exponent          = std::max(static_cast<int>(largest >> F::fraction), 1);
+  if (exponent == F::max_exponent) return false;
+  int position = 2 * (exponent + F::fraction) - part_bits;  // of the unit; squares are below 2^(position + part_bits)
+  SplitSquares squares;
+  const double large = std::ldexp(1.5, std::numeric_limits<double>::digits - 1 + position + 2 * F::smallest);
+  with_best(values, count, &squares,
+            [large](const float* __restrict from, std::int64_t size, SplitSquares* __restrict to) {
+              split_squares(from, size, to, large);
+            });
+  if (std::any_of(std::begin(squares.left), std::end(squares.left), [](std::uint64_t left) { return left != 0; }))
+    return false;
+  for (const auto& part : squares.parts) {
+    double sum = 0;
+    for (const double lane : part) sum += lane;
+    const int lowest = std::max(position, 0);  // no square has bits below
+    const auto units = static_cast<std::int64_t>(std::ldexp(sum, -2 * F::smallest - lowest));
+    add<float>(limbs, static_cast<Wide>(std::abs(units)), lowest, units < 0 ? -1 : 1);
+    position -= part_bits + 1;  // what is left is at most half a unit
+  }
+  return true;
+}
+
 // Adds squares of equal exponent as integers. For float, and for types that widen to float.
 template <class T>
-void add_stretch(Limbs<float>& limbs, const T* values, std::int64_t count) {
+void add_by_exponent(Limbs<float>& limbs, const T* values, std::int64_t count) {
   using F = Format<float>;
   std::array<std::array<std::uint64_t, F::max_exponent + 1>, num_histograms> sums{};
   const auto one = [&](std::int64_t i, std::size_t histogram) {
@@ -82,7 +153,19 @@ void add_stretch(Limbs<float>& limbs, const T* values, std::int64_t count) {
   }
 }
 
-void add_stretch(Limbs<double>& limbs, const double* values, std::int64_t count) {
+template <class T>
+void add_stretch(Limbs<float>& limbs, const T* values, std::int64_t count, SquareSums) {
+  add_by_exponent(limbs, values, count);
+}
+void add_stretch(Limbs<float>& limbs, const float* values, std::int64_t count, SquareSums how) {
+  if (how == SquareSums::by_exponent) return add_by_exponent(limbs, values, count);
+  for (std::int64_t at = 0; at < count; at += split_size) {
+    const std::int64_t size = std::min(split_size, count - at);
+    if (!add_in_parts(limbs, values + at, size)) add_by_exponent(limbs, values + at, size);
+  }
+}
+
+void add_stretch(Limbs<double>& limbs, const double* values, std::int64_t count, SquareSums) {
   using F = Format<double>;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto bits              = std::bit_cast<std::uint64_t>(values[i]);
@@ -107,14 +190,19 @@ void carry(std::span<std::int64_t> limbs) {
 
 }  // namespace
 
+SquareSums best_square_sums() {
+  return best_instructions() == Instructions::avx512 ? SquareSums::in_parts : SquareSums::by_exponent;
+}
+
 template <class T>
-void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum) {
+void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum,
+                 SquareSums how) {
   using Sum = stepgraph::Wide<T>;
   Limbs<Sum> limbs{};
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t row = at / rows.length, offset = at % rows.length;
     const std::int64_t count = std::min({rows.length - offset, end - at, at_a_time});
-    add_stretch(limbs, rows.data + row * rows.stride + offset, count);
+    add_stretch(limbs, rows.data + row * rows.stride + offset, count, how);
     at += count;
   }
   carry(std::span(limbs).first(exact_limbs<Sum>));
@@ -146,10 +234,10 @@ double rounded(std::span<const std::int64_t> sum) {
   return std::ldexp(static_cast<double>(head), limb_bits * lowest + 2 * Format<T>::smallest);
 }
 
-template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
-template void add_squares<bf16>(const Rows<const bf16>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
-template void add_squares<f16>(const Rows<const f16>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
-template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>);
+template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
+template void add_squares<bf16>(const Rows<const bf16>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
+template void add_squares<f16>(const Rows<const f16>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
+template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
 template double rounded<float>(std::span<const std::int64_t>);
 template double rounded<double>(std::span<const std::int64_t>);
 

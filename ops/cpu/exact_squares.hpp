@@ -20,10 +20,16 @@ inline constexpr std::int64_t exact_limbs<double> = 132;
 template <class T>
 inline constexpr std::int64_t exact_size = exact_limbs<T> + 2;
 
+// How squares of floats are added; the sum is the same. By exponent: as integers, one after the other. In parts: as
+// doubles, which suits wide vectors.
+enum class SquareSums { by_exponent, in_parts };
+[[nodiscard]] SquareSums best_square_sums();
+
 // Adds the squares of elements [begin, end) of concatenated rows to a sum of their wide type. Several threads may add
 // to the same sum.
 template <class T>
-void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum);
+void add_squares(const Rows<const T>& rows, std::int64_t begin, std::int64_t end, std::span<std::int64_t> sum,
+                 SquareSums how = best_square_sums());
 
 // The sum, rounded once. Infinity or NaN if any element was.
 template <class T>

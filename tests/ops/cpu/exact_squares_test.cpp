@@ -108,6 +108,33 @@ TEMPLATE_TEST_CASE("a sum of squares has the same bits for any order and split o
   }
 }
 
+TEST_CASE("squares added in parts have the sum of those added by exponent", "[ops][norm]") {
+  using Sums = sg::cpu::SquareSums;
+  struct Case {
+    int lowest, highest;  // exponents
+    float other;          // one element is this
+  };
+  // From one exponent to more than the parts hold; the ends of the range; numbers that are not finite.
+  const Case test = GENERATE(Case{0, 0, 0}, Case{-20, -10, 0}, Case{-30, 0, 1}, Case{-45, 0, 1}, Case{-148, -140, 0},
+                             Case{-149, -60, 0}, Case{120, 127, 0}, Case{-149, 127, 0}, Case{-3, 3, INFINITY},
+                             Case{-3, 3, std::numeric_limits<float>::quiet_NaN()});
+  CAPTURE(test.lowest, test.highest, test.other);
+  std::mt19937 random(11);
+  std::uniform_real_distribution<float> mantissa(1, 2);
+  std::uniform_int_distribution<int> exponent(test.lowest, test.highest);
+  for (const std::int64_t count : {1, 15, 16, 4095, 4096, 4097, 40'000}) {
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& value : values) value = std::ldexp(mantissa(random) * (random() % 2 ? 1 : -1), exponent(random));
+    values[static_cast<std::size_t>(count / 2)] = test.other;
+    const auto sum_of                           = [&](Sums how) {
+      Sum<float> sum = zero<float>();
+      sg::cpu::add_squares<float>({values.data(), count, count, 1}, 0, count, sum, how);
+      return sum;
+    };
+    CHECK(sum_of(Sums::in_parts) == sum_of(Sums::by_exponent));
+  }
+}
+
 namespace {
 
 sg::Buffer kept(sg::Graph& graph, const std::string& name, std::int64_t elements, sg::DType type) {
