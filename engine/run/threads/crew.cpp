@@ -34,6 +34,19 @@ void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
 
 }  // namespace
 
+std::int64_t TilePieces::next(std::int64_t left) const noexcept {
+  return std::min(left, std::clamp((left + 1) / 2, least, most));
+}
+
+TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads) noexcept {
+  constexpr int many_threads = 8;
+  if (joined < 1) return {1, 1};
+  if (num_threads == 1) return {2 * joined, 2 * joined};
+  const std::int64_t share = (num_tiles + num_threads - 1) / num_threads, calls = (share + joined - 1) / joined;
+  const std::int64_t most = (share + calls - 1) / calls;
+  return {num_threads < many_threads ? most : std::max<std::int64_t>(1, most / 4), most};
+}
+
 // A kernel with a seat for each thread that TBB may send.
 struct Crew::Seats {
   Crew& crew;
@@ -53,24 +66,26 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-// Equal parts of a thread's share, of at most `joined` tiles. While all threads have work of their own, helpers are
-// unlikely to come, and a thread computes twice as many in one call.
-std::int64_t Crew::tiles_at_once(std::int64_t num_tiles, std::int64_t joined, const NumaRange& range) const noexcept {
-  if (joined < 1) return 1;
-  if (!permits_.some_free(range)) return 2 * joined;
-  const std::int64_t share = (num_tiles + range.num_threads - 1) / range.num_threads,
-                     calls = (share + joined - 1) / joined;
-  return (share + calls - 1) / calls;
+// How many threads a kernel that begins now is cut for. If no permit is free, at least one other node runs, and the
+// kernel begins alone. Where the others are kernels too, their helpers go on with this one: it gets part of the threads,
+// but they come at any time, so it is cut for twice as many.
+int Crew::num_expected(const NumaRange& range) const noexcept {
+  if (permits_.some_free(range)) return range.num_threads;
+  const int others = std::max(1, open_jobs_.load(std::memory_order_relaxed)), part = range.num_threads / (others + 1);
+  return part > 1 ? std::min(range.num_threads, 2 * part) : 1;
 }
 
-// Of several nodes, each gets its part of the pieces, however few these are.
-void Crew::share_out(Job& job, std::int64_t num_pieces) const noexcept {
+// Shares consist of whole pieces. Of several nodes, each gets its part of the pieces, however few these are.
+void Crew::share_out(Job& job, std::int64_t num_tiles, std::int64_t num_pieces) const noexcept {
   const std::int64_t num_threads = job.range.num_threads;
   const auto num_shares          = job.range.nodes.count > 1 ? num_threads : std::min(num_pieces, num_threads);
+  const auto begin_of            = [&](std::int64_t i) {
+    return std::min(num_tiles, num_pieces * std::min(i, num_shares) / num_shares * job.pieces.most);
+  };
   for (std::int64_t i = 0; i < std::ssize(job.shares); ++i) {
     Share& share = job.shares[static_cast<std::size_t>(i)];
-    share.end.store(num_pieces * std::min(i + 1, num_shares) / num_shares, std::memory_order_relaxed);
-    share.next.store(num_pieces * std::min(i, num_shares) / num_shares, std::memory_order_relaxed);
+    share.end.store(begin_of(i + 1), std::memory_order_relaxed);
+    share.next.store(begin_of(i), std::memory_order_relaxed);
   }
 }
 
@@ -116,17 +131,16 @@ void Crew::call_helpers(Job& job, std::int64_t num_pieces) noexcept {
 
 void Crew::run(std::int64_t num_tiles, TileCall tile, const NumaRange& range) {
   if (num_tiles <= 0) return;
-  const std::int64_t at_once    = tiles_at_once(num_tiles, tile.joined, range);
-  const std::int64_t num_pieces = (num_tiles + at_once - 1) / at_once;
+  const TilePieces pieces       = pieces_of(num_tiles, tile.joined, num_expected(range));
+  const std::int64_t num_pieces = (num_tiles + pieces.most - 1) / pieces.most;
   Job* const job                = num_pieces > 1 && range.num_threads > 1 ? take_job() : nullptr;
   if (job == nullptr) return tile(0, num_tiles);
   job->range = range;
   job->nodes.store(range.nodes, std::memory_order_relaxed);
   job->own_node = NumaPlaces::node_of_this_thread(range.nodes);
-  share_out(*job, num_pieces);
-  job->tile      = tile;
-  job->at_once   = at_once;
-  job->num_tiles = num_tiles;
+  job->tile     = tile;
+  job->pieces   = pieces;
+  share_out(*job, num_tiles, num_pieces);
   job->error.reset();
   job->open.store(true);
   open_jobs_.fetch_add(1);
@@ -209,10 +223,12 @@ void Crew::work(Job& job, int first, int node, bool while_free) noexcept {
     for (int k = 0; k < num_shares; ++k) {
       const int number = k < num_own ? begin + (first - begin + k) % num_own : (begin + k) % num_shares;
       Share& share     = job.shares[static_cast<std::size_t>(number)];
-      for (std::int64_t i; (i = share.next.load()) < share.end.load();) {
+      for (std::int64_t next = share.next.load(), left; (left = share.end.load() - next) > 0;) {
         if (while_free && permits_.contended(node)) return;
-        if ((i = share.next.fetch_add(1)) < share.end.load())
-          job.tile(i * job.at_once, std::min((i + 1) * job.at_once, job.num_tiles));
+        const std::int64_t end = next + job.pieces.next(left);
+        if (!share.next.compare_exchange_strong(next, end)) continue;
+        job.tile(next, end);
+        next = share.next.load();
       }
     }
   } catch (const Error& error) {

@@ -15,6 +15,18 @@
 
 namespace stepgraph {
 
+// How many neighbouring tiles a thread takes from a share in one call: half of those that are left, but not fewer than
+// `least` and not more than `most`.
+struct TilePieces {
+  std::int64_t least = 1, most = 1;
+  [[nodiscard]] std::int64_t next(std::int64_t left) const noexcept;
+};
+
+// For a kernel that has so many threads and prefers calls with `joined` tiles (0: with one). One call for each share at
+// most; with many threads more, because they are not equally fast and the last one would keep all others waiting. A
+// thread that is alone computes twice as many tiles in a call.
+[[nodiscard]] TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads) noexcept;
+
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
 // TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
 // asked. So a thread that runs out of nodes works on the kernels of other threads. A kernel has the threads of some
@@ -31,8 +43,8 @@ class Crew {
   void offer(int node) noexcept;
 
  private:
-  // Each thread begins with a share of its own, so that a kernel that runs again finds its memory in the caches of the
-  // same cores. A thread whose share is done takes tiles of other shares.
+  // A range of tiles. Each thread begins with a share of its own, so that a kernel that runs again finds its memory in
+  // the caches of the same cores. A thread whose share is done takes tiles of other shares.
   struct alignas(64) Share {
     std::atomic<std::int64_t> next{0};
     std::atomic<std::int64_t> end{0};
@@ -47,22 +59,21 @@ class Crew {
     NumaRange range;
     int own_node = 0;  // of the thread that runs the kernel
     TileCall tile;
-    std::int64_t at_once = 1, num_tiles = 0;  // a share counts pieces of `at_once` tiles
-    std::mutex mutex;                         // guards the rest
+    TilePieces pieces;
+    std::mutex mutex;  // guards the rest
     std::optional<Error> error;
   };
 
   struct Seats;
 
   [[nodiscard]] Job* take_job() noexcept;
-  void share_out(Job& job, std::int64_t num_pieces) const noexcept;
+  void share_out(Job& job, std::int64_t num_tiles, std::int64_t num_pieces) const noexcept;
   [[nodiscard]] int num_others(const Job& job) const noexcept;
   [[nodiscard]] int num_seats(const Job& job, std::int64_t num_pieces) const noexcept;
   [[nodiscard]] int first_share(const Job& job, int node) const noexcept;
   void call_helpers(Job& job, std::int64_t num_pieces) noexcept;
   void sit_down(Job& job, int seat, bool owner) noexcept;
-  [[nodiscard]] std::int64_t tiles_at_once(std::int64_t num_tiles, std::int64_t joined,
-                                           const NumaRange& range) const noexcept;
+  [[nodiscard]] int num_expected(const NumaRange& range) const noexcept;
   // Until no tile is left; with `while_free`, also until a thread waits for a permit of the node. Begins with a share,
   // goes on with the other shares of the node, and then with those of other nodes.
   void work(Job& job, int first, int node, bool while_free) noexcept;

@@ -10,6 +10,7 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
+#include "engine/run/threads/crew.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/scale.hpp"
 
@@ -129,8 +130,60 @@ TEST_CASE("adjacent tiles come in pairs while all threads have their own work, a
   CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // no thread could help
 }
 
-TEST_CASE("a thread's share of tiles that may be joined is computed in few calls of equal size",
+TEST_CASE("a kernel that begins while another one runs is cut for the threads that it will get",
           "[engine][executor][threads]") {
+  constexpr int num_tiles = 64;
+  std::vector<std::int64_t> sizes;
+  std::mutex mutex;
+  std::atomic<int> running{0};
+  std::atomic<bool> done{false};
+  const auto until = [&](int number, const sg::Context& c) {
+    while (running < number && !c.stopping()) std::this_thread::yield();
+  };
+  const auto until_done = [&](const sg::Context& c) {
+    ++running;
+    while (!done && !c.stopping()) std::this_thread::yield();
+  };
+  // Four nodes have all permits, so no helper comes.
+  sg::Graph graph;
+  graph.add({.name = "other"}, until_done);
+  graph.add({.name = "another"}, until_done);
+  graph.add({.name = "long kernel", .parallel = true}, [&](const sg::Context& c) {
+    until(3, c);
+    c.parallel_for(2, [&](std::int64_t) { until_done(c); });
+  });
+  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    ++running;
+    until(4, c);
+    c.parallel_for(num_tiles, num_tiles / 2, [&](std::int64_t first, std::int64_t end) {
+      const std::lock_guard lock(mutex);
+      sizes.push_back(end - first);
+    });
+    done = true;
+  });
+  sg::LoopbackWorld world(1);
+  sg::Executor({.threads = 4, .step_timeout = 20s}).run(graph, world);
+  CHECK(sizes == std::vector<std::int64_t>(4, num_tiles / 4));
+}
+
+TEST_CASE("a thread takes half of the tiles that are left in a share, within bounds", "[engine][executor]") {
+  const auto sizes_of = [](sg::TilePieces pieces, std::int64_t left) {
+    std::vector<std::int64_t> sizes;
+    for (; left > 0; left -= sizes.back()) sizes.push_back(pieces.next(left));
+    return sizes;
+  };
+  using Sizes = std::vector<std::int64_t>;
+  CHECK(sizes_of(sg::pieces_of(64, 0, 16), 4) == Sizes{1, 1, 1, 1});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 1), 64) == Sizes{32, 32});
+  CHECK(sizes_of(sg::pieces_of(64, 32, 2), 32) == Sizes{32});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 4), 16) == Sizes{16});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 8), 8) == Sizes{4, 2, 2});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 16), 4) == Sizes{2, 1, 1});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 64), 1) == Sizes{1});
+  CHECK(sizes_of(sg::pieces_of(1000, 16, 8), 125) == Sizes{16, 16, 16, 16, 16, 16, 15, 7, 4, 3});
+}
+
+TEST_CASE("a thread's share of tiles that may be joined is computed in few calls", "[engine][executor][threads]") {
   struct Case {
     int threads, num_tiles, joined;
     std::vector<std::int64_t> sizes;
@@ -140,8 +193,7 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
                          {3, 64, 32, {20, 22, 22}},
                          {4, 64, 16, {16, 16, 16, 16}},
                          {4, 64, 12, std::vector<std::int64_t>(8, 8)},
-                         {8, 64, 3, {1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3}},
-                         {16, 64, 16, std::vector<std::int64_t>(16, 4)},
+                         {8, 64, 16, {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4}},
                          {1, 64, 16, {64}},
                          {2, 2, 1, {1, 1}},
                          {8, 3, 2, {1, 1, 1}}}) {
