@@ -177,19 +177,26 @@ void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const Pa
                              bottom - top, depth, packed.a);
         }
         const std::int64_t stride_of_a = in_place != nullptr ? a.row_stride : depth;
-        for (std::int64_t col = left, done_to = left; col < right; col += panel) {
-          const std::int64_t cols = right - col;
+        const auto block = [&](std::int64_t row, std::int64_t col) __attribute__((always_inline)) {
+          const std::int64_t at = row * stride + col, rows = least(width, bottom - row), cols = right - col;
+          const X86Out to{product.c + at,
+                          base == nullptr ? nullptr : base + at,
+                          stride,
+                          last && product.bias != nullptr ? product.bias + col : nullptr,
+                          times == nullptr ? nullptr : times + at,
+                          cols};
+          (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
+                                                             packed.b + (col - left) * depth, depth, to);
+        };
+        if (in_place != nullptr) {  // its rows can lie far apart: each comes into the first-level cache once
           for (std::int64_t row = top; row < bottom; row += width) {
-            const std::int64_t at = row * stride + col, rows = least(width, bottom - row);
-            const X86Out to{product.c + at,
-                            base == nullptr ? nullptr : base + at,
-                            stride,
-                            last && product.bias != nullptr ? product.bias + col : nullptr,
-                            times == nullptr ? nullptr : times + at,
-                            cols};
-            (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
-                                                               packed.b + (col - left) * depth, depth, to);
+            for (std::int64_t col = left; col < right; col += panel) block(row, col);
           }
+          if (last && done.call != nullptr) done.call(done.of, top, bottom - top, left, right - left);
+          continue;
+        }
+        for (std::int64_t col = left, done_to = left; col < right; col += panel) {
+          for (std::int64_t row = top; row < bottom; row += width) block(row, col);
           const std::int64_t end = least(col + panel, right);
           if (last && done.call != nullptr && (end == right || end - done_to >= done_cols)) {
             done.call(done.of, top, bottom - top, done_to, end - done_to);
