@@ -15,7 +15,7 @@ using sg::testing::History;
 
 namespace {
 
-int num_steps() { return sg::testing::cases(20); }
+int num_steps() { return sg::testing::compared_steps(20); }
 
 sg::Plan plan_of(sg::LayoutSpec layout, sg::ShardPlan shard) {
   shard.min_params = 100;
@@ -156,7 +156,7 @@ TEST_CASE("three ranks share weights that do not divide by three", "[graphs][sha
   if (sg::testing::scale() > 1 && model.kind == "gpt2") return;
   const sg::BatchSpec batch{.global = 6, .micro = 1, .seq = 16};
   const sg::Plan whole{.layout = {.dp = 3}};
-  const int steps = sg::testing::cases(20);
+  const int steps = num_steps();
   CHECK(sg::testing::train(model, plan_of({.dp = 3}, {.strategy = strategy, .flat = flat}), batch, steps) ==
         sg::testing::train(model, whole, batch, steps));
 }
@@ -170,7 +170,7 @@ TEST_CASE("hybrid sharding and reducing after each microbatch agree with no shar
   if (sg::testing::scale() > 1 && strategy != Shard::hybrid) return;
   const sg::Plan plan = plan_of(
       {.dp = 4}, {.strategy = strategy, .reduce = reduce, .flat = flat, .group = strategy == Shard::hybrid ? 2 : 0});
-  const int steps      = sg::testing::cases(20);
+  const int steps      = num_steps();
   const auto& expected = whole(model, {.layout = {.dp = 4}}, 1, steps);
   const auto got       = sg::testing::train(golden(model), plan, 1, steps);
   const History a{expected.loss, expected.grad_norm}, b{got.loss, got.grad_norm};

@@ -71,7 +71,7 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
           "[graphs][step]") {
   const auto model    = GENERATE(small_gpt2, small_llama)();
   const auto [dp, tp] = GENERATE(std::pair{1, 1}, std::pair{2, 2});
-  const int steps     = sg::testing::scale() > 1 ? 3 : 20;
+  const int steps     = sg::testing::sanitized() ? 3 : sg::testing::compared_steps(20);
   CAPTURE(model.kind, dp, tp);
   const History reference = train(model, {.layout = {.dp = dp, .tp = tp}, .optimizer = clipping}, batch_of_8, steps, 1);
   CHECK(reference.loss.back() < reference.loss.front());

@@ -65,7 +65,7 @@ TEST_CASE("stale updates of the golden model have the bits of a sequential progr
   CAPTURE(to_string(layout), late);
   static int seen = 0;
   if (sg::testing::left_out(seen, 5)) return;
-  const int steps = sg::testing::sanitized() ? 6 : 20;
+  const int steps = sg::testing::runs_all() ? 20 : sg::testing::sanitized() ? 6 : 8;
   const sg::Plan plan{.layout = layout, .optimizer = golden.optimizer, .update = stale(late)};
   sg::BatchSpec batch = golden.batch;
   batch.micro         = 1;
