@@ -72,7 +72,7 @@ std::uint64_t FirstFit::Block::near(const Placed& item) const {
 }
 
 FirstFit::FirstFit(const std::vector<PackItem>& items, const ItemPairs* apart)
-    : items_(items), turns_per_span_(span_length(items, num_spans)) {
+    : items_(items), pairs_(apart), turns_per_span_(span_length(items, num_spans)) {
   if (apart == nullptr) return;
   apart_begin_.push_back(0);
   for (std::uint32_t item = 0; item < items.size(); ++item) {
@@ -113,8 +113,31 @@ std::int64_t FirstFit::lowest_gap(const Placed& item) {
   return gap.offset();
 }
 
-// Items of pairs are few. They are sorted like the blocks, and each comes between the items that the lifetime overlaps.
 std::int64_t FirstFit::lowest_gap_apart(const Placed& item) {
+  const std::size_t num_apart   = apart_begin_[item.item + 1] - apart_begin_[item.item];
+  const std::size_t most_placed = max_in_block * by_offset_.size();
+  return 16 * num_apart < most_placed ? lowest_gap_among_few(item) : lowest_gap_among_many(item);
+}
+
+// Asks for every placed item: faster than sorting those of pairs.
+std::int64_t FirstFit::lowest_gap_among_many(const Placed& item) {
+  const std::span<const std::uint64_t> apart = pairs_->row(item.item);
+  Gap gap(item.end);
+  for (const std::uint32_t number : by_offset_) {
+    const Block& block = blocks_[number];
+    num_pairs_ += static_cast<std::int64_t>(block.size);
+    for (std::size_t i = 0; i < block.size; ++i) {
+      const Placed& other  = block.items[i];
+      const bool overlaps  = other.first <= item.last && item.first <= other.last;
+      const bool are_apart = (apart[other.item / 64] >> other.item % 64 & 1) != 0;
+      if ((overlaps || are_apart) && gap.ends_at(other.begin, other.end)) return gap.offset();
+    }
+  }
+  return gap.offset();
+}
+
+// The items of pairs are sorted like the blocks, and each comes between the items that the lifetime overlaps.
+std::int64_t FirstFit::lowest_gap_among_few(const Placed& item) {
   apart_now_.clear();
   for (std::uint32_t i = apart_begin_[item.item]; i < apart_begin_[item.item + 1]; ++i) {
     const std::uint32_t other = apart_[i];

@@ -44,7 +44,7 @@ void for_each_bit(std::span<const std::uint64_t> words, const auto& visit) {
 // then. So an item is compared with few others: about a tenth of all in a training step.
 class FirstFit {
  public:
-  // `apart`: null: only items with overlapping lifetimes must not share.
+  // `apart`, which must outlive this: null: only items with overlapping lifetimes must not share.
   explicit FirstFit(const std::vector<PackItem>& items, const ItemPairs* apart = nullptr);
 
   // Stops once the size exceeds `at_most`; the remaining items are then not placed. Returns a packing without offsets
@@ -84,7 +84,10 @@ class FirstFit {
   static bool ends_in(const Block& block, const Placed& item, Gap& gap, const auto& before);
   [[nodiscard]] Placed unplaced(std::uint32_t item) const;
   [[nodiscard]] std::int64_t lowest_gap(const Placed& item);
+  // With pairs of `apart`: where an item has few of them, and where it has many. The result is the same.
   [[nodiscard]] std::int64_t lowest_gap_apart(const Placed& item);
+  [[nodiscard]] std::int64_t lowest_gap_among_few(const Placed& item);
+  [[nodiscard]] std::int64_t lowest_gap_among_many(const Placed& item);
   void insert(const Placed& item);
   void new_block(std::size_t place);  // an empty one, among the blocks in use
   void split(std::size_t place);      // a full block into two
@@ -96,6 +99,7 @@ class FirstFit {
   };
 
   const std::vector<PackItem>& items_;
+  const ItemPairs* pairs_;
   std::uint32_t turns_per_span_;
   std::vector<Block> blocks_;               // those in use come first; all keep their memory
   std::vector<std::uint32_t> by_offset_;    // the blocks in use
