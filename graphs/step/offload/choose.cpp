@@ -19,6 +19,12 @@ using offload::RankChoice;
 
 constexpr std::int64_t most_piece_bytes = std::int64_t{8} << 20;
 
+// Whether a unit can get a home. In most steps none can, and then nobody looks for them.
+bool moves_units(const OffloadAmounts& amounts) {
+  return amounts.optimizer > 0 || amounts.grads > 0 || amounts.params > 0 || amounts.activations > 0 ||
+         std::ranges::count(amounts.layers, ActivationMode::offload) > 0;
+}
+
 // Finds the homes of all ranks. Homes that last for a part of the step share host memory, as the memory plan says.
 // So a rank gets a room, which is the sum of its homes in host memory, and the room is made larger than host_bytes as
 // long as the planned bytes fit.
@@ -71,9 +77,10 @@ class HomeSearch {
       made.piece_bytes         = std::clamp(piece, Storage::block_bytes, most_piece_bytes);
     }
     for (auto& [rank, room] : rooms_) {
-      const auto own = options_.offload_of.find(rank);
-      RankChoice choice(step_, of, own == options_.offload_of.end() ? amounts_ : own->second, options_.offload_rates,
-                        units_.of(step_, rank), rank, made);
+      const auto own                = options_.offload_of.find(rank);
+      const OffloadAmounts& amounts = own == options_.offload_of.end() ? amounts_ : own->second;
+      const offload::RankUnits& all = moves_units(amounts) ? units_.of(step_, rank) : no_units_;
+      RankChoice choice(step_, of, amounts, options_.offload_rates, all, rank, made);
       room.demand = choice.choose(room.bytes);
       made.shares_staging |= room.is_short;
     }
@@ -177,6 +184,7 @@ class HomeSearch {
   const OffloadAmounts& amounts_;
   const StepOptions& options_;
   offload::StepUnits& units_;
+  const offload::RankUnits no_units_ = {};
   std::map<Rank, Room> rooms_;
 };
 

@@ -1,6 +1,7 @@
 #include "graphs/step/offload/units.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "engine/base/error.hpp"
 #include "engine/graph/recompute.hpp"
@@ -13,10 +14,11 @@ class UnitFinder {
  public:
   UnitFinder(const StepGraph& step, Rank rank) : step_(step), rank_(rank) {}
 
-  RankUnits find() {
+  // The buffers and nodes are those of the rank.
+  RankUnits find(std::span<const Buffer> buffers, std::span<const Node> nodes) {
     add_weights();
-    add_other_gradients();
-    add_activations();
+    add_other_gradients(buffers);
+    add_activations(nodes);
     for (auto& list : found_.classes) {
       for (Candidate& unit : list) leave_small(unit);
     }
@@ -26,8 +28,8 @@ class UnitFinder {
  private:
   void add(OffloadClass of, const std::string& unit, Buffer buffer, int layer = -1);
   void add_weights();
-  void add_other_gradients();
-  void add_activations();
+  void add_other_gradients(std::span<const Buffer> buffers);
+  void add_activations(std::span<const Node> nodes);
   void leave_small(Candidate& unit) const;
 
   const StepGraph& step_;
@@ -72,26 +74,24 @@ void UnitFinder::add_weights() {
 }
 
 // Whole gradients of shard units, and buckets that gradients are copied to.
-void UnitFinder::add_other_gradients() {
-  for (std::uint32_t i = 0; i < step_.graph.num_buffers(); ++i) {
-    const BufferSpec& spec = step_.graph.spec(Buffer{i});
-    if (spec.rank != rank_ || spec.token || spec.size_bytes == 0 || step_.role(Buffer{i}) != MemoryRole::gradients)
-      continue;
-    add(OffloadClass::grads, spec.name, Buffer{i});
+void UnitFinder::add_other_gradients(std::span<const Buffer> buffers) {
+  for (const Buffer buffer : buffers) {
+    const BufferSpec& spec = step_.graph.spec(buffer);
+    if (spec.token || spec.size_bytes == 0 || step_.role(buffer) != MemoryRole::gradients) continue;
+    add(OffloadClass::grads, spec.name, buffer);
   }
 }
 
 // Tensors of the forward pass that the backward pass reads.
-void UnitFinder::add_activations() {
+void UnitFinder::add_activations(std::span<const Node> nodes) {
   const Graph& graph = step_.graph;
   std::map<std::uint32_t, Labels> made_by;  // by buffer
-  for (std::uint32_t node = 0; node < graph.num_nodes(); ++node) {
-    if (graph.rank(Node{node}) != rank_) continue;
-    const Labels labels = graph.labels(Node{node});
+  for (const Node node : nodes) {
+    const Labels labels = graph.labels(node);
     const bool backward = labels.phase == "backward" || labels.phase == "weight" || labels.phase == recompute_phase;
     if (labels.phase != "forward" && !backward) continue;
-    for (std::size_t i = 0; i < graph.num_accesses(Node{node}); ++i) {
-      const Graph::AccessView access = graph.access(Node{node}, i);
+    for (std::size_t i = 0; i < graph.num_accesses(node); ++i) {
+      const Graph::AccessView access = graph.access(node, i);
       const BufferSpec& spec         = graph.spec(access.buffer);
       if (spec.token || spec.size_bytes == 0 || spec.lifetime != Lifetime::step || spec.space != Space::device ||
           step_.role(access.buffer) != MemoryRole::activations)
@@ -137,15 +137,20 @@ std::set<std::uint32_t> buffers_with_copies(const StepGraph& step, Rank rank) {
 
 }  // namespace
 
-RankUnits find_units(const StepGraph& step, Rank rank) {
-  RankUnits found   = UnitFinder(step, rank).find();
-  found.with_copies = buffers_with_copies(step, rank);
-  return found;
+void StepUnits::find_parts(const Graph& graph) {
+  for (std::uint32_t i = 0; i < graph.num_buffers(); ++i)
+    parts_[graph.spec(Buffer{i}).rank].buffers.push_back(Buffer{i});
+  for (std::uint32_t i = 0; i < graph.num_nodes(); ++i) parts_[graph.rank(Node{i})].nodes.push_back(Node{i});
 }
 
 const RankUnits& StepUnits::of(const StepGraph& step, Rank rank) {
   const auto found = known_.find(rank);
-  return found != known_.end() ? found->second : known_.emplace(rank, find_units(step, rank)).first->second;
+  if (found != known_.end()) return found->second;
+  if (parts_.empty()) find_parts(step.graph);
+  const Parts& parts = parts_[rank];
+  RankUnits units    = UnitFinder(step, rank).find(parts.buffers, parts.nodes);
+  units.with_copies  = buffers_with_copies(step, rank);
+  return known_.emplace(rank, std::move(units)).first->second;
 }
 
 }  // namespace stepgraph::offload

@@ -32,7 +32,6 @@ struct RankUnits {
     return classes[static_cast<std::size_t>(of)];
   }
 };
-[[nodiscard]] RankUnits find_units(const StepGraph& step, Rank rank);
 
 // Finds the units of each rank once, for one step or for steps whose passes before offload are the same.
 class StepUnits {
@@ -40,6 +39,14 @@ class StepUnits {
   [[nodiscard]] const RankUnits& of(const StepGraph& step, Rank rank);
 
  private:
+  // What a rank has in the graph.
+  struct Parts {
+    std::vector<Buffer> buffers;
+    std::vector<Node> nodes;
+  };
+  void find_parts(const Graph& graph);
+
+  std::map<Rank, Parts> parts_;  // of all ranks; empty until units are asked for
   std::map<Rank, RankUnits> known_;
 };
 
