@@ -5,6 +5,7 @@
 
 #include "backends/loopback/world.hpp"
 #include "tests/support/allocations.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;
@@ -45,6 +46,8 @@ TEST_CASE("a run of a training step allocates what a run of one empty node does"
                              sg::Plan{.layout = {.dp = 2}, .shard = {.bucket_views = false}},
                              sg::Plan{.layout = {.dp = 2}, .optimizer = {.kind = sg::OptimizerKind::sgd}});
   const auto type = GENERATE(sg::DType::f32, sg::DType::bf16, sg::DType::f16);
+  static int seen = 0;
+  if (sg::testing::left_for_the_night(seen, 2)) return;  // each plan runs with one or two types
   CAPTURE(to_string(plan.layout), plan.shard.strategy == sg::Shard::full, plan.shard.bucket_views,
           to_string(plan.optimizer.kind), type);
   plan.precision.param = type;

@@ -1,4 +1,5 @@
 // Offload changes no bit: losses, norms and weights are those of a run without it.
+#include <bit>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
@@ -85,7 +86,10 @@ TEST_CASE("every combination of offloaded classes has the bits of no offload", "
   const int classes = GENERATE(range(1, 16));
   CAPTURE(classes);
   if (sg::testing::sanitized() && classes != 15 && classes != 5) return;
+  static int seen = 0;
   for (const Setting& setting : settings()) {
+    const bool some = classes != 15 && !std::has_single_bit(static_cast<unsigned>(classes));  // not one, not all
+    if (some && !sg::testing::sanitized() && sg::testing::left_for_the_night(seen, 4)) continue;
     CAPTURE(setting.name);
     CHECK(train(small_gpt2(), setting.plan, setting.batch, offload_of(classes)) == without_offload(setting));
   }
@@ -108,9 +112,11 @@ TEST_CASE("slots and the lanes of transfers change no bit", "[graphs][offload]")
 
 TEST_CASE("a disk with little host memory changes no bit", "[graphs][offload][disk]") {
   const sg::testing::TempFolder folder;
-  const int classes = GENERATE(1, 2, 4, 8, 15);
+  const int classes = GENERATE(15, 1, 2, 4, 8);
   if (sg::testing::sanitized() && classes != 15) return;
+  static int seen = 0;
   for (const Setting& setting : settings()) {
+    if (classes != 15 && sg::testing::left_for_the_night(seen, 4)) continue;  // all classes run in every setting
     for (const std::int64_t host_bytes : {std::int64_t{64} << 10, std::int64_t{300} << 10}) {
       const bool tight = host_bytes == std::int64_t{64} << 10;  // many pieces, so many nodes
       if (tight ? sg::testing::sanitized() : classes != 15) continue;
@@ -128,7 +134,9 @@ TEST_CASE("lossless compression changes no bit", "[graphs][offload]") {
   const bool on_disk = GENERATE(false, true);
   const int classes  = GENERATE(5, 15);
   if (on_disk && classes != 15) return;
+  static int seen = 0;
   for (const Setting& setting : settings()) {
+    if ((classes != 15 || on_disk) && sg::testing::left_for_the_night(seen, 4)) continue;
     CAPTURE(classes, on_disk, setting.name);
     sg::OffloadPlan offload = offload_of(classes);
     offload.compress        = sg::Compression::lossless;
