@@ -35,8 +35,8 @@ struct Half {
     }
     return bits & 0x8000 ? -value : value;
   }
-  // Magnitudes grow with their bits, so the nearest one is found by bisection.
-  [[nodiscard]] std::uint16_t encode(double value) const {
+  // Magnitudes grow with their bits, so the nearest one is found by bisection. `values` has decode() of all bits.
+  [[nodiscard]] std::uint16_t encode(double value, const std::vector<double>& values) const {
     const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
     const double magnitude   = std::abs(value);
     const auto infinity      = static_cast<std::uint16_t>((2 * bias + 1) << mantissa);
@@ -44,10 +44,10 @@ struct Half {
     std::uint16_t below = 0, above = infinity;  // decode(below) <= magnitude < value of `above`
     while (above - below > 1) {
       const auto middle                             = static_cast<std::uint16_t>((below + above) / 2);
-      (decode(middle) <= magnitude ? below : above) = middle;
+      (values[middle] <= magnitude ? below : above) = middle;
     }
-    const double low  = decode(below);
-    const double high = above == infinity ? std::ldexp(1.0, bias + 1) : decode(above);  // the next value if the format
+    const double low  = values[below];
+    const double high = above == infinity ? std::ldexp(1.0, bias + 1) : values[above];  // the next value if the format
                                                                                         // had no limit
     const bool up = magnitude - low > high - magnitude || (magnitude - low == high - magnitude && below % 2 == 1);
     return static_cast<std::uint16_t>(sign | (up ? above : below));
@@ -55,6 +55,21 @@ struct Half {
 };
 constexpr Half f16_format{10, 15};
 constexpr Half bf16_format{7, 127};
+
+// Tables of the values of all bits: faster than computing each.
+std::vector<double> all_values(const Half& format) {
+  std::vector<double> values;
+  for (int bits = 0; bits < 1 << 16; ++bits) values.push_back(format.decode(static_cast<std::uint16_t>(bits)));
+  return values;
+}
+const std::vector<double>& f16_values() {
+  static const std::vector<double> values = all_values(f16_format);
+  return values;
+}
+const std::vector<double>& bf16_values() {
+  static const std::vector<double> values = all_values(bf16_format);
+  return values;
+}
 
 std::int64_t wrapped(double value) { return static_cast<std::int64_t>(value); }
 
@@ -141,9 +156,9 @@ double decode(DType type, const std::byte* element) {
     case DType::i64:
       return static_cast<double>(load<std::int64_t>(element));
     case DType::f16:
-      return f16_format.decode(load<std::uint16_t>(element));
+      return f16_values()[load<std::uint16_t>(element)];
     case DType::bf16:
-      return bf16_format.decode(load<std::uint16_t>(element));
+      return bf16_values()[load<std::uint16_t>(element)];
     case DType::f32:
       return load<float>(element);
     case DType::f64:
@@ -161,9 +176,9 @@ void encode(DType type, double value, std::byte* element) {
     case DType::i64:
       return store(wrapped(value), element);
     case DType::f16:
-      return store(f16_format.encode(value), element);
+      return store(f16_format.encode(value, f16_values()), element);
     case DType::bf16:
-      return store(bf16_format.encode(value), element);
+      return store(bf16_format.encode(value, bf16_values()), element);
     case DType::f32:
       return store(static_cast<float>(value), element);
     case DType::f64:
