@@ -9,6 +9,7 @@
 #include "engine/run/threads/numa_nodes.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/processes/command_run.hpp"
+#include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -28,17 +29,20 @@ TEST_CASE("training has the same bits with and without NUMA nodes", "[tools][num
   if (allowed.size() < 2) SKIP("needs 2 processors, and this process may use " << allowed.size());
   const std::string layout = GENERATE("1x1x1", "2x1x1", "1x2x2");
   CAPTURE(layout);
+  static int seen = 0;
+  if (sg::testing::left_out(seen, 2)) return;
   const sg::testing::TempFolder files;
   // Large enough that its products are cut and that its memory is placed.
   const std::string config = files.put("run.json", R"({
     "model": {"kind": "gpt2", "layers": 2, "width": 160, "heads": 4, "context": 96, "vocab": 500},
     "data": {"synthetic": 3}, "batch": {"global": 4, "micro": 2, "seq": 96}})");
-  const std::string run    = str("train ", config, " --steps 3 --json --set layout.dp=", layout[0],
-                                 " --set layout.tp=", layout[2], " --set layout.pp=", layout[4]);
+  const std::string run    = str("train ", config, " --steps ", sg::testing::cases(3), " --json --set layout.dp=",
+                                 layout[0], " --set layout.tp=", layout[2], " --set layout.pp=", layout[4]);
   const std::string two = str(allowed[0], "/", allowed[1]), one = str(allowed[1]);
   std::string first;
   for (const auto& [numa, threads] :
        std::vector<std::pair<std::string, int>>{{"off", 2}, {two, 2}, {two, 5}, {one, 2}, {"auto", 2}}) {
+    if (sg::testing::sanitized() && numa != "off" && threads != 5) continue;
     const Outcome found = run_with(numa, str(run, " --threads ", threads));
     CAPTURE(numa, threads, found.err);
     REQUIRE(found.exit_code == 0);

@@ -27,8 +27,10 @@ TEST_CASE("a direct file has all bytes that were appended", "[engine][base][dire
   static int seen        = 0;
   if (sg::testing::left_out(seen, 5)) return;
   CAPTURE(size, reserves);
-  std::string bytes(size, '\0');
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
+  std::string block(251 * 256, '\0');
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = static_cast<char>(i * 7 + i / 251);
+  std::string bytes;
+  while (bytes.size() < size) bytes.append(block, 0, size - bytes.size());
   const std::string path = folder / "file";
   sg::DirectFile file(path, reserves ? static_cast<std::int64_t>(size) : 0);
   std::span<const std::byte> rest = std::as_bytes(std::span(bytes));
