@@ -78,7 +78,10 @@ TEST_CASE("train prints what offload moves, once, and the same losses", "[tools]
   CHECK_THAT(words.out, ContainsSubstring(" in its host memory"));
   CHECK_THAT(words.err, !ContainsSubstring("lossy"));
   CHECK_THAT(small.run("train", "--steps 1 --set offload.grads=true --set offload.compress=bf16").err,
-             ContainsSubstring("; compress bf16 is lossy: it changes losses"));
+             ContainsSubstring("; compress bf16 is lossy: it changes losses; "));
+  const auto weights = small.run("train", "--steps 1 --set offload.params=true --set offload.compress=bf16");
+  CHECK_THAT(weights.err, ContainsSubstring("; compress bf16 is lossy: it changes losses, and weights are rounded "
+                                            "after each update; "));
 }
 
 TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][disk]") {

@@ -171,9 +171,8 @@ void RankChoice::find_moving_gradients() {
 }
 
 Compression RankChoice::kind_of(Buffer buffer) const {
-  const bool keeps_bits =
-      units_.with_copies.contains(buffer.id) && is_lossy(plan_.compress, step_.graph.spec(buffer).type);
-  return keeps_bits ? Compression::none : plan_.compress;
+  const bool keeps_bits = units_.with_copies.contains(buffer.id) || units_.masters.contains(buffer.id);
+  return keeps_bits && is_lossy(plan_.compress, step_.graph.spec(buffer).type) ? Compression::none : plan_.compress;
 }
 
 std::int64_t RankChoice::stored_bytes(Buffer buffer) const {

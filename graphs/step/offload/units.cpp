@@ -140,6 +140,9 @@ std::set<std::uint32_t> buffers_with_copies(const StepGraph& step, Rank rank) {
 RankUnits find_units(const StepGraph& step, Rank rank) {
   RankUnits found   = UnitFinder(step, rank).find();
   found.with_copies = buffers_with_copies(step, rank);
+  for (const StepWeight& weight : step.ranks.at(rank).weights) {
+    if (!weight.master.empty()) found.masters.insert(weight.master.buffer.id);
+  }
   return found;
 }
 

@@ -168,7 +168,10 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
     out += str(", reads ", text(moved.disk_read), " from disk and writes ", text(moved.disk_write));
   out += str("; ", text(figures.host_bytes), " in host memory");
   if (figures.disk_bytes > 0) out += str(", ", text(figures.disk_bytes), " on disk");
-  if (figures.lossy) out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
+  if (figures.lossy) {
+    out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
+    if (rounds_weights(figures.units)) out += ", and weights are rounded after each update";
+  }
   out += str("; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
              " of it without compute");
   if (predicted)
