@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/step/builder/build_step.hpp"
@@ -230,7 +231,7 @@ void check_need(const PlannedNeed& need, const Plan& plan) {
     if (budget == 0 || needed <= budget) return;
     throw DoesNotFit(
         std::string(key), needed,
-        str(key, ": a rank needs ", bytes_and_text(needed), " ", where, "; the budget is ", bytes_and_text(budget)));
+        str(key, ": a rank needs ", bytes_and_text(needed), " ", where, "; the budget is ", limit_and_text(budget)));
   };
   check("offload.host_bytes", need.host, plan.offload.host_bytes, "of host memory");
   check("offload.disk_bytes", need.disk, plan.offload.disk_bytes, "on disk");

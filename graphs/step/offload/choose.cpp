@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/planned_sizes.hpp"
 #include "engine/run/storage.hpp"
@@ -167,7 +168,7 @@ class HomeSearch {
       if (needed <= budget) continue;
       throw DoesNotFit("offload.disk_bytes", needed,
                        str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(needed),
-                           " on disk; the budget is ", bytes_and_text(budget)));
+                           " on disk; the budget is ", limit_and_text(budget)));
     }
     return made;
   }
