@@ -126,7 +126,7 @@ void add_eval(Command program) {
   command.footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
   command.run([options] {
     const Config config = read(options->config);
-    check_host_memory(config, true);
+    check_offload_here(config);
     in_world({.command = "eval", .flight = options->flight}, config,
              [&](World& world) { run_eval(*options, config, world); });
   });

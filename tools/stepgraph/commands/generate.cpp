@@ -142,7 +142,7 @@ void add_generate(Command program) {
   command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
   command.run([options] {
     const Config config = read(options->config);
-    check_host_memory(config, true);
+    check_offload_here(config);
     WorldOptions world_options{.command = "generate", .flight = options->flight};
     if (options->dump_logits) world_options.to_write.push_back(*options->dump_logits);
     in_world(world_options, config, [&](World& world) { run_generate(*options, config, world); });

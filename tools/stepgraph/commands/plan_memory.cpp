@@ -57,7 +57,7 @@ std::string activations_text(std::span<const MemoryRequirement> rows) {
 
 void run_plan_memory(const PlanMemoryOptions& options) {
   const Config config = read(options.config);
-  check_host_memory(config, false);
+  check_offload_there(config);
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
