@@ -81,11 +81,12 @@ void run_plan_memory(const PlanMemoryOptions& options) {
                    workspace_text(rows), activations_text(rows)));
   }
   // Rows do not say which tensors are moved: only what is certain is noted.
-  OffloadUse use{.something = false, .disk = false, .params = true, .compressed = true};
+  OffloadUse use{};
   for (const MemoryRequirement& row : rows) {
     use.something |= row.host_bytes > 0 || row.disk_bytes > 0;
     use.disk |= row.disk_bytes > 0;
   }
+  use.params = use.compressed = use.something;
   if (!options.forward) note_idle_settings("plan-memory", config, use);
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }
