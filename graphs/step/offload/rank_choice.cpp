@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/storage.hpp"
@@ -192,8 +193,8 @@ std::int64_t RankChoice::host_bytes_of(const Chosen& unit, std::optional<Lifetim
 
 void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan) {
   throw DoesNotFit("offload.host_bytes", needed,
-                   str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(needed), " of host memory for ",
-                       what, "; the budget is ", bytes_and_text(plan.host_bytes)));
+                   str("offload.host_bytes: rank ", rank, " needs at least ", bytes_and_text(needed),
+                       " of host memory for ", what, "; the budget is ", limit_and_text(plan.host_bytes)));
 }
 
 }  // namespace stepgraph::offload
