@@ -147,6 +147,14 @@ TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][di
   CAPTURE(eval.err);
   REQUIRE(eval.exit_code == 0);
   CHECK(json_lines(eval.out).at(0).at("loss") == json_lines(small.run("eval", "--json").out).at(0).at("loss"));
+  CHECK(eval.err.find("lossy") == std::string::npos);
+  const auto rounded = small.run("eval", "--set offload.params=true --set offload.compress=bf16");
+  CHECK(rounded.exit_code == 0);
+  CHECK_THAT(rounded.err,
+             ContainsSubstring("stepgraph eval: note: offload.compress bf16 is lossy: weights are rounded, "
+                               "which changes the results\n"));
+  // An evaluation has no states of the optimizer, so nothing is moved.
+  CHECK(small.run("eval", "--set offload.optimizer=true --set offload.host_bytes=1KiB").exit_code == 0);
   const std::string prompt = "--prompt ab --tokens 2 ";
   const auto generate      = small.run("generate", prompt + weights);
   CAPTURE(generate.err);

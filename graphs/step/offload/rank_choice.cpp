@@ -45,6 +45,7 @@ HomeDemand RankChoice::choose(std::int64_t room_bytes) {
   divide_updates();
   for (const OffloadClass of : {OffloadClass::params, OffloadClass::grads, OffloadClass::activations}) choose_units(of);
   choose_host_gradients();
+  if (chosen_.empty()) return demand_;  // no host memory is needed
   const auto benefit = [](const Chosen& unit) {
     return std::find(by_benefit.begin(), by_benefit.end(), unit.offload_class);
   };

@@ -13,6 +13,7 @@
 #include "tools/stepgraph/processes/together.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"
 #include "tools/stepgraph/session/config_options.hpp"
+#include "tools/stepgraph/session/plan_text.hpp"
 #include "tools/stepgraph/session/session.hpp"
 #include "tools/stepgraph/session/targets.hpp"
 #include "tools/stepgraph/terminal/interrupt.hpp"
@@ -78,6 +79,7 @@ void run_generate(const GenerateOptions& options, const Config& config, World& w
                        .reuse         = config.plan.reuse,
                        .machine       = pointer_to(machine),
                        .storage       = storage_of(config)});
+  if (prints) note_rounded_weights("generate", config, generator.run().step());
   set_weights(generator.run(), start, config.seed);
   if (options.dump_logits) dump_logits(generator, prompt, world, *options.dump_logits);
 
