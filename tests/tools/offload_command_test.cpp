@@ -200,6 +200,10 @@ TEST_CASE("strategies of offload act by the budget of the device", "[tools][offl
   CAPTURE(idle.err);
   REQUIRE(idle.exit_code == 0);
   CHECK(of_type(idle.out, "offload").at(0).at("units").items.empty());
+  CHECK_THAT(
+      small.run("train", sg::str("--steps 1 --set offload.strategy=balanced --set offload.device_bytes=", 2 * peak))
+          .err,
+      ContainsSubstring("stepgraph train: offload: nothing is moved: the step fits the device\n"));
   const auto acts =
       small.run("train", sg::str("--steps 1 --json --set offload.strategy=balanced --set offload.device_bytes=", peak));
   CAPTURE(acts.err);

@@ -134,7 +134,7 @@ std::string units_text(const std::vector<OffloadedUnit>& units) {
     out += str(out.empty() ? "" : ", ", to_string(of), " ", bytes_text(static_cast<double>(bytes)));
     if (of == OffloadClass::optimizer) out += str(" (the host updates ", on_host, " of ", count, " units)");
   }
-  return out.empty() ? "nothing" : out;
+  return out;
 }
 
 }  // namespace
@@ -160,6 +160,10 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
       line.add({{"predicted_s", predicted->seconds}, {"bound", predicted->bound}, {"bound_s", predicted->bound_s}});
     line.set("units", units_json(figures.units));
     return json_line(line);
+  }
+  if (figures.units.empty()) {
+    const bool has_device = plan.strategy != OffloadStrategy::manual || plan.device_bytes > 0;
+    return str("offload: nothing is moved", has_device ? ": the step fits the device" : "");
   }
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   std::string out = str("offload: ", units_text(figures.units), "; a step copies ", text(moved.h2d),
