@@ -20,6 +20,8 @@ namespace stepgraph {
 namespace {
 
 constexpr std::int64_t block = Storage::block_bytes;
+constexpr std::string_view larger_files =
+    "(a larger limit of file sizes, ulimit -f, or a folder on another file system)";
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
@@ -115,10 +117,11 @@ class SpillFile::Impl {
     while (error == EINTR) error = fallocate(buffered_.get(), 0, 0, size_) == 0 ? 0 : errno;
     if (error == EOPNOTSUPP || error == ENOSYS) error = ftruncate(buffered_.get(), size_) == 0 ? 0 : errno;
     if (error == 0) return;
-    const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    throw Error(ErrorKind::backend,
-                str(name(), ": needs ", bytes_text(static_cast<double>(size_)), ", ", free_text(),
-                    " are free: ", reason(error), full ? " (free space, or name another folder)" : ""));
+    const std::string needs = str(name(), ": needs ", bytes_text(static_cast<double>(size_)));
+    if (error == EFBIG) throw Error(ErrorKind::backend, str(needs, ": ", reason(error), " ", larger_files));
+    const bool full = error == ENOSPC || error == EDQUOT;
+    throw Error(ErrorKind::backend, str(needs, ", ", free_text(), " are free: ", reason(error),
+                                        full ? " (free space, or name another folder)" : ""));
   }
 
   [[nodiscard]] std::optional<Failure> run(std::vector<Request>& requests) {
@@ -129,9 +132,10 @@ class SpillFile::Impl {
     const std::string where =
         str(name(), ": ", failure.writes ? "writing " : "reading ", failure.size, " bytes at ", failure.offset, ": ");
     if (failure.error != 0) {
-      throw Error(ErrorKind::backend,
-                  str(where, reason(failure.error),
-                      failure.error == ENOSPC ? str(" (", free_text(), " are free; free space)") : std::string()));
+      throw Error(ErrorKind::backend, str(where, reason(failure.error),
+                                          failure.error == ENOSPC  ? str(" (", free_text(), " are free; free space)")
+                                          : failure.error == EFBIG ? str(" ", larger_files)
+                                                                   : std::string()));
     }
     throw Error(ErrorKind::backend, str(where, "only ", failure.done, failure.writes ? " were written" : " are there",
                                         " (the file must keep its ", size_, " bytes)"));

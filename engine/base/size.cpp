@@ -62,4 +62,16 @@ std::uint64_t parse_size(std::string_view text) {
   return size;
 }
 
+std::string limit_text(std::int64_t bytes) {
+  constexpr std::array<std::string_view, 6> units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (unit + 1 < units.size() && bytes >= std::int64_t{1024} << (10 * unit)) ++unit;
+  if (unit == 0) return str(bytes, " B");
+  const std::int64_t one = std::int64_t{1} << (10 * unit), whole = bytes / one;
+  const std::int64_t tenths = bytes % one * 10 / one;
+  return whole < 10 || tenths > 0 ? str(whole, ".", tenths, " ", units[unit]) : str(whole, " ", units[unit]);
+}
+
+std::string limit_and_text(std::int64_t bytes) { return str(bytes, " (", limit_text(bytes), ")"); }
+
 }  // namespace stepgraph

@@ -1,11 +1,14 @@
 #include "engine/run/memory.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
+#include "engine/base/size.hpp"
+#include "engine/base/text.hpp"
 #include "engine/run/device.hpp"
 
 namespace stepgraph {
@@ -24,6 +27,12 @@ std::byte pattern(std::int64_t at) {
 void prefer_large_pages(void* pages, std::size_t size) {
   constexpr std::size_t large = std::size_t{2} << 20;
   if (size >= 2 * large) (void)madvise(pages, size, MADV_HUGEPAGE);
+}
+
+// "; this machine has 25234698240 (23.5 GiB)"; empty: not known.
+std::string memory_of_machine() {
+  const std::int64_t pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? str("; this machine has ", limit_and_text(pages * page_bytes)) : std::string();
 }
 
 }  // namespace
@@ -67,7 +76,8 @@ Memory::Arena Memory::make_arena(const ArenaPlan& plan) const {
   const Free on_device{0, device_, plan.rank, plan.space};
   arena.block = device_ != nullptr ? Block(device_->allocate(plan.rank, plan.space, size), on_device) : allocate(size);
   if (!arena.block)
-    throw Error(ErrorKind::backend, str("memory: cannot allocate ", size, " bytes for rank ", plan.rank));
+    throw Error(ErrorKind::backend, str("memory: cannot allocate ", bytes_and_text(static_cast<std::int64_t>(size)),
+                                        " of host memory for rank ", plan.rank, memory_of_machine()));
   const auto address = reinterpret_cast<std::intptr_t>(arena.block.get());
   arena.begin        = arena.block.get() + (MemoryPlan::round_up(address, alignment) - address);
   return arena;

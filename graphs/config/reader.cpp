@@ -117,6 +117,7 @@ void ConfigReader::size(std::string_view key, std::int64_t& field) const {
   if (found->kind != Kind::string) {
     if (found->kind != Kind::integer)
       refuse(key, str(excerpt(*found), " is not a size (bytes, or a string: \"24GiB\")"));
+    if (found->text.starts_with('-')) refuse(key, str(excerpt(*found), " is negative (bytes, or a string: \"24GiB\")"));
     return integer(key, field, 0, std::numeric_limits<std::int64_t>::max());
   }
   try {

@@ -2,13 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <string>
 #include <system_error>
 
 #include "engine/base/error.hpp"
-#include "engine/base/text.hpp"
+#include "engine/base/size.hpp"
 
 namespace stepgraph {
 namespace {
@@ -45,12 +46,6 @@ void check_disk(const OffloadPlan& plan) {
     refuse_key("disk", str("'", plan.disk, "' has no effect with strategy ", plan.strategy,
                            ", which does not use a disk (strategy manual or extreme)"));
   }
-  std::error_code failed;
-  if (!std::filesystem::is_directory(plan.disk, failed))
-    refuse_key("disk", str("'", plan.disk, "' is not a folder (one that exists)"));
-  if (::access(plan.disk.c_str(), W_OK | X_OK) != 0)
-    refuse_key("disk", str("'", plan.disk, "' cannot be written to: ", std::generic_category().message(errno),
-                           " (a folder in which files can be made)"));
 }
 
 // Fields that are not the default although they have no effect.
@@ -122,10 +117,27 @@ std::int64_t machine_memory_bytes() noexcept {
   return pages > 0 && page_bytes > 0 ? pages * page_bytes : 0;
 }
 
-void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine) {
-  if (machine_bytes <= 0 || plan.host_bytes <= machine_bytes) return;
-  refuse_key("host_bytes", str(plan.host_bytes, " is above the memory of ", machine, " (at most ", machine_bytes, ", ",
-                               bytes_text(static_cast<double>(machine_bytes)), ")"));
+void check_disk_folder(const std::string& disk) {
+  if (disk.empty()) return;
+  std::error_code failed;
+  const std::filesystem::file_status status = std::filesystem::status(disk, failed);
+  if (status.type() == std::filesystem::file_type::not_found)
+    refuse_key("disk", str("'", disk, "' does not exist (a folder that exists)"));
+  if (!failed && !std::filesystem::is_directory(status))
+    refuse_key("disk", str("'", disk, "' is a file (a folder that exists)"));
+  if (failed || ::access(disk.c_str(), W_OK | X_OK) != 0)
+    refuse_key("disk", str("'", disk, "' cannot be written to: ",
+                           failed ? failed.message() : std::generic_category().message(errno),
+                           " (a folder in which files can be made)"));
+}
+
+void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine, int num_ranks) {
+  const std::int64_t most = machine_bytes / std::max(num_ranks, 1);
+  if (machine_bytes <= 0 || plan.host_bytes <= most) return;
+  const std::string ranks = str(" for each of ", num_ranks, " ranks");
+  refuse_key("host_bytes", str(plan.host_bytes, num_ranks > 1 ? ranks : "", " is above the memory of ", machine,
+                               num_ranks > 1 ? str(", ", limit_and_text(machine_bytes)) : "", " (at most ", most, ", ",
+                               limit_text(most), ")"));
 }
 
 void check_offload(const OffloadPlan& plan) {

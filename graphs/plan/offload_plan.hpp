@@ -64,12 +64,16 @@ struct OffloadPlan {
 // The memory of this machine; 0: not known.
 [[nodiscard]] std::int64_t machine_memory_bytes() noexcept;
 
-// Throws Error(config) for fields that are wrong by themselves, contradict each other or have no effect, and for a disk
-// folder that does not exist. Messages use the names of configs: "offload.slots: ...".
+// Throws Error(config) for fields that are wrong by themselves, contradict each other or have no effect. Messages use
+// the names of configs: "offload.slots: ...". A plan can be for another machine, so its folder need not exist here.
 void check_offload(const OffloadPlan& plan);
 
-// Throws Error(config) if host_bytes is above the memory of the machine that a step is to run on. 0: not known.
-// `machine`: its name, for the message.
-void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine = "this machine");
+// Throws Error(config) if `disk` is not a folder of this machine in which files can be made. Empty: no disk.
+void check_disk_folder(const std::string& disk);
+
+// Throws Error(config) if host_bytes of so many ranks is above the memory of the machine that they are to run on. 0:
+// not known. `machine`: its name, for the message.
+void check_host_bytes(const OffloadPlan& plan, std::int64_t machine_bytes, std::string_view machine = "this machine",
+                      int num_ranks = 1);
 
 }  // namespace stepgraph

@@ -238,8 +238,11 @@ OffloadRates offload_rates(const Cluster& cluster) {
 }
 
 void check_offload_rates(const Cluster& cluster, const StepGraph& step) {
-  const auto missing = [](std::string_view key, std::string_view what) {
-    throw Error(ErrorKind::config, str(key, ": missing (the step has ", what, "; or a preset: a100, h100 or h200)"));
+  std::string keys, first;  // that are missing, and what needs the first of them
+  const auto missing = [&](std::string_view key, std::string_view what) {
+    if (keys.find(key) != keys.npos) return;
+    keys += str(keys.empty() ? "" : ", ", key);
+    if (first.empty()) first = what;
   };
   if (step.homes.empty()) return;
   for (std::uint32_t i = 0; i < step.graph.num_nodes(); ++i) {
@@ -252,6 +255,8 @@ void check_offload_rates(const Cluster& cluster, const StepGraph& step) {
     if (on_host && !std::isfinite(cluster.host_memory_bytes_per_s))
       missing("host.memory", str("work on the host, such as '", step.graph.name(Node{i}), "'"));
   }
+  if (!keys.empty())
+    throw Error(ErrorKind::config, str(keys, ": missing (the step has ", first, "; or a preset: a100, h100 or h200)"));
 }
 
 }  // namespace stepgraph

@@ -1,5 +1,7 @@
 #include "graphs/predict/offload_report.hpp"
 
+#include <algorithm>
+
 #include "engine/base/text.hpp"
 #include "engine/look/analysis.hpp"
 #include "engine/look/least_time.hpp"
@@ -34,6 +36,13 @@ TransferBytes transfer_bytes(const Graph& graph) {
     if (from == Space::pinned && to == Space::disk) sum.disk_write += bytes;
   }
   return sum;
+}
+
+bool rounds_weights(std::span<const OffloadedUnit> units) {
+  return std::ranges::any_of(units, [](const OffloadedUnit& unit) {
+    return unit.of == OffloadClass::params && unit.compression != Compression::none &&
+           unit.compression != Compression::lossless;
+  });
 }
 
 OffloadFigures offload_figures(const StepGraph& step, const MemoryPlan& plan, const Timeline& timeline) {

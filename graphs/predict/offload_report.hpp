@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct OffloadFigures {
     return raw_bytes > 0 ? static_cast<double>(stored_bytes) / static_cast<double>(raw_bytes) : 1;
   }
 };
+// Whether weights of these units lie in homes that can lose bits.
+[[nodiscard]] bool rounds_weights(std::span<const OffloadedUnit> units);
 // Of the ranks that the step holds.
 [[nodiscard]] OffloadFigures offload_figures(const StepGraph& step, const MemoryPlan& plan, const Timeline& timeline);
 // Of a recorded run, collective. Process 0: of all ranks.

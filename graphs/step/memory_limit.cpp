@@ -1,6 +1,7 @@
 #include "graphs/step/memory_limit.hpp"
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/planned_sizes.hpp"
 #include "graphs/step/builder/build_step.hpp"
@@ -25,7 +26,7 @@ void check_homes(Rank rank, std::int64_t host_bytes, std::int64_t disk_bytes, co
     if (budget == 0 || needed <= budget) return;
     throw DoesNotFit(std::string(key), needed,
                      str(key, ": rank ", rank, " needs ", bytes_and_text(needed), " ", where, "; the budget is ",
-                         bytes_and_text(budget)));
+                         limit_and_text(budget)));
   };
   check("offload.host_bytes", host_bytes, plan.host_bytes, "of host memory");
   check("offload.disk_bytes", disk_bytes, plan.disk_bytes, "on disk");
@@ -36,7 +37,7 @@ void check_device(const MemoryRequirement& needed, const Plan& plan) {
   if (limit.bytes == 0 || needed.peak_bytes <= limit.bytes) return;
   throw DoesNotFit(std::string(limit.key), needed.peak_bytes,
                    str(limit.key, ": rank ", needed.rank, " needs ", bytes_and_text(needed.peak_bytes), ": ",
-                       roles_text(needed), "; the limit is ", bytes_and_text(limit.bytes)));
+                       roles_text(needed), "; the limit is ", limit_and_text(limit.bytes)));
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const 
       runnable_((check_ranks(step_, world), step_.graph), world, {.reuse = options.reuse}) {
   verify(runnable_);
   std::shared_ptr<Memory> beside = owner == nullptr ? nullptr : memory_beside(*owner, options.storage);
-  program_                       = std::make_unique<Program>(runnable_, world, std::move(beside), options.storage);
+  program_                       = make_program(std::move(beside), options.storage);
   values_                        = std::make_unique<StoredValues>(step_, memory());
   options_                       = {.threads       = options.threads,
                                     .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
@@ -116,6 +116,22 @@ int StepRun::num_waiting() const {
     waiting += of_earlier && !std::isnan(memory().first<double>(set.scale));
   }
   return waiting;
+}
+
+std::unique_ptr<Program> StepRun::make_program(std::shared_ptr<Memory> beside, const MakeStorage& make) {
+  try {
+    return std::make_unique<Program>(runnable_, *world_, std::move(beside), make);
+  } catch (const Error& error) {
+    const auto& arenas = runnable_.memory()->arenas;
+    const auto any_of  = [&](Space space) {
+      return std::ranges::any_of(arenas, [&](const ArenaPlan& arena) { return arena.space == space; });
+    };
+    const bool only_host = any_of(Space::pinned) && !any_of(Space::disk);
+    if (error.kind() != ErrorKind::backend || !only_host) throw;
+    throw Error(error.kind(), str(error.what(),
+                                  " (offload.disk=FOLDER with offload.host_bytes, such as \"16GiB\": the "
+                                  "rest of what is offloaded then lies on disk)"));
+  }
 }
 
 // The same plan gives both steps the same buffers of values.

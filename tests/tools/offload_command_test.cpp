@@ -78,7 +78,10 @@ TEST_CASE("train prints what offload moves, once, and the same losses", "[tools]
   CHECK_THAT(words.out, ContainsSubstring(" in its host memory"));
   CHECK_THAT(words.err, !ContainsSubstring("lossy"));
   CHECK_THAT(small.run("train", "--steps 1 --set offload.grads=true --set offload.compress=bf16").err,
-             ContainsSubstring("; compress bf16 is lossy: it changes losses"));
+             ContainsSubstring("; compress bf16 is lossy: it changes losses; "));
+  const auto weights = small.run("train", "--steps 1 --set offload.params=true --set offload.compress=bf16");
+  CHECK_THAT(weights.err, ContainsSubstring("; compress bf16 is lossy: it changes losses, and weights are rounded "
+                                            "after each update; "));
 }
 
 TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][disk]") {
@@ -111,10 +114,27 @@ TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][di
   CHECK(losses(packed.out) == losses(small.run("train", large).out));
   CHECK(of_type(packed.out, "offload").at(0).at("ratio").as_real() < 1);
 
+  // A limit of file sizes is reported as a full disk is.
+  const auto limited = sg::testing::run_bash(
+      sg::str("ulimit -f 8; exec ", sg::testing::command_path(), " train ", small.config(),
+              " --steps 1 --set offload.optimizer=true --set offload.host_bytes=64KiB --set offload.disk=", disk));
+  CAPTURE(limited.err);
+  CHECK(limited.exit_code == 3);
+  CHECK_THAT(limited.err, ContainsSubstring("storage: spill file of rank 0 in '") &&
+                              ContainsSubstring("File too large (a larger limit of file sizes, ulimit -f, or"));
+
   const auto refused =
       small.run("train", "--steps 1 --set offload.optimizer=true --set offload.disk=" + disk + "/none");
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, ContainsSubstring("offload.disk: '") && ContainsSubstring("is not a folder"));
+  CHECK_THAT(refused.err, ContainsSubstring("offload.disk: '") && ContainsSubstring("' does not exist (a folder"));
+  // Commands that run nothing can plan for another machine.
+  for (const char* command : {"plan-memory", "graph", "verify"}) {
+    CAPTURE(command);
+    CHECK(small
+              .run(command,
+                   "--set offload.optimizer=true --set offload.host_bytes=64KiB --set offload.disk=" + disk + "/none")
+              .exit_code == 0);
+  }
   if (geteuid() != 0) {  // root can write to every folder
     std::filesystem::permissions(disk, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
     const auto read_only = small.run("train", "--steps 1 --set offload.optimizer=true --set offload.disk=" + disk);
@@ -127,6 +147,14 @@ TEST_CASE("train keeps what does not fit the host on disk", "[tools][offload][di
   CAPTURE(eval.err);
   REQUIRE(eval.exit_code == 0);
   CHECK(json_lines(eval.out).at(0).at("loss") == json_lines(small.run("eval", "--json").out).at(0).at("loss"));
+  CHECK(eval.err.find("lossy") == std::string::npos);
+  const auto rounded = small.run("eval", "--set offload.params=true --set offload.compress=bf16");
+  CHECK(rounded.exit_code == 0);
+  CHECK_THAT(rounded.err,
+             ContainsSubstring("stepgraph eval: note: offload.compress bf16 is lossy: weights are rounded, "
+                               "which changes the results\n"));
+  // An evaluation has no states of the optimizer, so nothing is moved.
+  CHECK(small.run("eval", "--set offload.optimizer=true --set offload.host_bytes=1KiB").exit_code == 0);
   const std::string prompt = "--prompt ab --tokens 2 ";
   const auto generate      = small.run("generate", prompt + weights);
   CAPTURE(generate.err);
@@ -172,6 +200,10 @@ TEST_CASE("strategies of offload act by the budget of the device", "[tools][offl
   CAPTURE(idle.err);
   REQUIRE(idle.exit_code == 0);
   CHECK(of_type(idle.out, "offload").at(0).at("units").items.empty());
+  CHECK_THAT(
+      small.run("train", sg::str("--steps 1 --set offload.strategy=balanced --set offload.device_bytes=", 2 * peak))
+          .err,
+      ContainsSubstring("stepgraph train: offload: nothing is moved: the step fits the device\n"));
   const auto acts =
       small.run("train", sg::str("--steps 1 --json --set offload.strategy=balanced --set offload.device_bytes=", peak));
   CAPTURE(acts.err);
@@ -222,6 +254,12 @@ TEST_CASE("host_bytes is compared with the machine that a step is for", "[tools]
   CHECK(refused.exit_code == 2);
   CHECK_THAT(refused.err, ContainsSubstring(sg::str("offload.host_bytes: ", here + 1,
                                                     " is above the memory of this machine (at most ", here)));
+  const auto two = small.run(
+      "train",
+      sg::str("--steps 1 --set layout.dp=2 --set offload.optimizer=true --set offload.host_bytes=", here / 2 + 1));
+  CHECK(two.exit_code == 2);
+  CHECK_THAT(two.err,
+             ContainsSubstring(sg::str("offload.host_bytes: ", here / 2 + 1, " for each of 2 ranks is above")));
   // A step can be planned for another machine. Its file may say how much memory that has.
   sg::Calibration machine{.host = "elsewhere", .cores = 4, .threads = 1};
   for (const char* op : {"linear", "adamw"}) machine.ops[op] = {{1e6, 1e4, 1e-3, 1e-3}};

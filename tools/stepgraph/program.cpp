@@ -54,7 +54,7 @@ int stepgraph::cli::run_program(int argc, char** argv) {
   sg::cli::add_flight(program);
   sg::cli::add_export(program);
   sg::cli::add_inspect(program);
-  sg::cli::ignore_broken_pipes();
+  sg::cli::ignore_signals_of_writes();
 
   try {
     line.run(argc, argv);

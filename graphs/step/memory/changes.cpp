@@ -27,6 +27,7 @@ class ChangeList {
       : plan_(plan), trains_(trains), from_{.settings = {}, .plan = plan, .batch = batch} {}
 
   std::vector<Change> for_device(bool offload_first) {
+    if (plan_.offload.host_bytes > 0) add_disk();  // host memory may be why more stays on the device
     add_strategies();
     const std::vector<Change> offloaded = more_offload();
     if (offload_first) append(offloaded);
@@ -47,10 +48,7 @@ class ChangeList {
   }
 
   std::vector<Change> for_homes(bool is_host) {
-    if (is_host && plan_.offload.disk.empty() && may_use_disk(plan_.offload.strategy)) {
-      // Any folder that exists: nothing is written before a run.
-      out_.push_back(from_.with("offload.disk=FOLDER", [](Change& change) { change.plan.offload.disk = "."; }));
-    }
+    if (is_host) add_disk();
     if (may_recompute(Recompute::full)) out_.push_back(with_recompute(from_, Recompute::full));
     for (auto of = class_keys.rbegin(); of != class_keys.rend(); ++of) {
       if (!(plan_.offload.*(of->field))) continue;
@@ -67,6 +65,13 @@ class ChangeList {
   [[nodiscard]] bool may_recompute(Recompute kind) const { return trains_ && plan_.recompute < kind; }
   [[nodiscard]] static Change with_recompute(const Change& of, Recompute kind) {
     return of.with(str("recompute=", kind), [&](Change& change) { change.plan.recompute = kind; });
+  }
+
+  void add_disk() {
+    if (!plan_.offload.disk.empty() || !may_use_disk(plan_.offload.strategy) || !plan_.offload.moves_something())
+      return;
+    // Any name: nothing is written before a run.
+    out_.push_back(from_.with("offload.disk=FOLDER", [](Change& change) { change.plan.offload.disk = "."; }));
   }
 
   void add_strategies() {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/step/builder/build_step.hpp"
@@ -27,8 +28,10 @@ bool drive_choices(const Plan& plan, bool trains) {
   return chooses_offload(plan, trains) || plan.offload.host_bytes > 0;
 }
 
+constexpr std::string_view host_key = "offload.host_bytes";
+
 std::int64_t need_for(std::string_view key, const PlannedNeed& need) {
-  return key == "offload.host_bytes" ? need.host : key == "offload.disk_bytes" ? need.disk : need.device;
+  return key == host_key ? need.host : key == "offload.disk_bytes" ? need.disk : need.device;
 }
 
 // Tries changes and counts what was built.
@@ -131,11 +134,29 @@ bool is_known(const DoesNotFit& refused, const FitSearch& search) {
          !drive_choices(search.plan, search.trains);
 }
 
+// The host memory that a change uses if there is enough of it; none: it does not fit other budgets. These are enlarged
+// so many times.
+std::optional<std::int64_t> roomy_host(Change change, Trials& trials, int num_enlarged = 0) {
+  change.plan.offload.host_bytes = 0;
+  for (; num_enlarged >= 0 && trials.may_try(change); --num_enlarged) {
+    try {
+      return trials.attempt(change).host;
+    } catch (const DoesNotFit& error) {
+      if (!enlarge_budget(change, error.key(), error.needed_bytes())) return std::nullopt;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
 // The budgets with which the step fits as it is, from those of `change` on. Slices can need less than the whole step,
-// and other ranks more than the rank that was refused.
+// and other ranks more than the rank that was refused. What a step needs of the host can grow with offload.host_bytes:
+// with more of it more data is moved, or more updates run there.
 std::optional<Change> larger_budget(Change change, const DoesNotFit& refused, Trials& trials) {
   constexpr int most_attempts = 5;
   std::map<std::string, std::int64_t> tried{{refused.key(), refused.needed_bytes()}};
+  bool is_roomy = false;
   for (int attempt = 0; attempt < most_attempts; ++attempt) {
     if (attempt > 0 && !trials.may_try(change)) return std::nullopt;
     try {
@@ -144,12 +165,27 @@ std::optional<Change> larger_budget(Change change, const DoesNotFit& refused, Tr
     } catch (const DoesNotFit& error) {
       std::int64_t& bytes = tried[error.key()];
       bytes               = std::max(error.needed_bytes(), bytes + bytes / 64);
+      if (error.key() == host_key && !is_roomy) {
+        bytes    = std::max(bytes, roomy_host(change, trials, 2).value_or(0));
+        is_roomy = true;
+      }
       if (!enlarge_budget(change, error.key(), bytes)) return std::nullopt;
     } catch (const Error&) {
       return std::nullopt;
     }
   }
   return std::nullopt;
+}
+
+// A larger offload.host_bytes, where another budget is too small because the host has too little room: more data stays
+// on the device, or lies on disk.
+std::optional<Change> more_host(const DoesNotFit& refused, const FitSearch& search, Trials& trials) {
+  const OffloadPlan& offload = search.plan.offload;
+  if (refused.key() == host_key || offload.host_bytes == 0 || !offload.moves_something()) return std::nullopt;
+  Change change{.settings = {}, .plan = search.plan, .batch = search.batch};
+  const std::optional<std::int64_t> host = roomy_host(change, trials);
+  if (!host || *host <= offload.host_bytes || !enlarge_budget(change, host_key, *host)) return std::nullopt;
+  return change;
 }
 
 // Tries the changes in their order. Returns which were left out.
@@ -190,8 +226,9 @@ std::string what_fits(const DoesNotFit& refused, const FitSearch& search, Trials
   if (!enlarge_budget(*larger, refused.key(), refused.needed_bytes())) larger.reset();
   const bool tries_larger = larger && !is_known(refused, search);
   if (tries_larger) trials.reserve_for(*larger);
-  const std::string left_out =
-      try_changes(changes_for(refused.key(), search.plan, search.batch, search.trains), trials, offers);
+  std::vector<Change> changes = changes_for(refused.key(), search.plan, search.batch, search.trains);
+  if (const auto roomier = more_host(refused, search, trials)) changes.insert(changes.begin(), *roomier);
+  const std::string left_out = try_changes(changes, trials, offers);
   trials.release();
   const bool fits = offers.size() > 0;
   if (tries_larger) larger = larger_budget(*larger, refused, trials);
@@ -230,7 +267,7 @@ void check_need(const PlannedNeed& need, const Plan& plan) {
     if (budget == 0 || needed <= budget) return;
     throw DoesNotFit(
         std::string(key), needed,
-        str(key, ": a rank needs ", bytes_and_text(needed), " ", where, "; the budget is ", bytes_and_text(budget)));
+        str(key, ": a rank needs ", bytes_and_text(needed), " ", where, "; the budget is ", limit_and_text(budget)));
   };
   check("offload.host_bytes", need.host, plan.offload.host_bytes, "of host memory");
   check("offload.disk_bytes", need.disk, plan.offload.disk_bytes, "on disk");
@@ -246,7 +283,7 @@ Error explained(const DoesNotFit& refused, const FitSearch& search) {
     if (plain) built = plain->num_nodes;
     if (num_nodes == 0) num_nodes = built;
     const std::int64_t bytes = plain ? need_for(refused.key(), *plain) : refused.needed_bytes();
-    if (bytes != refused.needed_bytes()) whole = str("; without budgets it needs ", bytes_and_text(bytes));
+    if (bytes != refused.needed_bytes() && bytes > 0) whole = str("; without budgets it needs ", bytes_and_text(bytes));
   }
   Trials trials(search, num_nodes, built);
   return {ErrorKind::config, str(refused.what(), whole, " (", what_fits(refused, search, trials), ")")};

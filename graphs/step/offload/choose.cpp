@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/planned_sizes.hpp"
 #include "engine/run/storage.hpp"
@@ -174,7 +175,7 @@ class HomeSearch {
       if (needed <= budget) continue;
       throw DoesNotFit("offload.disk_bytes", needed,
                        str("offload.disk_bytes: rank ", rank, " needs ", bytes_and_text(needed),
-                           " on disk; the budget is ", bytes_and_text(budget)));
+                           " on disk; the budget is ", limit_and_text(budget)));
     }
     return made;
   }
@@ -218,8 +219,7 @@ std::vector<OffloadedUnit> offloaded_units(const Graph& before, const HomePlan& 
     const BufferSpec& spec    = before.spec(home.buffer);
     const auto [unit, is_new] = numbers.try_emplace({spec.rank, home.of, home.unit}, units.size());
     if (is_new) {
-      units.push_back(
-          {.rank = spec.rank, .of = home.of, .unit = home.unit, .space = home.space, .compression = home.compression});
+      units.push_back({.rank = spec.rank, .of = home.of, .unit = home.unit, .space = home.space});
       if (home.of == OffloadClass::optimizer) {
         const auto mode     = modes.find({spec.rank, home.unit});
         units.back().update = mode == modes.end() ? UpdateMode::streamed : mode->second;
@@ -228,6 +228,8 @@ std::vector<OffloadedUnit> offloaded_units(const Graph& before, const HomePlan& 
     OffloadedUnit& made = units[unit->second];
     made.bytes += spec.size_bytes;
     if (home.space == Space::disk) made.space = Space::disk;
+    if (const Compression used = effective(home.compression, spec.type); used != Compression::none)
+      made.compression = used;
   }
   return units;
 }

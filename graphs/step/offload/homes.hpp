@@ -142,8 +142,8 @@ struct OffloadedUnit {
   Rank rank               = {};
   OffloadClass of         = OffloadClass::params;
   std::string unit        = {};
-  Space space             = Space::pinned;  // disk: at least one of its buffers is on disk
-  Compression compression = Compression::none;
+  Space space             = Space::pinned;         // disk: at least one of its buffers is on disk
+  Compression compression = Compression::none;     // of at least one of its buffers; masters have no lossy kind
   std::int64_t bytes      = 0;                     // of its tensors
   UpdateMode update       = UpdateMode::resident;  // of units of the optimizer
 };

@@ -30,11 +30,12 @@ class GivenKeys {
 }  // namespace
 
 OffloadUse use_of(std::span<const OffloadedUnit> units) {
-  OffloadUse use{.something = !units.empty()};
+  OffloadUse use{.something = !units.empty(), .slots = false};
   for (const OffloadedUnit& unit : units) {
     use.disk |= unit.space == Space::disk;
     use.params |= unit.of == OffloadClass::params;
     use.compressed |= unit.compression != Compression::none;
+    use.slots |= unit.update != UpdateMode::host || unit.compression != Compression::none;
   }
   return use;
 }
@@ -42,23 +43,31 @@ OffloadUse use_of(std::span<const OffloadedUnit> units) {
 std::string idle_settings_text(const OffloadPlan& plan, const OffloadUse& use) {
   const OffloadPlan usual;
   if (!plan.moves_something()) return {};
-  GivenKeys nothing, disk, params, compress;
+  const bool has_device = plan.strategy != OffloadStrategy::manual || plan.device_bytes > 0;
+  // Without a strategy all weights move that device_param_bytes does not keep.
+  const bool keeps_weights = plan.device_param_bytes > 0 && plan.params && !use.params &&
+                             plan.strategy == OffloadStrategy::manual && (use.something || !has_device);
+  GivenKeys nothing, disk, params, compress, slots, all_weights;
+  all_weights.add("params", keeps_weights);
   GivenKeys& for_disk     = use.something ? disk : nothing;
   GivenKeys& for_params   = use.something ? params : nothing;
   GivenKeys& for_compress = use.something ? compress : nothing;
-  nothing.add("slots", !use.something && plan.slots != usual.slots);
+  (use.something ? slots : nothing).add("slots", !(use.something && use.slots) && plan.slots != usual.slots);
   nothing.add("async", !use.something && plan.async != usual.async);
   nothing.add("pinned", !use.something && plan.pinned != usual.pinned);
   for_compress.add("compress", !use.compressed && plan.compress != usual.compress);
-  for_params.add("device_param_bytes", !use.params && plan.device_param_bytes != usual.device_param_bytes);
+  for_params.add("device_param_bytes",
+                 !use.params && !keeps_weights && plan.device_param_bytes != usual.device_param_bytes);
   nothing.add("host_bytes", !use.something && plan.host_bytes != usual.host_bytes);
   for_disk.add("disk", !use.disk && !plan.disk.empty());
   for_disk.add("disk_bytes", !use.disk && plan.disk_bytes != usual.disk_bytes);
-  const bool has_device = plan.strategy != OffloadStrategy::manual || plan.device_bytes > 0;
   std::string out;
   for (const std::string& text :
-       {nothing.text(has_device ? "nothing is moved, because the step fits the device"
-                                : "nothing is moved: all that may be moved is used again too soon"),
+       {all_weights.text("offload.device_param_bytes keeps all weights on the device"),
+        nothing.text(has_device      ? "nothing is moved, because the step fits the device"
+                     : keeps_weights ? "nothing is moved"
+                                     : "nothing is moved: all that may be moved is used again too soon"),
+        slots.text("the host updates all that is moved, in place"),
         disk.text(plan.host_bytes == 0 ? "offload.host_bytes is not limited, so all that is moved lies in host memory"
                                        : "host memory has room for all that is moved"),
         params.text("no weights are moved"), compress.text("nothing that is moved can be compressed")}) {

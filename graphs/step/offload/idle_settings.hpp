@@ -15,6 +15,7 @@ struct OffloadUse {
   bool disk       = false;
   bool params     = false;  // weights are moved
   bool compressed = false;
+  bool slots      = true;  // something is copied to slots: the host does not update all that is moved in place
 };
 [[nodiscard]] OffloadUse use_of(std::span<const OffloadedUnit> units);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/layout/layout.hpp"
@@ -139,7 +140,7 @@ class LayerSearch {
         case_.budget_key, least,
         str("recompute: auto finds no choice that fits: ", case_.subject, " needs ", bytes_and_text(least),
             " of the device with ", by.offloaded, " layers offloaded and ", by.recomputed, " recomputed of ",
-            case_.num_layers, "; ", case_.budget_key, " is ", bytes_and_text(case_.budget_bytes)));
+            case_.num_layers, "; ", case_.budget_key, " is ", limit_and_text(case_.budget_bytes)));
   }
 
   const LayerCase& case_;

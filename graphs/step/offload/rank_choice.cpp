@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/storage.hpp"
@@ -44,6 +45,7 @@ HomeDemand RankChoice::choose(std::int64_t room_bytes) {
   divide_updates();
   for (const OffloadClass of : {OffloadClass::params, OffloadClass::grads, OffloadClass::activations}) choose_units(of);
   choose_host_gradients();
+  if (chosen_.empty()) return demand_;  // no host memory is needed
   const auto benefit = [](const Chosen& unit) {
     return std::find(by_benefit.begin(), by_benefit.end(), unit.offload_class);
   };
@@ -171,9 +173,8 @@ void RankChoice::find_moving_gradients() {
 }
 
 Compression RankChoice::kind_of(Buffer buffer) const {
-  const bool keeps_bits =
-      units_.with_copies.contains(buffer.id) && is_lossy(plan_.compress, step_.graph.spec(buffer).type);
-  return keeps_bits ? Compression::none : plan_.compress;
+  const bool keeps_bits = units_.with_copies.contains(buffer.id) || units_.masters.contains(buffer.id);
+  return keeps_bits && is_lossy(plan_.compress, step_.graph.spec(buffer).type) ? Compression::none : plan_.compress;
 }
 
 std::int64_t RankChoice::stored_bytes(Buffer buffer) const {
@@ -193,8 +194,8 @@ std::int64_t RankChoice::host_bytes_of(const Chosen& unit, std::optional<Lifetim
 
 void refuse_host_bytes(Rank rank, std::int64_t needed, std::string_view what, const OffloadPlan& plan) {
   throw DoesNotFit("offload.host_bytes", needed,
-                   str("offload.host_bytes: rank ", rank, " needs ", bytes_and_text(needed), " of host memory for ",
-                       what, "; the budget is ", bytes_and_text(plan.host_bytes)));
+                   str("offload.host_bytes: rank ", rank, " needs at least ", bytes_and_text(needed),
+                       " of host memory for ", what, "; the budget is ", limit_and_text(plan.host_bytes)));
 }
 
 }  // namespace stepgraph::offload

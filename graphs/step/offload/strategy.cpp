@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/base/error.hpp"
+#include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/layout/layout.hpp"
@@ -55,8 +56,10 @@ class UnitSearch {
     return found->second;
   }
   // The most units that a strategy may move and that have a place.
-  [[nodiscard]] int most(OffloadStrategy strategy) const {
-    return last_true([&](int count) { return case_.moved_share(amounts(count)) <= most_share(strategy) + 1e-9; });
+  [[nodiscard]] int most(OffloadStrategy strategy) const { return most(strategy, case_.moved_share); }
+  // Whether it might move more if there were more host memory.
+  [[nodiscard]] bool lacks_host(OffloadStrategy strategy) const {
+    return case_.unlimited_share && most(strategy, case_.unlimited_share) > most(strategy);
   }
   // The fewest units with which the step needs at most `target` bytes. They are at most `most`, which does.
   [[nodiscard]] int fewest(std::int64_t target, int most) {
@@ -69,6 +72,9 @@ class UnitSearch {
   }
 
  private:
+  [[nodiscard]] int most(OffloadStrategy strategy, const auto& share) const {
+    return last_true([&](int count) { return share(amounts(count)) <= most_share(strategy) + 1e-9; });
+  }
   template <class Holds>
   [[nodiscard]] int last_true(const Holds& holds) const {
     if (holds(num_units_)) return num_units_;
@@ -84,6 +90,10 @@ class UnitSearch {
   int num_units_ = 0;
   std::map<int, std::int64_t> bytes_;  // by count
 };
+
+std::string share_text(OffloadStrategy strategy) {
+  return most_share(strategy) < 1 ? str("moves at most ", most_share(strategy)) : std::string("can move all");
+}
 
 struct Budget {
   std::int64_t bytes = 0;
@@ -165,6 +175,12 @@ StrategyChoice choose_for(Rank rank, const Plan& plan, const StepOptions& option
       return 2.0;
     }
   };
+  if (plan.offload.host_bytes > 0) {
+    of.unlimited_share = [&](const OffloadAmounts& amounts) {
+      const auto moved = offloaded_units(without.graph, choose_homes(without, unlimited, amounts, options, &known));
+      return all_bytes > 0 ? weighing.bytes(moved) / all_bytes : 0.0;
+    };
+  }
   of.device_bytes = [&](const OffloadAmounts& amounts) {
     if (amounts == OffloadAmounts{}) return memory.device_bytes(rank);
     return planned_device_bytes(slices.build(rank, amounts), plan, options);
@@ -197,11 +213,15 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
   const int most = search.most(strategy);
   int count      = search.bytes(most) < out.bytes_before ? most : 0;
   if (search.bytes(count) > of.budget_bytes && !of.layers_follow) {
+    const std::string host =
+        search.lacks_host(strategy)
+            ? str(", and offload.host_bytes ", limit_and_text(of.plan.host_bytes), " has room for less of it")
+            : std::string();
     throw DoesNotFit(
         of.budget_key, search.bytes(count),
-        str("offload.strategy: ", strategy, " moves at most ", most_share(strategy), " of what may be offloaded, and ",
-            of.subject, " then needs ", bytes_and_text(search.bytes(count)), " of the device; ", of.budget_key, " is ",
-            bytes_and_text(of.budget_bytes)));
+        str("offload.strategy: ", strategy, " ", share_text(strategy), " of what may be offloaded", host,
+            host.empty() ? ", and " : ": ", of.subject, " then needs ", bytes_and_text(search.bytes(count)),
+            " of the device; ", of.budget_key, " is ", limit_and_text(of.budget_bytes)));
   }
   if (count > 0 && search.bytes(count) <= target) count = search.fewest(target, count);
   out.amounts      = search.amounts(count);

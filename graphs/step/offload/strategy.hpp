@@ -25,6 +25,8 @@ struct StrategyCase {
   bool layers_follow = false;
   // The share of the bytes of all these units that the amounts move. Above 1: their homes fit neither host nor disk.
   std::function<double(const OffloadAmounts& amounts)> moved_share = {};
+  // The same if offload.host_bytes and disk_bytes were not limited. Empty: they are not.
+  std::function<double(const OffloadAmounts& amounts)> unlimited_share = {};
   // The planned bytes of the device. Slow: a whole memory plan.
   std::function<std::int64_t(const OffloadAmounts& amounts)> device_bytes = {};
 };

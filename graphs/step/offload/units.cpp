@@ -150,6 +150,9 @@ const RankUnits& StepUnits::of(const StepGraph& step, Rank rank) {
   const Parts& parts = parts_[rank];
   RankUnits units    = UnitFinder(step, rank).find(parts.buffers, parts.nodes);
   units.with_copies  = buffers_with_copies(step, rank);
+  for (const StepWeight& weight : step.ranks.at(rank).weights) {
+    if (!weight.master.empty()) units.masters.insert(weight.master.buffer.id);
+  }
   return known_.emplace(rank, std::move(units)).first->second;
 }
 

@@ -27,6 +27,8 @@ struct RankUnits {
   // The buffers of weights that are tied to a weight of another rank. The copies of both ranks must stay equal, but the
   // ranks use them at different times, and a lossy kind of compression would round them at other points.
   std::set<std::uint32_t> with_copies = {};
+  // The buffers of fp32 masters. Weights are rounded from them; rounded masters would lose small updates.
+  std::set<std::uint32_t> masters = {};
 
   [[nodiscard]] const std::vector<Candidate>& of(OffloadClass of) const {
     return classes[static_cast<std::size_t>(of)];

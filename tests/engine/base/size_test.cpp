@@ -13,6 +13,22 @@ namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
+TEST_CASE("a limit as text is not above the limit", "[engine][base]") {
+  const std::pair<std::int64_t, const char*> cases[] = {{0, "0 B"},
+                                                        {1023, "1023 B"},
+                                                        {1024, "1.0 KiB"},
+                                                        {20'000, "19.5 KiB"},
+                                                        {65'536, "64 KiB"},
+                                                        {25'234'698'240, "23.5 GiB"},
+                                                        {(std::int64_t{1} << 30) - 1, "1023.9 MiB"},
+                                                        {0x7fff'ffff'ffff'ffff, "8191.9 PiB"}};
+  for (const auto& [bytes, text] : cases) {
+    CHECK(sg::limit_text(bytes) == text);
+    CHECK(static_cast<std::int64_t>(sg::parse_size(sg::limit_text(bytes))) <= bytes);
+  }
+  CHECK(sg::limit_and_text(20'000) == "20000 (19.5 KiB)");
+}
+
 TEST_CASE("a size is bytes, or a number with a unit", "[engine][base]") {
   const std::pair<const char*, std::uint64_t> cases[] = {{"0", 0},
                                                          {"4096", 4096},

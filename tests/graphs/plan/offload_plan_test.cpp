@@ -1,10 +1,12 @@
 #include "graphs/plan/offload_plan.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
 
 #include "engine/base/error.hpp"
 #include "graphs/plan/memory_preset.hpp"
 #include "graphs/plan/plan.hpp"
+#include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
 using sg::OffloadPlan;
@@ -67,8 +69,29 @@ TEST_CASE("an offload plan that cannot be is refused with its numbers", "[graphs
   CHECK(refusal({.params = true, .slots = 0}) == "offload.slots: 0 slots hold no unit (1 or more)");
   CHECK(refusal({.params = true, .host_bytes = 2049}, 2048) ==
         "offload.host_bytes: 2049 is above the memory of this machine (at most 2048, 2.0 KiB)");
+  CHECK(refusal({.params = true, .host_bytes = 20'001}, 20'000) ==
+        "offload.host_bytes: 20001 is above the memory of this machine (at most 20000, 19.5 KiB)");
   CHECK(refusal({.params = true, .host_bytes = 2048}, 2048).empty());
+  // Each rank has such a budget.
+  const OffloadPlan each{.params = true, .host_bytes = 1025};
+  CHECK_NOTHROW(sg::check_host_bytes(each, 2050, "this machine", 2));
+  CHECK_THROWS_WITH(sg::check_host_bytes(each, 2049, "this machine", 2),
+                    "offload.host_bytes: 1025 for each of 2 ranks is above the memory of this machine, 2049 (2.0 KiB) "
+                    "(at most 1024, 1.0 KiB)");
   CHECK(refusal({.params = true, .host_bytes = std::int64_t{1} << 60}).empty());  // of a machine that is not known
+}
+
+TEST_CASE("the folder of a disk is checked where a step runs, and not in a plan", "[graphs][plan][offload]") {
+  const sg::testing::TempFolder folder;
+  const std::string there = folder.path().string();
+  folder.put("file", "text");
+  CHECK(refusal({.params = true, .disk = there + "/none"}).empty());
+  CHECK_NOTHROW(sg::check_disk_folder(""));
+  CHECK_NOTHROW(sg::check_disk_folder(there));
+  CHECK_THROWS_WITH(sg::check_disk_folder(there + "/none"),
+                    "offload.disk: '" + there + "/none' does not exist (a folder that exists)");
+  CHECK_THROWS_WITH(sg::check_disk_folder(there + "/file"),
+                    "offload.disk: '" + there + "/file' is a file (a folder that exists)");
 }
 
 TEST_CASE("offload is part of a plan, and presets of memory leave it alone", "[graphs][plan][offload]") {

@@ -231,3 +231,19 @@ TEST_CASE("a flush or a step that fails in one process fails in all of them",
   for (const std::string& error : errors) CHECK_FALSE(error.empty());
   for (const std::string& error : later) CHECK_THAT(error, ContainsSubstring(refused));
 }
+
+TEST_CASE("a step with homes that host memory cannot hold says which settings use a disk", "[graphs][train][offload]") {
+  // More bytes than there are addresses.
+  const sg::Model large =
+      sg::gpt2({.layers = 1, .width = 64, .heads = 4, .context = 8, .vocab = std::int64_t{1} << 44});
+  sg::LoopbackWorld world(1);
+  const auto make = [&](const sg::OffloadPlan& offload) {
+    static_cast<void>(sg::Trainer(large, {.offload = offload}, {.global = 1, .micro = 1, .seq = 8}, world, {}));
+  };
+  const std::string fails = "memory: cannot allocate ";
+  const std::string hint  = "(offload.disk=FOLDER with offload.host_bytes, such as \"16GiB\": ";
+  CHECK_THROWS_MATCHES(make({}), sg::Error,
+                       MessageMatches(ContainsSubstring(fails) && !ContainsSubstring("offload.disk")));
+  CHECK_THROWS_MATCHES(make({.optimizer = true}), sg::Error,
+                       MessageMatches(ContainsSubstring(fails) && ContainsSubstring(hint)));
+}

@@ -185,6 +185,34 @@ TEST_CASE("updates that come first have the bits of no offload", "[graphs][train
   }
 }
 
+TEST_CASE("evaluations and checkpoints change no bit with lossy moments", "[graphs][train][offload][checkpoint]") {
+  const auto param        = GENERATE(sg::DType::f32, sg::DType::bf16);
+  const auto kind         = GENERATE(sg::Compression::bf16, sg::Compression::dynamic8);
+  const bool update_first = GENERATE(false, true);
+  CAPTURE(to_string(param), to_string(kind), update_first);
+  const sg::Plan plan{.precision = {.param = param}};
+  const Where lossy{"lossy", {.optimizer = true, .compress = kind}};
+  const Run alone(plan, lossy, update_first);
+  const std::vector<double> expected = alone.train(5);
+  const std::uint64_t weights        = alone.weights();
+  const Run evaluated(plan, lossy, update_first);
+  sg::Evaluator evaluator(*evaluated.trainer, batch);
+  const sg::testing::TempFolder folder(sg::testing::fast_folder());
+  std::vector<double> losses;
+  for (int step = 1; step <= 5; ++step) {
+    losses.push_back(evaluated.train(step).front());
+    evaluator.loss(tokens_for(batch, 9, evaluated.model.vocab));
+    const std::string path = sg::testing::save_checkpoint(*evaluated.trainer, folder.path());
+    if (step != 3) continue;
+    const Run resumed(plan, lossy, update_first);
+    load_checkpoint(*resumed.trainer, path);
+    CHECK(resumed.train(5) == std::vector<double>(expected.begin() + 3, expected.end()));
+    CHECK(resumed.weights() == weights);
+  }
+  CHECK(losses == expected);
+  CHECK(evaluated.weights() == weights);
+}
+
 TEST_CASE("tensors of compressed homes are read and written in pieces", "[graphs][train][offload]") {
   const auto kind =
       GENERATE(sg::Compression::fp16, sg::Compression::int8, sg::Compression::dynamic8, sg::Compression::lossless);

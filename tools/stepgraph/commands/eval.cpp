@@ -9,6 +9,7 @@
 #include "tools/stepgraph/processes/together.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"
 #include "tools/stepgraph/session/config_options.hpp"
+#include "tools/stepgraph/session/plan_text.hpp"
 #include "tools/stepgraph/session/session.hpp"
 #include "tools/stepgraph/terminal/interrupt.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
@@ -60,6 +61,7 @@ void run_eval(const EvalOptions& options, const Config& config, World& world) {
                        .reuse         = config.plan.reuse,
                        .machine       = pointer_to(machine),
                        .storage       = storage_of(config)});
+  if (is_first(world)) note_rounded_weights("eval", config, evaluator.run().step());
   set_weights(evaluator.run(), start, config.seed);
 
   using Clock = std::chrono::steady_clock;
@@ -126,7 +128,7 @@ void add_eval(Command program) {
   command.footer("Example: stepgraph eval run.json --set 'model={\"load\": \"model\"}' --json");
   command.run([options] {
     const Config config = read(options->config);
-    check_host_memory(config, true);
+    check_offload_here(config);
     in_world({.command = "eval", .flight = options->flight}, config,
              [&](World& world) { run_eval(*options, config, world); });
   });

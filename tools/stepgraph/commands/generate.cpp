@@ -13,6 +13,7 @@
 #include "tools/stepgraph/processes/together.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"
 #include "tools/stepgraph/session/config_options.hpp"
+#include "tools/stepgraph/session/plan_text.hpp"
 #include "tools/stepgraph/session/session.hpp"
 #include "tools/stepgraph/session/targets.hpp"
 #include "tools/stepgraph/terminal/interrupt.hpp"
@@ -78,6 +79,7 @@ void run_generate(const GenerateOptions& options, const Config& config, World& w
                        .reuse         = config.plan.reuse,
                        .machine       = pointer_to(machine),
                        .storage       = storage_of(config)});
+  if (prints) note_rounded_weights("generate", config, generator.run().step());
   set_weights(generator.run(), start, config.seed);
   if (options.dump_logits) dump_logits(generator, prompt, world, *options.dump_logits);
 
@@ -142,7 +144,7 @@ void add_generate(Command program) {
   command.footer("Example: stepgraph generate run.json --set 'model={\"load\": \"model\"}' --prompt 'Once upon'");
   command.run([options] {
     const Config config = read(options->config);
-    check_host_memory(config, true);
+    check_offload_here(config);
     WorldOptions world_options{.command = "generate", .flight = options->flight};
     if (options->dump_logits) world_options.to_write.push_back(*options->dump_logits);
     in_world(world_options, config, [&](World& world) { run_generate(*options, config, world); });

@@ -35,7 +35,7 @@ void run_graph(const GraphOptions& options) {
   if (options.dot != "-") check_target("--dot", options.dot, FileKind::dot, options.force);
   check_target("--svg", options.svg, FileKind::svg, options.force);
   const Config config = read(options.config);
-  check_host_memory(config, false);
+  check_offload_there(config);
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));

@@ -57,7 +57,7 @@ std::string activations_text(std::span<const MemoryRequirement> rows) {
 
 void run_plan_memory(const PlanMemoryOptions& options) {
   const Config config = read(options.config);
-  check_host_memory(config, false);
+  check_offload_there(config);
   const int num_ranks = Layout(config.plan.layout).num_ranks();
   if (options.rank && (*options.rank < 0 || *options.rank >= num_ranks))
     throw Error(ErrorKind::config, str("--rank ", *options.rank, ": is not in the layout (0 to ", num_ranks - 1, ")"));
@@ -81,11 +81,12 @@ void run_plan_memory(const PlanMemoryOptions& options) {
                    workspace_text(rows), activations_text(rows)));
   }
   // Rows do not say which tensors are moved: only what is certain is noted.
-  OffloadUse use{.something = false, .disk = false, .params = true, .compressed = true};
+  OffloadUse use{};
   for (const MemoryRequirement& row : rows) {
     use.something |= row.host_bytes > 0 || row.disk_bytes > 0;
     use.disk |= row.disk_bytes > 0;
   }
+  use.params = use.compressed = use.something;
   if (!options.forward) note_idle_settings("plan-memory", config, use);
   check_memory_limit(rows, model, config.plan, config.batch, asked);
 }

@@ -54,13 +54,16 @@ Measured measured_of(const Config& config) {
 }
 
 Calibration measure(const Measured& what, const std::filesystem::path& path, std::string_view why) {
-  std::cerr << "simulate: measuring " << (what.device.empty() ? "this machine" : str(what.device, " and this machine"))
-            << " with " << what.threads << (what.threads == 1 ? " thread" : " threads") << ", which takes "
+  check_disk_folder(what.disk);
+  std::cerr << "stepgraph simulate: measuring "
+            << (what.device.empty() ? "this machine" : str(what.device, " and this machine")) << " with "
+            << what.threads << (what.threads == 1 ? " thread" : " threads") << ", which takes "
             << (what.device.empty() ? "some seconds" : "less than a minute") << " (" << why << "): " << path.string()
             << '\n';
   const std::string_view backend = what.device.empty() ? "loopback" : "cuda";
   CalibrateOptions options{.threads = what.threads, .device = what.device, .disk = what.disk, .storage = what.storage};
-  if (!what.device.empty()) options.tell = [](const std::string& line) { std::cerr << "simulate: " << line << '\n'; };
+  if (!what.device.empty())
+    options.tell = [](const std::string& line) { std::cerr << "stepgraph simulate: " << line << '\n'; };
   return calibrate([&](int ranks) { return make_world(backend, ranks, what.devices); }, options);
 }
 
@@ -82,7 +85,7 @@ Calibration own_calibration(const Measured& what) {
   try {
     save_calibration(made, path);
   } catch (const Error& error) {
-    std::cerr << "simulate: calibration not saved: " << error.what() << '\n';
+    std::cerr << "stepgraph simulate: calibration not saved: " << error.what() << '\n';
   }
   return made;
 }
@@ -124,7 +127,7 @@ Calibration calibration_for(const SimulateOptions& options, const Config& config
                                        " threads, but the run has ", config.threads, " (--threads ", found.threads,
                                        found.host == host_name() ? ", or --calibrate to measure again)" : ")"));
   if (found.host != host_name())
-    std::cerr << "simulate: uses measurements of another machine, '" << found.host << "'\n";
+    std::cerr << "stepgraph simulate: uses measurements of another machine, '" << found.host << "'\n";
   return found;
 }
 
@@ -194,8 +197,8 @@ void note_other_disk(const Config& config, const Calibration& calibration, const
   if (calibration.disk.empty() || prediction.disk_bytes() == 0) return;
   const std::string used = std::filesystem::weakly_canonical(config.plan.offload.disk).string();
   if (used == calibration.disk) return;
-  std::cerr << "simulate: the disk was measured in '" << calibration.disk << "', but offload.disk is '" << used
-            << "' (--calibrate to measure it there)\n";
+  std::cerr << "stepgraph simulate: the disk was measured in '" << calibration.disk << "', but offload.disk is '"
+            << used << "' (--calibrate to measure it there)\n";
 }
 
 void simulate_measured(const SimulateOptions& options, const Config& config) {
@@ -204,13 +207,14 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
   const Calibration calibration        = calibration_for(options, config);
   // With comm.machine, the choices are made for that machine.
   if (config.machine.empty())
-    check_host_bytes(config.plan.offload, calibration.host_bytes, str("'", calibration.host, "'"));
+    check_host_bytes(config.plan.offload, calibration.host_bytes, str("'", calibration.host, "'"),
+                     ranks_of_process(config));
   if (has_devices(config) == calibration.device.empty())
-    std::cerr << "simulate: backend " << config.backend << ", but times are those of "
+    std::cerr << "stepgraph simulate: backend " << config.backend << ", but times are those of "
               << (calibration.device.empty() ? "a processor" : calibration.device)
               << " (--machine FILE with measurements of the backend)\n";
   if (calibration.threads > calibration.cores)
-    std::cerr << "simulate: " << calibration.threads << " threads on " << calibration.cores
+    std::cerr << "stepgraph simulate: " << calibration.threads << " threads on " << calibration.cores
               << " cores: sharing a core is not simulated\n";
   const std::optional<MeasuredDevice> described = described_device(config);
   const StepPrediction prediction               = predict_step(model, config.plan, config.batch, calibration,
@@ -223,13 +227,13 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
                                                                 .device_memory_bytes = calibration.device_bytes,
                                                                 .window = usual_window(model, config.plan, config.batch)});
   if (size_bytes(config.plan.precision.param) == 2 && calibration.ops_bf16.empty())
-    std::cerr << "simulate: ops were measured in fp32; the same times are used for " << config.plan.precision.param
-              << '\n';
+    std::cerr << "stepgraph simulate: ops were measured in fp32; the same times are used for "
+              << config.plan.precision.param << '\n';
   note_other_disk(config, calibration, prediction);
   if (!prediction.unmeasured.empty()) {
     std::string names;
     for (const std::string& op : prediction.unmeasured) names += (names.empty() ? "" : ", ") + op;
-    std::cerr << "simulate: not measured, simulated at average rates: " << names << '\n';
+    std::cerr << "stepgraph simulate: not measured, simulated at average rates: " << names << '\n';
   }
   print(options, config, prediction, calibration);
 }
@@ -237,7 +241,7 @@ void simulate_measured(const SimulateOptions& options, const Config& config) {
 void run_simulate(SimulateOptions options) {
   if (options.backend) options.config.overrides.push_back("backend=" + *options.backend);
   const Config config = read(options.config);
-  check_host_memory(config, false);
+  check_offload_there(config);
   if (options.trace == "-") throw Error(ErrorKind::config, "--trace -: stdout is for the results (a file name)");
   check_target("--trace", options.trace, FileKind::trace, options.force);
   options.cluster ? simulate_cluster(options, config) : simulate_measured(options, config);

@@ -39,7 +39,7 @@ StreamPlan proved_streams(const RunnableGraph& runnable, WorkspaceNeeds needs, s
 // device is needed.
 void run_verify(const ConfigOptions& options) {
   const Config config = read(options);
-  check_host_memory(config, false);
+  check_offload_there(config);
   const Model model = model_of(config);
   std::vector<Finding> findings;
   const auto look = [&](const StepGraph& step, const char* name) {

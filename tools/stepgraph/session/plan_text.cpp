@@ -7,6 +7,7 @@
 
 #include "engine/base/words.hpp"
 #include "engine/run/streams.hpp"
+#include "graphs/predict/offload_report.hpp"
 #include "ops/hash.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
 
@@ -89,6 +90,12 @@ std::string plan_text(const Config& config, const StepGraph& step, const StepSiz
 void note_idle_settings(std::string_view command, const Config& config, const OffloadUse& use) {
   const std::string text = idle_settings_text(config.plan.offload, use);
   if (!text.empty()) std::cerr << "stepgraph " << command << ": " << text << '\n';
+}
+
+void note_rounded_weights(std::string_view command, const Config& config, const StepGraph& step) {
+  if (!rounds_weights(step.offload.units)) return;
+  std::cerr << "stepgraph " << command << ": note: offload.compress " << to_string(config.plan.offload.compress)
+            << " is lossy: weights are rounded, which changes the results\n";
 }
 
 }  // namespace stepgraph::cli

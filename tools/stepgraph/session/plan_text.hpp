@@ -28,5 +28,7 @@ struct PlanText {
 
 // Settings of offload that a step does not use: one line on stderr, or none.
 void note_idle_settings(std::string_view command, const Config& config, const OffloadUse& use);
+// Weights that offload.compress rounds in a step without updates: one line on stderr, or none.
+void note_rounded_weights(std::string_view command, const Config& config, const StepGraph& step);
 
 }  // namespace stepgraph::cli

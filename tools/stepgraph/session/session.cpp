@@ -8,10 +8,12 @@
 #include <utility>
 
 #include "backends/nccl/calls.hpp"
+#include "backends/process/environment.hpp"
 #include "backends/storage/spill_file.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/output_folder.hpp"
 #include "engine/base/words.hpp"
+#include "graphs/layout/layout.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/predict/calibration.hpp"
 #include "graphs/predict/machine_file.hpp"
@@ -54,16 +56,37 @@ auto with_machine_file(const Config& config, const Use& use) {
   }
 }
 
+// The ranks of a config that this machine holds.
+int ranks_here(const Config& config) {
+  if (!has_processes(config.backend)) return ranks_of_process(config);
+  PlaceOverrides given{.needs_address = false};
+  if (config.world.rank >= 0) given.rank = config.world.rank;
+  if (config.world.size > 0) given.size = config.world.size;
+  try {
+    return find_place(process_environment(), given).local_size;
+  } catch (const Error&) {  // the set-up of the world says what is wrong
+    return 1;
+  }
+}
+
 }  // namespace
 
-void check_host_memory(const Config& config, bool runs) {
+int ranks_of_process(const Config& config) {
+  return has_processes(config.backend) ? 1 : Layout(config.plan.layout).num_ranks();
+}
+
+void check_offload_here(const Config& config) {
   const OffloadPlan& offload = config.plan.offload;
-  if (offload.host_bytes == 0) return;
-  if (runs) return check_host_bytes(offload, machine_memory_bytes());
-  if (config.machine.empty()) return;
+  check_disk_folder(offload.disk);
+  if (offload.host_bytes > 0) check_host_bytes(offload, machine_memory_bytes(), "this machine", ranks_here(config));
+}
+
+void check_offload_there(const Config& config) {
+  const OffloadPlan& offload = config.plan.offload;
+  if (offload.host_bytes == 0 || config.machine.empty()) return;
   const MachineFile file = with_machine_file(config, std::identity{});
   if (const auto* const measured = std::get_if<Calibration>(&file))
-    check_host_bytes(offload, measured->host_bytes, str("'", measured->host, "'"));
+    check_host_bytes(offload, measured->host_bytes, str("'", measured->host, "'"), ranks_of_process(config));
 }
 
 Model model_of(const Config& config, bool prints) {

@@ -14,10 +14,14 @@
 // What commands make from a config: models, weights, batches, and what its backend needs.
 namespace stepgraph::cli {
 
-// Throws Error(config) if offload.host_bytes is above the memory of a machine: of this one, for commands that run
-// steps; else of the one that comm.machine was measured on, if its file says how much that has. A command without a
-// world can plan for another machine, so this one does not count there.
-void check_host_memory(const Config& config, bool runs);
+// For commands that run steps. Throws Error(config) if offload.host_bytes of the ranks that are on this machine is
+// above its memory, or offload.disk is not a folder here.
+void check_offload_here(const Config& config);
+// For commands that can plan for another machine. Throws Error(config) if offload.host_bytes is above the memory of the
+// one that comm.machine was measured on, if its file says how much that has.
+void check_offload_there(const Config& config);
+// The ranks in one process: all of them, or one of each.
+[[nodiscard]] int ranks_of_process(const Config& config);
 
 // A model and its first weights.
 struct Start {

@@ -33,8 +33,8 @@ void flush_output();
 [[nodiscard]] int stderr_columns();
 inline constexpr std::string_view clear_line = "\r\x1b[K";
 
-// Ignores SIGPIPE: writing to a closed pipe then fails with an error instead of ending the process, so commands can
-// clean up.
-void ignore_broken_pipes();
+// Ignores SIGPIPE and SIGXFSZ: writing to a closed pipe, or past the limit of file sizes (ulimit -f), then fails with
+// an error instead of ending the process, so commands can clean up.
+void ignore_signals_of_writes();
 
 }  // namespace stepgraph::cli

@@ -44,7 +44,7 @@ void check_targets(const TrainOptions& options) {
 
 void run_train(const TrainOptions& options) {
   const Config config = read(options.config);
-  check_host_memory(config, true);
+  check_offload_here(config);
   WorldOptions world_options{.command = "train", .flight = options.flight};
   for (const auto* target : {&options.save, &options.dump_grads, &options.trace, &options.log})
     if (*target) world_options.to_write.push_back(**target);

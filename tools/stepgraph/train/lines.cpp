@@ -134,7 +134,7 @@ std::string units_text(const std::vector<OffloadedUnit>& units) {
     out += str(out.empty() ? "" : ", ", to_string(of), " ", bytes_text(static_cast<double>(bytes)));
     if (of == OffloadClass::optimizer) out += str(" (the host updates ", on_host, " of ", count, " units)");
   }
-  return out.empty() ? "nothing" : out;
+  return out;
 }
 
 }  // namespace
@@ -161,6 +161,10 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
     line.set("units", units_json(figures.units));
     return json_line(line);
   }
+  if (figures.units.empty()) {
+    const bool has_device = plan.strategy != OffloadStrategy::manual || plan.device_bytes > 0;
+    return str("offload: nothing is moved", has_device ? ": the step fits the device" : "");
+  }
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   std::string out = str("offload: ", units_text(figures.units), "; a step copies ", text(moved.h2d),
                         " to the device and ", text(moved.d2h), " back");
@@ -168,7 +172,10 @@ std::string offload_line(const OffloadFigures& figures, const OffloadPlan& plan,
     out += str(", reads ", text(moved.disk_read), " from disk and writes ", text(moved.disk_write));
   out += str("; ", text(figures.host_bytes), " in host memory");
   if (figures.disk_bytes > 0) out += str(", ", text(figures.disk_bytes), " on disk");
-  if (figures.lossy) out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
+  if (figures.lossy) {
+    out += str("; compress ", to_string(plan.compress), " is lossy: it changes losses");
+    if (rounds_weights(figures.units)) out += ", and weights are rounded after each update";
+  }
   out += str("; transfers take ", seconds_text(figures.transfer_s), ", ", seconds_text(figures.exposed_s),
              " of it without compute");
   if (predicted)

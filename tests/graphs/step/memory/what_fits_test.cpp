@@ -1,5 +1,6 @@
 #include "graphs/step/memory/what_fits.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
@@ -126,6 +127,41 @@ TEST_CASE("a refusal says what the step needs without budgets", "[graphs][memory
   const std::int64_t host = need_of(moves).host;
   CHECK_THAT(refusal(moves + Settings{"offload.host_bytes=64KiB"}),
              ContainsSubstring(sg::str("without budgets it needs ", sg::bytes_and_text(host))));
+}
+
+TEST_CASE("a refusal offers host memory where more of it would help", "[graphs][memory][offload]") {
+  const sg::testing::TempFolder folder;
+  const auto device = static_cast<double>(need_of({}).device);
+  const Settings disk{"offload.disk=" + folder.path().string()};
+  // Settings, and what the message says beside its offers.
+  const std::vector<std::pair<Settings, std::string>> cases{
+      {{"offload.activations=true", "offload.optimizer=true", bytes("offload.device_bytes", 0.85 * device),
+        "offload.host_bytes=64KiB"},
+       "offload.host_bytes: rank 0 needs at least "},
+      {{"offload.strategy=aggressive", bytes("offload.device_bytes", 0.8 * device), "offload.host_bytes=32KiB"},
+       "aggressive moves at most 0.8 of what may be offloaded, and offload.host_bytes 32768 (32 KiB) has room for less "
+       "of it: rank 0 then needs "},
+      {{"offload.strategy=extreme", bytes("offload.device_bytes", 0.8 * device), "offload.host_bytes=32KiB"},
+       "extreme can move all of what may be offloaded, and offload.host_bytes 32768 (32 KiB) has room for less of "
+       "it: rank 0 then needs "},
+      {disk + Settings{"offload.optimizer=true", "offload.host_bytes=64KiB", "offload.disk_bytes=1KiB"},
+       "offload.disk_bytes: rank 0 needs "},
+  };
+  for (const auto& [settings, start] : cases) {
+    const std::string text = refusal(settings);
+    CAPTURE(settings, text);
+    CHECK_THAT(text, ContainsSubstring(start) && !ContainsSubstring("it needs 0 (0 B)"));
+    int num_host = 0;
+    for (const Settings& offer : offers_of(text, folder.path().string())) {
+      CAPTURE(offer);
+      CHECK(refusal(settings + offer) == "");
+      num_host += std::ranges::any_of(offer, [](const auto& each) { return each.starts_with("offload.host_bytes="); });
+    }
+    CHECK(num_host == 1);
+  }
+  CHECK_THAT(
+      refusal({"offload.strategy=extreme", bytes("offload.device_bytes", 0.95 * device), "offload.host_bytes=32KiB"}),
+      ContainsSubstring("offload.disk=FOLDER"));
 }
 
 TEST_CASE("budgets are enlarged together where one would still be too small", "[graphs][memory]") {

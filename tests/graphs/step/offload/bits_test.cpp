@@ -194,3 +194,28 @@ TEST_CASE("lossy compression trains with losses near those without it", "[graphs
   plan.offload          = {};
   CHECK(loss_distance(trained, sg::testing::train(small_gpt2(), plan, batch, 5)) < 0.05);
 }
+
+TEST_CASE("lossy compression leaves masters as they are", "[graphs][offload]") {
+  const auto kind  = GENERATE(sg::Compression::bf16, sg::Compression::dynamic8);
+  const auto param = GENERATE(sg::DType::bf16, sg::DType::f16);
+  CAPTURE(to_string(kind), to_string(param));
+  const sg::BatchSpec batch{.global = 4, .micro = 2, .seq = 8};
+  sg::Plan plan{.precision = {.param = param}, .optimizer = {.lr = 2e-4}};
+  const auto train       = [&] { return sg::testing::train(small_gpt2(), plan, batch, 20); };
+  const History expected = train();
+  plan.offload           = offload_of(4);
+  plan.offload.compress  = kind;
+  CHECK(loss_distance(train(), expected) < 0.01);
+  const sg::StepGraph step = sg::training_step(small_gpt2(), plan, batch);
+  int masters = 0, packed = 0;
+  for (const sg::HomeFormat& home : step.homes) {
+    const bool is_master = std::ranges::any_of(step.ranks.front().weights, [&](const sg::StepWeight& weight) {
+      return !weight.master.empty() && weight.master.buffer == home.home;
+    });
+    CHECK(home.compression == (is_master ? sg::Compression::none : kind));
+    (is_master ? masters : packed) += 1;
+  }
+  CHECK(masters > 0);
+  CHECK(packed == 2 * masters);
+  for (const sg::OffloadedUnit& unit : step.offload.units) CHECK(unit.compression == kind);
+}

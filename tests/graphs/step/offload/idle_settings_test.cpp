@@ -25,6 +25,7 @@ TEST_CASE("settings of offload without effect are named in one line", "[graphs][
   CHECK(note_of({}) == "");
   CHECK(note_of({.optimizer = true}) == "");
   CHECK(note_of({.optimizer = true, .slots = 4, .compress = sg::Compression::bf16}) == "");
+  CHECK(note_of({.grads = true, .optimizer = true, .slots = 4}) == "");
   CHECK(note_of({.optimizer = true, .host_bytes = 96 << 10, .disk = disk}) == "");
   // Everything fits the device.
   CHECK(note_of({.params = true, .device_bytes = 1 << 30}) == "");
@@ -42,6 +43,23 @@ TEST_CASE("settings of offload without effect are named in one line", "[graphs][
   // Without a size of the device.
   CHECK(sg::idle_settings_text({.activations = true, .slots = 4}, {}) ==
         "note: offload.slots has no effect: nothing is moved: all that may be moved is used again too soon");
+  // The key that keeps weights on the device is named as the reason, and not as a setting without effect.
+  CHECK(note_of({.params = true, .device_param_bytes = 1 << 30}) ==
+        "note: offload.params has no effect: offload.device_param_bytes keeps all weights on the device");
+  CHECK(note_of({.params = true, .optimizer = true, .device_param_bytes = 1 << 30}) ==
+        "note: offload.params has no effect: offload.device_param_bytes keeps all weights on the device");
+  CHECK(note_of({.params = true, .device_param_bytes = 1 << 30, .slots = 4}) ==
+        "note: offload.params has no effect: offload.device_param_bytes keeps all weights on the device; offload.slots "
+        "has no effect: nothing is moved");
+  // The host updates all units where their states lie.
+  CHECK(note_of({.optimizer = true, .slots = 4}) ==
+        "note: offload.slots has no effect: the host updates all that is moved, in place");
+  // Elements of two bytes.
+  const sg::OffloadPlan two{.params = true, .compress = sg::Compression::bf16};
+  const sg::StepGraph low =
+      sg::training_step(sg::testing::small_gpt2(), {.offload = two, .precision = {.param = sg::DType::bf16}}, batch);
+  CHECK(sg::idle_settings_text(two, sg::use_of(low.offload.units)) ==
+        "note: offload.compress has no effect: nothing that is moved can be compressed");
   // The disk is not used.
   CHECK(note_of({.optimizer = true, .host_bytes = 1 << 30, .disk = disk}) ==
         "note: offload.disk has no effect: host memory has room for all that is moved");
@@ -53,6 +71,7 @@ TEST_CASE("settings of offload without effect are named in one line", "[graphs][
 TEST_CASE("each reason is named once", "[graphs][offload]") {
   const sg::OffloadPlan plan{.params             = true,
                              .optimizer          = true,
+                             .strategy           = sg::OffloadStrategy::extreme,
                              .device_param_bytes = 1 << 20,
                              .host_bytes         = 1 << 20,
                              .disk               = "spill",

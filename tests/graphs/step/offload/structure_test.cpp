@@ -257,7 +257,7 @@ TEST_CASE("homes that share host memory count as the memory plan has them", "[gr
     CHECK(home_bytes(fits) == home_bytes(all));
   }
   CHECK_THROWS_MATCHES(of(needed / 2, false), sg::Error,
-                       MessageMatches(ContainsSubstring(sg::str("needs ", needed, " (")) &&
+                       MessageMatches(ContainsSubstring(sg::str("needs at least ", needed, " (")) &&
                                       ContainsSubstring("(offload.disk=FOLDER needs ") &&
                                       ContainsSubstring(sg::str(", or offload.host_bytes=", needed, ")"))));
   // What does not fit is on disk, and the others share the budget.
