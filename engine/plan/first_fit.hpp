@@ -14,8 +14,7 @@ namespace stepgraph {
 // Pairs of items that must not share a byte, although their lifetimes are disjoint.
 class ItemPairs {
  public:
-  explicit ItemPairs(std::size_t num_items)
-      : words_((num_items + 63) / 64), bits_(words_ * num_items, 0) {}
+  explicit ItemPairs(std::size_t num_items) : words_((num_items + 63) / 64), bits_(words_ * num_items, 0) {}
   void add(std::uint32_t a, std::uint32_t b) {
     set(a, b);
     set(b, a);

@@ -36,8 +36,9 @@ TEST_CASE("training has the same bits with and without NUMA nodes", "[tools][num
   const std::string config = files.put("run.json", R"({
     "model": {"kind": "gpt2", "layers": 2, "width": 160, "heads": 4, "context": 96, "vocab": 500},
     "data": {"synthetic": 3}, "batch": {"global": 4, "micro": 2, "seq": 96}})");
-  const std::string run    = str("train ", config, " --steps ", sg::testing::cases(3), " --json --set layout.dp=",
-                                 layout[0], " --set layout.tp=", layout[2], " --set layout.pp=", layout[4]);
+  const std::string run =
+      str("train ", config, " --steps ", sg::testing::cases(3), " --json --set layout.dp=", layout[0],
+          " --set layout.tp=", layout[2], " --set layout.pp=", layout[4]);
   const std::string two = str(allowed[0], "/", allowed[1]), one = str(allowed[1]);
   std::string first;
   for (const auto& [numa, threads] :

@@ -223,10 +223,9 @@ TEST_CASE("simulate --calibrate replaces its own file, even if it is damaged", "
   const std::string arguments = " --calibrate --threads 1 --machine " + machine;
   sg::save_calibration({.host = sg::host_name()}, machine);
   // A measurement takes long: this one is killed when it begins.
-  const auto begins =
-      sg::testing::run_bash("cd " + small.path("") + " && mkfifo lines && { " + sg::testing::command_path() +
-                            " simulate " + small.config() + arguments + " 2>lines & read -r line <lines; kill -KILL $!; " +
-                            "echo \"$line\"; }");
+  const auto begins = sg::testing::run_bash("cd " + small.path("") + " && mkfifo lines && { " +
+                                            sg::testing::command_path() + " simulate " + small.config() + arguments +
+                                            " 2>lines & read -r line <lines; kill -KILL $!; " + "echo \"$line\"; }");
   CHECK_THAT(begins.out, ContainsSubstring("simulate: measuring this machine with 1 thread"));
   if (sg::testing::scale() > 1) return;  // takes longer in sanitized builds
   const std::string whole = sg::testing::file_bytes(machine);

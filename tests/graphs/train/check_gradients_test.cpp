@@ -53,9 +53,9 @@ sg::Model waves(double slope, double believed) {
 }  // namespace
 
 TEST_CASE("the gradients of every model are those of its loss, in several layouts", "[graphs][gradients]") {
-  const auto model   = GENERATE(sg::testing::small_gpt2(0), sg::testing::small_gpt2(0.3), sg::testing::small_llama(0.3),
-                                sg::mlp({.layers = 4, .width = 16, .context = 16, .vocab = 64}));
-  const auto layout  = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
+  const auto model  = GENERATE(sg::testing::small_gpt2(0), sg::testing::small_gpt2(0.3), sg::testing::small_llama(0.3),
+                               sg::mlp({.layers = 4, .width = 16, .context = 16, .vocab = 64}));
+  const auto layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
   if (sg::testing::sanitized() && layout.num_ranks() == 1) return;
   static int seen = 0;
   if (sg::testing::left_out(seen, 3)) return;

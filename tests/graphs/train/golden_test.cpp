@@ -43,7 +43,7 @@ TEST_CASE("every layout trains as transformers does", "[graphs][golden]") {
   const auto& degrees     = GENERATE(from_range(all_layouts));
   CAPTURE(model, degrees.dp, degrees.tp, degrees.pp);
   if (sg::testing::scale() > 1 && degrees.tp * degrees.pp < 4) return;  // sanitized: only the largest layouts
-  const bool is_long = degrees.dp == degrees.pp;  // one rank, tp alone and all axes
+  const bool is_long = degrees.dp == degrees.pp;                        // one rank, tp alone and all axes
   check_against_golden(model, plan_of(degrees), 2, is_long ? sg::testing::cases(20) : sg::testing::compared_steps(20));
 }
 

@@ -59,7 +59,7 @@ bool same_bits(const sg::Plan& a, const sg::Plan& b) {
 TEST_CASE("a run that goes on in another layout continues the run that never stopped", "[graphs][train][checkpoint]") {
   std::mt19937 random(19);
   const sg::Model gpt2 = small_gpt2(), llama = small_llama();
-  int num_equal = 0;
+  int num_equal       = 0;
   const int num_pairs = sg::testing::runs_all() || sg::testing::sanitized() ? sg::testing::cases(40) : 20;
   for (int pair = 0; pair < num_pairs; ++pair) {
     const sg::Model& model = pair % 2 == 0 ? gpt2 : llama;
