@@ -9,6 +9,7 @@
 
 #include "backends/process/socket.hpp"
 #include "engine/base/error.hpp"
+#include "graphs/plan/offload_plan.hpp"
 #include "tests/support/paths.hpp"
 #include "tests/support/processes/command_run.hpp"
 #include "tests/support/processes/job_run.hpp"
@@ -221,4 +222,20 @@ TEST_CASE("a wrong place in the config is refused by its key", "[tools][processe
              ContainsSubstring("world.address: is 'a:b'"));
   CHECK_THAT(refused("--set world.rank=1 --set world.size=2 --set world.address=127.0.0.1"),
              ContainsSubstring("MASTER_PORT: is not set") && ContainsSubstring("world.address=127.0.0.1:PORT"));
+}
+
+TEST_CASE("offload.host_bytes counts for all processes of a machine", "[tools][offload][jobs]") {
+  require_backend("gloo");
+  const SmallRun small;
+  const auto run = [&](std::int64_t host_bytes) {
+    return sg::testing::run_stepgraph(str("launch --processes 2 -- train ", small.config(),
+                                          " --steps 1 --set backend=gloo --set layout.dp=2 --set "
+                                          "offload.optimizer=true --set offload.host_bytes=",
+                                          host_bytes));
+  };
+  const auto refused = run(sg::machine_memory_bytes() / 2 + 1);
+  CAPTURE(refused.err);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring(" for each of 2 ranks is above the memory of this machine"));
+  CHECK(run(std::int64_t{1} << 26).exit_code == 0);
 }
