@@ -19,7 +19,8 @@ struct SpillOptions {
 // process ends, even if it is killed. Its bytes are reserved when it is made: a full disk is an error then.
 class SpillFile final : public Storage {
  public:
-  // Throws Error(backend): the folder is missing or cannot be written, or the disk is full.
+  // Throws Error(backend): the folder is missing or cannot be written, or the disk is full. A limit of file sizes is an
+  // error too in a program that ignores SIGXFSZ; others are ended by it.
   SpillFile(std::string folder, Rank rank, std::int64_t size_bytes, const SpillOptions& options = {});
   SpillFile(const SpillFile&)            = delete;
   SpillFile& operator=(const SpillFile&) = delete;

@@ -119,7 +119,7 @@ std::int64_t FirstFit::lowest_gap_apart(const Placed& item) {
   return 16 * num_apart < most_placed ? lowest_gap_among_few(item) : lowest_gap_among_many(item);
 }
 
-// Asks for every placed item: faster than sorting those of pairs.
+// Compares with every placed item. This is faster than sorting the items of many pairs.
 std::int64_t FirstFit::lowest_gap_among_many(const Placed& item) {
   const std::span<const std::uint64_t> apart = pairs_->row(item.item);
   Gap gap(item.end);

@@ -43,7 +43,7 @@ void for_each_bit(std::span<const std::uint64_t> words, const auto& visit) {
 // then. So an item is compared with few others: about a tenth of all in a training step.
 class FirstFit {
  public:
-  // `apart`, which must outlive this: null: only items with overlapping lifetimes must not share.
+  // `items` and `apart` must outlive this. Without `apart`, only items with overlapping lifetimes must not share.
   explicit FirstFit(const std::vector<PackItem>& items, const ItemPairs* apart = nullptr);
 
   // Stops once the size exceeds `at_most`; the remaining items are then not placed. Returns a packing without offsets

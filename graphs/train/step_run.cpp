@@ -78,17 +78,16 @@ StepRun::StepRun(StepGraph step, World& world, const RunOptions& options, const 
       peers_(world.peers()),
       runnable_((check_ranks(step_, world), step_.graph), world, {.reuse = options.reuse}) {
   verify(runnable_);
-  std::shared_ptr<Memory> beside = owner == nullptr ? nullptr : memory_beside(*owner, options.storage);
-  program_                       = make_program(std::move(beside), options.storage);
-  values_                        = std::make_unique<StoredValues>(step_, memory());
-  options_                       = {.threads       = options.threads,
-                                    .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
-                                    .step_timeout  = options.step_timeout,
-                                    .stall_timeout = options.stall_timeout};
-  const bool shares              = owner != nullptr && owner->executor_->waiting_lanes() >= options_.waiting_lanes;
-  executor_                      = shares ? owner->executor_ : std::make_shared<Executor>(options_);
-  has_weights_                   = owner != nullptr;
-  owner_                         = owner;
+  program_          = make_program(owner, options.storage);
+  values_           = std::make_unique<StoredValues>(step_, memory());
+  options_          = {.threads       = options.threads,
+                       .waiting_lanes = static_cast<int>(program_->num_waiting_lanes()),
+                       .step_timeout  = options.step_timeout,
+                       .stall_timeout = options.stall_timeout};
+  const bool shares = owner != nullptr && owner->executor_->waiting_lanes() >= options_.waiting_lanes;
+  executor_         = shares ? owner->executor_ : std::make_shared<Executor>(options_);
+  has_weights_      = owner != nullptr;
+  owner_            = owner;
   find_holders();
   for (const StepRank& rank : step_.ranks) {
     if (rank.loss_scale != Buffer{}) memory().set_first(rank.loss_scale, step_.precision.loss_scale.value);
@@ -118,16 +117,18 @@ int StepRun::num_waiting() const {
   return waiting;
 }
 
-std::unique_ptr<Program> StepRun::make_program(std::shared_ptr<Memory> beside, const MakeStorage& make) {
+std::unique_ptr<Program> StepRun::make_program(const StepRun* owner, const MakeStorage& make) {
   try {
+    std::shared_ptr<Memory> beside = owner == nullptr ? nullptr : memory_beside(*owner, make);
     return std::make_unique<Program>(runnable_, *world_, std::move(beside), make);
   } catch (const Error& error) {
     const auto& arenas = runnable_.memory()->arenas;
     const auto any_of  = [&](Space space) {
       return std::ranges::any_of(arenas, [&](const ArenaPlan& arena) { return arena.space == space; });
     };
-    const bool only_host = any_of(Space::pinned) && !any_of(Space::disk);
-    if (error.kind() != ErrorKind::backend || !only_host) throw;
+    const bool only_host  = any_of(Space::pinned) && !any_of(Space::disk);
+    const bool is_of_host = std::string_view(error.what()).find("host memory") != std::string_view::npos;
+    if (error.kind() != ErrorKind::backend || !only_host || !is_of_host) throw;
     throw Error(error.kind(), str(error.what(),
                                   " (offload.disk=FOLDER with offload.host_bytes, such as \"16GiB\": the "
                                   "rest of what is offloaded then lies on disk)"));

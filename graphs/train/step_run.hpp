@@ -151,7 +151,7 @@ class StepRun {
   void clear_states();
   void note_failure(const Error& error) const;
   void execute(const Program& program, Recorder* recorder = nullptr) const;
-  [[nodiscard]] std::unique_ptr<Program> make_program(std::shared_ptr<Memory> beside, const MakeStorage& make);
+  [[nodiscard]] std::unique_ptr<Program> make_program(const StepRun* owner, const MakeStorage& make);
   [[nodiscard]] std::shared_ptr<Memory> memory_beside(const StepRun& owner, const MakeStorage& make) const;
   template <class T, class Give>
   void read_here(Which which, const std::string& name, const Give& give) const;

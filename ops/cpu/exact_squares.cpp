@@ -234,10 +234,13 @@ double rounded(std::span<const std::int64_t> sum) {
   return std::ldexp(static_cast<double>(head), limb_bits * lowest + 2 * Format<T>::smallest);
 }
 
-template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
-template void add_squares<bf16>(const Rows<const bf16>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
+template void add_squares<float>(const Rows<const float>&, std::int64_t, std::int64_t, std::span<std::int64_t>,
+                                 SquareSums);
+template void add_squares<bf16>(const Rows<const bf16>&, std::int64_t, std::int64_t, std::span<std::int64_t>,
+                                SquareSums);
 template void add_squares<f16>(const Rows<const f16>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
-template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>, SquareSums);
+template void add_squares<double>(const Rows<const double>&, std::int64_t, std::int64_t, std::span<std::int64_t>,
+                                  SquareSums);
 template double rounded<float>(std::span<const std::int64_t>);
 template double rounded<double>(std::span<const std::int64_t>);
 

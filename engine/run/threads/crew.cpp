@@ -66,12 +66,21 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
+// Kernels that have threads of these nodes.
+int Crew::num_open(NodeRange nodes) const noexcept {
+  if (places_.num_nodes() == 1) return open_jobs_.load(std::memory_order_relaxed);
+  return static_cast<int>(std::count_if(jobs_.begin(), jobs_.end(), [&](const Job& job) {
+    const NodeRange of = job.nodes.load();
+    return job.open.load() && of.first < nodes.end() && nodes.first < of.end();
+  }));
+}
+
 // How many threads a kernel that begins now is cut for. If no permit is free, at least one other node runs, and the
-// kernel begins alone. Where the others are kernels too, their helpers go on with this one: it gets part of the threads,
-// but they come at any time, so it is cut for twice as many.
+// kernel begins alone. Where the others are kernels too, their helpers go on with this one: it gets part of the
+// threads, but they come at any time, so it is cut for twice as many.
 int Crew::num_expected(const NumaRange& range) const noexcept {
   if (permits_.some_free(range)) return range.num_threads;
-  const int others = std::max(1, open_jobs_.load(std::memory_order_relaxed)), part = range.num_threads / (others + 1);
+  const int others = std::max(1, num_open(range.nodes)), part = range.num_threads / (others + 1);
   return part > 1 ? std::min(range.num_threads, 2 * part) : 1;
 }
 

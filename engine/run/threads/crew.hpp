@@ -22,9 +22,9 @@ struct TilePieces {
   [[nodiscard]] std::int64_t next(std::int64_t left) const noexcept;
 };
 
-// For a kernel that has so many threads and prefers calls with `joined` tiles (0: with one). One call for each share at
-// most; with many threads more, because they are not equally fast and the last one would keep all others waiting. A
-// thread that is alone computes twice as many tiles in a call.
+// For a kernel that has so many threads and prefers calls with `joined` tiles (0: with one). A call has at most
+// `joined` tiles, in equal parts of a thread's share. With 8 threads and more, the last calls of a share are smaller,
+// because threads are not equally fast. A thread that is alone computes twice as many tiles in a call.
 [[nodiscard]] TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads) noexcept;
 
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
@@ -73,6 +73,7 @@ class Crew {
   [[nodiscard]] int first_share(const Job& job, int node) const noexcept;
   void call_helpers(Job& job, std::int64_t num_pieces) noexcept;
   void sit_down(Job& job, int seat, bool owner) noexcept;
+  [[nodiscard]] int num_open(NodeRange nodes) const noexcept;
   [[nodiscard]] int num_expected(const NumaRange& range) const noexcept;
   // Until no tile is left; with `while_free`, also until a thread waits for a permit of the node. Begins with a share,
   // goes on with the other shares of the node, and then with those of other nodes.

@@ -43,9 +43,10 @@ class Trials {
     uses_slices_ = search.slices && (!search.has_all || (search.of_a_slice < 1 && num_nodes_ > FitSearch::large));
   }
 
-  [[nodiscard]] bool may_try(const Change& change) const {
-    return num_tried_ == 0 ||
-           (num_tried_ < FitSearch::most_tried && built_ + reserved_ + most_of(change) <= FitSearch::most_nodes);
+  // The first change is always tried.
+  [[nodiscard]] bool may_try(const Change& change) const { return num_tried_ == 0 || may_build(change); }
+  [[nodiscard]] bool may_build(const Change& change) const {
+    return num_tried_ < FitSearch::most_tried && built_ + reserved_ + most_of(change) <= FitSearch::most_nodes;
   }
   // Changes that are tried before `release` leave so much that this one can be tried afterwards.
   void reserve_for(const Change& change) { reserved_ = most_of(change); }
@@ -54,6 +55,10 @@ class Trials {
   // Throws DoesNotFit, or Error if the step cannot be built: a schedule can require another number of microbatches.
   PlannedNeed attempt(const Change& change) {
     ++num_tried_;
+    return build(change);
+  }
+  // The same for a question that is no offer.
+  PlannedNeed build(const Change& change) {
     if (uses_slices_) {
       built_ += slices_of(change);
       check_need(search_.slices(change.plan, change.batch), change.plan);
@@ -100,7 +105,9 @@ class Offers {
   }
   void add(const Change& change, const PlannedNeed& need) {
     for (const std::string& setting : change.settings) keys_.insert(setting.substr(0, setting.find('=')));
-    texts_.push_back(str(settings_text(change), " needs ", bytes_and_text(need_for(key_, need))));
+    const std::int64_t needed = need_for(key_, need);
+    texts_.push_back(needed > 0 ? str(settings_text(change), " needs ", bytes_and_text(needed))
+                                : settings_text(change));
   }
   void add_larger_budget(const Change& change) { texts_.push_back(settings_text(change)); }
   void add_too_large(const Change& change, const DoesNotFit& error) {
@@ -138,9 +145,9 @@ bool is_known(const DoesNotFit& refused, const FitSearch& search) {
 // so many times.
 std::optional<std::int64_t> roomy_host(Change change, Trials& trials, int num_enlarged = 0) {
   change.plan.offload.host_bytes = 0;
-  for (; num_enlarged >= 0 && trials.may_try(change); --num_enlarged) {
+  for (; num_enlarged >= 0 && trials.may_build(change); --num_enlarged) {
     try {
-      return trials.attempt(change).host;
+      return trials.build(change).host;
     } catch (const DoesNotFit& error) {
       if (!enlarge_budget(change, error.key(), error.needed_bytes())) return std::nullopt;
     } catch (const Error&) {
@@ -165,7 +172,7 @@ std::optional<Change> larger_budget(Change change, const DoesNotFit& refused, Tr
     } catch (const DoesNotFit& error) {
       std::int64_t& bytes = tried[error.key()];
       bytes               = std::max(error.needed_bytes(), bytes + bytes / 64);
-      if (error.key() == host_key && !is_roomy) {
+      if (error.key() == host_key && !is_roomy && change.plan.offload.disk.empty()) {
         bytes    = std::max(bytes, roomy_host(change, trials, 2).value_or(0));
         is_roomy = true;
       }

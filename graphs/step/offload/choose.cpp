@@ -20,7 +20,7 @@ using offload::RankChoice;
 
 constexpr std::int64_t most_piece_bytes = std::int64_t{8} << 20;
 
-// Whether a unit can get a home. In most steps none can, and then nobody looks for them.
+// Whether a unit can get a home. Most steps move none; then the search for units is skipped.
 bool moves_units(const OffloadAmounts& amounts) {
   return amounts.optimizer > 0 || amounts.grads > 0 || amounts.params > 0 || amounts.activations > 0 ||
          std::ranges::count(amounts.layers, ActivationMode::offload) > 0;

@@ -215,7 +215,9 @@ StrategyChoice choose_amounts(const StrategyCase& of) {
   if (search.bytes(count) > of.budget_bytes && !of.layers_follow) {
     const std::string host =
         search.lacks_host(strategy)
-            ? str(", and offload.host_bytes ", limit_and_text(of.plan.host_bytes), " has room for less of it")
+            ? str(", and offload.host_bytes ", limit_and_text(of.plan.host_bytes),
+                  of.plan.disk_bytes > 0 ? str(" with offload.disk_bytes ", limit_and_text(of.plan.disk_bytes)) : "",
+                  " has room for less of it")
             : std::string();
     throw DoesNotFit(
         of.budget_key, search.bytes(count),

@@ -177,15 +177,15 @@ void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const Pa
                              bottom - top, depth, packed.a);
         }
         const std::int64_t stride_of_a = in_place != nullptr ? a.row_stride : depth;
-        const auto block = [&](std::int64_t row, std::int64_t col) __attribute__((always_inline)) {
-          const std::int64_t at = row * stride + col, rows = least(width, bottom - row), cols = right - col;
-          const X86Out to{product.c + at,
+        const auto block               = [&](std::int64_t row, std::int64_t col) __attribute__((always_inline)) {
+                        const std::int64_t at = row * stride + col, rows = least(width, bottom - row), cols = right - col;
+                        const X86Out to{product.c + at,
                           base == nullptr ? nullptr : base + at,
                           stride,
                           last && product.bias != nullptr ? product.bias + col : nullptr,
                           times == nullptr ? nullptr : times + at,
                           cols};
-          (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
+                        (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
                                                              packed.b + (col - left) * depth, depth, to);
         };
         if (in_place != nullptr) {  // its rows can lie far apart: each comes into the first-level cache once

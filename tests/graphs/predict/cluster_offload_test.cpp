@@ -103,7 +103,8 @@ TEST_CASE("a cluster without rates of the host refuses steps with offload, and n
   CHECK_NOTHROW(sg::predict_step(model(), {}, batch, cluster));
   sg::Plan plan;
   plan.offload.params = true;
-  CHECK_THROWS_WITH(sg::predict_step(model(), plan, batch, cluster),
-                    ContainsSubstring("host.h2d, host.d2h: missing (the step has transfers of offload, such as 'h2d ") &&
-                        ContainsSubstring("; or a preset: a100, h100 or h200)"));
+  CHECK_THROWS_WITH(
+      sg::predict_step(model(), plan, batch, cluster),
+      ContainsSubstring("host.h2d, host.d2h: missing (the step has transfers of offload, such as 'h2d ") &&
+          ContainsSubstring("; or a preset: a100, h100 or h200)"));
 }

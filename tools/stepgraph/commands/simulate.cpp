@@ -195,7 +195,9 @@ std::optional<OffloadRates> rates_of(const Config& config, const Calibration& ca
 // Disks differ, so the times of one are not those of another.
 void note_other_disk(const Config& config, const Calibration& calibration, const StepPrediction& prediction) {
   if (calibration.disk.empty() || prediction.disk_bytes() == 0) return;
-  const std::string used = std::filesystem::weakly_canonical(config.plan.offload.disk).string();
+  std::error_code failed;  // the folder can be on another machine
+  const std::filesystem::path path = std::filesystem::weakly_canonical(config.plan.offload.disk, failed);
+  const std::string used           = failed ? config.plan.offload.disk : path.string();
   if (used == calibration.disk) return;
   std::cerr << "stepgraph simulate: the disk was measured in '" << calibration.disk << "', but offload.disk is '"
             << used << "' (--calibrate to measure it there)\n";

@@ -62,6 +62,7 @@ int ranks_here(const Config& config) {
   PlaceOverrides given{.needs_address = false};
   if (config.world.rank >= 0) given.rank = config.world.rank;
   if (config.world.size > 0) given.size = config.world.size;
+  if (!config.world.address.empty()) given.address = config.world.address;
   try {
     return find_place(process_environment(), given).local_size;
   } catch (const Error&) {  // the set-up of the world says what is wrong

@@ -20,7 +20,7 @@ void check_offload_here(const Config& config);
 // For commands that can plan for another machine. Throws Error(config) if offload.host_bytes is above the memory of the
 // one that comm.machine was measured on, if its file says how much that has.
 void check_offload_there(const Config& config);
-// The ranks in one process: all of them, or one of each.
+// The ranks that one process holds: all of them; 1 with gloo, mpi and nccl.
 [[nodiscard]] int ranks_of_process(const Config& config);
 
 // A model and its first weights.

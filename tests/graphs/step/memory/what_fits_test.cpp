@@ -150,7 +150,7 @@ TEST_CASE("a refusal offers host memory where more of it would help", "[graphs][
   for (const auto& [settings, start] : cases) {
     const std::string text = refusal(settings);
     CAPTURE(settings, text);
-    CHECK_THAT(text, ContainsSubstring(start) && !ContainsSubstring("it needs 0 (0 B)"));
+    CHECK_THAT(text, ContainsSubstring(start) && !ContainsSubstring("needs 0 (0 B)"));
     int num_host = 0;
     for (const Settings& offer : offers_of(text, folder.path().string())) {
       CAPTURE(offer);
