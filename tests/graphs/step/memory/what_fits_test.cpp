@@ -59,7 +59,7 @@ Settings operator+(Settings a, const Settings& b) {
 // All that a message offers: what is in its last parentheses before "of the tried settings".
 std::vector<Settings> offers_of(const std::string& refusal, const std::string& folder) {
   static const std::regex offer(
-      R"((?:\(|, |or )([a-z_]+(?:\.[a-z_]+)?=[^ ()]+(?: [a-z_.]+=[^ ()]+)*)(?: needs|\)|;|$))");
+      R"((?:\(|, |or )([a-z_]+(?:\.[a-z_]+)?=[^ (),]+(?: [a-z_.]+=[^ (),]+)*)(?= needs|\)|;|,|$))");
   std::vector<Settings> out;
   const std::string text = refusal.substr(0, refusal.find("; of the tried settings"));
   for (std::sregex_iterator found(text.begin(), text.end(), offer), end; found != end; ++found) {
