@@ -5,6 +5,7 @@
 #include "backends/cuda/check.hpp"
 #include "backends/cuda/host_pages.hpp"
 #include "engine/base/error.hpp"
+#include "engine/run/host_memory_error.hpp"
 
 namespace stepgraph::cuda {
 
@@ -14,7 +15,7 @@ std::byte* pageable(std::size_t size, const std::string& what) {
   constexpr std::size_t page = 4096;
   void* const bytes          = std::aligned_alloc(page, (size + page - 1) / page * page);
   if (bytes == nullptr)
-    throw Error(ErrorKind::backend, str("cuda: ", what, " needs ", size, " bytes of host memory, which are not free"));
+    throw HostMemoryError(str("cuda: ", what, " needs ", size, " bytes of host memory, which are not free"));
   return static_cast<std::byte*>(bytes);
 }
 

@@ -8,6 +8,7 @@
 #include "backends/cuda/check.hpp"
 #include "backends/cuda/driver.hpp"
 #include "backends/cuda/host_pages.hpp"
+#include "engine/run/host_memory_error.hpp"
 
 namespace stepgraph::cuda {
 namespace {
@@ -158,9 +159,9 @@ Heap::Taken Heap::take_pinned(std::size_t size, const std::string& what) {
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
     const long page = sysconf(_SC_PAGESIZE);
-    throw Error(ErrorKind::backend, str("cuda: ", what, " needs ", size, " bytes of pinned host memory; of ",
-                                        sysconf(_SC_PHYS_PAGES) * page, " bytes, ", sysconf(_SC_AVPHYS_PAGES) * page,
-                                        " are free (fewer ranks in this process, or less offloading)"));
+    throw HostMemoryError(str("cuda: ", what, " needs ", size, " bytes of pinned host memory; of ",
+                              sysconf(_SC_PHYS_PAGES) * page, " bytes, ", sysconf(_SC_AVPHYS_PAGES) * page,
+                              " are free (fewer ranks in this process, or less offloading)"));
   }
   check(status, [&] { return str("pinning ", size, " bytes for ", what); });
   pinned_.emplace(static_cast<std::byte*>(bytes), Pinned{.size = size});

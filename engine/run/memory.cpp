@@ -10,6 +10,7 @@
 #include "engine/base/size.hpp"
 #include "engine/base/text.hpp"
 #include "engine/run/device.hpp"
+#include "engine/run/host_memory_error.hpp"
 
 namespace stepgraph {
 
@@ -76,8 +77,8 @@ Memory::Arena Memory::make_arena(const ArenaPlan& plan) const {
   const Free on_device{0, device_, plan.rank, plan.space};
   arena.block = device_ != nullptr ? Block(device_->allocate(plan.rank, plan.space, size), on_device) : allocate(size);
   if (!arena.block)
-    throw Error(ErrorKind::backend, str("memory: cannot allocate ", bytes_and_text(static_cast<std::int64_t>(size)),
-                                        " of host memory for rank ", plan.rank, memory_of_machine()));
+    throw HostMemoryError(str("memory: cannot allocate ", bytes_and_text(static_cast<std::int64_t>(size)),
+                              " of host memory for rank ", plan.rank, memory_of_machine()));
   const auto address = reinterpret_cast<std::intptr_t>(arena.block.get());
   arena.begin        = arena.block.get() + (MemoryPlan::round_up(address, alignment) - address);
   return arena;

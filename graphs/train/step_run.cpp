@@ -10,6 +10,7 @@
 
 #include "engine/base/dispatch.hpp"
 #include "engine/base/error.hpp"
+#include "engine/run/host_memory_error.hpp"
 #include "engine/run/packed.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/models/parallel_ranges.hpp"
@@ -121,14 +122,13 @@ std::unique_ptr<Program> StepRun::make_program(const StepRun* owner, const MakeS
   try {
     std::shared_ptr<Memory> beside = owner == nullptr ? nullptr : memory_beside(*owner, make);
     return std::make_unique<Program>(runnable_, *world_, std::move(beside), make);
-  } catch (const Error& error) {
+  } catch (const HostMemoryError& error) {
     const auto& arenas = runnable_.memory()->arenas;
     const auto any_of  = [&](Space space) {
       return std::ranges::any_of(arenas, [&](const ArenaPlan& arena) { return arena.space == space; });
     };
-    const bool only_host  = any_of(Space::pinned) && !any_of(Space::disk);
-    const bool is_of_host = std::string_view(error.what()).find("host memory") != std::string_view::npos;
-    if (error.kind() != ErrorKind::backend || !only_host || !is_of_host) throw;
+    const bool only_host = any_of(Space::pinned) && !any_of(Space::disk);
+    if (!only_host) throw;
     throw Error(error.kind(), str(error.what(),
                                   " (offload.disk=FOLDER with offload.host_bytes, such as \"16GiB\": the "
                                   "rest of what is offloaded then lies on disk)"));

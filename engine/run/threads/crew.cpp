@@ -66,7 +66,7 @@ Crew::Job* Crew::take_job() noexcept {
   return nullptr;
 }
 
-// Kernels that have threads of these nodes.
+// Open kernels that have threads of these nodes.
 int Crew::num_open(NodeRange nodes) const noexcept {
   if (places_.num_nodes() == 1) return open_jobs_.load(std::memory_order_relaxed);
   return static_cast<int>(std::count_if(jobs_.begin(), jobs_.end(), [&](const Job& job) {
@@ -98,18 +98,11 @@ void Crew::share_out(Job& job, std::int64_t num_tiles, std::int64_t num_pieces) 
   }
 }
 
-// Open kernels that want the same threads.
-int Crew::num_others(const Job& job) const noexcept {
-  if (places_.num_nodes() == 1) return open_jobs_.load(std::memory_order_relaxed) - 1;
-  return static_cast<int>(std::count_if(
-      jobs_.begin(), jobs_.end(), [&](const Job& other) { return &other != &job && is_open(other, job.own_node); }));
-}
-
 // The kernel's own thread and the free permits of its node; while other kernels run, no more than an equal part of all
 // threads.
 int Crew::num_seats(const Job& job, std::int64_t num_pieces) const noexcept {
   const NumaRange own = places_.node(job.own_node);
-  const int others    = num_others(job);
+  const int others    = num_open({job.own_node, 1}) - 1;  // `job` is open
   const int fair      = others > 0 ? std::max(1, own.num_threads / (others + 1)) : own.num_threads;
   return static_cast<int>(std::min<std::int64_t>(num_pieces, std::min(1 + permits_.num_free(own), fair)));
 }

@@ -68,7 +68,6 @@ class Crew {
 
   [[nodiscard]] Job* take_job() noexcept;
   void share_out(Job& job, std::int64_t num_tiles, std::int64_t num_pieces) const noexcept;
-  [[nodiscard]] int num_others(const Job& job) const noexcept;
   [[nodiscard]] int num_seats(const Job& job, std::int64_t num_pieces) const noexcept;
   [[nodiscard]] int first_share(const Job& job, int node) const noexcept;
   void call_helpers(Job& job, std::int64_t num_pieces) noexcept;

@@ -84,14 +84,6 @@ bool all_have(ProcessWorld& world, const std::string& text) {
   }
 }
 
-PlaceOverrides place_of(const WorldSpec& world) {
-  PlaceOverrides place{.section = "world."};
-  if (world.rank >= 0) place.rank = world.rank;
-  if (world.size > 0) place.size = world.size;
-  if (!world.address.empty()) place.address = world.address;
-  return place;
-}
-
 // SIGTERM in a process of a job: mpirun sends it when another process has died, and a second later SIGKILL. So it does
 // not end the process before it has learnt of the failure and has reported it (control.hpp). In the set-up, where it
 // may not learn of it, it ends after 600 ms.
@@ -252,6 +244,14 @@ void in_process_world(const WorldOptions& given, const Config& config, const std
 }
 
 }  // namespace
+
+PlaceOverrides place_of(const WorldSpec& world) {
+  PlaceOverrides place{.section = "world."};
+  if (world.rank >= 0) place.rank = world.rank;
+  if (world.size > 0) place.size = world.size;
+  if (!world.address.empty()) place.address = world.address;
+  return place;
+}
 
 void add_flight_option(Command command, std::optional<std::string>& folder) {
   command.option("--flight", folder,

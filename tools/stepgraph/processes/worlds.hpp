@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/process/environment.hpp"
 #include "engine/run/world.hpp"
 #include "graphs/config/config.hpp"
 #include "tools/stepgraph/command_line.hpp"
@@ -20,6 +21,9 @@ namespace stepgraph::cli {
 // The name of the first device in the list, of backends cuda and nccl. Throws Error(backend) if this build or this
 // machine has none.
 [[nodiscard]] std::string device_name(const std::vector<int>& devices);
+
+// What a config says about the place of this process among several.
+[[nodiscard]] PlaceOverrides place_of(const WorldSpec& world);
 
 struct WorldOptions {
   std::string_view command          = {};  // for messages

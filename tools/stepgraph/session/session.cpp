@@ -18,6 +18,7 @@
 #include "graphs/predict/calibration.hpp"
 #include "graphs/predict/machine_file.hpp"
 #include "graphs/train/trainer.hpp"
+#include "tools/stepgraph/processes/worlds.hpp"
 #include "tools/stepgraph/session/targets.hpp"
 
 namespace stepgraph::cli {
@@ -59,10 +60,8 @@ auto with_machine_file(const Config& config, const Use& use) {
 // The ranks of a config that this machine holds.
 int ranks_here(const Config& config) {
   if (!has_processes(config.backend)) return ranks_of_process(config);
-  PlaceOverrides given{.needs_address = false};
-  if (config.world.rank >= 0) given.rank = config.world.rank;
-  if (config.world.size > 0) given.size = config.world.size;
-  if (!config.world.address.empty()) given.address = config.world.address;
+  PlaceOverrides given = place_of(config.world);
+  given.needs_address  = false;
   try {
     return find_place(process_environment(), given).local_size;
   } catch (const Error&) {  // the set-up of the world says what is wrong
