@@ -11,17 +11,17 @@
 namespace stepgraph {
 namespace {
 
-// The number of running tasks and its inverse, integrated over time.
+// What a running task gets while others run, integrated over time.
 class Running {
  public:
-  explicit Running(std::span<const TaskTime> tasks) {
+  Running(std::span<const TaskTime> tasks, int num_workers) {
     std::vector<std::pair<double, int>> changes;
     for (const TaskTime& task : tasks) {
       changes.emplace_back(task.begin_s, 1);
       changes.emplace_back(task.end_s, -1);
     }
     std::sort(changes.begin(), changes.end());
-    Mark now;
+    Mark now{.num_workers = num_workers};
     for (const auto& [time_s, change] : changes) {
       now = now.at(time_s);
       now.count += change;
@@ -35,13 +35,17 @@ class Running {
 
   // Integrals up to a time.
   struct Mark {
-    double time_s     = 0;
-    double of_count   = 0;
-    double of_inverse = 0;  // over the times when a task runs
-    int count         = 0;  // from time_s on
+    double time_s    = 0;
+    double of_helped = 0;  // the share of the other workers that help a task
+    double of_own    = 0;  // the part of the time that a task has
+    int count        = 0;  // of tasks, from time_s on
+    int num_workers  = 1;
     [[nodiscard]] Mark at(double later_s) const {
       const double seconds = later_s - time_s;
-      return {later_s, of_count + count * seconds, of_inverse + (count > 0 ? seconds / count : 0), count};
+      if (count == 0) return {later_s, of_helped, of_own, count, num_workers};
+      const double helpers = std::max(0.0, static_cast<double>(num_workers - count) / count);
+      const double helped  = num_workers > 1 ? helpers / (num_workers - 1) : 0;
+      return {later_s, of_helped + helped * seconds, of_own + seconds / count, count, num_workers};
     }
   };
 
@@ -79,13 +83,11 @@ std::vector<TaskTime> task_times(const Graph& graph, const Timeline& timeline, i
     task.flops += graph.cost(node).flops;
     task.bytes_moved += alone ? graph.cost(node).bytes_moved : bytes_in_shared_memory(graph, node);
   }
-  const Running running(tasks);
+  const Running running(tasks, num_workers);
   for (TaskTime& task : tasks) {
     const Running::Mark begin = running.up_to(task.begin_s), end = running.up_to(task.end_s);
-    task.own_s = end.of_inverse - begin.of_inverse;
-    if (num_workers < 2 || task.seconds() <= 0) continue;
-    const double mean = (end.of_count - begin.of_count) / task.seconds();
-    task.others_share = std::clamp((mean - 1) / (num_workers - 1), 0.0, 1.0);
+    task.own_s = end.of_own - begin.of_own;
+    if (task.seconds() > 0) task.helped_share = std::min(1.0, (end.of_helped - begin.of_helped) / task.seconds());
   }
   return tasks;
 }

@@ -13,13 +13,15 @@ namespace stepgraph {
 // A node that ran, or parts that ran as one task: then the node of the first member or of the sender, and the sum of
 // their costs.
 struct TaskTime {
-  Node node           = {};
-  double flops        = 0;
-  double bytes_moved  = 0;
-  double begin_s      = 0;
-  double end_s        = 0;
-  double own_s        = 0;  // its part of the time: while n tasks run, each has 1/n of it
-  double others_share = 0;  // the average share of the other workers that ran nodes in that time: 0 to 1
+  Node node          = {};
+  double flops       = 0;
+  double bytes_moved = 0;
+  double begin_s     = 0;
+  double end_s       = 0;
+  double own_s       = 0;  // its part of the time: while n tasks run, each has 1/n of it
+  // The average share of the other workers that could help it: those without a task are shared out equally to the tasks
+  // that run, as the simulator does. 0: each has a task; 1: none has one.
+  double helped_share = 0;
   [[nodiscard]] double seconds() const noexcept { return end_s - begin_s; }
 };
 [[nodiscard]] std::vector<TaskTime> task_times(const Graph& graph, const Timeline& timeline, int num_workers);

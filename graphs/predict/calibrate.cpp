@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include "engine/base/error.hpp"
@@ -12,15 +11,17 @@
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
 #include "graphs/plan/offload_plan.hpp"
+#include "graphs/predict/rate_fit.hpp"
 #include "graphs/predict/trials.hpp"
 #include "graphs/train/trainer.hpp"
 
 namespace stepgraph {
 namespace {
 
+using trials::both_times;
 using trials::Key;
+using trials::Sample;
 using trials::Trial;
-using trials::undisturbed;
 
 // The size of a model. Layers are alike, so one layer is enough.
 struct Size {
@@ -89,40 +90,9 @@ std::vector<Trial> disk_trials(const std::string& folder, bool small) {
   return all;
 }
 
-struct Sample {
-  double others_share;
-  double seconds;
-};
 using Samples = std::map<Key, std::vector<Sample>>;
 
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
-
-// A measurement with few, or with many, other threads busy: two points of a line.
-struct End {
-  double others_share;
-  double seconds;
-};
-std::optional<End> end_of(const std::vector<Sample>& samples, bool busy) {
-  std::vector<double> shares, seconds;
-  for (const Sample& sample : samples) {
-    if (busy ? sample.others_share < 0.65 : sample.others_share > 0.35) continue;
-    shares.push_back(sample.others_share);
-    seconds.push_back(sample.seconds);
-  }
-  if (shares.empty()) return std::nullopt;
-  return End{median(shares), quantile(seconds, undisturbed)};
-}
-
-// Speed falls linearly with the share of busy threads (engine/simulate/machine.hpp): the line through both
-// measurements, evaluated at 0 and at 1 and kept above 0.
-RatePoint between(const Key& key, const End& alone, const End& busy) {
-  const double slope = (1 / busy.seconds - 1 / alone.seconds) / (busy.others_share - alone.others_share);
-  const auto speed   = [&](double share) {
-    const double found = 1 / alone.seconds + slope * (share - alone.others_share);
-    return std::max(found, 0.5 / std::max(alone.seconds, busy.seconds));
-  };
-  return {std::get<1>(key), std::get<2>(key), 1 / speed(1), 1 / speed(0)};
-}
 
 class Calibrator {
  public:
@@ -161,30 +131,24 @@ class Calibrator {
 
  private:
   static void add_ops(const Samples& all, Calibration::Ops& ops) {
-    // Where an op of some size has one measurement only, the other follows from the op's median ratio.
+    // Where nodes of one cost always had as many helpers, the op's median ratio tells how much these help, else that of
+    // all ops.
     std::map<std::string, std::vector<double>> ratios;
+    std::vector<double> all_ratios;
     for (const auto& [key, samples] : all) {
-      const auto alone = end_of(samples, false), busy = end_of(samples, true);
-      if (!alone || !busy) continue;
-      const RatePoint point = between(key, *alone, *busy);
-      ratios[std::get<0>(key)].push_back(point.busy_s / point.alone_s);
+      const auto times = both_times(samples);
+      if (!times) continue;
+      ratios[std::get<0>(key)].push_back(times->busy_s / times->alone_s);
+      all_ratios.push_back(times->busy_s / times->alone_s);
     }
+    const double usual = all_ratios.empty() ? 1 : median(all_ratios);
     for (const auto& [key, samples] : all) {
-      const auto alone = end_of(samples, false), busy = end_of(samples, true);
-      RatePoint point{std::get<1>(key), std::get<2>(key), 0, 0};
-      if (alone && busy) {
-        point = between(key, *alone, *busy);
-      } else if (alone || busy) {
-        const auto usual   = ratios.find(std::get<0>(key));
-        const double ratio = usual != ratios.end() ? median(usual->second) : 1;
-        point.busy_s       = busy ? busy->seconds : alone->seconds * ratio;
-        point.alone_s      = alone ? alone->seconds : busy->seconds / ratio;
-      } else {
-        std::vector<double> seconds;
-        for (const Sample& sample : samples) seconds.push_back(sample.seconds);
-        point.busy_s = point.alone_s = quantile(seconds, undisturbed);
+      auto times = both_times(samples);
+      if (!times) {
+        const auto of_op = ratios.find(std::get<0>(key));
+        times            = both_times(samples, of_op == ratios.end() ? usual : median(of_op->second));
       }
-      if (point.busy_s > 0 && point.alone_s > 0) ops[std::get<0>(key)].push_back(point);
+      ops[std::get<0>(key)].push_back({std::get<1>(key), std::get<2>(key), times->busy_s, times->alone_s});
     }
   }
 
@@ -195,7 +159,7 @@ class Calibrator {
     for (const TaskTime& task : task_times(graph, timeline, threads_)) {
       if (!graph.op(task.node).empty() && task.seconds() > 0) {
         samples[{std::string(graph.op(task.node)), task.flops, task.bytes_moved}].push_back(
-            {task.others_share, task.seconds()});
+            {task.helped_share, task.seconds()});
       }
       if (!one_rank || graph.lane(task.node) != graph.lane(Rank{0}, LaneKind::compute)) continue;
       const std::uint32_t position = graph.lane_position(task.node);

@@ -16,6 +16,7 @@
 #include "graphs/models/gpt2.hpp"
 #include "graphs/models/llama.hpp"
 #include "graphs/plan/offload_plan.hpp"
+#include "graphs/predict/rate_fit.hpp"
 #include "graphs/predict/trials.hpp"
 #include "graphs/train/trainer.hpp"
 #include "ops/clear.hpp"

@@ -22,9 +22,6 @@ struct Trial {
 
 using Key = std::tuple<std::string, double, double>;  // op, flops, bytes
 
-// The quantile of times that counts: below the median, because other programs only make nodes slower.
-inline constexpr double undisturbed = 0.35;
-
 // Sets cheap values of the size of fresh weights.
 void set_some_weights(StepRun& run);
 [[nodiscard]] std::vector<std::int32_t> some_tokens(const Trial& trial);  // of one step

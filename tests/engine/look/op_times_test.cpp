@@ -16,7 +16,7 @@ namespace {
 constexpr sg::Rank r0{0}, r1{1};
 }
 
-TEST_CASE("a task is a node or matched parts, with its cost and the share of other workers that were busy",
+TEST_CASE("a task is a node or matched parts, with its cost and the share of other workers that could help",
           "[engine][op_times]") {
   sg::Graph graph(2);
   graph.add({.op = "mul", .cost = {.flops = 8, .bytes_moved = 2}, .rank = r0});
@@ -38,12 +38,12 @@ TEST_CASE("a task is a node or matched parts, with its cost and the share of oth
   const auto tasks = sg::task_times(graph, timeline, 3);
   REQUIRE(tasks.size() == 4);
   CHECK(tasks[0].seconds() == 4);
-  CHECK(tasks[0].others_share == 0.75);  // one of two, then both
+  CHECK(tasks[0].helped_share == 0.125);  // a quarter: one of three is shared by two; then none
   CHECK_THAT(tasks[0].own_s, WithinRel(2.0 / 2 + 2.0 / 3, 1e-12));
-  CHECK_THAT(tasks[1].others_share, WithinRel(0.7, 1e-12));
-  CHECK(tasks[2].others_share == 9.0 / 16);  // 8 seconds, in which others work 9 seconds in total
+  CHECK_THAT(tasks[1].helped_share, WithinRel(0.25 * 3 / 5, 1e-12));
+  CHECK(tasks[2].helped_share == (0.25 * 5 + 1) / 8);  // 2 seconds beside two, 5 beside one, one alone
   CHECK(tasks[3].node == sg::Node{3});
-  CHECK(tasks[3].others_share == 0);
+  CHECK(tasks[3].helped_share == 1);
   CHECK(tasks[3].flops == 2);
   CHECK(tasks[3].bytes_moved == 32 + 40);  // the larger of declared and accessed bytes
 
