@@ -38,13 +38,12 @@ std::int64_t TilePieces::next(std::int64_t left) const noexcept {
   return std::min(left, std::clamp((left + 1) / 2, least, most));
 }
 
-TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads) noexcept {
-  constexpr int many_threads = 8;
+TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads, int all_threads) noexcept {
   if (joined < 1) return {1, 1};
   if (num_threads == 1) return {2 * joined, 2 * joined};
   const std::int64_t share = (num_tiles + num_threads - 1) / num_threads, calls = (share + joined - 1) / joined;
   const std::int64_t most = (share + calls - 1) / calls;
-  return {num_threads < many_threads ? most : std::max<std::int64_t>(1, most / 4), most};
+  return {all_threads > 2 ? std::max<std::int64_t>(1, most / 4) : most, most};
 }
 
 // A kernel with a seat for each thread that TBB may send.
@@ -75,12 +74,13 @@ int Crew::num_open(NodeRange nodes) const noexcept {
   }));
 }
 
-// How many threads a kernel that begins now is cut for. If no permit is free, at least one other node runs, and the
-// kernel begins alone. Where the others are kernels too, their helpers go on with this one: it gets part of the
-// threads, but they come at any time, so it is cut for twice as many.
+// How many threads a kernel that begins now is cut for. While other kernels run, it gets an equal part of the threads.
+// If no permit is free, at least one other node runs, and the kernel begins alone. Helpers of other kernels can join at
+// any time, so it is then cut for twice its part.
 int Crew::num_expected(const NumaRange& range) const noexcept {
-  if (permits_.some_free(range)) return range.num_threads;
-  const int others = std::max(1, num_open(range.nodes)), part = range.num_threads / (others + 1);
+  const int others = num_open(range.nodes);
+  if (permits_.some_free(range)) return std::max(std::min(2, range.num_threads), range.num_threads / (others + 1));
+  const int part = range.num_threads / (std::max(1, others) + 1);
   return part > 1 ? std::min(range.num_threads, 2 * part) : 1;
 }
 
@@ -133,7 +133,7 @@ void Crew::call_helpers(Job& job, std::int64_t num_pieces) noexcept {
 
 void Crew::run(std::int64_t num_tiles, TileCall tile, const NumaRange& range) {
   if (num_tiles <= 0) return;
-  const TilePieces pieces       = pieces_of(num_tiles, tile.joined, num_expected(range));
+  const TilePieces pieces       = pieces_of(num_tiles, tile.joined, num_expected(range), range.num_threads);
   const std::int64_t num_pieces = (num_tiles + pieces.most - 1) / pieces.most;
   Job* const job                = num_pieces > 1 && range.num_threads > 1 ? take_job() : nullptr;
   if (job == nullptr) return tile(0, num_tiles);

@@ -22,10 +22,12 @@ struct TilePieces {
   [[nodiscard]] std::int64_t next(std::int64_t left) const noexcept;
 };
 
-// For a kernel that has so many threads and prefers calls with `joined` tiles (0: with one). A call has at most
-// `joined` tiles, in equal parts of a thread's share. With 8 threads and more, the last calls of a share are smaller,
-// because threads are not equally fast. A thread that is alone computes twice as many tiles in a call.
-[[nodiscard]] TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads) noexcept;
+// For a kernel that gets `num_threads` of `all_threads` and prefers calls with `joined` tiles (0: with one). A call has
+// at most `joined` tiles, in equal parts of a thread's share. With more than two threads in all, the last calls of a
+// share are smaller, because threads are not equally fast and do not come at the same time. A thread that is alone
+// computes twice as many tiles in a call.
+[[nodiscard]] TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads,
+                                   int all_threads) noexcept;
 
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
 // TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
