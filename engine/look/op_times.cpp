@@ -11,7 +11,7 @@
 namespace stepgraph {
 namespace {
 
-// What a running task gets while others run, integrated over time.
+// The helpers and the part of the time that a running task has, integrated over time.
 class Running {
  public:
   Running(std::span<const TaskTime> tasks, int num_workers) {
@@ -42,7 +42,7 @@ class Running {
     int num_workers  = 1;
     [[nodiscard]] Mark at(double later_s) const {
       const double seconds = later_s - time_s;
-      if (count == 0) return {later_s, of_helped, of_own, count, num_workers};
+      if (count <= 0) return {later_s, of_helped, of_own, count, num_workers};
       const double helpers = std::max(0.0, static_cast<double>(num_workers - count) / count);
       const double helped  = num_workers > 1 ? helpers / (num_workers - 1) : 0;
       return {later_s, of_helped + helped * seconds, of_own + seconds / count, count, num_workers};

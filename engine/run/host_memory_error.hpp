@@ -5,8 +5,8 @@
 
 namespace stepgraph {
 
-// Host memory that could not be allocated, with or without pinning. Callers that know what moves bytes elsewhere add
-// it.
+// Host memory could not be allocated, pinned or not. A caller that knows a setting that needs less of it adds that to
+// the message.
 class HostMemoryError : public Error {
  public:
   explicit HostMemoryError(const std::string& message) : Error(ErrorKind::backend, message) {}

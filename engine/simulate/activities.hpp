@@ -24,16 +24,21 @@ struct Activities {
   std::vector<std::uint32_t> after_begin, after;  // successors, ascending
 
   struct Time {
-    double fixed_s = 0;  // overhead and latency; the same at any speed
-    double own_s   = 0;  // then its own work, on one worker that shares nothing
-    double alone_s = 0;  // the same while all other workers of its pools are idle; only if `others` is not 0
-    int others     = 0;  // the number of those workers; 0: not measured, each idle worker then adds its own speed
+    double fixed_s  = 0;  // overhead and latency; the same at any speed
+    double own_s    = 0;  // then its own work, on one worker that shares nothing
+    double alone_s  = 0;  // the same while all other workers of its pools are idle; only if `others` is not 0
+    int others      = 0;  // the number of those workers; 0: not measured, each idle worker then adds its own speed
+    double paired_s = 0;  // the same with one helper; 0: not measured
 
     // The share of its own work that is done in a second while `helpers` other workers are idle.
     [[nodiscard]] double speed(double helpers) const {
       if (others == 0) return (1 + helpers) / own_s;
-      const double idle = std::min(1.0, helpers / others);
-      return (1 - idle) / own_s + idle / alone_s;
+      const auto between = [](double share, double first_s, double last_s) {
+        return (1 - share) / first_s + share / last_s;
+      };
+      if (paired_s == 0 || others < 2) return between(std::min(1.0, helpers / others), own_s, alone_s);
+      if (helpers <= 1) return between(helpers, own_s, paired_s);
+      return between(std::min(1.0, (helpers - 1) / (others - 1)), paired_s, alone_s);
     }
   };
   std::vector<Time> times;

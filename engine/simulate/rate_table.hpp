@@ -10,6 +10,7 @@ struct RatePoint {
   double bytes_moved = 0;
   double busy_s      = 0;  // while all other workers had nodes
   double alone_s     = 0;  // while no other worker had one: they helped, or left it the memory bandwidth
+  double paired_s    = 0;  // with one helper: half of all workers had nodes; 0: not measured
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 

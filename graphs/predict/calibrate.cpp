@@ -1,6 +1,5 @@
 // Measures the times of ops in training steps.
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -18,12 +17,16 @@
 namespace stepgraph {
 namespace {
 
-using trials::both_times;
+using trials::BothTimes;
 using trials::Key;
+using trials::paired_on_line;
+using trials::paired_seconds;
 using trials::Sample;
+using trials::times_by_ratio;
+using trials::times_on_line;
 using trials::Trial;
 
-// The size of a model. Layers are alike, so one layer is enough.
+// The size of a model.
 struct Size {
   std::int64_t width, heads, seq, vocab;
   int sequences;  // of a microbatch
@@ -33,8 +36,10 @@ Model gpt2_of(const Size& size, int layers = 1) {
   return gpt2({.layers = layers, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = size.vocab});
 }
 
-// With as many ranks as threads, every thread is busy with a rank's own nodes. With one rank, all threads share its
-// nodes. Large models are measured at fewer sizes: they take most of the time.
+// With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
+// helper. With one rank, all threads share its nodes. Layers are alike, so one is enough for most trials. One trial of
+// a single rank has three, because one layer alone could stay in the caches. Large models are measured at fewer sizes:
+// they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -52,7 +57,7 @@ std::vector<Trial> trials_of(int threads, bool small) {
     // A small vocabulary is enough to measure the ops that only the other family has.
     const Model other =
         llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
-    add(model, {}, size);
+    add(gpt2_of(size, 3), {}, size);
     add(model, {}, size, 2);
     add(other, {}, size, is_large ? 2 : 1);
     if (!is_large) add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
@@ -60,16 +65,19 @@ std::vector<Trial> trials_of(int threads, bool small) {
     const Plan replicas{.layout = {.dp = ranks}};
     add(model, replicas, size, 2);
     add(model, {.layout = {.dp = pairs, .tp = 2}}, size);
+    if (pairs > 1) {
+      add(model, {.layout = {.tp = 2}}, size);
+      add(model, {.layout = {.dp = pairs}}, size, 2);
+      if (pairs > 3) add(model, {.layout = {.dp = pairs / 2, .tp = 2}}, size);
+    }
     if (is_large) continue;
     add(model, replicas, size);
     add(other, replicas, size);
     add(model, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
     add(model, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
   }
-  // In bf16: layouts that have all ops, of models that are not large.
   const std::size_t num_f32 = all.size();
   for (std::size_t i = 0; i < num_f32; ++i) {
-    if (all[i].model.width >= large.width) continue;
     all.push_back(all[i]);
     all.back().plan.precision.param = DType::bf16;
   }
@@ -93,6 +101,27 @@ std::vector<Trial> disk_trials(const std::string& folder, bool small) {
 using Samples = std::map<Key, std::vector<Sample>>;
 
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+
+bool is_transfer(const std::string& op) { return op.starts_with("disk_") || op == "h2d" || op == "d2h"; }
+
+// A ratio of two times of nodes of one cost, by op. Where it was not measured for a size, the op's median counts, else
+// that of all ops. Helpers do not make a disk faster.
+class OpRatios {
+ public:
+  void add(const std::string& op, double ratio) {
+    of_op_[op].push_back(ratio);
+    all_.push_back(ratio);
+  }
+  [[nodiscard]] double usual(const std::string& op) const {
+    const auto found = of_op_.find(op);
+    if (found != of_op_.end()) return median(found->second);
+    return all_.empty() || is_transfer(op) ? 1 : median(all_);
+  }
+
+ private:
+  std::map<std::string, std::vector<double>> of_op_;
+  std::vector<double> all_;
+};
 
 class Calibrator {
  public:
@@ -130,25 +159,25 @@ class Calibrator {
   }
 
  private:
-  static void add_ops(const Samples& all, Calibration::Ops& ops) {
-    // Where nodes of one cost always had as many helpers, the op's median ratio tells how much these help, else that of
-    // all ops.
-    std::map<std::string, std::vector<double>> ratios;
-    std::vector<double> all_ratios;
+  void add_ops(const Samples& all, Calibration::Ops& ops) const {
+    const int others = std::max(1, threads_ - 1);
+    OpRatios helped, paired;  // the time without help to that with all of it; that with one helper to that on the line
     for (const auto& [key, samples] : all) {
-      const auto times = both_times(samples);
+      const auto times = times_on_line(samples, others);
       if (!times) continue;
-      ratios[std::get<0>(key)].push_back(times->busy_s / times->alone_s);
-      all_ratios.push_back(times->busy_s / times->alone_s);
+      helped.add(std::get<0>(key), times->busy_s / times->alone_s);
+      if (const auto found = paired_seconds(samples, *times, others))
+        paired.add(std::get<0>(key), *found / paired_on_line(*times, others));
     }
-    const double usual = all_ratios.empty() ? 1 : median(all_ratios);
     for (const auto& [key, samples] : all) {
-      auto times = both_times(samples);
-      if (!times) {
-        const auto of_op = ratios.find(std::get<0>(key));
-        times            = both_times(samples, of_op == ratios.end() ? usual : median(of_op->second));
+      const auto& [op, flops, bytes] = key;
+      const BothTimes times = times_on_line(samples, others).value_or(times_by_ratio(samples, helped.usual(op)));
+      RatePoint point{flops, bytes, times.busy_s, times.alone_s};
+      if (others > 1) {
+        const double expected = paired_on_line(times, others) * paired.usual(op);
+        point.paired_s        = paired_seconds(samples, times, others).value_or(expected);
       }
-      ops[std::get<0>(key)].push_back({std::get<1>(key), std::get<2>(key), times->busy_s, times->alone_s});
+      ops[op].push_back(point);
     }
   }
 

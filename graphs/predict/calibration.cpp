@@ -16,7 +16,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr int format_version          = 1;
+constexpr int format_version          = 1;  // points without paired_s, the fifth number, are valid too
 constexpr std::int64_t most_bytes     = 16 << 20;
 constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
 
@@ -47,10 +47,10 @@ std::vector<RatePoint> points_of(const JsonValue& list, const std::string& what)
   std::vector<RatePoint> points;
   if (list.kind != Kind::list || list.items.empty()) refuse(str(what, ": is not a list of points"));
   for (const JsonValue& item : list.items) {
-    if (item.kind != Kind::list || item.items.size() != 4)
-      refuse(str(what, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s]"));
+    if (item.kind != Kind::list || item.items.size() < 4 || item.items.size() > 5)
+      refuse(str(what, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s] or these and paired_s"));
     const auto at = [&](std::size_t i) { return number(item.items[i], what); };
-    points.push_back({at(0), at(1), at(2), at(3)});
+    points.push_back({at(0), at(1), at(2), at(3), item.items.size() > 4 ? at(4) : 0});
   }
   try {
     (void)RateTable(points);
@@ -101,8 +101,10 @@ std::string ops_text(const Calibration::Ops& ops) {
   const char* between = "\n";
   for (const auto& [op, points] : ops) {
     JsonValue list = JsonValue::list();
-    for (const RatePoint& point : points)
+    for (const RatePoint& point : points) {
       list.items.push_back(JsonValue::list({point.flops, point.bytes_moved, point.busy_s, point.alone_s}));
+      if (point.paired_s > 0) list.items.back().items.push_back(point.paired_s);
+    }
     text += str(between, "  ", json_line(op), ": ", json_line(list));
     between = ",\n";
   }

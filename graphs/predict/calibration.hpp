@@ -64,8 +64,8 @@ struct CalibrateOptions {
   MakeStorage storage                          = {};
   std::function<void(const std::string&)> tell = {};  // what is measured and found, a line each; empty: nobody
 };
-// Trains models of one layer, of several sizes and families, and measures each of their nodes, beside nodes of other
-// ranks and alone. Takes some seconds, with a device less than a minute. The machine should be idle.
+// Trains models of few layers, of several sizes and families, and measures each of their nodes, beside nodes of other
+// ranks and alone. Takes less than a minute. The machine should be idle.
 [[nodiscard]] Calibration calibrate(const MakeWorld& make_world, const CalibrateOptions& options = {});
 
 // The measured machine with this number of ranks, for steps with weights of type `param`. Ops that were not measured

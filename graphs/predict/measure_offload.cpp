@@ -73,6 +73,7 @@ void fit_to_offloaded_step(World& world, const CalibrateOptions& options, int th
       for (RatePoint& point : found->second) {
         point.busy_s *= factor;
         point.alone_s *= factor;
+        point.paired_s *= factor;
       }
     }
   }

@@ -1,10 +1,10 @@
 #pragma once
 #include <optional>
 #include <span>
+#include <vector>
 
-#include "engine/simulate/rate_table.hpp"
-
-// The times of a RatePoint from measurements in steps, where other nodes run beside a node. Internal to graphs/predict.
+// The times of a RatePoint (engine/simulate/rate_table.hpp) from measurements in steps, where other nodes run beside a
+// node. Internal to graphs/predict.
 namespace stepgraph::trials {
 
 // A measured node: the share of the other workers that could help it (TaskTime::helped_share), and its time.
@@ -13,17 +13,24 @@ struct Sample {
   double seconds      = 0;
 };
 
-// The quantile of times that counts: below the median, because other programs only make nodes slower.
-inline constexpr double undisturbed = 0.35;
+// The mean, because sums of times are predicted. The slowest tenth (of three: one) is left out: other programs had the
+// processor then. There is at least one.
+[[nodiscard]] double usual_seconds(std::vector<double> seconds);
 
-// Speed grows linearly with the share of helpers (engine/simulate/machine.hpp). If some samples of nodes of one
-// cost had almost no help and others had much, this is the line through both: the times at 0 and at 1.
+// Speed grows with the share of helpers (engine/simulate/machine.hpp). If some samples of nodes of one cost had almost
+// no help and others had much, this is the line through both: the times at 0 and at 1. There are `others` other
+// workers.
 struct BothTimes {
   double busy_s, alone_s;
 };
-[[nodiscard]] std::optional<BothTimes> both_times(std::span<const Sample> samples);
+[[nodiscard]] std::optional<BothTimes> times_on_line(std::span<const Sample> samples, int others);
 // Else `ratio` = busy_s / alone_s must be known, from other sizes or other ops; it is applied to the samples with the
 // most help. There is at least one sample.
-[[nodiscard]] BothTimes both_times(std::span<const Sample> samples, double ratio);
+[[nodiscard]] BothTimes times_by_ratio(std::span<const Sample> samples, double ratio);
+
+// The time with one helper, if there are at least two other workers: that on the line, and that of samples with about
+// one helper. None: there are no such samples.
+[[nodiscard]] double paired_on_line(const BothTimes& times, int others);
+[[nodiscard]] std::optional<double> paired_seconds(std::span<const Sample> samples, const BothTimes& times, int others);
 
 }  // namespace stepgraph::trials

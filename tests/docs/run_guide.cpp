@@ -34,7 +34,7 @@ class GuideFolder {
   TempFolder folder_;
 };
 
-// Writes a calibration, because `simulate` would otherwise measure this machine for some seconds. Products take a
+// Writes a calibration, because `simulate` would otherwise measure this machine for up to a minute. Products take a
 // millisecond per megaflop.
 void put_calibration() {
   Calibration machine{.host = host_name(), .cores = num_cores(), .threads = num_cores()};

@@ -305,7 +305,7 @@ TEST_CASE("a process that leaves ends the run of all others with its name", "[ba
     const std::string& line = lines[static_cast<std::size_t>(process)];
     CHECK_THAT(line, ContainsSubstring("failed: has ended because of an error"));
     CHECK(line.starts_with("rank " + std::to_string(dead) + (process == dead ? " (this process)" : " failed")));
-    // What waited for it follows; an error that came from another process tells its own node.
+    // After the semicolon, the line names the node that waited. An error from another process names a node of that one.
     const std::string cause = line.substr(0, line.find(';'));
     if (process != dead) CHECK_THAT(errors[static_cast<std::size_t>(process)], ContainsSubstring(cause));
   }

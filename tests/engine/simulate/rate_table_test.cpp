@@ -20,6 +20,10 @@ TEST_CASE("a rate table returns the measured times, and scales a single point by
   CHECK_THAT(one.at(3e6, 1e4).busy_s, WithinRel(6.0, 1e-12));
   CHECK_THAT(one.at(3e6, 9e9).alone_s, WithinRel(3.0, 1e-12));
   CHECK_THAT(one.at(0, 2e4).busy_s, WithinRel(4.0, 1e-12));  // no flops: by bytes
+  const sg::RateTable paired({{1e6, 1e4, 2, 1, 1.5}, {4e6, 1e4, 8, 4, 6}});
+  CHECK(paired.at(4e6, 1e4) == sg::RatePoint{4e6, 1e4, 8, 4, 6});
+  CHECK_THAT(paired.at(2e6, 1e4).paired_s, WithinRel(3.0, 1e-12));
+  CHECK(sg::RateTable({{1e6, 1e4, 2, 1, 1.5}, {4e6, 1e4, 8, 4}}).at(2e6, 1e4).paired_s == 0);  // not of all
   const sg::RateTable copies({{.bytes_moved = 1000, .busy_s = 2, .alone_s = 2}});
   CHECK_THAT(copies.at(0, 500).busy_s, WithinRel(1.0, 1e-12));
 }
@@ -49,8 +53,9 @@ TEST_CASE("in a rate table the nearest point dominates", "[engine][rates]") {
 TEST_CASE("a rate table refuses points that are not measurements", "[engine][rates][refuses]") {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   CHECK_THROWS_MATCHES(sg::RateTable({}), sg::Error, MessageMatches(ContainsSubstring("has no points")));
-  for (const sg::RatePoint& bad : {sg::RatePoint{1, 1, 0, 1}, sg::RatePoint{1, 1, 1, -1}, sg::RatePoint{-1, 1, 1, 1},
-                                   sg::RatePoint{1, nan, 1, 1}, sg::RatePoint{1, 1, inf, 1}}) {
+  for (const sg::RatePoint& bad :
+       {sg::RatePoint{1, 1, 0, 1}, sg::RatePoint{1, 1, 1, -1}, sg::RatePoint{-1, 1, 1, 1}, sg::RatePoint{1, nan, 1, 1},
+        sg::RatePoint{1, 1, inf, 1}, sg::RatePoint{1, 1, 1, 1, -1}}) {
     CHECK_THROWS_MATCHES(sg::RateTable({{1, 1, 1, 1}, bad}), sg::Error,
                          MessageMatches(ContainsSubstring("rate table: ") && ContainsSubstring("times above 0")));
   }

@@ -314,6 +314,17 @@ TEST_CASE("a measured op takes its busy time or its time alone", "[engine][simul
   CHECK_THAT(makespan(3), WithinRel(1.0 + 12, 1e-12));
   // Two nodes on three workers: each has half an idle worker. A whole one would double its speed.
   CHECK_THAT(makespan(2), WithinRel(1.0 + 8, 1e-12));
+  // With the time with one helper, speed is measured at 0, 1 and 4 helpers, and grows evenly between these.
+  machine = one_pool(5, order);
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 2, .paired_s = 10}}));
+  CHECK_THAT(makespan(1), WithinRel(2.0, 1e-12));
+  CHECK_THAT(makespan(5), WithinRel(12.0, 1e-12));
+  CHECK_THAT(makespan(2), WithinRel(1 / (1.0 / 10 + 0.5 / 3 * (1.0 / 2 - 1.0 / 10)), 1e-12));  // 1.5 helpers
+  CHECK_THAT(makespan(3), WithinRel(1 / (1.0 / 12 + 2.0 / 3 * (1.0 / 10 - 1.0 / 12)), 1e-12));
+  machine = one_pool(2, order);  // one helper is all
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 2, .paired_s = 10}}));
+  CHECK_THAT(makespan(1), WithinRel(2.0, 1e-12));
+  CHECK_THAT(makespan(2), WithinRel(12.0, 1e-12));
   sg::Machine single = one_pool(1, order);
   single.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 4}}));
   sg::Graph graph;

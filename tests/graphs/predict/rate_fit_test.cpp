@@ -2,6 +2,7 @@
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_floating_point.hpp>
+#include <utility>
 #include <vector>
 
 namespace trials = stepgraph::trials;
@@ -18,7 +19,7 @@ double seconds(double helped_share) { return 1 / ((1 - helped_share) / 16 + help
 TEST_CASE("the times of a node with no help and with all follow from little help and much", "[graphs][predict]") {
   for (const auto& [low, high] : {std::pair{0.0, 1.0}, std::pair{0.0, 7.0 / 15}, std::pair{0.1, 0.9}}) {
     const std::vector<Sample> samples{{low, seconds(low)}, {high, seconds(high)}, {low, seconds(low)}};
-    const auto times = trials::both_times(samples);
+    const auto times = trials::times_on_line(samples, 15);
     REQUIRE(times);
     CHECK_THAT(times->busy_s, WithinRel(16, 1e-9));
     CHECK_THAT(times->alone_s, WithinRel(2, 1e-9));
@@ -28,29 +29,46 @@ TEST_CASE("the times of a node with no help and with all follow from little help
 TEST_CASE("nodes that always had much help need the ratio of other nodes", "[graphs][predict]") {
   const double share = 7.0 / 15;                                    // two nodes on 16 threads
   const std::vector<Sample> samples{{share, 77}, {1, seconds(1)}};  // the one with most help counts
-  CHECK_FALSE(trials::both_times(samples));
-  CHECK(trials::both_times(samples, 8).alone_s == 2);
-  const auto times = trials::both_times(std::vector<Sample>{{share, seconds(share)}}, 8);
+  CHECK_FALSE(trials::times_on_line(samples, 15));
+  CHECK(trials::times_by_ratio(samples, 8).alone_s == 2);
+  const auto times = trials::times_by_ratio(std::vector<Sample>{{share, seconds(share)}}, 8);
   CHECK_THAT(times.busy_s, WithinRel(16, 1e-9));
   CHECK_THAT(times.alone_s, WithinRel(2, 1e-9));
 }
 
 TEST_CASE("a node that is faster among busy workers keeps a positive speed at both ends", "[graphs][predict]") {
   const std::vector<Sample> samples{{0.2, 1}, {1, 8}};
-  const auto times = trials::both_times(samples);
+  const auto times = trials::times_on_line(samples, 15);
   REQUIRE(times);
-  CHECK(times->busy_s > 0);
-  CHECK(times->busy_s < 1);
+  CHECK_THAT(times->busy_s, WithinRel(1 / (1 + 0.25 * 7 / 8), 1e-9));
   CHECK_THAT(times->alone_s, WithinRel(8, 1e-9));
-  const auto falling = trials::both_times(std::vector<Sample>{{0, 1}, {0.5, 4}});
+  const auto falling = trials::times_on_line(std::vector<Sample>{{0, 1}, {0.5, 4}}, 15);
   REQUIRE(falling);
   CHECK_THAT(falling->alone_s, WithinRel(8, 1e-9));  // not a negative speed
 }
 
-TEST_CASE("slow outliers of one share do not count", "[graphs][predict]") {
+TEST_CASE("the slowest tenth of the times does not count, nor the slowest of three", "[graphs][predict]") {
+  CHECK(trials::usual_seconds({2, 90, 4}) == 3);
+  CHECK(trials::usual_seconds({2, 4}) == 3);
+  CHECK(trials::usual_seconds({1, 1, 1, 1, 5, 5, 5, 5, 99, 77, 1, 5, 3}) == 3);
   const std::vector<Sample> samples{{1, 2}, {1, 2}, {1, 2}, {1, 90}, {0, 16}, {0, 16}, {0, 80}};
-  const auto times = trials::both_times(samples);
+  const auto times = trials::times_on_line(samples, 15);
   REQUIRE(times);
   CHECK_THAT(times->busy_s, WithinRel(16, 1e-9));
   CHECK_THAT(times->alone_s, WithinRel(2, 1e-9));
+}
+
+TEST_CASE("the time with one helper comes from samples with about one", "[graphs][predict]") {
+  const trials::BothTimes times{16, 2};
+  CHECK_THAT(trials::paired_on_line(times, 7), WithinRel(8, 1e-9));  // speeds 1/16 and 8/16
+  CHECK_FALSE(trials::paired_seconds(std::vector<Sample>{{0, 16}, {1, 2}}, times, 7));
+  CHECK_FALSE(trials::paired_seconds(std::vector<Sample>{{0, 16}, {1, 2}, {1, 2}}, times, 2));  // three threads
+  // The speed is 1/10 with one helper: between 1/16 and that with half a helper, between that and 1/2 with two.
+  const double half = 1 / ((1.0 / 16 + 1.0 / 10) / 2), two = 1 / (1.0 / 10 + (1.0 / 2 - 1.0 / 10) / 6);
+  for (const Sample& sample : {Sample{1.0 / 7, 10}, Sample{0.5 / 7, half}, Sample{2.0 / 7, two}}) {
+    const std::vector<Sample> samples{{0, 16}, sample, {1, 2}};
+    const auto found = trials::paired_seconds(samples, times, 7);
+    REQUIRE(found);
+    CHECK_THAT(*found, WithinRel(10, 1e-9));
+  }
 }

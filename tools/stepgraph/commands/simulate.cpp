@@ -57,9 +57,8 @@ Calibration measure(const Measured& what, const std::filesystem::path& path, std
   check_disk_folder(what.disk);
   std::cerr << "stepgraph simulate: measuring "
             << (what.device.empty() ? "this machine" : str(what.device, " and this machine")) << " with "
-            << what.threads << (what.threads == 1 ? " thread" : " threads") << ", which takes "
-            << (what.device.empty() ? "some seconds" : "less than a minute") << " (" << why << "): " << path.string()
-            << '\n';
+            << what.threads << (what.threads == 1 ? " thread" : " threads") << ", which takes less than a minute ("
+            << why << "): " << path.string() << '\n';
   const std::string_view backend = what.device.empty() ? "loopback" : "cuda";
   CalibrateOptions options{.threads = what.threads, .device = what.device, .disk = what.disk, .storage = what.storage};
   if (!what.device.empty())
@@ -265,10 +264,9 @@ void add_simulate(Command program) {
   command.option("--cluster", options->cluster,
                  "Instead of a measured machine: a file that describes a cluster of devices, such as {\"preset\": "
                  "\"a100\", \"nodes\": 4}");
-  command.flag(
-      "--calibrate", options->calibrate,
-      "Measure this machine again first, with backend cuda its GPU too. Takes some seconds, with a GPU less than "
-      "a minute; the machine should be idle");
+  command.flag("--calibrate", options->calibrate,
+               "Measure this machine again first, with backend cuda its GPU too. Takes less than a minute; "
+               "the machine should be idle");
   command.option(
       "--backend", options->backend,
       "Instead of the config's: with cuda, the GPU of this machine is measured, or that of --machine is used");
