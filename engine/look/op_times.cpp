@@ -14,16 +14,16 @@ namespace {
 // The helpers and the part of the time that a running task has, integrated over time.
 class Running {
  public:
-  Running(std::span<const TaskTime> tasks, int num_workers) {
+  Running(std::span<const TaskTime> tasks, int num_workers) : num_workers_(num_workers) {
     std::vector<std::pair<double, int>> changes;
     for (const TaskTime& task : tasks) {
       changes.emplace_back(task.begin_s, 1);
       changes.emplace_back(task.end_s, -1);
     }
     std::sort(changes.begin(), changes.end());
-    Mark now{.num_workers = num_workers};
+    Mark now;
     for (const auto& [time_s, change] : changes) {
-      now = now.at(time_s);
+      now = later(now, time_s);
       now.count += change;
       if (!marks_.empty() && marks_.back().time_s == time_s) {
         marks_.back() = now;
@@ -39,23 +39,24 @@ class Running {
     double of_helped = 0;  // the share of the other workers that help a task
     double of_own    = 0;  // the part of the time that a task has
     int count        = 0;  // of tasks, from time_s on
-    int num_workers  = 1;
-    [[nodiscard]] Mark at(double later_s) const {
-      const double seconds = later_s - time_s;
-      if (count <= 0) return {later_s, of_helped, of_own, count, num_workers};
-      const double helpers = std::max(0.0, static_cast<double>(num_workers - count) / count);
-      const double helped  = num_workers > 1 ? helpers / (num_workers - 1) : 0;
-      return {later_s, of_helped + helped * seconds, of_own + seconds / count, count, num_workers};
-    }
   };
 
   [[nodiscard]] Mark up_to(double time_s) const {
     const auto after =
         std::upper_bound(marks_.begin(), marks_.end(), time_s, [](double t, const Mark& m) { return t < m.time_s; });
-    return after == marks_.begin() ? Mark{.time_s = time_s} : std::prev(after)->at(time_s);
+    return after == marks_.begin() ? Mark{.time_s = time_s} : later(*std::prev(after), time_s);
   }
 
  private:
+  [[nodiscard]] Mark later(const Mark& mark, double time_s) const {
+    const double seconds = time_s - mark.time_s;
+    if (mark.count <= 0) return {time_s, mark.of_helped, mark.of_own, mark.count};
+    const double helpers = std::max(0.0, static_cast<double>(num_workers_ - mark.count) / mark.count);
+    const double helped  = num_workers_ > 1 ? helpers / (num_workers_ - 1) : 0;
+    return {time_s, mark.of_helped + helped * seconds, mark.of_own + seconds / mark.count, mark.count};
+  }
+
+  int num_workers_;
   std::vector<Mark> marks_;
 };
 

@@ -102,10 +102,8 @@ using Samples = std::map<Key, std::vector<Sample>>;
 
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-bool is_transfer(const std::string& op) { return op.starts_with("disk_") || op == "h2d" || op == "d2h"; }
-
 // A ratio of two times of nodes of one cost, by op. Where it was not measured for a size, the op's median counts, else
-// that of all ops. Helpers do not make a disk faster.
+// that of all ops. Helpers do not make a copy to or from a disk faster.
 class OpRatios {
  public:
   void add(const std::string& op, double ratio) {
@@ -115,7 +113,8 @@ class OpRatios {
   [[nodiscard]] double usual(const std::string& op) const {
     const auto found = of_op_.find(op);
     if (found != of_op_.end()) return median(found->second);
-    return all_.empty() || is_transfer(op) ? 1 : median(all_);
+    const bool is_copy = trials::is_transfer(op) || op.starts_with("disk_");
+    return all_.empty() || is_copy ? 1 : median(all_);
   }
 
  private:

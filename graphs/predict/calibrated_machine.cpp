@@ -4,6 +4,7 @@
 #include "engine/base/error.hpp"
 #include "engine/base/types.hpp"
 #include "graphs/predict/calibration.hpp"
+#include "graphs/predict/trials.hpp"
 
 namespace stepgraph {
 namespace {
@@ -12,14 +13,13 @@ constexpr double streaming_intensity   = 4;  // flops per byte; ops below it are
 constexpr std::string_view host_suffix = "@host";
 
 bool is_on_host(std::string_view op) { return op.ends_with(host_suffix); }
-bool is_transfer(std::string_view op) { return op == "h2d" || op == "d2h"; }
 
 // The rate of ops without measurements: of those on the host, or of the others.
 Rate usual_rate(const Calibration& calibration, const Calibration::Ops& ops, bool on_host) {
   Rate rate{.flops_per_s = 0, .overhead_s = calibration.node_overhead_s};
   std::vector<double> streams;
   for (const auto& [op, points] : ops) {
-    if (is_on_host(op) != on_host || (!calibration.device.empty() && is_transfer(op))) continue;
+    if (is_on_host(op) != on_host || (!calibration.device.empty() && trials::is_transfer(op))) continue;
     for (const RatePoint& point : points) {
       rate.flops_per_s = std::max(rate.flops_per_s, point.flops / point.busy_s);
       if (point.bytes_moved > 0 && point.flops <= streaming_intensity * point.bytes_moved)

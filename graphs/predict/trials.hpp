@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct Trial {
 };
 
 using Key = std::tuple<std::string, double, double>;  // op, flops, bytes
+
+// Between a device and the host.
+[[nodiscard]] inline bool is_transfer(std::string_view op) { return op == "h2d" || op == "d2h"; }
 
 // Sets cheap values of the size of fresh weights.
 void set_some_weights(StepRun& run);

@@ -130,11 +130,28 @@ TEST_CASE("adjacent tiles come in pairs while all threads have their own work, a
   CHECK(sizes == std::vector<std::int64_t>{num_tiles});  // no thread could help
 }
 
+namespace {
+
+// Runs a kernel whose tiles may be joined to halves, and adds the sizes of its calls.
+void record_calls(const sg::Context& context, std::int64_t num_tiles, std::vector<std::int64_t>& sizes) {
+  std::mutex mutex;
+  context.parallel_for(num_tiles, num_tiles / 2, [&](std::int64_t first, std::int64_t end) {
+    const std::lock_guard lock(mutex);
+    sizes.push_back(end - first);
+  });
+}
+
+void run_on_four(const sg::Graph& graph) {
+  sg::LoopbackWorld world(1);
+  sg::Executor({.threads = 4, .step_timeout = 20s}).run(graph, world);
+}
+
+}  // namespace
+
 TEST_CASE("a kernel that begins while another one runs is cut for the threads that it will get",
           "[engine][executor][threads]") {
   constexpr int num_tiles = 64;
   std::vector<std::int64_t> sizes;
-  std::mutex mutex;
   std::atomic<int> running{0};
   std::atomic<bool> done{false};
   const auto until = [&](int number, const sg::Context& c) {
@@ -155,14 +172,10 @@ TEST_CASE("a kernel that begins while another one runs is cut for the threads th
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
     ++running;
     until(4, c);
-    c.parallel_for(num_tiles, num_tiles / 2, [&](std::int64_t first, std::int64_t end) {
-      const std::lock_guard lock(mutex);
-      sizes.push_back(end - first);
-    });
+    record_calls(c, num_tiles, sizes);
     done = true;
   });
-  sg::LoopbackWorld world(1);
-  sg::Executor({.threads = 4, .step_timeout = 20s}).run(graph, world);
+  run_on_four(graph);
   CHECK(sizes == std::vector<std::int64_t>{8, 4, 4, 8, 4, 4, 8, 4, 4, 8, 4, 4});  // twice its part of the threads
 }
 
@@ -170,7 +183,6 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
           "[engine][executor][threads]") {
   constexpr int num_tiles = 64;
   std::vector<std::int64_t> sizes;
-  std::mutex mutex;
   std::atomic<bool> runs{false}, begins{false}, done{false};
   const auto until = [](const std::atomic<bool>& is, const sg::Context& c) {
     while (!is && !c.stopping()) std::this_thread::yield();
@@ -187,14 +199,10 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
     until(runs, c);
     begins = true;
-    c.parallel_for(num_tiles, num_tiles / 2, [&](std::int64_t first, std::int64_t end) {
-      const std::lock_guard lock(mutex);
-      sizes.push_back(end - first);
-    });
+    record_calls(c, num_tiles, sizes);
     done = true;
   });
-  sg::LoopbackWorld world(1);
-  sg::Executor({.threads = 4, .step_timeout = 20s}).run(graph, world);
+  run_on_four(graph);
   std::sort(sizes.begin(), sizes.end());
   CHECK(sizes == std::vector<std::int64_t>{8, 8, 8, 8, 16, 16});
 }
