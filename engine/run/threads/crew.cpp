@@ -34,18 +34,6 @@ void spin(std::chrono::microseconds most, const Condition& condition) noexcept {
 
 }  // namespace
 
-std::int64_t TilePieces::next(std::int64_t left) const noexcept {
-  return std::min(left, std::clamp((left + 1) / 2, least, most));
-}
-
-TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads, int all_threads) noexcept {
-  if (joined < 1) return {1, 1};
-  if (num_threads == 1) return {2 * joined, 2 * joined};
-  const std::int64_t share = (num_tiles + num_threads - 1) / num_threads, calls = (share + joined - 1) / joined;
-  const std::int64_t most = (share + calls - 1) / calls;
-  return {all_threads > 2 ? std::max<std::int64_t>(1, most / 4) : most, most};
-}
-
 // A kernel with a seat for each thread that TBB may send.
 struct Crew::Seats {
   Crew& crew;
@@ -112,15 +100,18 @@ int Crew::first_share(const Job& job, int node) const noexcept {
   return places_.node(node).first_thread - job.range.first_thread;
 }
 
-// Threads of the kernel's own node get seats. Those of other nodes are asked one by one.
+// Threads of the kernel's own node get seats. Those of other nodes are asked one by one. While other kernels run, so
+// are those of its own node: TBB's threads may have all slots of the arena, and a thread that enters it would wait for
+// one with a permit in its hands.
 void Crew::call_helpers(Job& job, std::int64_t num_pieces) noexcept {
-  const int count = num_seats(job, num_pieces);
-  job.seats.store(count, std::memory_order_relaxed);
+  const int count   = num_seats(job, num_pieces);
+  const bool seated = threads_.can_run() && num_open({job.own_node, 1}) == 1;
+  job.seats.store(seated ? count : 1, std::memory_order_relaxed);
   for (int node = job.range.nodes.first; node < job.range.nodes.end(); ++node) {
     if (node == job.own_node) continue;
     for (int i = permits_.num_free(places_.node(node)); i > 0; --i) offer(node);
   }
-  if (count > 1 && !threads_.can_run()) {
+  if (!seated) {
     for (int i = 1; i < count; ++i) offer(job.own_node);
   } else if (count > 1) {
     Seats seats{*this, job};
@@ -150,6 +141,8 @@ void Crew::run(std::int64_t num_tiles, TileCall tile, const NumaRange& range) {
   work(*job, first_share(*job, job->own_node), job->own_node, /*while_free=*/false);
   job->open.store(false);
   open_jobs_.fetch_sub(1);
+  while (job->helpers.load() > 0 && help_another(*job)) {
+  }
   // Tiles take equally long, so the last helpers end soon: spinning is faster than falling asleep and being woken.
   spin(std::chrono::microseconds(50), [&] { return job->helpers.load() == 0; });
   for (int left; (left = job->helpers.load()) > 0;) job->helpers.wait(left);
@@ -176,7 +169,7 @@ void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
   if (open_jobs_.load() > 1) offer(node);  // to the other kernels
 }
 
-// On a thread that was asked while kernels ran. It works on the kernel with the fewest threads.
+// On a thread that was asked while kernels ran.
 void Crew::help(int node) noexcept {
   const NumaRange own = places_.node(node);
   int preferred       = own.num_threads - 1;
@@ -185,19 +178,48 @@ void Crew::help(int node) noexcept {
     if (permit < 0) return;
     preferred = permit - own.first_thread;
     if (permits_.some_free(own)) offer(node);  // one more
-    Job* least          = nullptr;
-    const auto num_busy = [](const Job& job) { return job.helpers.load() + job.seats.load(); };
-    for (Job& job : jobs_) {
-      if (is_open(job, node) && tiles_left(job) && (least == nullptr || num_busy(job) < num_busy(*least))) least = &job;
-    }
-    if (least != nullptr) {
-      least->helpers.fetch_add(1);
-      // Checked again: either the kernel's own thread sees this helper, or this helper sees that the kernel is over.
-      if (is_open(*least, node)) work(*least, share_of(*least, permit), node, /*while_free=*/true);
-      if (least->helpers.fetch_sub(1) == 1) least->helpers.notify_all();
+    if (Job* const job = join_neediest(node)) {
+      work(*job, share_of(*job, permit), node, /*while_free=*/true);
+      leave(*job);
     }
     permits_.release(permit);
   }
+}
+
+// On the thread of a kernel that waits for its last helpers: a small piece of another kernel. False: there is none.
+bool Crew::help_another(const Job& own) noexcept {
+  Job* const job = join_neediest(own.own_node);
+  if (job == nullptr) return false;
+  const int num_shares = job->range.num_threads, first = first_share(*job, own.own_node);
+  bool computed = false;
+  guarded(*job, [&] {
+    for (int k = 0; k < num_shares && !computed; ++k) {
+      Share& share = job->shares[static_cast<std::size_t>((first + k) % num_shares)];
+      computed     = compute_next(*job, share, {1, job->pieces.least});
+    }
+  });
+  leave(*job);
+  return computed;
+}
+
+// The open kernel with the fewest threads among those with tiles left. The calling thread counts as its helper until it
+// leaves. Null: there is none.
+Crew::Job* Crew::join_neediest(int node) noexcept {
+  Job* least          = nullptr;
+  const auto num_busy = [](const Job& job) { return job.helpers.load() + job.seats.load(); };
+  for (Job& job : jobs_) {
+    if (is_open(job, node) && tiles_left(job) && (least == nullptr || num_busy(job) < num_busy(*least))) least = &job;
+  }
+  if (least == nullptr) return nullptr;
+  least->helpers.fetch_add(1);
+  // Checked again: either the kernel's own thread sees this helper, or this helper sees that the kernel is over.
+  if (is_open(*least, node)) return least;
+  leave(*least);
+  return nullptr;
+}
+
+void Crew::leave(Job& job) noexcept {
+  if (job.helpers.fetch_sub(1) == 1) job.helpers.notify_all();
 }
 
 // A helper begins with the share of its permit, and leaves that of the kernel's own thread to it.
@@ -218,21 +240,36 @@ bool Crew::tiles_left(int node) const noexcept {
   return std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& job) { return is_open(job, node) && tiles_left(job); });
 }
 
+// The next piece of a share. False: no tile is left in it.
+bool Crew::compute_next(Job& job, Share& share, const TilePieces& pieces) {
+  for (std::int64_t next = share.next.load(), left; (left = share.end.load() - next) > 0;) {
+    const std::int64_t end = next + pieces.next(left);
+    if (!share.next.compare_exchange_strong(next, end)) continue;
+    job.tile(next, end);
+    return true;
+  }
+  return false;
+}
+
 void Crew::work(Job& job, int first, int node, bool while_free) noexcept {
   const int num_shares = job.range.num_threads, begin = first_share(job, node);
   const int num_own = places_.node(node).num_threads;  // shares of the node
-  try {
+  guarded(job, [&] {
     for (int k = 0; k < num_shares; ++k) {
       const int number = k < num_own ? begin + (first - begin + k) % num_own : (begin + k) % num_shares;
       Share& share     = job.shares[static_cast<std::size_t>(number)];
-      for (std::int64_t next = share.next.load(), left; (left = share.end.load() - next) > 0;) {
+      do {
         if (while_free && permits_.contended(node)) return;
-        const std::int64_t end = next + job.pieces.next(left);
-        if (!share.next.compare_exchange_strong(next, end)) continue;
-        job.tile(next, end);
-        next = share.next.load();
-      }
+      } while (compute_next(job, share, job.pieces));
     }
+  });
+}
+
+// Tiles may throw. The first error is that of the kernel.
+template <class Work>
+void Crew::guarded(Job& job, const Work& work) noexcept {
+  try {
+    work();
   } catch (const Error& error) {
     fail(job, error);
   } catch (const std::exception& error) {

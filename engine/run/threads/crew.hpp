@@ -12,27 +12,15 @@
 #include "engine/run/threads/compute_permits.hpp"
 #include "engine/run/threads/helper_threads.hpp"
 #include "engine/run/threads/numa_places.hpp"
+#include "engine/run/threads/tile_pieces.hpp"
 
 namespace stepgraph {
 
-// How many neighbouring tiles a thread takes from a share in one call: half of those that are left, but not fewer than
-// `least` and not more than `most`.
-struct TilePieces {
-  std::int64_t least = 1, most = 1;
-  [[nodiscard]] std::int64_t next(std::int64_t left) const noexcept;
-};
-
-// For a kernel that gets `num_threads` of `all_threads` and prefers calls with `joined` tiles (0: with one). A call has
-// at most `joined` tiles, in equal parts of a thread's share. With more than two threads in all, the last calls of a
-// share are smaller, because threads are not equally fast and do not come at the same time. A thread that is alone
-// computes twice as many tiles in a call.
-[[nodiscard]] TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_threads,
-                                   int all_threads) noexcept;
-
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
 // TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
-// asked. So a thread that runs out of nodes works on the kernels of other threads. A kernel has the threads of some
-// NUMA nodes, and each share of its tiles begins on a thread of the same NUMA node in every run.
+// asked. So a thread that runs out of nodes works on the kernels of other threads. So does the thread of a kernel while
+// it waits for its last helpers. A kernel has the threads of some NUMA nodes, and each share of its tiles begins on a
+// thread of the same NUMA node in every run.
 class Crew {
  public:
   Crew(const NumaPlaces& places, int num_workers, ComputePermits& permits, HelperThreads& threads);
@@ -79,8 +67,14 @@ class Crew {
   // Until no tile is left; with `while_free`, also until a thread waits for a permit of the node. Begins with a share,
   // goes on with the other shares of the node, and then with those of other nodes.
   void work(Job& job, int first, int node, bool while_free) noexcept;
+  [[nodiscard]] static bool compute_next(Job& job, Share& share, const TilePieces& pieces);
+  template <class Work>
+  static void guarded(Job& job, const Work& work) noexcept;
   static void fail(Job& job, Error error) noexcept;
   void help(int node) noexcept;
+  [[nodiscard]] bool help_another(const Job& own) noexcept;
+  [[nodiscard]] Job* join_neediest(int node) noexcept;
+  static void leave(Job& job) noexcept;
   [[nodiscard]] static bool is_open(const Job& job, int node) noexcept;  // to threads of the node
   [[nodiscard]] int share_of(const Job& job, int permit) const noexcept;
   [[nodiscard]] bool tiles_left(int node) const noexcept;

@@ -10,7 +10,7 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
-#include "engine/run/threads/crew.hpp"
+#include "engine/run/threads/tile_pieces.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/scale.hpp"
 
@@ -192,8 +192,7 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
     c.parallel_for(2, [&](std::int64_t) {
       runs = true;
       until(begins, c);
-      // Not until it is done: on two cores TBB may have no slot for it before this one ends.
-      for (int i = 0; i < 500 && !done; ++i) std::this_thread::sleep_for(1ms);
+      until(done, c);  // it does not wait for a slot among TBB's threads, all of which may be here
     });
   });
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
@@ -205,6 +204,54 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
   run_on_four(graph);
   std::sort(sizes.begin(), sizes.end());
   CHECK(sizes == std::vector<std::int64_t>{8, 8, 8, 8, 16, 16});
+}
+
+TEST_CASE("the thread of a kernel that waits for its last helper works on other kernels",
+          "[engine][executor][threads]") {
+  std::atomic<bool> long_runs{false}, short_runs{false}, helped{false}, last_runs{false}, done{false};
+  const auto until = [](const std::atomic<bool>& is, const sg::Context& c) {
+    while (!is && !c.stopping()) std::this_thread::yield();
+  };
+  // Four nodes have all permits. When the last one ends, a helper takes its permit and the second tile of `kernel`.
+  sg::Graph graph;
+  graph.add({.name = "long kernel", .parallel = true}, [&](const sg::Context& c) {
+    c.parallel_for(2, [&](std::int64_t tile) {
+      long_runs = true;
+      if (tile == 0) until(done, c);
+    });
+  });
+  std::thread::id own;
+  graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
+    own = std::this_thread::get_id();
+    until(long_runs, c);
+    c.parallel_for(2, [&](std::int64_t) {
+      if (std::this_thread::get_id() == own) {
+        short_runs = true;
+        until(helped, c);
+        until(last_runs, c);
+      } else {
+        helped = true;
+        until(done, c);
+      }
+    });
+  });
+  // Only the thread of `kernel` is left for one of its tiles.
+  std::thread::id helper;
+  graph.add({.name = "last kernel", .parallel = true}, [&](const sg::Context& c) {
+    const std::thread::id last = std::this_thread::get_id();
+    until(helped, c);
+    c.parallel_for(2, [&](std::int64_t) {
+      if (std::this_thread::get_id() != last) {
+        helper = std::this_thread::get_id();
+        done   = true;
+      }
+      last_runs = true;
+      until(done, c);
+    });
+  });
+  graph.add({.name = "other"}, [&](const sg::Context& c) { until(short_runs, c); });
+  run_on_four(graph);
+  CHECK(helper == own);
 }
 
 TEST_CASE("a thread takes half of the tiles that are left in a share, within bounds", "[engine][executor]") {
