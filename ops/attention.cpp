@@ -9,8 +9,8 @@
 #include "ops/cuda/attention/attention.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/dropout_mask.hpp"
-#include "ops/heads.hpp"
+#include "ops/shared/dropout_mask.hpp"
+#include "ops/shared/heads.hpp"
 
 namespace stepgraph {
 namespace {

@@ -5,11 +5,11 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
-#include "ops/compress_codes.hpp"
 #include "ops/cpu/compress.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/compress.hpp"
+#include "ops/shared/compress_codes.hpp"
 #include "ops/tape/streams.hpp"
 
 namespace stepgraph {

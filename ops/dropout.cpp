@@ -4,7 +4,7 @@
 #include "ops/cpu/residual.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/device_drop.hpp"
-#include "ops/dropout_mask.hpp"
+#include "ops/shared/dropout_mask.hpp"
 #include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {

@@ -1,7 +1,7 @@
 #include "ops/norm.hpp"
 
 #include "ops/cuda/common/built.hpp"
-#include "ops/norm_parts.hpp"
+#include "ops/shared/norm_parts.hpp"
 
 namespace stepgraph {
 

@@ -1,7 +1,7 @@
 #include "ops/residual.hpp"
 
 #include "ops/cuda/common/built.hpp"
-#include "ops/residual_parts.hpp"
+#include "ops/shared/residual_parts.hpp"
 
 namespace stepgraph {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/cuda/common/built.hpp"
-#include "ops/norm_parts.hpp"
-#include "ops/residual_parts.hpp"
+#include "ops/shared/norm_parts.hpp"
+#include "ops/shared/residual_parts.hpp"
 
 namespace stepgraph {
 

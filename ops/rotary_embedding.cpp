@@ -5,7 +5,7 @@
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
 #include "ops/cuda/rotary_embedding.hpp"
-#include "ops/heads.hpp"
+#include "ops/shared/heads.hpp"
 
 namespace stepgraph {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/optimizer_scalars.hpp"
+#include "ops/shared/optimizer_scalars.hpp"
 
 // AdamW for 64-bit Arm: the operations of the portable loop with the same rounding, in an order that keeps the divider
 // busy. On Neoverse V1, the square root and the division of one vector occupy the divider for 6.5 cycles, more than

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "engine/base/dispatch.hpp"
-#include "ops/compress_codes.hpp"
 #include "ops/cpu/with_best.hpp"
+#include "ops/shared/compress_codes.hpp"
 
 namespace stepgraph {
 

@@ -73,7 +73,7 @@ struct WideGradients<T, T> {
   [[gnu::always_inline]] const T* operator()(const T* of, std::int64_t) { return of; }
 };
 
-// The formula is in ops/optimizer_scalars.hpp.
+// The formula is in ops/shared/optimizer_scalars.hpp.
 template <class T>
 [[gnu::always_inline]] inline void update_one(const AdamWFactors<T>& by, const Updated<T>& of, std::int64_t i) {
   const T g    = of.gradient[i] * by.factor;

@@ -4,7 +4,7 @@
 #include "engine/base/half.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cpu/instructions.hpp"
-#include "ops/optimizer_scalars.hpp"
+#include "ops/shared/optimizer_scalars.hpp"
 
 // Weight updates, element by element. Scalars that change from step to step are passed as doubles and rounded to the
 // weight's type once. Gradients have the weight's type, or a 2-byte type beside an f32 weight. Values have a 2-byte

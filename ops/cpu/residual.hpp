@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "ops/dropout_mask.hpp"
+#include "ops/shared/dropout_mask.hpp"
 #include "ops/tape/tensor.hpp"
 
 // Elementwise operations on the residual stream, on the CPU.

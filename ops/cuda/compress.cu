@@ -1,8 +1,8 @@
 #include "ops/cuda/compress.hpp"
 
 #include "engine/base/dispatch.hpp"
-#include "ops/compress_codes.hpp"
 #include "ops/cuda/common/map.cuh"
+#include "ops/shared/compress_codes.hpp"
 
 namespace stepgraph::cuda {
 namespace {

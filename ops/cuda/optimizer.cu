@@ -4,7 +4,7 @@
 
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/common/strided.cuh"
-#include "ops/optimizer_scalars.hpp"
+#include "ops/shared/optimizer_scalars.hpp"
 
 namespace stepgraph::cuda {
 namespace {

@@ -8,8 +8,8 @@
 // Elementwise operations on the residual stream, on a device. Elements are float, double, bf16 or f16.
 namespace stepgraph::cuda {
 
-// The dropout of a matrix, by the mask of ops/dropout_mask.hpp; the step number is in device memory. Element (row,
-// column) has mask index first + row * width + column.
+// The dropout of a matrix, by the mask of ops/shared/dropout_mask.hpp; the step number is in device memory. Element
+// (row, column) has mask index first + row * width + column.
 struct Drop {
   std::uint64_t key;         // of the site
   std::uint32_t dropped;     // threshold: out of 2^32

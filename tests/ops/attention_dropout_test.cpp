@@ -13,8 +13,8 @@
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "ops/attention.hpp"
-#include "ops/dropout_mask.hpp"
 #include "ops/reduce.hpp"
+#include "ops/shared/dropout_mask.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/ops/op_case.hpp"
 

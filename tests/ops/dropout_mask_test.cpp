@@ -1,4 +1,4 @@
-#include "ops/dropout_mask.hpp"
+#include "ops/shared/dropout_mask.hpp"
 
 #include <algorithm>
 #include <array>

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "ops/attention_shape.hpp"
-#include "ops/dropout_mask.hpp"
+#include "ops/shared/attention_shape.hpp"
+#include "ops/shared/dropout_mask.hpp"
 #include "ops/tape/tensor.hpp"
 
 // Causal attention on the CPU, in tiles of queries and keys: only the scores of one tile pair exist at a time (T. Dao,

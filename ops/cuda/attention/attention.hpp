@@ -2,12 +2,12 @@
 #include <cstdint>
 
 #include "engine/run/device.hpp"
-#include "ops/attention_shape.hpp"
+#include "ops/shared/attention_shape.hpp"
 #include "ops/tape/number.hpp"
 #include "ops/tape/tensor.hpp"
 
-// Causal attention on a CUDA device, with the same tensors, numbers and mask as ops/cpu/attention/attention.hpp. Each element of
-// a result is summed by one thread block in one order, so its bits depend on the shape alone.
+// Causal attention on a CUDA device, with the same tensors, numbers and mask as ops/cpu/attention/attention.hpp. Each
+// element of a result is summed by one thread block in one order, so its bits depend on the shape alone.
 namespace stepgraph::cuda {
 
 // Dropout of the probabilities.

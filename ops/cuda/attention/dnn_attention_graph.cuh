@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "ops/attention_shape.hpp"
 #include "ops/cuda/attention/dnn_graph.cuh"
+#include "ops/shared/attention_shape.hpp"
 
 // Attention in the form that cuDNN's fused kernels recognise, operation by operation.
 namespace stepgraph::cuda {

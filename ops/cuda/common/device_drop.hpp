@@ -1,6 +1,6 @@
 #pragma once
 #include "ops/cuda/residual.hpp"
-#include "ops/dropout_mask.hpp"
+#include "ops/shared/dropout_mask.hpp"
 
 namespace stepgraph::cuda {
 

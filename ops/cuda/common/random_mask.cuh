@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// The masks of ops/dropout_mask.hpp, element for element, with the step number in device memory.
+// The masks of ops/shared/dropout_mask.hpp, element for element, with the step number in device memory.
 namespace stepgraph::cuda {
 
 __device__ inline std::uint64_t mix_bits(std::uint64_t x) {
