@@ -165,6 +165,7 @@ std::shared_ptr<Memory> StepRun::memory_beside(const StepRun& owner, const MakeS
 bool StepRun::is_first() const noexcept { return peers_ == nullptr || peers_->process() == 0; }
 
 void StepRun::find_holders() {
+  parameters_  = step_.model.parameters();
   const int tp = step_.layout.degree(Axis::tp);
   std::map<std::tuple<std::size_t, std::size_t, int>, std::vector<TpPiece>> pieces;  // by block, weight and tp index
   for (std::size_t r = 0; r < step_.ranks.size(); ++r) {
@@ -207,8 +208,7 @@ void StepRun::set_weights(const FillTensor& fill) {
   has_weights_ = true;
   Room whole_room, local_room;
   const int tp = step_.layout.degree(Axis::tp), threads = executor_->threads();
-  const ParameterInventory inventory = step_.model.parameters();
-  for (const Parameter& parameter : inventory.parameters()) {
+  for (const Parameter& parameter : parameters_.parameters()) {
     const auto held = holders_.find(parameter.name);
     if (held == holders_.end()) continue;  // other processes have it
     const auto whole = whole_room.of<double>(static_cast<std::size_t>(parameter.num_elements()));
@@ -261,7 +261,8 @@ template <class T, class Give>
 void StepRun::read_here(Which which, const std::string& name, const Give& give) const {
   const double scale = which == Which::gradient ? loss_scale_.value_or(1) : 1;
   const auto held    = holders_.find(name);
-  for (const Holder& holder : held == holders_.end() ? std::vector<Holder>() : held->second) {
+  if (held == holders_.end()) return;  // other processes have it
+  for (const Holder& holder : held->second) {
     const StoredRange part = stored(which, *holder.weight);
     const int num_givers   = part.sharded ? step_.shard_size : 1;
     if (holder.weight->tied || !holder.piece.first_holder || part.empty() ||
@@ -282,8 +283,8 @@ void StepRun::read_here(Which which, const std::string& name, const Give& give) 
 template <class T>
 void StepRun::read(Which which, const std::string& name, std::span<T> out) const {
   if (which == Which::value) (owner_ == nullptr ? this : owner_)->flush();
-  const Parameter parameter = step_.model.parameters().find(name);  // throws in all processes, or in none
-  const auto wanted         = is_first() ? static_cast<std::size_t>(parameter.num_elements()) : 0;
+  const Parameter& parameter = parameters_.find(name);  // throws in all processes, or in none
+  const auto wanted          = is_first() ? static_cast<std::size_t>(parameter.num_elements()) : 0;
   TensorAssembly<T> tensor(step_, name, out);
   Packer sent;
   sent.add(true);  // has not failed

@@ -171,6 +171,7 @@ class StepRun {
   std::optional<double> loss_scale_ = {};
   const StepRun* owner_             = nullptr;          // whose weights it uses
   std::optional<Outcome> outcome_   = {};               // with peers
+  ParameterInventory parameters_;                       // of the model
   std::map<std::string, std::vector<Holder>> holders_;  // by tensor, in rank order; ranks of this process
   std::unique_ptr<Program> program_;
   std::unique_ptr<StoredValues> values_;

@@ -74,9 +74,8 @@ void check_copies(const StepRun& run, const std::map<std::string, std::vector<do
           std::vector<T> found(static_cast<std::size_t>(part.size()));
           run.values().read(part.buffer, std::span(found), part.offset);
           for (const TpPiece& piece : tp_pieces(spec, tp, tp_index)) {
-            std::vector<T> whole, expected = found;
-            for (const double value : tensors.at(piece.tensor)) whole.push_back(narrow<T>(static_cast<Wide<T>>(value)));
-            take_piece<T>(spec, piece, whole, elements, part.begin, expected);
+            std::vector<T> expected = found;
+            round_piece<T>(spec, piece, tensors.at(piece.tensor), elements, part.begin, expected);
             if (std::memcmp(expected.data(), found.data(), found.size() * sizeof(T)) != 0)
               throw std::runtime_error(str("rank ", rank, " has other bits of ", piece.tensor));
           }
