@@ -220,9 +220,10 @@ TEST_CASE("a searched schedule trains to the same bits, within its limit, and ev
     if (chunks == 1)
       CHECK(sg::simulate(found, {.costs = costs}).bubble_rate <= sg::simulate(fixed, {.costs = costs}).bubble_rate);
     CHECK(sg::testing::train(model, plan, batch_of_8, steps) == reference);
+    CHECK(sg::placement_of_stages(with.pipeline, 2) == found.rank_of_stage);
+    if (sg::testing::sanitized() && chunks == 2) continue;  // searches take long
     plan.pipeline.balanced = true;
     CHECK(sg::testing::train(model, plan, batch_of_8, steps) == reference);
-    CHECK(sg::placement_of_stages(with.pipeline, 2) == found.rank_of_stage);
   }
   sg::Plan none{.layout = {.pp = 2}, .pipeline = {.schedule = "auto"}};
   CHECK_THROWS_MATCHES(sg::schedule_of(none.pipeline, 2, 8), sg::Error,

@@ -87,6 +87,8 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
       const bool in_order = sg::validate(sg::schedule_of(plan.pipeline, pp, 8 / dp)).weights_in_order;
       CHECK(in_order == (kind != sg::ScheduleKind::sequential));
       if (!in_order) continue;
+      static int seen = 0;
+      if (sg::testing::left_out(seen, 2)) continue;
       CAPTURE(pp, kind);
       CHECK(train(model, plan, batch_of_8, steps, 2) == reference);
       if (kind == sg::ScheduleKind::zb_h1) CHECK(train(model, plan, batch_of_8, steps, 1) == reference);
@@ -156,6 +158,8 @@ TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms 
 TEST_CASE("a slice of one rank, or of several, can be built alone", "[graphs][step]") {
   const auto model     = GENERATE(small_gpt2, small_llama)();
   const auto recompute = GENERATE(sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full);
+  static int seen      = 0;
+  if (sg::testing::left_out(seen, 2)) return;
   const sg::Plan plan{.layout    = {.dp = 2, .tp = 2, .pp = 2},
                       .pipeline  = {.schedule = "interleaved", .chunks = 2},
                       .recompute = recompute};

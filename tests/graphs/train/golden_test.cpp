@@ -146,7 +146,7 @@ void check_grid(const std::string& model, int stride, int steps, bool all_seen) 
 TEST_CASE("a share of all layouts, schedules and microbatches trains as transformers does", "[graphs][golden]") {
   // Every eighth has all layouts, schedules and microbatches. Sanitized builds are too slow for as many runs.
   const bool sanitized = sg::testing::scale() > 1;
-  check_grid(GENERATE("gpt2-tiny", "llama-tiny"), sanitized ? 37 : 8,
+  check_grid(GENERATE("gpt2-tiny", "llama-tiny"), sanitized ? 61 : 8,
              sg::testing::runs_all() ? 5 : sg::testing::cases(3), !sanitized);
 }
 

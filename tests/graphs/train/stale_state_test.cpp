@@ -72,7 +72,7 @@ TEST_CASE("a stale run that is resumed has the bits of one that never stopped", 
   CAPTURE(each.name, saved_after, async);
   if (async && saved_after != 4) return;
   static int seen = 0;
-  if (sg::testing::left_out(seen, 5)) return;
+  if (sg::testing::left_out(seen, 9)) return;
   const TempFolder folder(sg::testing::fast_folder());
   Training whole(model(), each.plan), first(model(), each.plan), second(model(), each.plan);
   run_on(whole, saved_after);

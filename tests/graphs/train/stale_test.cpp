@@ -190,6 +190,8 @@ TEST_CASE("offload that moves other classes than gradients changes no bit of sta
 TEST_CASE("stale updates over processes have the bits of loopback", "[graphs][stale][processes][threads]") {
   const auto exchanges = GENERATE(sg::testing::Exchanges::hub, sg::testing::Exchanges::messages);
   const Shard strategy = GENERATE(Shard::none, Shard::full);
+  static int seen      = 0;
+  if (sg::testing::left_out(seen, 3)) return;
   const sg::Plan plan{.layout = {.dp = 2, .pp = 2},
                       .shard  = {.strategy = strategy, .min_params = strategy == Shard::none ? 0 : 50},
                       .update = stale(2)};
