@@ -15,6 +15,7 @@
 #include "backends/loopback/world.hpp"
 #include "backends/storage/spill_file.hpp"
 #include "engine/base/error.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/temp_folder.hpp"
 
 namespace sg = stepgraph;
@@ -195,7 +196,8 @@ TEST_CASE("a calibrated machine has the measured pool, overhead and tables", "[g
 }
 
 TEST_CASE("calibration trains small models and measures every op that they use", "[graphs][calibration]") {
-  const int threads           = GENERATE(2, 4);
+  const int threads = GENERATE(2, 4);
+  if (sg::testing::sanitized() && threads == 2) return;
   const sg::Calibration found = sg::calibrate([](int ranks) { return std::make_unique<sg::LoopbackWorld>(ranks); },
                                               {.threads = threads, .steps = 1, .small = true});
   CHECK(found.host == sg::host_name());

@@ -82,6 +82,8 @@ TEST_CASE("several weights tied to one have the same bits in every pipeline spli
   for (const int pp : {1, 2, 4}) {
     for (const auto strategy : {sg::Shard::none, sg::Shard::zero1, sg::Shard::full}) {
       if (strategy != sg::Shard::none && dp == 1) continue;
+      static int seen = 0;
+      if (sg::testing::left_out(seen, 4)) continue;
       sg::Plan other       = plan;
       other.layout.pp      = pp;
       other.shard.strategy = strategy;

@@ -77,6 +77,7 @@ TEST_CASE("the gradient of several weights that are tied to one is that of all t
   for (const std::size_t layer : {std::size_t{1}, std::size_t{2}, std::size_t{4}})
     model.blocks[layer].weights[0].tied_to = "layers.2.up.weight";
   for (const int pp : {1, 2, 4}) {
+    if (sg::testing::sanitized() && pp != 2) continue;
     const sg::LayoutSpec layout{.pp = pp};
     sg::LoopbackWorld world(layout);
     const auto check = sg::check_gradients(

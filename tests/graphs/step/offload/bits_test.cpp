@@ -179,6 +179,7 @@ TEST_CASE("lossy compression trains with losses near those without it", "[graphs
   const auto kind =
       GENERATE(sg::Compression::fp16, sg::Compression::bf16, sg::Compression::int8, sg::Compression::dynamic8);
   const bool on_disk = GENERATE(false, true);
+  if (sg::testing::sanitized() && on_disk != (kind == sg::Compression::fp16 || kind == sg::Compression::int8)) return;
   CAPTURE(to_string(kind), on_disk);
   // int8 is not fit for second moments: small ones become 0.
   sg::Plan plan{.layout = {.dp = 2}, .offload = offload_of(kind == sg::Compression::int8 ? 10 : 14)};

@@ -81,6 +81,9 @@ TEST_CASE("an update beside the next step has the bits of one at the end of its 
   SECTION("tp 2") { plain = {.layout = {.tp = 2}}; }
   SECTION("pp 2") { plain = {.layout = {.pp = 2}}; }
   SECTION("no clipping") { plain = {.optimizer = {.clip = 0}}; }
+  static int seen   = 0;
+  const bool is_odd = seen++ % 2 != 0;
+  if (sg::testing::sanitized() && is_odd != (others == 7)) return;  // each layout with one of the two
   CAPTURE(others);
   const auto expected = train(small_gpt2(), plain, batch, 3);
   for (const bool overlap : {true, false}) {
