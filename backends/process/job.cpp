@@ -1,5 +1,7 @@
 #include "backends/process/job.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "backends/process/secret.hpp"
@@ -27,6 +29,9 @@ Job::Job(const ProcessPlace& place, JobOptions options) : place_(place) {
     // If another process is the cause, or is told about this one, the verdict has the better text.
     const std::optional<Verdict> verdict = control_->verdict();
     if (!verdict) throw;
+    if (rendezvous_ && verdict->kind == VerdictKind::misfit)  // a process that starts a little later is told, too
+      rendezvous_->wait_until_told(
+          Clock::now() + std::min<std::chrono::milliseconds>(options.control.timeout, std::chrono::seconds(5)));
     throw Error(verdict->kind == VerdictKind::misfit ? ErrorKind::config : ErrorKind::backend, control_->line());
   }
 }

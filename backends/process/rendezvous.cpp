@@ -238,8 +238,13 @@ bool Rendezvous::admit(Id id, Guest& guest, const Claim& claim) {
   } else if (present_.contains({claim.purpose, claim.rank})) {
     answer = {Answer::Kind::refused, str("there is a rank ", claim.rank, " already")};
   }
-  guest.connection.queue(guest.handshake->message(answer));
+  guest.connection.queue(guest.handshake->message(answer));  // handle() sends it before this thread can end
   guest.closing = answer.kind != Answer::Kind::admitted;
+  if (ended || (claim.purpose == Purpose::control && !guest.closing)) {
+    const std::lock_guard lock(mutex_);
+    told_.insert(claim.rank);
+    changed_.notify_all();
+  }
   if (guest.closing) return true;
   present_.insert({claim.purpose, claim.rank});
   const std::size_t num_purposes =
@@ -388,6 +393,15 @@ void Rendezvous::end(const std::string& why) {
   }
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+}
+
+void Rendezvous::wait_until_told(Deadline until) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, until, [&] {
+    for (int rank = 1; rank < options_.size; ++rank)
+      if (!told_.contains(rank)) return false;
+    return true;
+  });
 }
 
 std::string Rendezvous::own_address() const {

@@ -64,6 +64,9 @@ class Rendezvous final : public Store {
   std::int64_t add(const std::string& key, std::int64_t number, const Patience& patience) override;
 
   void end(const std::string& why);  // the job has ended; any thread
+  // After end: waits until each rank was told why, or has a control connection over which it hears it, or until the
+  // deadline. A process that starts later finds no meeting point.
+  void wait_until_told(Deadline until);
 
   [[nodiscard]] int port() const noexcept { return port_; }
   // The address of this machine at which an admitted process has reached it: one that other machines can use, if there
@@ -122,6 +125,7 @@ class Rendezvous final : public Store {
   std::map<std::string, Bytes> values_;
   std::set<std::string> fresh_;  // keys that were set, and whose waiting guests have no answer yet
   std::optional<std::string> ended_;
+  std::set<int> told_;  // ranks that know, or will hear, that it has ended
   std::size_t num_strangers_ = 0;
   std::string own_address_   = {};
   bool stop_                 = false;

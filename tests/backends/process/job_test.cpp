@@ -63,6 +63,29 @@ TEST_CASE("a process of another size or version is an error in all processes", "
   }
 }
 
+TEST_CASE("a process that starts after the job has ended for another version is told so", "[backends][process]") {
+  const Places places(3);
+  std::atomic<bool> ended{false};
+  const auto errors = run_processes(3, [&](int rank) {
+    if (rank == 1) {
+      ended.wait(false);
+      std::this_thread::sleep_for(300ms);  // rank 0 would have left by now
+    }
+    sg::JobOptions mine = options();
+    if (rank == 2) mine.version = "2.0";
+    try {
+      const sg::Job job(places.of(rank), mine);
+    } catch (const sg::Error&) {
+      if (rank == 2) ended = true, ended.notify_all();
+      throw;
+    }
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    CHECK_THAT(errors[static_cast<std::size_t>(rank)], ContainsSubstring("rank 2 has '2.0', rank 0 has '1.0'"));
+  }
+}
+
 TEST_CASE("a process that never starts is an error in all others", "[backends][process]") {
   const Places places(4);
   const auto errors = run_processes(4, [&](int rank) {
