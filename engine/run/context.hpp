@@ -78,9 +78,10 @@ class Context {
   // range of bytes.
   [[nodiscard]] StoredBytes stored(AccessMode mode, std::size_t i = 0) const;
 
-  // Calls tile(0) to tile(num_tiles - 1), here and on idle threads of the pool, and returns when all are done; rethrows
-  // the first tile's exception. The node must have been declared `parallel`; a part always is.
-  // Nothing is allocated, whatever the tile captures.
+  // Calls tile(0) to tile(num_tiles - 1), here and on other threads of the pool, and returns when all are done;
+  // rethrows the first tile's exception. The node must have been declared `parallel`; a part always is. Meanwhile this
+  // thread may compute tiles of other nodes: a body must not hold a lock that they take, nor must a tile wait for
+  // another node. Nothing is allocated, whatever the tile captures.
   template <class Tile>
   void parallel_for(std::int64_t num_tiles, const Tile& tile) const {
     const auto call = [](const void* of, std::int64_t first, std::int64_t end) {
@@ -105,8 +106,8 @@ class Context {
   // True once the step has failed, was cancelled or ran out of time: a long body should return.
   [[nodiscard]] bool stopping() const noexcept;
 
-  // A body that blocks calls it with what it waits for. The text is copied, printed when the step runs out of time, and
-  // forgotten when the body returns.
+  // A body that blocks calls it, outside its tiles, with what it waits for. The text is copied, printed when the step
+  // runs out of time, and forgotten when the body returns.
   void waiting_for(std::string_view what) const;
   // The same for a part that waits for another rank: for heartbeats (RunView), so it costs one store. Rank{-1}: it does
   // not wait any more.

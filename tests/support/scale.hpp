@@ -28,8 +28,8 @@ inline int compared_steps(int count) { return runs_all() ? count : std::min(case
 // Whether to skip cases that only repeat others with different or larger numbers.
 inline bool sanitized() { return scale() > 1; }
 // Whether to skip this case of a test with GENERATE: in sanitized builds each `every`-th case runs, the first among
-// them. `seen` is a static variable of the test. If `every` and the numbers of values have no common divisor, all
-// values run.
+// them. `seen` is a static variable of the test. If `every` and the numbers of values have no common divisor, and
+// there are enough cases, all values run.
 inline bool left_out(int& seen, int every) { return seen++ % every != 0 && sanitized(); }
 // The same in all builds, except in tools/test --nightly: for combinations of settings that each run with others too.
 inline bool left_for_the_night(int& seen, int every) { return seen++ % every != 0 && !runs_all(); }

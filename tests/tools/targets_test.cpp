@@ -218,7 +218,7 @@ TEST_CASE("simulate --calibrate replaces only calibrations", "[tools][refuses]")
                               ContainsSubstring("--force"));
 }
 
-TEST_CASE("simulate --calibrate replaces its own file, even if it is damaged", "[tools]") {
+TEST_CASE("simulate --calibrate measures again where its file exists or is damaged", "[tools]") {
   const SmallRun small;
   const std::string machine   = small.path("machine.json");
   const std::string arguments = " --calibrate --threads 1 --machine " + machine;

@@ -19,7 +19,7 @@ class PermitGuard {
         worker_(worker),
         permit_(pool.permits.acquire(preferred(pool.places, worker.index, among), among)) {
     worker_.has_permit = true;
-    const int own = pool_.permits.node(permit_);
+    const int own      = pool_.permits.node(permit_);
     pool_.places.bind_thread(own);
     for (int node = among.nodes.first; node < among.nodes.end(); ++node) {
       if (node != own) pool_.crew.offer(node);  // helpers there had made room for this thread
@@ -448,7 +448,7 @@ std::string RunningProgram::running_nodes() const {
 }
 
 void RunningProgram::waiting_for(std::string_view what) {
-  if (!this_worker) return;  // a tile on a helper thread: the worker that runs the node reports for it
+  if (!this_worker) return;  // on a helper thread
   Worker& worker = *this_worker;
   const std::lock_guard lock(worker.mutex);
   worker.waiting_for = what;

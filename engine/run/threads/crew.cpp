@@ -195,7 +195,7 @@ bool Crew::help_another(const Job& own) noexcept {
   guarded(*job, [&] {
     for (int k = 0; k < num_shares && !computed; ++k) {
       Share& share = job->shares[static_cast<std::size_t>((first + k) % num_shares)];
-      computed     = compute_next(*job, share, {1, job->pieces.least});
+      computed     = compute_next(*job, share, {1, std::max<std::int64_t>(1, job->pieces.most / 4)});
     }
   });
   leave(*job);

@@ -19,8 +19,8 @@ namespace stepgraph {
 // The threads that work on the tiles of kernels: the thread that runs the kernel, and one helper for each free permit.
 // TBB calls the helpers when a kernel begins. Where a permit becomes free later while tiles are left, one more is
 // asked. So a thread that runs out of nodes works on the kernels of other threads. So does the thread of a kernel while
-// it waits for its last helpers. A kernel has the threads of some NUMA nodes, and each share of its tiles begins on a
-// thread of the same NUMA node in every run.
+// it waits for its last helpers, unless these have seats: then it waits in TBB. A kernel has the threads of some NUMA
+// nodes, and each share of its tiles begins on a thread of the same NUMA node in every run.
 class Crew {
  public:
   Crew(const NumaPlaces& places, int num_workers, ComputePermits& permits, HelperThreads& threads);
@@ -42,8 +42,8 @@ class Crew {
   struct Job {
     std::atomic<bool> taken{false};
     std::atomic<bool> open{false};  // tiles may be left; `tile` is valid until there are no helpers
-    std::atomic<int> helpers{0};    // that were asked while it ran
-    std::atomic<int> seats{0};      // for threads that TBB was asked for at its beginning
+    std::atomic<int> helpers{0};    // threads that work on it without a seat
+    std::atomic<int> seats{0};      // its own thread, and those that tbb::parallel_for was asked for
     std::vector<Share> shares;      // by thread of `range`; more than it has are empty
     std::atomic<NodeRange> nodes;   // of `range`; helpers read it before they join
     NumaRange range;

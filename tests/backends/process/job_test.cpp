@@ -76,7 +76,10 @@ TEST_CASE("a process that starts after the job has ended for another version is 
     try {
       const sg::Job job(places.of(rank), mine);
     } catch (const sg::Error&) {
-      if (rank == 2) ended = true, ended.notify_all();
+      if (rank == 2) {
+        ended = true;
+        ended.notify_all();
+      }
       throw;
     }
   });

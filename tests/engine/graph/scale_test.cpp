@@ -8,7 +8,7 @@
 
 namespace sg = stepgraph;
 
-TEST_CASE("256 ranks with a few hundred nodes each are verified and run on 2 threads", "[engine][scale]") {
+TEST_CASE("many ranks with a few hundred nodes each are verified and run on 2 threads", "[engine][scale]") {
   // 6 nodes per layer and rank, plus the loss.
   const int ranks            = sg::testing::sanitized() ? 64 : 256;
   const sg::ShardedStep step = sg::sharded_step({.ranks = ranks, .layers = 40, .width = 16, .batch = 1});

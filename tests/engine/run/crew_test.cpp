@@ -10,7 +10,6 @@
 #include "engine/graph/graph.hpp"
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
-#include "engine/run/threads/tile_pieces.hpp"
 #include "tests/support/allocations.hpp"
 #include "tests/support/scale.hpp"
 
@@ -183,21 +182,20 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
           "[engine][executor][threads]") {
   constexpr int num_tiles = 64;
   std::vector<std::int64_t> sizes;
-  std::atomic<bool> runs{false}, begins{false}, done{false};
+  std::atomic<int> inside{0};
+  std::atomic<bool> done{false};
   const auto until = [](const std::atomic<bool>& is, const sg::Context& c) {
     while (!is && !c.stopping()) std::this_thread::yield();
   };
   sg::Graph graph;
   graph.add({.name = "long kernel", .parallel = true}, [&](const sg::Context& c) {
     c.parallel_for(2, [&](std::int64_t) {
-      runs = true;
-      until(begins, c);
-      until(done, c);  // it does not wait for a slot among TBB's threads, all of which may be here
+      ++inside;
+      until(done, c);  // `kernel` does not wait for a slot among TBB's threads, all of which may be here
     });
   });
   graph.add({.name = "kernel", .parallel = true}, [&](const sg::Context& c) {
-    until(runs, c);
-    begins = true;
+    while (inside < 2 && !c.stopping()) std::this_thread::yield();
     record_calls(c, num_tiles, sizes);
     done = true;
   });
@@ -208,16 +206,20 @@ TEST_CASE("a kernel that begins beside another one while threads are free is cut
 
 TEST_CASE("the thread of a kernel that waits for its last helper works on other kernels",
           "[engine][executor][threads]") {
-  std::atomic<bool> long_runs{false}, short_runs{false}, helped{false}, last_runs{false}, done{false};
+  std::atomic<bool> long_runs{false}, owner_runs{false}, short_runs{false}, helped{false}, last_runs{false},
+      done{false};
   const auto until = [](const std::atomic<bool>& is, const sg::Context& c) {
     while (!is && !c.stopping()) std::this_thread::yield();
   };
   // Four nodes have all permits. When the last one ends, a helper takes its permit and the second tile of `kernel`.
   sg::Graph graph;
   graph.add({.name = "long kernel", .parallel = true}, [&](const sg::Context& c) {
-    c.parallel_for(2, [&](std::int64_t tile) {
+    const std::thread::id first = std::this_thread::get_id();
+    c.parallel_for(2, [&](std::int64_t) {
       long_runs = true;
-      if (tile == 0) until(done, c);
+      if (std::this_thread::get_id() != first) return until(owner_runs, c);
+      owner_runs = true;
+      until(done, c);
     });
   });
   std::thread::id own;
@@ -252,26 +254,6 @@ TEST_CASE("the thread of a kernel that waits for its last helper works on other 
   graph.add({.name = "other"}, [&](const sg::Context& c) { until(short_runs, c); });
   run_on_four(graph);
   CHECK(helper == own);
-}
-
-TEST_CASE("a thread takes half of the tiles that are left in a share, within bounds", "[engine][executor]") {
-  const auto sizes_of = [](sg::TilePieces pieces, std::int64_t left) {
-    std::vector<std::int64_t> sizes;
-    for (; left > 0; left -= sizes.back()) sizes.push_back(pieces.next(left));
-    return sizes;
-  };
-  using Sizes = std::vector<std::int64_t>;
-  CHECK(sizes_of(sg::pieces_of(64, 0, 16, 16), 4) == Sizes{1, 1, 1, 1});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 1, 1), 64) == Sizes{32, 32});
-  CHECK(sizes_of(sg::pieces_of(64, 32, 2, 2), 32) == Sizes{32});
-  CHECK(sizes_of(sg::pieces_of(64, 32, 3, 3), 22) == Sizes{11, 6, 5});
-  CHECK(sizes_of(sg::pieces_of(64, 32, 2, 16), 32) == Sizes{16, 8, 8});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 1, 16), 64) == Sizes{32, 32});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 4, 4), 16) == Sizes{8, 4, 4});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 8, 8), 8) == Sizes{4, 2, 2});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 16, 16), 4) == Sizes{2, 1, 1});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 64, 64), 1) == Sizes{1});
-  CHECK(sizes_of(sg::pieces_of(1000, 16, 8, 8), 125) == Sizes{16, 16, 16, 16, 16, 16, 15, 7, 4, 3});
 }
 
 TEST_CASE("a thread's share of tiles that may be joined is computed in few calls", "[engine][executor][threads]") {

@@ -28,7 +28,7 @@ TEST_CASE("dropout has the same bits in every pipeline split, schedule, recomput
   CAPTURE(model.kind, dp, tp);
   const sg::Plan plain{.layout = {.dp = dp, .tp = tp}, .optimizer = optimizer};
   const History reference = train(model, plain, batch, 4, {.threads = 1, .seed = 7});
-  static int seen         = 0;
+  static int seen         = 2;
   for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-h2"}) {
     for (const auto recompute : {sg::Recompute::none, sg::Recompute::selective, sg::Recompute::full}) {
       if (sg::testing::scale() > 1 && recompute != sg::Recompute::full) continue;
