@@ -349,7 +349,7 @@ TEST_CASE("large products start no threads", "[ops][gemm]") {
   const auto before = num_threads();
   (void)product(Problem<float>{.m = 1000, .n = 600, .k = 300});
   (void)product(Problem<double>{.m = 1000, .n = 600, .k = 300});
-  CHECK(num_threads() == before);
+  CHECK(num_threads() <= before);  // one that an earlier test has left may end
 }
 
 TEST_CASE("a product is added to a base, in place or not, with the same bits; a bias to every row", "[ops][gemm]") {
