@@ -71,8 +71,9 @@ constexpr std::array<double, 8> f = {1.0,
                                      1.42151175831644588870e-7,
                                      2.04426310338993978564e-15};
 
-// Where a fused multiplication and addition is no instruction it is a call, which takes many times longer.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__FMA__)
+// Where a fused multiplication and addition is no instruction it is a call, which takes many times longer. Not with
+// ThreadSanitizer: the choice between clones would run before it has started.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__FMA__) && !defined(__SANITIZE_THREAD__)
 #define STEPGRAPH_WITH_FMA __attribute__((target_clones("default", "arch=haswell")))
 #else
 #define STEPGRAPH_WITH_FMA
