@@ -328,14 +328,16 @@ class Rooted {
 }  // namespace
 
 DataParallelStep data_parallel_step(const Model& model, const DataParallelOptions& options) {
+  const Plan plan = plan_of(options);  // checks the options, which batch_of trusts
   const StepGraph step =
-      training_step(model, plan_of(options), batch_of(options),
+      training_step(model, plan, batch_of(options),
                     {.keep_gradients = !options.update.delays(), .seed = options.seed, .share_norm = false});
   return Rooted(step, options.optimizer.has_value()).build();
 }
 
 DataParallelStep data_parallel_forward(const Model& model, const DataParallelOptions& options) {
-  const StepGraph step = forward_step(model, plan_of(options), batch_of(options), ForwardResult::logits);
+  const Plan plan      = plan_of(options);  // checks the options, which batch_of trusts
+  const StepGraph step = forward_step(model, plan, batch_of(options), ForwardResult::logits);
   return Rooted(step, false).build();
 }
 
