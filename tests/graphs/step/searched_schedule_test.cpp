@@ -33,7 +33,7 @@ std::int64_t most_activations(const sg::Model& model, const sg::Plan& plan, cons
 // Activations are most of its memory: a long sequence, a narrow model, a small vocabulary.
 const sg::Model& narrow_model() {
   static const sg::Model model =
-      sg::llama({.layers = 8, .width = 16, .heads = 2, .context = 64, .vocab = 16, .inner = 32});
+      sg::llama({.layers = 8, .width = 32, .heads = 1, .context = 64, .vocab = 16, .inner = 64});
   return model;
 }
 constexpr sg::BatchSpec batch_of_16{.global = 16, .micro = 1, .seq = 64};

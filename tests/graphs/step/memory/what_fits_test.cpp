@@ -24,7 +24,7 @@ using Settings = std::vector<std::string>;
 
 namespace {
 
-constexpr const char* small = R"({"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "context": 32,
+constexpr const char* small = R"({"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 2, "context": 32,
   "vocab": 64}, "data": {"synthetic": 1}, "batch": {"global": 8, "micro": 4, "seq": 32}})";
 
 sg::Model model_of(const sg::Config& config) { return sg::gpt2(std::get<sg::Gpt2Spec>(config.model)); }
