@@ -44,6 +44,31 @@ TEST_CASE("a thread that runs out of nodes joins a kernel that started while all
   }
 }
 
+TEST_CASE("a ready node starts although all other threads help with a kernel", "[engine][executor][threads]") {
+  // The kernel on the first lane goes on until the last node of the second lane runs.
+  sg::Graph graph(2);
+  std::atomic<bool> over{false}, helped{false};
+  const auto kernel = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  const auto nodes  = graph.lane(sg::Rank{1}, sg::LaneKind::compute);
+  const auto own    = [](const sg::Context& c) { c.parallel_for(2, [](std::int64_t) {}); };
+  graph.add({.name = "kernel", .lane = kernel, .parallel = true}, [&](const sg::Context& c) {
+    const auto thread = std::this_thread::get_id();
+    c.parallel_for(1 << 20, [&](std::int64_t) {
+      if (std::this_thread::get_id() != thread) helped = true;
+      if (!over && !c.stopping()) std::this_thread::sleep_for(100us);
+    });
+  });
+  graph.add({.name = "first", .lane = nodes}, [&](const sg::Context& c) {
+    while (!helped && !c.stopping()) std::this_thread::yield();
+  });
+  graph.add({.name = "second", .lane = nodes, .parallel = true}, own);
+  graph.add({.name = "last", .lane = nodes}, [&](const sg::Context&) { over = true; });
+  sg::LoopbackWorld world(2);
+  sg::Executor executor({.threads = 3, .step_timeout = 20s});
+  executor.run(graph, world);
+  CHECK(over);
+}
+
 TEST_CASE("helpers join each of a chain of short kernels, and end with their executor", "[engine][executor][threads]") {
   constexpr int num_kernels = 50;
   std::atomic<int> inside{0}, helped{0};
