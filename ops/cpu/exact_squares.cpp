@@ -61,22 +61,24 @@ constexpr double smaller_unit = 0x1p-40;
 
 struct SplitSquares {
   double parts[num_parts][split_lanes] = {};
-  std::uint64_t left[split_lanes]      = {};  // not zero: the parts are not all of a square
+  double left[split_lanes]             = {};  // not zero: the parts are not all of a square
 };
 void split_squares(const float* __restrict values, std::int64_t count, SplitSquares* __restrict out, double large) {
   SplitSquares squares;
   const auto one = [&](std::int64_t i, int lane) {
     const double value = values[i];
     double left = value * value, rounder = large;  // a sum with it is rounded to a multiple of the unit
+#pragma GCC unroll 3
     for (int part = 0; part < num_parts; ++part, rounder *= smaller_unit) {
       const double rounded = (left + rounder) - rounder;
       squares.parts[part][lane] += rounded;
       left -= rounded;
     }
-    squares.left[lane] |= std::bit_cast<std::uint64_t>(left);
+    squares.left[lane] += std::abs(left);
   };
   std::int64_t i = 0;
   for (; i + split_lanes <= count; i += split_lanes) {
+#pragma GCC unroll 1  // GCC vectorises the loop over lanes only if it is still a loop
     for (int lane = 0; lane < split_lanes; ++lane) one(i + lane, lane);
   }
   for (int lane = 0; i < count; ++i, ++lane) one(i, lane);
@@ -108,7 +110,7 @@ bool add_in_parts(Limbs<float>& limbs, const float* values, std::int64_t count) 
             [large](const float* __restrict from, std::int64_t size, SplitSquares* __restrict to) {
               split_squares(from, size, to, large);
             });
-  if (std::any_of(std::begin(squares.left), std::end(squares.left), [](std::uint64_t left) { return left != 0; }))
+  if (std::any_of(std::begin(squares.left), std::end(squares.left), [](double left) { return left != 0; }))
     return false;
   for (const auto& part : squares.parts) {
     double sum = 0;

@@ -66,6 +66,7 @@ template <class Part, class Value>
     Part a[num_lanes] = {}, b[num_lanes] = {};
     std::int64_t i = begin;
     for (; i + num_lanes <= end; i += num_lanes) {
+#pragma GCC unroll 1  // GCC vectorises the loop over lanes only if it is still a loop
       for (int lane = 0; lane < num_lanes; ++lane) {
         const TwoParts<Part> part = value(i + lane);
         a[lane] += part.first;

@@ -11,23 +11,25 @@ namespace stepgraph::cpu {
 #if defined(__x86_64__)
 namespace chosen {
 // All that `body` calls is inlined here, and so is compiled for these instructions: functions of the same file that are
-// not marked noinline.
+// not marked noinline. It is never inlined itself: a caller compiled for the same instructions may prefer narrower
+// vectors.
 template <class Body>
-[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten]] void run_avx2(const Body& body) {
+[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten, gnu::noinline]] void run_avx2(const Body& body) {
   body();
 }
 template <class Body>
-[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten]] void run_avx512(const Body& body) {
+[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten, gnu::noinline]] void run_avx512(const Body& body) {
   body();
 }
 template <class Body, class A, class B>
-[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten]] void run_avx2(const Body& body, A* __restrict a,
-                                                                   std::int64_t count, B* __restrict b) {
+[[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten, gnu::noinline]] void run_avx2(const Body& body, A* __restrict a,
+                                                                                  std::int64_t count, B* __restrict b) {
   body(a, count, b);
 }
 template <class Body, class A, class B>
-[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten]] void run_avx512(const Body& body, A* __restrict a,
-                                                                       std::int64_t count, B* __restrict b) {
+[[gnu::target(STEPGRAPH_TARGET_AVX512), gnu::flatten, gnu::noinline]] void run_avx512(const Body& body, A* __restrict a,
+                                                                                      std::int64_t count,
+                                                                                      B* __restrict b) {
   body(a, count, b);
 }
 }  // namespace chosen
