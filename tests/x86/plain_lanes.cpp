@@ -1,11 +1,11 @@
 #include "ops/cpu/gemm/gemm_x86_panels.hpp"
 
-// The product of ops/cpu/gemm/gemm_avx512.cpp with its vectors in plain C++, for machines and emulators without AVX-512.
-// Compiled for AVX2, which packing needs.
+// The product of ops/cpu/gemm/gemm_avx512.cpp with its vectors in plain C++, for machines and emulators without
+// AVX-512. Compiled for AVX2, which packing needs.
 namespace stepgraph::cpu {
 namespace {
 
-struct PlainLanes {
+struct PlainLanes : PackEights {
   static constexpr int size = 16;
   struct Vector {
     float at[size];
@@ -46,7 +46,7 @@ struct PlainLanes {
 }  // namespace
 
 void multiply_plain_lanes(X86Blocks& packed, const PanelProduct<float>& product) {
-  multiply_blocks<PlainLanes, 12, 2, 240, 768, 128>(packed, product, {});
+  multiply_blocks<PlainLanes, 12, 2, 240, 1024, 128>(packed, product, {});
 }
 
 }  // namespace stepgraph::cpu

@@ -41,7 +41,7 @@ enum class GemmKernel : std::uint8_t { fastest, neon, neon_bf16, sve, avx2, avx5
 // c is cut into tiles by its shape alone: halved again and again, until there are enough for 64 threads. The tiles may
 // be computed in any order on any threads, each once. They have almost equal sizes, and their number is a power of two.
 // In the order of their numbers, each aligned power of two of them is a rectangle, so neighbours can be computed as one
-// larger tile, which packs less. Each thread keeps up to 1.7 MiB of scratch for its tiles, and as much again for bf16.
+// larger tile, which packs less. Each thread keeps up to 2 MiB of scratch for its tiles, and as much again for bf16.
 template <class T = float>
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel = GemmKernel::fastest);
 // How many neighbouring tiles a thread should compute as one, if it has as many. 1 for a BLAS: its bits depend on the

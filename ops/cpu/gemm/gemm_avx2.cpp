@@ -4,7 +4,7 @@
 namespace stepgraph::cpu {
 namespace {
 
-struct EightLanes {
+struct EightLanes : PackEights {
   using Vector              = __m256;
   using Mask                = __m256i;
   static constexpr int size = 8;

@@ -1,10 +1,11 @@
+#include "ops/cpu/gemm/gemm_avx512_pack.hpp"
 #include "ops/cpu/gemm/gemm_x86_panels.hpp"
 
 // Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c.
 namespace stepgraph::cpu {
 namespace {
 
-struct SixteenLanes {
+struct SixteenLanes : PackLines {
   using Vector              = __m512;
   using Mask                = __mmask16;
   static constexpr int size = 16;
@@ -32,7 +33,7 @@ struct SixteenLanes {
 // 128 columns are a thread's share of a product of 1024 rows with 256 or 512 columns on 16 threads.
 template <class T>
 void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
-  multiply_blocks<SixteenLanes, 12, 2, 240, 768, 128>(packed, product, done);
+  multiply_blocks<SixteenLanes, 12, 2, 240, 1024, 128>(packed, product, done);
 }
 template void multiply_avx512(X86Blocks&, const PanelProduct<float>&, const PartDone&);
 template void multiply_avx512(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);

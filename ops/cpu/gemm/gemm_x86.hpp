@@ -8,9 +8,10 @@
 // nothing beyond this header: an inline function compiled for them could replace the one that older processors run.
 namespace stepgraph::cpu {
 
-// A thread's packed operands, in panels of the register block's rows and columns. Both stay in the second-level cache.
+// A thread's packed operands, in panels of the register block's rows and columns. Rows stay in the second-level cache,
+// and so do columns where it has 2 MiB.
 struct X86Blocks {
-  static constexpr std::int64_t max_depth = 256, max_rows = 240, max_cols = 768;
+  static constexpr std::int64_t max_depth = 256, max_rows = 240, max_cols = 1024;
   alignas(64) float a[max_rows * max_depth];
   alignas(64) float b[max_cols * max_depth];
 };

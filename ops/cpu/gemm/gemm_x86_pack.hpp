@@ -101,19 +101,31 @@ void pack_transposed(const T* from, std::int64_t across, std::int64_t depth, flo
   pack_some<width>(from, across, 1, width, p, depth, to);
 }
 
+// How whole panels are packed.
+struct PackEights {
+  template <int width, class T>
+  static void copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to) {
+    pack_copied<width>(from, along, panels, depth, to);
+  }
+  template <int width, class T>
+  static void transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
+    pack_transposed<width>(from, across, depth, to);
+  }
+};
+
 // `lanes` lanes into as many panels as needed.
-template <int width, class T>
+template <class Packing, int width, class T>
 void pack_panels(const T* from, std::int64_t across, std::int64_t along, std::int64_t lanes, std::int64_t depth,
                  float* to) {
   const std::int64_t whole = lanes / width;
   if (across == 1) {
-    pack_copied<width>(from, along, whole, depth, to);
+    Packing::template copied<width>(from, along, whole, depth, to);
   } else {
     for (std::int64_t panel = 0; panel < whole; ++panel) {
       const T* const at = from + panel * width * across;
       float* const into = to + panel * width * depth;
       if (along == 1) {
-        pack_transposed<width>(at, across, depth, into);
+        Packing::template transposed<width>(at, across, depth, into);
       } else {
         pack_some<width>(at, across, along, width, 0, depth, into);
       }

@@ -1,12 +1,13 @@
 #pragma once
 #include <cstdint>
 
+#include "ops/cpu/gemm/gemm_x86_ahead.hpp"
 #include "ops/cpu/gemm/gemm_x86_pack.hpp"
 
-// The product of ops/cpu/gemm/gemm_x86.hpp for vectors of one width. A panel of columns stays in the first-level cache, and
-// all panels of rows pass by it. They are the narrower ones, so that less comes from the second-level cache:
-// with AVX-512 about 4 bytes per cycle. Everything is in an anonymous namespace, because each file that includes this
-// header compiles it for other instructions.
+// The product of ops/cpu/gemm/gemm_x86.hpp for vectors of one width. A panel of columns stays in the first-level cache,
+// and all panels of rows pass by it. They are the narrower ones, so that less comes from the second-level cache: with
+// AVX-512 about 4 bytes per cycle. Everything is in an anonymous namespace, because each file that includes this header
+// compiles it for other instructions.
 namespace stepgraph::cpu {
 namespace {
 
@@ -24,9 +25,11 @@ struct X86Out {
 
 // One register block over one block of k. `Lanes` has the vectors' operations. a is packed in panels of `width` rows;
 // the first `rows` of them exist. If `in_place`, a is not packed: steps of k are adjacent, and its rows `stride_of_a`
-// apart. If not `whole`, only some columns exist. Each element always gets the same operations.
+// apart. If not `whole`, only some columns exist. Lines of `ahead` are fetched meanwhile. Each element always gets the
+// same operations.
 template <class Lanes, int width, int vectors, int rows, bool whole, bool in_place>
-void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, std::int64_t depth, const X86Out& to) {
+void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, std::int64_t depth, const X86Out& to,
+                     LinesAhead& ahead) {
   using V             = typename Lanes::Vector;
   constexpr int lanes = Lanes::size, unrolled = 4;
   // Copies, because the compiler cannot exclude that stores modify `to`.
@@ -84,7 +87,13 @@ void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, s
     }
     steps(unrolled);
   }
-  for (std::int64_t i = fetched; i < many; ++i) steps(unrolled);
+  LinesAhead next        = ahead;  // a copy, too
+  std::int64_t num_lines = next.take(many - fetched);
+  for (std::int64_t i = fetched; i < many; ++i) {
+    if (num_lines-- > 0) next.fetch();
+    steps(unrolled);
+  }
+  ahead = next;
   for (std::int64_t p = many * unrolled; p < depth; ++p) steps(1);
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
@@ -103,7 +112,7 @@ void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, s
 }
 
 using X86Panels = void (*)(const float* a, std::int64_t stride_of_a, const float* b, std::int64_t depth,
-                           const X86Out& to);
+                           const X86Out& to, LinesAhead& ahead);
 
 // multiply_panels for 1 to `width` rows.
 template <class Lanes, int width, int vectors>
@@ -139,7 +148,7 @@ const float* readable(const Matrix<T>&) {
 }
 
 // Register blocks are `width` rows by `vectors` vectors. Up to `max_rows` rows and `max_cols` columns are packed at a
-// time, which stay in the second-level cache. For at most `few_cols` columns, packing rows takes longer than it saves.
+// time (ops/cpu/gemm/gemm_x86.hpp). For at most `few_cols` columns, packing rows takes longer than it saves.
 template <class Lanes, int width, int vectors, std::int64_t max_rows, std::int64_t max_cols, std::int64_t few_cols,
           class T>
 void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
@@ -165,16 +174,38 @@ void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const Pa
       const bool last          = first + depth == k;
       const float* const base  = first == 0 ? product.base : product.c;
       const float* const times = last ? product.times : nullptr;
-      pack_panels<static_cast<int>(panel)>(b.data + first * b.row_stride + left * b.col_stride, b.col_stride,
-                                           b.row_stride, right - left, depth, packed.b);
+      pack_panels<Lanes, static_cast<int>(panel)>(b.data + first * b.row_stride + left * b.col_stride, b.col_stride,
+                                                  b.row_stride, right - left, depth, packed.b);
       for (std::int64_t top = 0; top < m; top += down) {
         const std::int64_t bottom = least(m, top + down);
         const float* rows_of_a    = packed.a;
         if (in_place != nullptr) {
           rows_of_a = in_place + top * a.row_stride + first;
         } else {
-          pack_panels<width>(a.data + top * a.row_stride + first * a.col_stride, a.row_stride, a.col_stride,
-                             bottom - top, depth, packed.a);
+          pack_panels<Lanes, width>(a.data + top * a.row_stride + first * a.col_stride, a.row_stride, a.col_stride,
+                                    bottom - top, depth, packed.a);
+        }
+        // Rows of the next block; after the last one, columns of the next block of k or of columns.
+        const std::int64_t num_blocks = (bottom - top + width - 1) / width * ((right - left + panel - 1) / panel);
+        LinesAhead ahead;
+        if (bottom < m && in_place == nullptr) {
+          ahead = {a.data + bottom * a.row_stride + first * a.col_stride,
+                   a.row_stride,
+                   a.col_stride,
+                   least(down, m - bottom),
+                   depth,
+                   num_blocks};
+        } else if (bottom == m && !last) {
+          const std::int64_t next = first + depth;
+          ahead                   = {b.data + next * b.row_stride + left * b.col_stride,
+                                     b.col_stride,
+                                     b.row_stride,
+                                     right - left,
+                                     least(length, k - next),
+                                     num_blocks};
+        } else if (bottom == m && right < n) {
+          ahead = {b.data + right * b.col_stride, b.col_stride,     b.row_stride,
+                   least(across, n - right),      least(length, k), num_blocks};
         }
         const std::int64_t stride_of_a = in_place != nullptr ? a.row_stride : depth;
         const auto block               = [&](std::int64_t row, std::int64_t col) __attribute__((always_inline)) {
@@ -186,7 +217,7 @@ void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const Pa
                           times == nullptr ? nullptr : times + at,
                           cols};
                         (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
-                                                             packed.b + (col - left) * depth, depth, to);
+                                                             packed.b + (col - left) * depth, depth, to, ahead);
         };
         if (in_place != nullptr) {  // its rows can lie far apart: each comes into the first-level cache once
           for (std::int64_t row = top; row < bottom; row += width) {

@@ -1,0 +1,58 @@
+#pragma once
+#include <cstdint>
+
+#include "ops/cpu/gemm/gemm_x86.hpp"
+
+// Everything is in an anonymous namespace, because each file that includes this header compiles it for other
+// instructions.
+namespace stepgraph::cpu {
+namespace {
+
+// Operands that are packed next. While a block is multiplied, their lines come into the second-level cache one by one:
+// packing would wait for each of them.
+class LinesAhead {
+ public:
+  LinesAhead() = default;  // none
+  // `lanes` lanes of an operand and `depth` steps of k, while `num_blocks` register blocks are multiplied. Either lanes
+  // or steps are adjacent; for other strides there are no lines.
+  template <class T>
+  LinesAhead(const T* from, std::int64_t across, std::int64_t along, std::int64_t lanes, std::int64_t depth,
+             std::int64_t num_blocks) {
+    if (across != 1 && along != 1) return;
+    constexpr auto size      = static_cast<std::int64_t>(sizeof(T));
+    const bool steps         = along == 1;
+    const std::int64_t rows  = steps ? lanes : depth;
+    const std::int64_t lines = ((steps ? depth : lanes) * size + line - 1) / line;
+    next_                    = reinterpret_cast<const char*>(from);
+    row_bytes_               = lines * line;
+    row_end_                 = next_ + row_bytes_;
+    jump_                    = (steps ? across : along) * size - row_bytes_;
+    left_                    = rows * lines;
+    of_block_                = (left_ + num_blocks - 1) / num_blocks;
+  }
+
+  // How many lines the next register block should fetch, if it has room for `most`.
+  std::int64_t take(std::int64_t most) {
+    std::int64_t count = of_block_ < left_ ? of_block_ : left_;
+    if (count > most) count = most;
+    left_ -= count;
+    return count;
+  }
+  void fetch() {
+    __builtin_prefetch(next_, 0, 2);
+    next_ += line;
+    if (next_ != row_end_) return;
+    next_ += jump_;
+    row_end_ = next_ + row_bytes_;
+  }
+
+ private:
+  static constexpr std::int64_t line = 64;
+
+  const char *next_ = nullptr, *row_end_ = nullptr;
+  std::int64_t row_bytes_ = 0, jump_ = 0;  // from the end of a row to the beginning of the next one
+  std::int64_t left_ = 0, of_block_ = 0;   // lines
+};
+
+}  // namespace
+}  // namespace stepgraph::cpu
