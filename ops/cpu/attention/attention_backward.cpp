@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <utility>
 
 #include "engine/run/context.hpp"
 #include "ops/cpu/attention/attention_levels.hpp"
@@ -12,7 +13,6 @@
 #include "ops/cpu/attention/attention_tiles.hpp"
 #include "ops/cpu/elementary.hpp"
 #include "ops/cpu/into.hpp"
-#include "ops/cpu/lanes.hpp"
 
 // With P the probabilities and Z the dropout factors: dV = (P Z)^T dO; dP = (dO V^T) Z; dS = P (dP - rowsum(dO O)); dQ
 // = scale dS K; dK = scale dS^T Q (FlashAttention-2, section 2.3.2). The outer loop is over tiles of keys, the inner
@@ -70,6 +70,46 @@ bool sums_in_place(const AttentionShape& shape) {
   return std::is_same_v<T, Wide<T>> && shape.head_size == padded_head<Wide<T>>(shape) && shape.seq % last_rows == 0;
 }
 
+// `count` elements, and zeros up to a whole vector.
+template <class T>
+[[gnu::always_inline]] inline Vector<Wide<T>> load_wide(const T* from, std::int64_t count) {
+  if constexpr (std::is_same_v<T, Wide<T>>) {
+    if (count == lanes_of<T>) return load_vector(from);
+  }
+  Vector<Wide<T>> made = {};
+  for (std::int64_t lane = 0; lane < count; ++lane) made[lane] = wide(from[lane]);
+  return made;
+}
+
+// Adds the lane `distance` lanes further on to each of the first lanes, and so on with half the distance.
+template <std::size_t distance, class V, std::size_t... lane>
+[[gnu::always_inline]] inline V with_lanes_added(V values, std::index_sequence<lane...> all) {
+  if constexpr (distance == 0) {
+    return values;
+  } else {
+    values += __builtin_shufflevector(values, values, ((lane + distance) % sizeof...(lane))...);
+    return with_lanes_added<distance / 2>(values, all);
+  }
+}
+
+// a[0] b[0] + a[1] b[1] + ... Element i is added to partial sum i mod 16.
+template <class T>
+[[nodiscard]] Wide<T> dot(const T* a, const Wide<T>* b, std::int64_t size) {
+  using W                    = Wide<T>;
+  constexpr int lanes        = lanes_of<W>;
+  Vector<W> sums[16 / lanes] = {};
+  for (std::int64_t i = 0; i < size; i += 16) {
+    for (int v = 0; v < 16 / lanes; ++v) {
+      const std::int64_t at = i + v * lanes, count = std::clamp<std::int64_t>(size - at, 0, lanes);
+      sums[v] += load_wide(a + at, count) * load_wide(b + at, count);
+    }
+  }
+  for (int half = 8 / lanes; half > 0; half /= 2) {
+    for (int v = 0; v < half; ++v) sums[v] += sums[v + half];
+  }
+  return with_lanes_added<lanes / 2>(sums[0], std::make_index_sequence<static_cast<std::size_t>(lanes)>{})[0];
+}
+
 // One sequence and one query head.
 template <class T>
 struct Head {
@@ -77,6 +117,7 @@ struct Head {
   const AttentionBackward<T>& attention;
   Rooms<W> rooms;
   std::int64_t sequence, head;
+  T* d_qkv;  // of the sequence
   HeadRows<W> d_queries;
   bool starts_keys, starts_queries;  // whether sums start here: of a tile of keys; of queries, with its first tile
 
@@ -84,6 +125,7 @@ struct Head {
   void add(std::int64_t first, std::int64_t first_key) const;
 
  private:
+  [[nodiscard]] RowsAhead rows_ahead(std::int64_t first, std::int64_t first_key) const;
   void set_products(std::int64_t first, std::int64_t count) const;
   void to_gradients(std::int64_t first, std::int64_t first_key, std::int64_t query) const;
 };
@@ -96,11 +138,7 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   const std::int64_t count = std::min(query_tile, shape.seq - first), end = rounded_up(count, last_rows);
   const auto queries = head_rows(attention.qkv + before * shape.qkv_row(), shape.qkv_row(), head, size);
   const auto d_out   = head_rows(attention.d_out + before * shape.out_row(), shape.out_row(), head, size);
-  const auto out     = head_rows(attention.out + before * shape.out_row(), shape.out_row(), head, size);
-  if (first_key == 0) {
-    for (const auto& rows_of : {queries, d_out, out}) prefetch_tile(rows_of, shape, first + query_tile, query_tile);
-    prefetch_tile(d_queries, shape, first + query_tile, query_tile);
-  }
+  RowsAhead ahead    = rows_ahead(first, first_key);
   copy_tile(queries, shape, first, rooms.num_queries, W(1), rooms.queries);
   copy_tile(d_out, shape, first, rooms.num_queries, W(1), rooms.d_out);
   if (first_key == 0) set_products(first, count);
@@ -109,6 +147,7 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   const auto score         = [&](const W* rows, const W* columns, W* scores) {
     const Product<W> product{rows, row, columns, block_cols<W>, block_cols<W> * padded, scores, rooms.score_row};
     const auto steps = [&](std::int64_t query, std::int64_t in_block, std::int64_t key) {
+      ahead.prefetch_some();
       return Steps{0, later + query + in_block > key ? padded : 0};
     };
     multiply<Left::rows>(product, end, rounded_up(keys, block_cols<W>), steps,
@@ -116,12 +155,16 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   };
   score(rooms.queries, rooms.keys_across, rooms.scores);
   score(rooms.d_out, rooms.values_across, rooms.d_scores);
-  for (std::int64_t query = 0; query < end; ++query) to_gradients(first, first_key, query);
+  for (std::int64_t query = 0; query < end; ++query) {
+    ahead.prefetch_some();
+    to_gradients(first, first_key, query);
+  }
   // Earlier queries do not attend to a key. The first query that does is in the tile on the diagonal.
   const std::int64_t new_keys = starts_keys ? later : key_tile;
   const auto add_down         = [&](const W* scores, const W* rows, W* sums) {
     const Product<W> product{scores, rooms.score_row, rows, row, block_cols<W>, sums, row};
     const auto steps = [&](std::int64_t key, std::int64_t, std::int64_t) {
+      ahead.prefetch_some();
       return Steps{std::max<std::int64_t>(0, key - later), end};
     };
     multiply<Left::columns>(product, keys, padded, steps,
@@ -135,6 +178,7 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   W* const sums          = d_queries.data + first * d_queries.stride;
   const Product<W> product{rooms.d_scores, rooms.score_row, rooms.keys, row, block_cols<W>, sums, d_queries.stride};
   const auto steps = [&](std::int64_t query, std::int64_t in_block, std::int64_t) {
+    ahead.prefetch_some();
     return Steps{0, std::min(key_tile, rounded_up(later + query + in_block, last_rows))};
   };
   multiply<Left::rows>(product, end, padded, steps, [new_queries](W* to, std::int64_t, std::int64_t, Vector<W> sum) {
@@ -142,15 +186,63 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   });
 }
 
+// What is needed after the tile of queries: the next one, of this head or of the next head that uses the tile of keys;
+// then the next tile of keys, whose rows are spread over all tiles of queries. After the last tile of keys, the thread
+// most often continues with the next head.
+template <class T>
+RowsAhead Head<T>::rows_ahead(std::int64_t first, std::int64_t first_key) const {
+  const AttentionShape& shape = attention.shape;
+  const std::int64_t size = shape.head_size, group = shape.heads / shape.kv_heads;
+  const bool ends_group = (head + 1) % group == 0, ends_keys = first_key + key_tile >= shape.seq;
+  const T* const qkv = attention.qkv + sequence * shape.seq * shape.qkv_row();
+  RowsAhead ahead;
+
+  std::int64_t next_head = head, next_key = first_key, next_first = first + query_tile;
+  if (next_first >= shape.seq) {
+    next_head = ends_group && !ends_keys ? head + 1 - group : head + 1;
+    if (ends_group) next_key = ends_keys ? 0 : first_key + key_tile;
+    next_first = next_key;
+  }
+  if (next_head < shape.heads) {
+    const std::int64_t end    = std::min(next_first + query_tile, shape.seq);
+    const std::int64_t before = sequence * shape.seq * shape.out_row();
+    ahead.add(head_rows(qkv, shape.qkv_row(), next_head, size), size, next_first, end);
+    ahead.add(head_rows(attention.d_out + before, shape.out_row(), next_head, size), size, next_first, end);
+    if (next_key == 0)
+      ahead.add(head_rows(attention.out + before, shape.out_row(), next_head, size), size, next_first, end);
+  }
+  const std::int64_t tiles = (shape.seq - first_key + query_tile - 1) / query_tile,
+                     share = (key_tile + tiles - 1) / tiles, skipped = (first - first_key) / query_tile * share;
+  const auto add_share = [&](auto* data, std::int64_t kv_head, std::int64_t begin) {
+    const std::int64_t end = std::min(begin + std::min(key_tile, skipped + share), shape.seq);
+    for (const std::int64_t column : {shape.heads + kv_head, shape.heads + shape.kv_heads + kv_head})
+      ahead.add(head_rows(data, shape.qkv_row(), column, size), size, begin + skipped, end);
+  };
+  if (ends_group) {
+    const std::int64_t kv_head = head / group;
+    add_share(d_qkv, kv_head, first_key);
+    if (!ends_keys) {
+      add_share(qkv, kv_head, first_key + key_tile);
+    } else if (kv_head + 1 < shape.kv_heads) {
+      add_share(qkv, kv_head + 1, 0);
+    }
+  }
+  // A call for each query, and one for each block of the products.
+  const std::int64_t keys = std::min(key_tile, first - first_key + query_tile), blocks_of_keys = keys / block_cols<W>,
+                     blocks_of_head = padded_head<W>(shape) / block_cols<W>;
+  ahead.spread_over(query_tile + 2 * query_tile / block_rows * blocks_of_keys +
+                    (query_tile + 2 * keys) / block_rows * blocks_of_head);
+  return ahead;
+}
+
 template <class T>
 void Head<T>::set_products(std::int64_t first, std::int64_t count) const {
   const AttentionShape& shape = attention.shape;
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t row = sequence * shape.seq + first + r;
-    const T* out           = attention.out + row * shape.out_row() + head * shape.head_size;
-    const W* d_out         = rooms.d_out + r * tile_row<W>(shape);
-    attention.products[row * shape.heads + head] =
-        lane_sum<W>(shape.head_size, [=](std::int64_t i) { return wide(out[i]) * d_out[i]; });
+    const std::int64_t row                       = sequence * shape.seq + first + r;
+    const T* out                                 = attention.out + row * shape.out_row() + head * shape.head_size;
+    const W* d_out                               = rooms.d_out + r * tile_row<W>(shape);
+    attention.products[row * shape.heads + head] = dot(out, d_out, shape.head_size);
   }
 }
 
@@ -182,7 +274,7 @@ void Head<T>::to_gradients(std::int64_t first, std::int64_t first_key, std::int6
     const std::int64_t whole = std::min(end, (own + 1) / lanes * lanes);
     for (std::int64_t key = 0; key < whole; key += lanes) step(key, [](Vector<W> values) { return values; });
     for (std::int64_t key = whole; key < end; key += lanes) {
-      const auto sees = counting_from<W>(static_cast<LaneInteger<W>>(key)) <= static_cast<LaneInteger<W>>(own);
+      const auto sees = counting_from<W>(0) <= static_cast<LaneInteger<W>>(own - key);
       step(key, [sees](Vector<W> values) { return sees ? values : Vector<W>{}; });
     }
   };
@@ -254,10 +346,9 @@ void backward(const AttentionBackward<T>& attention, const Into<T>& d_qkv, std::
     pack_across(keys, binary_scale<W>(shape), rooms.keys_across);
     pack_across(values, W(1), rooms.values_across);
     copy_tile(keys, shape, first_key, rooms.num_keys, static_cast<W>(shape.scale), rooms.keys);
-    for (const auto& rows_of : {keys, values}) prefetch_tile(rows_of, shape, first_key + key_tile, key_tile);
     for (std::int64_t i = 0; i < group; ++i) {
-      const Head<T> head{
-          attention, rooms, sequence, first_head + i, d_queries(i), i == 0, !in_place || d_qkv.base == nullptr};
+      const Head<T> head{attention,         rooms,        sequence, first_head + i,
+                         d_qkv.out + begin, d_queries(i), i == 0,   !in_place || d_qkv.base == nullptr};
       for (std::int64_t first = first_key; first < shape.seq; first += query_tile) head.add(first, first_key);
     }
     const std::int64_t count = std::min(key_tile, shape.seq - first_key);

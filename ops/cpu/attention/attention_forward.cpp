@@ -43,7 +43,7 @@ struct Sizes {
 template <class W>
 struct Rooms : Sizes<W> {
   W *queries, *out;             // for a tile of queries; queries in strips, each transposed
-  W *keys, *values;             // for a tile of keys
+  W *keys, *values;             // for a tile of keys; keys may be read in place
   W* scores;                    // for a tile of keys and a strip of queries, one key per row
   W *largest, *sums, *shrinks;  // per query
 
@@ -63,22 +63,28 @@ struct Rooms : Sizes<W> {
 template <class W>
 struct Strip {
   const Rooms<W>& rooms;
+  HeadRows<const W> keys;  // of the tile
   std::int64_t query;
   std::int64_t first_seen;  // keys that the first query attends to: its own position and earlier
   bool first_tile;          // of keys
+  RowsAhead& ahead;         // prefetched along with products
   [[nodiscard]] std::int64_t seen() const { return std::min(key_tile, first_seen - 1 + strip<W>); }
 
   void score() const;
   void exponentiate() const;
   void add_values() const;
+  void finish() const;
 };
 
 // scores = keys queries^T.
 template <class W>
 void Strip<W>::score() const {
-  const Product<W> product{rooms.keys,   rooms.row, rooms.queries + query * rooms.padded, strip<W>, block_cols<W>,
+  const Product<W> product{keys.data,    keys.stride, rooms.queries + query * rooms.padded, strip<W>, block_cols<W>,
                            rooms.scores, strip<W>};
-  const auto steps = [this](std::int64_t, std::int64_t, std::int64_t) { return Steps{0, rooms.padded}; };
+  const auto steps = [this](std::int64_t, std::int64_t, std::int64_t) {
+    ahead.prefetch_some();
+    return Steps{0, rooms.padded};
+  };
   multiply<Left::rows>(product, seen(), strip<W>, steps,
                        [](W* to, std::int64_t, std::int64_t, Vector<W> sum) { store_vector(to, sum); });
 }
@@ -139,6 +145,7 @@ void Strip<W>::add_values() const {
   const Product<W> product{
       rooms.scores, strip<W>, rooms.values, rooms.row, block_cols<W>, rooms.out + query * rooms.row, rooms.row};
   const auto steps = [this](std::int64_t first, std::int64_t queries, std::int64_t) {
+    ahead.prefetch_some();
     return Steps{0, std::min(key_tile, first_seen - 1 + first + queries)};
   };
   if (first_tile) {
@@ -153,6 +160,136 @@ void Strip<W>::add_values() const {
   }
 }
 
+// After the last tile of keys: turns largest into the log_sums, and shrinks into the factors of the outputs.
+template <class W>
+void Strip<W>::finish() const {
+  for (std::int64_t at = query; at < query + strip<W>; at += lanes_of<W>) {
+    const Vector<W> sums = load_vector(rooms.sums + at);
+    store_vector(rooms.largest + at, load_vector(rooms.largest + at) + cpu::log2(sums));
+    store_vector(rooms.shrinks + at, W(1) / sums);
+  }
+}
+
+// One sequence and one query head.
+template <class T>
+struct Head {
+  using W = Wide<T>;
+  const AttentionForward<T>& attention;
+  const Rooms<W>& rooms;
+  std::int64_t sequence, head;
+
+  // Computes `count` queries from `first` on, at most a tile.
+  void attend(std::int64_t first, std::int64_t count) const;
+
+ private:
+  [[nodiscard]] HeadRows<const T> queries(std::int64_t of_head) const;
+  [[nodiscard]] HeadRows<const T> keys(std::int64_t of_head) const;
+  [[nodiscard]] HeadRows<const T> values(std::int64_t of_head) const;
+  [[nodiscard]] HeadRows<T> out() const;
+  [[nodiscard]] HeadRows<const W> key_rows(std::int64_t key) const;
+  [[nodiscard]] RowsAhead rows_ahead(std::int64_t first, std::int64_t count, std::int64_t key) const;
+  void put(const Strip<W>& strip_of, std::int64_t first, std::int64_t count) const;
+};
+
+template <class T>
+HeadRows<const T> Head<T>::queries(std::int64_t of_head) const {
+  const AttentionShape& shape = attention.shape;
+  return head_rows(attention.qkv + sequence * shape.seq * shape.qkv_row(), shape.qkv_row(), of_head, shape.head_size);
+}
+template <class T>
+HeadRows<const T> Head<T>::keys(std::int64_t of_head) const {
+  const AttentionShape& shape = attention.shape;
+  return queries(shape.heads + of_head * shape.kv_heads / shape.heads);
+}
+template <class T>
+HeadRows<const T> Head<T>::values(std::int64_t of_head) const {
+  const AttentionShape& shape = attention.shape;
+  return queries(shape.heads + shape.kv_heads + of_head * shape.kv_heads / shape.heads);
+}
+template <class T>
+HeadRows<T> Head<T>::out() const {
+  const AttentionShape& shape = attention.shape;
+  return head_rows(attention.out + sequence * shape.seq * shape.out_row(), shape.out_row(), head, shape.head_size);
+}
+
+template <class T>
+void Head<T>::attend(std::int64_t first, std::int64_t count) const {
+  const AttentionShape& shape = attention.shape;
+  const auto tile_of_queries  = tile_rows(queries(head), shape, first, rounded_up(count, strip<W>), rooms.out);
+  for (std::int64_t query = 0; query < count; query += strip<W>) {
+    transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>,
+                 rooms.padded, binary_scale<W>(shape), rooms.queries + query * rooms.padded, strip<W>);
+  }
+  for (std::int64_t key = 0; key < first + count; key += key_tile) {
+    const auto tile_of_keys = key_rows(key);
+    copy_tile(values(head), shape, key, rooms.num_keys, W(1), rooms.values);
+    RowsAhead ahead = rows_ahead(first, count, key);
+    for (std::int64_t query = std::max<std::int64_t>(0, key - first); query < count; query += strip<W>) {
+      const Strip<W> with{rooms, tile_of_keys, query, first + query - key + 1, key == 0, ahead};
+      with.score();
+      with.exponentiate();
+      if (attention.dropout) {
+        const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, key);
+        mask.apply<W>(with.seen(), 1, strip<W>, shape.seq,
+                      [this](std::int64_t r, std::int64_t c, W factor) { rooms.scores[r * strip<W> + c] *= factor; });
+      }
+      with.add_values();
+      const std::int64_t left = std::min(strip<W>, count - query);
+      if (first + query + left <= key + key_tile) put(with, first, left);
+    }
+  }
+}
+
+// The tile of keys that starts at `key`. In AVX-512 it is read in place, because a copy costs more than it saves.
+template <class T>
+HeadRows<const Wide<T>> Head<T>::key_rows(std::int64_t key) const {
+  if constexpr (vector_bytes == 64) return tile_rows(keys(head), attention.shape, key, rooms.num_keys, rooms.keys);
+  copy_tile(keys(head), attention.shape, key, rooms.num_keys, W(1), rooms.keys);
+  return {rooms.keys, rooms.row};
+}
+
+// What is needed after a tile of keys, and the outputs of queries for which it is the last one. The thread most often
+// continues with the next head.
+template <class T>
+RowsAhead Head<T>::rows_ahead(std::int64_t first, std::int64_t count, std::int64_t key) const {
+  const AttentionShape& shape = attention.shape;
+  const std::int64_t size = shape.head_size, end = first + count, first_query = std::max(first, key);
+  const std::int64_t next_head = end < shape.seq ? head : head + 1, next_first = end < shape.seq ? end : 0;
+  RowsAhead ahead;
+  const auto add_keys = [&](std::int64_t of_head, std::int64_t begin) {
+    const std::int64_t last = std::min(begin + key_tile, shape.seq);
+    ahead.add(keys(of_head), size, begin, last);
+    ahead.add(values(of_head), size, begin, last);
+  };
+  ahead.add(out(), size, first_query, std::min(key + key_tile, end));
+  if (key + key_tile < end) {
+    add_keys(head, key + key_tile);
+  } else if (next_head < shape.heads) {
+    add_keys(next_head, 0);
+  }
+  if (key == 0 && next_head < shape.heads) {
+    ahead.add(queries(next_head), size, next_first, std::min(next_first + query_tile, shape.seq));
+  }
+  const std::int64_t blocks = key_tile / block_rows + strip<W> / block_rows * (rooms.padded / block_cols<W>);
+  ahead.spread_over(rounded_up(end - first_query, strip<W>) / strip<W> * blocks);
+  return ahead;
+}
+
+// Writes the results of the first `count` queries of a strip. `first` is the first query of the tile.
+template <class T>
+void Head<T>::put(const Strip<W>& strip_of, std::int64_t first, std::int64_t count) const {
+  const AttentionShape& shape = attention.shape;
+  const HeadRows<T> to_rows   = out();
+  strip_of.finish();
+  for (std::int64_t r = strip_of.query; r < strip_of.query + count; ++r) {
+    const W* from = rooms.out + r * rooms.row;
+    T* to         = to_rows.data + (first + r) * to_rows.stride;
+    const W share = rooms.shrinks[r];
+    for (std::int64_t i = 0; i < shape.head_size; ++i) to[i] = narrow<T>(from[i] * share);
+    attention.log_sums[(sequence * shape.seq + first + r) * shape.heads + head] = rooms.largest[r];
+  }
+}
+
 }  // namespace
 
 namespace attention_kernels::STEPGRAPH_LEVEL {
@@ -164,56 +301,10 @@ std::int64_t forward_workspace(const AttentionShape& shape) {
 
 template <class T>
 void forward(const AttentionForward<T>& attention, const HeadPart& part, Wide<T>* workspace) {
-  using W                     = Wide<T>;
-  const std::int64_t sequence = part.sequence, head = part.head;
-  const AttentionShape& shape = attention.shape;
-  const std::int64_t size = shape.head_size, row = sequence * shape.seq;
-  const std::int64_t kv_head = head * shape.kv_heads / shape.heads;
-  const T* rows              = attention.qkv + row * shape.qkv_row();
-  const auto queries         = head_rows(rows, shape.qkv_row(), head, size),
-             keys            = head_rows(rows, shape.qkv_row(), shape.heads + kv_head, size),
-             values          = head_rows(rows, shape.qkv_row(), shape.heads + shape.kv_heads + kv_head, size);
-  const Rooms<W> rooms(Sizes<W>(shape), workspace);
+  const Rooms<Wide<T>> rooms(Sizes<Wide<T>>(attention.shape), workspace);
+  const Head<T> head{attention, rooms, part.sequence, part.head};
   for (std::int64_t first = part.first; first < part.end; first += query_tile) {
-    const std::int64_t count = std::min(query_tile, part.end - first);
-    if (first + query_tile < shape.seq) {
-      for (const auto& of : {queries, keys, values}) prefetch_tile(of, shape, first + query_tile, query_tile);
-    } else if (part.end == shape.seq && head + 1 < shape.heads) {  // most often the next one of this thread
-      const std::int64_t next_kv_head = (head + 1) * shape.kv_heads / shape.heads;
-      prefetch_tile(head_rows(rows, shape.qkv_row(), head + 1, size), shape, 0, query_tile);
-      for (std::int64_t i = shape.heads + next_kv_head; next_kv_head != kv_head && i < shape.heads + 2 * shape.kv_heads;
-           i += shape.kv_heads) {
-        prefetch_tile(head_rows(rows, shape.qkv_row(), i, size), shape, 0, query_tile);
-      }
-    }
-    const auto tile_of_queries = tile_rows(queries, shape, first, rounded_up(count, strip<W>), rooms.out);
-    for (std::int64_t query = 0; query < count; query += strip<W>) {
-      transpose<W>({tile_of_queries.data + query * tile_of_queries.stride, tile_of_queries.stride}, strip<W>,
-                   rooms.padded, binary_scale<W>(shape), rooms.queries + query * rooms.padded, strip<W>);
-    }
-    for (std::int64_t key = 0; key < first + count; key += key_tile) {
-      copy_tile(keys, shape, key, rooms.num_keys, W(1), rooms.keys);
-      copy_tile(values, shape, key, rooms.num_keys, W(1), rooms.values);
-      for (std::int64_t query = std::max<std::int64_t>(0, key - first); query < count; query += strip<W>) {
-        const Strip<W> with{rooms, query, first + query - key + 1, key == 0};
-        with.score();
-        with.exponentiate();
-        if (attention.dropout) {
-          const TileMask mask = tile_mask(*attention.dropout, shape, sequence, head, first + query, key);
-          mask.apply<W>(with.seen(), 1, strip<W>, shape.seq, [&rooms](std::int64_t r, std::int64_t c, W factor) {
-            rooms.scores[r * strip<W> + c] *= factor;
-          });
-        }
-        with.add_values();
-      }
-    }
-    for (std::int64_t r = 0; r < count; ++r) {
-      const W* from = rooms.out + r * rooms.row;
-      T* to         = attention.out + (row + first + r) * shape.out_row() + head * size;
-      const W share = W(1) / rooms.sums[r];
-      for (std::int64_t i = 0; i < size; ++i) to[i] = narrow<T>(from[i] * share);
-      attention.log_sums[(row + first + r) * shape.heads + head] = rooms.largest[r] + std::log2(rooms.sums[r]);
-    }
+    head.attend(first, std::min(query_tile, part.end - first));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <numbers>
 #include <type_traits>
+#include <utility>
 
 #include "ops/cpu/attention/attention.hpp"
 #include "ops/cpu/gemm/small_product.hpp"
@@ -41,15 +42,46 @@ template <class T>
   return {rows + head * head_size, stride};
 }
 
-// Prefetches the rows of a tile that is needed soon. The rows of a head are far apart, so hardware prefetchers miss
-// them.
-template <class T>
-void prefetch_tile(const HeadRows<T>& from, const AttentionShape& shape, std::int64_t first, std::int64_t rows) {
-  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
-  for (std::int64_t r = first; r < std::min(first + rows, shape.seq); ++r) {
-    for (std::int64_t i = 0; i < shape.head_size; i += line) __builtin_prefetch(from.data + r * from.stride + i, 0, 2);
+// Rows of heads that are needed soon. They are far apart, so hardware prefetchers miss them. A processor waits when it
+// has many lines to fetch, so a few lines are prefetched with each block of a product.
+class RowsAhead {
+ public:
+  // Adds `size` elements of each of the rows [first, end).
+  template <class T>
+  void add(const HeadRows<T>& rows, std::int64_t size, std::int64_t first, std::int64_t end) {
+    if (first >= end) return;
+    constexpr auto bytes         = static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t row_bytes = rounded_up(size * bytes, line);
+    ranges_[num_ranges_++]       = {reinterpret_cast<const char*>(rows.data + first * rows.stride), rows.stride * bytes,
+                                    row_bytes, end - first};
+    num_lines_ += (end - first) * (row_bytes / line);
   }
-}
+  // All lines are prefetched in at most as many calls of prefetch_some.
+  void spread_over(std::int64_t calls) { lines_per_call_ = (num_lines_ + calls - 1) / calls; }
+  void prefetch_some() {
+    const std::int64_t count = std::min(lines_per_call_, num_lines_);
+    num_lines_ -= count;
+    for (std::int64_t i = 0; i < count; ++i) {
+      Range& range = ranges_[at_];
+      __builtin_prefetch(range.row + byte_, 0, 2);
+      byte_ += line;
+      if (byte_ < range.row_bytes) continue;
+      byte_ = 0;
+      range.row += range.stride_bytes;
+      if (--range.num_rows == 0) ++at_;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t line = 64;
+  struct Range {
+    const char* row;
+    std::int64_t stride_bytes, row_bytes, num_rows;
+  };
+  Range ranges_[7];
+  int num_ranges_ = 0, at_ = 0;
+  std::int64_t byte_ = 0, num_lines_ = 0, lines_per_call_ = 0;
+};
 
 // Copies `rows` rows of a head, from `first` on, into a tile: widened, multiplied by a factor, padded with zeros.
 template <class T>
@@ -83,33 +115,48 @@ HeadRows<const Wide<T>> tile_rows(const HeadRows<const T>& from, const Attention
 namespace detail {
 typedef float Four __attribute__((vector_size(16)));                                  // NOLINT
 typedef float FourUnaligned __attribute__((vector_size(16), aligned(1), may_alias));  // NOLINT
+
+// Four elements of each row 0, 4, ...: as many rows as fill a vector.
+template <std::size_t... at>
+[[gnu::always_inline]] inline auto joined(auto a, auto b, std::index_sequence<at...>) {
+  return __builtin_shufflevector(a, b, at...);
+}
+template <int rows = lanes_of<float> / 4>
+[[gnu::always_inline]] inline auto load_fours(const float* from, std::int64_t stride) {
+  if constexpr (rows == 1) {
+    return Four(*reinterpret_cast<const FourUnaligned*>(from));
+  } else {
+    return joined(load_fours<rows / 2>(from, stride), load_fours<rows / 2>(from + 2 * rows * stride, stride),
+                  std::make_index_sequence<static_cast<std::size_t>(4 * rows)>{});
+  }
+}
+// Within each four lanes: a[first], b[first], a[first + 1], b[first + 1].
+template <int first, std::size_t... lane>
+[[gnu::always_inline]] inline Vector<float> zipped(Vector<float> a, Vector<float> b, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(a, b, (lane / 4 * 4 + first + lane % 4 / 2 + lane % 2 * sizeof...(lane))...);
+}
 }  // namespace detail
 
-// to[i][r] = from[r][i] * factor. Rows of `to` are `to_row` elements apart. Rows and columns are multiples of 4.
+// to[i][r] = from[r][i] * factor. Rows of `to` are `to_row` elements apart. There are whole vectors of rows, and
+// columns are a multiple of 4.
 template <class W>
 void transpose(const HeadRows<const W>& from, std::int64_t rows, std::int64_t cols, W factor, W* to,
                std::int64_t to_row) {
   if constexpr (std::is_same_v<W, float>) {
-    const auto load = [](const float* at) -> detail::Four {
-      return *reinterpret_cast<const detail::FourUnaligned*>(at);
-    };
-    const auto store = [factor](float* at, detail::Four value) {
-      *reinterpret_cast<detail::FourUnaligned*>(at) = value * factor;
-    };
+    constexpr auto lanes = std::make_index_sequence<lanes_of<float>>{};
     for (std::int64_t i = 0; i < cols; i += 4) {
-      for (std::int64_t r = 0; r < rows; r += 4) {
-        const float* row = from.data + r * from.stride + i;
-        const auto a = load(row), b = load(row + from.stride), c = load(row + 2 * from.stride),
-                   d       = load(row + 3 * from.stride);
-        const auto ac_low  = __builtin_shufflevector(a, c, 0, 4, 1, 5),
-                   bd_low  = __builtin_shufflevector(b, d, 0, 4, 1, 5),
-                   ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7),
-                   bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
-        float* out         = to + i * to_row + r;
-        store(out, __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5));
-        store(out + to_row, __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7));
-        store(out + 2 * to_row, __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5));
-        store(out + 3 * to_row, __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7));
+      for (std::int64_t r = 0; r < rows; r += lanes_of<float>) {
+        const auto load = [&](std::int64_t row) {
+          return detail::load_fours(from.data + (r + row) * from.stride + i, from.stride);
+        };
+        const auto a = load(0), b = load(1), c = load(2), d = load(3);
+        const auto ac_low = detail::zipped<0>(a, c, lanes), bd_low = detail::zipped<0>(b, d, lanes),
+                   ac_high = detail::zipped<2>(a, c, lanes), bd_high = detail::zipped<2>(b, d, lanes);
+        float* out = to + i * to_row + r;
+        store_vector<float>(out, detail::zipped<0>(ac_low, bd_low, lanes) * factor);
+        store_vector<float>(out + to_row, detail::zipped<2>(ac_low, bd_low, lanes) * factor);
+        store_vector<float>(out + 2 * to_row, detail::zipped<0>(ac_high, bd_high, lanes) * factor);
+        store_vector<float>(out + 3 * to_row, detail::zipped<2>(ac_high, bd_high, lanes) * factor);
       }
     }
   } else {

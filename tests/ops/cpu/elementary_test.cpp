@@ -1,6 +1,7 @@
 #include "ops/cpu/elementary.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstdint>
@@ -10,6 +11,7 @@ namespace cpu = stepgraph::cpu;
 
 namespace {
 float exp2_of(float x) { return cpu::exp2(cpu::Vector<float>{} + x)[0]; }
+float log2_of(float x) { return cpu::log2(cpu::Vector<float>{} + x)[0]; }
 }  // namespace
 
 TEST_CASE("powers of two of vectors are within 3 units in the last place", "[ops][cpu]") {
@@ -29,4 +31,20 @@ TEST_CASE("powers of two of vectors are exact for integers, 0 below the range an
   }
   CHECK(std::isnan(exp2_of(std::nanf(""))));
   CHECK(std::isnan(exp2_of(std::nanf("1234567"))));
+}
+
+TEST_CASE("logarithms of vectors to base 2 are within 2 units in the last place", "[ops][cpu]") {
+  double worst = 0;
+  for (std::uint32_t bits = 0x00800000; bits < 0x7f800000; bits += 4099) {  // positive normal numbers
+    const auto x          = std::bit_cast<float>(bits);
+    const double expected = std::log2(static_cast<double>(x));
+    const double unit     = std::exp2(std::floor(std::log2(std::max(std::abs(expected), 0x1p-24))) - 23);
+    worst                 = std::max(worst, std::abs(log2_of(x) - expected) / unit);
+  }
+  CHECK(worst < 2);
+}
+
+TEST_CASE("logarithms of vectors to base 2 are exact for powers of two, and NaN for NaN", "[ops][cpu]") {
+  for (int n = -126; n <= 127; ++n) CHECK(log2_of(std::ldexp(1.0f, n)) == static_cast<float>(n));
+  CHECK(std::isnan(log2_of(std::nanf(""))));
 }
