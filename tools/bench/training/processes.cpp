@@ -45,7 +45,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options, ProcessW
     out.peak_bytes += plan.device_bytes(rank);
     out.workspace_bytes += plan.workspace_bytes(rank);
   }
-  for (int i = options.dry_run ? 0 : -2; i < steps; ++i) {  // negative: warm-up
+  for (int i = options.dry_run ? 0 : -options.warm_up; i < steps; ++i) {  // negative: warm-up
     world.peers()->barrier("bench");
     const double seconds = training.step();
     world.peers()->barrier("bench");

@@ -55,7 +55,7 @@ struct Measured {
 
 Measured measure(const TrainingCase& what, const TrainOptions& options) {
   Measured out;
-  const int steps = options.dry_run ? 1 : options.steps, warm_up = options.dry_run ? 1 : 2;
+  const int steps = options.dry_run ? 1 : options.steps, warm_up = options.dry_run ? 1 : options.warm_up;
   const std::int64_t before = resident_bytes();
   Training training(what, options.threads, options.backend, options.devices);
   for (int i = 0; i < warm_up; ++i) training.step();

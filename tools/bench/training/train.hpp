@@ -17,6 +17,7 @@ struct TrainOptions {
   double slow_factor               = 1;      // how many times as long its nodes take
   bool slow_in_turns               = false;  // another rank in each step; else rank 0
   int steps                        = 7;
+  int warm_up                      = 2;  // steps before the measured ones
   int threads                      = 2;  // of all ranks together
   // Measured with each of these numbers of threads in turn, and the scaling is printed. Empty: with `threads`.
   std::vector<int> thread_counts = {};

@@ -88,6 +88,7 @@ void add_bench_train(Command bench) {
       .list("--threads", options->thread_counts,
             "Compute threads, shared by all ranks; several, as in 1,2,4,8,16, also print the scaling")
       .between(1, 1024);
+  command.option("--warm-up", options->warm_up, "Steps before the measured ones").between(1, 10'000);
   command.option("--shard", options->shard, "Sharding over data-parallel ranks")
       .one_of({"none", "zero1", "grad_op", "full"});
   command
@@ -122,6 +123,9 @@ void add_bench_train(Command bench) {
       "         stepgraph bench train --models S --layouts 2x1x1 --update synchronous,asynchronous:2 --slow-rank 3 "
       "--slow-in-turns"));
   run_bench(command, [options, gpus] {
+    if (!options->updates.empty() && options->warm_up != bench::TrainOptions{}.warm_up)
+      throw Error(ErrorKind::config,
+                  "--warm-up: has no effect with --update, which runs one window first (leave it out)");
     if (options->updates.empty() && options->slow_factor > 1)
       throw Error(ErrorKind::config, "--slow-rank: has no effect without --update (add --update)");
     if (options->slow_factor == 1 && options->slow_in_turns)
@@ -145,7 +149,14 @@ void add_bench_predict(Command bench) {
   command.option("--threads", options->threads, "Compute threads, shared by all ranks").between(1, 1024);
   command.option("--machine", options->machine,
                  "Calibration file, made by simulate --calibrate (default: measure this machine first)");
-  command.footer(str(models_text, "Example: stepgraph bench predict --models S --json"));
+  command
+      .option(
+          "--rounds", options->rounds,
+          "How often the machine is measured (without --machine) and the steps run, for machines whose speed changes")
+      .between(1, 100);
+  command.footer(str(models_text,
+                     "With several rounds, medians are printed; that of the ratios is not the ratio of the medians.\n"
+                     "Example: stepgraph bench predict --models S --json"));
   run_bench(command, [options] {
     warn_about_threads(options->threads);
     bench::predict(*options);
