@@ -17,6 +17,7 @@
 #include "engine/run/threads/thread_limit.hpp"
 #include "engine/run/threads/tsan.hpp"
 #include "engine/run/threads/waiting_lanes.hpp"
+#include "engine/run/threads/worker_calls.hpp"
 
 namespace stepgraph {
 namespace {
@@ -29,6 +30,7 @@ class WorkerNaming : public tf::WorkerInterface {
   explicit WorkerNaming(Pool& pool) : pool_(pool) {}
   void scheduler_prologue(tf::Worker& worker) override {
     this_worker = &pool_.workers[worker.id()];
+    pool_.calls.add(worker);
     if (pool_.places.binds()) pool_.places.return_thread();  // a body that made the executor can be bound
     tsan::enter_scheduler();
   }
@@ -75,13 +77,30 @@ struct Program::Impl {
     }
   }
 
-  // One Taskflow task for each task of the lowered graph.
+  // One Taskflow task for each task of the lowered graph. Nodes of several ranks run side by side: then workers help
+  // each other with kernels.
   void make_tasks(const Graph& graph) {
+    if (computes_inside && graph.ranks().size() > 1) answers = std::make_unique<AnswerTasks>(taskflow, running);
     std::vector<tf::Task> tasks(order->leader.size());
     for (const std::uint32_t node : order->task_nodes) {
-      // Two pointers: they fit where std::function keeps small callables, inside Taskflow's own node.
-      tasks[node] = taskflow.emplace(
-          [invoke = graph.body({node}).invoke(), task = &running.task(node)] { RunningProgram::run(invoke, *task); });
+      const auto invoke            = graph.body({node}).invoke();
+      const TaskRecord* const task = &running.task(node);
+      // Two pointers fit where std::function keeps small callables, inside Taskflow's own node. Few tasks are sources.
+      if (!answers) {
+        tasks[node] = taskflow.emplace([invoke, task] { RunningProgram::run(invoke, *task); });
+      } else if (!order->preds_of(node).empty()) {
+        tasks[node] = taskflow.emplace([invoke, task](tf::Runtime& runtime) {
+          const CallingTask calling(runtime);
+          RunningProgram::run(invoke, *task);
+        });
+      } else {
+        answers->count_source();
+        tasks[node] = taskflow.emplace([invoke, task, counted = answers.get()](tf::Runtime& runtime) {
+          const CallingTask calling(runtime);
+          counted->source_begins();
+          RunningProgram::run(invoke, *task);
+        });
+      }
     }
     // A worker goes on with the last successor of a task, if it can run, and wakes others for the rest. A node that
     // waits is never the last where another one can run: the worker would leave its core, and a woken one might get it
@@ -117,6 +136,7 @@ struct Program::Impl {
   RunningProgram running;
   std::shared_ptr<const TaskOrder> order;  // for recordings
   tf::Taskflow taskflow;
+  std::unique_ptr<AnswerTasks> answers;  // null: threads of TBB help with kernels
 };
 
 Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory, const MakeStorage& make) {
@@ -468,6 +488,10 @@ Run Executor::start(const Program& program, Recorder* recorder) {
       if (!recorded) throw Error(ErrorKind::config, "executor: the recorder has a step under way (use one for each)");
     }
     const bool is_on_device = what->running.device() != nullptr;
+    // A worker that waits for a thread of its NUMA node cannot help on another one.
+    const bool workers_help = what->answers && impl_->pool->places.num_nodes() == 1;
+    if (what->answers) what->answers->begin(impl_->pool->calls, options.threads);
+    impl_->pool->crew.set_helpers(workers_help ? &impl_->pool->calls : nullptr);
     what->running.begin(impl_->pool, run->state,
                         {.count_bodies = !is_on_device && (options.waiting_lanes > 0 || what->computes_inside),
                          .recording    = recording});

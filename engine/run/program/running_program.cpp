@@ -90,6 +90,7 @@ Pool::Pool(NumaPlaces on, int num_workers)
     : places(std::move(on)),
       permits(places),
       crew(places, num_workers, permits, threads),
+      calls(num_workers),
       threads(places),
       workers(static_cast<std::size_t>(num_workers)) {
   for (int i = 0; i < num_workers; ++i) workers[static_cast<std::size_t>(i)].index = i;
@@ -279,6 +280,18 @@ void RunningProgram::run(Body::Invoke invoke, const TaskRecord& task) noexcept {
   }
   if constexpr (tsan::enabled) tsan::release(&program.done_[task.node]);
   tsan::release(&program.finished_);
+}
+
+// A thread that helps runs no node of its own, so it is no worker meanwhile.
+void RunningProgram::help(int node) noexcept {
+  Worker* const worker = std::exchange(this_worker, nullptr);
+  {
+    const tsan::OutsideScheduler outside;
+    tsan::acquire(worker);  // everything before the run
+    pool_->crew.help(node, worker->index % pool_->places.node(node).num_threads);
+    tsan::release(&finished_);
+  }
+  this_worker = worker;
 }
 
 // When more threads could run bodies than may compute at once: with a permit, unless the node waits. Waiting for the

@@ -22,6 +22,7 @@
 #include "engine/run/threads/helper_threads.hpp"
 #include "engine/run/threads/host_lanes.hpp"
 #include "engine/run/threads/numa_places.hpp"
+#include "engine/run/threads/worker_calls.hpp"
 #include "engine/run/world.hpp"
 
 // How a node runs when Taskflow has scheduled it: internal to engine/. Includes no Taskflow, so that ThreadSanitizer
@@ -62,6 +63,7 @@ struct Pool {
   NumaPlaces places;
   ComputePermits permits;
   Crew crew;
+  WorkerCalls calls;
   HelperThreads threads;  // after the members that its threads read: the destructor waits for them
   std::vector<Worker> workers;
   std::atomic<std::uint64_t> num_done_on_device{0};  // written by threads that wait for the run
@@ -163,6 +165,7 @@ class RunningProgram {
   // Executes a task on the thread of its worker: a body, or (without `invoke`) the communication that the node leads.
   // Does nothing once the run is stopping.
   static void run(Body::Invoke invoke, const TaskRecord& task) noexcept;
+  void help(int node) noexcept;  // Crew::help, on the thread of a worker
   [[nodiscard]] const TaskRecord& task(std::uint32_t node) const { return tasks_[node]; }
   [[nodiscard]] bool waits(std::uint32_t node) const { return !waits_.empty() && waits_[node]; }  // for other ranks
 
@@ -226,8 +229,8 @@ class RunningProgram {
   char finished_ = 0;
 };
 
-// The worker of this thread: set once by the threads of an executor, null on other threads. It is read for every node,
-// so it is a plain variable with the cheapest TLS model.
+// The worker of this thread: set by the threads of an executor, null on other threads, and on a worker's thread while
+// it helps with a kernel. It is read for every node, so it is a plain variable with the cheapest TLS model.
 extern constinit thread_local Worker* this_worker __attribute__((tls_model("initial-exec")));
 
 }  // namespace stepgraph

@@ -100,12 +100,12 @@ int Crew::first_share(const Job& job, int node) const noexcept {
   return places_.node(node).first_thread - job.range.first_thread;
 }
 
-// Threads of the kernel's own node get seats. Those of other nodes are asked one by one. While other kernels run, so
-// are those of its own node: TBB's threads may have all slots of the arena, and a thread that enters it would wait for
-// one with a permit in its hands.
+// TBB's threads of the kernel's own node get seats. Workers and threads of other nodes are asked one by one. While
+// other kernels run, so are TBB's threads of its own node: they may have all slots of the arena, and a thread that
+// enters it would wait for one with a permit in its hands.
 void Crew::call_helpers(Job& job, std::int64_t num_pieces) noexcept {
   const int count   = num_seats(job, num_pieces);
-  const bool seated = threads_.can_run() && num_open({job.own_node, 1}) == 1;
+  const bool seated = calls_.load() == nullptr && threads_.can_run() && num_open({job.own_node, 1}) == 1;
   job.seats.store(seated ? count : 1, std::memory_order_relaxed);
   for (int node = job.range.nodes.first; node < job.range.nodes.end(); ++node) {
     if (node == job.own_node) continue;
@@ -153,8 +153,26 @@ void Crew::run(std::int64_t num_tiles, TileCall tile, const NumaRange& range) {
 
 void Crew::offer(int node) noexcept {
   if (!tiles_left(node)) return;
-  threads_.enqueue(
-      node, [](void* crew, int of) { static_cast<Crew*>(crew)->help(of); }, this, places_.node(node).num_threads);
+  if (WorkerCalls* const calls = calls_.load()) return calls->call(node);
+  const auto help = [](void* of, int at) {
+    Crew& crew = *static_cast<Crew*>(of);
+    crew.help(at, crew.places_.node(at).num_threads - 1);
+  };
+  threads_.enqueue(node, help, this, places_.node(node).num_threads);
+}
+
+// For a kernel's own thread, between its tiles: a helper may have left because it was needed elsewhere, or a permit may
+// have become free when no call was possible.
+void Crew::replace_helpers(int node) noexcept {
+  const WorkerCalls* const calls = calls_.load();
+  if (calls != nullptr && calls->num_queued() == 0 && permits_.some_free(places_.node(node))) offer(node);
+}
+
+// For a helper, between its tiles. As long as a permit is free, a worker is free too, and takes the next node.
+bool Crew::needed_elsewhere(int node) const noexcept {
+  if (permits_.contended(node)) return true;
+  const WorkerCalls* const calls = calls_.load();
+  return calls != nullptr && calls->nodes_wait() && !permits_.some_free(places_.all());
 }
 
 // On a thread that TBB has sent. A thread that is not the owner needs a permit. If a node has taken it meanwhile, the
@@ -169,13 +187,14 @@ void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
   if (open_jobs_.load() > 1) offer(node);  // to the other kernels
 }
 
-// On a thread that was asked while kernels ran.
-void Crew::help(int node) noexcept {
-  const NumaRange own = places_.node(node);
-  int preferred       = own.num_threads - 1;
-  while (tiles_left(node) && !permits_.contended(node)) {
+// A worker that finds a node ready takes that first, also where permits are free.
+void Crew::help(int node, int preferred) noexcept {
+  const NumaRange own            = places_.node(node);
+  const WorkerCalls* const calls = calls_.load();
+  while (tiles_left(node) && !permits_.contended(node) && !(calls != nullptr && calls->nodes_wait())) {
     const int permit = permits_.try_acquire(preferred, own);
     if (permit < 0) return;
+    places_.bind_thread(node);
     preferred = permit - own.first_thread;
     if (permits_.some_free(own)) offer(node);  // one more
     if (Job* const job = join_neediest(node)) {
@@ -230,9 +249,10 @@ int Crew::share_of(const Job& job, int permit) const noexcept {
 
 bool Crew::is_open(const Job& job, int node) noexcept { return job.open.load() && job.nodes.load().contains(node); }
 
+bool Crew::tiles_left(const Share& share) noexcept { return share.next.load() < share.end.load(); }
+
 bool Crew::tiles_left(const Job& job) noexcept {
-  return std::any_of(job.shares.begin(), job.shares.end(),
-                     [](const Share& share) { return share.next.load() < share.end.load(); });
+  return std::any_of(job.shares.begin(), job.shares.end(), [](const Share& share) { return tiles_left(share); });
 }
 
 bool Crew::tiles_left(int node) const noexcept {
@@ -258,9 +278,14 @@ void Crew::work(Job& job, int first, int node, bool while_free) noexcept {
     for (int k = 0; k < num_shares; ++k) {
       const int number = k < num_own ? begin + (first - begin + k) % num_own : (begin + k) % num_shares;
       Share& share     = job.shares[static_cast<std::size_t>(number)];
-      do {
-        if (while_free && permits_.contended(node)) return;
-      } while (compute_next(job, share, job.pieces));
+      while (tiles_left(share)) {
+        if (!while_free) {
+          replace_helpers(node);
+        } else if (needed_elsewhere(node)) {
+          return;
+        }
+        static_cast<void>(compute_next(job, share, job.pieces));
+      }
     }
   });
 }

@@ -1,8 +1,13 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <chrono>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -15,6 +20,8 @@
 
 namespace sg = stepgraph;
 using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
 
 TEST_CASE("a thread that runs out of nodes joins a kernel that started while all were busy",
           "[engine][executor][threads]") {
@@ -45,28 +52,154 @@ TEST_CASE("a thread that runs out of nodes joins a kernel that started while all
 }
 
 TEST_CASE("a ready node starts although all other threads help with a kernel", "[engine][executor][threads]") {
-  // The kernel on the first lane goes on until the last node of the second lane runs.
+  // The kernel goes on until two nodes run that wait for each other. They become ready when the third thread helps.
   sg::Graph graph(2);
-  std::atomic<bool> over{false}, helped{false};
-  const auto kernel = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
-  const auto nodes  = graph.lane(sg::Rank{1}, sg::LaneKind::compute);
-  const auto own    = [](const sg::Context& c) { c.parallel_for(2, [](std::int64_t) {}); };
-  graph.add({.name = "kernel", .lane = kernel, .parallel = true}, [&](const sg::Context& c) {
+  std::atomic<bool> helped{false};
+  std::atomic<int> together{0};
+  const auto both_run = [&](const sg::Context& c) {
+    ++together;
+    while (together < 2 && !c.stopping()) std::this_thread::yield();
+  };
+  graph.add({.name = "kernel", .parallel = true, .rank = sg::Rank{0}}, [&](const sg::Context& c) {
     const auto thread = std::this_thread::get_id();
     c.parallel_for(1 << 20, [&](std::int64_t) {
       if (std::this_thread::get_id() != thread) helped = true;
-      if (!over && !c.stopping()) std::this_thread::sleep_for(100us);
+      if (together < 2 && !c.stopping()) std::this_thread::sleep_for(100us);
     });
   });
-  graph.add({.name = "first", .lane = nodes}, [&](const sg::Context& c) {
+  const auto done = graph.token(sg::Rank{1}, "done");
+  graph.add({.name = "before", .writes = {done}, .rank = sg::Rank{1}}, [&](const sg::Context& c) {
     while (!helped && !c.stopping()) std::this_thread::yield();
   });
-  graph.add({.name = "second", .lane = nodes, .parallel = true}, own);
-  graph.add({.name = "last", .lane = nodes}, [&](const sg::Context&) { over = true; });
+  graph.add({.name = "one", .reads = {done}, .rank = sg::Rank{1}}, both_run);
+  graph.add({.name = "other", .reads = {done}, .rank = sg::Rank{1}}, both_run);
+  sg::LoopbackWorld world(2);
+  sg::Executor executor({.threads = 3, .step_timeout = 20s});
+  for (int run = 0; run < 3; ++run) {
+    helped   = false;
+    together = 0;
+    executor.run(graph, world);
+    CHECK(together == 2);
+  }
+}
+
+TEST_CASE("only the threads of an executor compute for several ranks", "[engine][executor][threads]") {
+  constexpr int num_threads = 3, num_ranks = 2, num_kernels = 20;
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::size_t most_in_kernel = 0;
+  sg::Graph graph(num_ranks);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto lane = graph.lane(sg::Rank{rank}, sg::LaneKind::compute);
+    for (int kernel = 0; kernel < num_kernels; ++kernel) {
+      graph.add({.name = "kernel", .lane = lane, .parallel = true}, [&](const sg::Context& c) {
+        std::set<std::thread::id> in_kernel;
+        c.parallel_for(24, [&](std::int64_t) {
+          std::this_thread::sleep_for(200us);
+          const std::lock_guard lock(mutex);
+          threads.insert(std::this_thread::get_id());
+          in_kernel.insert(std::this_thread::get_id());
+        });
+        const std::lock_guard lock(mutex);
+        most_in_kernel = std::max(most_in_kernel, in_kernel.size());
+      });
+    }
+  }
+  sg::LoopbackWorld world(num_ranks);
+  sg::Executor executor({.threads = num_threads});
+  for (int run = 0; run < 3; ++run) executor.run(graph, world);
+  CHECK(threads.size() <= num_threads);
+  CHECK(most_in_kernel >= 2);
+}
+
+TEST_CASE("workers return to a kernel that they left for nodes of another rank", "[engine][executor][threads]") {
+  // The kernel and the chain of nodes end together: each node waits for a helped tile, and the kernel for the last
+  // node.
+  constexpr int num_nodes = 30;
+  std::atomic<int> helped{0}, done{0};
+  sg::Graph graph(2);
+  graph.add({.name = "kernel", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .parallel = true},
+            [&](const sg::Context& c) {
+              const auto own = std::this_thread::get_id();
+              c.parallel_for(1 << 20, [&](std::int64_t) {
+                if (std::this_thread::get_id() != own) ++helped;
+                if (done < num_nodes && !c.stopping()) std::this_thread::sleep_for(50us);
+              });
+            });
+  const auto chain = graph.lane(sg::Rank{1}, sg::LaneKind::compute);
+  for (int node = 0; node < num_nodes; ++node) {
+    graph.add({.name = "node", .lane = chain, .parallel = true}, [&](const sg::Context& c) {
+      const int before = helped;
+      c.parallel_for(8, [](std::int64_t) { std::this_thread::sleep_for(20us); });
+      while (helped == before && !c.stopping()) std::this_thread::yield();
+      ++done;
+    });
+  }
   sg::LoopbackWorld world(2);
   sg::Executor executor({.threads = 3, .step_timeout = 20s});
   executor.run(graph, world);
-  CHECK(over);
+  CHECK(done == num_nodes);
+}
+
+TEST_CASE("an error in a tile that a worker of another rank computes is that of the kernel, and the program runs again",
+          "[engine][executor][errors]") {
+  sg::Graph graph(2);
+  std::atomic<bool> fails{true}, failed{false};
+  std::atomic<int> done{0};
+  graph.add({.name = "kernel", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .parallel = true},
+            [&](const sg::Context& c) {
+              const auto own = std::this_thread::get_id();
+              c.parallel_for(1 << 20, [&](std::int64_t) {
+                ++done;
+                if (fails && std::this_thread::get_id() != own) {
+                  failed = true;
+                  throw sg::Error(sg::ErrorKind::run, "no luck");
+                }
+                if (fails && !failed && !c.stopping()) std::this_thread::sleep_for(50us);
+              });
+            });
+  graph.add({.name = "other", .lane = graph.lane(sg::Rank{1}, sg::LaneKind::compute)}, [](const sg::Context&) {});
+  sg::LoopbackWorld world(2);
+  sg::Program program(graph, world);
+  sg::Executor executor({.threads = 2, .step_timeout = 20s});
+  for (int run = 0; run < 3; ++run) {
+    fails  = true;
+    failed = false;
+    CHECK_THROWS_MATCHES(executor.run(program), sg::Error,
+                         MessageMatches(ContainsSubstring("'kernel'") && ContainsSubstring("no luck")));
+    fails = false;
+    done  = 0;
+    executor.run(program);
+    CHECK(done == 1 << 20);
+  }
+}
+
+TEST_CASE("programs of one and of several ranks take turns on executors with more and with fewer threads",
+          "[engine][executor][threads]") {
+  constexpr int num_kernels = 12, num_tiles = 64;
+  std::atomic<int> done{0};
+  const auto graph_of = [&](int num_ranks) {
+    sg::Graph graph(num_ranks);
+    for (int kernel = 0; kernel < num_kernels; ++kernel) {
+      graph.add(
+          {.name = "kernel", .lane = graph.lane(sg::Rank{kernel % num_ranks}, sg::LaneKind::compute), .parallel = true},
+          [&](const sg::Context& c) { c.parallel_for(num_tiles, [&](std::int64_t) { ++done; }); });
+    }
+    return graph;
+  };
+  const sg::Graph one = graph_of(1), several = graph_of(3);
+  sg::LoopbackWorld world_of_one(1), world_of_several(3);
+  sg::Program first(one, world_of_one), second(several, world_of_several);
+  for (int round = 0; round < sg::testing::cases(20); ++round) {
+    for (const int threads : {2, 5, 3}) {
+      sg::Executor executor({.threads = threads});
+      for (const sg::Program* program : {&first, &second, &first, &second}) {
+        done = 0;
+        executor.run(*program);
+        REQUIRE(done == num_kernels * num_tiles);
+      }
+    }
+  }
 }
 
 TEST_CASE("helpers join each of a chain of short kernels, and end with their executor", "[engine][executor][threads]") {
@@ -97,14 +230,17 @@ TEST_CASE("helpers join each of a chain of short kernels, and end with their exe
 
 TEST_CASE("kernels of many nodes at once run every tile once", "[engine][executor][threads]") {
   constexpr int num_nodes = 64, num_tiles = 23;
+  const int num_ranks = GENERATE(1, 4);
+  CAPTURE(num_ranks);
   std::vector<std::atomic<int>> counts(num_nodes * num_tiles);
-  sg::Graph graph;
+  sg::Graph graph(num_ranks);
   for (int node = 0; node < num_nodes; ++node) {
-    graph.add({.name = "kernel", .parallel = true}, [&, node](const sg::Context& c) {
-      c.parallel_for(num_tiles, [&](std::int64_t i) { ++counts[static_cast<std::size_t>(node * num_tiles + i)]; });
-    });
+    graph.add(
+        {.name = "kernel", .parallel = true, .rank = sg::Rank{node % num_ranks}}, [&, node](const sg::Context& c) {
+          c.parallel_for(num_tiles, [&](std::int64_t i) { ++counts[static_cast<std::size_t>(node * num_tiles + i)]; });
+        });
   }
-  sg::LoopbackWorld world(1);
+  sg::LoopbackWorld world(num_ranks);
   for (const int threads : {1, 2, 3, 8}) {
     sg::Executor executor({.threads = threads});
     const int runs = sg::testing::cases(40);
@@ -317,14 +453,16 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
 
 TEST_CASE("a step's nodes and kernels allocate nothing with operator new", "[engine][executor]") {
   if (!sg::testing::counts_allocations()) SKIP("sanitizers have allocators of their own");
-  const auto allocations_of_run = [](int num_nodes) {
-    sg::Graph graph;
-    const sg::Lane lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute);
+  const int num_ranks = GENERATE(1, 2);
+  CAPTURE(num_ranks);
+  const auto allocations_of_run = [num_ranks](int num_nodes) {
+    sg::Graph graph(num_ranks);
     for (int node = 0; node < num_nodes; ++node) {
+      const sg::Lane lane = graph.lane(sg::Rank{node % num_ranks}, sg::LaneKind::compute);
       graph.add({.name = "kernel", .lane = lane, .parallel = true},
                 [](const sg::Context& c) { c.parallel_for(4, [](std::int64_t) {}); });
     }
-    sg::LoopbackWorld world(1);
+    sg::LoopbackWorld world(num_ranks);
     sg::Program program(graph, world);
     sg::Executor executor({.threads = 2});
     for (int run = 0; run < 10; ++run) executor.run(program);
