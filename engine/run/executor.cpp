@@ -85,7 +85,8 @@ struct Program::Impl {
     for (const std::uint32_t node : order->task_nodes) {
       const auto invoke            = graph.body({node}).invoke();
       const TaskRecord* const task = &running.task(node);
-      // Two pointers fit where std::function keeps small callables, inside Taskflow's own node. Few tasks are sources.
+      // Two pointers fit where std::function keeps small callables, inside Taskflow's own node. The third one of a
+      // source is allocated, but few tasks are sources.
       if (!answers) {
         tasks[node] = taskflow.emplace([invoke, task] { RunningProgram::run(invoke, *task); });
       } else if (!order->preds_of(node).empty()) {
@@ -136,7 +137,7 @@ struct Program::Impl {
   RunningProgram running;
   std::shared_ptr<const TaskOrder> order;  // for recordings
   tf::Taskflow taskflow;
-  std::unique_ptr<AnswerTasks> answers;  // null: threads of TBB help with kernels
+  std::unique_ptr<AnswerTasks> answers;  // null: workers never help each other with its kernels
 };
 
 Program::Program(const RunnableGraph& graph, World& world, std::shared_ptr<Memory> memory, const MakeStorage& make) {
@@ -431,8 +432,8 @@ Executor::Executor(ExecutorOptions options) {
   check_time(options.drain_timeout, "drain_timeout");
   std::vector<NumaNode> nodes = chosen_numa_nodes();
   if (options.threads == 0)
-    options.threads = nodes.empty() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
-                                    : num_processors(nodes);
+    options.threads =
+        nodes.empty() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : num_processors(nodes);
   const int num_workers = options.threads + options.waiting_lanes;
   NumaPlaces places(options.threads, std::move(nodes));
   check_threads(num_workers + HelperThreads::most(places));

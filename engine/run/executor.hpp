@@ -77,10 +77,10 @@ class Run {
   std::shared_ptr<Impl> impl_;
 };
 
-// Threads that run programs: a tf::Executor for nodes. TBB threads help with the parallel kernels of one rank; with
-// several ranks, threads without a node help. One run at a time. If a body outlasts the drain time-out, the executor
-// keeps the program until a start() after the body has returned, which calls World::end_step of that program's world:
-// so this world must live until then.
+// Threads that run programs: a tf::Executor for nodes. TBB's threads help with parallel kernels; in a program of
+// several ranks on one NUMA node, threads of the tf::Executor that have no node do. One run at a time. If a body
+// outlasts the drain time-out, the executor keeps the program until a start() after the body has returned, which calls
+// World::end_step of that program's world: so this world must live until then.
 class Executor {
  public:
   // Throws Error(config) for options out of range, Error(backend) if the process may not start so many threads.

@@ -60,8 +60,8 @@ inline Vector<double> log2(Vector<double> x) {
   return x;
 }
 [[gnu::always_inline]] inline Vector<float> log2(Vector<float> x) {
-  // x = 2^n (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), whose bits begin at 0x3f3504f3. The polynomial for ln(1 + f) is
-  // that of Cephes' logf.
+  // x = 2^n (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); 0x3f3504f3 are the bits of sqrt(1/2). The polynomial for
+  // ln(1 + f) is that of Cephes' logf.
   using Bits      = Vector<std::int32_t>;
   const Bits bits = __builtin_bit_cast(Bits, x), n = (bits - 0x3f3504f3) >> 23;
   const Vector<float> f  = __builtin_bit_cast(Vector<float>, bits - (n << 23)) - 1.0f;

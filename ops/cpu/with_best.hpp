@@ -10,9 +10,9 @@ namespace stepgraph::cpu {
 
 #if defined(__x86_64__)
 namespace chosen {
-// All that `body` calls is inlined here, and so is compiled for these instructions: functions of the same file that are
-// not marked noinline. It is never inlined itself: a caller compiled for the same instructions may prefer narrower
-// vectors.
+// `body` and all that it calls are inlined here and so compiled for these instructions, except functions of other files
+// and those marked noinline. The functions below are not inlined themselves: a caller that is compiled for the same
+// instructions (STEPGRAPH_MARCH) can lack `prefer-vector-width=512`, and would get narrower vectors.
 template <class Body>
 [[gnu::target(STEPGRAPH_TARGET_AVX2), gnu::flatten, gnu::noinline]] void run_avx2(const Body& body) {
   body();

@@ -190,6 +190,7 @@ TEST_CASE("bench train compares kinds of updates where a rank is slow", "[tools]
         std::pair{"--update stale:x", "--update 'stale:x': is no mode"},
         std::pair{"--update synchronous:1", "update.max_staleness: 1 with update.mode synchronous"},
         std::pair{"--slow-rank 2", "--slow-rank: has no effect without --update"},
+        std::pair{"--update synchronous --warm-up 5", "--warm-up: has no effect with --update"},
         std::pair{"--update synchronous --slow-in-turns", "--slow-in-turns: has no effect without --slow-rank"}}) {
     const auto refused = run_stepgraph(std::string("bench train --models tiny --layouts 2x1x1 --dry-run ") + arguments);
     CHECK(refused.exit_code == 2);

@@ -352,14 +352,15 @@ TEST_CASE("bench pipeline has a measured and a predicted bubble for each schedul
 }
 
 TEST_CASE("bench predict has a predicted and a measured time for each layout", "[tools][bench]") {
-  const auto outcome =
-      sg::testing::run_stepgraph("bench predict --models tiny --layouts 1x1x1,2x2x2 --threads 2 --dry-run --json");
+  const auto outcome = sg::testing::run_stepgraph(
+      "bench predict --models tiny --layouts 1x1x1,2x2x2 --threads 2 --rounds 2 --dry-run --json");
   CAPTURE(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   const auto lines = json_lines(outcome.out);
   REQUIRE(lines.size() == 2);
   for (const auto& line : lines) {
     CHECK(line.at("type") == "predict");
+    CHECK(line.at("rounds") == 2);
     for (const char* field : {"predicted_s", "measured_s", "ratio"}) CHECK(line.at(field).as_real() > 0);
   }
 }

@@ -1,7 +1,7 @@
 #include "ops/cpu/gemm/gemm_x86_panels.hpp"
 
-// The product of ops/cpu/gemm/gemm_avx512.cpp with its vectors in plain C++, for machines and emulators without
-// AVX-512. Compiled for AVX2, which packing needs.
+// The blocks of ops/cpu/gemm/gemm_avx512.cpp with vectors in plain C++, for machines and emulators without AVX-512.
+// Packing is that of AVX2, for which this file is compiled.
 namespace stepgraph::cpu {
 namespace {
 
@@ -46,7 +46,7 @@ struct PlainLanes : PackEights {
 }  // namespace
 
 void multiply_plain_lanes(X86Blocks& packed, const PanelProduct<float>& product) {
-  multiply_blocks<PlainLanes, 12, 2, 240, 1024, 128>(packed, product, {});
+  multiply_blocks<PlainLanes, 12, 2, X86Blocks::max_rows, X86Blocks::max_cols, 128>(packed, product, {});
 }
 
 }  // namespace stepgraph::cpu

@@ -187,7 +187,7 @@ void Crew::sit_down(Job& job, int seat, bool owner) noexcept {
   if (open_jobs_.load() > 1) offer(node);  // to the other kernels
 }
 
-// A worker that finds a node ready takes that first, also where permits are free.
+// Returns when a node is ready, even if permits are free: the worker then takes the node.
 void Crew::help(int node, int preferred) noexcept {
   const NumaRange own            = places_.node(node);
   const WorkerCalls* const calls = calls_.load();
@@ -279,10 +279,10 @@ void Crew::work(Job& job, int first, int node, bool while_free) noexcept {
       const int number = k < num_own ? begin + (first - begin + k) % num_own : (begin + k) % num_shares;
       Share& share     = job.shares[static_cast<std::size_t>(number)];
       while (tiles_left(share)) {
-        if (!while_free) {
+        if (while_free) {
+          if (needed_elsewhere(node)) return;
+        } else {
           replace_helpers(node);
-        } else if (needed_elsewhere(node)) {
-          return;
         }
         static_cast<void>(compute_next(job, share, job.pieces));
       }

@@ -22,9 +22,9 @@ namespace stepgraph {
 // So a thread that runs out of nodes works on the kernels of other threads. So does the thread of a kernel while it
 // waits for its last helpers, unless these have seats: then it waits in TBB. A kernel has the threads of some NUMA
 // nodes, and each share of its tiles begins on a thread of the same NUMA node in every run. For a program with one
-// rank, helpers are threads of TBB, which have seats in a kernel that is alone. Nodes of several ranks run side by
-// side. Then helpers are the workers that have no node (WorkerCalls): with threads of TBB there would be more threads
-// than processors, and the system would suspend threads that compute.
+// rank, and on several NUMA nodes, helpers are threads of TBB, which have seats in a kernel that is alone. Nodes of
+// several ranks run side by side. Then helpers are the workers that have no node (WorkerCalls): with threads of TBB
+// there would be more threads than processors, and the system would suspend threads that compute.
 class Crew {
  public:
   Crew(const NumaPlaces& places, int num_workers, ComputePermits& permits, HelperThreads& threads);
@@ -98,7 +98,7 @@ class Crew {
   HelperThreads& threads_;
   std::atomic<WorkerCalls*> calls_{nullptr};
   std::vector<Job> jobs_;
-  std::atomic<int> open_jobs_{0};
+  alignas(64) std::atomic<int> open_jobs_{0};
 };
 
 }  // namespace stepgraph

@@ -34,13 +34,14 @@ void AnswerTasks::begin(WorkerCalls& calls, int num_threads) {
   calls.tasks_       = this;
   calls.most_queued_ = num_threads;
   calls.sources_left_.store(num_sources_);
-  // At most so many calls are queued, and so many are answered.
-  while (std::ssize(answers_) < 2 * std::int64_t{num_threads}) add_answer();
+  // At most num_threads calls are queued, and at most num_threads are being answered.
+  const std::int64_t most = 2 * std::int64_t{num_threads};
+  answers_.reserve(static_cast<std::size_t>(most));
+  while (std::ssize(answers_) < most) add_answer();
 }
 
 void AnswerTasks::add_answer() {
   auto answer = std::make_unique<Answer>();
-  answers_.reserve(answers_.size() + 1);
   answer->task = taskflow_.emplace([this, to = answer.get()](tf::Runtime& runtime) {
     const CallingTask task(runtime);
     calls_->num_queued_.fetch_sub(1);
@@ -79,8 +80,8 @@ void WorkerCalls::call(int node) noexcept {
   }
 }
 
-// A ready node is in the queue of a worker or, if it follows no other, in that of the executor. A thread that is no
-// worker may come so late that the workers have ended.
+// A ready node is in the queue of a worker or, if it follows no other, in that of the executor. Calls are in the queues
+// too, so they are subtracted. A thread that is no worker may come so late that the workers have ended.
 bool WorkerCalls::nodes_wait() const noexcept {
   if (own_worker == nullptr) return false;
   std::int64_t waiting = sources_left_.load() - num_queued_.load();

@@ -19,7 +19,7 @@ namespace stepgraph {
 class RunningProgram;
 class WorkerCalls;
 
-// Lets the task that this thread runs call for help while it lives.
+// While it exists, the task that this thread runs can call for help.
 class CallingTask {
  public:
   explicit CallingTask(tf::Runtime& runtime) noexcept;
@@ -60,10 +60,10 @@ class AnswerTasks {
 class WorkerCalls {
  public:
   explicit WorkerCalls(int num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
-  void add(tf::Worker& worker) noexcept;  // its thread has begun
+  void add(tf::Worker& worker) noexcept;  // on its thread, when that begins
 
-  // Lets a worker call Crew::help for this NUMA node soon. Does nothing on a thread that runs no task, while as many
-  // calls as there are threads have not started, and where Taskflow would need memory.
+  // Makes a worker call Crew::help for this NUMA node soon. Does nothing if the calling thread runs no task, if as many
+  // calls are queued as there are threads, or if Taskflow would have to allocate memory.
   void call(int node) noexcept;
   [[nodiscard]] int num_queued() const noexcept { return num_queued_.load(); }  // calls that have not started
 
@@ -76,10 +76,11 @@ class WorkerCalls {
 
   std::vector<std::atomic<const tf::Worker*>> workers_;  // by number; null: its thread has not begun
   AnswerTasks* tasks_ = nullptr;                         // of the program that runs; only its tasks use it
-  int most_queued_    = 0;
-  std::atomic<std::size_t> next_{0};  // the answer that is tried first
+  int most_queued_    = 0;                               // the number of threads
+  // Apart from the members above, which every helper reads between its tiles.
+  alignas(64) std::atomic<std::size_t> next_{0};  // the answer that is tried first
   std::atomic<int> num_queued_{0};
-  std::atomic<std::int64_t> sources_left_{0};
+  alignas(64) std::atomic<std::int64_t> sources_left_{0};
 };
 
 }  // namespace stepgraph

@@ -92,7 +92,8 @@ template <std::size_t distance, class V, std::size_t... lane>
   }
 }
 
-// a[0] b[0] + a[1] b[1] + ... Element i is added to partial sum i mod 16.
+// a[0] b[0] + a[1] b[1] + ..., summed as lane_sum (ops/cpu/lanes.hpp) does. Partial sums stay in registers, because rows
+// of a head are short.
 template <class T>
 [[nodiscard]] Wide<T> dot(const T* a, const Wide<T>* b, std::int64_t size) {
   using W                    = Wide<T>;
@@ -186,9 +187,9 @@ void Head<T>::add(std::int64_t first, std::int64_t first_key) const {
   });
 }
 
-// What is needed after the tile of queries: the next one, of this head or of the next head that uses the tile of keys;
-// then the next tile of keys, whose rows are spread over all tiles of queries. After the last tile of keys, the thread
-// most often continues with the next head.
+// What is needed after the tile of queries: the next tile of queries, of this head or of the next one that uses the
+// tile of keys. Then, spread over all tiles of queries: the rows of d_qkv that the tile of keys is written to, and the
+// next tile of keys. After the last tile of keys, the thread most often continues with the next head.
 template <class T>
 RowsAhead Head<T>::rows_ahead(std::int64_t first, std::int64_t first_key) const {
   const AttentionShape& shape = attention.shape;

@@ -240,7 +240,8 @@ void Head<T>::attend(std::int64_t first, std::int64_t count) const {
   }
 }
 
-// The tile of keys that starts at `key`. In AVX-512 it is read in place, because a copy costs more than it saves.
+// The tile of keys that starts at `key`. With AVX-512 it is read in place where that is possible (tile_rows): a copy
+// costs more than it saves.
 template <class T>
 HeadRows<const Wide<T>> Head<T>::key_rows(std::int64_t key) const {
   if constexpr (vector_bytes == 64) return tile_rows(keys(head), attention.shape, key, rooms.num_keys, rooms.keys);

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <numbers>
 #include <type_traits>
@@ -50,13 +51,14 @@ class RowsAhead {
   template <class T>
   void add(const HeadRows<T>& rows, std::int64_t size, std::int64_t first, std::int64_t end) {
     if (first >= end) return;
+    assert(num_ranges_ < max_ranges);
     constexpr auto bytes         = static_cast<std::int64_t>(sizeof(T));
     const std::int64_t row_bytes = rounded_up(size * bytes, line);
     ranges_[num_ranges_++]       = {reinterpret_cast<const char*>(rows.data + first * rows.stride), rows.stride * bytes,
                                     row_bytes, end - first};
     num_lines_ += (end - first) * (row_bytes / line);
   }
-  // All lines are prefetched in at most as many calls of prefetch_some.
+  // Prefetches all lines in at most this many calls of prefetch_some.
   void spread_over(std::int64_t calls) { lines_per_call_ = (num_lines_ + calls - 1) / calls; }
   void prefetch_some() {
     const std::int64_t count = std::min(lines_per_call_, num_lines_);
@@ -78,7 +80,8 @@ class RowsAhead {
     const char* row;
     std::int64_t stride_bytes, row_bytes, num_rows;
   };
-  Range ranges_[7];
+  static constexpr int max_ranges = 7;  // of attention_backward.cpp
+  Range ranges_[max_ranges];
   int num_ranges_ = 0, at_ = 0;
   std::int64_t byte_ = 0, num_lines_ = 0, lines_per_call_ = 0;
 };
@@ -116,11 +119,12 @@ namespace detail {
 typedef float Four __attribute__((vector_size(16)));                                  // NOLINT
 typedef float FourUnaligned __attribute__((vector_size(16), aligned(1), may_alias));  // NOLINT
 
-// Four elements of each row 0, 4, ...: as many rows as fill a vector.
+// Both vectors as one.
 template <std::size_t... at>
 [[gnu::always_inline]] inline auto joined(auto a, auto b, std::index_sequence<at...>) {
   return __builtin_shufflevector(a, b, at...);
 }
+// Four elements of each row 0, 4, ...: as many rows as fill a vector.
 template <int rows = lanes_of<float> / 4>
 [[gnu::always_inline]] inline auto load_fours(const float* from, std::int64_t stride) {
   if constexpr (rows == 1) {

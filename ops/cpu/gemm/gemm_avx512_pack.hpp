@@ -25,9 +25,9 @@ struct FourVectors {
   __m512 at[4];
 };
 
-// 16 columns of four rows: quarter q of at[j] is column 4 q + j.
+// 16 steps of k of four lanes: quarter q of at[j] is step 4 q + j.
 template <class T>
-inline FourVectors columns_of_four(const T* from, std::int64_t across) {
+inline FourVectors steps_of_four(const T* from, std::int64_t across) {
   const __m512 a = load_sixteen(from), b = load_sixteen(from + across), c = load_sixteen(from + 2 * across),
                d    = load_sixteen(from + 3 * across);
   const __m512d ab0 = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), ab1 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)),
@@ -48,7 +48,7 @@ template <int width, class T>
 inline void pack_sixteen(const T* from, std::int64_t across, float* to) {
   FourVectors lanes[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) lanes[i] = columns_of_four(from + 4 * i * across, across);
+  for (int i = 0; i < 4; ++i) lanes[i] = steps_of_four(from + 4 * i * across, across);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const FourVectors steps = quarters_of_four(lanes[0].at[j], lanes[1].at[j], lanes[2].at[j], lanes[3].at[j]);
@@ -62,7 +62,7 @@ template <class T>
 inline void pack_twelve(const T* from, std::int64_t across, float* to) {
   FourVectors lanes[3];
 #pragma GCC unroll 3
-  for (int i = 0; i < 3; ++i) lanes[i] = columns_of_four(from + 4 * i * across, across);
+  for (int i = 0; i < 3; ++i) lanes[i] = steps_of_four(from + 4 * i * across, across);
   const auto group = [&](int i) __attribute__((always_inline)) { return lanes[i % 3].at[i / 3]; };
 #pragma GCC unroll 3
   for (int third = 0; third < 3; ++third) {
@@ -71,23 +71,6 @@ inline void pack_twelve(const T* from, std::int64_t across, float* to) {
 #pragma GCC unroll 4
     for (int q = 0; q < 4; ++q) _mm512_storeu_ps(to + (3 * q + third) * 16, quarters.at[q]);
   }
-}
-
-// One whole panel of an operand whose steps of k are contiguous.
-template <int width, class T>
-void pack_lines_transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
-  static_assert(width == 12 || width % 16 == 0);
-  std::int64_t p = 0;
-  for (; p + 16 <= depth; p += 16) {
-    if constexpr (width == 12) {
-      pack_twelve(from + p, across, to + p * width);
-    } else {
-#pragma GCC unroll 2
-      for (int lane = 0; lane < width; lane += 16)
-        pack_sixteen<width>(from + lane * across + p, across, to + p * width + lane);
-    }
-  }
-  pack_some<width>(from, across, 1, width, p, depth, to);
 }
 
 // Four steps of k of 12 contiguous lanes: three vectors, each of parts of two steps.
@@ -101,42 +84,49 @@ inline void pack_four_steps(const float* from, std::int64_t along, float* to) {
   _mm512_storeu_ps(to + 32, two(0x000f, c + 8, d - 4));
 }
 
-// Adjacent whole panels of an operand whose lanes are contiguous in memory.
-template <int width, class T>
-void pack_lines_copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to) {
-  constexpr std::int64_t at_a_time =
-      4;  // panels; of many, lines with equal places in a cache would displace each other
-  for (std::int64_t first = 0; first < panels; first += at_a_time) {
-    const std::int64_t end = least(first + at_a_time, panels);
-    std::int64_t p         = 0;
-    if constexpr (width == 12 && std::is_same_v<T, float>) {
-      for (; p + 4 <= depth; p += 4) {
-        for (std::int64_t panel = first; panel < end; ++panel)
-          pack_four_steps(from + p * along + panel * width, along, to + (panel * depth + p) * width);
-      }
-    }
-    for (; p < depth; ++p) {
-      for (std::int64_t panel = first; panel < end; ++panel) {
-        const T* const row = from + p * along + panel * width;
-        float* const at    = to + (panel * depth + p) * width;
-        int i              = 0;
-        for (; i + 16 <= width; i += 16) _mm512_storeu_ps(at + i, load_sixteen(row + i));
-        for (; i + 8 <= width; i += 8) _mm256_storeu_ps(at + i, load_eight(row + i));
-        for (; i + 4 <= width; i += 4) _mm_storeu_ps(at + i, load_four(row + i));
-      }
-    }
-  }
-}
-
-// How whole panels are packed.
+// Packs whole panels by whole lines of 16 floats.
 struct PackLines {
+  // Adjacent panels of an operand whose lanes are contiguous in memory.
   template <int width, class T>
   static void copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to) {
-    pack_lines_copied<width>(from, along, panels, depth, to);
+    // Of many panels at a time, lines that map to the same set of a cache would evict each other.
+    constexpr std::int64_t panels_at_a_time = 4;
+    for (std::int64_t first = 0; first < panels; first += panels_at_a_time) {
+      const std::int64_t end = least(first + panels_at_a_time, panels);
+      std::int64_t p         = 0;
+      if constexpr (width == 12 && std::is_same_v<T, float>) {
+        for (; p + 4 <= depth; p += 4) {
+          for (std::int64_t panel = first; panel < end; ++panel)
+            pack_four_steps(from + p * along + panel * width, along, to + (panel * depth + p) * width);
+        }
+      }
+      for (; p < depth; ++p) {
+        for (std::int64_t panel = first; panel < end; ++panel) {
+          const T* const row = from + p * along + panel * width;
+          float* const at    = to + (panel * depth + p) * width;
+          int i              = 0;
+          for (; i + 16 <= width; i += 16) _mm512_storeu_ps(at + i, load_sixteen(row + i));
+          copy_lanes<width>(row, i, at);
+        }
+      }
+    }
   }
+
+  // One panel of an operand whose steps of k are contiguous.
   template <int width, class T>
   static void transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
-    pack_lines_transposed<width>(from, across, depth, to);
+    static_assert(width == 12 || width % 16 == 0);
+    std::int64_t p = 0;
+    for (; p + 16 <= depth; p += 16) {
+      if constexpr (width == 12) {
+        pack_twelve(from + p, across, to + p * width);
+      } else {
+#pragma GCC unroll 2
+        for (int lane = 0; lane < width; lane += 16)
+          pack_sixteen<width>(from + lane * across + p, across, to + p * width + lane);
+      }
+    }
+    pack_some<width>(from, across, 1, width, p, depth, to);
   }
 };
 

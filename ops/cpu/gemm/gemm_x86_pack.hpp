@@ -46,19 +46,13 @@ void pack_some(const T* from, std::int64_t across, std::int64_t along, std::int6
   }
 }
 
-// Adjacent whole panels of an operand whose lanes are contiguous in memory.
+// Lanes [first, width) of one step of k, which are contiguous in memory.
 template <int width, class T>
-void pack_copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to) {
-  for (std::int64_t p = 0; p < depth; ++p) {
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
-      const T* const row = from + p * along + panel * width;
-      float* const at    = to + (panel * depth + p) * width;
-      int i              = 0;
-      for (; i + 8 <= width; i += 8) _mm256_storeu_ps(at + i, load_eight(row + i));
-      for (; i + 4 <= width; i += 4) _mm_storeu_ps(at + i, load_four(row + i));
-      for (; i < width; ++i) at[i] = widen(row[i]);
-    }
-  }
+inline void copy_lanes(const T* from, int first, float* to) {
+  int i = first;
+  for (; i + 8 <= width; i += 8) _mm256_storeu_ps(to + i, load_eight(from + i));
+  for (; i + 4 <= width; i += 4) _mm_storeu_ps(to + i, load_four(from + i));
+  for (; i < width; ++i) to[i] = widen(from[i]);
 }
 
 // 8 steps of k of 4 lanes, or of 2.
@@ -88,36 +82,52 @@ inline void pack_two(const T* from, std::int64_t across, float* to) {
   }
 }
 
-// One whole panel of an operand whose steps of k are contiguous.
-template <int width, class T>
-void pack_transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
-  static_assert(width % 2 == 0);
-  std::int64_t p = 0;
-  for (; p + 8 <= depth; p += 8) {
-    int lane = 0;
-    for (; lane + 4 <= width; lane += 4) pack_four<width>(from + lane * across + p, across, to + p * width + lane);
-    for (; lane < width; lane += 2) pack_two<width>(from + lane * across + p, across, to + p * width + lane);
-  }
-  pack_some<width>(from, across, 1, width, p, depth, to);
-}
-
-// How whole panels are packed.
+// Packs whole panels with vectors of 8 floats.
 struct PackEights {
+  // Adjacent panels of an operand whose lanes are contiguous in memory.
   template <int width, class T>
   static void copied(const T* from, std::int64_t along, std::int64_t panels, std::int64_t depth, float* to) {
-    pack_copied<width>(from, along, panels, depth, to);
+    for (std::int64_t p = 0; p < depth; ++p) {
+      for (std::int64_t panel = 0; panel < panels; ++panel)
+        copy_lanes<width>(from + p * along + panel * width, 0, to + (panel * depth + p) * width);
+    }
   }
+
+  // One panel of an operand whose steps of k are contiguous.
   template <int width, class T>
   static void transposed(const T* from, std::int64_t across, std::int64_t depth, float* to) {
-    pack_transposed<width>(from, across, depth, to);
+    static_assert(width % 2 == 0);
+    std::int64_t p = 0;
+    for (; p + 8 <= depth; p += 8) {
+      int lane = 0;
+      for (; lane + 4 <= width; lane += 4) pack_four<width>(from + lane * across + p, across, to + p * width + lane);
+      for (; lane < width; lane += 2) pack_two<width>(from + lane * across + p, across, to + p * width + lane);
+    }
+    pack_some<width>(from, across, 1, width, p, depth, to);
   }
 };
 
-// `lanes` lanes into as many panels as needed.
+// Lanes and steps of k of an operand: `lanes` rows of a, or columns of b. They are `across` and `along` elements apart.
+template <class T>
+struct OperandPart {
+  const T* from;
+  std::int64_t across, along, lanes, depth;
+};
+template <class T>
+OperandPart<T> rows_of(const Matrix<T>& a, std::int64_t row, std::int64_t step, std::int64_t rows, std::int64_t depth) {
+  return {a.data + row * a.row_stride + step * a.col_stride, a.row_stride, a.col_stride, rows, depth};
+}
+template <class T>
+OperandPart<T> columns_of(const Matrix<T>& b, std::int64_t col, std::int64_t step, std::int64_t cols,
+                          std::int64_t depth) {
+  return {b.data + step * b.row_stride + col * b.col_stride, b.col_stride, b.row_stride, cols, depth};
+}
+
+// Packs into as many panels as needed.
 template <class Packing, int width, class T>
-void pack_panels(const T* from, std::int64_t across, std::int64_t along, std::int64_t lanes, std::int64_t depth,
-                 float* to) {
-  const std::int64_t whole = lanes / width;
+void pack_panels(const OperandPart<T>& part, float* to) {
+  const auto [from, across, along, lanes, depth] = part;
+  const std::int64_t whole                       = lanes / width;
   if (across == 1) {
     Packing::template copied<width>(from, along, whole, depth, to);
   } else {

@@ -174,50 +174,39 @@ void multiply_blocks(X86Blocks& packed, const PanelProduct<T>& product, const Pa
       const bool last          = first + depth == k;
       const float* const base  = first == 0 ? product.base : product.c;
       const float* const times = last ? product.times : nullptr;
-      pack_panels<Lanes, static_cast<int>(panel)>(b.data + first * b.row_stride + left * b.col_stride, b.col_stride,
-                                                  b.row_stride, right - left, depth, packed.b);
+      pack_panels<Lanes, static_cast<int>(panel)>(columns_of(b, left, first, right - left, depth), packed.b);
       for (std::int64_t top = 0; top < m; top += down) {
         const std::int64_t bottom = least(m, top + down);
-        const float* rows_of_a    = packed.a;
+        const float* block_of_a   = packed.a;
         if (in_place != nullptr) {
-          rows_of_a = in_place + top * a.row_stride + first;
+          block_of_a = in_place + top * a.row_stride + first;
         } else {
-          pack_panels<Lanes, width>(a.data + top * a.row_stride + first * a.col_stride, a.row_stride, a.col_stride,
-                                    bottom - top, depth, packed.a);
+          pack_panels<Lanes, width>(rows_of(a, top, first, bottom - top, depth), packed.a);
         }
-        // Rows of the next block; after the last one, columns of the next block of k or of columns.
+        // What is packed next: rows for the same columns; after the last rows, the next steps of k; after the last of
+        // these, the next columns.
         const std::int64_t num_blocks = (bottom - top + width - 1) / width * ((right - left + panel - 1) / panel);
         LinesAhead ahead;
         if (bottom < m && in_place == nullptr) {
-          ahead = {a.data + bottom * a.row_stride + first * a.col_stride,
-                   a.row_stride,
-                   a.col_stride,
-                   least(down, m - bottom),
-                   depth,
-                   num_blocks};
+          ahead = {rows_of(a, bottom, first, least(down, m - bottom), depth), num_blocks};
         } else if (bottom == m && !last) {
           const std::int64_t next = first + depth;
-          ahead                   = {b.data + next * b.row_stride + left * b.col_stride,
-                                     b.col_stride,
-                                     b.row_stride,
-                                     right - left,
-                                     least(length, k - next),
-                                     num_blocks};
+          ahead                   = {columns_of(b, left, next, right - left, least(length, k - next)), num_blocks};
         } else if (bottom == m && right < n) {
-          ahead = {b.data + right * b.col_stride, b.col_stride,     b.row_stride,
-                   least(across, n - right),      least(length, k), num_blocks};
+          ahead = {columns_of(b, right, 0, least(across, n - right), least(length, k)), num_blocks};
         }
         const std::int64_t stride_of_a = in_place != nullptr ? a.row_stride : depth;
         const auto block               = [&](std::int64_t row, std::int64_t col) __attribute__((always_inline)) {
-                        const std::int64_t at = row * stride + col, rows = least(width, bottom - row), cols = right - col;
+                        const std::int64_t at = row * stride + col, cols = right - col;
                         const X86Out to{product.c + at,
                           base == nullptr ? nullptr : base + at,
                           stride,
                           last && product.bias != nullptr ? product.bias + col : nullptr,
                           times == nullptr ? nullptr : times + at,
                           cols};
-                        (cols >= panel ? table->whole : table->some)[rows](rows_of_a + (row - top) * stride_of_a, stride_of_a,
-                                                             packed.b + (col - left) * depth, depth, to, ahead);
+                        const X86Panels* const of_rows = cols >= panel ? table->whole : table->some;
+                        of_rows[least(width, bottom - row)](block_of_a + (row - top) * stride_of_a, stride_of_a,
+                                              packed.b + (col - left) * depth, depth, to, ahead);
         };
         if (in_place != nullptr) {  // its rows can lie far apart: each comes into the first-level cache once
           for (std::int64_t row = top; row < bottom; row += width) {

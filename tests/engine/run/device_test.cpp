@@ -276,7 +276,7 @@ TEST_CASE("a device program whose host node does not end stops at its time-out a
   graph.add({.name = "use", .lane = graph.lane(sg::Rank{0}, sg::LaneKind::compute), .reads = x, .device = true},
             [&] { used = true; });
   const sg::Program program(graph, world);
-  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::milliseconds(30)});
+  sg::Executor executor({.threads = 1, .waiting_lanes = 1, .step_timeout = std::chrono::milliseconds(500)});
   CHECK_THROWS_MATCHES(executor.run(program), sg::Error, MessageMatches(ContainsSubstring("rank 0 host 'look'")));
   CHECK_FALSE(used);
 }

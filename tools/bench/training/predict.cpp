@@ -36,10 +36,9 @@ Calibration calibration_for(const PredictOptions& options) {
   return measured;
 }
 
-// One value for each round.
 struct Measures {
-  std::vector<double> predicted_s, step_s, ratios;
-  std::vector<double> all_steps_s;
+  std::vector<double> predicted_s, step_s, ratios;  // by round
+  std::vector<double> all_steps_s;                  // of all rounds
 };
 
 void add_round(const TrainingCase& what, const Calibration& calibration, const PredictOptions& options, Measures& to) {
