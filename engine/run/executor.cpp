@@ -432,8 +432,8 @@ Executor::Executor(ExecutorOptions options) {
   check_time(options.drain_timeout, "drain_timeout");
   std::vector<NumaNode> nodes = chosen_numa_nodes();
   if (options.threads == 0)
-    options.threads =
-        nodes.empty() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : num_processors(nodes);
+    options.threads = nodes.empty() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
+                                    : num_processors(nodes);
   const int num_workers = options.threads + options.waiting_lanes;
   NumaPlaces places(options.threads, std::move(nodes));
   check_threads(num_workers + HelperThreads::most(places));

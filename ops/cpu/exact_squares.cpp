@@ -61,14 +61,15 @@ constexpr double smaller_unit = 0x1p-40;
 
 struct SplitSquares {
   double parts[num_parts][split_lanes] = {};
-  double left[split_lanes] = {};  // sums of what is left of each square; not zero: its parts are not all of it
+  double left[split_lanes]             = {};  // sums of what is left; not zero: the parts are not all of a square
 };
 void split_squares(const float* __restrict values, std::int64_t count, SplitSquares* __restrict out, double large) {
   SplitSquares squares;
   const auto one = [&](std::int64_t i, int lane) {
     const double value = values[i];
     double left = value * value, rounder = large;  // a sum with it is rounded to a multiple of the unit
-#pragma GCC unroll 3                               // num_parts: then the loop over lanes is the innermost one
+// num_parts: then the loop over lanes is the innermost one.
+#pragma GCC unroll 3
     for (int part = 0; part < num_parts; ++part, rounder *= smaller_unit) {
       const double rounded = (left + rounder) - rounder;
       squares.parts[part][lane] += rounded;

@@ -31,7 +31,7 @@ std::int64_t most_activations(const sg::Model& model, const sg::Plan& plan, cons
 }
 
 // Activations are most of its memory: a long sequence, a narrow model, a small vocabulary. A head of 32 elements is
-// padded on no processor, so the workspaces of attention stay small.
+// padded on no processor.
 const sg::Model& narrow_model() {
   static const sg::Model model =
       sg::llama({.layers = 8, .width = 32, .heads = 1, .context = 64, .vocab = 16, .inner = 64});

@@ -24,8 +24,7 @@ using Settings = std::vector<std::string>;
 
 namespace {
 
-// Two heads: in the workspaces of attention AVX-512 pads each to 32 elements, so more of them would need most of the
-// memory.
+// AVX-512 pads each head to 32 elements in the workspaces of attention, so more and shorter heads would need more there.
 constexpr const char* small = R"({"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 2, "context": 32,
   "vocab": 64}, "data": {"synthetic": 1}, "batch": {"global": 8, "micro": 4, "seq": 32}})";
 
