@@ -43,7 +43,7 @@ int wrong(sg::GemmKernel kernel, const Shape& shape, Stored of_a, Stored of_b, i
                                 .c_stride = stride,
                                 .bias     = biased ? bias.data() : nullptr,
                                 .times    = scaled ? times.data() : nullptr};
-  const std::int64_t blocks = (k + 255) / 256, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
+  const std::int64_t blocks = (k + 127) / 128, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
   // With factors of 2 bytes the whole sum is computed first.
   const bool sum_first = sizeof(T) == 2 && (biased || scaled);
   for (std::int64_t i = 0; i < m; ++i) {

@@ -13,7 +13,7 @@ TilePieces pieces_of(std::int64_t num_tiles, std::int64_t joined, int num_thread
   if (num_threads == 1) return {2 * joined, 2 * joined};
   const std::int64_t share = (num_tiles + num_threads - 1) / num_threads, calls = (share + joined - 1) / joined;
   const std::int64_t most = (share + calls - 1) / calls;
-  return {all_threads > 2 ? std::max<std::int64_t>(1, most / 4) : most, most};
+  return {all_threads > 2 ? std::max<std::int64_t>(1, most / 16) : most, most};
 }
 
 }  // namespace stepgraph

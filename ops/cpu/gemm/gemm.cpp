@@ -240,11 +240,15 @@ void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel
   own_tile(problem, range);
 }
 
-// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that.
+// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that. Tiles are for 64 threads;
+// of f32, two for each, so that threads which are not equally fast end at about the same time. Kernels for bf16 lose more
+// in small tiles.
 template <class T>
-bool can_join(GemmKernel kernel) {
+cpu::GemmCut cut_of(std::int64_t m, std::int64_t n, GemmKernel kernel) {
   const bool ours_first = !cpu::cblas_first() && std::same_as<Wide<T>, float> && cpu::best_kernel() != GemmKernel::own;
-  return kernel != GemmKernel::fastest || ours_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
+  const bool can_join =
+      kernel != GemmKernel::fastest || ours_first || !std::same_as<T, Wide<T>> || cpu::blas_library().empty();
+  return {m, n, !can_join ? 0 : std::same_as<T, float> ? 7 : 6};
 }
 
 }  // namespace
@@ -252,19 +256,19 @@ bool can_join(GemmKernel kernel) {
 template <class T>
 std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel) {
   if (m == 0 || n == 0) return 0;
-  return cpu::GemmCut(m, n, can_join<T>(kernel)).num_tiles();
+  return cut_of<T>(m, n, kernel).num_tiles();
 }
 
 template <class T>
 std::int64_t gemm_joined(std::int64_t m, std::int64_t n, GemmKernel kernel) {
   if (m == 0 || n == 0) return 1;
-  return cpu::GemmCut(m, n, can_join<T>(kernel)).joined();
+  return cut_of<T>(m, n, kernel).joined();
 }
 
 template <class T, class Sum>
 void gemm_tiles(const Gemm<T, Sum>& problem, std::int64_t first, std::int64_t end, GemmKernel kernel) {
   if (first >= end) return;
-  const cpu::GemmCut cut(problem.m, problem.n, can_join<T>(kernel));
+  const cpu::GemmCut cut = cut_of<T>(problem.m, problem.n, kernel);
   while (first < end) {
     const cpu::GemmCut::Joined next = cut.from(first, end);
     multiply(problem, next.range, kernel);

@@ -28,7 +28,7 @@ struct Gemm {
 // `own` is portable C++ and always available: each element is a sum over k in blocks of fixed length, in order, and its
 // bits depend only on its row, its column and k. `neon`, `sve`, `avx2` and `avx512` are our kernels for 64-bit Arm and
 // x86-64, for all types but f64. The same holds for them, except that they add the blocks of k to the base one by one.
-// `sve`, with vectors of any length, `avx2` and `avx512` give the same bits; `neon` has longer blocks. `neon_bf16`,
+// `avx2` and `avx512` give the same bits, and `sve` does so with vectors of any length. `neon_bf16`,
 // `avx512_bf16` and `amx` multiply bf16 by instructions for it, each with its own bits (ops/cpu/gemm/gemm_bf16.hpp);
 // for other types they are `neon` and `avx512`. Where one is not available or does not support the type, `own` is used.
 // `fastest` is the best one that the machine has for the type, else the CBLAS found at configure time for the types it

@@ -21,6 +21,8 @@ struct EightLanes : PackEights {
     asm("vfmadd231ps %1, %2, %0" : "+x"(c) : "x"(a), "x"(b));
     return c;
   }
+  static constexpr int rows_from_memory = 0;  // no instruction for it
+  static Vector multiply_add_all(const float& a, Vector b, Vector c) { return multiply_add(all(a), b, c); }
   static Mask mask(std::int64_t lanes) {  // the first `lanes`; may be negative or too large
     const int count = static_cast<int>(lanes < 0 ? 0 : least(lanes, size));
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -29,10 +31,10 @@ struct EightLanes : PackEights {
 
 }  // namespace
 
-// 12 of 16 registers hold sums. A panel of columns is 16 KiB, half of a small first-level cache.
+// 12 of 16 registers hold sums. A panel of columns is 8 KiB, and all columns are 256 KiB.
 template <class T>
 void multiply_avx2(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
-  multiply_blocks<EightLanes, 6, 2, 120, 256, 0>(packed, product, done);
+  multiply_blocks<EightLanes, 6, 2, 240, 512, 0>(packed, product, done);
 }
 template void multiply_avx2(X86Blocks&, const PanelProduct<float>&, const PartDone&);
 template void multiply_avx2(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);

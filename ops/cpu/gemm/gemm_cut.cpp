@@ -15,7 +15,7 @@ std::int64_t begin_of(std::int64_t size, std::int64_t part, std::int64_t parts, 
 
 }  // namespace
 
-GemmCut::GemmCut(std::int64_t m, std::int64_t n, bool can_join) : m_(m), n_(n), can_join_(can_join) {
+GemmCut::GemmCut(std::int64_t m, std::int64_t n, int most_cuts) : m_(m), n_(n), can_join_(most_cuts > 0) {
   // Large tiles are wide rather than tall, which packs less. There are at least two for two threads, and more where
   // that costs almost nothing.
   constexpr std::int64_t worth_cutting = 96 * 96, worth_four = 512 * 768, most = 1024 * 1024, smallest = 32 * 64;
@@ -26,7 +26,7 @@ GemmCut::GemmCut(std::int64_t m, std::int64_t n, bool can_join) : m_(m), n_(n), 
   };
   while (too_large()) halve(rows, cols);
   large_cuts_ = cuts_;
-  while (can_join && cuts_ > 0 && cuts_ < 6 && rows * cols >= 2 * smallest) halve(rows, cols);
+  while (cuts_ > 0 && cuts_ < most_cuts && rows * cols >= 2 * smallest) halve(rows, cols);
 }
 
 void GemmCut::halve(std::int64_t& rows, std::int64_t& cols) noexcept {

@@ -11,7 +11,7 @@ namespace stepgraph::cpu {
 // A thread's packed operands, in panels of the register block's rows and columns. Rows stay in the second-level cache,
 // and so do columns where it has 2 MiB.
 struct X86Blocks {
-  static constexpr std::int64_t max_depth = 256, max_rows = 240, max_cols = 1024;
+  static constexpr std::int64_t max_depth = 128, max_rows = 240, max_cols = 1024;
   alignas(64) float a[max_rows * max_depth];
   alignas(64) float b[max_cols * max_depth];
 };

@@ -43,9 +43,10 @@ std::vector<sg::GemmKernel> all_kernels() {
 
 // The length of the blocks that such a kernel cuts k into.
 std::int64_t block_of_k(sg::GemmKernel kernel, std::int64_t k) {
-  const bool neon =
-      kernel == sg::GemmKernel::neon || (kernel == sg::GemmKernel::fastest && sg::gemm_library() == "neon");
-  const std::int64_t longest = neon ? 512 : 256, blocks = (k + longest - 1) / longest;
+  const std::string_view name = kernel == sg::GemmKernel::fastest ? sg::gemm_library() : "";
+  const bool neon             = kernel == sg::GemmKernel::neon || name == "neon";
+  const bool sve              = kernel == sg::GemmKernel::sve || name == "sve";
+  const std::int64_t longest = neon ? 512 : sve ? 256 : 128, blocks = (k + longest - 1) / longest;
   return ((k + blocks - 1) / blocks + 3) / 4 * 4;
 }
 
@@ -145,8 +146,8 @@ TEST_CASE("products of all sizes and transposes agree with three plain loops in 
 TEST_CASE("a product cut both ways agrees with three plain loops", "[ops][gemm]") {
   const auto kernel = GENERATE(from_range(all_kernels()));
   const Problem<float> problem{.m = 1001, .n = 1650, .k = 3};
-  REQUIRE(sg::num_gemm_tiles(problem.m, problem.n, sg::GemmKernel::own) == 64);
-  REQUIRE(sg::gemm_joined(problem.m, problem.n, sg::GemmKernel::own) == 16);
+  REQUIRE(sg::num_gemm_tiles(problem.m, problem.n, sg::GemmKernel::own) == 128);
+  REQUIRE(sg::gemm_joined(problem.m, problem.n, sg::GemmKernel::own) == 32);
   CHECK(worst_error(problem, product(problem, kernel)) < std::numeric_limits<float>::epsilon() * 4);
 }
 

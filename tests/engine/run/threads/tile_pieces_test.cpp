@@ -15,12 +15,12 @@ TEST_CASE("a thread takes half of the tiles that are left in a share, within bou
   CHECK(sizes_of(sg::pieces_of(64, 0, 16, 16), 4) == Sizes{1, 1, 1, 1});
   CHECK(sizes_of(sg::pieces_of(64, 16, 1, 1), 64) == Sizes{32, 32});
   CHECK(sizes_of(sg::pieces_of(64, 32, 2, 2), 32) == Sizes{32});
-  CHECK(sizes_of(sg::pieces_of(64, 32, 3, 3), 22) == Sizes{11, 6, 5});
-  CHECK(sizes_of(sg::pieces_of(64, 32, 2, 16), 32) == Sizes{16, 8, 8});
+  CHECK(sizes_of(sg::pieces_of(64, 32, 3, 3), 22) == Sizes{11, 6, 3, 1, 1});
+  CHECK(sizes_of(sg::pieces_of(64, 32, 2, 16), 32) == Sizes{16, 8, 4, 2, 2});
   CHECK(sizes_of(sg::pieces_of(64, 16, 1, 16), 64) == Sizes{32, 32});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 4, 4), 16) == Sizes{8, 4, 4});
-  CHECK(sizes_of(sg::pieces_of(64, 16, 8, 8), 8) == Sizes{4, 2, 2});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 4, 4), 16) == Sizes{8, 4, 2, 1, 1});
+  CHECK(sizes_of(sg::pieces_of(64, 16, 8, 8), 8) == Sizes{4, 2, 1, 1});
   CHECK(sizes_of(sg::pieces_of(64, 16, 16, 16), 4) == Sizes{2, 1, 1});
   CHECK(sizes_of(sg::pieces_of(64, 16, 64, 64), 1) == Sizes{1});
-  CHECK(sizes_of(sg::pieces_of(1000, 16, 8, 8), 125) == Sizes{16, 16, 16, 16, 16, 16, 15, 7, 4, 3});
+  CHECK(sizes_of(sg::pieces_of(1000, 16, 8, 8), 125) == Sizes{16, 16, 16, 16, 16, 16, 15, 7, 4, 2, 1});
 }
